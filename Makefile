@@ -1,0 +1,54 @@
+# Each target makes .venv and installs what it needs, once.
+VENV   := .venv
+PYTHON := $(VENV)/bin/python
+STAMP  := $(VENV)/.installed
+DEV    := $(VENV)/.installed-dev
+THREADS ?= 2
+
+.PHONY: quickstart test check bench docs clean format
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make quickstart   install, then train a tiny model from scratch and show what GRPO gained"
+	@echo "make test         install, then run the tests"
+	@echo "make check        formatter, linter, type checker"
+	@echo "make bench        benchmarks against stock TRL (minutes)"
+	@echo "make docs         generated pages under docs/"
+
+$(VENV)/bin/pip:
+	python3 -m venv $(VENV)
+
+# torch first and alone: the constraint decides which build is taken.
+$(STAMP): pyproject.toml constraints.txt | $(VENV)/bin/pip
+	$(VENV)/bin/pip install -q --disable-pip-version-check -c constraints.txt torch
+	$(VENV)/bin/pip install -q --disable-pip-version-check -c constraints.txt -e .
+	touch $(STAMP)
+
+$(DEV): $(STAMP)
+	$(VENV)/bin/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $(DEV)
+
+quickstart: $(STAMP)
+	$(VENV)/bin/algorist run quickstart $(if $(wildcard runs/quickstart/config.yaml),--resume)
+
+test: $(DEV)
+	$(VENV)/bin/python -m pytest -n 2 --dist loadfile -m "not gpu and not vllm and not network"
+	@echo "left out: gpu, vllm, network (run them with: pytest -m gpu, make test-vllm, pytest -m network)"
+
+check: $(DEV)
+	$(VENV)/bin/ruff format --check src tests benchmarks examples
+	$(VENV)/bin/ruff check src tests benchmarks examples
+	$(VENV)/bin/mypy
+
+format: $(DEV)
+	$(VENV)/bin/ruff format src tests benchmarks examples
+	$(VENV)/bin/ruff check --fix src tests benchmarks examples
+
+bench: $(DEV)
+	for file in grading rollout update step store; do $(PYTHON) benchmarks/$$file.py || exit 1; done
+
+docs: $(DEV)
+	$(PYTHON) -m algorist.rewards > docs/rewards.md
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info src/*.egg-info

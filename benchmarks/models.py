@@ -1,0 +1,88 @@
+"""Random decoders and batches of the benchmark sizes; no downloads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from algorist.models.tiny import train_tokenizer
+
+SIZES: dict[str, dict[str, Any]] = {
+    "tiny": {
+        "vocab_size": 256,
+        "hidden_size": 192,
+        "intermediate_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": False,
+    },
+    "small": {
+        "vocab_size": 32000,
+        "hidden_size": 512,
+        "intermediate_size": 768,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+    },
+    # Two layers in the shape of a 0.5 B model with its 150k vocabulary.
+    "wide": {
+        "vocab_size": 151936,
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+    },
+}
+LONGEST = {"tiny": 192, "small": 128, "wide": 256}
+"""Longest completion in tokens."""
+
+
+def make_tokenizer() -> Any:
+    """Return a byte-level tokenizer; its 300 tokens are part of every size's vocabulary but tiny's, which grows."""
+    return train_tokenizer(["0123456789 +-*/=()"], vocab_size=300)
+
+
+def make_model(size: str, tokenizer: Any = None) -> Qwen2ForCausalLM:
+    """Return a randomly initialised decoder of the given size."""
+    shape = dict(SIZES[size])
+    if tokenizer is not None:
+        shape["vocab_size"] = max(shape["vocab_size"], len(tokenizer))
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(Qwen2Config(**shape, bos_token_id=None))
+    if tokenizer is not None:
+        for part in (model.config, model.generation_config):
+            part.eos_token_id, part.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
+    return model
+
+
+def make_batch(size: str, prompts: int, group_size: int = 16, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Return a generation batch as TRL buffers it: prompts of 64–128 tokens, completions of near geometric length.
+
+    Every row has an advantage other than zero, so that nothing is skipped.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    rows, longest = prompts * group_size, LONGEST[size]
+    widths = torch.randint(64, 129, (prompts,), generator=generator).repeat_interleave(group_size)
+    tokens = torch.randint(3, 250, (prompts, 128), generator=generator).repeat_interleave(group_size, 0)
+    columns = torch.arange(128)[None]
+    prompt_mask = (columns >= 128 - widths[:, None]).long()
+    cut = 128 - int(widths.max())
+    lengths = torch.empty(rows).exponential_(1 / 70, generator=generator).ceil().clamp(1, longest).long()
+    lengths[0] = longest
+    completion_mask = (torch.arange(longest)[None] < lengths[:, None]).long()
+    ids = torch.randint(3, 250, (rows, longest), generator=generator) * completion_mask
+    advantages = torch.randn(rows, generator=generator)
+    return {
+        "prompt_ids": (tokens * prompt_mask)[:, cut:],
+        "prompt_mask": prompt_mask[:, cut:],
+        "completion_ids": ids,
+        "completion_mask": completion_mask,
+        "advantages": torch.where(advantages == 0, torch.ones_like(advantages), advantages),
+        "num_items_in_batch": completion_mask.sum(),
+    }

@@ -1,0 +1,95 @@
+"""``algorist data list | show | check``."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    help="List, show and check datasets.",
+    epilog="Example: algorist data check gsm8k --path data/gsm8k --split test",
+)
+
+Name = Annotated[str, typer.Argument(help="An adapter: algorist data list.")]
+PathOption = Annotated[str | None, typer.Option(help="A local file or folder instead of the hub.")]
+SplitOption = Annotated[str, typer.Option(help="Split of the dataset.")]
+Column = Annotated[
+    list[str] | None, typer.Option("--column", help="field=COLUMN, such as question=Body (adapter local).")
+]
+
+
+@app.command("list")
+def list_datasets() -> None:
+    """List the adapters. Next: algorist data show NAME."""
+    from algorist.data import DATASETS
+
+    for name in DATASETS:
+        print(f"{name:<20} {(DATASETS.get(name).__doc__ or '').strip().splitlines()[0]}")
+
+
+@app.command("show")
+def show(
+    name: Name,
+    path: PathOption = None,
+    split: SplitOption = "train",
+    column: Column = None,
+    count: Annotated[int, typer.Option("-n", help="Problems to show.")] = 3,
+) -> None:
+    """Show the first problems of a dataset. Next: algorist data check NAME."""
+    from dataclasses import asdict
+
+    from algorist.store.safe_text import printable
+
+    for problem in _load(name, path, split, column)[:count]:
+        print(printable(json.dumps(asdict(problem), ensure_ascii=False, indent=2)))
+
+
+@app.command("check")
+def check(
+    name: Name,
+    path: PathOption = None,
+    split: SplitOption = "train",
+    column: Column = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> int:
+    """Run every gold answer through the grader and list what it cannot read. Exit 1 if there is any."""
+    from algorist.grading import grade
+    from algorist.store.safe_text import printable
+
+    problems = _load(name, path, split, column)
+    grades = [grade(p.answer, p.answer) for p in problems]
+    unreadable = [(p, g) for p, g in zip(problems, grades, strict=True) if not g.correct]
+    repeated = sum(n - 1 for n in Counter(p.question for p in problems).values())
+    if as_json:
+        rows = [{"id": p.id, "gold": p.answer, "reason": g.reason} for p, g in unreadable]
+        print(json.dumps({"problems": len(problems), "repeated_questions": repeated, "unreadable": rows}))
+        return 1 if unreadable else 0
+    reasons = Counter(g.reason for g in grades)
+    print(
+        f"{len(problems)} problems, {repeated} repeated questions, {len(unreadable)} gold answers the grader cannot read"
+    )
+    print("  " + ", ".join(f"{reason} {n}" for reason, n in reasons.most_common()))
+    for problem, verdict in unreadable[:50]:
+        print(printable(f"  {problem.id}: {problem.answer!r} ({verdict.reason})"))
+    return 1 if unreadable else 0
+
+
+def _load(name: str, path: str | None, split: str, column: list[str] | None):  # type: ignore[no-untyped-def]
+    from algorist.config.schema import DatasetSection
+    from algorist.data import load_problems
+    from algorist.errors import ConfigError
+
+    columns = {}
+    for pair in column or []:
+        field, equals, value = pair.partition("=")
+        if not equals:
+            raise ConfigError(
+                f"--column '{pair}' is not field=COLUMN; write for example --column question=Body"
+            )
+        columns[field] = value
+    return load_problems(DatasetSection(name=name, path=path, split=split, columns=columns))

@@ -1,0 +1,110 @@
+"""What a run looks like in a terminal: progress bars, a line per step, the closing table."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from algorist.store.safe_text import printable
+
+SHOWN = (
+    ("loss", "loss {:.3f}"),
+    ("reward", "reward {:.3f}"),
+    ("rewards/correct/mean", "accuracy {:.2f}"),
+    ("groups/useful_share", "useful groups {:.2f}"),
+    ("completions/mean_length", "tokens {:.0f}"),
+    ("rollout/tokens_per_s", "{:.0f} tokens/s"),
+)
+
+
+class TerminalDisplay:
+    """Draws a run with rich; on a pipe it prints plain lines, every tenth step."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(stderr=False, highlight=False)
+        self._progress: Progress | None = None
+        self._tasks: dict[str, Any] = {}
+        self._live = self.console.is_terminal
+
+    def say(self, text: str) -> None:
+        """Print one line above the bars."""
+        self.console.print(escape(printable(text)))
+
+    def step(self, stage: str, step: int, steps: int, values: dict[str, float], seconds_left: float) -> None:
+        """Show a training step: a bar for SFT, a line for every GRPO step."""
+        told = " · ".join(form.format(values[key]) for key, form in SHOWN if key in values)
+        if stage == "grpo" or not self._live:
+            if stage == "grpo" or step % max(1, steps // 10) < 2:
+                self.say(f"{stage} {step}/{steps} · {told} · {_clock(seconds_left)} left")
+            return
+        self._bar(stage, step, steps, told)
+
+    def progress(self, stage: str, done: int, total: int) -> None:
+        """Show the state of other long work."""
+        if self._live:
+            self._bar(stage, done, total, "")
+
+    def finished(self, stage: str) -> None:
+        """Take the stage's bar away."""
+        if self._progress and stage in self._tasks:
+            self._progress.remove_task(self._tasks.pop(stage))
+            if not self._tasks:
+                self._progress.stop()
+                self._progress = None
+
+    def _bar(self, stage: str, done: int, total: int, told: str) -> None:
+        if self._progress is None:
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[told]}"),
+            )
+            self._progress = Progress(*columns, console=self.console, transient=True)
+            self._progress.start()
+        if stage not in self._tasks:
+            self._tasks[stage] = self._progress.add_task(stage, total=total, told=told)
+        self._progress.update(self._tasks[stage], completed=done, told=told)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes}:{rest:02d}"
+
+
+def closing_table(
+    console: Console, before: dict[str, Any], after: dict[str, Any], paired: dict[str, Any]
+) -> None:
+    """Print SFT against GRPO on the held-out problems, each with a 95 % interval, and the paired difference."""
+    table = Table(title="held-out problems (95 % intervals)")
+    for heading in ("", "SFT", "GRPO", "paired difference"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    for name in after:
+        if name in before:
+            difference = interval_text(paired[name], name, signed=True) if name in paired else ""
+            table.add_row(
+                name.replace("_", " "),
+                interval_text(before[name], name),
+                interval_text(after[name], name),
+                difference,
+            )
+    console.print(table)
+
+
+def interval_text(interval: Any, name: str, *, signed: bool = False) -> str:
+    """Return ``62.0 % [56.1, 67.5]``, or plain numbers for lengths."""
+    share = "tokens" not in name and "length" not in name and "characters" not in name
+    factor, unit = (100, " %") if share else (1, "")
+    sign = "+" if signed else ""
+    return f"{factor * interval.value:{sign}.1f}{unit} [{factor * interval.low:{sign}.1f}, {factor * interval.high:{sign}.1f}]"
+
+
+def warn(text: str) -> None:
+    """Print a warning to standard error."""
+    print(f"warning: {text}", file=sys.stderr)

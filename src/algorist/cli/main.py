@@ -1,0 +1,134 @@
+"""The command line: one file per verb, imported only when the verb runs, so that ``--help`` answers at once."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import click
+import typer.core
+import typer.main
+
+from algorist import __version__
+
+VERBS = {
+    "run": "Run a recipe: data → model → SFT → evaluation → GRPO → evaluation → report.",
+    "sft": "Only the supervised fine-tuning stage of a recipe.",
+    "grpo": "Only the GRPO stage of a recipe, from its SFT stage or a model.",
+    "eval": "Evaluate a run, a checkpoint or a model on held-out problems.",
+    "solve": "Answer questions with a run, a checkpoint or a model.",
+    "grade": "Grade an answer or a completion, with the reason.",
+    "rewards": "List the rewards; explain the reward of a completion.",
+    "data": "List, show and check datasets.",
+    "inspect": "Browse or query the stored rollouts of a run.",
+    "compare": "Compare two evaluations with paired intervals.",
+    "report": "Write a run's report.html.",
+    "recipes": "List and show recipes, and where each value comes from.",
+    "doctor": "Check the environment: versions, devices, optional engines.",
+}
+
+
+class LazyGroup(typer.core.TyperGroup):
+    """A group whose verbs are modules ``algorist.cli.<verb>_command`` with an ``app``."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the verbs in the order of the help."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the verb's module and return its command; for ``--help`` of the group a stub is enough."""
+        if cmd_name not in VERBS:
+            return None
+        if not ctx.resilient_parsing and _only_listing(ctx):
+            return click.Command(cmd_name, help=VERBS[cmd_name])
+        app = importlib.import_module(f"algorist.cli.{cmd_name}_command").app
+        command: Any = typer.main.get_command(app)
+        command.help = command.help or VERBS[cmd_name]
+        return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """Name the nearest verb when there is none with this name."""
+        if args and args[0] not in VERBS and not args[0].startswith("-"):
+            from algorist.errors import nearest
+
+            ctx.fail(f"no verb '{args[0]}'.{nearest(args[0], VERBS)} Verbs: {', '.join(VERBS)}")
+        return super().resolve_command(ctx, args)
+
+
+def _only_listing(ctx: click.Context) -> bool:
+    return not ctx.meta.get("algorist.verb")
+
+
+def main() -> None:
+    """Entry point: exit 2 for a user's mistake (one screen, no traceback unless --debug), 1 for a failure."""
+    arguments = sys.argv[1:]
+    debug = "--debug" in arguments
+    arguments = [a for a in arguments if a != "--debug"]
+    if arguments in ([], ["--help"], ["-h"]):
+        print(_help())
+        sys.exit(0)
+    if arguments == ["--version"]:
+        print(f"algorist {__version__}")
+        sys.exit(0)
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    sys.exit(_call(arguments, debug))
+
+
+def _help() -> str:
+    width = max(map(len, VERBS))
+    verbs = "\n".join(f"  {name:<{width}}  {text}" for name, text in VERBS.items())
+    return (
+        "Usage: algorist VERB [ARGUMENTS]\n\n"
+        "Turn a small language model into a mathematical reasoner.\n\n"
+        f"{verbs}\n\n"
+        "Example: algorist run quickstart\n"
+        "Help of a verb: algorist VERB --help · version: algorist --version · tracebacks: --debug"
+    )
+
+
+def _call(arguments: list[str], debug: bool) -> int:
+    from algorist.errors import AlgoristError
+
+    group = LazyGroup(name="algorist", context_settings={"help_option_names": ["-h", "--help"]})
+    try:
+        with group.make_context("algorist", arguments) as ctx:
+            ctx.meta["algorist.verb"] = True
+            result = group.invoke(ctx)
+        return int(result) if isinstance(result, int) else 0
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except click.ClickException as error:
+        error.show()
+        return 2
+    except (KeyboardInterrupt, click.Abort):
+        print("stopped", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        return 0
+    except Exception as error:
+        if debug:
+            raise
+        return _tell(
+            error, mistake=isinstance(error, AlgoristError) and isinstance(error, (ValueError, ImportError))
+        )
+
+
+def _tell(error: Exception, *, mistake: bool) -> int:
+    from algorist.errors import CheckpointError
+
+    mistake = mistake or isinstance(error, CheckpointError)
+    kind = "error" if mistake else f"failed: {type(error).__name__}"
+    print(f"{kind}: {error}", file=sys.stderr)
+    if not mistake:
+        print(
+            "The traceback: add --debug. If this is our fault, please report it with that traceback.",
+            file=sys.stderr,
+        )
+    return 2 if mistake else 1
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""``algorist run RECIPE [key=value …]``."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from algorist.cli.arguments import Overrides, RecipeArgument, read_recipe
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(
+    epilog="Example: algorist run quickstart · Next: algorist solve 'Tom has 14 apples. Tom buys 3 more. How many apples does Tom have now?'"
+)
+def run(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the same folder.")] = False,
+    skip_sft: Annotated[
+        bool, typer.Option("--skip-sft", help="Leave SFT out; a finished SFT stage is used.")
+    ] = False,
+    skip_grpo: Annotated[bool, typer.Option("--skip-grpo", help="Leave GRPO out.")] = False,
+) -> int:
+    """Run a recipe: data → model → SFT → evaluation → GRPO → evaluation → closing table."""
+    stages = tuple(s for s, skip in (("sft", skip_sft), ("grpo", skip_grpo)) if not skip)
+    return run_stages(recipe, overrides, resume, stages)
+
+
+def run_stages(name: str, overrides: list[str] | None, resume: bool, stages: tuple[str, ...]) -> int:
+    """Run the given stages of a recipe with a terminal display; shared by run, sft and grpo."""
+    loaded = read_recipe(name, overrides)
+    _quiet_libraries()
+    from algorist.cli.display import TerminalDisplay
+    from algorist.pipeline import run_recipe
+
+    display = TerminalDisplay()
+    state = run_recipe(loaded, display=display, resume=resume, stages=stages)
+    folder = state.folder.path
+    if state.stopped:
+        words = [w for w in sys.argv[1:] if w != "--resume"]
+        display.say(
+            f"stopped; everything is saved in {folder}. Continue: algorist {shlex.join(words)} --resume"
+        )
+        return 130
+    _close(display, state)
+    return 0
+
+
+def _close(display: Any, state: Any) -> None:
+    from algorist.cli.display import closing_table
+    from algorist.evaluation.artifact import read_artifact
+    from algorist.evaluation.compare import paired_metrics
+
+    folder = state.folder.path
+    there = [s for s in ("base", "sft", "grpo") if (folder / "eval" / f"{s}.json").is_file()]
+    if len(there) >= 2:
+        first, last = (read_artifact(folder / "eval", name) for name in there[-2:])
+        closing_table(
+            display.console, first.metrics, last.metrics, paired_metrics(first.samples, last.samples)
+        )
+        _examples(display, first.samples, last.samples)
+    elif there:
+        from algorist.cli.display import interval_text
+
+        for name, interval in read_artifact(folder / "eval", there[0]).metrics.items():
+            display.say(f"{name.replace('_', ' ')}: {interval_text(interval, name)}")
+    display.say(
+        f"\nThe run is in {folder}. Next:\n"
+        f"  algorist solve 'Mia has 12 pens. Mia loses 5. How many pens does Mia have now?' --model {folder}\n"
+        f"  algorist inspect {folder} --sort reward\n"
+        f"  algorist report {folder}"
+    )
+
+
+def _examples(display: Any, before: list[dict[str, Any]], after: list[dict[str, Any]]) -> None:
+    """Show three problems whose greedy answer changed, before and after."""
+    from rich.panel import Panel
+    from rich.text import Text
+
+    from algorist.store.safe_text import printable
+
+    last = {r["problem_id"]: r for r in after if r["greedy"]}
+    pairs = [(r, last[r["problem_id"]]) for r in before if r["greedy"] and r["problem_id"] in last]
+    pairs.sort(key=lambda pair: pair[1]["correct"] and not pair[0]["correct"], reverse=True)
+    for old, new in pairs[:3]:
+        lines = [f"{old['question']}  (answer {old['gold']})"]
+        for label, row in (("before", old), ("after", new)):
+            verdict = "right" if row["correct"] else f"wrong: {row['reason']}"
+            lines.append(f"{label} ({verdict}): " + " ⏎ ".join(row["completion"].split("\n")))
+        display.console.print(Panel(Text(printable("\n".join(lines)))))
+
+
+def _quiet_libraries() -> None:
+    """Keep the libraries' notes out of the live display; warnings and errors still show."""
+    import warnings
+
+    for name in ("transformers", "trl", "datasets", "accelerate", "torch.distributed.elastic"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=UserWarning)
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    import os
+
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")

@@ -1,0 +1,24 @@
+"""``algorist sft RECIPE``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from algorist.cli.arguments import Overrides, RecipeArgument
+from algorist.cli.run_command import run_stages
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(
+    epilog="Example: algorist sft quickstart run_name=first · Next: algorist grpo quickstart run_name=first --resume"
+)
+def sft(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the same folder.")] = False,
+) -> int:
+    """Do the supervised fine-tuning stage of a recipe and evaluate it."""
+    return run_stages(recipe, overrides, resume, ("sft",))

@@ -1,0 +1,87 @@
+"""``algorist solve QUESTION… --model M``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from algorist.cli.arguments import find_model, run_recipe_of
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(
+    epilog="Example: algorist solve 'Mia has 12 pens. Mia loses 5. How many pens does Mia have now?' --json"
+)
+def solve(
+    questions: Annotated[
+        list[str] | None, typer.Argument(help="Questions; without any, one per line from stdin.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Run, checkpoint, model folder or hub name; the newest run when left out."),
+    ] = None,
+    prompt_format: Annotated[
+        str | None, typer.Option("--format", help="Prompt format; that of the run when left out.")
+    ] = None,
+    file: Annotated[Path | None, typer.Option("--file", help="A JSONL file with a question column.")] = None,
+    save: Annotated[Path | None, typer.Option(help="Append prompts and answers to this JSONL file.")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(help="Longest completion in tokens.")] = None,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per question.")] = False,
+) -> int:
+    """Answer questions: the reasoning and the answer, in the format the model was trained with."""
+    asked = _questions(questions, file)
+    path, run = find_model(model)
+    from algorist.cli.run_command import _quiet_libraries
+
+    _quiet_libraries()
+    from algorist.inference import Solver
+
+    recipe = run_recipe_of(run) if run else None
+    solver = Solver.load(path, recipe=recipe, prompt_format=prompt_format)
+    rows = solver.solve(asked, max_new_tokens=max_new_tokens, temperature=temperature)
+    for row in rows:
+        print(json.dumps(row, ensure_ascii=False) if as_json else _told(row))
+    if save:
+        from algorist.inference import append_jsonl
+
+        append_jsonl(save, rows)
+    return 0
+
+
+def _questions(questions: list[str] | None, file: Path | None) -> list[str]:
+    from algorist.errors import ConfigError, DataError
+
+    if file is not None:
+        from algorist.data.files import read_rows
+
+        rows = read_rows(file)
+        missing = next(
+            (i for i, r in enumerate(rows) if not str(r.get("question") or r.get("prompt") or "").strip()),
+            None,
+        )
+        if missing is not None:
+            raise DataError(f"{file}: row {missing} has no 'question'; columns: {', '.join(rows[missing])}")
+        return [str(r.get("question") or r.get("prompt")) for r in rows]
+    if questions and questions != ["-"]:
+        return questions
+    if sys.stdin.isatty():
+        raise ConfigError("no question; write algorist solve 'QUESTION', or pipe one question per line")
+    found = [line.strip() for line in sys.stdin if line.strip()]
+    if not found:
+        raise ConfigError("standard input has no question; expected one per line")
+    return found
+
+
+def _told(row: dict[str, Any]) -> str:
+    from algorist.store.safe_text import printable
+
+    answer = row["answer"] if row["answer"] is not None else f"no answer found in: {row['completion'][:200]}"
+    return printable(
+        f"question: {row['question']}\nreasoning: {row['reasoning'] or '(none)'}\nanswer: {answer}\n"
+    )

@@ -1,0 +1,224 @@
+"""Recipes from YAML: ``extends``, dotted overrides, unknown keys refused with the nearest name."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from algorist.config.schema import Recipe
+from algorist.errors import ConfigError, nearest
+
+MAX_RECIPE_BYTES = 1_000_000
+MAX_EXTENDS = 8
+
+
+@dataclass(frozen=True)
+class LoadedRecipe:
+    """A resolved recipe and, for each dotted key that was set, where its value comes from."""
+
+    recipe: Recipe
+    origins: dict[str, str] = field(default_factory=dict)
+
+
+def recipe_names() -> list[str]:
+    """Return the names of the shipped recipes."""
+    folder = resources.files("algorist.recipes")
+    return sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml"))
+
+
+def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> LoadedRecipe:
+    """Load a shipped recipe by name or a YAML file by path, and apply ``key=value`` overrides.
+
+    Raises:
+        ConfigError: Unknown recipe, unreadable YAML, unknown key, wrong value or an impossible combination.
+    """
+    values, origins = _read_with_parents(name_or_path, ())
+    for override in overrides:
+        key, value = parse_override(override)
+        _set(values, key, value, origin=f"override {key}")
+        origins = {k: v for k, v in origins.items() if not k.startswith(f"{key}.")}
+        origins |= dict.fromkeys(_leaves(value, key), "command line")
+    return LoadedRecipe(validate(values, where=f"recipe '{name_or_path}'"), origins)
+
+
+def validate(values: dict[str, Any], *, where: str) -> Recipe:
+    """Return the recipe that ``values`` describe.
+
+    Raises:
+        ConfigError: Every problem on its own line: key, what is wrong, the nearest valid name.
+    """
+    try:
+        return Recipe.model_validate(values)
+    except ValidationError as error:
+        lines = [_explain(item) for item in error.errors()]
+        raise ConfigError(f"{where}:\n" + "\n".join(f"  {line}" for line in lines)) from None
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """Split ``a.b=value``; the value is read as YAML."""
+    key, equals, raw = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"override '{text}' is not key=value; write for example grpo.max_steps=200")
+    try:
+        return key.strip(), _read_number(yaml.safe_load(raw))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"override '{text}': the value is not YAML ({error}); quote it") from None
+
+
+def _read_number(value: Any) -> Any:
+    """Read ``1e-5``, which YAML 1.1 takes for a string."""
+    if isinstance(value, str):
+        try:
+            return float(value) if "e" in value.lower() and value.lower() not in ("e", "inf") else value
+        except ValueError:
+            return value
+    return value
+
+
+def _locate(name_or_path: str, base: Path | None) -> tuple[str, Path | None, str]:
+    """Return text, folder and label of a recipe."""
+    for candidate in ([base / name_or_path] if base else []) + [Path(name_or_path)]:
+        if candidate.suffix in (".yaml", ".yml"):
+            if candidate.is_file():
+                return _read_file(candidate), candidate.parent, str(candidate)
+            if candidate == Path(name_or_path):
+                raise ConfigError(
+                    f"no recipe file at {candidate}; shipped recipes: {', '.join(recipe_names())}"
+                )
+    names = recipe_names()
+    name = name_or_path.replace("_", "-") if name_or_path not in names else name_or_path
+    if name not in names:
+        raise ConfigError(
+            f"unknown recipe '{name_or_path}'.{nearest(name_or_path, names)} Shipped recipes: {', '.join(names)}; "
+            "or give the path of a .yaml file"
+        )
+    return (resources.files("algorist.recipes") / f"{name}.yaml").read_text(encoding="utf-8"), None, name
+
+
+def _read_file(path: Path) -> str:
+    if path.stat().st_size > MAX_RECIPE_BYTES:
+        raise ConfigError(f"{path} has {path.stat().st_size} bytes; a recipe has at most {MAX_RECIPE_BYTES}")
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read as UTF-8 text: {error}") from None
+
+
+def _read_with_parents(
+    name: str, chain: tuple[str, ...], base: Path | None = None
+) -> tuple[dict[str, Any], dict[str, str]]:
+    text, folder, label = _locate(name, base)
+    if label in chain or len(chain) >= MAX_EXTENDS:
+        raise ConfigError(
+            f"recipe {label}: extends forms a loop or is too deep: {' → '.join((*chain, label))}"
+        )
+    try:
+        values = yaml.safe_load(text) or {}
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise ConfigError(f"recipe {label} is not valid YAML: {error}") from None
+    if not isinstance(values, dict) or not all(isinstance(k, str) for k in values):
+        raise ConfigError(
+            f"recipe {label}: expected keys and values at the top, found {type(values).__name__}"
+        )
+    parent = values.pop("extends", None)
+    values = _numbers(values)
+    origins = dict.fromkeys(_leaves(values), label)
+    if parent is None:
+        return values, origins
+    if not isinstance(parent, str):
+        raise ConfigError(f"recipe {label}: extends is {parent!r}; expected the name or path of one recipe")
+    merged, parent_origins = _read_with_parents(parent, (*chain, label), folder)
+    return _merge(merged, values), parent_origins | origins
+
+
+def _numbers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _numbers(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_numbers(v) for v in value]
+    return _read_number(value)
+
+
+def _merge(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in top.items():
+        old = merged.get(key)
+        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _leaves(value: Any, prefix: str = "") -> list[str]:
+    if isinstance(value, dict) and value:
+        return [leaf for k, v in value.items() for leaf in _leaves(v, f"{prefix}.{k}" if prefix else str(k))]
+    return [prefix]
+
+
+def _set(values: dict[str, Any], key: str, value: Any, *, origin: str) -> None:
+    node: Any = values
+    *parents, last = key.split(".")
+    for part in parents:
+        if isinstance(node, list):
+            node = _list_item(node, part, key)
+            continue
+        if not isinstance(node.get(part), (dict, list)):
+            node[part] = {}
+        node = node[part]
+    if isinstance(node, list):
+        _list_item(node, last, key)
+        node[int(last)] = value
+    elif isinstance(node, dict):
+        node[last] = value
+    else:
+        raise ConfigError(f"{origin}: '{key}' goes through a plain value")
+
+
+def _list_item(node: list[Any], part: str, key: str) -> Any:
+    if not part.isdigit() or int(part) >= len(node):
+        raise ConfigError(
+            f"override {key}: '{part}' is not a position in a list of {len(node)} (0 … {len(node) - 1})"
+        )
+    return node[int(part)]
+
+
+def _explain(item: Any) -> str:
+    location = [str(part) for part in item["loc"]]
+    dotted = ".".join(location) or "recipe"
+    if item["type"] == "extra_forbidden":
+        valid = _field_names(location[:-1])
+        return f"{dotted}: unknown key.{nearest(location[-1], valid)} Known here: {', '.join(valid)}"
+    message = item["msg"].removeprefix("Value error, ")
+    if item["type"] == "value_error":
+        return message
+    got = item.get("input")
+    shown = f" (got {got!r})" if not isinstance(got, dict) and len(repr(got)) < 80 else ""
+    return f"{dotted}: {message[0].lower()}{message[1:]}{shown}"
+
+
+def _field_names(location: Sequence[str]) -> list[str]:
+    model: type[BaseModel] = Recipe
+    for part in location:
+        if part in model.model_fields:
+            inner = _section_type(model.model_fields[part].annotation)
+            if inner is None:
+                return []
+            model = inner
+    return list(model.model_fields)
+
+
+def _section_type(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if typing.get_origin(annotation) in (list, typing.Union, types.UnionType):
+        for argument in typing.get_args(annotation):
+            found = _section_type(argument)
+            if found is not None:
+                return found
+    return None

@@ -1,0 +1,374 @@
+"""The recipe as typed models, torch-free. Each field is followed by its docstring: unit, meaning, what the default does."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Section(BaseModel):
+    """Base of all sections: unknown keys are refused, attribute docstrings become descriptions."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+
+
+class TinySection(Section):
+    """The shape of a model that is made from scratch."""
+
+    vocab_size: int = Field(420, ge=300)
+    """Entries of the byte-level BPE tokenizer trained on the training problems."""
+    hidden_size: int = Field(128, ge=16)
+    """Width of the decoder; a multiple of twice the number of heads."""
+    layers: int = Field(3, ge=1)
+    """Decoder layers."""
+    heads: int = Field(4, ge=1)
+    """Attention heads."""
+    kv_heads: int = Field(2, ge=1)
+    """Key and value heads; divides ``heads``."""
+    intermediate_size: int | None = Field(None, ge=16)
+    """Width of the feed-forward layer; 3 × ``hidden_size`` when left out."""
+    max_position_embeddings: int = Field(512, ge=64)
+    """Longest sequence in tokens."""
+
+    @model_validator(mode="after")
+    def _check(self) -> TinySection:
+        if self.hidden_size % (2 * self.heads):
+            raise ValueError(
+                f"model.tiny.hidden_size ({self.hidden_size}) is not a multiple of twice model.tiny.heads "
+                f"({self.heads}); take hidden_size {2 * self.heads * max(1, self.hidden_size // (2 * self.heads))}"
+            )
+        if self.heads % self.kv_heads:
+            raise ValueError(
+                f"model.tiny.kv_heads ({self.kv_heads}) does not divide model.tiny.heads ({self.heads}); take 1"
+            )
+        return self
+
+
+class LoraSection(Section):
+    """A PEFT LoRA adapter."""
+
+    rank: int = Field(16, ge=1)
+    """Rank r of the update matrices."""
+    alpha: float = Field(32, gt=0)
+    """Scaling numerator; the update is scaled by alpha / rank (alpha / sqrt(rank) with rslora)."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Dropout on the adapter's input. Rollouts are sampled without it."""
+    target_modules: list[str] | Literal["all-linear", "attention", "attention+mlp"] = "attention+mlp"
+    """Modules that get an adapter; the default is q, k, v, o, gate, up, down."""
+    rslora: bool = False
+    """Rank-stabilised scaling."""
+    dora: bool = False
+    """Weight-decomposed adapters."""
+
+
+class ModelSection(Section):
+    """The policy."""
+
+    name: str = "tiny"
+    """``tiny`` (made from scratch), a local folder in the hub's layout, or a hub name ``owner/model``."""
+    revision: str | None = None
+    """Branch, tag or commit on the hub."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Weights' type; ``auto`` takes bfloat16 on CUDA devices that support it and float32 elsewhere."""
+    attn_implementation: str | None = None
+    """Attention kernel (``sdpa``, ``flash_attention_2``, ``eager``); transformers chooses when left out."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model. Off unless you trust the model's author."""
+    backend: Literal["transformers", "unsloth"] = "transformers"
+    """Loader of the model."""
+    chat_template: str | None = None
+    """A Jinja2 chat template, or the path of a file that holds one; the tokenizer's own when left out."""
+    lora: LoraSection | None = None
+    """Train an adapter instead of all weights."""
+    tiny: TinySection = Field(default_factory=TinySection)
+    """Shape of the model when ``model.name`` is ``tiny``."""
+
+
+class DatasetSection(Section):
+    """A dataset and the part of it that is used."""
+
+    name: str = "arithmetic"
+    """An adapter's name; ``algorist data list`` shows them."""
+    split: str = "train"
+    """Split of the dataset."""
+    path: str | None = None
+    """A local file or folder; wins over the hub."""
+    hub: str | None = None
+    """Hub name that replaces the adapter's own."""
+    subset: str | None = None
+    """Configuration of the hub dataset."""
+    columns: dict[str, str] = Field(default_factory=dict)
+    """Our names (question, answer, solution, subject, level, id) → the file's columns (adapter ``local``)."""
+    params: dict[str, Any] = Field(default_factory=dict)
+    """Adapter-specific parameters."""
+    limit: int | None = Field(None, ge=1)
+    """Keep the first N problems."""
+    unique: bool = False
+    """Keep one problem per distinct question."""
+    shuffle_seed: int | None = None
+    """Shuffle before ``limit``; the order of the file when left out."""
+    numeric_answers_only: bool = False
+    """Drop problems whose gold answer is not a number."""
+    max_prompt_percentile: float | None = Field(None, gt=0, le=100)
+    """Drop prompts longer than this percentile of the prompt lengths in tokens."""
+    max_prompt_tokens: int | None = Field(None, ge=1)
+    """Drop prompts of more tokens."""
+
+
+class DataSection(Section):
+    """Which problems train which stage."""
+
+    train: DatasetSection = Field(default_factory=DatasetSection)
+    """Problems of GRPO, and of SFT when ``data.sft`` is left out."""
+    sft: DatasetSection | None = None
+    """Demonstrations of SFT: problems with worked solutions."""
+    eval: DatasetSection = Field(default_factory=lambda: DatasetSection(split="test"))
+    """Held-out problems."""
+
+
+class PromptSection(Section):
+    """How a problem becomes a prompt."""
+
+    format: str = "reasoning_answer"
+    """A prompt format's name."""
+    system_prompt: str | None = None
+    """Replaces the format's system prompt; an empty string leaves it out."""
+    system_prompt_path: str | None = None
+    """A UTF-8 file with the system prompt."""
+    tags: dict[str, str] = Field(default_factory=dict)
+    """Replaces tags: reasoning_open, reasoning_close, answer_open, answer_close."""
+
+    @model_validator(mode="after")
+    def _check(self) -> PromptSection:
+        if self.system_prompt is not None and self.system_prompt_path is not None:
+            raise ValueError(
+                "prompt.system_prompt and prompt.system_prompt_path are both set; keep one of them"
+            )
+        return self
+
+
+class RewardSection(Section):
+    """One reward of the weighted sum."""
+
+    name: str
+    """A registered reward, or ``file.py:function``."""
+    weight: float = 1.0
+    """Factor in the sum; 0 logs the reward without using it."""
+    params: dict[str, Any] = Field(default_factory=dict)
+    """The reward's own parameters."""
+
+
+class OptimSection(Section):
+    """Optimiser settings shared by the training stages."""
+
+    learning_rate: float = Field(1e-5, gt=0)
+    """Peak learning rate."""
+    lr_scheduler: Literal["linear", "cosine", "constant", "constant_with_warmup"] = "cosine"
+    """Schedule after the warm-up."""
+    warmup_ratio: float = Field(0.0, ge=0, lt=1)
+    """Share of the steps with a rising rate."""
+    warmup_steps: int | None = Field(None, ge=0)
+    """Steps with a rising rate; wins over ``warmup_ratio``."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Decoupled weight decay."""
+    adam_beta1: float = Field(0.9, ge=0, lt=1)
+    """Decay of the first moment."""
+    adam_beta2: float = Field(0.999, ge=0, lt=1)
+    """Decay of the second moment."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """Gradients are clipped to this norm."""
+    optim: str = "adamw_torch"
+    """A transformers optimiser name."""
+    logging_steps: int = Field(1, ge=1)
+    """Steps between two logged lines."""
+    save_steps: int = Field(100, ge=1)
+    """Steps between two checkpoints."""
+    save_total_limit: int | None = Field(3, ge=1)
+    """Checkpoints that are kept; the oldest go first."""
+    gradient_checkpointing: bool = False
+    """Trade time for memory."""
+
+
+class SFTSection(OptimSection):
+    """Supervised fine-tuning on demonstrations; the loss counts completion tokens only."""
+
+    enabled: bool = True
+    """Run this stage."""
+    epochs: float = Field(1.0, gt=0)
+    """Passes over the demonstrations."""
+    max_steps: int | None = Field(None, ge=1)
+    """Optimiser steps; wins over ``epochs``."""
+    batch_size: int = Field(16, ge=1)
+    """Demonstrations per device and micro-batch."""
+    gradient_accumulation_steps: int = Field(1, ge=1)
+    """Micro-batches per optimiser step."""
+    max_length: int | None = Field(2048, ge=8)
+    """Longest demonstration in tokens; longer ones are left out and counted."""
+    learning_rate: float = Field(2e-5, gt=0)
+    """Peak learning rate."""
+    source: Literal["problems", "prompt_response"] = "problems"
+    """Render demonstrations from problems with solutions, or read prompt and response columns as they are."""
+    eval_every: int | None = Field(None, ge=1)
+    """Steps between two held-out evaluations during the stage."""
+
+
+class GRPOSection(OptimSection):
+    """Group Relative Policy Optimization with verifiable rewards."""
+
+    enabled: bool = True
+    """Run this stage."""
+    epochs: float = Field(1.0, gt=0)
+    """Passes over the problems."""
+    max_steps: int | None = Field(None, ge=1)
+    """Optimiser steps; wins over ``epochs``."""
+    group_size: int = Field(8, ge=1)
+    """Completions per problem (G)."""
+    batch_size: int = Field(16, ge=1)
+    """Completions per device and micro-batch."""
+    gradient_accumulation_steps: int = Field(1, ge=1)
+    """Micro-batches per optimiser step; completions per step = batch_size × gradient_accumulation_steps."""
+    num_iterations: int = Field(1, ge=1)
+    """Updates per rollout batch (μ)."""
+    steps_per_generation: int | None = Field(None, ge=1)
+    """Micro-batches per rollout batch; ``gradient_accumulation_steps`` when left out."""
+    max_completion_tokens: int = Field(256, ge=1)
+    """Longest completion in tokens."""
+    temperature: float = Field(1.0, gt=0)
+    """Sampling temperature; the loss uses the same."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus sampling; 1 turns it off."""
+    top_k: int = Field(0, ge=0)
+    """Sample among the k likeliest tokens; 0 turns it off."""
+    min_p: float = Field(0.0, ge=0, lt=1)
+    """Drop tokens below this share of the likeliest token's probability; 0 turns it off."""
+    loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo"] = "dapo"
+    """Aggregation of the token losses."""
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    """What advantages are divided by: the group's standard deviation, the batch's, or nothing (Dr. GRPO)."""
+    beta: float = Field(0.0, ge=0)
+    """Weight of the KL penalty to the reference; 0 loads no reference."""
+    clip_low: float = Field(0.2, gt=0)
+    """Lower clipping distance of the ratio."""
+    clip_high: float = Field(0.2, gt=0)
+    """Upper clipping distance of the ratio."""
+    importance_sampling_level: Literal["token", "sequence"] = "token"
+    """Ratios per token (GRPO) or per sequence (GSPO)."""
+    mask_truncated_completions: bool = False
+    """Leave truncated completions out of the loss."""
+    engine: Literal["auto", "native", "transformers", "vllm"] = "auto"
+    """Rollout engine; ``auto`` takes the fastest that covers the model."""
+    vllm: dict[str, Any] = Field(default_factory=dict)
+    """vLLM settings: ``mode`` (colocate or server), ``gpu_memory_utilization`` (0.3), ``server_base_url``, …"""
+    fast_update: bool = True
+    """Compute each prompt once per group, the head at completion positions only; off = stock TRL."""
+    skip_zero_advantage: bool = True
+    """Leave rows of zero advantage out of the update where that is exact."""
+    eval_every: int | None = Field(None, ge=1)
+    """Steps between two held-out evaluations during the stage."""
+
+    @model_validator(mode="after")
+    def _check(self) -> GRPOSection:
+        if self.group_size == 1:
+            raise ValueError(
+                "grpo.group_size is 1: the advantage of a group of one is always 0, so nothing is learned; take 8 "
+                "(grpo.group_size=8), at least 2"
+            )
+        per_step = self.batch_size * self.gradient_accumulation_steps
+        if per_step % self.group_size:
+            fits = [k for k in range(2, per_step + 1) if per_step % k == 0]
+            need = next(a for a in range(1, 10_000) if self.batch_size * a % self.group_size == 0)
+            raise ValueError(
+                f"grpo.batch_size × grpo.gradient_accumulation_steps = {self.batch_size} × "
+                f"{self.gradient_accumulation_steps} = {per_step} completions per step, not divisible by "
+                f"grpo.group_size = {self.group_size}; take grpo.gradient_accumulation_steps={need}, or "
+                f"grpo.group_size={min(fits, key=lambda k: abs(k - self.group_size), default=2)}"
+            )
+        generation = self.batch_size * (self.steps_per_generation or self.gradient_accumulation_steps)
+        if generation % self.group_size:
+            raise ValueError(
+                f"grpo.batch_size × grpo.steps_per_generation = {generation} completions per rollout batch, not "
+                f"divisible by grpo.group_size = {self.group_size}; leave grpo.steps_per_generation out"
+            )
+        return self
+
+
+class EvalSection(Section):
+    """Held-out evaluation: one greedy completion and ``samples`` sampled ones per problem."""
+
+    enabled: bool = True
+    """Evaluate after each stage."""
+    samples: int = Field(0, ge=0)
+    """Sampled completions per problem for pass@k and maj@k; 0 evaluates greedily only."""
+    ks: list[int] = Field(default_factory=lambda: [1, 4, 8])
+    """Values of k; those above ``samples`` are left out."""
+    temperature: float = Field(1.0, gt=0)
+    """Temperature of the sampled completions."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus of the sampled completions."""
+    max_completion_tokens: int | None = Field(None, ge=1)
+    """Longest completion; that of GRPO when left out."""
+    batch_size: int = Field(64, ge=1)
+    """Problems per engine call."""
+    baseline: bool = False
+    """Evaluate the model before any training as well."""
+
+
+class Recipe(Section):
+    """One run, from data to report."""
+
+    name: str = "run"
+    """Name of the recipe."""
+    description: str = ""
+    """One line for ``algorist recipes list``."""
+    output_dir: str = "runs"
+    """Folder of all runs; the run's own folder is ``output_dir/run_name``."""
+    run_name: str | None = None
+    """Name of the run's folder; the recipe's name when left out."""
+    seed: int = 42
+    """Seed of everything that is random."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Device of the training process."""
+    threads: int | None = Field(None, ge=1)
+    """CPU threads; torch chooses when left out."""
+    model: ModelSection = Field(default_factory=ModelSection)
+    """The policy."""
+    data: DataSection = Field(default_factory=DataSection)
+    """The problems."""
+    prompt: PromptSection = Field(default_factory=PromptSection)
+    """How a problem becomes a prompt."""
+    matcher: str = "symbolic"
+    """How answers are compared: a matcher of the grader."""
+    rewards: list[RewardSection] = Field(
+        default_factory=lambda: [
+            RewardSection(name="correct", weight=1.0),
+            RewardSection(name="well_formed", weight=0.2),
+        ]
+    )
+    """The reward is the weighted sum of these."""
+    sft: SFTSection = Field(default_factory=SFTSection)
+    """Supervised fine-tuning."""
+    grpo: GRPOSection = Field(default_factory=GRPOSection)
+    """Reinforcement learning."""
+    eval: EvalSection = Field(default_factory=EvalSection)
+    """Evaluation."""
+    report_to: list[str] = Field(default_factory=list)
+    """Trackers: wandb, tensorboard, trackio, mlflow."""
+    tracking: dict[str, Any] = Field(default_factory=dict)
+    """Tracker settings: project, entity, run_name, tags."""
+    hub: dict[str, Any] = Field(default_factory=dict)
+    """Hub upload: push (false), model_id, private, strategy."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Recipe:
+        if not self.rewards and self.grpo.enabled:
+            raise ValueError("rewards is empty while grpo.enabled is true; name at least one reward")
+        if self.rewards and all(r.weight == 0 for r in self.rewards) and self.grpo.enabled:
+            raise ValueError(
+                "every weight in rewards is 0 while grpo.enabled is true; nothing would be learned"
+            )
+        if self.model.name == "tiny" and self.model.backend == "unsloth":
+            raise ValueError(
+                "model.backend is unsloth while model.name is tiny; unsloth loads hub models only"
+            )
+        return self

@@ -1,0 +1,163 @@
+"""Procedural word problems over small integers, with demonstrations by a careless annotator.
+
+A problem is a chain of two or three operations on one quantity, told with varied names, things and wordings. Its
+skeleton is the numbers and operations without the words, such as ``14+3*6-9``; a hash of the skeleton decides the
+split, so train and test share no skeleton whatever the wording.
+
+``careless`` is the probability with which the annotator of the demonstration writes a subtraction as an addition (and
+then goes on correctly from the wrong value). SFT imitates the mistake; a verifiable reward removes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator
+
+from algorist.data.base import Source, dataset
+from algorist.errors import DataError
+from algorist.types import Problem
+
+NAMES = ["Tom", "Mia", "Ben", "Ana", "Leo", "Eva", "Sam", "Zoe", "Max", "Ida", "Tim", "Lea"]
+THINGS = ["apples", "books", "coins", "cards", "stones", "pens", "shells", "eggs", "cups", "nuts"]
+BOXES = ["bags", "boxes", "packs", "jars"]
+
+START = ["{a} has {n} {t}.", "{a} owns {n} {t}.", "At first {a} has {n} {t}.", "{a} starts with {n} {t}."]
+ADD = ["{a} finds {n} more.", "{a} gets {n} more.", "{b} gives {a} {n} more.", "Then {a} buys {n} more."]
+SUB = ["{a} gives {n} to {b}.", "{a} loses {n}.", "{b} takes {n} away.", "Then {a} sells {n}."]
+MUL_ADD = ["{a} buys {k} {x} of {n}.", "{b} brings {k} {x} of {n}.", "{a} fills {k} {x} with {n} each."]
+MUL_SUB = ["{a} gives away {k} {x} of {n}.", "{a} sells {k} {x} of {n}.", "{b} takes {k} {x} of {n}."]
+ASK = [
+    "How many {t} does {a} have now?",
+    "How many {t} are left for {a}?",
+    "How many {t} has {a} at the end?",
+]
+
+HELD_OUT_SHARE = 5  # one skeleton in five is held out
+MAX_VALUE = 30
+
+
+def in_test_split(skeleton: str) -> bool:
+    """Return True when problems with this skeleton belong to the test split."""
+    return int(hashlib.sha256(skeleton.encode()).hexdigest(), 16) % HELD_OUT_SHARE == 0
+
+
+def word_problems(
+    count: int, *, seed: int = 0, split: str = "train", careless: float = 0.0, steps: tuple[int, ...] = (2, 3)
+) -> list[Problem]:
+    """Return ``count`` problems with distinct texts, in a fixed order for a given seed and split.
+
+    Args:
+        count: Number of problems.
+        seed: Any integer.
+        split: ``train`` or ``test``; the two share no skeleton.
+        careless: Probability in [0, 1] that a subtraction is demonstrated as an addition.
+        steps: Numbers of operations to choose from.
+
+    Raises:
+        DataError: Unknown split or a careless value outside [0, 1].
+    """
+    if split not in ("train", "test"):
+        raise DataError(f"arithmetic has no split '{split}'; expected 'train' or 'test'")
+    if not 0 <= careless <= 1:
+        raise DataError(f"arithmetic: careless is {careless}; expected a probability in [0, 1]")
+    stream = _stream(random.Random(f"{seed}/{split}"), split == "test", careless, steps)
+    problems: dict[str, Problem] = {}
+    while len(problems) < count:
+        problem = next(stream)
+        problems.setdefault(problem.question, problem)
+    return list(problems.values())
+
+
+@dataset("arithmetic")
+def load_arithmetic(source: Source) -> list[Problem]:
+    """Procedural word problems; params: ``count`` (1000), ``seed`` (0), ``careless`` (0.0), ``steps`` ([2, 3])."""
+    params = {"count": 1000, "seed": 0, "careless": 0.0, "steps": (2, 3)} | source.params
+    unknown = set(params) - {"count", "seed", "careless", "steps"}
+    if unknown:
+        raise DataError(
+            f"arithmetic: unknown params {sorted(unknown)}; expected count, seed, careless, steps"
+        )
+    return word_problems(
+        int(params["count"]),
+        seed=int(params["seed"]),
+        split=source.split,
+        careless=float(params["careless"]),
+        steps=tuple(params["steps"]),
+    )
+
+
+def _stream(rng: random.Random, test: bool, careless: float, steps: tuple[int, ...]) -> Iterator[Problem]:
+    while True:
+        start, ops = rng.randint(3, 20), _operations(rng, rng.choice(steps))
+        value, values = start, []
+        for sign, times, number in ops:
+            value += sign * times * number
+            values.append(value)
+        if min(values) < 0 or max(values) > MAX_VALUE:
+            continue
+        skeleton = str(start) + "".join(
+            f"{'+' if s > 0 else '-'}{f'{k}*' if k > 1 else ''}{n}" for s, k, n in ops
+        )
+        if in_test_split(skeleton) != test:
+            continue
+        question = _tell(rng, start, ops)
+        solution, shown = _demonstrate(rng, start, ops, careless)
+        if shown > MAX_VALUE:
+            continue
+        yield Problem(
+            id=hashlib.sha256(question.encode()).hexdigest()[:12],
+            question=question,
+            answer=str(value),
+            solution=solution,
+            subject="+".join(sorted({_kind(op) for op in ops})),
+            level=str(len(ops)),
+            extra={"skeleton": skeleton, "demonstrated_answer": str(shown)},
+        )
+
+
+def _operations(rng: random.Random, count: int) -> list[tuple[int, int, int]]:
+    """Return (sign, times, number) triples; ``times`` 1 is a plain addition or subtraction."""
+    ops = []
+    for _ in range(count):
+        sign = rng.choice((1, -1))
+        if rng.random() < 0.3:
+            ops.append((sign, rng.randint(2, 3), rng.randint(2, 5)))
+        else:
+            ops.append((sign, 1, rng.randint(2, 9)))
+    return ops
+
+
+def _kind(op: tuple[int, int, int]) -> str:
+    sign, times, _ = op
+    return ("add" if sign > 0 else "subtract") + ("_product" if times > 1 else "")
+
+
+def _tell(rng: random.Random, start: int, ops: list[tuple[int, int, int]]) -> str:
+    a, b = rng.sample(NAMES, 2)
+    words = {"a": a, "b": b, "t": rng.choice(THINGS), "x": rng.choice(BOXES)}
+    sentences = [rng.choice(START).format(n=start, **words)]
+    for sign, times, number in ops:
+        if times > 1:
+            wording = rng.choice(MUL_ADD if sign > 0 else MUL_SUB)
+        else:
+            wording = rng.choice(ADD if sign > 0 else SUB)
+        sentences.append(wording.format(n=number, k=times, **words))
+    sentences.append(rng.choice(ASK).format(**words))
+    return " ".join(sentences)
+
+
+def _demonstrate(
+    rng: random.Random, start: int, ops: list[tuple[int, int, int]], careless: float
+) -> tuple[str, int]:
+    """Return the written steps and the value they end in."""
+    lines, value = [], start
+    for sign, times, number in ops:
+        amount = times * number
+        if times > 1:
+            lines.append(f"{times} * {number} = {amount}")
+        if sign < 0 and rng.random() < careless:
+            sign = 1
+        lines.append(f"{value} {'+' if sign > 0 else '-'} {amount} = {value + sign * amount}")
+        value += sign * amount
+    return "\n".join(lines), value

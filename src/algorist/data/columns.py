@@ -1,0 +1,141 @@
+"""From rows to problems: which column is what, stable ids, and gold answers that are there."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from algorist.data.base import Source
+from algorist.data.files import Row, read_hub, read_rows
+from algorist.errors import DataError, nearest
+from algorist.types import Problem
+
+log = logging.getLogger("algorist.data")
+
+ALIASES = {
+    "question": ("question", "problem", "prompt", "Question", "input"),
+    "answer": ("answer", "expected_answer", "final_answer", "ground_truth", "reference_answer", "gold"),
+    "solution": ("solution", "generated_solution", "reference_solution", "reasoning", "response"),
+    "subject": ("subject", "type", "category", "problem_type"),
+    "level": ("level", "difficulty"),
+    "id": ("id", "unique_id", "problem_id", "idx"),
+}
+FIELDS = tuple(ALIASES)
+
+
+def load_source(source: Source, *, hub: str | None, subset: str | None = None, where: str) -> list[Row]:
+    """Read the rows of ``source``: its path, its hub name, or the adapter's own hub dataset.
+
+    Raises:
+        DataError: Nothing to read from, or unreadable.
+    """
+    if source.path is not None:
+        return read_rows(source.path, split=source.split)
+    name = source.hub or hub
+    if name is None:
+        raise DataError(
+            f"dataset '{where}' needs data.….path (a .jsonl, .json, .csv or .parquet file) or data.….hub"
+        )
+    return read_hub(name, subset=source.subset or subset, split=source.split)
+
+
+def to_problems(
+    rows: list[Row],
+    *,
+    where: str,
+    question: Callable[[Row], Any],
+    answer: Callable[[Row], Any],
+    solution: Callable[[Row], Any] = lambda row: "",
+    subject: Callable[[Row], Any] = lambda row: "",
+    level: Callable[[Row], Any] = lambda row: "",
+    identity: Callable[[Row], Any] = lambda row: None,
+    extra: Callable[[Row], dict[str, Any]] = lambda row: {},
+    known_gaps: int = 0,
+) -> list[Problem]:
+    """Turn rows into problems; a row without question or gold answer is an error that names the row.
+
+    ``known_gaps`` is the number of such rows that the published dataset is known to have: up to that many are left
+    out with a line in the log.
+
+    Raises:
+        DataError: A row lacks its question or its gold answer; the first three such rows are named.
+    """
+    problems, bad = [], []
+    seen: set[str] = set()
+    for number, row in enumerate(rows):
+        asked, gold = _text(question(row)), _text(answer(row))
+        if not asked or not gold:
+            bad.append(f"row {number} has no {'question' if not asked else 'gold answer'}: {str(row)[:160]}")
+            continue
+        problem_id = _text(identity(row)) or hashlib.sha256(asked.encode()).hexdigest()[:12]
+        while problem_id in seen:
+            problem_id = f"{problem_id}-{number}"
+        seen.add(problem_id)
+        problems.append(
+            Problem(
+                problem_id,
+                asked,
+                gold,
+                _text(solution(row)),
+                _text(subject(row)),
+                _text(level(row)),
+                extra(row),
+            )
+        )
+    if bad and len(bad) <= known_gaps:
+        log.warning("dataset '%s': %d of %d rows have no gold answer and are left out", where, len(bad), len(rows))
+    elif bad:
+        shown = "\n  ".join(bad[:3])
+        raise DataError(
+            f"dataset '{where}': {len(bad)} of {len(rows)} rows cannot be used:\n  {shown}\n"
+            "Correct or remove these rows, or map the right columns with data.….columns"
+        )
+    return problems
+
+
+def pick_columns(row: Row, wanted: dict[str, str], *, where: str) -> dict[str, str]:
+    """Return our field name → column name for a table, from the user's mapping and the usual aliases.
+
+    Raises:
+        DataError: A mapped column does not exist, or question / answer cannot be found.
+    """
+    unknown = set(wanted) - set(FIELDS)
+    if unknown:
+        name = sorted(unknown)[0]
+        raise DataError(
+            f"data.….columns has the key '{name}'.{nearest(name, FIELDS)} Expected: {', '.join(FIELDS)}"
+        )
+    found = {}
+    for field in FIELDS:
+        if field in wanted:
+            if wanted[field] not in row:
+                raise DataError(
+                    f"{where}: no column '{wanted[field]}' (data.….columns.{field}).{nearest(wanted[field], row)} "
+                    f"Columns: {', '.join(map(str, row))}"
+                )
+            found[field] = wanted[field]
+        else:
+            alias = next((a for a in ALIASES[field] if a in row), None)
+            if alias is not None:
+                found[field] = alias
+    if "answer" not in found and "solution" in found:
+        found["answer"] = found["solution"]
+    for field in ("question", "answer"):
+        if field not in found:
+            raise DataError(
+                f"{where}: the training dataset has no '{field}' field: no column is called {' or '.join(ALIASES[field])}. "
+                f"Columns: {', '.join(map(str, row))}. Name yours: data.train.columns.{field}=COLUMN"
+            )
+    return found
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return str(int(value))
+    if isinstance(value, list) and len(value) == 1:
+        return _text(value[0])
+    return str(value).strip()

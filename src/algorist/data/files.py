@@ -1,0 +1,123 @@
+"""Rows from files and from the hub: JSONL, JSON, CSV, Parquet, a folder of them, or a hub name."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from algorist.errors import DataError
+
+Row = dict[str, Any]
+SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
+MAX_LINE_BYTES = 16 * 1024 * 1024
+
+
+def read_rows(path: str | Path, *, split: str = "train") -> list[Row]:
+    """Read all rows of a file, or of the file of ``split`` in a folder.
+
+    Raises:
+        DataError: Missing path, unknown suffix, damaged content (with its line), or no rows.
+    """
+    file = _pick(Path(path).expanduser(), split)
+    readers = {".jsonl": _jsonl, ".json": _json, ".csv": _csv, ".parquet": _parquet}
+    try:
+        rows = list(readers[file.suffix.lower()](file))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{file} cannot be read: {error}") from None
+    if not rows:
+        raise DataError(f"{file} has no rows; expected at least one problem")
+    return rows
+
+
+def read_hub(name: str, *, subset: str | None, split: str) -> list[Row]:
+    """Read a split of a hub dataset through the ``datasets`` library.
+
+    Raises:
+        DataError: The hub cannot be reached or has no such dataset; the message names the local-path option.
+    """
+    import datasets
+
+    try:
+        return [dict(row) for row in datasets.load_dataset(name, subset, split=split)]
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        raise DataError(
+            f"cannot load the dataset '{name}' (split {split}) from the hub: {reason}. If this machine has no network, "
+            "give a local copy: data.train.path=/path/to/file.jsonl (and data.eval.path=… for evaluation)"
+        ) from None
+
+
+def _pick(path: Path, split: str) -> Path:
+    if not path.exists():
+        here = path.parent if path.parent.is_dir() else None
+        near = [p.name for p in sorted(here.iterdir()) if p.suffix in SUFFIXES] if here else []
+        there = f" In {here} there are: {', '.join(near[:8])}." if near else ""
+        raise DataError(f"no file or folder at {path}.{there} Check data.train.path / data.eval.path")
+    if path.is_file():
+        if path.suffix.lower() not in SUFFIXES:
+            raise DataError(f"{path} ends in '{path.suffix}'; expected one of {', '.join(SUFFIXES)}")
+        return path
+    files = [p for p in sorted(path.rglob("*")) if p.suffix.lower() in SUFFIXES]
+    found = [p for p in files if p.stem == split] or [p for p in files if p.stem.startswith(f"{split}-")]
+    if not found:
+        names = ", ".join(p.name for p in files[:8]) or "no data files"
+        raise DataError(
+            f"{path} has no file for the split '{split}' (looked for {split}.jsonl and the like); it has {names}"
+        )
+    return found[0]
+
+
+def _jsonl(file: Path) -> Iterator[Row]:
+    with file.open("rb") as lines:
+        number = 0
+        while line := lines.readline(MAX_LINE_BYTES + 1):
+            number += 1
+            if len(line) > MAX_LINE_BYTES:
+                raise DataError(f"{file}:{number}: the line is longer than {MAX_LINE_BYTES} bytes")
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise DataError(
+                    f"{file}:{number}: not JSON ({error}); expected one object per line"
+                ) from None
+            if not isinstance(row, dict):
+                raise DataError(f"{file}:{number}: expected an object, found {type(row).__name__}")
+            yield row
+
+
+def _json(file: Path) -> Iterator[Row]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise DataError(
+            f"{file}: not JSON ({error}); for one object per line use the suffix .jsonl"
+        ) from None
+    if isinstance(content, dict):
+        lists = [v for v in content.values() if isinstance(v, list)]
+        content = lists[0] if len(lists) == 1 else content
+    if not isinstance(content, list) or not all(isinstance(row, dict) for row in content):
+        raise DataError(f"{file}: expected a list of objects, or an object with one such list")
+    yield from content
+
+
+def _csv(file: Path) -> Iterator[Row]:
+    with file.open(encoding="utf-8-sig", newline="") as lines:
+        for number, row in enumerate(csv.DictReader(lines), start=2):
+            if None in row or None in row.values():
+                raise DataError(f"{file}:{number}: another number of cells than the header has columns")
+            yield dict(row)
+
+
+def _parquet(file: Path) -> Iterator[Row]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        yield from pyarrow.parquet.read_table(file).to_pylist()
+    except pyarrow.ArrowException as error:
+        raise DataError(f"{file}: not a readable Parquet file ({error})") from None

@@ -1,0 +1,44 @@
+"""MATH (Hendrycks): competition problems with subject and level; the gold is the last ``\\boxed{}``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from algorist.data.base import Source, dataset
+from algorist.data.columns import load_source, to_problems
+from algorist.data.files import Row
+from algorist.grading import last_boxed
+from algorist.types import Problem
+
+
+@dataset("math")
+def load_math(source: Source) -> list[Problem]:
+    """MATH or MATH-500, in the original columns, with an ``answer`` column, or in verl's nested layout."""
+    rows = [
+        _flat(row)
+        for row in load_source(source, hub="EleutherAI/hendrycks_math", subset="algebra", where="math")
+    ]
+    return to_problems(
+        rows,
+        where="math",
+        question=lambda row: row.get("problem"),
+        answer=lambda row: row.get("answer") or last_boxed(str(row.get("solution", ""))),
+        solution=lambda row: row.get("solution"),
+        subject=lambda row: row.get("subject") or row.get("type"),
+        level=lambda row: str(row.get("level", "")).removeprefix("Level ").strip(),
+        identity=lambda row: row.get("unique_id"),
+        known_gaps=2,  # two training problems have an empty box
+    )
+
+
+def _flat(row: Row) -> Row:
+    """Lift ``reward_model.ground_truth.{question,solution,target}`` to the top."""
+    truth: Any = (row.get("reward_model") or {}).get("ground_truth") if "reward_model" in row else None
+    if isinstance(truth, dict):
+        return {
+            **row,
+            "problem": truth.get("question"),
+            "solution": truth.get("solution"),
+            "answer": truth.get("target"),
+        }
+    return row

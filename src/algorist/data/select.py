@@ -1,0 +1,90 @@
+"""From a dataset section of a recipe to problems: load, filter, shuffle, cut; and the overlap check."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterable
+
+from algorist.config.schema import DatasetSection
+from algorist.data.base import DATASETS, Source
+from algorist.errors import DataError
+from algorist.grading import numeric_value
+from algorist.types import Problem
+
+
+def load_problems(
+    section: DatasetSection, *, prompt_tokens: Callable[[Problem], int] | None = None
+) -> list[Problem]:
+    """Load the problems that a dataset section describes.
+
+    Args:
+        section: Adapter, source, filters and limit.
+        prompt_tokens: Length of a problem's prompt in tokens; needed for the prompt-length filters.
+
+    Raises:
+        DataError: Unreadable source, or no problem left after the filters (the message says which filter took all).
+    """
+    source = Source(section.split, section.path, section.hub, section.subset, section.columns, section.params)
+    problems = DATASETS.get(section.name)(source)
+    problems = _keep(
+        problems,
+        section.numeric_answers_only,
+        lambda p: numeric_value(p.answer) is not None,
+        "numeric_answers_only",
+    )
+    if section.unique:
+        problems = list({p.question: p for p in reversed(problems)}.values())[::-1]
+    if section.shuffle_seed is not None:
+        random.Random(section.shuffle_seed).shuffle(problems)
+    if prompt_tokens is not None:
+        problems = _by_length(problems, section, prompt_tokens)
+    if section.limit is not None:
+        problems = problems[: section.limit]
+    if not problems:
+        raise DataError(
+            f"dataset '{section.name}' ({section.path or section.split}) is empty; expected at least one problem"
+        )
+    return problems
+
+
+def overlap(train: Iterable[Problem], held_out: Iterable[Problem]) -> list[Problem]:
+    """Return the held-out problems whose question also stands in the training set, up to case and spacing."""
+    seen = {_normal(p.question) for p in train}
+    return [p for p in held_out if _normal(p.question) in seen]
+
+
+def _normal(text: str) -> str:
+    return re.sub(r"\W+", " ", text.lower()).strip()
+
+
+def _keep(problems: list[Problem], wanted: bool, test: Callable[[Problem], bool], name: str) -> list[Problem]:
+    if not wanted:
+        return problems
+    kept = [p for p in problems if test(p)]
+    if not kept:
+        raise DataError(
+            f"{name} leaves none of {len(problems)} problems; first gold answer: {problems[0].answer!r}"
+        )
+    return kept
+
+
+def _by_length(
+    problems: list[Problem], section: DatasetSection, prompt_tokens: Callable[[Problem], int]
+) -> list[Problem]:
+    if section.max_prompt_percentile is None and section.max_prompt_tokens is None:
+        return problems
+    lengths = [prompt_tokens(p) for p in problems]
+    limit = section.max_prompt_tokens or max(lengths)
+    if section.max_prompt_percentile is not None:
+        position = (len(lengths) - 1) * section.max_prompt_percentile / 100
+        ordered = sorted(lengths)
+        low = int(position)
+        high = min(low + 1, len(ordered) - 1)
+        limit = min(limit, int(ordered[low] + (ordered[high] - ordered[low]) * (position - low)))
+    kept = [p for p, n in zip(problems, lengths, strict=True) if n <= limit]
+    if not kept:
+        raise DataError(
+            f"no prompt has at most {limit} tokens (the shortest has {min(lengths)}); raise max_prompt_tokens"
+        )
+    return kept

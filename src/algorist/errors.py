@@ -1,0 +1,44 @@
+"""Every error that algorist raises on purpose.
+
+A message says what was wrong and where, what was expected, the nearest valid value, and the next command or line to
+write. Each class is also the built-in exception a caller would expect, and is picklable.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class AlgoristError(Exception):
+    """Base of all errors raised by algorist."""
+
+
+class ConfigError(AlgoristError, ValueError):
+    """A recipe, an override or an argument is not valid."""
+
+
+class DataError(AlgoristError, ValueError):
+    """A dataset, a column or a row is missing or unreadable."""
+
+
+class GradingError(AlgoristError, RuntimeError):
+    """The grader itself failed (a bad completion is data, never this)."""
+
+
+class EngineError(AlgoristError, RuntimeError):
+    """A rollout engine cannot do what was asked."""
+
+
+class CheckpointError(AlgoristError, RuntimeError):
+    """A checkpoint or a run folder is missing, damaged or belongs to another run."""
+
+
+class MissingExtraError(AlgoristError, ImportError):
+    """An optional dependency is not installed."""
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """Return ``" Did you mean 'x'?"`` for the closest valid name, or an empty string."""
+    found = difflib.get_close_matches(str(name), [str(v) for v in valid], n=1, cutoff=0.5)
+    return f" Did you mean '{found[0]}'?" if found else ""

@@ -1,0 +1,1 @@
+"""Models: loading, families, tiny models from scratch."""

@@ -1,0 +1,228 @@
+"""Policy and tokenizer from the hub, a local folder, a checkpoint with an adapter, or from scratch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from algorist.config.schema import LoraSection, ModelSection
+from algorist.errors import CheckpointError, ConfigError, MissingExtraError
+from algorist.models.families import lora_targets
+from algorist.models.tiny import tiny_model, train_tokenizer
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+PLAIN_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message['role'] == 'system' %}{{ message['content'] + '\n\n' }}"
+    "{% elif message['role'] == 'user' %}{{ 'User: ' + message['content'] + '\n' }}"
+    "{% else %}{{ 'Assistant: ' + message['content'] + eos_token + '\n' }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ 'Assistant: ' }}{% endif %}"
+)
+
+
+@dataclass
+class Policy:
+    """A model and its tokenizer. ``model`` is a PeftModel when an adapter is trained."""
+
+    model: Any
+    tokenizer: PreTrainedTokenizerBase
+
+
+def pick_device(name: str) -> torch.device:
+    """Return the device: ``auto`` is CUDA, then MPS, then CPU.
+
+    Raises:
+        ConfigError: The named device is not there.
+    """
+    cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
+    if name == "auto":
+        return torch.device("cuda" if cuda else "mps" if mps else "cpu")
+    if (name == "cuda" and not cuda) or (name == "mps" and not mps):
+        raise ConfigError(
+            f"device is {name}, but torch {torch.__version__} sees no such device here; take device=auto"
+        )
+    return torch.device(name)
+
+
+def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    """Return the weights' type: ``auto`` is bfloat16 on CUDA devices that support it, else float32."""
+    if name != "auto":
+        return DTYPES[name]
+    return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
+
+
+def make_policy(
+    section: ModelSection,
+    *,
+    device: torch.device,
+    seed: int,
+    texts: Iterable[str] = (),
+    tags: Iterable[str] = (),
+) -> Policy:
+    """Make or load the policy that a recipe names.
+
+    Args:
+        section: The recipe's model section.
+        device: Where the weights go.
+        seed: Seed of a model from scratch.
+        texts: Training texts for the tokenizer of a model from scratch.
+        tags: Tags that this tokenizer keeps whole.
+
+    Raises:
+        ConfigError: The model cannot be found or has no tokenizer; the message names the way out.
+    """
+    if section.backend == "unsloth":
+        return _unsloth(section)
+    if section.name == "tiny":
+        tokenizer: PreTrainedTokenizerBase = train_tokenizer(
+            texts, vocab_size=section.tiny.vocab_size, tags=tags
+        )
+        shape = section.tiny.model_dump(exclude={"vocab_size"}, exclude_none=True)
+        model = tiny_model(tokenizer, seed=seed, **shape).to(device, pick_dtype(section.dtype, device))
+    else:
+        model, tokenizer = _pretrained(section, device)
+    policy = Policy(model, prepare_tokenizer(tokenizer, section.chat_template))
+    if section.lora is not None and not hasattr(policy.model, "peft_config"):
+        policy.model = add_lora(policy.model, section.lora)
+    return policy
+
+
+def load_policy(
+    path: str | Path, *, device: torch.device, dtype: torch.dtype | None = None, trainable: bool = False
+) -> Policy:
+    """Load a folder that algorist or PEFT saved: full weights, or an adapter on its base model.
+
+    Raises:
+        CheckpointError: The folder holds neither a model nor an adapter, or no tokenizer.
+    """
+    folder = Path(path)
+    if (folder / "adapter_config.json").is_file():
+        from peft import PeftModel
+
+        base_name = json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
+        base, tokenizer = _pretrained(ModelSection(name=str(_base_folder(base_name, folder))), device, dtype)
+        if (folder / "tokenizer_config.json").is_file():
+            tokenizer = _tokenizer(str(folder), None)
+        model: Any = PeftModel.from_pretrained(base, str(folder), is_trainable=trainable)
+        return Policy(model, prepare_tokenizer(tokenizer, None))
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(
+            f"{folder} holds no model: neither config.json nor adapter_config.json is there"
+        )
+    model, tokenizer = _pretrained(ModelSection(name=str(folder)), device, dtype)
+    return Policy(model, prepare_tokenizer(tokenizer, None))
+
+
+def prepare_tokenizer(
+    tokenizer: PreTrainedTokenizerBase, chat_template: str | None
+) -> PreTrainedTokenizerBase:
+    """Give the tokenizer what training needs: a pad token, left padding, a chat template."""
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.padding_side = "left"
+    if chat_template:
+        path = Path(chat_template)
+        is_file = len(chat_template) < 1000 and path.is_file()
+        tokenizer.chat_template = path.read_text(encoding="utf-8") if is_file else chat_template
+    elif not tokenizer.chat_template:
+        tokenizer.chat_template = PLAIN_TEMPLATE
+    return tokenizer
+
+
+def add_lora(model: PreTrainedModel, section: LoraSection) -> Any:
+    """Wrap a model with a trainable LoRA adapter."""
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(
+        r=section.rank,
+        lora_alpha=section.alpha,
+        lora_dropout=section.dropout,
+        target_modules=lora_targets(model, section.target_modules),
+        use_rslora=section.rslora,
+        use_dora=section.dora,
+        task_type="CAUSAL_LM",
+    )
+    return get_peft_model(model, config)
+
+
+def _pretrained(
+    section: ModelSection, device: torch.device, dtype: torch.dtype | None = None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    local = Path(section.name).expanduser()
+    looks_local = local.is_dir() or section.name.startswith((".", "/", "~")) or section.name.count("/") > 1
+    if looks_local and not (local / "config.json").is_file():
+        raise ConfigError(
+            f"model.name is '{section.name}', but there is no model folder at {local} (config.json is missing); expected "
+            "config.json, model.safetensors and tokenizer.json in the hub's layout"
+        )
+    name = str(local) if looks_local else section.name
+    tokenizer = _tokenizer(name, section.revision, section.trust_remote_code)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            name,
+            revision=section.revision or "main",
+            dtype=dtype or pick_dtype(section.dtype, device),
+            trust_remote_code=section.trust_remote_code,
+            attn_implementation=section.attn_implementation,
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(_not_loaded(name, error)) from None
+    return model.to(device), tokenizer
+
+
+def _tokenizer(name: str, revision: str | None, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    folder = Path(name)
+    if folder.is_dir() and not any(
+        (folder / f).is_file() for f in ("tokenizer.json", "tokenizer_config.json")
+    ):
+        raise ConfigError(
+            f"the model folder {folder} has no tokenizer (tokenizer.json, tokenizer_config.json); copy the tokenizer "
+            "files of the model beside config.json"
+        )
+    try:
+        return AutoTokenizer.from_pretrained(
+            name, revision=revision or "main", trust_remote_code=trust_remote_code
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(_not_loaded(name, error)) from None
+
+
+def _not_loaded(name: str, error: Exception) -> str:
+    reason = str(error).strip().splitlines()[0][:240] if str(error).strip() else type(error).__name__
+    return (
+        f"cannot load the model '{name}': {reason}\nIf this machine has no network, download the model elsewhere "
+        f"(hf download {name} --local-dir FOLDER) and give the folder: model.name=/path/to/FOLDER. "
+        "For a model from scratch: model.name=tiny"
+    )
+
+
+def _base_folder(base_name: str, adapter: Path) -> str | Path:
+    """Return the base model of an adapter; a relative path is read from the adapter's folder or its run."""
+    if Path(base_name).is_absolute() or not base_name.startswith("."):
+        return base_name
+    return (adapter / base_name).resolve()
+
+
+def _unsloth(section: ModelSection) -> Policy:
+    try:
+        from unsloth import FastLanguageModel
+    except ImportError as error:
+        raise MissingExtraError(
+            f"model.backend is unsloth, but unsloth cannot be imported ({error}); install it with "
+            "pip install 'algorist[unsloth]' on a CUDA machine, or take model.backend=transformers"
+        ) from None
+    model, tokenizer = FastLanguageModel.from_pretrained(section.name, load_in_4bit=False)
+    if section.lora is not None:
+        model = FastLanguageModel.get_peft_model(
+            model,
+            r=section.lora.rank,
+            lora_alpha=section.lora.alpha,
+            target_modules=lora_targets(model, section.lora.target_modules),
+        )
+    return Policy(model, prepare_tokenizer(tokenizer, section.chat_template))

@@ -1,0 +1,462 @@
+"""A run from recipe to closing table: data → model → SFT → evaluation → GRPO → evaluation → report.
+
+Every stage writes into the run folder and is recorded there when it is finished; a resumed run repeats no finished
+stage and continues the unfinished one from its newest checkpoint.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from algorist.config.explain import to_yaml
+from algorist.config.schema import Recipe
+from algorist.data import load_problems, overlap
+from algorist.errors import CheckpointError, ConfigError
+from algorist.evaluation.artifact import write_artifact
+from algorist.evaluation.estimators import summarise
+from algorist.evaluation.run import EvaluationSetting, evaluate
+from algorist.models.load import Policy, load_policy, make_policy, pick_device
+from algorist.prompts import PromptFormat, get_format, missing_tags
+from algorist.prompts.chat import encode_prompt, render_prompt
+from algorist.rewards import build_rewards
+from algorist.rollouts import make_engine
+from algorist.store.run_folder import RunFolder
+from algorist.store.write import MetricsWriter, RolloutWriter
+from algorist.training.callbacks import EveryNSteps, MetricsCallback, ProgressCallback, StopSignal
+from algorist.types import Problem
+
+log = logging.getLogger("algorist.pipeline")
+
+
+class Display(Protocol):
+    """What a run shows. The CLI draws it; a script may pass ``Quiet``."""
+
+    def say(self, text: str) -> None:
+        """Show one line."""
+
+    def step(self, stage: str, step: int, steps: int, values: dict[str, float], seconds_left: float) -> None:
+        """Show the state of a training stage."""
+
+    def progress(self, stage: str, done: int, total: int) -> None:
+        """Show the state of long work that is not training."""
+
+    def finished(self, stage: str) -> None:
+        """A stage is over."""
+
+
+class Quiet:
+    """A display that shows nothing; the log file has it all."""
+
+    def say(self, text: str) -> None:
+        """Ignore."""
+
+    def step(self, stage: str, step: int, steps: int, values: dict[str, float], seconds_left: float) -> None:
+        """Ignore."""
+
+    def progress(self, stage: str, done: int, total: int) -> None:
+        """Ignore."""
+
+    def finished(self, stage: str) -> None:
+        """Ignore."""
+
+
+@dataclass
+class Run:
+    """The state of one run in this process."""
+
+    recipe: Recipe
+    folder: RunFolder
+    display: Display
+    resume: bool
+    device: torch.device
+    prompt_format: PromptFormat
+    train: list[Problem] = field(default_factory=list)
+    sft: list[Problem] = field(default_factory=list)
+    held_out: list[Problem] = field(default_factory=list)
+    policy: Policy | None = None
+    stopped: bool = False
+    summaries: dict[str, Any] = field(default_factory=dict)
+
+
+def run_recipe(
+    recipe: Recipe,
+    *,
+    display: Display | None = None,
+    resume: bool = False,
+    stages: Sequence[str] = ("sft", "grpo"),
+) -> Run:
+    """Run a recipe and return the run.
+
+    Args:
+        recipe: The resolved recipe.
+        display: Where progress is shown.
+        resume: Continue the run in the same folder.
+        stages: Which training stages to do; a stage that is switched off in the recipe is left out anyway.
+
+    Raises:
+        AlgoristError: Any user's mistake, before the first training step where it can be known.
+    """
+    display = display or Quiet()
+    folder = open_folder(recipe, resume=resume)
+    with folder.lock(), _log_file(folder):
+        run = Run(recipe, folder, display, resume, pick_device(recipe.device), recipe_format(recipe))
+        _prepare(run)
+        if recipe.eval.baseline and not folder.is_finished("eval-base"):
+            _load_start(run)
+            evaluate_stage(run, "base")
+        if "sft" in stages and recipe.sft.enabled:
+            _stage(run, "sft", run_sft)
+        if "grpo" in stages and recipe.grpo.enabled and not run.stopped:
+            _stage(run, "grpo", run_grpo)
+    return run
+
+
+def open_folder(recipe: Recipe, *, resume: bool) -> RunFolder:
+    """Create the run folder, or open it to resume.
+
+    Raises:
+        CheckpointError: The folder already holds a run and ``resume`` is off.
+        ConfigError: The recipe differs from the folder's in a way that would make another run.
+    """
+    path = Path(recipe.output_dir) / (recipe.run_name or recipe.name)
+    text = to_yaml(recipe)
+    if (path / "config.yaml").exists() and not resume:
+        raise CheckpointError(
+            f"{path} already holds a run. Continue it with --resume, or take another name: run_name={path.name}-2"
+        )
+    if resume and not (path / "config.yaml").exists():
+        raise CheckpointError(f"nothing to resume: {path} holds no run (config.yaml is missing)")
+    if resume:
+        _check_same_run((path / "config.yaml").read_text(encoding="utf-8"), text, path)
+        folder = RunFolder.open(path)
+    else:
+        folder = RunFolder.create(path)
+        folder.write_environment(seed=recipe.seed)
+    folder.write_text("config.yaml", text)
+    return folder
+
+
+def recipe_format(recipe: Recipe) -> PromptFormat:
+    """Return the prompt format of a recipe, its system prompt read from a file if one is named."""
+    section = recipe.prompt
+    system = section.system_prompt
+    if section.system_prompt_path is not None:
+        try:
+            system = Path(section.system_prompt_path).read_text(encoding="utf-8").strip()
+        except OSError as error:
+            raise ConfigError(f"prompt.system_prompt_path: {error}") from None
+    found = get_format(section.format, system_prompt=system, tags=section.tags)
+    missing = missing_tags(found)
+    if missing and recipe.model.name != "tiny" and not recipe.sft.enabled:
+        log.warning(
+            "the system prompt never shows %s; without SFT the model cannot know these tags",
+            ", ".join(missing),
+        )
+    return found
+
+
+def run_sft(run: Run) -> None:
+    """Train on demonstrations and save ``sft/final``."""
+    from algorist.training.sft import demonstrations, make_sft_trainer
+
+    policy = _require_policy(run)
+    metrics = MetricsWriter(run.folder.path / "metrics.jsonl")
+    stop = StopSignal(run.display.say)
+    trainer = make_sft_trainer(
+        model=policy.model,
+        tokenizer=policy.tokenizer,
+        demos=demonstrations(run.sft, run.prompt_format, policy.tokenizer),
+        section=run.recipe.sft,
+        output_dir=run.folder.path / "sft",
+        seed=run.recipe.seed,
+        device=run.device,
+        callbacks=[*_callbacks(run, "sft", metrics, run.recipe.sft.eval_every), stop],
+        report_to=run.recipe.report_to,
+        run_name=run.folder.path.name,
+    )
+    _train(run, "sft", trainer, stop, metrics)
+
+
+def run_grpo(run: Run) -> None:
+    """Train with verifiable rewards and save ``grpo/final``."""
+    from algorist.training.grpo_setup import make_grpo_trainer
+
+    policy, section = _require_policy(run), run.recipe.grpo
+    rewards = build_rewards(run.recipe.rewards, run.prompt_format, matcher=run.recipe.matcher)
+    metrics = MetricsWriter(run.folder.path / "metrics.jsonl")
+    stop = StopSignal(run.display.say)
+    with RolloutWriter(run.folder.path / "rollouts") as store:
+        trainer = make_grpo_trainer(
+            model=policy.model,
+            tokenizer=policy.tokenizer,
+            rows=[
+                {
+                    "prompt": render_prompt(run.prompt_format, policy.tokenizer, p.question),
+                    "problem_id": p.id,
+                    "answer": p.answer,
+                    "question": p.question,
+                }
+                for p in run.train
+            ],
+            section=section,
+            rewards=rewards,
+            weights=[spec.weight for spec in run.recipe.rewards],
+            engine=None
+            if section.engine == "vllm"
+            else make_engine(section.engine, policy.model, policy.tokenizer),
+            output_dir=run.folder.path / "grpo",
+            seed=run.recipe.seed,
+            device=run.device,
+            on_rollouts=store.write,
+            callbacks=[*_callbacks(run, "grpo", metrics, section.eval_every), stop],
+            report_to=run.recipe.report_to,
+            run_name=run.folder.path.name,
+        )
+        _train(run, "grpo", trainer, stop, metrics, store)
+
+
+def evaluate_stage(run: Run, stage: str, step: int | None = None) -> dict[str, Any]:
+    """Evaluate the current policy on the held-out problems and write ``eval/<stage>``."""
+    policy = _require_policy(run)
+    recipe = run.recipe
+    setting = EvaluationSetting.from_section(
+        recipe.eval, max_tokens=recipe.grpo.max_completion_tokens, matcher=recipe.matcher, seed=recipe.seed
+    )
+    name = stage if step is None else f"{stage}-step-{step}"
+    began = time.perf_counter()
+    samples = evaluate(
+        make_engine(recipe.grpo.engine, policy.model, policy.tokenizer),
+        policy.tokenizer,
+        run.held_out,
+        run.prompt_format,
+        setting,
+        on_progress=lambda done, total: run.display.progress(f"eval {name}", done, total),
+    )
+    summary = summarise(samples, ks=recipe.eval.ks)
+    write_artifact(
+        run.folder.path / "eval",
+        name,
+        samples=samples,
+        metrics=summary,
+        protocol=asdict(setting) | {"seconds": time.perf_counter() - began},
+        model=recipe.model.name,
+        dataset=recipe.data.eval.name,
+    )
+    run.display.finished(f"eval {name}")
+    run.summaries[name] = summary
+    return summary
+
+
+def _prepare(run: Run) -> None:
+    """Load the problems and check them, then load the model that training starts from."""
+    recipe = run.recipe
+    run.display.say(f"run folder {run.folder.path} · device {run.device} · seed {recipe.seed}")
+    if recipe.threads:
+        torch.set_num_threads(recipe.threads)
+    run.train = load_problems(recipe.data.train)
+    run.sft = load_problems(recipe.data.sft) if recipe.data.sft else run.train
+    run.held_out = load_problems(recipe.data.eval) if recipe.eval.enabled else []
+    shared = overlap([*run.train, *run.sft], run.held_out)
+    if shared:
+        log.warning(
+            "%d held-out problems also stand in the training data, such as: %s",
+            len(shared),
+            shared[0].question[:120],
+        )
+        run.display.say(
+            f"warning: {len(shared)} of {len(run.held_out)} held-out problems also stand in the training data"
+        )
+    run.display.say(
+        f"{len(run.train)} training problems, {len(run.sft)} demonstrations, {len(run.held_out)} held out"
+    )
+
+
+def _load_start(run: Run) -> None:
+    """Load the policy that the next stage starts from: the newest finished stage, or the recipe's model."""
+    if run.policy is not None:
+        return
+    for stage in ("grpo", "sft"):
+        final = run.folder.path / stage / "final"
+        if run.folder.is_finished(stage) and final.is_dir():
+            run.policy = load_policy(final, device=run.device, trainable=True)
+            break
+    else:
+        texts = [
+            text
+            for p in [*run.sft[:4000], *run.train[:4000]]
+            for text in (p.question, run.prompt_format.demonstrate(p.solution, p.answer))
+        ]
+        run.policy = make_policy(
+            run.recipe.model,
+            device=run.device,
+            seed=run.recipe.seed,
+            texts=texts,
+            tags=run.prompt_format.tags.all(),
+        )
+        _filter_by_prompt_length(run)
+    count = sum(p.numel() for p in run.policy.model.parameters())
+    trained = sum(p.numel() for p in run.policy.model.parameters() if p.requires_grad)
+    run.display.say(
+        f"model {run.recipe.model.name}: {count / 1e6:.2f} M parameters, {trained / 1e6:.2f} M trained"
+    )
+
+
+def _filter_by_prompt_length(run: Run) -> None:
+    section = run.recipe.data.train
+    if section.max_prompt_percentile is None and section.max_prompt_tokens is None:
+        return
+    tokenizer = _require_policy(run).tokenizer
+    run.train = load_problems(
+        section, prompt_tokens=lambda p: len(encode_prompt(run.prompt_format, tokenizer, p.question))
+    )
+
+
+def _stage(run: Run, name: str, action: Callable[[Run], None]) -> None:
+    """Do a stage and its evaluation unless they are finished."""
+    if not run.folder.is_finished(name):
+        _load_start(run)
+        action(run)
+        if run.stopped:
+            return
+        run.folder.finish(name, {})
+    if run.recipe.eval.enabled and not run.folder.is_finished(f"eval-{name}"):
+        _load_stage(run, name)
+        summary = evaluate_stage(run, name)
+        run.folder.finish(f"eval-{name}", {k: v.value for k, v in summary.items()})
+
+
+def _load_stage(run: Run, name: str) -> None:
+    if run.policy is None:
+        run.policy = load_policy(run.folder.path / name / "final", device=run.device, trainable=True)
+
+
+def _train(
+    run: Run,
+    stage: str,
+    trainer: Any,
+    stop: StopSignal,
+    metrics: MetricsWriter,
+    store: RolloutWriter | None = None,
+) -> None:
+    checkpoint = newest_checkpoint(run.folder.path / stage) if run.resume else None
+    step = int(checkpoint.name.rpartition("-")[2]) if checkpoint else 0
+    metrics.truncate_after(stage, step)
+    if store is not None:
+        store.truncate_after(step)
+    if checkpoint:
+        run.display.say(f"{stage}: continuing from {checkpoint.name}")
+    with stop:
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    metrics.close()
+    run.display.finished(stage)
+    if stop.stopped:
+        run.stopped = True
+        return
+    final = run.folder.path / stage / "final"
+    partial = final.with_name("final.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    trainer.save_model(str(partial))
+    shutil.rmtree(final, ignore_errors=True)
+    partial.rename(final)
+    del trainer
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """Return the newest complete ``checkpoint-N`` of a stage folder, or None."""
+    found = [p for p in folder.glob("checkpoint-*") if p.name.rpartition("-")[2].isdigit()]
+    complete = [p for p in found if (p / "trainer_state.json").is_file()]
+    return max(complete, key=lambda p: int(p.name.rpartition("-")[2]), default=None)
+
+
+def _callbacks(run: Run, stage: str, metrics: MetricsWriter, eval_every: int | None) -> list[Any]:
+    callbacks: list[Any] = [
+        MetricsCallback(lambda step, values: metrics.write(stage, step, values)),
+        ProgressCallback(lambda *state: run.display.step(stage, *state)),
+    ]
+    if eval_every and run.recipe.eval.enabled:
+        callbacks.append(EveryNSteps(eval_every, lambda step: _evaluate_during(run, stage, step, metrics)))
+    return callbacks
+
+
+def _evaluate_during(run: Run, stage: str, step: int, metrics: MetricsWriter) -> None:
+    summary = evaluate_stage(run, stage, step)
+    metrics.write(stage, step, {f"eval/{name}": interval.value for name, interval in summary.items()})
+
+
+def _require_policy(run: Run) -> Policy:
+    if run.policy is None:
+        _load_start(run)
+    assert run.policy is not None
+    return run.policy
+
+
+def _check_same_run(before: str, after: str, path: Path) -> None:
+    """Allow changes of length, logging and naming; refuse what would make the resumed run another run."""
+    import yaml
+
+    free = (
+        "sft.max_steps",
+        "sft.epochs",
+        "grpo.max_steps",
+        "grpo.epochs",
+        "report_to",
+        "tracking",
+        "hub",
+        "description",
+    )
+    free_last = ("logging_steps", "save_steps", "save_total_limit", "eval_every")
+    old, new = _flat(yaml.safe_load(before)), _flat(yaml.safe_load(after))
+    changed = [
+        key
+        for key in sorted(set(old) | set(new))
+        if old.get(key) != new.get(key)
+        and not key.startswith((*free, "eval.", "output_dir", "run_name"))
+        and key.rpartition(".")[2] not in free_last
+    ]
+    if changed:
+        lines = "\n".join(
+            f"  {key}: {old.get(key)!r} in the run, {new.get(key)!r} now" for key in changed[:8]
+        )
+        raise ConfigError(
+            f"{path} was started with other settings, so this would be another run:\n{lines}\n"
+            "Use the same values to resume, or start a new run with run_name=NAME"
+        )
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(value, dict):
+        return {
+            k: v
+            for key, inner in value.items()
+            for k, v in _flat(inner, f"{prefix}.{key}" if prefix else key).items()
+        }
+    return {prefix: value}
+
+
+class _log_file:
+    """Write the package's log records to ``training.log`` while the run lasts."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.handler = logging.FileHandler(folder.path / "training.log", encoding="utf-8")
+        self.handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
+
+    def __enter__(self) -> None:
+        logger = logging.getLogger("algorist")
+        logger.setLevel(logging.INFO)
+        logger.addHandler(self.handler)
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("algorist").removeHandler(self.handler)
+        self.handler.close()

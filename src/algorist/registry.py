@@ -1,0 +1,52 @@
+"""Names for plain functions and classes: ``Registry("reward")`` makes one decorator and one lookup."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+from algorist.errors import ConfigError, nearest
+
+T = TypeVar("T")
+F = TypeVar("F")
+
+
+class Registry(Generic[T]):
+    """Maps names to objects; duplicate names fail at registration, unknown names answer with the nearest one."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._entries: dict[str, T] = {}
+
+    def register(self, name: str) -> Callable[[F], F]:
+        """Return a decorator that stores the object under ``name`` and returns it unchanged."""
+
+        def decorate(entry: F) -> F:
+            if name in self._entries:
+                raise ConfigError(f"{self.kind} '{name}' is registered twice; choose another name")
+            self._entries[name] = entry  # type: ignore[assignment]
+            return entry
+
+        return decorate
+
+    def get(self, name: str) -> T:
+        """Return the entry called ``name``.
+
+        Raises:
+            ConfigError: No such entry; the message names the nearest one and lists all.
+        """
+        if name not in self._entries:
+            raise ConfigError(
+                f"unknown {self.kind} '{name}'.{nearest(name, self._entries)} Known: {', '.join(sorted(self._entries))}"
+            )
+        return self._entries[name]
+
+    def names(self) -> list[str]:
+        """Return all names, sorted."""
+        return sorted(self._entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names())

@@ -1,0 +1,137 @@
+"""Sampling as pure tensor functions: temperature, top-k, top-p, min-p, greedy, and the log-prob that the loss wants.
+
+One uniform number per token decides (inverse of the cumulative distribution), so a row's tokens depend on its own
+numbers and logits only: not on the batch around it, on compaction or on the order of admission.
+
+Conventions are those of ``transformers``: temperature, then top-k, then top-p on what is left, then min-p. The captured
+log-prob is that of the temperature-scaled distribution before these filters.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from algorist.rollouts.base import SamplingParams
+
+# A uniform number this close to 1 could round up to the whole mass and pick a token of probability zero.
+_BELOW_ONE = 1.0 - 2.0**-20
+# Above this vocabulary size the cumulative sum is taken over chunks first, which is several times faster.
+_CHUNKED_FROM = 2048
+_TOP_P_CANDIDATES = 1024
+
+
+def draw_uniforms(rows: int, steps: int, seed: int | None) -> Tensor:
+    """Return (rows, steps) float32 numbers in [0, 1) on the CPU.
+
+    Args:
+        rows: R, all completions asked for, in the order of the prompts.
+        steps: Most tokens per completion.
+        seed: None takes torch's global CPU generator.
+    """
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    return torch.rand(rows, steps, generator=generator).mul_(_BELOW_ONE)
+
+
+def sample(logits_RV: Tensor, uniform_R: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
+    """Pick one token per row.
+
+    Args:
+        logits_RV: Any float type; float32 logits are overwritten.
+        uniform_R: Numbers in [0, 1); unused when greedy.
+        params: ``temperature`` (0 is greedy), ``top_k``, ``top_p``, ``min_p``.
+
+    Returns:
+        Tokens (R,) int64 and their log-probs (R,) float32 at the temperature (1 when greedy), before the filters.
+    """
+    scaled_RV = logits_RV.float()
+    if params.temperature == 0:
+        best_R, token_R = scaled_RV.max(dim=-1)
+        return token_R, (best_R - scaled_RV.logsumexp(dim=-1))
+    if params.temperature != 1:
+        scaled_RV.div_(params.temperature)
+    if params.top_k or params.top_p < 1:
+        return _sample_candidates(scaled_RV, uniform_R, params)
+    top_R1 = scaled_RV.amax(dim=-1, keepdim=True)
+    weight_RV = scaled_RV.sub_(top_R1).exp_()
+    total_R = weight_RV.sum(dim=-1)
+    if params.min_p:
+        kept_RV = weight_RV.masked_fill(weight_RV < params.min_p, 0.0)
+        token_R = pick(kept_RV, uniform_R)
+    else:
+        token_R = pick(weight_RV, uniform_R)
+    chosen_R = weight_RV.gather(-1, token_R.unsqueeze(-1)).squeeze(-1)
+    return token_R, chosen_R.log_().sub_(total_R.log_())
+
+
+def _sample_candidates(
+    scaled_RV: Tensor, uniform_R: Tensor, params: SamplingParams
+) -> tuple[Tensor, Tensor]:
+    """Sample from the best tokens only; sorts all of them only where the best do not hold ``top_p``."""
+    vocabulary = scaled_RV.shape[-1]
+    log_total_R1 = scaled_RV.logsumexp(dim=-1, keepdim=True)
+    count = min(params.top_k or _TOP_P_CANDIDATES, vocabulary)
+    value_RK, index_RK = scaled_RV.topk(count, dim=-1)
+    if not params.top_k and count < vocabulary:
+        mass_R = (value_RK - log_total_R1).exp().sum(dim=-1)
+        if bool((mass_R < params.top_p).any()):
+            value_RK, index_RK = scaled_RV.sort(dim=-1, descending=True)
+    log_prob_RK = value_RK - log_total_R1
+    weight_RK = candidate_weights(log_prob_RK, params)
+    place_R1 = pick(weight_RK, uniform_R).unsqueeze(-1)
+    return index_RK.gather(-1, place_R1).squeeze(-1), log_prob_RK.gather(-1, place_R1).squeeze(-1)
+
+
+def candidate_weights(log_prob_RK: Tensor, params: SamplingParams) -> Tensor:
+    """Return the weights (R, K) of candidates sorted from best to worst, zero where a filter removes them.
+
+    Top-p keeps the fewest best tokens whose renormalised mass reaches ``top_p``; min-p removes what is less likely than
+    ``min_p`` times the best. The best token always stays.
+    """
+    weight_RK = (log_prob_RK - log_prob_RK[:, :1]).exp_()
+    if params.top_p < 1:
+        # With top-k the mass is renormalised to the candidates; without it they are the whole distribution.
+        mass_RK = weight_RK / weight_RK.sum(-1, keepdim=True) if params.top_k else log_prob_RK.exp()
+        before_RK = mass_RK.cumsum(-1) - mass_RK
+        removed_RK = before_RK >= params.top_p
+        removed_RK[:, 0] = False
+        weight_RK = weight_RK.masked_fill(removed_RK, 0.0)
+    if params.min_p:
+        weight_RK = weight_RK.masked_fill(weight_RK < params.min_p, 0.0)
+    return weight_RK
+
+
+def pick(weight_RV: Tensor, uniform_R: Tensor) -> Tensor:
+    """Return (R,) int64: the index where the cumulative weight passes ``uniform_R`` times the total.
+
+    Args:
+        weight_RV: Non-negative, contiguous, at least one positive weight per row; a weight of zero is never picked.
+        uniform_R: Numbers in [0, 1).
+    """
+    rows, size = weight_RV.shape
+    chunk = _chunk_size(size)
+    if chunk == 0:
+        return _pick_flat(weight_RV, uniform_R)
+    weight_RCK = weight_RV.view(rows, size // chunk, chunk)
+    edge_RC = weight_RCK.sum(dim=-1).cumsum_(dim=-1)
+    target_R1 = uniform_R.unsqueeze(-1) * edge_RC[:, -1:]
+    chunk_R1 = torch.searchsorted(edge_RC, target_R1, right=True).clamp_(max=edge_RC.shape[-1] - 1)
+    start_R1 = edge_RC.gather(-1, (chunk_R1 - 1).clamp_(min=0)).masked_fill_(chunk_R1 == 0, 0.0)
+    inner_RK = weight_RCK.gather(1, chunk_R1.unsqueeze(-1).expand(-1, 1, chunk)).squeeze(1)
+    sum_RK = inner_RK.cumsum_(dim=-1)
+    rest_R1 = torch.minimum(target_R1 - start_R1, sum_RK[:, -1:] * _BELOW_ONE)
+    inner_R1 = torch.searchsorted(sum_RK, rest_R1, right=True).clamp_(max=chunk - 1)
+    return chunk_R1.mul_(chunk).add_(inner_R1).squeeze(-1)
+
+
+def _pick_flat(weight_RV: Tensor, uniform_R: Tensor) -> Tensor:
+    edge_RV = weight_RV.cumsum(dim=-1)
+    target_R1 = uniform_R.unsqueeze(-1) * edge_RV[:, -1:]
+    return torch.searchsorted(edge_RV, target_R1, right=True).squeeze(-1).clamp_(max=weight_RV.shape[-1] - 1)
+
+
+def _chunk_size(size: int) -> int:
+    """Return a divisor of ``size`` between 64 and 512, or 0 to go without chunks."""
+    if size < _CHUNKED_FROM:
+        return 0
+    return next((c for c in (128, 256, 64, 512, *range(65, 512)) if size % c == 0), 0)

@@ -1,0 +1,44 @@
+"""Choosing the engine by name, with a stated fallback."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from algorist.errors import EngineError, nearest
+from algorist.rollouts.base import RolloutEngine
+
+log = logging.getLogger("algorist.rollouts")
+ENGINES = ("auto", "native", "transformers")
+
+
+def make_engine(
+    name: str, model: Any, tokenizer: Any = None, *, token_budget: int | None = None
+) -> RolloutEngine:
+    """Return the engine called ``name`` for ``model``.
+
+    Args:
+        name: ``auto`` and ``native`` take the native engine where it can run the model and fall back to ``transformers``
+            with one log line that says why; ``transformers`` always takes ``model.generate``.
+        model: A causal language model of transformers or PEFT.
+        tokenizer: Gives end and pad tokens; stop strings need it.
+        token_budget: Most tokens in the cache at a time.
+
+    Raises:
+        EngineError: Unknown name.
+    """
+    from algorist.rollouts.module_tier import why_no_module_tier
+    from algorist.rollouts.native import NativeEngine
+    from algorist.rollouts.transformers import TransformersEngine
+
+    if name not in ENGINES:
+        raise EngineError(
+            f"unknown rollout engine '{name}'.{nearest(name, ENGINES)} Expected one of {', '.join(ENGINES)}"
+        )
+    if name == "transformers":
+        return TransformersEngine(model, tokenizer, token_budget=token_budget)
+    reason = why_no_module_tier(model)
+    if reason:
+        log.warning("rollouts of %s go through model.generate: %s", type(model).__name__, reason)
+        return TransformersEngine(model, tokenizer, token_budget=token_budget)
+    return NativeEngine(model, tokenizer, token_budget=token_budget)

@@ -1,0 +1,104 @@
+"""What an engine needs to know of a model: context, vocabulary, end tokens, device; and a guard around generation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from algorist.rollouts.base import SamplingParams
+from algorist.rollouts.rows import Rows, check_request
+
+
+class ModelSetting:
+    """Reads what is needed from the model, its generation config and the tokenizer.
+
+    ``eos_token_ids`` defaults to the end tokens of the generation config and of the tokenizer, together.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any = None,
+        eos_token_ids: Sequence[int] | None = None,
+        pad_token_id: int | None = None,
+    ) -> None:
+        self.model = model
+        config = _text_config(model.config)
+        context = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+        self.context: int | None = context if isinstance(context, int) and context > 0 else None
+        self.vocabulary = int(config.vocab_size)
+        self.decode = _decoder(tokenizer)
+        if eos_token_ids is None:
+            generation = getattr(model, "generation_config", None)
+            found = [getattr(generation, "eos_token_id", None), getattr(tokenizer, "eos_token_id", None)]
+            eos_token_ids = [i for ids in found for i in _as_list(ids)]
+        self.eos_token_ids = tuple(dict.fromkeys(int(i) for i in eos_token_ids))
+        if pad_token_id is None:
+            pad_token_id = getattr(tokenizer, "pad_token_id", None)
+        self.pad_token_id = int(pad_token_id if pad_token_id is not None else 0)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the embeddings lie."""
+        return self.model.get_input_embeddings().weight.device
+
+    def new_rows(
+        self,
+        prompts: Sequence[Sequence[int]],
+        group_size: int,
+        params: SamplingParams,
+        on_finished: Callable[[int], None] | None,
+    ) -> Rows:
+        """Check the request and return its bookkeeping."""
+        check_request(prompts, group_size, self.context, self.vocabulary)
+        return Rows(
+            prompts,
+            group_size,
+            params,
+            stop_ids=[*self.eos_token_ids, *params.stop_token_ids],
+            vocabulary=self.model.get_output_embeddings().weight.shape[0],
+            context=self.context,
+            device=self.device,
+            decode=self.decode,
+            on_finished=on_finished,
+        )
+
+    @contextmanager
+    def generating(self) -> Iterator[None]:
+        """Dropout off, autocast off; every submodule's training flag comes back as it was."""
+        training = [m for m in self.model.modules() if m.training]
+        checkpointing = [m for m in training if getattr(m, "gradient_checkpointing", False)]
+        self.model.eval()
+        for module in checkpointing:
+            module.gradient_checkpointing = False  # type: ignore[assignment]
+        try:
+            with torch.autocast(self.device.type, enabled=False):
+                yield
+        finally:
+            for module in training:
+                module.training = True
+            for module in checkpointing:
+                module.gradient_checkpointing = True  # type: ignore[assignment]
+
+
+def _text_config(config: Any) -> Any:
+    return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+
+
+def _decoder(tokenizer: Any) -> Callable[[list[int]], str] | None:
+    """Return ids → text: from a tokenizer, or the callable itself."""
+    if tokenizer is None:
+        return None
+    if hasattr(tokenizer, "decode"):
+        return lambda ids: tokenizer.decode(ids, skip_special_tokens=False)
+    return tokenizer if callable(tokenizer) and not isinstance(tokenizer, nn.Module) else None
+
+
+def _as_list(value: Any) -> list[int]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]

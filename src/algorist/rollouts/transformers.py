@@ -1,0 +1,125 @@
+"""The fallback: ``model.generate`` runs the model, our sampler chooses the tokens.
+
+Every row stays in the batch until the last one is finished, so this is the slow engine; it covers whatever
+``generate`` covers. The tokens are chosen in a logits processor, so that seeds, filters, stop rules and log-probs mean the
+same as in every other engine, whatever the model's generation config says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers.generation import StoppingCriteria, StoppingCriteriaList
+
+from algorist.rollouts.base import Completion, SamplingParams
+from algorist.rollouts.rows import Rows
+from algorist.rollouts.setting import ModelSetting
+from algorist.rollouts.waves import left_pad, plan_waves
+
+
+class TransformersEngine:
+    """Samples through ``model.generate``.
+
+    Args:
+        model: Any causal language model of transformers or PEFT.
+        tokenizer: Needed for stop strings; gives the end and pad tokens together with the model's generation config.
+        token_budget: Most cached tokens at a time; None takes all rows together.
+    """
+
+    name = "transformers"
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any = None,
+        *,
+        eos_token_ids: Sequence[int] | None = None,
+        pad_token_id: int | None = None,
+        token_budget: int | None = None,
+    ) -> None:
+        self.model, self.token_budget = model, token_budget
+        self.setting = ModelSetting(model, tokenizer, eos_token_ids, pad_token_id)
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        group_size: int,
+        params: SamplingParams,
+        on_finished: Callable[[int], None] | None = None,
+    ) -> list[list[Completion]]:
+        """Sample ``group_size`` completions per prompt; see ``RolloutEngine.generate``."""
+        if not len(prompts):
+            return []
+        rows = self.setting.new_rows(prompts, group_size, params, on_finished)
+        lengths = [len(p) for p in prompts]
+        waves = plan_waves(lengths, group_size, params.max_new_tokens, self.token_budget)
+        with self.setting.generating(), torch.no_grad():
+            for wave in waves:
+                ids, mask = left_pad(
+                    [prompts[row // group_size] for row in wave.rows],
+                    self.setting.pad_token_id,
+                    rows.device,
+                )
+                rows.admit(wave.rows)
+                self._run_wave(ids, mask, rows)
+        return rows.completions()
+
+    def _run_wave(self, ids: Tensor, mask: Tensor, rows: Rows) -> None:
+        chooser = _Chooser(rows, ids.shape[0], ids.device)
+        neutral = GenerationConfig(
+            do_sample=False,
+            num_beams=1,
+            max_new_tokens=rows.params.max_new_tokens,
+            pad_token_id=self.setting.pad_token_id,
+            repetition_penalty=1.0,
+            no_repeat_ngram_size=0,
+            temperature=1.0,
+            top_k=50,
+            top_p=1.0,
+            use_cache=getattr(self.model.config, "use_cache", True) is not False,
+        )
+        neutral.eos_token_id = None
+        self.model.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            generation_config=neutral,
+            logits_processor=LogitsProcessorList([chooser]),
+            stopping_criteria=StoppingCriteriaList([_AllDone(chooser)]),
+        )
+        if len(rows):
+            rows.finish(torch.arange(len(rows), device=rows.device))
+            rows.keep(torch.zeros(0, dtype=torch.int64, device=rows.device))
+
+
+class _Chooser(LogitsProcessor):
+    """Chooses the next token of every unfinished row and leaves it as the only possible one."""
+
+    def __init__(self, rows: Rows, size: int, device: torch.device) -> None:
+        self.rows = rows
+        self.place = torch.arange(size, device=device)
+        self.finished = torch.zeros(size, dtype=torch.bool, device=device)
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        token, done = self.rows.take(scores[self.place].float())
+        only = torch.full_like(scores, float("-inf"))
+        only[:, 0] = 0.0
+        only[self.place, 0] = float("-inf")
+        only[self.place, token] = 0.0
+        if bool(done.any()):
+            self.rows.finish(done.nonzero().view(-1))
+            self.finished[self.place[done]] = True
+            self.rows.keep((~done).nonzero().view(-1))
+            self.place = self.place[~done]
+        return only
+
+
+class _AllDone(StoppingCriteria):
+    def __init__(self, chooser: _Chooser) -> None:
+        self.chooser = chooser
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        return self.chooser.finished.clone()

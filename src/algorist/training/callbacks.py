@@ -1,0 +1,103 @@
+"""What happens beside a training step: the live line, metrics.jsonl, a clean stop on Ctrl-C or SIGTERM."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import Any
+
+from transformers import TrainerCallback
+
+MetricsSink = Callable[[int, dict[str, float]], None]
+
+
+class MetricsCallback(TrainerCallback):
+    """Passes every logged line to ``sink(step, values)``: numbers only, under the names that TRL or we gave them."""
+
+    def __init__(self, sink: MetricsSink) -> None:
+        self.sink = sink
+
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any
+    ) -> None:
+        """Forward the numbers of one log call."""
+        values = {k: float(v) for k, v in (logs or {}).items() if isinstance(v, (int, float))}
+        if values and state.is_world_process_zero:
+            self.sink(state.global_step, values)
+
+
+class EveryNSteps(TrainerCallback):
+    """Calls ``action(step)`` after every ``every`` steps (held-out evaluation during training)."""
+
+    def __init__(self, every: int, action: Callable[[int], None]) -> None:
+        self.every, self.action = every, action
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Run the action when its time has come."""
+        if state.global_step % self.every == 0 and state.global_step < state.max_steps:
+            self.action(state.global_step)
+
+
+class StopSignal(TrainerCallback):
+    """Turns the first SIGINT or SIGTERM into: finish this step, save a checkpoint, stop. A second one ends at once.
+
+    Use as a context manager around ``trainer.train()``; ``stopped`` tells whether a signal came.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.say = say
+        self.stopped = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopSignal:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            try:
+                self._before[number] = signal.signal(number, self._handle)
+            except ValueError:  # not in the main thread: the caller handles signals
+                break
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.stopped:
+            raise KeyboardInterrupt
+        self.stopped = True
+        self.say("stopping after this step; what was done is being saved (again Ctrl-C: stop at once)")
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+        """Ask the trainer to save and stop."""
+        if self.stopped:
+            control.should_save = True
+            control.should_training_stop = True
+        return control
+
+
+class ProgressCallback(TrainerCallback):
+    """Reports ``show(step, max_steps, values, seconds_left)`` at every log call; seconds left from the mean step."""
+
+    def __init__(self, show: Callable[[int, int, dict[str, float], float], None]) -> None:
+        self.show = show
+        self._start = 0.0
+        self._first_step = 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Start the clock."""
+        self._start, self._first_step = time.monotonic(), state.global_step
+
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any
+    ) -> None:
+        """Show one line."""
+        done = state.global_step - self._first_step
+        if not logs or done <= 0 or not state.is_world_process_zero or "train_runtime" in logs:
+            return
+        per_step = (time.monotonic() - self._start) / done
+        values = {k: float(v) for k, v in logs.items() if isinstance(v, (int, float))}
+        self.show(
+            state.global_step, state.max_steps, values, per_step * (state.max_steps - state.global_step)
+        )

@@ -1,0 +1,140 @@
+"""From a recipe's ``grpo`` section to a trainer: one place that knows both vocabularies, ours and TRL's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import PrinterCallback
+
+from algorist.config.schema import GRPOSection
+from algorist.errors import ConfigError
+from algorist.rollouts.base import RolloutEngine, SamplingParams
+from algorist.training.arguments import optim_arguments
+from algorist.training.grpo import AlgoristGRPOTrainer
+
+
+def make_grpo_trainer(
+    *,
+    model: Any,
+    tokenizer: Any,
+    rows: Sequence[dict[str, Any]],
+    section: GRPOSection,
+    rewards: Sequence[Any],
+    weights: Sequence[float],
+    engine: RolloutEngine | None,
+    output_dir: Path,
+    seed: int,
+    device: torch.device,
+    on_rollouts: Callable[[list[dict[str, Any]]], None] | None = None,
+    callbacks: Sequence[Any] = (),
+    report_to: Sequence[str] = (),
+    run_name: str | None = None,
+) -> AlgoristGRPOTrainer:
+    """Return the GRPO trainer of a recipe.
+
+    Args:
+        model: The policy, with its adapter if one is trained.
+        tokenizer: Its tokenizer, padding on the left.
+        rows: One row per problem: ``prompt`` (text), ``problem_id``, ``answer``, and what rewards need.
+        section: The recipe's ``grpo`` section.
+        rewards: TRL-callable rewards.
+        weights: One weight per reward.
+        engine: Rollout engine; None lets TRL generate (vLLM).
+        output_dir: Folder of the checkpoints.
+        seed: Seed of data order and sampling.
+        device: Device of training.
+        on_rollouts: Receives every rollout.
+        callbacks: transformers callbacks.
+        report_to: Trackers.
+        run_name: Name of the run in trackers.
+
+    Raises:
+        ConfigError: Fewer problems than one step needs.
+    """
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    generation = section.batch_size * (section.steps_per_generation or section.gradient_accumulation_steps)
+    needed = generation // section.group_size
+    if len(rows) < needed:
+        raise ConfigError(
+            f"one rollout batch takes {needed} problems (grpo.batch_size × steps / grpo.group_size), but there are only "
+            f"{len(rows)}; take more problems, or a smaller grpo.batch_size ({section.group_size * max(1, len(rows))})"
+        )
+    sampling = SamplingParams(
+        temperature=section.temperature,
+        top_p=section.top_p,
+        top_k=section.top_k,
+        min_p=section.min_p,
+        max_new_tokens=section.max_completion_tokens,
+        seed=seed,
+    )
+    trainer = AlgoristGRPOTrainer(
+        model=model,
+        reward_funcs=list(rewards),
+        args=grpo_config(
+            section,
+            weights=weights,
+            output_dir=output_dir,
+            seed=seed,
+            device=device,
+            report_to=report_to,
+            run_name=run_name,
+        ),
+        train_dataset=Dataset.from_list(list(rows)),
+        processing_class=tokenizer,
+        callbacks=list(callbacks),
+        engine=engine,
+        sampling=sampling,
+        fast_update=section.fast_update,
+        skip_zero_advantage=section.skip_zero_advantage,
+        on_rollouts=on_rollouts,
+    )
+    trainer.remove_callback(PrinterCallback)  # the display shows the lines
+    return trainer
+
+
+def grpo_config(
+    section: GRPOSection,
+    *,
+    weights: Sequence[float],
+    output_dir: Path,
+    seed: int,
+    device: torch.device,
+    report_to: Sequence[str] = (),
+    run_name: str | None = None,
+) -> Any:
+    """Return TRL's ``GRPOConfig`` for a recipe's ``grpo`` section."""
+    from trl import GRPOConfig
+
+    vllm = {f"vllm_{key}": value for key, value in section.vllm.items()} if section.engine == "vllm" else {}
+    return GRPOConfig(
+        **optim_arguments(section, output_dir=output_dir, seed=seed, device=device, report_to=report_to),
+        **vllm,
+        use_vllm=section.engine == "vllm",
+        run_name=run_name,
+        num_train_epochs=section.epochs,
+        max_steps=section.max_steps or -1,
+        per_device_train_batch_size=section.batch_size,
+        gradient_accumulation_steps=section.gradient_accumulation_steps,
+        steps_per_generation=section.steps_per_generation,
+        num_generations=section.group_size,
+        num_iterations=section.num_iterations,
+        max_completion_length=section.max_completion_tokens,
+        temperature=section.temperature,
+        top_p=section.top_p,
+        top_k=section.top_k,
+        min_p=section.min_p or None,
+        loss_type=section.loss_type,
+        scale_rewards=section.scale_rewards,
+        beta=section.beta,
+        epsilon=section.clip_low,
+        epsilon_high=section.clip_high,
+        importance_sampling_level=section.importance_sampling_level,
+        mask_truncated_completions=section.mask_truncated_completions,
+        reward_weights=list(weights),
+        remove_unused_columns=False,
+    )

@@ -1,0 +1,156 @@
+"""The language-model head at completion positions only: log-probs and entropies without the (N, V) logits.
+
+Scores chunks of positions; the softmax of a chunk is kept for the backward pass when it fits a budget and recomputed
+from the hidden states when it does not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CHUNK_ELEMENTS = 8_000_000
+"""Logits of one chunk (32 MB in float32): large enough for the matrix product, small against the weights."""
+CACHE_BYTES = 160_000_000
+"""Probabilities kept for the backward pass; above it they are recomputed (one more product with the weights)."""
+
+
+class _CompletionHead(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_NH: Tensor,
+        weight_VH: Tensor,
+        bias_V: Tensor | None,
+        targets_N: Tensor,
+        inverse_temperature: float,
+        compute_entropy: bool,
+        chunk: int,
+        cache: bool,
+        compute_dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor | None]:
+        rows = hidden_NH.shape[0]
+        log_probs = torch.empty(rows, dtype=torch.float32, device=hidden_NH.device)
+        entropy = torch.empty_like(log_probs) if compute_entropy else None
+        needs_grad = any(ctx.needs_input_grad[:3])
+        kept: list[Tensor] = []
+        for start in range(0, rows, chunk):
+            stop = min(start + chunk, rows)
+            logs = _log_softmax(hidden_NH[start:stop], weight_VH, bias_V, inverse_temperature, compute_dtype)
+            log_probs[start:stop] = logs.gather(1, targets_N[start:stop, None]).squeeze(1)
+            if entropy is not None or (cache and needs_grad):
+                probs = logs.exp()
+                if entropy is not None:
+                    entropy[start:stop] = -torch.bmm(probs[:, None, :], logs[:, :, None]).view(-1)
+                if cache and needs_grad:
+                    kept.append(probs)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, entropy)
+        ctx.kept = kept
+        ctx.inverse_temperature, ctx.chunk, ctx.compute_dtype = inverse_temperature, chunk, compute_dtype
+        return log_probs, entropy
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        grad_log_probs, grad_entropy = grads
+        hidden, weight, bias, targets, entropy = ctx.saved_tensors
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        # Sums over positions run in float32: rounding each chunk's product to bfloat16 biases the gradient.
+        grad_hidden = torch.empty_like(hidden, dtype=torch.float32) if needs_hidden else None
+        grad_weight: Tensor | None = None
+        grad_bias = torch.zeros_like(bias, dtype=torch.float32) if needs_bias else None
+        kept, ctx.kept = ctx.kept, []
+        for index, start in enumerate(range(0, hidden.shape[0], ctx.chunk)):
+            stop = min(start + ctx.chunk, hidden.shape[0])
+            part = hidden[start:stop]
+            if kept:
+                slope = kept[index]
+                kept[index] = torch.empty(0)
+            else:
+                slope = _log_softmax(part, weight, bias, ctx.inverse_temperature, ctx.compute_dtype).exp_()
+            if grad_entropy is not None:
+                surprise = torch.xlogy(slope, slope) + slope * entropy[start:stop, None]
+                surprise *= grad_entropy[start:stop, None]
+            scale = (grad_log_probs if grad_log_probs is not None else torch.zeros_like(targets, dtype=torch.float32))[
+                start:stop, None
+            ]
+            slope.mul_(-scale)
+            slope.scatter_add_(1, targets[start:stop, None], scale.to(slope.dtype))
+            if grad_entropy is not None:
+                slope -= surprise
+            slope.mul_(ctx.inverse_temperature)
+            if grad_bias is not None:
+                grad_bias += slope.sum(0)
+            slope = slope.to(ctx.compute_dtype)
+            if grad_hidden is not None:
+                grad_hidden[start:stop] = slope @ weight.to(ctx.compute_dtype)
+            if needs_weight:
+                part = part.to(ctx.compute_dtype)
+                if grad_weight is None:
+                    grad_weight = (slope.t() @ part).float()
+                elif part.dtype == torch.float32:
+                    grad_weight.addmm_(slope.t(), part)
+                else:
+                    grad_weight += (slope.t() @ part).float()
+        return (
+            grad_hidden.to(hidden.dtype) if grad_hidden is not None else None,
+            grad_weight.to(weight.dtype) if grad_weight is not None else None,
+            grad_bias.to(bias.dtype) if grad_bias is not None else None,
+            *([None] * 6),
+        )
+
+
+def _log_softmax(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, inverse_temperature: float, dtype: torch.dtype
+) -> Tensor:
+    logits = hidden.to(dtype) @ weight.to(dtype).t()
+    if bias is not None:
+        logits += bias.to(dtype)
+    logits = logits.float()
+    if inverse_temperature != 1.0:
+        logits *= inverse_temperature
+    return torch.log_softmax(logits, -1)
+
+
+def completion_log_probs(
+    hidden_NH: Tensor,
+    weight_VH: Tensor,
+    bias_V: Tensor | None,
+    targets_N: Tensor,
+    *,
+    temperature: float = 1.0,
+    compute_entropy: bool = False,
+    chunk_elements: int = CHUNK_ELEMENTS,
+    cache_bytes: int = CACHE_BYTES,
+) -> tuple[Tensor, Tensor | None]:
+    """Return log-probs of the targets and, if asked for, entropies, both (N,) float32 and differentiable.
+
+    Args:
+        hidden_NH: Hidden states at the positions that predict the targets.
+        weight_VH: Weights of the head.
+        bias_V: Bias of the head or None.
+        targets_N: Target token ids.
+        temperature: Logits are divided by it.
+        compute_entropy: Also return the entropy of each distribution, in nats.
+        chunk_elements: Logits that exist at one time.
+        cache_bytes: Keep the probabilities for the backward pass up to this size.
+    """
+    vocab = weight_VH.shape[0]
+    device = hidden_NH.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_NH.dtype
+    cache = hidden_NH.shape[0] * vocab * 4 <= cache_bytes
+    with torch.autocast(device, enabled=False):
+        log_probs, entropy = _CompletionHead.apply(
+            hidden_NH,
+            weight_VH,
+            bias_V,
+            targets_N,
+            1.0 / temperature,
+            compute_entropy,
+            max(1, chunk_elements // vocab),
+            cache and torch.is_grad_enabled(),
+            dtype,
+        )
+    return log_probs, entropy

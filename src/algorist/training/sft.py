@@ -1,0 +1,128 @@
+"""Supervised fine-tuning on TRL's ``SFTTrainer``: demonstrations in the prompt format, loss on the completion only.
+
+Demonstrations are tokenised here, with the same prompt rendering as rollouts and evaluation, so that what SFT teaches
+is exactly what GRPO samples: prompt tokens, then completion tokens, then the end-of-turn token inside the loss.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import PrinterCallback
+from trl import SFTConfig, SFTTrainer
+
+from algorist.config.schema import SFTSection
+from algorist.errors import DataError
+from algorist.prompts import PromptFormat
+from algorist.prompts.chat import render_prompt
+from algorist.training.arguments import optim_arguments
+from algorist.types import Problem
+
+log = logging.getLogger("algorist.training.sft")
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """A prompt text and the completion that the model is to imitate."""
+
+    prompt: str
+    completion: str
+
+
+def demonstrations(
+    problems: Sequence[Problem], prompt_format: PromptFormat, tokenizer: Any
+) -> list[Demonstration]:
+    """Render problems with worked solutions as demonstrations.
+
+    Raises:
+        DataError: No problem has a solution.
+    """
+    found = [
+        Demonstration(
+            render_prompt(prompt_format, tokenizer, p.question),
+            prompt_format.demonstrate(p.solution, p.extra.get("demonstrated_answer", p.answer)),
+        )
+        for p in problems
+        if p.solution
+    ]
+    if not found:
+        raise DataError(
+            f"SFT needs worked solutions, but none of {len(problems)} problems has one; map the column with "
+            "data.sft.columns.solution=COLUMN, or leave SFT out: sft.enabled=false"
+        )
+    return found
+
+
+def tokenize_demonstrations(
+    demos: Sequence[Demonstration], tokenizer: Any, *, max_length: int | None
+) -> tuple[list[dict[str, list[int]]], int]:
+    """Return rows of ``input_ids`` and ``labels`` (-100 on the prompt), and how many were longer than ``max_length``."""
+    prompts = tokenizer([d.prompt for d in demos])["input_ids"]
+    completions = tokenizer([d.completion for d in demos], add_special_tokens=False)["input_ids"]
+    rows = [
+        {
+            "input_ids": p + c + [tokenizer.eos_token_id],
+            "labels": [-100] * len(p) + c + [tokenizer.eos_token_id],
+        }
+        for p, c in zip(prompts, completions, strict=True)
+    ]
+    kept = [row for row in rows if max_length is None or len(row["input_ids"]) <= max_length]
+    return kept, len(rows) - len(kept)
+
+
+def make_sft_trainer(
+    *,
+    model: Any,
+    tokenizer: Any,
+    demos: Sequence[Demonstration],
+    section: SFTSection,
+    output_dir: Path,
+    seed: int,
+    device: torch.device,
+    callbacks: Sequence[Any] = (),
+    report_to: Sequence[str] = (),
+    run_name: str | None = None,
+) -> SFTTrainer:
+    """Return TRL's trainer, ready to train.
+
+    Raises:
+        DataError: No demonstration fits into ``sft.max_length``.
+    """
+    rows, too_long = tokenize_demonstrations(demos, tokenizer, max_length=section.max_length)
+    if not rows:
+        raise DataError(
+            f"all {too_long} demonstrations are longer than sft.max_length={section.max_length} tokens; raise it"
+        )
+    if too_long:
+        log.warning(
+            "%d of %d demonstrations are longer than sft.max_length=%s and are left out",
+            too_long,
+            len(demos),
+            section.max_length,
+        )
+    args = SFTConfig(
+        **optim_arguments(section, output_dir=output_dir, seed=seed, device=device, report_to=report_to),
+        run_name=run_name,
+        num_train_epochs=section.epochs,
+        max_steps=section.max_steps or -1,
+        per_device_train_batch_size=section.batch_size,
+        gradient_accumulation_steps=section.gradient_accumulation_steps,
+        max_length=section.max_length,
+        completion_only_loss=False,  # the labels already leave the prompt out
+        dataset_kwargs={"skip_prepare_dataset": True},
+    )
+    trainer = SFTTrainer(
+        model=model,
+        args=args,
+        train_dataset=Dataset.from_list(rows),
+        processing_class=tokenizer,
+        callbacks=list(callbacks),
+    )
+    trainer.remove_callback(PrinterCallback)  # the display shows the lines
+    return trainer

@@ -1,0 +1,69 @@
+"""The nouns of the project: plain data, no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypedDict
+
+
+class Message(TypedDict):
+    """One chat message."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One problem with its gold answer.
+
+    ``answer`` is the gold answer as text (never empty), ``solution`` the worked solution or an empty string.
+    """
+
+    id: str
+    question: str
+    answer: str
+    solution: str = ""
+    subject: str = ""
+    level: str = ""
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A completion read by its prompt format.
+
+    ``answer`` is None when the completion has no answer block. ``well_formed`` means that the completion follows the
+    format exactly; ``flags`` names what is odd about it (``repeated_tag``, ``text_after``, ``several_answers``, …).
+    """
+
+    reasoning: str | None
+    answer: str | None
+    well_formed: bool
+    flags: tuple[str, ...] = ()
+
+
+GradeReason = Literal[
+    "equal_string",
+    "equal_number",
+    "equal_symbolic",
+    "different",
+    "no_answer",
+    "ambiguous",
+    "unparseable_answer",
+    "unparseable_gold",
+    "timeout",
+    "memory",
+    "crashed",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """The verdict on one completion: ``correct``, why, what was read, the gold answer, and the time it took."""
+
+    correct: bool
+    reason: GradeReason
+    extracted: str | None
+    gold: str
+    seconds: float = 0.0

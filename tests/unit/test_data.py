@@ -1,0 +1,151 @@
+"""Datasets: real files load whole, made ones share no skeleton, mistakes are named with their row and column."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from algorist.config.schema import DatasetSection
+from algorist.data import load_problems, overlap
+from algorist.data.arithmetic import word_problems
+from algorist.data.files import read_rows
+from algorist.data.gsm8k import extract_hash_answer
+from algorist.errors import DataError
+
+
+def section(**values: object) -> DatasetSection:
+    return DatasetSection.model_validate(values)
+
+
+def jsonl(folder: Path, rows: list[dict[str, object]], name: str = "rows.jsonl") -> str:
+    path = folder / name
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def test_gsm8k_loads_every_row(shared_data: Path) -> None:
+    train = load_problems(section(name="gsm8k", path=str(shared_data / "gsm8k/train.jsonl")))
+    test = load_problems(section(name="gsm8k", path=str(shared_data / "gsm8k"), split="test"))
+    assert (len(train), len(test)) == (7473, 1319)
+    assert overlap(train, test) == []
+    assert train[0].answer == "72"
+    assert "<<" not in train[0].solution and "####" not in train[0].solution
+    assert all(p.answer.lstrip("-").replace(".", "").isdigit() for p in train + test)
+
+
+def test_math_loads_every_row_with_a_gold_answer_in_both_layouts(shared_data: Path) -> None:
+    train = load_problems(section(name="math", path=str(shared_data / "math/train.parquet")))
+    test = load_problems(section(name="math", path=str(shared_data / "math/test.parquet")))
+    small = load_problems(section(name="math", path=str(shared_data / "math500/test.jsonl")))
+    assert (len(train), len(test), len(small)) == (7498, 5000, 500)
+    assert {p.level for p in test} >= {"1", "2", "3", "4", "5"}
+    assert len({p.subject for p in test}) == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [("a\n#### 72", "72"), ("#### 1,234\nmore", "1,234"), ("no marker ", "no marker"), ("x #### ", "")],
+)
+def test_hash_answer(text: str, answer: str) -> None:
+    assert extract_hash_answer(text) == answer
+
+
+def test_arithmetic_is_repeatable_and_splits_by_skeleton() -> None:
+    train = word_problems(500, seed=1)
+    held_out = word_problems(200, seed=1, split="test")
+    assert train == word_problems(500, seed=1)
+    assert not {p.extra["skeleton"] for p in train} & {p.extra["skeleton"] for p in held_out}
+    for problem in train:
+        assert int(problem.answer) == eval(problem.extra["skeleton"])  # our own numbers, not a model's text
+        assert problem.extra["demonstrated_answer"] == problem.answer
+
+
+def test_the_careless_annotator_errs_in_subtractions_only() -> None:
+    shown = word_problems(400, seed=1, careless=0.5)
+    wrong = [p for p in shown if p.extra["demonstrated_answer"] != p.answer]
+    assert 0.2 < len(wrong) / len(shown) < 0.7
+    assert all("subtract" in p.subject for p in wrong)
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "json", "csv", "parquet"])
+def test_local_reads_every_file_kind(tmp_path: Path, suffix: str) -> None:
+    rows = [{"Body": "1 + 1?", "gold": "2"}, {"Body": "2 + 2?", "gold": "4"}]
+    path = tmp_path / f"rows.{suffix}"
+    if suffix == "jsonl":
+        jsonl(tmp_path, rows)
+    elif suffix == "json":
+        path.write_text(json.dumps({"data": rows}), encoding="utf-8")
+    elif suffix == "csv":
+        path.write_text("Body,gold\n1 + 1?,2\n2 + 2?,4\n", encoding="utf-8")
+    else:
+        import pyarrow
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    found = load_problems(section(name="local", path=str(path), columns={"question": "Body"}))
+    assert [(p.question, p.answer) for p in found] == [("1 + 1?", "2"), ("2 + 2?", "4")]
+
+
+def test_filters(tmp_path: Path) -> None:
+    rows = [
+        {"question": "q1", "answer": "1"},
+        {"question": "q2", "answer": "x+1"},
+        {"question": "q1", "answer": "1"},
+    ]
+    path = jsonl(tmp_path, rows)
+    assert len(load_problems(section(name="local", path=path, unique=True))) == 2
+    assert len(load_problems(section(name="local", path=path, numeric_answers_only=True))) == 2
+    assert len(load_problems(section(name="local", path=path, limit=1))) == 1
+    long = jsonl(tmp_path, [{"question": "q" * n, "answer": "1"} for n in range(1, 101)], "long.jsonl")
+    kept = load_problems(
+        section(name="local", path=long, max_prompt_percentile=90), prompt_tokens=lambda p: len(p.question)
+    )
+    assert max(len(p.question) for p in kept) == 90
+
+
+@pytest.mark.parametrize(
+    ("rows", "values", "parts"),
+    [
+        ([], {}, ["no rows"]),
+        ([{"question": "q"}], {}, ["'answer' field", "data.train.columns.answer=COLUMN"]),
+        (
+            [{"question": "q", "answer": "1"}],
+            {"columns": {"question": "qestion"}},
+            ["Did you mean 'question'"],
+        ),
+        ([{"question": "q", "answer": "1"}], {"columns": {"qestion": "q"}}, ["Did you mean 'question'"]),
+        ([{"question": "q", "answer": ""}], {}, ["row 0 has no gold answer"]),
+        ([{"question": "q", "answer": "no number"}], {"name": "gsm8k"}, ["row 0 has no gold answer"]),
+        (
+            [{"question": "q", "answer": "x"}],
+            {"numeric_answers_only": True},
+            ["numeric_answers_only leaves none"],
+        ),
+    ],
+)
+def test_mistakes_are_named(
+    tmp_path: Path, rows: list[dict[str, object]], values: dict[str, object], parts: list[str]
+) -> None:
+    with pytest.raises(DataError) as caught:
+        load_problems(section(**{"name": "local", "path": jsonl(tmp_path, rows)} | values))
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_damaged_files_are_named_with_their_line(tmp_path: Path) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text('{"question": "q", "answer": "1"}\n{broken\n', encoding="utf-8")
+    with pytest.raises(DataError, match=r"bad\.jsonl:2"):
+        read_rows(path)
+    with pytest.raises(DataError, match="no file or folder"):
+        read_rows(tmp_path / "missing.jsonl")
+    (tmp_path / "x.txt").write_text("", encoding="utf-8")
+    with pytest.raises(DataError, match="expected one of"):
+        read_rows(tmp_path / "x.txt")
+
+
+def test_a_missing_hub_names_the_local_option() -> None:
+    with pytest.raises(DataError, match=r"data\.train\.path"):
+        load_problems(section(name="gsm8k"))

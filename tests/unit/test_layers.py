@@ -1,0 +1,106 @@
+"""The house stands as DESIGN says: imports go downward, light folders stay light, files stay short."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parents[2] / "src" / "algorist"
+ROWS = [
+    {"cli"},
+    {"pipeline", "inference", "report"},
+    {"training", "evaluation"},
+    {"data", "rewards", "rollouts"},
+    {"config", "prompts", "grading", "objectives", "models", "store", "recipes"},
+    {"types", "errors", "registry"},
+]
+# inference reads the prompt format of a recipe the way the pipeline does.
+SAME_ROW = {("inference", "pipeline")}
+# models are built from the recipe's model section, a plain typed object.
+SAME_ROW |= {("models", "config")}
+LIGHT = {"types", "errors", "registry", "config", "prompts", "grading", "store", "cli"}
+HEAVY = {"torch", "transformers", "trl", "peft", "datasets", "vllm"}
+ONLY_IN = {
+    "trl": {"training/sft.py", "training/grpo.py", "training/grpo_setup.py", "training/trl_seam.py"},
+    "vllm": {"rollouts/vllm.py", "cli/doctor_command.py"},
+}
+
+
+def row_of(part: str) -> int:
+    return next(i for i, row in enumerate(ROWS) if part in row)
+
+
+def modules() -> list[Path]:
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def part_of(path: Path) -> str:
+    relative = path.relative_to(SOURCE)
+    return relative.parts[0].removesuffix(".py")
+
+
+def imports(tree: ast.AST) -> list[tuple[str, bool]]:
+    """Return (module, at module level?) for every import."""
+    top = {id(n) for n in getattr(tree, "body", [])}
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, id(node) in top) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.append((node.module, id(node) in top))
+    return found
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_imports_go_downward(path: Path) -> None:
+    part = part_of(path)
+    if part == "__init__":
+        return
+    for module, _ in imports(ast.parse(path.read_text(encoding="utf-8"))):
+        if not module.startswith("algorist."):
+            continue
+        other = module.split(".")[1]
+        if other == part or (part, other) in SAME_ROW or other == "__version__":
+            continue
+        assert row_of(other) > row_of(part), f"{path.name} ({part}) imports {module}: not from a lower row"
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_heavy_libraries_stay_where_they_belong(path: Path) -> None:
+    part, relative = part_of(path), path.relative_to(SOURCE).as_posix()
+    for module, top in imports(ast.parse(path.read_text(encoding="utf-8"))):
+        library = module.split(".")[0]
+        if part in LIGHT and library in HEAVY:
+            assert not top, f"{relative} imports {module} at module level"
+        if library in ONLY_IN:
+            assert relative in ONLY_IN[library], f"{relative} imports {module}"
+        if library in {"sympy", "math_verify"}:
+            assert relative.startswith("grading/symbolic"), f"{relative} imports {module}"
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_sizes(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert text.count("\n") <= 500, f"{path.name} is longer than 500 lines"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            assert (node.end_lineno or 0) - node.lineno < 100, (
+                f"{path.name}: {node.name} is longer than 100 lines"
+            )
+    assert path.stem not in {"utils", "helpers", "common", "manager"}
+
+
+def test_help_needs_no_torch() -> None:
+    code = (
+        "import sys; sys.argv = ['algorist', '--help']\n"
+        "from algorist.cli.main import main\n"
+        "try:\n    main()\nexcept SystemExit as stop:\n    assert stop.code == 0\n"
+        "assert not {'torch', 'transformers', 'trl', 'pydantic', 'sympy'} & set(sys.modules), 'heavy import'\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "Example: algorist run quickstart" in done.stdout
