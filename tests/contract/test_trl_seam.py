@@ -35,7 +35,9 @@ def test_changed_signature_is_named() -> None:
 
 
 def test_every_override_is_listed() -> None:
-    private = {name for name in vars(AlgoristGRPOTrainer) if hasattr(GRPOTrainer, name) and not name.startswith("__")}
+    private = {
+        name for name in vars(AlgoristGRPOTrainer) if hasattr(GRPOTrainer, name) and not name.startswith("__")
+    }
     assert private == set(trl_seam.OVERRIDDEN_METHODS)
 
 
@@ -49,7 +51,10 @@ def test_loss_reads_what_we_fill() -> None:
     ):
         assert text in source
     scoring = inspect.getsource(GRPOTrainer._generate_and_score_completions)
-    old, reference = scoring.index("old_per_token_logps, _, _ = self._get"), scoring.index("ref_per_token_logps, _, _")
+    old, reference = (
+        scoring.index("old_per_token_logps, _, _ = self._get"),
+        scoring.index("ref_per_token_logps, _, _"),
+    )
     assert old < reference  # the first no-grad pass is the one for old log-probs
     assert "self.args.gradient_accumulation_steps % generate_every != 0" in scoring
 

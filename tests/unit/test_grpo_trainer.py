@@ -181,7 +181,9 @@ def test_engine_records_and_metrics(tmp_path: Path) -> None:
         return engines[-1]
 
     sampling = SamplingParams(max_new_tokens=10, seed=5, stop_token_ids=tuple(STOPS))
-    trainer = make(AlgoristGRPOTrainer, tmp_path, engine=factory, sampling=sampling, on_rollouts=batches.append)
+    trainer = make(
+        AlgoristGRPOTrainer, tmp_path, engine=factory, sampling=sampling, on_rollouts=batches.append
+    )
     trainer.train()
     assert len(engines) == 1 and len(engines[0].calls) == 3 == len(batches)
     assert all(len(prompts) == 2 and size == 4 for prompts, size, _ in engines[0].calls)
@@ -215,6 +217,86 @@ def test_engine_records_and_metrics(tmp_path: Path) -> None:
 
 def test_contradicting_sampling_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="temperature"):
-        make(AlgoristGRPOTrainer, tmp_path, engine=PlainEngine, sampling=SamplingParams(0.5, max_new_tokens=10))
+        make(
+            AlgoristGRPOTrainer, tmp_path, engine=PlainEngine, sampling=SamplingParams(0.5, max_new_tokens=10)
+        )
     with pytest.raises(ConfigError, match="max_new_tokens"):
         make(AlgoristGRPOTrainer, tmp_path, engine=PlainEngine, sampling=SamplingParams(max_new_tokens=11))
+
+
+def test_reference_pass_with_adapter_equals_stock_trl(tmp_path: Path) -> None:
+    """β > 0 with LoRA: TRL asks twice without gradients, for old log-probs and, adapter off, for the reference's."""
+    from peft import LoraConfig
+
+    runs = []
+    for cls in (GRPOTrainer, AlgoristGRPOTrainer):
+        changes = {"beta": 0.1, "num_iterations": 2, "max_steps": 4, "optim": "sgd", "learning_rate": 0.05}
+        lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], lora_dropout=0.0)
+        trainer = make(cls, tmp_path, peft_config=lora, changes=changes)
+        with torch.no_grad():
+            torch.manual_seed(2)
+            for name, parameter in trainer.model.named_parameters():
+                if "lora_B" in name:
+                    parameter.normal_(0, 0.1)
+        before = parameters_of(trainer)
+        trainer.train()
+        runs.append((parameters_of(trainer) - before, [e["kl"] for e in trainer.state.log_history[:-1]]))
+    (stock, stock_kl), (ours, our_kl) = runs
+    assert stock.norm() > 1e-4 and min(stock_kl) > 1e-4
+    assert float((stock - ours).norm() / stock.norm()) < 1e-4
+    assert our_kl == pytest.approx(stock_kl, rel=1e-3)
+
+
+def old_log_probs_of(trainer: Any) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Train one step that needs old log-probs; return them, the mask, and how many no-grad passes were run."""
+    passes = 0
+    original = trainer._update.log_probs
+
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        nonlocal passes
+        passes += not torch.is_grad_enabled()
+        return original(*args, **kwargs)
+
+    trainer._update.log_probs = counting
+    trainer.train()
+    batch = trainer._buffered_inputs[0]
+    return batch["old_per_token_logps"], batch["completion_mask"], passes
+
+
+def test_old_log_probs_come_from_the_sampler_where_exact(tmp_path: Path) -> None:
+    found = {}
+    for taken in (True, False):
+        trainer = make(
+            AlgoristGRPOTrainer,
+            tmp_path,
+            engine=PlainEngine,
+            sampling=SamplingParams(0.8, max_new_tokens=10, top_k=20, seed=5, stop_token_ids=tuple(STOPS)),
+            sampler_log_probs=taken,
+            changes={"num_iterations": 2, "max_steps": 2, "temperature": 0.8},
+        )
+        found[taken] = old_log_probs_of(trainer)
+    (sampler, mask, passes), (recomputed, _, more_passes) = found[True], found[False]
+    assert passes == 0 and more_passes == 1
+    assert mask.sum() > 20 and float((sampler[mask == 0]).abs().max() if (mask == 0).any() else 0) == 0.0
+    torch.testing.assert_close(sampler, recomputed, atol=2e-5, rtol=1e-5)
+
+
+def test_everything_off_is_stock_trl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("the fast pass ran")
+
+    trainer = make(AlgoristGRPOTrainer, tmp_path, fast_update=False, skip_zero_advantage=False)
+    monkeypatch.setattr(trainer._update, "log_probs", refuse)
+    trainer.train()
+    assert trainer.state.global_step == 3
+
+
+def test_rollout_state_round_trip(tmp_path: Path) -> None:
+    changes = {"num_iterations": 2, "max_steps": 1}
+    trainer = make(AlgoristGRPOTrainer, tmp_path, changes=changes)
+    trainer.train()
+    state = trainer.rollout_state()
+    assert state["step"] == 1 and state["generation_count"] == 1
+    other = make(AlgoristGRPOTrainer, tmp_path, changes=changes)
+    other.load_rollout_state(state)
+    assert other._step == 1 and other._buffered_inputs is state["buffered_inputs"]

@@ -24,7 +24,10 @@ def batch(seed: int = 0) -> dict[str, torch.Tensor]:
     def tokens(*shape: int) -> torch.Tensor:
         return torch.randint(3, len(TOKENIZER), shape, generator=generator)
 
-    prompt_ids, prompt_mask = torch.zeros(ROWS, PROMPT, dtype=torch.long), torch.zeros(ROWS, PROMPT, dtype=torch.long)
+    prompt_ids, prompt_mask = (
+        torch.zeros(ROWS, PROMPT, dtype=torch.long),
+        torch.zeros(ROWS, PROMPT, dtype=torch.long),
+    )
     for start, size in ((0, 9), (4, 5)):
         prompt_ids[start : start + 4, PROMPT - size :] = tokens(size)
         prompt_mask[start : start + 4, PROMPT - size :] = 1
@@ -43,12 +46,16 @@ def batch(seed: int = 0) -> dict[str, torch.Tensor]:
     }
 
 
-def with_old_and_reference(trainer: Any, inputs: dict[str, torch.Tensor], off_policy: bool) -> dict[str, torch.Tensor]:
+def with_old_and_reference(
+    trainer: Any, inputs: dict[str, torch.Tensor], off_policy: bool
+) -> dict[str, torch.Tensor]:
     """Add reference log-probs and, if asked for, old ones far enough away that clipping runs."""
     ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
     mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
     with torch.no_grad():
-        log_probs, _, _ = GRPOTrainer._get_per_token_logps_and_entropies(trainer, trainer.model, ids, mask, WIDTH)
+        log_probs, _, _ = GRPOTrainer._get_per_token_logps_and_entropies(
+            trainer, trainer.model, ids, mask, WIDTH
+        )
     noise = torch.randn(log_probs.shape, generator=torch.Generator().manual_seed(3))
     result = {**inputs, "ref_per_token_logps": log_probs + 0.2 * noise * inputs["completion_mask"]}
     if off_policy:
@@ -109,7 +116,9 @@ def test_loss_and_gradient(trainers: tuple[Any, Any], loss_type: str, beta: floa
 
 
 @pytest.mark.parametrize("skip", [False, True])
-@pytest.mark.parametrize("switch", ["sequence ratio", "entropy bonus", "entropy quantile", "token budget", "delta"])
+@pytest.mark.parametrize(
+    "switch", ["sequence ratio", "entropy bonus", "entropy quantile", "token budget", "delta"]
+)
 def test_settings(trainers: tuple[Any, Any], switch: str, skip: bool) -> None:
     stock, ours = trainers
     set_all(trainers, loss_type="grpo", beta=0.0, importance_sampling_level="token", epsilon_high=0.2)

@@ -37,7 +37,11 @@ SHAPE: dict[str, Any] = {
 
 
 def plain_head(
-    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor, temperature: float
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    temperature: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     logs = torch.log_softmax(torch.nn.functional.linear(hidden, weight, bias) / temperature, -1)
     return logs.gather(1, targets[:, None]).squeeze(1), -(logs.exp() * logs).sum(1)
@@ -172,7 +176,10 @@ NOT_COVERED = {
         GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, attn_pdrop=0.5),
         "",
     ),
-    "state space": (MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, state_size=4), "attention"),
+    "state space": (
+        MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, state_size=4),
+        "attention",
+    ),
 }
 
 

@@ -55,7 +55,9 @@ def trim(batch: Batch) -> Batch:
 def prompt_keys(prompt_ids: torch.Tensor, prompt_mask: torch.Tensor) -> list[tuple[int, ...]]:
     """Return one hashable key per row, equal exactly for rows with the same prompt."""
     lengths = prompt_mask.sum(1).tolist()
-    return [tuple(row[len(row) - int(length) :]) for row, length in zip(prompt_ids.tolist(), lengths, strict=True)]
+    return [
+        tuple(row[len(row) - int(length) :]) for row, length in zip(prompt_ids.tolist(), lengths, strict=True)
+    ]
 
 
 def _group_order(batch: Batch) -> list[int]:

@@ -388,7 +388,9 @@ class AlgoristGRPOTrainer(GRPOTrainer):
             log_probs = log_probs + rows
         if entropy is not None:
             source = sampler if sampler is not None else old
-            estimate = torch.full_like(entropy, float("nan")) if source is None else -source.to(entropy.dtype) * mask
+            estimate = (
+                torch.full_like(entropy, float("nan")) if source is None else -source.to(entropy.dtype) * mask
+            )
             entropy = torch.where(skipped[:, None], estimate, entropy.detach())
         if not keep.any():
             # A window without any signal still takes an optimizer step in TRL, with zero gradients.
@@ -397,7 +399,9 @@ class AlgoristGRPOTrainer(GRPOTrainer):
                     parameter.grad = torch.zeros_like(parameter)
         return log_probs, entropy
 
-    def _log_sampler_gap(self, log_probs: torch.Tensor, mask: torch.Tensor, keep: torch.Tensor | None) -> None:
+    def _log_sampler_gap(
+        self, log_probs: torch.Tensor, mask: torch.Tensor, keep: torch.Tensor | None
+    ) -> None:
         """Log |training − sampler log-prob| over the tokens of the first pass after a generation."""
         sampler = self._fill.get("sampling_per_token_logps")
         if sampler is None or self._generated_at_step != self.state.global_step or not self.model.training:

@@ -73,9 +73,11 @@ class _CompletionHead(torch.autograd.Function):
             if grad_entropy is not None:
                 surprise = torch.xlogy(slope, slope) + slope * entropy[start:stop, None]
                 surprise *= grad_entropy[start:stop, None]
-            scale = (grad_log_probs if grad_log_probs is not None else torch.zeros_like(targets, dtype=torch.float32))[
-                start:stop, None
-            ]
+            scale = (
+                grad_log_probs
+                if grad_log_probs is not None
+                else torch.zeros_like(targets, dtype=torch.float32)
+            )[start:stop, None]
             slope.mul_(-scale)
             slope.scatter_add_(1, targets[start:stop, None], scale.to(slope.dtype))
             if grad_entropy is not None:

@@ -119,7 +119,13 @@ def pack(
         return torch.tensor(values, dtype=torch.long, device=device)
 
     return Layout(
-        tensor(tokens), tensor(positions), tuple(groups), tensor(predict), tensor(targets), tensor(scatter), longest
+        tensor(tokens),
+        tensor(positions),
+        tuple(groups),
+        tensor(predict),
+        tensor(targets),
+        tensor(scatter),
+        longest,
     )
 
 
@@ -167,14 +173,18 @@ def _interface(
     if dropout:
         raise NotCovered(f"attention dropout is {dropout}")
     if sliding_window is not None and layout.longest > sliding_window:
-        raise NotCovered(f"sequences of {layout.longest} tokens do not fit the sliding window of {sliding_window}")
+        raise NotCovered(
+            f"sequences of {layout.longest} tokens do not fit the sliding window of {sliding_window}"
+        )
     for name in ("softcap", "s_aux", "sinks", "position_bias"):
         if kwargs.get(name) is not None:
             raise NotCovered(f"attention with {name}")
     if getattr(module, "is_causal", True) is False:
         raise NotCovered("attention that is not causal")
     if query.shape[0] != 1 or query.shape[2] != layout.tokens_N.shape[0]:
-        raise NotCovered(f"attention input of shape {tuple(query.shape)} for {layout.tokens_N.shape[0]} packed tokens")
+        raise NotCovered(
+            f"attention input of shape {tuple(query.shape)} for {layout.tokens_N.shape[0]} packed tokens"
+        )
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     if query.device.type == "cpu" and query.shape[-1] == value.shape[-1]:
         out: Tensor = _SharedPrefixAttention.apply(query, key, value, layout, scale)
@@ -249,7 +259,9 @@ class _SharedPrefixAttention(torch.autograd.Function):
             )
             if group.stop == group.middle:
                 continue
-            out[:, :, rest], lse[:, :, rest] = _flash(query[:, :, rest], k_prompt, v_prompt, 0.0, False, scale=scale)
+            out[:, :, rest], lse[:, :, rest] = _flash(
+                query[:, :, rest], k_prompt, v_prompt, 0.0, False, scale=scale
+            )
             for block in group.blocks:
                 q_b, k_b, v_b = (_gather(t, block) for t in (query, key, value))
                 part, part_lse = _flash(q_b, k_b, v_b, 0.0, True, scale=scale)
@@ -311,7 +323,9 @@ class _SharedPrefixAttention(torch.autograd.Function):
                 g_b[pad] = 0  # padded queries pass no gradient
                 q_b, k_b, v_b, out_b = (_gather(t, block) for t in (query, key, value, out))
                 lse_b = lse.transpose(1, 2)[0][block.index_nL].transpose(1, 2)
-                parts = _flash_backward(g_b.transpose(1, 2), q_b, k_b, v_b, out_b, lse_b, 0.0, True, scale=scale)
+                parts = _flash_backward(
+                    g_b.transpose(1, 2), q_b, k_b, v_b, out_b, lse_b, 0.0, True, scale=scale
+                )
                 index = block.index_nL[block.real]
                 grad_q.transpose(1, 2)[0].index_add_(0, index, parts[0].transpose(1, 2)[block.real])
                 for target, part in ((grad_k, parts[1]), (grad_v, parts[2])):

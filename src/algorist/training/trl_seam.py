@@ -127,7 +127,9 @@ def check_seams(trainer_class: type[Any] = GRPOTrainer) -> list[str]:
             continue
         found = tuple(inspect.signature(inspect.unwrap(method)).parameters)
         if found[: len(expected)] != expected:
-            problems.append(f"{trainer_class.__name__}.{name} takes {found}, expected to start with {expected}")
+            problems.append(
+                f"{trainer_class.__name__}.{name} takes {found}, expected to start with {expected}"
+            )
     return problems
 
 

@@ -117,7 +117,9 @@ class FastUpdate:
         entropy = torch.zeros_like(total) if compute_entropy else None
         parts = _split(rows, self.micro_batch_tokens)
         for part in parts:
-            layout = pack([p for _, p, _ in part], [c for _, _, c in part], [r for r, _, _ in part], shape[1], device)
+            layout = pack(
+                [p for _, p, _ in part], [c for _, _, c in part], [r for r, _, _ in part], shape[1], device
+            )
 
             def forward(layout: Layout = layout) -> tuple[Tensor, Tensor | None]:
                 with autocast():
@@ -176,11 +178,18 @@ class FastUpdate:
 
 
 def packed_forward(
-    model: nn.Module, base: nn.Module, layout: Layout, temperature: float, compute_entropy: bool, cast_head: bool
+    model: nn.Module,
+    base: nn.Module,
+    layout: Layout,
+    temperature: float,
+    compute_entropy: bool,
+    cast_head: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """Return log-probs and entropies (M,) of the layout's targets; runs through the wrappers of ``model``."""
     _add_packed_forward(base)
-    result = model(packed_layout=layout, temperature=temperature, compute_entropy=compute_entropy, cast_head=cast_head)
+    result = model(
+        packed_layout=layout, temperature=temperature, compute_entropy=compute_entropy, cast_head=cast_head
+    )
     return result["log_probs"], result.get("entropy")
 
 

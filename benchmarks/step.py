@@ -1,0 +1,148 @@
+"""A whole GRPO step in completion tokens per second: algorist's trainer against stock TRL's, both with fp32 weights.
+
+    python benchmarks/step.py --size tiny       # 8 prompts × 16 completions a step
+    python benchmarks/step.py --size small      # 2 prompts × 16 completions a step
+
+Both train for real (sampling, rewards, logging, AdamW) from the same weights; TRL in its faster setting: no gradient
+checkpointing, float32. One token of 70 ends a completion, so lengths are near geometric; the figure is tokens per second
+because the sampled lengths differ between the two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from typing import Any
+
+import measure
+import torch
+from datasets import Dataset
+from models import LONGEST, make_model, make_tokenizer
+from transformers.trainer_callback import PrinterCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from algorist.training.grpo import AlgoristGRPOTrainer
+
+PROMPTS = {"tiny": 8, "small": 2}
+GROUP_SIZE = 16
+MEAN_LENGTH = 70
+
+
+def prompts(count: int) -> list[dict[str, str]]:
+    """Return prompts of 64–128 tokens (one token per character)."""
+    generator = torch.Generator().manual_seed(0)
+    rows = []
+    for index in range(count):
+        width = int(torch.randint(64, 129, (1,), generator=generator))
+        digits = torch.randint(0, 16, (width,), generator=generator).tolist()
+        rows.append({"prompt": "".join("0123456789+-*/=("[d] for d in digits), "problem_id": f"p{index}"})
+    return rows
+
+
+def calibrated_model(size: str, tokenizer: Any) -> Any:
+    """Return a model that stops after about MEAN_LENGTH tokens: one token of MEAN_LENGTH ends a completion."""
+    model = make_model(size, tokenizer)
+    vocab = model.config.vocab_size
+    stops = torch.linspace(100, vocab - 1, max(1, round(vocab / MEAN_LENGTH) - 1)).long().tolist()
+    model.generation_config.eos_token_id = [tokenizer.eos_token_id, *stops]
+    return model
+
+
+class Stepper:
+    """Trains one optimizer step per call and returns the completion tokens it has sampled and learned from."""
+
+    def __init__(self, name: str, size: str, folder: str, rounds: int) -> None:
+        tokenizer = make_tokenizer()
+        self.tokens = 0
+
+        def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
+            self.tokens += sum(len(ids) for ids in completion_ids)
+            return [float(sum(ids) % 7) for ids in completion_ids]
+
+        config = GRPOConfig(
+            output_dir=folder,
+            per_device_train_batch_size=GROUP_SIZE,
+            gradient_accumulation_steps=PROMPTS[size],
+            num_generations=GROUP_SIZE,
+            max_completion_length=LONGEST[size],
+            max_steps=1,
+            learning_rate=1e-6,
+            logging_steps=1,
+            bf16=False,
+            gradient_checkpointing=False,
+            use_cpu=True,
+            report_to=[],
+            save_strategy="no",
+            disable_tqdm=True,
+        )
+        extras: dict[str, Any] = {}
+        cls: type[Any] = GRPOTrainer
+        if name != "trl":
+            from algorist.rollouts import make_engine
+
+            cls = AlgoristGRPOTrainer
+            self.records: list[dict[str, Any]] = []
+            extras["on_rollouts"] = self.records.extend
+            extras["engine"] = lambda model: make_engine(name, model, tokenizer)
+        self.trainer = cls(
+            model=calibrated_model(size, tokenizer),
+            reward_funcs=[reward],
+            args=config,
+            train_dataset=Dataset.from_list(prompts(PROMPTS[size] * 4)),
+            processing_class=tokenizer,
+            **extras,
+        )
+        self.trainer.remove_callback(PrinterCallback)
+        self.parts: list[dict[str, float]] = []
+
+    def __call__(self) -> float:
+        before, started = self.tokens, time.perf_counter()
+        self.trainer._buffered_inputs, self.trainer._step = None, 0
+        self.trainer.train()
+        entry = next(e for e in reversed(self.trainer.state.log_history) if "reward" in e)
+        part = {key: entry[key] for key in ("rollout/seconds", "update/seconds") if key in entry}
+        self.parts.append({**part, "step/seconds": time.perf_counter() - started})
+        return float(self.tokens - before)
+
+
+def time_steps(size: str, engine: str, repeats: int, threads: int) -> dict[str, Any]:
+    """Time both trainers in turns."""
+    torch.set_num_threads(threads)
+    with tempfile.TemporaryDirectory() as folder:
+        runs = {name: Stepper(name, size, folder, repeats + 1) for name in ("trl", engine)}
+        result = measure.compare(dict(runs), repeats=repeats)
+    return {
+        "size": size,
+        "threads": threads,
+        "engine": engine,
+        "rows": PROMPTS[size] * GROUP_SIZE,
+        "speed_up": measure.ratio_with_interval(result[engine]["rates"], result["trl"]["rates"]),
+        "parts": {name: run.parts[1:] for name, run in runs.items()},
+        "variants": result,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--size", choices=sorted(PROMPTS), default="tiny")
+    parser.add_argument("--engine", default="native")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--save", action="store_true", help="write benchmarks/baselines/step-*.json")
+    options = parser.parse_args()
+    payload = time_steps(options.size, options.engine, options.repeats, options.threads)
+    shown = {key: value for key, value in payload.items() if key not in ("variants", "parts")}
+    print(json.dumps(shown, indent=2))
+    for name, row in payload["variants"].items():
+        print(name, "tokens/s", json.dumps(row["rate"]))
+        print(name, "parts", json.dumps(payload["parts"][name][-1]))
+    if options.save:
+        print(measure.save_json(f"step-{options.size}-{options.threads}t", payload))
+
+
+if __name__ == "__main__":
+    main()

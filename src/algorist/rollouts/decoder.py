@@ -1,0 +1,146 @@
+"""The decoder by hand: prompts in one pass, then one token per row and step with few, large operations.
+
+Attention of a step has two parts under one softmax: over the prompt, whose keys are read once for the whole group, and
+over the row's own completion. Shapes: S slots (rows of the batch), P prompts, K key-value heads, Q queries per such head,
+T tokens, D head dimension.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from algorist.rollouts.kv_cache import KVCache
+from algorist.rollouts.weights import DecoderWeights, Layer
+
+
+@dataclass(slots=True)
+class GroupMap:
+    """Where each slot stands in the grouped layout (prompt, head, row of the group, query).
+
+    ``slot_query`` and ``slot_score`` list, for every place of the grouped layout, the row of the (S, N, D) queries and of
+    the (S, K, Q) scores that belongs there; ``place`` lists for every (S, K, Q) its place. Rows of a group fewer than the
+    largest group's are filled with slot 0. ``mask`` (P·K, 1, T) hides the padding of shorter prompts; None without any.
+    """
+
+    slot_query: Tensor
+    slot_score: Tensor
+    place: Tensor
+    size: int
+    mask: Tensor | None
+
+
+class Decoder:
+    """Runs ``DecoderWeights`` against a ``KVCache``."""
+
+    def __init__(self, weights: DecoderWeights, longest: int) -> None:
+        """Prepare the rotations of positions 0 … longest - 1."""
+        self.w = weights
+        self.queries = weights.heads // weights.kv_heads
+        self.width = weights.heads + weights.kv_heads
+        position = torch.arange(longest, device=weights.inverse_frequency.device, dtype=torch.float32)
+        angle = position.unsqueeze(-1) * weights.inverse_frequency
+        self._rotation = torch.polar(torch.full_like(angle, weights.rope_scale), angle).unsqueeze(1)
+        device = weights.embedding_VH.device
+        self.dtype = weights.embedding_VH.dtype
+        # Half-precision scores would cost more accuracy than they save time on a CPU.
+        self.cache_dtype = torch.float32 if device.type == "cpu" else self.dtype
+        self.cache = KVCache(
+            len(weights.layers), weights.kv_heads, weights.head_dim, dtype=self.cache_dtype, device=device
+        )
+
+    def prefill(self, ids_PT: Tensor, lengths_P: Tensor, places: Tensor) -> Tensor:
+        """Compute new prompts, padded on the right, store them at ``places`` of the cache, return logits (P, V)."""
+        w = self.w
+        prompts, size = ids_PT.shape
+        x = self._embed(ids_PT.reshape(-1))
+        rotation = self._rotation[:size].repeat(prompts, 1, 1)
+        for index, layer in enumerate(w.layers):
+            qk, v = self._project(layer, x, rotation)
+            qk = qk.view(prompts, size, self.width, w.head_dim).transpose(1, 2)
+            q, k = qk[:, : w.heads], qk[:, w.heads :]
+            v = v.view(prompts, size, w.kv_heads, w.head_dim).transpose(1, 2).to(k.dtype)
+            self.cache.write_prompts(index, places, k, v)
+            k, v = k.repeat_interleave(self.queries, 1), v.repeat_interleave(self.queries, 1)
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0)
+            x = self._rest(layer, x, out.transpose(1, 2).reshape(prompts * size, -1))
+        last = torch.arange(prompts, device=x.device) * size + lengths_P - 1
+        return self._logits(x[last])
+
+    def step(self, token_S: Tensor, position_S: Tensor, first: int, now: int, groups: GroupMap,
+             start_mask: Tensor | None) -> Tensor:
+        """Run one token per slot at time ``now``; completions are read from time ``first`` on; return logits (S, V).
+
+        Args:
+            token_S: The tokens sampled last.
+            position_S: Their positions in the sequence.
+            first: Earliest start of a row.
+            now: Where their keys and values go.
+            groups: The grouped layout.
+            start_mask: (S·K, 1, now - first + 1), hides the times before a row's start; None when all started together.
+        """
+        x = self._embed(token_S)
+        rotation = self._rotation.index_select(0, position_S)
+        for index, layer in enumerate(self.w.layers):
+            qk, v = self._project(layer, x, rotation)
+            out = self._attend(index, qk, v, first, now, groups, start_mask)
+            x = self._rest(layer, x, out)
+        return self._logits(x)
+
+    def _embed(self, token_S: Tensor) -> Tensor:
+        x = self.w.embedding_VH.index_select(0, token_S)
+        return x if self.w.embedding_scale == 1.0 else x * self.w.embedding_scale
+
+    def _project(self, layer: Layer, x: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor]:
+        """Return rotated queries and keys (S, H + K, D) and values (S, K, D); queries are scaled already."""
+        w = self.w
+        qkv = layer.qkv(F.rms_norm(x, x.shape[-1:], layer.attention_norm, w.eps)).view(x.shape[0], -1, w.head_dim)
+        qk = qkv[:, : self.width].float()
+        if layer.qk_norm_ND is not None:
+            qk = F.rms_norm(qk, qk.shape[-1:], None, w.eps).mul_(layer.qk_norm_ND)
+        pairs = torch.view_as_complex(qk.unflatten(-1, (-1, 2))) * rotation
+        return torch.view_as_real(pairs).flatten(-2).to(self.cache_dtype), qkv[:, self.width :]
+
+    def _rest(self, layer: Layer, x: Tensor, attended: Tensor) -> Tensor:
+        """Output projection and MLP, each added to the residual."""
+        x = layer.output_add(attended.to(self.dtype), x)
+        hidden = layer.gate_up(F.rms_norm(x, x.shape[-1:], layer.mlp_norm, self.w.eps))
+        gate, up = hidden.chunk(2, dim=-1)
+        return layer.down_add(self.w.activation(gate) * up, x)
+
+    def _attend(self, index: int, qk: Tensor, v: Tensor, first: int, now: int, groups: GroupMap,
+                start_mask: Tensor | None) -> Tensor:
+        w, cache, queries = self.w, self.cache, self.queries
+        slots, heads, dim = qk.shape[0], w.heads, w.head_dim
+        keys, values = cache.keys[index], cache.values[index]
+        keys.select(1, now).view(slots, -1, dim).copy_(qk[:, heads:])
+        values.select(1, now).view(slots, -1, dim).copy_(v)
+        keys, values = keys[:, first : now + 1], values[:, first : now + 1]
+        prompt_keys, prompt_values = cache.prompt_keys[index], cache.prompt_values[index]
+        size = prompt_keys.shape[1]
+
+        own_q = qk[:, :heads].reshape(-1, queries, dim)
+        group_q = qk.view(-1, dim).index_select(0, groups.slot_query).view(prompt_keys.shape[0], -1, dim)
+        if start_mask is None:
+            own = torch.bmm(own_q, keys.transpose(1, 2))
+        else:
+            own = torch.baddbmm(start_mask, own_q, keys.transpose(1, 2))
+        if groups.mask is None:
+            shared = torch.bmm(group_q, prompt_keys.transpose(1, 2))
+        else:
+            shared = torch.baddbmm(groups.mask, group_q, prompt_keys.transpose(1, 2))
+        shared = shared.view(-1, size).index_select(0, groups.place)
+        scores = torch.cat([shared, own.view(shared.shape[0], -1)], dim=-1)
+        weight = torch.softmax(scores, dim=-1, dtype=torch.float32).to(values.dtype)
+
+        group_weight = weight[:, :size].index_select(0, groups.slot_score)
+        out = torch.bmm(group_weight.view(group_q.shape[0], -1, size), prompt_values)
+        out = out.view(-1, dim).index_select(0, groups.place).view(own_q.shape)
+        own_weight = weight.view(own_q.shape[0], queries, -1)[:, :, size:]
+        return torch.baddbmm(out, own_weight, values).view(slots, heads * dim)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        return self.w.head(F.rms_norm(x, x.shape[-1:], self.w.final_norm, self.w.eps))
