@@ -58,7 +58,7 @@ class Solver:
         groups = make_engine("auto", self.policy.model, tokenizer).generate(prompts, 1, params)
         rows = []
         for question, (completion,) in zip(questions, groups, strict=True):
-            text = tokenizer.decode(completion.token_ids, skip_special_tokens=True)
+            text = str(tokenizer.decode(completion.token_ids, skip_special_tokens=True))
             parsed = self.prompt_format.parse(text)
             rows.append(
                 {

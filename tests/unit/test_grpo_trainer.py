@@ -300,3 +300,40 @@ def test_rollout_state_round_trip(tmp_path: Path) -> None:
     other = make(AlgoristGRPOTrainer, tmp_path, changes=changes)
     other.load_rollout_state(state)
     assert other._step == 1 and other._buffered_inputs is state["buffered_inputs"]
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_native_engine_follows_every_optimizer_step(lora: bool, tmp_path: Path) -> None:
+    """Sampler and training log-probs agree after weights and adapters have moved: no stale copies."""
+    from peft import LoraConfig
+
+    from algorist.rollouts import make_engine
+
+    trainer = make(
+        AlgoristGRPOTrainer,
+        tmp_path,
+        engine=lambda model: make_engine("native", model, TOKENIZER),
+        peft_config=LoraConfig(r=4, target_modules=["q_proj", "v_proj"]) if lora else None,
+        changes={"num_iterations": 2, "max_steps": 6, "learning_rate": 3e-2},
+    )
+    before = parameters_of(trainer).clone()
+    trainer.train()
+    assert float((parameters_of(trainer) - before).abs().max()) > 1e-2
+    gaps = [
+        e["log_probs/sampler_gap_max"] for e in trainer.state.log_history if "log_probs/sampler_gap_max" in e
+    ]
+    assert len(gaps) == 3 and max(gaps) < 1e-4
+
+
+def test_logged_entropy_counts_skipped_rows(tmp_path: Path) -> None:
+    """Rows without advantage are not computed, yet the logged entropy stays close to stock TRL's."""
+    means = []
+    for cls in (GRPOTrainer, AlgoristGRPOTrainer):
+        trainer = make(
+            cls, tmp_path, changes={"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+        )
+        trainer.reward_funcs = [lambda completion_ids, **_: [0.0] * len(completion_ids)] * 2
+        trainer.reward_funcs[0] = reward_digits
+        trainer.train()
+        means.append([entry["entropy"] for entry in trainer.state.log_history[:-1]])
+    assert means[1] == pytest.approx(means[0], rel=0.1)

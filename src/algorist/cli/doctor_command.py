@@ -31,7 +31,7 @@ def doctor(
     hub: Annotated[bool, typer.Option(help="Try to reach the hub (two seconds).")] = True,
 ) -> int:
     """Check versions, devices, the vLLM / TRL pair, disk space and hub access. Exit 1 if something is broken."""
-    found = {
+    found: dict[str, Any] = {
         "versions": versions(),
         "device": device(),
         "vllm": vllm_pair(),

@@ -5,11 +5,8 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from typing import Any
 
-import click
-import typer.core
-import typer.main
+import typer
 
 from algorist import __version__
 
@@ -28,37 +25,6 @@ VERBS = {
     "recipes": "List and show recipes, and where each value comes from.",
     "doctor": "Check the environment: versions, devices, optional engines.",
 }
-
-
-class LazyGroup(typer.core.TyperGroup):
-    """A group whose verbs are modules ``algorist.cli.<verb>_command`` with an ``app``."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the verbs in the order of the help."""
-        return list(VERBS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the verb's module and return its command; for ``--help`` of the group a stub is enough."""
-        if cmd_name not in VERBS:
-            return None
-        if not ctx.resilient_parsing and _only_listing(ctx):
-            return click.Command(cmd_name, help=VERBS[cmd_name])
-        app = importlib.import_module(f"algorist.cli.{cmd_name}_command").app
-        command: Any = typer.main.get_command(app)
-        command.help = command.help or VERBS[cmd_name]
-        return command
-
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        """Name the nearest verb when there is none with this name."""
-        if args and args[0] not in VERBS and not args[0].startswith("-"):
-            from algorist.errors import nearest
-
-            ctx.fail(f"no verb '{args[0]}'.{nearest(args[0], VERBS)} Verbs: {', '.join(VERBS)}")
-        return super().resolve_command(ctx, args)
-
-
-def _only_listing(ctx: click.Context) -> bool:
-    return not ctx.meta.get("algorist.verb")
 
 
 def main() -> None:
@@ -90,30 +56,29 @@ def _help() -> str:
 
 
 def _call(arguments: list[str], debug: bool) -> int:
-    from algorist.errors import AlgoristError
+    from algorist.errors import AlgoristError, nearest
 
-    group = LazyGroup(name="algorist", context_settings={"help_option_names": ["-h", "--help"]})
-    try:
-        with group.make_context("algorist", arguments) as ctx:
-            ctx.meta["algorist.verb"] = True
-            result = group.invoke(ctx)
-        return int(result) if isinstance(result, int) else 0
-    except click.exceptions.Exit as stop:
-        return stop.exit_code
-    except click.ClickException as error:
-        error.show()
+    verb = arguments[0]
+    if verb not in VERBS:
+        known = f"Verbs: {', '.join(VERBS)}. Help: algorist --help"
+        print(f"error: no verb '{verb}'.{nearest(verb, VERBS)} {known}", file=sys.stderr)
         return 2
-    except (KeyboardInterrupt, click.Abort):
+    try:
+        app = importlib.import_module(f"algorist.cli.{verb}_command").app
+        result = app(arguments[1:], prog_name=f"algorist {verb}", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except (KeyboardInterrupt, typer.Abort):
         print("stopped", file=sys.stderr)
         return 130
     except BrokenPipeError:
         return 0
     except Exception as error:
+        if hasattr(error, "show") and hasattr(error, "exit_code"):  # a usage error of the command line
+            error.show()
+            return 2
         if debug:
             raise
-        return _tell(
-            error, mistake=isinstance(error, AlgoristError) and isinstance(error, (ValueError, ImportError))
-        )
+        return _tell(error, mistake=isinstance(error, AlgoristError) and isinstance(error, (ValueError, ImportError)))
 
 
 def _tell(error: Exception, *, mistake: bool) -> int:

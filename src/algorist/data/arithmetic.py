@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Iterator
+from typing import Any
 
 from algorist.data.base import Source, dataset
 from algorist.errors import DataError
@@ -72,7 +73,7 @@ def word_problems(
 @dataset("arithmetic")
 def load_arithmetic(source: Source) -> list[Problem]:
     """Procedural word problems; params: ``count`` (1000), ``seed`` (0), ``careless`` (0.0), ``steps`` ([2, 3])."""
-    params = {"count": 1000, "seed": 0, "careless": 0.0, "steps": (2, 3)} | source.params
+    params: dict[str, Any] = {"count": 1000, "seed": 0, "careless": 0.0, "steps": (2, 3)} | source.params
     unknown = set(params) - {"count", "seed", "careless", "steps"}
     if unknown:
         raise DataError(

@@ -80,11 +80,11 @@ def make_policy(
     if section.backend == "unsloth":
         return _unsloth(section)
     if section.name == "tiny":
-        tokenizer: PreTrainedTokenizerBase = train_tokenizer(
-            texts, vocab_size=section.tiny.vocab_size, tags=tags
-        )
+        made = train_tokenizer(texts, vocab_size=section.tiny.vocab_size, tags=tags)
         shape = section.tiny.model_dump(exclude={"vocab_size"}, exclude_none=True)
-        model = tiny_model(tokenizer, seed=seed, **shape).to(device, pick_dtype(section.dtype, device))
+        model: Any = tiny_model(made, seed=seed, **shape)
+        model.to(device, pick_dtype(section.dtype, device))
+        tokenizer: PreTrainedTokenizerBase = made
     else:
         model, tokenizer = _pretrained(section, device)
     policy = Policy(model, prepare_tokenizer(tokenizer, section.chat_template))
@@ -141,7 +141,7 @@ def add_lora(model: PreTrainedModel, section: LoraSection) -> Any:
 
     config = LoraConfig(
         r=section.rank,
-        lora_alpha=section.alpha,
+        lora_alpha=section.alpha,  # type: ignore[arg-type]  # PEFT takes floats
         lora_dropout=section.dropout,
         target_modules=lora_targets(model, section.target_modules),
         use_rslora=section.rslora,
@@ -173,7 +173,8 @@ def _pretrained(
         )
     except (OSError, ValueError) as error:
         raise ConfigError(_not_loaded(name, error)) from None
-    return model.to(device), tokenizer
+    moved: Any = model
+    return moved.to(device), tokenizer
 
 
 def _tokenizer(name: str, revision: str | None, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:

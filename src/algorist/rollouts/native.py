@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from algorist.errors import EngineError
+from algorist.errors import EngineError, nearest
 from algorist.rollouts.base import Completion, SamplingParams
+from algorist.rollouts.decoder_tier import DecoderTier
 from algorist.rollouts.module_tier import ModuleTier, why_no_module_tier
 from algorist.rollouts.setting import ModelSetting
+from algorist.rollouts.weights import why_no_decoder, window_of
 
 log = logging.getLogger("algorist.rollouts")
+TIERS = ("auto", "decoder", "module")
 
 
 class NativeEngine:
@@ -45,10 +49,15 @@ class NativeEngine:
     ) -> None:
         self.model, self.token_budget = model, token_budget
         self.setting = ModelSetting(model, tokenizer, eos_token_ids, pad_token_id)
-        reason = why_no_module_tier(model)
-        if reason:
-            raise EngineError(f"the native engine cannot run {type(model).__name__}: {reason}; take engine=transformers")
-        self._tier = ModuleTier(model, self.setting.pad_token_id)
+        if tier not in TIERS:
+            raise EngineError(f"unknown tier '{tier}'.{nearest(tier, TIERS)} Expected one of {', '.join(TIERS)}")
+        self._wanted, self._said = tier, ""
+        reason = why_no_decoder(model)
+        if reason and tier == "decoder":
+            raise EngineError(f"the hand-written decoder cannot run {type(model).__name__}: {reason}; take tier='auto'")
+        self._module: ModuleTier | None = None
+        if reason or tier == "module":
+            self._module = self._module_tier()
 
     def generate(
         self,
@@ -61,6 +70,60 @@ class NativeEngine:
         if not len(prompts):
             return []
         rows = self.setting.new_rows(prompts, group_size, params, on_finished)
-        with self.setting.generating(), torch.no_grad():
-            self._tier.run(prompts, rows, group_size, self.token_budget)
+        budget = self.token_budget or affordable_tokens(self.model, rows.device)
+        tier = self.tier_for(max(len(p) for p in prompts) + params.max_new_tokens)
+        # The module tier runs foreign code that may keep tensors (RoPE caches); these must not be inference tensors.
+        quiet = torch.inference_mode() if isinstance(tier, DecoderTier) else torch.no_grad()
+        with self.setting.generating(), quiet:
+            tier.run(prompts, rows, group_size, budget)
         return rows.completions()
+
+    def tier_for(self, longest: int) -> DecoderTier | ModuleTier:
+        """Return the tier for rows of up to ``longest`` tokens; adapters and hooks may have changed meanwhile."""
+        reason = why_no_decoder(self.model)
+        window = window_of(self.model)
+        if reason is None and window is not None and longest > window:
+            reason = f"its sliding window of {window} is in effect at {longest} tokens"
+        if self._wanted == "module" or reason is None:
+            return self._module_tier() if self._wanted == "module" else DecoderTier(self.model)
+        if self._wanted == "decoder":
+            raise EngineError(f"the hand-written decoder cannot run this request: {reason}; take tier='auto'")
+        if reason != self._said:
+            log.info("rollouts of %s go through its own forward: %s", type(self.model).__name__, reason)
+            self._said = reason
+        return self._module_tier()
+
+    def _module_tier(self) -> ModuleTier:
+        if self._module is None:
+            reason = why_no_module_tier(self.model)
+            if reason:
+                raise EngineError(
+                    f"the native engine cannot run {type(self.model).__name__}: {reason}; take engine=transformers"
+                )
+            self._module = ModuleTier(self.model, self.setting.pad_token_id)
+        return self._module
+
+
+def affordable_tokens(model: Any, device: torch.device) -> int | None:
+    """Return how many tokens of cache fit in half of the free memory, or None where that is not known."""
+    config = model.config.get_text_config(decoder=True)
+    heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", None)
+    layers = getattr(config, "num_hidden_layers", None)
+    if not heads or not layers:
+        return None
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    free = _free_bytes(device)
+    # Keys and values, at most float32, and the cache doubles when it grows.
+    return None if free is None else max(0, free // 2 // (2 * 2 * layers * heads * head_dim * 4))
+
+
+def _free_bytes(device: torch.device) -> int | None:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return None

@@ -42,10 +42,11 @@ def check_request(
 
 
 class Rows:
-    """All rows of a request; the engine keeps the active ones in any order and calls ``take`` once per step.
+    """All rows of a request and the slots in which some of them run.
 
-    Row r is completion r % group_size of prompt r // group_size. ``next_R`` holds the place of each active row's next
-    token in the flat (rows x max_new_tokens) output.
+    Row r is completion r % group_size of prompt r // group_size. Each slot holds a running row or is idle (``alive_S`` 0).
+    ``next_S`` is the place of the slot's next token in the flat (rows x max_new_tokens) output; idle slots write to one
+    place behind its end.
     """
 
     def __init__(
@@ -66,101 +67,127 @@ class Rows:
         self._on_finished = on_finished
         self._steps = params.max_new_tokens
         room = [self._steps if context is None else min(self._steps, context - len(p)) for p in prompts]
-        self.limit_R = torch.tensor(room).repeat_interleave(group_size)
-        self._uniform = draw_uniforms(self.count, self._steps, params.seed).view(-1).to(device)
-        self._token = torch.zeros(self.count * self._steps, dtype=torch.int64, device=device)
-        self._log_prob = torch.zeros(self.count * self._steps, device=device)
+        self._limit_R = torch.tensor(room).repeat_interleave(group_size)
+        self._behind = self.count * self._steps
+        uniform = draw_uniforms(self.count, self._steps, params.seed).view(-1)
+        self._uniform = torch.cat([uniform, uniform.new_zeros(1)]).to(device)
+        self._token = torch.zeros(self._behind + 1, dtype=torch.int64, device=device)
+        self._log_prob = torch.zeros(self._behind + 1, device=device)
         self._is_stop_V = torch.zeros(vocabulary, dtype=torch.bool, device=device)
         self._is_stop_V[[i for i in stop_ids if 0 <= i < vocabulary]] = True
         self._length_R = [0] * self.count
         self._strings = StopStrings(params.stop_strings, decode) if params.stop_strings else None
-        self.row_R = torch.zeros(0, dtype=torch.int64, device=device)
-        self.next_R = torch.zeros(0, dtype=torch.int64, device=device)
-        self.end_R = torch.zeros(0, dtype=torch.int64, device=device)
+        self.row_S = self.next_S = self.end_S = self.alive_S = torch.zeros(
+            0, dtype=torch.int64, device=device
+        )
 
     def __len__(self) -> int:
-        return self.row_R.shape[0]
+        return self.row_S.shape[0]
 
     def admit(self, rows: Sequence[int]) -> None:
-        """Append rows to the active ones."""
+        """Start ``rows`` in new slots behind the present ones."""
+        slots = torch.arange(len(self), len(self) + len(rows), device=self.device)
+        self.set_slots(len(self) + len(rows))
+        self.start(slots, rows)
+
+    def set_slots(self, count: int) -> None:
+        """Cut or extend the slots to ``count``; new ones are idle."""
+        extra = torch.zeros(max(0, count - len(self)), dtype=torch.int64, device=self.device)
+        self.row_S = torch.cat([self.row_S[:count], extra])
+        self.next_S = torch.cat([self.next_S[:count], extra + self._behind])
+        self.end_S = torch.cat([self.end_S[:count], extra + self._behind + 1])
+        self.alive_S = torch.cat([self.alive_S[:count], extra])
+
+    def start(self, slots: Tensor, rows: Sequence[int]) -> None:
+        """Start ``rows`` in idle ``slots``."""
         added = torch.tensor(list(rows), dtype=torch.int64)
-        start = added * self._steps
-        end = start + self.limit_R[added]
-        self.row_R = torch.cat([self.row_R, added.to(self.device)])
-        self.next_R = torch.cat([self.next_R, start.to(self.device)])
-        self.end_R = torch.cat([self.end_R, end.to(self.device)])
+        begin = added * self._steps
+        self.row_S[slots] = added.to(self.device)
+        self.next_S[slots] = begin.to(self.device)
+        self.end_S[slots] = (begin + self._limit_R[added]).to(self.device)
+        self.alive_S[slots] = 1
 
-    def keep(self, index: Tensor) -> None:
-        """Keep the active rows at ``index``, in this order."""
-        self.row_R, self.next_R, self.end_R = self.row_R[index], self.next_R[index], self.end_R[index]
+    def keep(self, slots: Tensor) -> None:
+        """Keep the slots at ``slots``, in this order."""
+        self.row_S, self.next_S = self.row_S[slots], self.next_S[slots]
+        self.end_S, self.alive_S = self.end_S[slots], self.alive_S[slots]
 
-    def take(self, logits_RV: Tensor, start: int = 0) -> tuple[Tensor, Tensor]:
-        """Sample the next token of the active rows from ``start`` on.
+    def take(self, logits_SV: Tensor) -> tuple[Tensor, Tensor]:
+        """Sample the next token of every slot.
 
         Returns:
-            Tokens (R,) and done (R,) bool: finished by a stop token, a stop string or length.
+            Tokens (S,) and done (S,) bool: the row has just finished by a stop token, a stop string or its length.
         """
-        params, next_R = self.params, self.next_R[start:]
+        params, next_S = self.params, self.next_S
+        early_S = None
         if params.min_new_tokens:
-            early_R = next_R - self.row_R[start:] * self._steps < params.min_new_tokens
-            token_R, log_prob_R = self._sample_not_stopping(logits_RV, next_R, early_R)
+            early_S = next_S - self.row_S * self._steps < params.min_new_tokens
+            token_S, log_prob_S = self._sample_not_stopping(logits_SV, early_S)
         else:
-            early_R = None
-            token_R, log_prob_R = sample(logits_RV, self._uniform.index_select(0, next_R), params)
-        self._token.index_copy_(0, next_R, token_R)
-        self._log_prob.index_copy_(0, next_R, log_prob_R)
-        next_R += 1
-        done_R = self._is_stop_V.index_select(0, token_R)
+            token_S, log_prob_S = sample(logits_SV, self._uniform.index_select(0, next_S), params)
+        self._token.index_copy_(0, next_S, token_S)
+        self._log_prob.index_copy_(0, next_S, log_prob_S)
+        next_S += self.alive_S
+        done_S = self._is_stop_V.index_select(0, token_S)
         if self._strings is not None:
-            done_R = done_R | self._string_stops(token_R, start, early_R)
-        return token_R, done_R.logical_or_(next_R >= self.end_R[start:])
+            done_S = done_S | self._string_stops(token_S, early_S)
+        return token_S, done_S.logical_or_(next_S >= self.end_S).logical_and_(self.alive_S)
 
-    def _sample_not_stopping(
-        self, logits_RV: Tensor, next_R: Tensor, early_R: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def take_at(self, slots: Tensor, logits_RV: Tensor) -> tuple[Tensor, Tensor]:
+        """``take`` for some slots only."""
+        whole = self.row_S, self.next_S, self.end_S, self.alive_S
+        self.keep(slots)
+        token_R, done_R = self.take(logits_RV)
+        moved_R = self.next_S
+        self.row_S, self.next_S, self.end_S, self.alive_S = whole
+        self.next_S[slots] = moved_R
+        return token_R, done_R
+
+    def _sample_not_stopping(self, logits_SV: Tensor, early_S: Tensor) -> tuple[Tensor, Tensor]:
         """Sample with stop tokens excluded in the rows that are still too short; log-probs stay unfiltered."""
-        uniform_R = self._uniform.index_select(0, next_R)
-        full_RV = logits_RV.float().clone()
-        barred_RV = full_RV.masked_fill(early_R.unsqueeze(-1) & self._is_stop_V, float("-inf"))
-        token_R, _ = sample(barred_RV, uniform_R, self.params)
-        scaled_RV = full_RV.div_(self.params.temperature or 1.0)
-        chosen_R = scaled_RV.gather(-1, token_R.unsqueeze(-1)).squeeze(-1)
-        return token_R, chosen_R - scaled_RV.logsumexp(-1)
+        uniform_S = self._uniform.index_select(0, self.next_S)
+        full_SV = logits_SV.float().clone()
+        barred_SV = full_SV.masked_fill(early_S.unsqueeze(-1) & self._is_stop_V, float("-inf"))
+        token_S, _ = sample(barred_SV, uniform_S, self.params)
+        scaled_SV = full_SV.div_(self.params.temperature or 1.0)
+        chosen_S = scaled_SV.gather(-1, token_S.unsqueeze(-1)).squeeze(-1)
+        return token_S, chosen_S - scaled_SV.logsumexp(-1)
 
-    def _string_stops(self, token_R: Tensor, start: int, early_R: Tensor | None) -> Tensor:
+    def _string_stops(self, token_S: Tensor, early_S: Tensor | None) -> Tensor:
         assert self._strings is not None
-        rows, ends, tokens = self.row_R[start:].tolist(), self.next_R[start:].tolist(), token_R.tolist()
-        early = early_R.tolist() if early_R is not None else [False] * len(tokens)
-        found = [False] * len(tokens)
-        for i, token in enumerate(tokens):
-            if not early[i] and self._strings.may_end(token):
+        rows, ends = self.row_S.tolist(), self.next_S.tolist()
+        looked_at = self.alive_S if early_S is None else self.alive_S * ~early_S
+        found = [False] * len(rows)
+        for i, (token, wanted) in enumerate(zip(token_S.tolist(), looked_at.tolist(), strict=True)):
+            if wanted and self._strings.may_end(token):
                 begin = max(rows[i] * self._steps, ends[i] - self._strings.window)
                 found[i] = self._strings.just_ended(self._token[begin : ends[i]].tolist())
         return torch.tensor(found, device=self.device)
 
-    def finish(self, index: Tensor) -> list[int]:
-        """Record that the active rows at ``index`` are finished; return their row numbers."""
-        rows, ends = self.row_R[index].tolist(), self.next_R[index].tolist()
+    def finish(self, slots: Tensor) -> list[int]:
+        """Record that the rows in ``slots`` are finished, make the slots idle, return the row numbers."""
+        rows, ends = self.row_S[slots].tolist(), self.next_S[slots].tolist()
         for row, end in zip(rows, ends, strict=True):
             self._length_R[row] = end - row * self._steps
+        self.next_S[slots] = self._behind
+        self.end_S[slots] = self._behind + 1
+        self.alive_S[slots] = 0
         if self._on_finished is not None and rows:
             self._on_finished(len(rows))
         return rows
 
     def completions(self) -> list[list[Completion]]:
         """Return what was sampled, grouped by prompt."""
-        tokens = self._token.view(self.count, self._steps).cpu()
-        log_probs = self._log_prob.view(self.count, self._steps).cpu()
+        tokens = self._token[: self._behind].view(self.count, self._steps).tolist()
+        log_probs = self._log_prob[: self._behind].view(self.count, self._steps).tolist()
         stops = self._is_stop_V.cpu()
         result: list[list[Completion]] = []
         for row, length in enumerate(self._length_R):
-            ids = tokens[row, :length].tolist()
+            ids = tokens[row][:length]
             stopped = bool(stops[ids[-1]]) or (
                 self._strings is not None and self._strings.just_ended(ids[-self._strings.window :])
             )
             if row % self.group_size == 0:
                 result.append([])
-            result[-1].append(
-                Completion(ids, log_probs[row, :length].tolist(), "stop" if stopped else "length")
-            )
+            result[-1].append(Completion(ids, log_probs[row][:length], "stop" if stopped else "length"))
         return result

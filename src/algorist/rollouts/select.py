@@ -30,6 +30,7 @@ def make_engine(
     from algorist.rollouts.module_tier import why_no_module_tier
     from algorist.rollouts.native import NativeEngine
     from algorist.rollouts.transformers import TransformersEngine
+    from algorist.rollouts.weights import why_no_decoder
 
     if name not in ENGINES:
         raise EngineError(
@@ -38,7 +39,7 @@ def make_engine(
     if name == "transformers":
         return TransformersEngine(model, tokenizer, token_budget=token_budget)
     reason = why_no_module_tier(model)
-    if reason:
+    if reason and why_no_decoder(model):
         log.warning("rollouts of %s go through model.generate: %s", type(model).__name__, reason)
         return TransformersEngine(model, tokenizer, token_budget=token_budget)
     return NativeEngine(model, tokenizer, token_budget=token_budget)

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 from transformers.generation import StoppingCriteria, StoppingCriteriaList
 
+from algorist.errors import EngineError
 from algorist.rollouts.base import Completion, SamplingParams
 from algorist.rollouts.rows import Rows
 from algorist.rollouts.setting import ModelSetting
@@ -91,8 +92,9 @@ class TransformersEngine:
             stopping_criteria=StoppingCriteriaList([_AllDone(chooser)]),
         )
         if len(rows):
-            rows.finish(torch.arange(len(rows), device=rows.device))
-            rows.keep(torch.zeros(0, dtype=torch.int64, device=rows.device))
+            raise EngineError(
+                f"model.generate ended with {len(rows)} rows unfinished after {ids.shape[1]} prompt tokens"
+            )
 
 
 class _Chooser(LogitsProcessor):

@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,12 +16,35 @@ from pathlib import Path
 from typing import Any
 
 from algorist.errors import CheckpointError
+from algorist.store.atomic import replace_text
+from algorist.store.redact import redact
 
-LIBRARIES = ("algorist", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "math-verify", "sympy")
+LIBRARIES = (
+    "algorist",
+    "torch",
+    "transformers",
+    "trl",
+    "peft",
+    "accelerate",
+    "datasets",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+    "math-verify",
+    "sympy",
+    "vllm",
+    "deepspeed",
+    "bitsandbytes",
+    "liger-kernel",
+)
 
 
 class RunFolder:
-    """One run's folder."""
+    """One run's folder.
+
+    ``config.yaml`` (resolved recipe), ``environment.json``, ``training.log``, ``metrics.jsonl``, ``stages.json``
+    (finished stages and their results), ``rollouts/*.parquet``, ``sft/``, ``grpo/``, ``eval/``, ``report.html``.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
@@ -36,34 +60,103 @@ class RunFolder:
             for name in ("rollouts", "eval"):
                 (Path(path) / name).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise CheckpointError(f"cannot make the run folder {path}: {error}; choose another with output_dir=FOLDER") from None
+            raise CheckpointError(
+                f"cannot make the run folder {path}: {error.strerror}; choose another with output_dir=FOLDER"
+            ) from None
         return cls(path)
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """Open an existing run."""
-        if not (Path(path) / "config.yaml").is_file():
-            raise CheckpointError(f"{path} is not a run folder (config.yaml is missing)")
+        """Open an existing run.
+
+        Raises:
+            CheckpointError: There is no run; the message names runs nearby.
+        """
+        path = Path(path)
+        if not (path / "config.yaml").is_file():
+            beside = path if path.is_dir() else path.parent
+            near = sorted(p.parent.name for p in beside.glob("*/config.yaml"))[:5] if beside.is_dir() else []
+            there = f"; runs in {beside}: {', '.join(near)}" if near else ""
+            raise CheckpointError(f"{path} is not a run folder (config.yaml is missing){there}")
         return cls(path)
 
+    @property
+    def config(self) -> Path:
+        """The resolved recipe."""
+        return self.path / "config.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        """The metrics, one JSON object per line."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def rollouts(self) -> Path:
+        """The folder of the rollouts' Parquet parts."""
+        return self.path / "rollouts"
+
+    @property
+    def evaluations(self) -> Path:
+        """The folder of the evaluation artifacts."""
+        return self.path / "eval"
+
+    @property
+    def report(self) -> Path:
+        """The report."""
+        return self.path / "report.html"
+
     def write_text(self, name: str, text: str) -> None:
-        """Write a file whole or not at all."""
+        """Write a file of the run whole or not at all, without secrets.
+
+        Raises:
+            CheckpointError: ``name`` leads out of the folder, or the disk refuses.
+        """
+        target = self.inside(name)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(f"cannot make {target.parent}: {error.strerror}") from None
+        replace_text(target, redact(text))
+
+    def write_json(self, name: str, content: Any) -> None:
+        """Write ``content`` as JSON whole or not at all, without secrets."""
+        self.write_text(name, json.dumps(content, indent=2, ensure_ascii=False, default=str) + "\n")
+
+    def read_json(self, name: str) -> Any:
+        """Return a JSON file of the run, or None when it is missing.
+
+        Raises:
+            CheckpointError: It is damaged.
+        """
+        file = self.inside(name)
+        if not file.is_file():
+            return None
+        try:
+            return json.loads(file.read_text(encoding="utf-8"))
+        except (ValueError, OSError) as error:
+            raise CheckpointError(f"{file} is damaged ({error}); move it away or start a new run") from None
+
+    def inside(self, name: str) -> Path:
+        """Return the path of ``name`` in this folder.
+
+        Raises:
+            CheckpointError: It would lie outside.
+        """
         target = self.path / name
-        partial = target.with_name(target.name + ".partial")
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(target)
+        if not target.resolve().is_relative_to(self.path.resolve()):
+            raise CheckpointError(f"'{name}' leads out of the run folder {self.path}")
+        return target
 
     def write_environment(self, *, seed: int) -> None:
         """Write ``environment.json``: versions, hardware, git commit, command, seed."""
-        self.write_text("environment.json", json.dumps(environment() | {"seed": seed}, indent=2))
+        self.write_json("environment.json", environment() | {"seed": seed})
 
     def stages(self) -> dict[str, Any]:
-        """Return finished stages and their results."""
-        file = self.path / "stages.json"
-        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        """Return finished stages and their results, in the order they were finished."""
+        found = self.read_json("stages.json")
+        if found is not None and not isinstance(found, dict):
+            raise CheckpointError(f"{self.path / 'stages.json'} is damaged; expected an object of stages")
+        return found or {}
 
     def is_finished(self, stage: str) -> bool:
         """Tell whether a stage is finished."""
@@ -71,22 +164,27 @@ class RunFolder:
 
     def finish(self, stage: str, result: dict[str, Any]) -> None:
         """Record a stage as finished."""
-        self.write_text("stages.json", json.dumps(self.stages() | {stage: result}, indent=2))
+        self.write_json("stages.json", self.stages() | {stage: result})
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the folder.
+        """Hold the folder; the system lets go when the process ends, however it ends.
 
         Raises:
-            CheckpointError: Another process holds it.
+            CheckpointError: Another process holds it; the message names its pid.
         """
-        with (self.path / ".lock").open("a+") as file:
+        try:
+            file = (self.path / ".lock").open("a+")
+        except OSError as error:
+            raise CheckpointError(f"cannot write in {self.path}: {error.strerror}") from None
+        with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 file.seek(0)
                 raise CheckpointError(
-                    f"{self.path} is in use by process {file.read().strip() or '?'}; wait for it, or take another run_name"
+                    f"{self.path} is in use by process {file.read().strip() or '?'}; wait for it, "
+                    "or take another name: run_name=NAME"
                 ) from None
             file.truncate(0)
             file.write(str(os.getpid()))
@@ -95,19 +193,68 @@ class RunFolder:
 
 
 def environment() -> dict[str, Any]:
-    """Return versions, hardware, git commit and command of this process."""
-    versions = {}
-    for name in LIBRARIES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    """Return versions, hardware, git commit and command of this process; secrets are left out.
+
+    torch is asked for its devices only where it is loaded already.
+    """
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
+        "processor": _processor(),
         "cores": os.cpu_count(),
-        "versions": versions,
-        "git_commit": commit or None,
-        "command": sys.argv,
+        "memory_gib": _memory_gib(),
+        "devices": _devices(),
+        "versions": _versions(),
+        "git_commit": _git("rev-parse", "HEAD"),
+        "git_changed_files": _count(_git("status", "--porcelain", "--untracked-files=no")),
+        "command": redact(shlex.join(["algorist", *sys.argv[1:]])),
+        "folder": str(Path.cwd()),
     }
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in LIBRARIES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _memory_gib() -> float | None:
+    try:
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+    except (ValueError, OSError):
+        return None
+
+
+def _devices() -> list[str]:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return []
+    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", *arguments], capture_output=True, text=True, check=False, timeout=10, cwd=Path.cwd()
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _count(lines: str | None) -> int | None:
+    return None if lines is None else len(lines.splitlines())

@@ -1,4 +1,9 @@
-"""Writers of a run: rollouts as Parquet parts, metrics as JSON lines. Atomic parts, bounded memory."""
+"""Writers of a run: rollouts as Parquet parts, metrics as JSON lines. Atomic, bounded memory, exact on resume.
+
+Layout of the rollouts: the rows in the order they were written, cut into ``part-NNNNNN.parquet`` by count (and by size
+for very long completions). Where the cuts fall depends on the rows alone, so a run that was killed and resumed has the
+same parts as one that was not. ``flush`` writes the unfinished last part as it is; it is written again when it grows.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +11,18 @@ import json
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow
+import pyarrow.compute
 import pyarrow.parquet
 
+from algorist.errors import CheckpointError, DataError
+from algorist.store.atomic import PARTIAL, replace_file, replace_text, sync_folder
+
+SCHEMA_VERSION = "1"
 SCHEMA = pyarrow.schema(
     [
         ("stage", pyarrow.string()),
@@ -33,51 +43,82 @@ SCHEMA = pyarrow.schema(
         ("gold", pyarrow.string()),
         ("truncated", pyarrow.bool_()),
         ("seconds", pyarrow.float64()),
-    ]
+    ],
+    metadata={"algorist.rollouts": SCHEMA_VERSION},
 )
+_PART_CHARACTERS = 32_000_000
 
 
 class RolloutWriter:
     """Appends rollouts to ``part-NNNNNN.parquet`` files; a part appears whole or not at all.
 
+    A row is a dictionary with names of ``SCHEMA``; missing ones are null, unknown ones are refused. ``step`` is the
+    number of optimizer steps that were done when the completion was sampled. Call ``flush`` *before* a checkpoint
+    becomes valid: then no rollout before a valid checkpoint can be lost.
+
     Args:
         folder: The run's ``rollouts`` folder.
-        rows_per_part: Rows that are buffered before a part is written.
+        stage: Fills ``stage`` where a row has none; ``truncate_after`` touches this stage only.
+        rows_per_part: Rows in a full part, also the most that are held in memory.
     """
 
-    def __init__(self, folder: Path, *, rows_per_part: int = 4096) -> None:
-        self.folder, self.rows_per_part = Path(folder), rows_per_part
-        self.folder.mkdir(parents=True, exist_ok=True)
+    def __init__(self, folder: Path, *, stage: str = "grpo", rows_per_part: int = 4096) -> None:
+        self.folder, self.stage, self.rows_per_part = Path(folder), stage, rows_per_part
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for left_over in self.folder.glob(f"part-*{PARTIAL}"):
+                left_over.unlink()
+        except OSError as error:
+            raise CheckpointError(f"cannot use the rollout folder {self.folder}: {error}") from None
         self._rows: list[dict[str, Any]] = []
+        self._number = 0
+        self._dirty = False
+        self._load_tail()
 
-    def write(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Buffer rows; full parts are written."""
-        self._rows.extend(rows)
-        if len(self._rows) >= self.rows_per_part:
-            self.flush()
+    def write(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Take rows; full parts are written.
+
+        Raises:
+            DataError: A row has an unknown column or a value of the wrong type; none of ``rows`` was taken.
+            CheckpointError: The disk is full or not writable; all rows were taken, and the next ``write`` or
+                ``flush`` tries again.
+        """
+        for row in rows:
+            if not row.keys() <= _NAMES:
+                raise DataError(
+                    f"rollout with unknown columns {sorted(row.keys() - _NAMES)}; known: {', '.join(SCHEMA.names)}"
+                )
+        clean = [_clean(row, self.stage) for row in rows]
+        self._rows.extend(clean)
+        self._dirty = self._dirty or bool(clean)
+        self._write_full_parts()
 
     def flush(self) -> None:
-        """Write what is buffered as one part."""
-        if not self._rows:
-            return
-        rows = [
-            {name: (list(row["rewards"].items()) if name == "rewards" and row.get("rewards") else row.get(name)) for name in SCHEMA.names}
-            for row in self._rows
-        ]
-        number = 1 + max((int(p.stem[5:]) for p in self.folder.glob("part-*.parquet")), default=-1)
-        _write_table(pyarrow.Table.from_pylist(rows, schema=SCHEMA), self.folder / f"part-{number:06d}.parquet")
-        self._rows.clear()
+        """Write what is in memory through to the disk."""
+        self._write_full_parts()
+        if self._dirty:
+            self._write_part(self._rows)
+            self._dirty = False
 
     def truncate_after(self, step: int) -> None:
-        """Drop rollouts of steps after ``step``: what a resumed run will make again."""
-        self._rows = [r for r in self._rows if r["step"] < step]
-        for path in sorted(self.folder.glob("part-*.parquet")):
-            table = pyarrow.parquet.read_table(path)
-            kept = table.filter(pyarrow.compute.less(table["step"], step))
-            if kept.num_rows == 0:
+        """Drop this stage's rollouts that were sampled when ``step`` or more optimizer steps were done.
+
+        A run that continues from ``checkpoint-<step>`` samples exactly these again. Safe to repeat after a crash.
+        """
+        self.flush()
+        for path in reversed(_parts(self.folder)):
+            keys = _read_table(path, columns=["stage", "step"])
+            keep = pyarrow.compute.or_(
+                pyarrow.compute.less(keys["step"], step),
+                pyarrow.compute.not_equal(keys["stage"], self.stage),
+            )
+            kept = pyarrow.compute.sum(keep).as_py() or 0
+            if kept == 0:
                 path.unlink()
-            elif kept.num_rows < table.num_rows:
-                _write_table(kept, path)
+                sync_folder(self.folder)
+            elif kept < keys.num_rows:
+                _write_table(_read_table(path).filter(keep), path)
+        self._load_tail()
 
     def close(self) -> None:
         """Write the rest."""
@@ -89,52 +130,151 @@ class RolloutWriter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _write_full_parts(self) -> None:
+        while (end := _first_cut(self._rows, self.rows_per_part)) is not None:
+            self._write_part(self._rows[:end])
+            self._rows = self._rows[end:]
+            self._number += 1
+            self._dirty = bool(self._rows)
+
+    def _write_part(self, rows: list[dict[str, Any]]) -> None:
+        try:
+            table = pyarrow.Table.from_pylist(rows, schema=SCHEMA)
+        except (pyarrow.ArrowException, TypeError, ValueError) as error:
+            raise DataError(f"a rollout does not fit the schema: {error}") from error
+        _write_table(table, self.folder / f"part-{self._number:06d}.parquet")
+
+    def _load_tail(self) -> None:
+        """Take the unfinished last part into memory, so that it can grow."""
+        parts = _parts(self.folder)
+        self._number = _number(parts[-1]) if parts else 0
+        self._rows = _read_table(parts[-1]).to_pylist() if parts else []
+        self._dirty = False
+        if _first_cut(self._rows, self.rows_per_part) is not None:
+            self._number += 1
+            self._rows = []
+
 
 class MetricsWriter:
     """Appends one JSON object per line: stage, step, time and the numbers; NaN and infinities become null."""
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
-        self._file = self.path.open("a", encoding="utf-8")
+        self._cut_torn_line()
+        self._file = self._open()
 
-    def write(self, stage: str, step: int, values: dict[str, float]) -> None:
-        """Append one line and hand it to the system."""
+    def write(self, stage: str, step: int, values: Mapping[str, float]) -> None:
+        """Append one line and hand it to the system (a killed process loses nothing)."""
         clean = {k: (float(v) if math.isfinite(v) else None) for k, v in values.items()}
-        self._file.write(json.dumps({"stage": stage, "step": step, "time": round(time.time(), 3), **clean}) + "\n")
+        line = json.dumps({"stage": stage, "step": step, "time": round(time.time(), 3), **clean})
+        try:
+            self._file.write(line + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise CheckpointError(f"cannot write {self.path}: {error.strerror}; free space") from error
+
+    def flush(self) -> None:
+        """Write through to the disk; call it before a checkpoint becomes valid."""
         self._file.flush()
+        os.fsync(self._file.fileno())
 
     def truncate_after(self, stage: str, step: int) -> None:
-        """Drop the lines of ``stage`` after ``step``."""
-        lines = [row for row in read_metrics(self.path) if row["stage"] != stage or row["step"] <= step]
+        """Drop the lines of ``stage`` whose step is greater than ``step``."""
+        lines = [
+            json.dumps(row) + "\n"
+            for row in read_metrics(self.path)
+            if row.get("stage") != stage or row.get("step", 0) <= step
+        ]
         self._file.close()
-        partial = self.path.with_name(self.path.name + ".partial")
-        partial.write_text("".join(json.dumps(row) + "\n" for row in lines), encoding="utf-8")
-        partial.replace(self.path)
-        self._file = self.path.open("a", encoding="utf-8")
+        replace_text(self.path, "".join(lines))
+        self._file = self._open()
 
     def close(self) -> None:
-        """Write through to the disk."""
+        """Write through to the disk and close; may be called twice."""
         if not self._file.closed:
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            self.flush()
             self._file.close()
+
+    def __enter__(self) -> MetricsWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _open(self) -> Any:
+        try:
+            return self.path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise CheckpointError(f"cannot write {self.path}: {error.strerror}") from None
+
+    def _cut_torn_line(self) -> None:
+        """Cut off a last line without its end, so that the next line does not continue it."""
+        if self.path.is_file():
+            data = self.path.read_bytes()
+            if data and not data.endswith(b"\n"):
+                os.truncate(self.path, data.rfind(b"\n") + 1)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a metrics file; a torn last line is left out."""
+    """Return the lines of a metrics file; a torn last line is left out, a missing file is empty."""
     rows = []
     if path.is_file():
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
-                rows.append(json.loads(line))
+                row = json.loads(line)
             except ValueError:
                 continue
+            if isinstance(row, dict):
+                rows.append(row)
     return rows
 
 
+_NAMES = frozenset(SCHEMA.names)
+
+
+def _clean(row: Mapping[str, Any], stage: str) -> dict[str, Any]:
+    """Return a copy with the stage filled in, rewards as pairs (NaN, "does not apply", as null) and valid UTF-8."""
+    clean = dict(row)
+    clean["stage"] = row.get("stage") or stage
+    rewards = row.get("rewards") or {}
+    pairs: Iterable[tuple[str, Any]] = rewards.items() if isinstance(rewards, Mapping) else rewards
+    clean["rewards"] = [(k, None if v is None or math.isnan(v) else float(v)) for k, v in pairs]
+    for name, value in clean.items():
+        if isinstance(value, str) and not value.isascii():
+            clean[name] = value.encode("utf-8", errors="backslashreplace").decode("utf-8")
+    return clean
+
+
+def _first_cut(rows: Sequence[Mapping[str, Any]], rows_per_part: int) -> int | None:
+    """Return how many of the rows make the first full part, or None when they do not fill one."""
+    characters = 0
+    for index, row in enumerate(rows[:rows_per_part], start=1):
+        characters += len(row.get("prompt") or "") + len(row.get("completion") or "")
+        if index == rows_per_part or characters >= _PART_CHARACTERS:
+            return index
+    return None
+
+
+def _number(path: Path) -> int:
+    return int(path.stem.removeprefix("part-"))
+
+
+def _parts(folder: Path) -> list[Path]:
+    """Return the parts in the order of their numbers."""
+    return sorted((p for p in folder.glob("part-*.parquet") if p.stem[5:].isdigit()), key=_number)
+
+
+def _read_table(path: Path, columns: list[str] | None = None) -> pyarrow.Table:
+    try:
+        return pyarrow.parquet.ParquetFile(path).read(columns=columns)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise CheckpointError(
+            f"{path} is damaged ({error}); move it away to continue without its rollouts"
+        ) from None
+
+
 def _write_table(table: pyarrow.Table, path: Path) -> None:
-    partial = path.with_name(path.name + ".partial")
-    pyarrow.parquet.write_table(table, partial, compression="zstd")
-    with partial.open("rb") as file:
-        os.fsync(file.fileno())
-    partial.replace(path)
+    replace_file(
+        path,
+        lambda partial: pyarrow.parquet.write_table(table, partial, compression="zstd", compression_level=1),
+    )

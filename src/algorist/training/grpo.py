@@ -17,6 +17,7 @@ from typing import Any, cast
 from algorist.training import trl_seam  # isort: skip  (sets TRL's telemetry switch before TRL is imported)
 
 import torch
+from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from algorist.errors import ConfigError
@@ -62,6 +63,9 @@ class AlgoristGRPOTrainer(GRPOTrainer):
         MissingExtraError: The installed TRL was not tested.
     """
 
+    args: GRPOConfig
+    model: Any
+
     def __init__(
         self,
         *args: Any,
@@ -95,7 +99,7 @@ class AlgoristGRPOTrainer(GRPOTrainer):
         self._regrouped: Any = None
         self._keep_rows: torch.Tensor | None = None
         self._fill: dict[str, torch.Tensor | None] = {}
-        self._scoring = self._old_wanted = False
+        self._scoring = self._old_wanted = self._nothing_to_compute = False
         self._generated_at_step = -1
         self._rollout_seconds = 0.0
         self._update_seconds = 0.0
@@ -123,7 +127,7 @@ class AlgoristGRPOTrainer(GRPOTrainer):
             top_p=args.top_p,
             top_k=args.top_k or 0,
             min_p=args.min_p or 0.0,
-            max_new_tokens=args.max_completion_length,
+            max_new_tokens=args.max_completion_length or 256,
             stop_token_ids=tuple(int(i) for i in self.eos_token_ids),
         )
 
@@ -209,7 +213,7 @@ class AlgoristGRPOTrainer(GRPOTrainer):
         names = list(self.reward_func_names)
         group_size = self.num_generations if mode == "train" else self.num_generations_eval
         metrics = rollout_metrics(
-            self._batch, group_size=group_size, reward_names=names, reward_weights=self.reward_weights
+            self._batch, group_size=group_size or 1, reward_names=names, reward_weights=self.reward_weights
         )
         for name, value in metrics.items():
             self._metrics[mode][name].append(value)
@@ -284,10 +288,19 @@ class AlgoristGRPOTrainer(GRPOTrainer):
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         self._keep_rows = self._rows_with_signal(inputs)
         self._fill = {name: inputs.get(name) for name in ("old_per_token_logps", "sampling_per_token_logps")}
+        mask = inputs["completion_mask"]
+        self._nothing_to_compute = not bool(
+            (mask if self._keep_rows is None else mask[self._keep_rows]).any()
+        )
+        if self._nothing_to_compute and self.fast_update and self.model.training:
+            # A window without any signal still takes an optimizer step in TRL, with zero gradients.
+            for parameter in self.model.parameters():
+                if parameter.requires_grad and parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
         try:
             return super()._compute_loss(model, inputs)
         finally:
-            self._keep_rows, self._fill = None, {}
+            self._keep_rows, self._fill, self._nothing_to_compute = None, {}, False
 
     def _rows_with_signal(self, inputs: dict[str, Any]) -> torch.Tensor | None:
         """Return which rows (B,) need a forward pass, or None for all of them."""
@@ -328,7 +341,14 @@ class AlgoristGRPOTrainer(GRPOTrainer):
             stored = self._take_sampler_log_probs(model, mask)
             if stored is not None:
                 return stored, None, None
-        if self.fast_update and not compute_aux_loss and all(value is None for value in multimodal.values()):
+        # With several processes TRL's pass gives every parameter its zero gradient, for which DDP waits.
+        alone = self.accelerator.num_processes == 1 or not self._nothing_to_compute
+        if (
+            self.fast_update
+            and alone
+            and not compute_aux_loss
+            and all(value is None for value in multimodal.values())
+        ):
             keep = self._keep_rows
             found = self._update.log_probs(
                 model,
@@ -376,10 +396,10 @@ class AlgoristGRPOTrainer(GRPOTrainer):
     def _fill_skipped(
         self, log_probs: torch.Tensor, entropy: torch.Tensor | None, keep: torch.Tensor, mask: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Give skipped rows a ratio of exactly 1 and, for the logged mean, an unbiased estimate of the entropy.
+        """Give skipped rows a ratio of exactly 1 and, for the logged mean, an estimate of their entropy.
 
-        The estimate is minus the sampled tokens' log-prob; without sampler log-probs the rows are NaN, which TRL
-        leaves out of the logged mean.
+        The estimate is minus the sampled tokens' log-prob (unbiased without top-k, top-p and min-p), otherwise the
+        mean of the computed rows; without any of them it is NaN, which TRL leaves out of the logged mean.
         """
         skipped = ~keep
         old, sampler = self._fill.get("old_per_token_logps"), self._fill.get("sampling_per_token_logps")
@@ -387,16 +407,14 @@ class AlgoristGRPOTrainer(GRPOTrainer):
             rows = torch.where(skipped[:, None], old, torch.zeros_like(old)).to(log_probs.dtype)
             log_probs = log_probs + rows
         if entropy is not None:
-            source = sampler if sampler is not None else old
-            estimate = (
-                torch.full_like(entropy, float("nan")) if source is None else -source.to(entropy.dtype) * mask
-            )
+            filtered = self.sampling.top_k > 0 or self.sampling.top_p < 1 or self.sampling.min_p > 0
+            source = None if filtered else sampler if sampler is not None else old
+            if source is None:  # NaN when no row was computed
+                used = mask * keep[:, None]
+                estimate = ((entropy * used).sum() / used.sum()).detach().expand_as(entropy)
+            else:
+                estimate = -source.to(entropy.dtype) * mask
             entropy = torch.where(skipped[:, None], estimate, entropy.detach())
-        if not keep.any():
-            # A window without any signal still takes an optimizer step in TRL, with zero gradients.
-            for parameter in self.model.parameters():
-                if parameter.requires_grad and parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
         return log_probs, entropy
 
     def _log_sampler_gap(

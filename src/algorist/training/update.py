@@ -83,20 +83,24 @@ class FastUpdate:
         if reason is None and id(base) in self._verdicts:
             reason = self._verdicts[id(base)]
         if reason is not None:
-            return self._fall_back(reason)
+            self._fall_back(reason)
+            return None
         rows = _rows(input_ids, attention_mask, logits_to_keep, keep_rows)
         if isinstance(rows, str):
-            return self._fall_back(rows)
+            self._fall_back(rows)
+            return None
         try:
             if self.verify and id(base) not in self._verdicts:
                 reason = self._compare(model, base, rows, input_ids, attention_mask, logits_to_keep, autocast)
                 self._verdicts[id(base)] = reason
                 if reason is not None:
-                    return self._fall_back(reason)
+                    self._fall_back(reason)
+                    return None
             shape = (input_ids.shape[0], logits_to_keep)
             return self._run(model, base, rows, shape, compute_entropy, autocast)
         except NotCovered as error:
-            return self._fall_back(str(error))
+            self._fall_back(str(error))
+            return None
 
     def _fall_back(self, reason: str) -> None:
         if reason not in self._said:

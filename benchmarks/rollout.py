@@ -1,0 +1,252 @@
+"""Rollout tokens per second: the native engine against ``model.generate`` of the same model, prompts and dtype.
+
+    python benchmarks/rollout.py                 # tiny and small, float32 and bfloat16, one and two threads
+    python benchmarks/rollout.py --quick         # tiny, float32, one thread
+    python benchmarks/rollout.py --scaling       # native tokens/s and cache size against group, completion, prompt length
+    python benchmarks/rollout.py --profile       # where the time of one native rollout goes
+
+Only useful tokens count: those up to and including the end token. Weights are random; the end token's logit is set so
+that a completion ends with a chance of 1/70 per token, as in the feasibility study.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from measure import compare, median_with_interval, ratio_with_interval, save_json
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from algorist.rollouts.base import SamplingParams
+from algorist.rollouts.native import NativeEngine
+
+EOS, PAD = 1, 0
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model and one batch of rollouts."""
+
+    name: str
+    vocab: int
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    tied: bool
+    prompts: int
+    group_size: int
+    max_new: int
+    shortest: int = 64
+    longest: int = 128
+    floor: float = 0.0
+    aim: float = 0.0
+
+
+TINY = Case("tiny_128_rows", 256, 192, 512, 4, 6, 2, False, 8, 16, 192, floor=4.5, aim=8.0)
+SMALL = Case("small_64_rows", 32000, 512, 768, 8, 8, 2, True, 4, 16, 128, floor=2.8, aim=5.0)
+CASES = {
+    "tiny": TINY,
+    "small64": SMALL,
+    "small32": replace(SMALL, name="small_32_rows", prompts=2, floor=1.7, aim=3.0),
+}
+
+
+def make_model(case: Case, dtype: torch.dtype, mean_length: int = 70) -> Qwen2ForCausalLM:
+    """Return a random model whose completions end with a chance of about 1/mean_length per token."""
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=case.vocab,
+        hidden_size=case.hidden,
+        intermediate_size=case.intermediate,
+        num_hidden_layers=case.layers,
+        num_attention_heads=case.heads,
+        num_key_value_heads=case.kv_heads,
+        max_position_embeddings=8192,
+        tie_word_embeddings=case.tied,
+        eos_token_id=EOS,
+        pad_token_id=PAD,
+        bos_token_id=None,
+    )
+    model = Qwen2ForCausalLM(config).eval()
+    head = torch.nn.Linear(case.hidden, case.vocab, bias=True)
+    head.weight = model.lm_head.weight
+    torch.nn.init.zeros_(head.bias)
+    model.lm_head = head
+    with torch.no_grad():
+        logits = model(torch.randint(2, case.vocab, (1, 64))).logits[0].float()
+        logits[:, EOS] = float("-inf")
+        # The logit of the end token is noisy (its weights are random): they are set to 0 where they are its own.
+        if not case.tied:
+            head.weight[EOS] = 0.0
+        head.bias[EOS] = logits.logsumexp(-1).mean() - torch.tensor(float(mean_length - 1)).log()
+    return model.to(dtype)
+
+
+def make_prompts(case: Case) -> list[list[int]]:
+    """Return random prompts of ``shortest`` to ``longest`` tokens."""
+    generator = torch.Generator().manual_seed(1)
+    lengths = torch.randint(case.shortest, case.longest + 1, (case.prompts,), generator=generator).tolist()
+    return [torch.randint(2, case.vocab, (n,), generator=generator).tolist() for n in lengths]
+
+
+def with_generate(model: Qwen2ForCausalLM, prompts: list[list[int]], case: Case) -> Callable[[], float]:
+    """Return a function that samples all rows with ``model.generate`` and counts the useful tokens."""
+    longest = max(map(len, prompts))
+    ids = torch.full((len(prompts), longest), PAD)
+    mask = torch.zeros_like(ids)
+    for i, prompt in enumerate(prompts):
+        ids[i, longest - len(prompt) :] = torch.tensor(prompt)
+        mask[i, longest - len(prompt) :] = 1
+    ids, mask = ids.repeat_interleave(case.group_size, 0), mask.repeat_interleave(case.group_size, 0)
+
+    def run() -> float:
+        with torch.no_grad():
+            out = model.generate(
+                ids,
+                attention_mask=mask,
+                do_sample=True,
+                temperature=1.0,
+                top_k=0,
+                top_p=1.0,
+                max_new_tokens=case.max_new,
+                pad_token_id=PAD,
+                eos_token_id=EOS,
+            )[:, longest:]
+        ended = (out == EOS).int()
+        return float((ended.cumsum(-1) - ended == 0).sum())
+
+    return run
+
+
+def with_engine(engine: Any, prompts: list[list[int]], case: Case) -> Callable[[], float]:
+    """Return a function that samples all rows with an engine and counts the tokens."""
+    params = SamplingParams(max_new_tokens=case.max_new)
+
+    def run() -> float:
+        groups = engine.generate(prompts, case.group_size, params)
+        return float(sum(len(c.token_ids) for group in groups for c in group))
+
+    return run
+
+
+def run_case(case: Case, dtype: str, threads: int, repeats: int, tiers: list[str]) -> dict[str, Any]:
+    """Measure one case and print its line."""
+    torch.set_num_threads(threads)
+    model, prompts = make_model(case, DTYPES[dtype]), make_prompts(case)
+    variants = {"generate": with_generate(model, prompts, case)}
+    for tier in tiers:
+        variants[f"native_{tier}"] = with_engine(
+            NativeEngine(model, eos_token_ids=[EOS], pad_token_id=PAD, tier=tier), prompts, case
+        )
+    samples = compare(variants, repeats=repeats, warmup=1)
+    ratios = {
+        name: ratio_with_interval(samples[name]["rates"], samples["generate"]["rates"])
+        for name in variants
+        if name != "generate"
+    }
+    for name, ratio in ratios.items():
+        print(
+            f"{case.name:14} {dtype:9} {threads} thread(s)  {name:15} {samples[name]['rate']['median']:8.0f} tok/s  "
+            f"generate {samples['generate']['rate']['median']:7.0f}  ratio {ratio['ratio']:.2f} "
+            f"[{ratio['low']:.2f}, {ratio['high']:.2f}]  floor {case.floor} aim {case.aim}",
+            flush=True,
+        )
+    return {
+        "case": asdict(case),
+        "dtype": dtype,
+        "threads": threads,
+        "tokens_per_s": samples,
+        "ratio_to_generate": ratios,
+    }
+
+
+def run_scaling(repeats: int, threads: int) -> list[dict[str, Any]]:
+    """Native tokens/s of the tiny model against group size, completion length and prompt length; no early ends."""
+    torch.set_num_threads(threads)
+    base = replace(TINY, prompts=4, group_size=16, max_new=128, shortest=64, longest=64)
+    cases = [replace(base, name=f"group_{g}", group_size=g) for g in (2, 4, 8, 16, 32, 64)]
+    cases += [replace(base, name=f"completion_{n}", group_size=8, max_new=n) for n in (64, 256, 1024, 2048)]
+    cases += [
+        replace(base, name=f"prompt_{n}", max_new=64, shortest=n, longest=n) for n in (64, 256, 1024, 2048)
+    ]
+    found = []
+    for case in cases:
+        engine = NativeEngine(make_model(case, torch.float32), eos_token_ids=[], pad_token_id=PAD)
+        run = with_engine(engine, make_prompts(case), case)
+        run()
+        rates = []
+        for _ in range(repeats):
+            start = time.perf_counter()
+            rates.append(run() / (time.perf_counter() - start))
+        per_token = 2 * 4 * case.layers * case.kv_heads * case.hidden // case.heads
+        cached = case.prompts * (case.longest + case.group_size * case.max_new)
+        unshared = case.prompts * case.group_size * (case.longest + case.max_new)
+        row = {
+            "case": asdict(case),
+            "rate": median_with_interval(rates),
+            "cache_mib": cached * per_token / 2**20,
+            "cache_mib_unshared": unshared * per_token / 2**20,
+        }
+        print(
+            f"{case.name:16} {row['rate']['median']:8.0f} tok/s  cache {row['cache_mib']:7.1f} MiB "
+            f"(prompts not shared: {row['cache_mib_unshared']:7.1f})",
+            flush=True,
+        )
+        found.append(row)
+    return found
+
+
+def run_profile(case: Case, dtype: str, threads: int) -> str:
+    """Return torch's profile table of one native rollout."""
+    torch.set_num_threads(threads)
+    engine = NativeEngine(make_model(case, DTYPES[dtype]), eos_token_ids=[EOS], pad_token_id=PAD)
+    run = with_engine(engine, make_prompts(case), case)
+    run()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        run()
+    return profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=22)
+
+
+def main() -> None:
+    """Parse the arguments, measure, write ``benchmarks/baselines/rollout*.json``."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--cases", default="tiny,small64,small32")
+    parser.add_argument("--dtypes", default="float32,bfloat16")
+    parser.add_argument("--threads", default="1,2")
+    parser.add_argument("--tiers", default="auto", help="auto, module, or both with a comma")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--scaling", action="store_true")
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--out", default="", help="name of the JSON file")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.cases, arguments.dtypes, arguments.threads = "tiny", "float32", "1"
+    names, dtypes = arguments.cases.split(","), arguments.dtypes.split(",")
+    threads = [int(t) for t in arguments.threads.split(",")]
+    if arguments.profile:
+        print(run_profile(CASES[names[0]], dtypes[0], threads[0]))
+        return
+    if arguments.scaling:
+        rows = run_scaling(arguments.repeats, threads[0])
+        print(save_json(arguments.out or "rollout_scaling", {"threads": threads[0], "results": rows}))
+        return
+    results = [
+        run_case(CASES[name], dtype, count, arguments.repeats, arguments.tiers.split(","))
+        for name in names
+        for dtype in dtypes
+        for count in threads
+    ]
+    payload = {"settings": vars(arguments), "results": results}
+    print(save_json(arguments.out or ("rollout_quick" if arguments.quick else "rollout"), payload))
+
+
+if __name__ == "__main__":
+    main()

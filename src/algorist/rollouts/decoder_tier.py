@@ -1,0 +1,308 @@
+"""Which rows run when: the schedule of the hand-written decoder.
+
+Rows take slots as long as the budget allows. A finished row's slot idles until the batch can shrink to the next smaller
+size, or until waiting rows refill it; prompts are computed when their first row starts and forgotten with the last.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from algorist.errors import EngineError
+from algorist.rollouts.decoder import Decoder, GroupMap
+from algorist.rollouts.linear import bucket
+from algorist.rollouts.rows import Rows
+from algorist.rollouts.waves import too_small
+from algorist.rollouts.weights import read_weights
+
+_FIRST_TIMES = 64
+_PREFILL_TOKENS = 8192
+
+
+class DecoderTier:
+    """Runs all rows of a request through a ``Decoder`` made from the model's present weights."""
+
+    name = "decoder"
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def run(
+        self, prompts: Sequence[Sequence[int]], rows: Rows, group_size: int, token_budget: int | None
+    ) -> None:
+        """Fill ``rows``."""
+        longest = max(len(p) for p in prompts)
+        slots, places = plan_room(len(prompts), longest, group_size, rows.params.max_new_tokens, token_budget)
+        weights = read_weights(self.model, bucket(slots))
+        decoder = Decoder(weights, longest + rows.params.max_new_tokens + 1)
+        _Run(prompts, rows, group_size, decoder, slots, places).run()
+
+
+def plan_room(
+    prompts: int, longest: int, group_size: int, max_new_tokens: int, token_budget: int | None
+) -> tuple[int, int]:
+    """Return how many rows and how many prompts may be in the cache at a time.
+
+    Raises:
+        EngineError: One row alone is over the budget.
+    """
+    rows = prompts * group_size
+    if token_budget is None:
+        return rows, prompts
+    slots = rows
+    while slots > 0:
+        places = min(prompts, -(-slots // group_size) + (slots > 1))
+        if slots * max_new_tokens + places * longest <= token_budget:
+            return slots, places
+        slots = slots - max(1, slots // 16)
+    raise EngineError(too_small(token_budget, longest, max_new_tokens))
+
+
+class _Run:
+    """The state of one request."""
+
+    def __init__(self, prompts: Sequence[Sequence[int]], rows: Rows, group_size: int, decoder: Decoder,
+                 slots: int, places: int) -> None:
+        self.prompts, self.rows, self.group_size, self.decoder = prompts, rows, group_size, decoder
+        self.most_slots, self.most_places = slots, places
+        self.device = rows.device
+        order = range(len(prompts))
+        if slots < len(prompts) * group_size:  # several waves: equal lengths together waste less padding
+            order = sorted(order, key=lambda p: -len(prompts[p]))
+        self.waiting = deque(p * group_size + g for p in order for g in range(group_size))
+        self.row_of: list[int | None] = []  # per slot, None when idle
+        self.place_of: dict[int, int] = {}  # per prompt in the cache
+        self.now = 0  # the time that is written next
+        self.start_S = self.position_S = self.token_S = torch.zeros(0, dtype=torch.int64, device=self.device)
+        self.groups: GroupMap | None = None
+        self.first = 0
+        self.same_start = True
+
+    @property
+    def running(self) -> int:
+        """Rows that run."""
+        return sum(row is not None for row in self.row_of)
+
+    def run(self) -> None:
+        """Decode until every row is finished."""
+        while True:
+            if self.waiting and self._worth_refilling():
+                self._refill()
+                continue  # a first token may already have ended a row
+            if not self.running:
+                if self.waiting:
+                    self._refill()
+                    continue
+                return
+            if self.groups is None:
+                self._arrange()
+            self._make_time()
+            logits = self.decoder.step(
+                self.token_S, self.position_S, self.first, self.now, self.groups, self._start_mask()
+            )
+            self.now += 1
+            self.position_S += self.rows.alive_S
+            self.token_S, done_S = self.rows.take(logits)
+            self._leave(done_S)
+
+    def _leave(self, done_S: Tensor) -> None:
+        slots = done_S.nonzero().view(-1)
+        if slots.shape[0] == 0:
+            return
+        self.rows.finish(slots)
+        for slot in slots.tolist():
+            self.row_of[slot] = None
+        if not self.waiting:
+            self._shrink()
+
+    # ---- shrinking ------------------------------------------------------------------------------------------------
+
+    def _shrink(self) -> None:
+        """Go to a smaller batch when that saves something: survivors of the tail move into the holes."""
+        size = bucket(self.running)
+        if size >= len(self.row_of) or not self.running:
+            return
+        holes = [s for s in range(size) if self.row_of[s] is None]
+        movers = [s for s in range(size, len(self.row_of)) if self.row_of[s] is not None]
+        index = list(range(size))
+        for hole, mover in zip(holes, movers, strict=False):
+            index[hole] = mover
+        if movers:
+            source = torch.tensor(movers, device=self.device)
+            self.decoder.cache.move_rows(source, torch.tensor(holes[: len(movers)], device=self.device))
+        self._set_slots(size, torch.tensor(index, device=self.device))
+        self.row_of = [self.row_of[i] for i in index]
+        live = [p for p in self.place_of if any(self._prompt(r) == p for r in self.row_of)]
+        if len(live) < len(self.place_of):
+            kept = torch.tensor([self.place_of[p] for p in live], device=self.device)
+            self.decoder.cache.keep_prompts(kept)
+            self.place_of = {p: i for i, p in enumerate(live)}
+        self.groups = None
+
+    def _set_slots(self, size: int, index: Tensor) -> None:
+        self.rows.keep(index)
+        self.start_S, self.position_S = self.start_S[index], self.position_S[index]
+        self.token_S = self.token_S[index]
+        self.decoder.cache.set_slots(size)
+
+    def _prompt(self, row: int | None) -> int | None:
+        return None if row is None else row // self.group_size
+
+    # ---- admission ------------------------------------------------------------------------------------------------
+
+    def _worth_refilling(self) -> bool:
+        free = self.most_slots - self.running
+        return free >= max(1, self.most_slots // 8)
+
+    def _refill(self) -> None:
+        """Start waiting rows in the free slots, as far as their prompts find a place in the cache."""
+        live = {self._prompt(r) for r in self.row_of}
+        for prompt in [p for p in self.place_of if p not in live]:
+            del self.place_of[prompt]
+        free_places = deque(i for i in range(self.most_places) if i not in self.place_of.values())
+        free_slots = deque(s for s, r in enumerate(self.row_of) if r is None)
+        free_slots.extend(range(len(self.row_of), self.most_slots))
+        slots, rows, new = [], [], []
+        while self.waiting and free_slots:
+            prompt = self.waiting[0] // self.group_size
+            if prompt not in self.place_of:
+                if not free_places:
+                    break
+                self.place_of[prompt] = free_places.popleft()
+                new.append(prompt)
+            rows.append(self.waiting.popleft())
+            slots.append(free_slots.popleft())
+        if not rows:
+            return
+        self._extend(max(slots) + 1)
+        logits_of = self._prefill(new)
+        self._begin(slots, rows, logits_of)
+
+    def _extend(self, slots: int) -> None:
+        size = max(len(self.row_of), bucket(slots))
+        extra = torch.zeros(size - len(self.row_of), dtype=torch.int64, device=self.device)
+        self.row_of += [None] * (size - len(self.row_of))
+        self.rows.set_slots(size)
+        self.start_S = torch.cat([self.start_S, extra])
+        self.position_S = torch.cat([self.position_S, extra])
+        self.token_S = torch.cat([self.token_S, extra])
+        self.decoder.cache.set_slots(size)
+        lengths = [len(self.prompts[p]) for p in self.place_of]
+        self.decoder.cache.set_prompts(max(self.place_of.values()) + 1, max(lengths))
+
+    def _prefill(self, new: list[int]) -> dict[int, Tensor]:
+        logits: dict[int, Tensor] = {}
+        order = deque(sorted(new, key=lambda p: -len(self.prompts[p])))
+        while order:
+            size = len(self.prompts[order[0]])
+            chunk = [order.popleft() for _ in range(min(len(order), max(1, _PREFILL_TOKENS // size)))]
+            ids = torch.zeros(len(chunk), size, dtype=torch.int64)
+            for i, prompt in enumerate(chunk):
+                ids[i, : len(self.prompts[prompt])] = torch.tensor(list(self.prompts[prompt]))
+            lengths = torch.tensor([len(self.prompts[p]) for p in chunk], device=self.device)
+            places = torch.tensor([self.place_of[p] for p in chunk], device=self.device)
+            found = self.decoder.prefill(ids.to(self.device), lengths, places)
+            logits.update(zip(chunk, found, strict=True))
+        return logits
+
+    def _begin(self, slots: list[int], rows: list[int], logits_of: dict[int, Tensor]) -> None:
+        """Sample the first tokens of the rows that have just got a slot."""
+        missing = [r for r in rows if r // self.group_size not in logits_of]
+        if missing:  # a prompt whose rows start in several turns: its last logits are computed again
+            logits_of.update(self._prefill(list(dict.fromkeys(r // self.group_size for r in missing))))
+        at = torch.tensor(slots, device=self.device)
+        for slot, row in zip(slots, rows, strict=True):
+            self.row_of[slot] = row
+        self.rows.start(at, rows)
+        lengths = [len(self.prompts[row // self.group_size]) for row in rows]
+        self.start_S[at] = self.now
+        self.position_S[at] = torch.tensor(lengths, device=self.device)
+        logits = torch.stack([logits_of[row // self.group_size] for row in rows])
+        token, done = self.rows.take_at(at, logits)
+        self.token_S[at] = token
+        whole = torch.zeros(len(self.row_of), dtype=torch.bool, device=self.device)
+        whole[at] = done
+        self.groups = None
+        self._leave(whole)
+
+    # ---- layout ---------------------------------------------------------------------------------------------------
+
+    def _arrange(self) -> None:
+        """Compute the grouped layout and the window of times for the present slots."""
+        starts = [s for s, r in zip(self.start_S.tolist(), self.row_of, strict=True) if r is not None]
+        self.first, self.same_start = min(starts), min(starts) == max(starts)
+        places = max(self.place_of.values()) + 1
+        members: list[list[int]] = [[] for _ in range(places)]
+        for slot, row in enumerate(self.row_of):
+            if row is not None:
+                members[self.place_of[row // self.group_size]].append(slot)
+        self.groups = self._group_map(members)
+
+    def _group_map(self, members: list[list[int]]) -> GroupMap:
+        decoder = self.decoder
+        heads, queries = decoder.w.kv_heads, decoder.queries
+        size = max(len(m) for m in members)
+        slot_PG = torch.tensor([m + [0] * (size - len(m)) for m in members])
+        head_K, query_Q = torch.arange(heads).view(-1, 1, 1), torch.arange(queries)
+        slot = slot_PG.view(-1, 1, size, 1)
+        slot_query = slot * decoder.width + head_K * queries + query_Q
+        slot_score = (slot * heads + head_K) * queries + query_Q
+        place_S = torch.zeros(len(self.row_of), dtype=torch.int64)
+        group_S = torch.zeros(len(self.row_of), dtype=torch.int64)
+        for place, slots in enumerate(members):
+            for i, slot_index in enumerate(slots):
+                group_S[slot_index], place_S[slot_index] = place, i
+        head = group_S.view(-1, 1, 1) * heads + torch.arange(heads).view(-1, 1)
+        place = (head * size + place_S.view(-1, 1, 1)) * queries + query_Q
+        return GroupMap(
+            slot_query.reshape(-1).to(self.device),
+            slot_score.reshape(-1).to(self.device),
+            place.reshape(-1).to(self.device),
+            size,
+            self._prompt_mask(len(members)),
+        )
+
+    def _prompt_mask(self, places: int) -> Tensor | None:
+        length = torch.zeros(places, dtype=torch.int64)
+        for prompt, place in self.place_of.items():
+            length[place] = len(self.prompts[prompt])
+        size = int(length.max())
+        self.decoder.cache.set_prompts(places, size)
+        # A place without a prompt keeps one visible token: a row of nothing but -inf would be NaN.
+        hidden = torch.arange(size) >= length.clamp(min=1).unsqueeze(-1)
+        if not bool(hidden.any()):
+            return None
+        mask = torch.zeros(places, 1, size).masked_fill_(hidden.unsqueeze(1), float("-inf"))
+        mask = mask.repeat_interleave(self.decoder.w.kv_heads, 0)
+        return mask.to(self.device, self.decoder.cache_dtype)
+
+    def _make_time(self) -> None:
+        """Make room for time ``now``: forget the past before the oldest row, else take more memory."""
+        cache = self.decoder.cache
+        if self.now < cache.times:
+            return
+        if self.first > cache.times // 4:
+            cache.shift_times(self.first, self.now)
+            self.now -= self.first
+            self.start_S -= self.first
+            self.first = 0
+        else:
+            most = self.rows.params.max_new_tokens
+            most = most if self.same_start and not self.waiting else most + max(16, most // 2)
+            room = max(_FIRST_TIMES, 2 * cache.times)
+            cache.grow_times(min(room, most) if most > self.now else room)
+
+    def _start_mask(self) -> Tensor | None:
+        if self.same_start:
+            return None
+        time = torch.arange(self.first, self.now + 1, device=self.device)
+        hidden = time < self.start_S.unsqueeze(-1)
+        hidden[:, -1] = False  # idle slots see at least their own token
+        mask = torch.zeros(hidden.shape, device=self.device, dtype=self.decoder.cache_dtype)
+        mask = mask.masked_fill_(hidden, float("-inf")).unsqueeze(1)
+        return mask.repeat_interleave(self.decoder.w.kv_heads, 0)

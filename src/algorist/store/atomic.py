@@ -1,0 +1,57 @@
+"""Files that appear whole or not at all: temporary file in the same folder, fsync, rename, fsync of the folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from algorist.errors import CheckpointError
+
+PARTIAL = ".partial"
+
+
+def replace_file(path: Path, write: Callable[[Path], None]) -> None:
+    """Let ``write(temporary)`` make a file and put it in the place of ``path``.
+
+    A crash at any moment leaves the old file or the new one. When ``write`` fails, the old file stays and the
+    temporary one is removed.
+
+    Raises:
+        CheckpointError: The disk is full or the folder cannot be written to.
+    """
+    partial = path.with_name(path.name + PARTIAL)
+    try:
+        write(partial)
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        partial.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise CheckpointError(
+            f"cannot write {path}: {error.strerror or error}; free space or permit writing there, then continue "
+            "with --resume"
+        ) from error
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write ``text`` (UTF-8, lone surrogates escaped) whole or not at all."""
+    data = text.encode("utf-8", errors="backslashreplace")
+
+    def write(partial: Path) -> None:
+        partial.write_bytes(data)
+
+    replace_file(path, write)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames and removals in ``folder`` last through a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,139 @@
+"""Small random models of many families with varied greedy output, for the tests of the rollout engines."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+import transformers as hf
+
+PAD, VOCAB = 0, 128
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "eos_token_id": None,  # nothing ends early unless a test says so
+    "pad_token_id": PAD,
+    "bos_token_id": None,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+
+# name: (model class, config class, changes to SHAPE, does the hand-written decoder cover it?)
+FAMILIES: dict[str, tuple[Any, Any, dict[str, Any], bool]] = {
+    "qwen2": (hf.Qwen2ForCausalLM, hf.Qwen2Config, {}, True),
+    "qwen2_tied": (hf.Qwen2ForCausalLM, hf.Qwen2Config, {"tie_word_embeddings": True}, True),
+    "qwen3": (hf.Qwen3ForCausalLM, hf.Qwen3Config, {"head_dim": 16}, True),
+    "llama": (
+        hf.LlamaForCausalLM,
+        hf.LlamaConfig,
+        {"num_key_value_heads": 4, "mlp_bias": True, "attention_bias": True},
+        True,
+    ),
+    "llama_llama3_rope": (hf.LlamaForCausalLM, hf.LlamaConfig, {"rope_parameters": LLAMA3_ROPE}, True),
+    "qwen3_yarn": (hf.Qwen3ForCausalLM, hf.Qwen3Config, {"head_dim": 16, "rope_parameters": YARN}, True),
+    "mistral": (hf.MistralForCausalLM, hf.MistralConfig, {"sliding_window": None}, True),
+    "gemma": (hf.GemmaForCausalLM, hf.GemmaConfig, {"head_dim": 16}, True),
+    "llama_dynamic_rope": (hf.LlamaForCausalLM, hf.LlamaConfig, {"rope_parameters": DYNAMIC}, False),
+    "mistral_window": (hf.MistralForCausalLM, hf.MistralConfig, {"sliding_window": 8}, False),
+    "gemma2": (
+        hf.Gemma2ForCausalLM,
+        hf.Gemma2Config,
+        {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16},
+        False,
+    ),
+    "gemma3": (
+        hf.Gemma3ForCausalLM,
+        hf.Gemma3TextConfig,
+        {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16},
+        False,
+    ),
+    "gpt2": (hf.GPT2LMHeadModel, hf.GPT2Config, {"n_inner": 96}, False),
+    "mixtral": (
+        hf.MixtralForCausalLM,
+        hf.MixtralConfig,
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
+        False,
+    ),
+    "gpt_oss": (
+        hf.GptOssForCausalLM,
+        hf.GptOssConfig,
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "head_dim": 16,
+            "sliding_window": 8,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+        False,
+    ),
+}
+COVERED = [name for name, entry in FAMILIES.items() if entry[3]]
+
+
+def build(family: str, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
+    """Return a fresh model whose weights are scaled up so that attention and position matter."""
+    model_class, config_class, shape, _ = FAMILIES[family]
+    torch.manual_seed(7)
+    model = model_class(config_class(**{**SHAPE, **shape, **changes}))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "bias" in name:
+                parameter.normal_(std=0.3)
+            elif parameter.dim() == 1 and "gemma" not in family:
+                parameter.add_(0.2 * torch.randn_like(parameter))
+            elif parameter.dim() > 1 and "embed" not in name and "wte" not in name and "wpe" not in name:
+                parameter.mul_(6.0)
+        # With tied embeddings the logits get their spread from the last norm, so that the residual stream, and with it
+        # the greedy output, is made by the layers and not by the token just read.
+        if model.config.tie_word_embeddings:
+            last_norm = getattr(model.base_model, "norm", None) or model.base_model.ln_f
+            last_norm.weight.mul_(12.0).add_(12.0 if "gemma" in family else 0.0)
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = PAD
+    return model.to(dtype)
+
+
+@cache
+def model_of(family: str) -> Any:
+    """Return the shared model of a family; tests must leave it as it was."""
+    return build(family)
+
+
+def prompts_of(lengths: tuple[int, ...] = (5, 12, 9, 1), seed: int = 0) -> list[list[int]]:
+    """Return random prompts."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(4, VOCAB, (n,), generator=generator).tolist() for n in lengths]
+
+
+def greedy_of_generate(model: Any, prompt: list[int], new_tokens: int) -> list[int]:
+    """Return what ``model.generate`` adds to one prompt, greedily."""
+    was_training = model.training
+    out = model.eval().generate(torch.tensor([prompt]), max_new_tokens=new_tokens, do_sample=False)
+    model.train(was_training)
+    return out[0, len(prompt) :].tolist()
+
+
+def fresh_log_probs(
+    model: Any, prompt: list[int], completion: list[int], temperature: float = 1.0
+) -> torch.Tensor:
+    """Return the log-probs of a completion from one plain forward pass."""
+    was_training = model.training
+    with torch.no_grad():
+        logits = model.eval()(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1].float()
+    model.train(was_training)
+    log_probs = (logits / temperature).log_softmax(-1)
+    return log_probs.gather(-1, torch.tensor(completion).unsqueeze(-1)).squeeze(-1)

@@ -1,0 +1,304 @@
+"""Every engine keeps the same promises: what ``generate`` says, the forward's log-probs, the stop rules, the seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from rollout_models import (
+    COVERED,
+    FAMILIES,
+    VOCAB,
+    build,
+    fresh_log_probs,
+    greedy_of_generate,
+    model_of,
+    prompts_of,
+)
+
+from algorist.errors import EngineError
+from algorist.rollouts import SamplingParams, make_engine
+from algorist.rollouts.native import NativeEngine
+from algorist.rollouts.transformers import TransformersEngine
+
+GREEDY = SamplingParams(temperature=0.0, max_new_tokens=24)
+
+Make = Callable[..., Any]
+ENGINES: dict[str, Make] = {
+    "decoder": lambda model, **k: NativeEngine(model, tier="decoder", **k),
+    # Room for a few rows only: rows wait, slots are refilled while others run.
+    "decoder_refill": lambda model, **k: NativeEngine(model, tier="decoder", **{"token_budget": 130, **k}),
+    "module": lambda model, **k: NativeEngine(model, tier="module", **k),
+    "module_waves": lambda model, **k: NativeEngine(model, tier="module", **{"token_budget": 120, **k}),
+    "transformers": lambda model, **k: TransformersEngine(model, **k),
+}
+
+
+@pytest.fixture(params=list(ENGINES))
+def make(request: pytest.FixtureRequest) -> Make:
+    return ENGINES[request.param]
+
+
+def pairs() -> list[Any]:
+    """Each family on each engine that covers it."""
+    return [
+        pytest.param(family, engine, id=f"{family}-{engine}")
+        for family, (_, _, _, covered) in FAMILIES.items()
+        for engine in ENGINES
+        if covered or "decoder" not in engine
+    ]
+
+
+@pytest.mark.parametrize(("family", "engine"), pairs())
+def test_greedy_equals_generate(family: str, engine: str) -> None:
+    model, prompts = model_of(family), prompts_of()
+    groups = ENGINES[engine](model).generate(prompts, 3, GREEDY)
+    expected = [greedy_of_generate(model, p, 24) for p in prompts]
+    assert [[c.token_ids for c in group] for group in groups] == [[e] * 3 for e in expected]
+    assert len({t for e in expected for t in e}) >= 8, "the model's greedy output is too plain to prove anything"
+    for prompt, group in zip(prompts, groups, strict=True):
+        found = torch.tensor(group[0].log_probs)
+        torch.testing.assert_close(found, fresh_log_probs(model, prompt, group[0].token_ids), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma2"])
+def test_sampled_log_probs_are_the_forwards(family: str, make: Make) -> None:
+    model, prompts = model_of(family), prompts_of()
+    if make in (ENGINES["decoder"], ENGINES["decoder_refill"]) and family not in COVERED:
+        with pytest.raises(EngineError, match="hand-written decoder cannot run"):
+            make(model)
+        return
+    params = SamplingParams(temperature=0.7, top_k=20, top_p=0.9, min_p=0.02, max_new_tokens=20, seed=1)
+    for prompt, group in zip(prompts, make(model).generate(prompts, 4, params), strict=True):
+        for completion in group:
+            expected = fresh_log_probs(model, prompt, completion.token_ids, 0.7)
+            torch.testing.assert_close(torch.tensor(completion.log_probs), expected, atol=1e-5, rtol=0)
+    assert len({tuple(c.token_ids) for c in group}) > 1
+
+
+def test_engines_agree_on_sampled_tokens() -> None:
+    """One uniform number per token decides, so every engine draws the same rollouts from a seed."""
+    model, prompts = model_of("qwen3"), prompts_of()
+    params = SamplingParams(max_new_tokens=20, seed=5, stop_token_ids=(7, 9, 11))
+    found = [
+        [[c.token_ids for c in group] for group in make(model).generate(prompts, 4, params)]
+        for make in ENGINES.values()
+    ]
+    assert all(f == found[0] for f in found)
+
+
+def test_seed(make: Make) -> None:
+    engine, prompts = make(model_of("llama")), prompts_of()
+    params = SamplingParams(max_new_tokens=12, seed=3)
+    first, again = engine.generate(prompts, 2, params), engine.generate(prompts, 2, params)
+    other = engine.generate(prompts, 2, SamplingParams(max_new_tokens=12, seed=4))
+    assert first == again
+    assert first != other
+    torch.manual_seed(0)
+    free = engine.generate(prompts, 2, SamplingParams(max_new_tokens=12))
+    following = engine.generate(prompts, 2, SamplingParams(max_new_tokens=12))
+    torch.manual_seed(0)
+    assert engine.generate(prompts, 2, SamplingParams(max_new_tokens=12)) == free
+    assert following != free
+
+
+def test_greedy_does_not_depend_on_the_batch(make: Make) -> None:
+    engine, prompts = make(model_of("qwen3")), prompts_of((5, 12, 9, 1, 17, 3))
+    together = {i: g[0].token_ids for i, g in enumerate(engine.generate(prompts, 2, GREEDY))}
+    order = [4, 2, 0, 5]
+    some = engine.generate([prompts[i] for i in order], 1, GREEDY)
+    assert [g[0].token_ids for g in some] == [together[i] for i in order]
+
+
+@pytest.mark.parametrize("engine", ["decoder", "module", "transformers"])
+def test_sampled_frequencies_follow_the_model(engine: str) -> None:
+    """Chi-square of the first and second token's counts at temperature 0.8 against the model's distribution."""
+    model, prompt = model_of("llama"), prompts_of((6,))[0]
+    params = SamplingParams(temperature=0.8, max_new_tokens=2, seed=0)
+    group = ENGINES[engine](model).generate([prompt], 4000, params)[0]
+    with torch.no_grad():
+        expected = (model(torch.tensor([prompt])).logits[0, -1] / 0.8).softmax(-1)
+        second = (model(torch.tensor([[*prompt, group[0].token_ids[0]]])).logits[0, -1] / 0.8).softmax(-1)
+    _assert_chi_square(torch.tensor([c.token_ids[0] for c in group]), expected)
+    first = group[0].token_ids[0]
+    after = torch.tensor([c.token_ids[1] for c in group if c.token_ids[0] == first])
+    _assert_chi_square(after, second)
+
+
+def _assert_chi_square(sampled: torch.Tensor, probability: torch.Tensor) -> None:
+    counts, wanted = torch.bincount(sampled, minlength=VOCAB).double(), probability.double() * len(sampled)
+    common = wanted >= 5
+    counts = torch.cat([counts[common], counts[~common].sum().view(1)])
+    wanted = torch.cat([wanted[common], wanted[~common].sum().view(1)]).clamp_min(1e-9)
+    statistic = float(((counts - wanted) ** 2 / wanted).sum())
+    freedom = len(wanted) - 1
+    # Wilson-Hilferty: the 99.9 % point of chi-square.
+    limit = freedom * (1 - 2 / (9 * freedom) + 3.09 * (2 / (9 * freedom)) ** 0.5) ** 3
+    assert freedom >= 5 and statistic < limit, (statistic, limit, freedom)
+
+
+def test_stop_token_ends_a_row_and_is_kept(make: Make) -> None:
+    model, prompts = model_of("qwen3"), prompts_of()
+    plain = [greedy_of_generate(model, p, 24) for p in prompts]
+    stop = plain[0][4]
+    params = SamplingParams(temperature=0.0, max_new_tokens=24, stop_token_ids=(stop,))
+    finished: list[int] = []
+    groups = make(model).generate(prompts, 2, params, finished.append)
+    for expected, group in zip(plain, groups, strict=True):
+        cut = expected[: expected.index(stop) + 1] if stop in expected else expected
+        for completion in group:
+            assert completion.token_ids == cut
+            assert len(completion.log_probs) == len(cut)
+            assert completion.finish_reason == ("stop" if stop in expected else "length")
+    assert groups[0][0].finish_reason == "stop" and sum(finished) == 8
+
+
+def decode(ids: list[int]) -> str:
+    """A tokenizer of two letters per token: aa, ab, ac …"""
+    return "".join(chr(97 + i // 12) + chr(97 + i % 12) for i in ids)
+
+
+def test_stop_string_spanning_tokens(make: Make) -> None:
+    model, prompts = model_of("qwen3"), prompts_of()
+    plain = [greedy_of_generate(model, p, 24) for p in prompts]
+    text = decode(plain[0])
+    string = text[7:10]  # begins inside the fourth token, ends with the fifth
+    params = SamplingParams(temperature=0.0, max_new_tokens=24, stop_strings=(string, "never met"))
+    groups = make(model, tokenizer=decode).generate(prompts, 2, params)
+    for expected, group in zip(plain, groups, strict=True):
+        ends = [n for n in range(1, 25) if string in decode(expected[:n])]
+        assert group[0].token_ids == group[1].token_ids == expected[: ends[0] if ends else 24]
+        assert group[0].finish_reason == ("stop" if ends else "length")
+    assert groups[0][0].finish_reason == "stop"
+    with pytest.raises(EngineError, match="need a tokenizer"):
+        make(model).generate(prompts, 1, params)
+
+
+def test_min_new_tokens_bars_the_stop_tokens(make: Make) -> None:
+    model, prompts = model_of("qwen3"), prompts_of()
+    stop = tuple(range(0, VOCAB, 2))
+    params = SamplingParams(max_new_tokens=12, min_new_tokens=6, stop_token_ids=stop, seed=2)
+    for prompt, group in zip(prompts, make(model).generate(prompts, 3, params), strict=True):
+        for completion in group:
+            assert len(completion.token_ids) >= 6
+            assert all(t not in stop for t in completion.token_ids[:6])
+            expected = fresh_log_probs(model, prompt, completion.token_ids)
+            torch.testing.assert_close(torch.tensor(completion.log_probs), expected, atol=1e-5, rtol=0)
+    assert any(c.finish_reason == "stop" for c in group)
+
+
+@pytest.mark.parametrize("filters", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 0.999}])
+def test_the_narrowest_filter_is_greedy(filters: dict[str, Any], make: Make) -> None:
+    model, prompts = model_of("llama"), prompts_of()
+    found = make(model).generate(prompts, 1, SamplingParams(max_new_tokens=10, seed=0, **filters))
+    assert [g[0].token_ids for g in found] == [greedy_of_generate(model, p, 10) for p in prompts]
+
+
+def test_weights_changed_by_an_optimizer_step_are_seen(make: Make) -> None:
+    model, prompts = build("qwen3"), prompts_of()
+    engine = make(model)
+    before = engine.generate(prompts, 1, GREEDY)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    model(torch.tensor([prompts[1]]), labels=torch.tensor([prompts[1]])).loss.backward()
+    optimizer.step()
+    after = engine.generate(prompts, 1, GREEDY)
+    assert after != before
+    assert [g[0].token_ids for g in after] == [greedy_of_generate(model, p, 24) for p in prompts]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.data.mul_(0.9)  # through .data: no version counter tells
+    last = engine.generate(prompts, 1, GREEDY)
+    assert [g[0].token_ids for g in last] == [greedy_of_generate(model, p, 24) for p in prompts]
+
+
+@pytest.mark.parametrize("dora", [False, True])
+def test_lora_is_active_and_followed(dora: bool, make: Make) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(
+        r=4, lora_alpha=16, target_modules=["q_proj", "v_proj", "down_proj"], lora_dropout=0.5, use_dora=dora
+    )
+    prompts = prompts_of()
+    model = get_peft_model(build("qwen3"), config)
+    model.train()
+    if dora and make in (ENGINES["decoder"], ENGINES["decoder_refill"]):
+        with pytest.raises(EngineError, match="LoRA variant"):
+            make(model)
+        return
+    engine = make(model)
+    plain = engine.generate(prompts, 1, GREEDY)
+    for _ in range(2):
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "lora_" in name:
+                    parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+        groups = engine.generate(prompts, 2, GREEDY)
+        assert groups != [[g[0], g[0]] for g in plain]
+        for prompt, group in zip(prompts, groups, strict=True):
+            assert group[0].token_ids == greedy_of_generate(model, prompt, 24)
+            expected = fresh_log_probs(model, prompt, group[0].token_ids)
+            torch.testing.assert_close(torch.tensor(group[0].log_probs), expected, atol=2e-5, rtol=1e-5)
+    with model.disable_adapter():
+        assert engine.generate(prompts, 1, GREEDY) == plain
+    assert model.training
+
+
+def test_bfloat16(make: Make) -> None:
+    model, prompts = build("qwen3", torch.bfloat16), prompts_of()
+    gaps = []
+    for prompt, group in zip(prompts, make(model).generate(prompts, 4, SamplingParams(seed=0, max_new_tokens=16)), strict=True):
+        for completion in group:
+            gaps.append(torch.tensor(completion.log_probs) - fresh_log_probs(model, prompt, completion.token_ids))
+    gap = torch.cat(gaps).abs()
+    assert 0 < gap.mean() < 0.1 and gap.max() < 1.0, (gap.mean(), gap.max())
+
+
+def test_the_model_is_left_as_it_was(make: Make) -> None:
+    model = build("qwen2")
+    model.train()
+    model.model.layers[0].mlp.eval()
+    model.gradient_checkpointing_enable()
+    flags = [m.training for m in model.modules()]
+    state = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        groups = make(model).generate(prompts_of(), 2, GREEDY)
+    assert [g[0].token_ids for g in groups] == [greedy_of_generate(model_of("qwen2"), p, 24) for p in prompts_of()]
+    assert [m.training for m in model.modules()] == flags
+    assert model.is_gradient_checkpointing
+    assert all(torch.equal(state[n], p) and p.grad is None for n, p in model.named_parameters())
+    ids = torch.tensor(prompts_of()[1:2])
+    model(ids, labels=ids).loss.backward()  # no inference tensor is left in the model
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_a_long_completion_ends_with_the_context(make: Make) -> None:
+    model = build("qwen2", max_position_embeddings=32)
+    prompts = prompts_of((31, 20, 5))
+    groups = make(model).generate(prompts, 1, SamplingParams(temperature=0.0, max_new_tokens=30))
+    assert [len(g[0].token_ids) for g in groups] == [1, 12, 27]
+    assert {g[0].finish_reason for g in groups} == {"length"}
+
+
+def test_bad_requests(make: Make) -> None:
+    model = model_of("qwen2")
+    engine = make(model)
+    assert engine.generate([], 4, GREEDY) == []
+    with pytest.raises(EngineError, match="prompt 1 is empty"):
+        engine.generate([[5], []], 1, GREEDY)
+    with pytest.raises(EngineError, match=r"prompt 0 has 256 tokens, but the model's context holds 256"):
+        engine.generate([[5] * 256], 1, GREEDY)
+    with pytest.raises(EngineError, match="token id 128; expected 0 … 127"):
+        engine.generate([[5, 128]], 1, GREEDY)
+    with pytest.raises(EngineError, match="group_size is 0"):
+        engine.generate([[5]], 0, GREEDY)
+    with pytest.raises(EngineError, match=r"token budget is 20, but one row needs 5 prompt tokens and 24 new"):
+        make(model, token_budget=20).generate(prompts_of(), 1, GREEDY)
+
+
+def test_auto_engine_on_every_family() -> None:
+    for family, (_, _, _, covered) in FAMILIES.items():
+        engine = make_engine("auto", model_of(family))
+        assert isinstance(engine, NativeEngine), family
+        assert (engine.tier_for(100).name == "decoder") == covered, family
