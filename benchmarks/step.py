@@ -113,12 +113,17 @@ def time_steps(size: str, engine: str, repeats: int, threads: int) -> dict[str, 
     with tempfile.TemporaryDirectory() as folder:
         runs = {name: Stepper(name, size, folder, repeats + 1) for name in ("trl", engine)}
         result = measure.compare(dict(runs), repeats=repeats)
+    per_cpu_second = {
+        name: [work / cpu for work, cpu in zip(row["work"], row["cpu_seconds"], strict=True)]
+        for name, row in result.items()
+    }
     return {
         "size": size,
         "threads": threads,
         "engine": engine,
         "rows": PROMPTS[size] * GROUP_SIZE,
         "speed_up": measure.ratio_with_interval(result[engine]["rates"], result["trl"]["rates"]),
+        "speed_up_cpu": measure.ratio_with_interval(per_cpu_second[engine], per_cpu_second["trl"]),
         "parts": {name: run.parts[1:] for name, run in runs.items()},
         "variants": result,
     }

@@ -24,6 +24,7 @@ from algorist.errors import CheckpointError, ConfigError
 from algorist.evaluation.artifact import write_artifact
 from algorist.evaluation.estimators import summarise
 from algorist.evaluation.run import EvaluationSetting, evaluate
+from algorist.grading import grade_completion
 from algorist.models.load import Policy, load_policy, make_policy, pick_device
 from algorist.prompts import PromptFormat, get_format, missing_tags
 from algorist.prompts.chat import encode_prompt, render_prompt
@@ -216,12 +217,25 @@ def run_grpo(run: Run) -> None:
             output_dir=run.folder.path / "grpo",
             seed=run.recipe.seed,
             device=run.device,
-            on_rollouts=store.write,
+            on_rollouts=lambda rows: store.write(_with_grades(run, rows)),
             callbacks=[*_callbacks(run, "grpo", metrics, section.eval_every), stop],
             report_to=run.recipe.report_to,
             run_name=run.folder.path.name,
         )
         _train(run, "grpo", trainer, stop, metrics, store)
+
+
+def _with_grades(run: Run, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Add what the grader says to rollouts: gold, extracted, correct, reason."""
+    golds = {p.id: p.answer for p in run.train}
+    graded = []
+    for row in rows:
+        gold = golds[row["problem_id"]]
+        parsed = run.prompt_format.parse(row["completion"])
+        grade = grade_completion(row["completion"], gold, parsed=parsed, matcher=run.recipe.matcher)
+        added = {"gold": gold, "extracted": grade.extracted, "correct": grade.correct, "reason": grade.reason}
+        graded.append({**row, **added, "stage": "grpo"})
+    return graded
 
 
 def evaluate_stage(run: Run, stage: str, step: int | None = None) -> dict[str, Any]:

@@ -92,11 +92,11 @@ def build(family: str, dtype: torch.dtype = torch.float32, **changes: Any) -> An
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "bias" in name:
-                parameter.normal_(std=0.3)
+                parameter.normal_(std=0.1)
             elif parameter.dim() == 1 and "gemma" not in family:
                 parameter.add_(0.2 * torch.randn_like(parameter))
             elif parameter.dim() > 1 and "embed" not in name and "wte" not in name and "wpe" not in name:
-                parameter.mul_(6.0)
+                parameter.mul_(9.0)
         # With tied embeddings the logits get their spread from the last norm, so that the residual stream, and with it
         # the greedy output, is made by the layers and not by the token just read.
         if model.config.tie_word_embeddings:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from rollout_models import (
+from tests.unit.rollout_models import (
     COVERED,
     FAMILIES,
     VOCAB,
@@ -57,7 +57,7 @@ def test_greedy_equals_generate(family: str, engine: str) -> None:
     groups = ENGINES[engine](model).generate(prompts, 3, GREEDY)
     expected = [greedy_of_generate(model, p, 24) for p in prompts]
     assert [[c.token_ids for c in group] for group in groups] == [[e] * 3 for e in expected]
-    assert len({t for e in expected for t in e}) >= 8, "the model's greedy output is too plain to prove anything"
+    assert len({t for e in expected for t in e}) >= 20, "the model's greedy output is too plain to prove anything"
     for prompt, group in zip(prompts, groups, strict=True):
         found = torch.tensor(group[0].log_probs)
         torch.testing.assert_close(found, fresh_log_probs(model, prompt, group[0].token_ids), atol=1e-5, rtol=0)
@@ -120,9 +120,9 @@ def test_sampled_frequencies_follow_the_model(engine: str) -> None:
     group = ENGINES[engine](model).generate([prompt], 4000, params)[0]
     with torch.no_grad():
         expected = (model(torch.tensor([prompt])).logits[0, -1] / 0.8).softmax(-1)
-        second = (model(torch.tensor([[*prompt, group[0].token_ids[0]]])).logits[0, -1] / 0.8).softmax(-1)
+        first = int(expected.argmax())
+        second = (model(torch.tensor([[*prompt, first]])).logits[0, -1] / 0.8).softmax(-1)
     _assert_chi_square(torch.tensor([c.token_ids[0] for c in group]), expected)
-    first = group[0].token_ids[0]
     after = torch.tensor([c.token_ids[1] for c in group if c.token_ids[0] == first])
     _assert_chi_square(after, second)
 
@@ -189,7 +189,7 @@ def test_min_new_tokens_bars_the_stop_tokens(make: Make) -> None:
     assert any(c.finish_reason == "stop" for c in group)
 
 
-@pytest.mark.parametrize("filters", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 0.999}])
+@pytest.mark.parametrize("filters", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 0.9999}])
 def test_the_narrowest_filter_is_greedy(filters: dict[str, Any], make: Make) -> None:
     model, prompts = model_of("llama"), prompts_of()
     found = make(model).generate(prompts, 1, SamplingParams(max_new_tokens=10, seed=0, **filters))
@@ -293,7 +293,7 @@ def test_bad_requests(make: Make) -> None:
         engine.generate([[5, 128]], 1, GREEDY)
     with pytest.raises(EngineError, match="group_size is 0"):
         engine.generate([[5]], 0, GREEDY)
-    with pytest.raises(EngineError, match=r"token budget is 20, but one row needs 5 prompt tokens and 24 new"):
+    with pytest.raises(EngineError, match=r"token budget is 20, but one row needs 12 prompt tokens and 24 new"):
         make(model, token_budget=20).generate(prompts_of(), 1, GREEDY)
 
 

@@ -40,7 +40,7 @@ def test_open_names_runs_nearby(tmp_path: Path) -> None:
 
 def test_create_where_a_file_stands(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="cannot make the run folder .* output_dir=FOLDER"):
+    with pytest.raises(CheckpointError, match=r"cannot make the run folder .* output_dir=FOLDER"):
         RunFolder.create(tmp_path / "file" / "run")
 
 

@@ -33,7 +33,7 @@ class TerminalDisplay:
 
     def say(self, text: str) -> None:
         """Print one line above the bars."""
-        self.console.print(escape(printable(text)))
+        self.console.print(escape(printable(text)), soft_wrap=True)
 
     def step(self, stage: str, step: int, steps: int, values: dict[str, float], seconds_left: float) -> None:
         """Show a training step: a bar for SFT, a line for every GRPO step."""
@@ -79,22 +79,22 @@ def _clock(seconds: float) -> str:
 
 
 def closing_table(
-    console: Console, before: dict[str, Any], after: dict[str, Any], paired: dict[str, Any]
+    console: Console,
+    before: dict[str, Any],
+    after: dict[str, Any],
+    paired: dict[str, Any],
+    names: tuple[str, str] = ("SFT", "GRPO"),
 ) -> None:
-    """Print SFT against GRPO on the held-out problems, each with a 95 % interval, and the paired difference."""
-    table = Table(title="held-out problems (95 % intervals)")
-    for heading in ("", "SFT", "GRPO", "paired difference"):
-        table.add_column(heading, justify="left" if not heading else "right")
+    """Print two evaluations of the same problems, each with a 95 % interval, and the paired difference."""
+    table = Table(title="held-out problems, 95 % intervals")
+    for heading in ("", *names, "paired difference"):
+        table.add_column(heading, justify="left" if not heading else "right", no_wrap=True)
     for name in after:
         if name in before:
             difference = interval_text(paired[name], name, signed=True) if name in paired else ""
-            table.add_row(
-                name.replace("_", " "),
-                interval_text(before[name], name),
-                interval_text(after[name], name),
-                difference,
-            )
-    console.print(table)
+            row = (interval_text(before[name], name), interval_text(after[name], name), difference)
+            table.add_row(name.replace("_", " "), *row)
+    console.print(table, width=max(console.width, 96))
 
 
 def interval_text(interval: Any, name: str, *, signed: bool = False) -> str:

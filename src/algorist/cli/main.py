@@ -21,7 +21,6 @@ VERBS = {
     "data": "List, show and check datasets.",
     "inspect": "Browse or query the stored rollouts of a run.",
     "compare": "Compare two evaluations with paired intervals.",
-    "report": "Write a run's report.html.",
     "recipes": "List and show recipes, and where each value comes from.",
     "doctor": "Check the environment: versions, devices, optional engines.",
 }

@@ -72,8 +72,8 @@ def _close(display: Any, state: Any) -> None:
     display.say(
         f"\nThe run is in {folder}. Next:\n"
         f"  algorist solve 'Mia has 12 pens. Mia loses 5. How many pens does Mia have now?' --model {folder}\n"
-        f"  algorist inspect {folder} --sort reward\n"
-        f"  algorist report {folder}"
+        f"  algorist inspect {folder} --sort=-reward\n"
+        f"  algorist compare {folder}/eval/sft.json {folder}/eval/grpo.json"
     )
 
 

@@ -1,0 +1,1 @@
+"""Evaluation: one evaluator (``run``), honest numbers (``estimators``), ``breakdown``, ``compare``, ``artifact``."""

@@ -1,15 +1,50 @@
-"""What an evaluation leaves behind: ``eval/<name>.json`` (protocol, metrics) and ``eval/<name>.parquet`` (samples)."""
+"""What an evaluation leaves behind: ``eval/<name>.json`` (protocol, metrics) and ``eval/<name>.parquet`` (samples).
+
+A row of the samples is one completion; its columns are those of ``SAMPLE_SCHEMA``, more are kept as they are.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from algorist.errors import CheckpointError
+import pyarrow
+import pyarrow.parquet
+
+from algorist.errors import CheckpointError, ConfigError, DataError
 from algorist.evaluation.estimators import Interval
+from algorist.store.atomic import replace_file, replace_text
+from algorist.store.redact import redact
+
+SAMPLE_SCHEMA = pyarrow.schema(
+    [
+        ("problem_id", pyarrow.string()),
+        ("sample", pyarrow.int32()),
+        ("greedy", pyarrow.bool_()),
+        ("dataset", pyarrow.string()),
+        ("question", pyarrow.string()),
+        ("gold", pyarrow.string()),
+        ("completion", pyarrow.string()),
+        ("extracted", pyarrow.string()),
+        ("correct", pyarrow.bool_()),
+        ("reason", pyarrow.string()),
+        ("well_formed", pyarrow.bool_()),
+        ("has_reasoning", pyarrow.bool_()),
+        ("reasoning_characters", pyarrow.int32()),
+        ("tokens", pyarrow.int32()),
+        ("truncated", pyarrow.bool_()),
+        ("subject", pyarrow.string()),
+        ("level", pyarrow.string()),
+        ("rewards", pyarrow.map_(pyarrow.string(), pyarrow.float64())),
+        ("seconds", pyarrow.float64()),
+    ],
+    metadata={"algorist.samples": "1"},
+)
+_NEEDED = ("problem_id", "greedy", "correct")
 
 
 @dataclass
@@ -28,23 +63,39 @@ def write_artifact(
     folder: Path,
     name: str,
     *,
-    samples: Sequence[dict[str, Any]],
-    metrics: dict[str, Interval],
-    protocol: dict[str, Any],
+    samples: Sequence[Mapping[str, Any]],
+    metrics: Mapping[str, Interval],
+    protocol: Mapping[str, Any],
     model: str,
     dataset: str,
 ) -> Path:
-    """Write both files and return the JSON's path."""
-    import pyarrow
-    import pyarrow.parquet
+    """Write both files, the JSON last, and return its path.
 
+    Raises:
+        ConfigError: ``name`` is not a plain file name.
+        DataError: A sample lacks ``problem_id``, ``greedy`` or ``correct``, or does not fit the schema.
+        CheckpointError: The disk refuses.
+    """
+    if not name or name.startswith(".") or "/" in name or "\\" in name or "\0" in name:
+        raise ConfigError(
+            f"'{name}' cannot name an evaluation; expected a plain file name such as 'gsm8k-test'"
+        )
     folder.mkdir(parents=True, exist_ok=True)
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(samples)), folder / f"{name}.parquet")
+    table = _table(samples, dataset)
+    replace_file(
+        folder / f"{name}.parquet",
+        lambda partial: pyarrow.parquet.write_table(table, partial, compression="zstd"),
+    )
+    content = {
+        "name": name,
+        "model": model,
+        "dataset": dataset,
+        "n": len({row["problem_id"] for row in samples}),
+        "protocol": dict(protocol),
+        "metrics": {key: _to_json(interval) for key, interval in metrics.items()},
+    }
     path = folder / f"{name}.json"
-    content = {"name": name, "model": model, "dataset": dataset, "protocol": protocol, "metrics": {k: asdict(v) for k, v in metrics.items()}}
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(content, indent=2), encoding="utf-8")
-    partial.replace(path)
+    replace_text(path, redact(json.dumps(content, indent=2, ensure_ascii=False, default=str) + "\n"))
     return path
 
 
@@ -52,15 +103,92 @@ def read_artifact(folder: Path, name: str) -> Artifact:
     """Read an evaluation back.
 
     Raises:
-        CheckpointError: It is not there.
+        CheckpointError: It is not there, or damaged.
     """
-    import pyarrow.parquet
-
     path = folder / f"{name}.json"
     if not path.is_file():
-        there = ", ".join(p.stem for p in sorted(folder.glob("*.json"))) or "none"
+        there = ", ".join(artifact_names(folder)) or "none"
         raise CheckpointError(f"no evaluation '{name}' in {folder}; there: {there}")
-    content = json.loads(path.read_text(encoding="utf-8"))
-    metrics = {k: Interval(**v) for k, v in content["metrics"].items()}
-    samples = pyarrow.parquet.read_table(folder / f"{name}.parquet").to_pylist()
-    return Artifact(name, content["model"], content["dataset"], content["protocol"], metrics, samples)
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        metrics = {key: _from_json(value) for key, value in content["metrics"].items()}
+        samples = pyarrow.parquet.ParquetFile(folder / f"{name}.parquet").read().to_pylist()
+        for row in samples:
+            row["rewards"] = dict(row.get("rewards") or ())
+        return Artifact(name, content["model"], content["dataset"], content["protocol"], metrics, samples)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, pyarrow.ArrowException) as error:
+        raise CheckpointError(
+            f"evaluation '{name}' in {folder} is damaged ({type(error).__name__}: {error}); evaluate again"
+        ) from None
+
+
+def artifact_names(folder: Path) -> list[str]:
+    """Return the names of the evaluations in ``folder``, oldest first."""
+    files = [p for p in folder.glob("*.json") if p.with_suffix(".parquet").is_file()]
+    return [p.stem for p in sorted(files, key=lambda p: (p.stat().st_mtime_ns, p.stem))]
+
+
+def harness_samples(artifact: Artifact) -> list[dict[str, Any]]:
+    """Return one row per problem in the per-sample form of lm-evaluation-harness (``--log_samples``).
+
+    ``resps`` holds the raw completions, the greedy one first, ``filtered_resps`` the answers read from them.
+    """
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in artifact.samples:
+        groups.setdefault(row["problem_id"], []).append(row)
+    found = []
+    for number, (problem, rows) in enumerate(groups.items()):
+        rows.sort(key=lambda r: (not r["greedy"], r.get("sample") or 0))
+        first = rows[0]
+        found.append(
+            {
+                "doc_id": number,
+                "doc": {"id": problem, "question": first.get("question"), "answer": first.get("gold")},
+                "target": first.get("gold"),
+                "arguments": [[first.get("question"), artifact.protocol]],
+                "resps": [[r.get("completion") for r in rows]],
+                "filtered_resps": [r.get("extracted") or "[invalid]" for r in rows],
+                "filter": "answer",
+                "metrics": ["exact_match"],
+                "exact_match": float(bool(first["correct"])),
+            }
+        )
+    return found
+
+
+def _table(samples: Sequence[Mapping[str, Any]], dataset: str) -> pyarrow.Table:
+    known = set(SAMPLE_SCHEMA.names)
+    rows = []
+    for index, row in enumerate(samples):
+        missing = [name for name in _NEEDED if row.get(name) is None]
+        if missing:
+            raise DataError(
+                f"sample {index} has no {', '.join(missing)}; every sample needs {', '.join(_NEEDED)}"
+            )
+        clean = {k: _clean(v) for k, v in row.items()} | {"dataset": row.get("dataset") or dataset}
+        rewards = row.get("rewards") or {}
+        clean["rewards"] = list(rewards.items()) if isinstance(rewards, Mapping) else rewards
+        rows.append(clean)
+    try:
+        table = pyarrow.Table.from_pylist(rows, schema=SAMPLE_SCHEMA)
+        for name in sorted({name for row in rows for name in row} - known):
+            table = table.append_column(name, pyarrow.array([row.get(name) for row in rows]))
+    except (pyarrow.ArrowException, TypeError, ValueError) as error:
+        raise DataError(f"a sample does not fit the schema: {error}") from error
+    return table
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, str) and not value.isascii():
+        return value.encode("utf-8", errors="backslashreplace").decode("utf-8")
+    return value
+
+
+def _to_json(interval: Interval) -> dict[str, float | int | None]:
+    numbers = {"value": interval.value, "low": interval.low, "high": interval.high}
+    return {k: (v if math.isfinite(v) else None) for k, v in numbers.items()} | {"n": interval.n}
+
+
+def _from_json(found: Mapping[str, Any]) -> Interval:
+    value, low, high = (math.nan if found[k] is None else float(found[k]) for k in ("value", "low", "high"))
+    return Interval(value, low, high, int(found.get("n", 0)))

@@ -2,50 +2,149 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from algorist.errors import DataError
-from algorist.evaluation.estimators import Interval, paired_difference
+from algorist.evaluation.artifact import Artifact
+from algorist.evaluation.estimators import (
+    Interval,
+    mcnemar,
+    paired_difference,
+    paired_share_difference,
+    permutation_test,
+    sampled_groups,
+)
 
-COLUMNS = {"greedy_accuracy": "correct", "format": "well_formed", "truncated": "truncated", "mean_tokens": "tokens"}
+SHARES = {"greedy_accuracy": "correct", "format": "well_formed", "truncated": "truncated"}
+Samples = Sequence[Mapping[str, Any]]
 
 
-def paired_metrics(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> dict[str, Interval]:
-    """Return after - before for each greedy metric, over the problems, with a 95 % interval.
+@dataclass(frozen=True)
+class Comparison:
+    """``second`` − ``first`` over the same problems.
+
+    ``differences`` has a metric's paired difference and interval; ``p_value`` is McNemar's exact one of the greedy
+    answers, ``sampled_p_value`` the permutation test of the sampled accuracy (None without samples). ``warnings``
+    names what else differs between the two evaluations.
+    """
+
+    first: str
+    second: str
+    n: int
+    differences: dict[str, Interval]
+    gained: list[str]
+    lost: list[str]
+    p_value: float
+    sampled_p_value: float | None = None
+    warnings: list[str] = field(default_factory=list)
+
+
+def compare(first: Artifact, second: Artifact) -> Comparison:
+    """Compare two evaluation artifacts problem by problem.
+
+    Raises:
+        DataError: They do not hold the same problems, or the same id stands for another question or answer.
+    """
+    differences = paired_metrics(first.samples, second.samples)
+    gained, lost = flipped(first.samples, second.samples)
+    p_sampled = None
+    rates = _sampled_rates(first.samples, second.samples)
+    if rates is not None:
+        p_sampled = permutation_test([b - a for a, b in zip(*rates, strict=True)])
+    return Comparison(
+        first=first.name,
+        second=second.name,
+        n=len(_greedy(first.samples)),
+        differences=differences,
+        gained=gained,
+        lost=lost,
+        p_value=mcnemar(len(gained), len(lost)),
+        sampled_p_value=p_sampled,
+        warnings=_warnings(first, second),
+    )
+
+
+def paired_metrics(before: Samples, after: Samples) -> dict[str, Interval]:
+    """Return after − before for each greedy metric and the sampled accuracy (``pass@1``), with 95 % intervals.
 
     Raises:
         DataError: The two do not hold the same problems.
     """
+    first, second = _same_problems(before, after)
+    found = {}
+    for name, column in SHARES.items():
+        up = sum(bool(second[i][column]) and not row[column] for i, row in first.items())
+        down = sum(bool(row[column]) and not second[i][column] for i, row in first.items())
+        found[name] = paired_share_difference(up, down, len(first))
+    found["mean_tokens"] = paired_difference(
+        [float(row["tokens"]) for row in first.values()], [float(second[i]["tokens"]) for i in first]
+    )
+    rates = _sampled_rates(before, after)
+    if rates is not None:
+        found["pass@1"] = paired_difference(*rates)
+    return found
+
+
+def flipped(before: Samples, after: Samples) -> tuple[list[str], list[str]]:
+    """Return the ids of the problems whose greedy answer turned right and those that turned wrong."""
+    first, second = _same_problems(before, after)
+    gained = [i for i, row in first.items() if second[i]["correct"] and not row["correct"]]
+    lost = [i for i, row in first.items() if row["correct"] and not second[i]["correct"]]
+    return gained, lost
+
+
+def _greedy(samples: Samples) -> dict[str, Mapping[str, Any]]:
+    found: dict[str, Mapping[str, Any]] = {}
+    for row in samples:
+        if row["greedy"]:
+            if row["problem_id"] in found:
+                raise DataError(
+                    f"problem '{row['problem_id']}' has two greedy answers; the ids of a dataset must be unique"
+                )
+            found[row["problem_id"]] = row
+    return found
+
+
+def _same_problems(
+    before: Samples, after: Samples
+) -> tuple[dict[str, Mapping[str, Any]], dict[str, Mapping[str, Any]]]:
     first, second = _greedy(before), _greedy(after)
     if first.keys() != second.keys():
         raise DataError(
             f"the evaluations hold different problems ({len(first.keys() - second.keys())} only in the first, "
             f"{len(second.keys() - first.keys())} only in the second); evaluate both on the same dataset and limit"
         )
-    return {
-        name: paired_difference([float(r[column]) for r in first.values()], [float(second[i][column]) for i in first])
-        for name, column in COLUMNS.items()
-    }
+    for problem, row in first.items():
+        for column in ("question", "gold"):
+            if row.get(column) != second[problem].get(column):
+                raise DataError(
+                    f"problem '{problem}' has another {column} in the second evaluation; evaluate both on the same "
+                    "version of the dataset"
+                )
+    return first, second
 
 
-def mcnemar(gained: int, lost: int) -> float:
-    """Return the two-sided exact p-value of ``gained`` against ``lost`` flipped problems."""
-    n = gained + lost
-    if n == 0:
-        return 1.0
-    tail = sum(math.comb(n, i) for i in range(min(gained, lost) + 1)) / 2**n
-    return min(1.0, 2 * tail)
+def _sampled_rates(before: Samples, after: Samples) -> tuple[list[float], list[float]] | None:
+    """Return the sampled accuracy of each problem before and after, or None where one side has no samples."""
+    first, second = sampled_groups(before), sampled_groups(after)
+    if not first or first.keys() != second.keys():
+        return None
+    return [_rate(g) for g in first.values()], [_rate(second[i]) for i in first]
 
 
-def flipped(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> tuple[list[str], list[str]]:
-    """Return the ids of the problems that turned right and those that turned wrong."""
-    first, second = _greedy(before), _greedy(after)
-    gained = [i for i in first if i in second and second[i]["correct"] and not first[i]["correct"]]
-    lost = [i for i in first if i in second and first[i]["correct"] and not second[i]["correct"]]
-    return gained, lost
+def _rate(group: Samples) -> float:
+    return sum(bool(r["correct"]) for r in group) / len(group)
 
 
-def _greedy(samples: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    return {r["problem_id"]: r for r in samples if r["greedy"]}
+def _warnings(first: Artifact, second: Artifact) -> list[str]:
+    found = []
+    if first.dataset != second.dataset:
+        found.append(f"the datasets are named '{first.dataset}' and '{second.dataset}'")
+    names = sorted((first.protocol.keys() | second.protocol.keys()) - {"seconds", "batch_size"})
+    for name in names:
+        a, b = first.protocol.get(name), second.protocol.get(name)
+        if a != b:
+            found.append(f"the protocol differs: {name} is {a!r} in the first and {b!r} in the second")
+    return found

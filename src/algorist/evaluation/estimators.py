@@ -1,25 +1,30 @@
 """Numbers with honest intervals: accuracy, pass@k, maj@k; the problem is the unit of sampling.
 
 Every metric is a mean over problems of a per-problem value, so several samples of one problem count as one cluster.
-Intervals are 95 %: Wilson's for shares of single outcomes, Student's t over problems otherwise.
+Intervals are 95 %. Shares of problems get Wilson's interval; means of per-problem shares get Wilson's with the
+effective number of problems (so that "all wrong" has no interval of width zero); other means Student's t. numpy only.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from algorist.errors import DataError
+from algorist.evaluation.majority import majority_at_k
+
 Z95 = 1.959963984540054
+# 97.5 % points of Student's t for 1 … 12 degrees of freedom; beyond, the series in _t95 is exact to 1e-4.
+_T95 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281, 2.2010, 2.1788)
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A value with its 95 % interval and the number of problems behind it."""
+    """A value with its 95 % interval and the number of problems behind it; NaN where it cannot be told."""
 
     value: float
     low: float
@@ -27,33 +32,119 @@ class Interval:
     n: int
 
 
-def wilson(successes: int, n: int) -> Interval:
-    """Return Wilson's score interval of a share.
+NOTHING = Interval(math.nan, math.nan, math.nan, 0)
+
+
+def wilson(successes: float, n: float, *, critical: float = Z95) -> Interval:
+    """Return Wilson's score interval of the share ``successes / n``; both may be effective (fractional) counts.
 
     Source: Wilson (1927), Journal of the American Statistical Association 22.
     """
-    if n == 0:
-        return Interval(float("nan"), float("nan"), float("nan"), 0)
-    p, z2 = successes / n, Z95**2
+    if n <= 0:
+        return NOTHING
+    if not 0 <= successes <= n:
+        raise ValueError(f"{successes} successes of {n}; expected 0 … {n}")
+    p, z2 = successes / n, critical**2
     centre = (p + z2 / (2 * n)) / (1 + z2 / n)
-    half = Z95 / (1 + z2 / n) * math.sqrt(p * (1 - p) / n + z2 / (4 * n * n))
-    return Interval(p, max(0.0, centre - half), min(1.0, centre + half), n)
+    half = critical / (1 + z2 / n) * math.sqrt(p * (1 - p) / n + z2 / (4 * n * n))
+    low = 0.0 if successes == 0 else max(0.0, centre - half)
+    high = 1.0 if successes == n else min(1.0, centre + half)
+    return Interval(p, low, high, int(n))
 
 
 def mean_interval(values: Sequence[float]) -> Interval:
-    """Return the mean of per-problem values with a 95 % t interval."""
+    """Return the mean of independent per-problem values with a Student-t interval; (N,) values.
+
+    One value has no interval (NaN); no values give NaN.
+    """
     x = np.asarray(values, dtype=np.float64)
-    if len(x) < 2:
-        return Interval(float(x.mean()) if len(x) else float("nan"), float("nan"), float("nan"), len(x))
+    if len(x) == 0:
+        return NOTHING
+    mean = float(x.mean())
+    if len(x) == 1:
+        return Interval(mean, math.nan, math.nan, 1)
     half = _t95(len(x) - 1) * float(x.std(ddof=1)) / math.sqrt(len(x))
-    return Interval(float(x.mean()), float(x.mean()) - half, float(x.mean()) + half, len(x))
+    return Interval(mean, mean - half, mean + half, len(x))
+
+
+def share_interval(values: Sequence[float]) -> Interval:
+    """Return the mean of per-problem shares in [0, 1] with Wilson's interval at the effective number of problems.
+
+    The effective number is p(1 − p) / (s² / N): N for right-or-wrong values, more when each value is itself a mean
+    of several samples. Without spread it is N.
+
+    Source: the effective-sample-size interval of Korn and Graubard (1998), with Wilson's in place of Clopper's.
+    """
+    x = np.asarray(values, dtype=np.float64)
+    if len(x) == 0:
+        return NOTHING
+    if x.min() < 0 or x.max() > 1:
+        raise ValueError(f"shares between {x.min()} and {x.max()}; expected values in [0, 1]")
+    p, n = float(x.mean()), len(x)
+    variance = float(x.var(ddof=1)) if n > 1 else 0.0
+    effective = p * (1 - p) * n / variance if variance > 1e-12 else n
+    critical = _t95(n - 1) if n > 1 else Z95
+    found = wilson(min(p * effective, effective), effective, critical=critical)
+    return Interval(p, found.low, found.high, n)
+
+
+def cluster_mean(
+    values: Sequence[float],
+    clusters: Sequence[Hashable] | None,
+    *,
+    method: Literal["t", "bootstrap"] = "t",
+    draws: int = 2000,
+    seed: int = 0,
+) -> Interval:
+    """Return the mean over clusters of the cluster means, with an interval that knows that samples hang together.
+
+    Args:
+        values: (N,) one value per sample.
+        clusters: (N,) the problem of each sample.
+        method: Student's t over the cluster means, or the percentile bootstrap over clusters.
+        draws: Bootstrap draws.
+        seed: Seed of the bootstrap.
+
+    Raises:
+        DataError: Clusters are missing; a guess would make the interval too narrow.
+    """
+    means = list(cluster_means(values, clusters).values())
+    if method == "t":
+        return mean_interval(means)
+    x = np.asarray(means)
+    if len(x) < 2:
+        return mean_interval(means)
+    generator = np.random.default_rng(seed)
+    drawn = np.array([x[generator.integers(0, len(x), len(x))].mean() for _ in range(draws)])
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return Interval(float(x.mean()), float(low), float(high), len(x))
+
+
+def cluster_means(values: Sequence[float], clusters: Sequence[Hashable] | None) -> dict[Hashable, float]:
+    """Return the mean of each cluster, in the order of first appearance.
+
+    Raises:
+        DataError: Clusters are missing, None, empty or NaN, or not one per value.
+    """
+    if clusters is None:
+        raise DataError("no cluster labels; give the problem of each sample (problem_id), one per value")
+    if len(clusters) != len(values):
+        raise DataError(f"{len(values)} values but {len(clusters)} cluster labels; expected one per value")
+    groups: dict[Hashable, list[float]] = {}
+    for index, (value, cluster) in enumerate(zip(values, clusters, strict=True)):
+        if cluster is None or cluster == "" or cluster != cluster:
+            raise DataError(f"sample {index} has no cluster label; every sample needs its problem_id")
+        groups.setdefault(cluster, []).append(float(value))
+    return {cluster: math.fsum(group) / len(group) for cluster, group in groups.items()}
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
     """Return the unbiased estimate of P(at least one of k samples is right) from ``correct`` of ``n``.
 
-    Source: Chen et al. (2021), equation 1.
+    Source: Chen et al. (2021), "Evaluating large language models trained on code", equation 1.
     """
+    if not 0 <= correct <= n:
+        raise ValueError(f"{correct} of {n} samples are correct; expected 0 … {n}")
     if not 1 <= k <= n:
         raise ValueError(f"k is {k}; expected 1 … n ({n})")
     if n - correct < k:
@@ -61,51 +152,128 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
     return 1.0 - math.prod(1.0 - k / i for i in range(n - correct + 1, n + 1))
 
 
-def summarise(samples: Sequence[dict[str, Any]], ks: Sequence[int] = (1, 4, 8)) -> dict[str, Interval]:
-    """Return the metrics of an evaluation from its rows."""
+def summarise(samples: Sequence[Mapping[str, Any]], ks: Sequence[int] = (1, 4, 8)) -> dict[str, Interval]:
+    """Return the metrics of an evaluation from its rows (``evaluation.artifact`` tells their columns).
+
+    Greedy rows give ``greedy_accuracy``, ``format``, ``truncated`` and ``mean_tokens``; sampled rows ``pass@k`` and
+    ``maj@k`` for each k up to the smallest number of samples that a problem has, and maj@ of that number.
+
+    Raises:
+        DataError: A row has no ``problem_id``.
+    """
     greedy = [r for r in samples if r["greedy"]]
-    found = {
-        "greedy_accuracy": wilson(sum(bool(r["correct"]) for r in greedy), len(greedy)),
-        "format": wilson(sum(bool(r["well_formed"]) for r in greedy), len(greedy)),
-        "truncated": wilson(sum(bool(r["truncated"]) for r in greedy), len(greedy)),
-        "mean_tokens": mean_interval([float(r["tokens"]) for r in greedy]),
-    }
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for row in samples:
-        if not row["greedy"]:
-            groups.setdefault(row["problem_id"], []).append(row)
-    if groups:
-        size = min(map(len, groups.values()))
-        for k in ks:
-            if k <= size:
-                values = [pass_at_k(len(g), sum(bool(r["correct"]) for r in g), k) for g in groups.values()]
-                found[f"pass@{k}"] = mean_interval(values)
-        found[f"maj@{size}"] = mean_interval([_majority(g) for g in groups.values()])
+    problems = [r.get("problem_id") for r in greedy]
+    found: dict[str, Interval] = {}
+    for name, column in (
+        ("greedy_accuracy", "correct"),
+        ("format", "well_formed"),
+        ("truncated", "truncated"),
+    ):
+        found[name] = share_interval(
+            list(cluster_means([float(bool(r[column])) for r in greedy], problems).values())
+        )
+    found["mean_tokens"] = cluster_mean([float(r["tokens"]) for r in greedy], problems)
+    groups = sampled_groups(samples)
+    if not groups:
+        return found
+    size = min(map(len, groups.values()))
+    for k in sorted(k for k in set(ks) if 1 <= k <= size):
+        rates = [pass_at_k(len(g), sum(bool(r["correct"]) for r in g), k) for g in groups.values()]
+        found[f"pass@{k}"] = share_interval(rates)
+    for k in sorted({k for k in ks if 1 < k <= size} | {size}):
+        votes = [
+            majority_at_k([(r["extracted"], bool(r["correct"])) for r in g], min(k, len(g)))
+            for g in groups.values()
+        ]
+        found[f"maj@{k}"] = share_interval(votes)
     return found
 
 
+def sampled_groups(samples: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """Return the sampled (not greedy) rows of each problem.
+
+    Raises:
+        DataError: A row has no ``problem_id``.
+    """
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for row in samples:
+        if not row["greedy"]:
+            if not row.get("problem_id"):
+                raise DataError(
+                    "a sample has no problem_id; intervals need to know which samples share a problem"
+                )
+            groups.setdefault(row["problem_id"], []).append(row)
+    return groups
+
+
 def paired_difference(before: Sequence[float], after: Sequence[float]) -> Interval:
-    """Return the mean of after - before over the same problems with a 95 % t interval."""
+    """Return the mean of after − before over the same problems with a Student-t interval; (N,) per-problem values."""
     if len(before) != len(after):
-        raise ValueError(f"{len(before)} values before, {len(after)} after; expected the same problems in both")
+        raise DataError(
+            f"{len(before)} values before, {len(after)} after; expected the same problems in both"
+        )
     return mean_interval(list(np.asarray(after, dtype=np.float64) - np.asarray(before, dtype=np.float64)))
 
 
-def _majority(group: Sequence[dict[str, Any]]) -> float:
-    """Return 1 when the most frequent answer is right; ties share."""
-    counts = Counter(r["extracted"] for r in group if r["extracted"] is not None)
-    if not counts:
-        return 0.0
-    best = max(counts.values())
-    winners = [a for a, n in counts.items() if n == best]
-    right = {r["extracted"] for r in group if r["correct"]}
-    return sum(a in right for a in winners) / len(winners)
+def paired_share_difference(gained: int, lost: int, n: int) -> Interval:
+    """Return (gained − lost) / n, the paired difference of two right-or-wrong shares, with its interval.
+
+    The interval adds one problem to each kind of flip, so it keeps its width when few or no answers flip.
+
+    Source: Bonett and Price (2012), "Adjusted Wald confidence interval for a difference of binomial proportions
+    based on paired data".
+    """
+    if n <= 0:
+        return NOTHING
+    if gained < 0 or lost < 0 or gained + lost > n:
+        raise ValueError(
+            f"{gained} gained and {lost} lost of {n}; expected two counts that together fit in n"
+        )
+    up, down = (gained + 1) / (n + 2), (lost + 1) / (n + 2)
+    half = Z95 * math.sqrt((up + down - (up - down) ** 2) / (n + 2))
+    low, high = max(-1.0, up - down - half), min(1.0, up - down + half)
+    return Interval((gained - lost) / n, low, high, n)
+
+
+def mcnemar(gained: int, lost: int) -> float:
+    """Return the two-sided exact p-value of ``gained`` against ``lost`` flipped problems (binomial, p = ½).
+
+    Source: McNemar (1947), Psychometrika 12; the exact form.
+    """
+    n = gained + lost
+    tail = sum(math.comb(n, i) for i in range(min(gained, lost) + 1))
+    return min(1.0, float(2 * tail / 2**n))
+
+
+def permutation_test(differences: Sequence[float], *, draws: int = 10_000, seed: int = 0) -> float:
+    """Return the two-sided p-value of "the mean difference is 0": the signs of the (N,) differences are flipped.
+
+    All sign patterns are tried for up to 14 non-zero differences; otherwise ``draws`` random ones, and the observed
+    pattern counts as one of them, so that p is never 0.
+    """
+    x = np.asarray(differences, dtype=np.float64)
+    x = x[x != 0]
+    if len(x) == 0:
+        return 1.0
+    observed = abs(x.sum()) * (1 - 1e-12)
+    if len(x) <= 14:
+        patterns = (np.arange(2 ** len(x))[:, None] >> np.arange(len(x))) & 1
+        return float(np.mean(np.abs((1 - 2 * patterns) @ x) >= observed))
+    generator, hits = np.random.default_rng(seed), 0
+    for start in range(0, draws, 1000):
+        signs = 1 - 2 * generator.integers(0, 2, (min(1000, draws - start), len(x)), dtype=np.int8)
+        hits += int(np.sum(np.abs(signs @ x) >= observed))
+    return (hits + 1) / (draws + 1)
 
 
 def _t95(degrees: int) -> float:
-    """Return the 97.5 % point of Student's t (Cornish-Fisher; error below 0.001 from 4 degrees on)."""
-    table = {1: 12.706, 2: 4.303, 3: 3.182}
-    if degrees in table:
-        return table[degrees]
+    """Return the 97.5 % point of Student's t: a table, then the Cornish-Fisher series."""
+    if degrees <= len(_T95):
+        return _T95[degrees - 1]
     z, d = Z95, degrees
-    return z + (z**3 + z) / (4 * d) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * d**2) + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * d**3)
+    return (
+        z
+        + (z**3 + z) / (4 * d)
+        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * d**2)
+        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * d**3)
+    )

@@ -77,6 +77,7 @@ class _Run:
         self.waiting = deque(p * group_size + g for p in order for g in range(group_size))
         self.row_of: list[int | None] = []  # per slot, None when idle
         self.place_of: dict[int, int] = {}  # per prompt in the cache
+        self.logits_of: dict[int, Tensor] = {}  # per prompt with rows that have not started
         self.now = 0  # the time that is written next
         self.start_S = self.position_S = self.token_S = torch.zeros(0, dtype=torch.int64, device=self.device)
         self.groups: GroupMap | None = None
@@ -161,7 +162,7 @@ class _Run:
 
     def _refill(self) -> None:
         """Start waiting rows in the free slots, as far as their prompts find a place in the cache."""
-        live = {self._prompt(r) for r in self.row_of}
+        live = {self._prompt(r) for r in self.row_of} | self.logits_of.keys()
         for prompt in [p for p in self.place_of if p not in live]:
             del self.place_of[prompt]
         free_places = deque(i for i in range(self.most_places) if i not in self.place_of.values())
@@ -180,8 +181,8 @@ class _Run:
         if not rows:
             return
         self._extend(max(slots) + 1)
-        logits_of = self._prefill(new)
-        self._begin(slots, rows, logits_of)
+        self._prefill(new)
+        self._begin(slots, rows)
 
     def _extend(self, slots: int) -> None:
         size = max(len(self.row_of), bucket(slots))
@@ -195,8 +196,7 @@ class _Run:
         lengths = [len(self.prompts[p]) for p in self.place_of]
         self.decoder.cache.set_prompts(max(self.place_of.values()) + 1, max(lengths))
 
-    def _prefill(self, new: list[int]) -> dict[int, Tensor]:
-        logits: dict[int, Tensor] = {}
+    def _prefill(self, new: list[int]) -> None:
         order = deque(sorted(new, key=lambda p: -len(self.prompts[p])))
         while order:
             size = len(self.prompts[order[0]])
@@ -207,14 +207,10 @@ class _Run:
             lengths = torch.tensor([len(self.prompts[p]) for p in chunk], device=self.device)
             places = torch.tensor([self.place_of[p] for p in chunk], device=self.device)
             found = self.decoder.prefill(ids.to(self.device), lengths, places)
-            logits.update(zip(chunk, found, strict=True))
-        return logits
+            self.logits_of.update(zip(chunk, found, strict=True))
 
-    def _begin(self, slots: list[int], rows: list[int], logits_of: dict[int, Tensor]) -> None:
+    def _begin(self, slots: list[int], rows: list[int]) -> None:
         """Sample the first tokens of the rows that have just got a slot."""
-        missing = [r for r in rows if r // self.group_size not in logits_of]
-        if missing:  # a prompt whose rows start in several turns: its last logits are computed again
-            logits_of.update(self._prefill(list(dict.fromkeys(r // self.group_size for r in missing))))
         at = torch.tensor(slots, device=self.device)
         for slot, row in zip(slots, rows, strict=True):
             self.row_of[slot] = row
@@ -222,7 +218,9 @@ class _Run:
         lengths = [len(self.prompts[row // self.group_size]) for row in rows]
         self.start_S[at] = self.now
         self.position_S[at] = torch.tensor(lengths, device=self.device)
-        logits = torch.stack([logits_of[row // self.group_size] for row in rows])
+        logits = torch.stack([self.logits_of[row // self.group_size] for row in rows])
+        to_start = {row // self.group_size for row in self.waiting}
+        self.logits_of = {p: found for p, found in self.logits_of.items() if p in to_start}
         token, done = self.rows.take_at(at, logits)
         self.token_S[at] = token
         whole = torch.zeros(len(self.row_of), dtype=torch.bool, device=self.device)

@@ -110,7 +110,7 @@ class RolloutWriter:
             keys = _read_table(path, columns=["stage", "step"])
             keep = pyarrow.compute.or_(
                 pyarrow.compute.less(keys["step"], step),
-                pyarrow.compute.not_equal(keys["stage"], self.stage),
+                pyarrow.compute.not_equal(pyarrow.compute.fill_null(keys["stage"], self.stage), self.stage),
             )
             kept = pyarrow.compute.sum(keep).as_py() or 0
             if kept == 0:

@@ -1,0 +1,46 @@
+"""``algorist rewards list | explain``."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    help="List the rewards; explain the reward of a completion.",
+    epilog="Example: algorist rewards explain --completion '<answer>7</answer>' --answer 7",
+)
+
+
+@app.command("list")
+def list_rewards() -> None:
+    """List the registered rewards with their range."""
+    from algorist.rewards import REWARDS
+
+    for name in REWARDS:
+        reward = REWARDS.get(name)
+        first = (reward.function.__doc__ or "").strip().splitlines()[0]
+        print(f"{name:<24} {reward.low:>6g} … {reward.high:<6g} {first}")
+
+
+@app.command("explain")
+def explain(
+    completion: Annotated[str, typer.Option(help="The completion.")],
+    answer: Annotated[str, typer.Option(help="The gold answer.")],
+    recipe: Annotated[str, typer.Option(help="The recipe whose rewards and prompt format are used.")] = "quickstart",
+) -> None:
+    """Show each reward of a completion, its weight and the total. Next: algorist rewards list."""
+    from algorist.config import load_recipe
+    from algorist.prompts import get_format
+    from algorist.rewards import build_rewards
+
+    resolved = load_recipe(recipe).recipe
+    form = get_format(resolved.prompt.format, tags=resolved.prompt.tags)
+    functions = build_rewards(resolved.rewards, form, matcher=resolved.matcher)
+    values = [function(completions=[completion], answer=[answer])[0] for function in functions]
+    components = {spec.name: {"value": v, "weight": spec.weight} for spec, v in zip(resolved.rewards, values, strict=True)}
+    total = sum(v["value"] * v["weight"] for v in components.values())
+    print(json.dumps({"total": total, "rewards": components}, indent=2))

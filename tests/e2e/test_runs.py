@@ -1,0 +1,102 @@
+"""The whole job in real processes: SFT → GRPO → evaluation learns; real GSM8K rows; resume; solve."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow.parquet
+import pytest
+
+from .conftest import Cli
+
+# One-step problems and a small model: learning that can be seen in about a minute.
+LEARN = [
+    "data.train.params={count: 600, seed: 1, steps: [1]}",
+    "data.sft.params={count: 2500, seed: 2, steps: [1], careless: 0.45}",
+    "data.eval.params={count: 120, seed: 3, steps: [1]}",
+    "model.tiny.hidden_size=64",
+    "sft.max_steps=500",
+    "grpo.max_steps=30",
+    "eval.samples=4",
+]
+
+
+def metrics(run: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_the_whole_job_learns(cli: Cli, tmp_path: Path) -> None:
+    done = cli("run", "quickstart", *LEARN, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = tmp_path / "runs" / "quickstart"
+    before = json.loads((run / "eval" / "sft.json").read_text())["metrics"]["greedy_accuracy"]
+    after = json.loads((run / "eval" / "grpo.json").read_text())["metrics"]["greedy_accuracy"]
+    assert after["value"] >= before["value"] + 0.15, (before, after)
+    assert after["low"] > before["high"], (before, after)
+    rows = pyarrow.parquet.read_table(run / "rollouts").to_pylist()
+    assert len(rows) == 30 * 128  # every rollout of every step
+    assert {r["step"] for r in rows} == set(range(30))
+    assert all(r["reward"] == pytest.approx(r["correct"] + 0.2 * dict(r["rewards"])["well_formed"]) for r in rows)
+    solved = cli("solve", "--json", "Tom has 9 pens. Tom loses 4. How many pens does Tom have now?")
+    answer = json.loads(solved.stdout)
+    assert answer["well_formed"] and answer["answer"].isdigit()
+    piped = cli("solve", "--json", stdin="Tom has 9 pens. Tom loses 4.\n\nMia has 3 eggs. Mia gets 4 more.\n")
+    assert len(piped.stdout.splitlines()) == 2
+
+
+def test_real_gsm8k_rows_and_a_model_folder_by_path(cli: Cli, tmp_path: Path, shared_data: Path) -> None:
+    data = [
+        "data.train={name: gsm8k, path: '%s', limit: 64}" % (shared_data / "gsm8k/train.jsonl"),
+        "data.sft=null",
+        "data.eval={name: gsm8k, path: '%s', split: test, limit: 8}" % (shared_data / "gsm8k/test.jsonl"),
+        "model.tiny={hidden_size: 32, layers: 2, vocab_size: 600, max_position_embeddings: 1024}",
+        "sft.max_length=768",
+        "sft.batch_size=4",
+        "grpo.max_completion_tokens=16",
+    ]
+    done = cli("run", "smoke-cpu", *data, "run_name=gsm8k")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "64 training problems" in done.stdout
+    folder = tmp_path / "runs/gsm8k/grpo/final"
+    assert {p.name for p in folder.iterdir()} >= {"config.json", "model.safetensors", "tokenizer.json"}
+    again = cli("run", "smoke-cpu", *data[:3], *data[4:], f"model.name={folder}", "run_name=second", "--skip-sft")
+    assert again.returncode == 0, again.stdout + again.stderr
+
+
+def test_ctrl_c_saves_and_resume_finishes(cli: Cli, tmp_path: Path) -> None:
+    arguments = ["run", "smoke-cpu", "sft.max_steps=400", "run_name=stopped", "eval.enabled=false"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "algorist.cli.main", *arguments]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=environment)
+    run = tmp_path / "runs" / "stopped"
+    deadline = time.monotonic() + 120
+    while not list(run.glob("sft/checkpoint-*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, output
+    assert "Continue: algorist run smoke-cpu" in output and "--resume" in output
+    assert not (run / "sft" / "final").exists()
+    refused = cli(*arguments)
+    assert refused.returncode == 2 and "already holds a run" in refused.stderr
+    other = cli(*arguments, "sft.learning_rate=1e-5", "--resume")
+    assert other.returncode == 2 and "sft.learning_rate" in other.stderr
+    done = cli(*arguments, "--resume")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "continuing from checkpoint-" in done.stdout
+    steps = [m["step"] for m in metrics(run) if m["stage"] == "sft" and "loss" in m]
+    assert steps == list(range(1, 401))  # nothing lost, nothing doubled
+
+
+def test_data_check_on_every_gsm8k_gold(cli: Cli, shared_data: Path) -> None:
+    for split, count in (("train", 7473), ("test", 1319)):
+        done = cli("data", "check", "gsm8k", "--path", str(shared_data / "gsm8k"), "--split", split, "--json")
+        found = json.loads(done.stdout)
+        assert (found["problems"], found["unreadable"]) == (count, [])

@@ -1,0 +1,172 @@
+"""Artifacts go to disk and come back; two of them are compared problem by problem."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet
+import pytest
+
+from algorist.errors import CheckpointError, ConfigError, DataError
+from algorist.evaluation.artifact import (
+    Artifact,
+    artifact_names,
+    harness_samples,
+    read_artifact,
+    write_artifact,
+)
+from algorist.evaluation.compare import compare, flipped, paired_metrics
+from algorist.evaluation.estimators import mcnemar, summarise
+
+
+def make_samples(
+    chance: float, *, problems: int = 60, samples: int = 4, seed: int = 0
+) -> list[dict[str, Any]]:
+    random_numbers = random.Random(seed)
+    rows = []
+    for problem in range(problems):
+        for index in range(samples + 1):
+            correct = random_numbers.random() < chance
+            rows.append(
+                {
+                    "problem_id": f"p{problem}",
+                    "sample": index,
+                    "greedy": index == 0,
+                    "question": f"What is {problem} + 1?",
+                    "gold": str(problem + 1),
+                    "completion": f"{problem} + 1 = {problem + correct}",
+                    "extracted": str(problem + correct),
+                    "correct": correct,
+                    "reason": "equal_number" if correct else "different",
+                    "well_formed": True,
+                    "tokens": 10 + index,
+                    "truncated": False,
+                    "subject": "addition",
+                    "level": str(problem % 3),
+                    "rewards": {"correct": float(correct)},
+                }
+            )
+    return rows
+
+
+def artifact(samples: list[dict[str, Any]], name: str = "sft", **protocol: Any) -> Artifact:
+    return Artifact(name, "tiny", "arithmetic", protocol, summarise(samples), samples)
+
+
+def write(folder: Path, name: str, samples: list[dict[str, Any]], dataset: str = "arithmetic") -> Path:
+    metrics, protocol = summarise(samples), {"samples": 4}
+    return write_artifact(
+        folder, name, samples=samples, metrics=metrics, protocol=protocol, model="tiny", dataset=dataset
+    )
+
+
+def test_artifact_round_trip(tmp_path: Path) -> None:
+    samples = make_samples(0.5)
+    path = write(tmp_path, "sft", samples)
+    assert json.loads(path.read_text())["n"] == 60
+    found = read_artifact(tmp_path, "sft")
+    assert found.metrics == summarise(samples)
+    assert {k: found.samples[7][k] for k in samples[7]} == samples[7]
+    assert found.samples[0]["dataset"] == "arithmetic"
+    assert artifact_names(tmp_path) == ["sft"] and not list(tmp_path.glob("*.partial"))
+
+
+def test_empty_evaluation_is_valid_json(tmp_path: Path) -> None:
+    path = write(tmp_path, "none", [])
+    json.loads(path.read_text(), parse_constant=pytest.fail)
+    found = read_artifact(tmp_path, "none")
+    assert found.samples == [] and math.isnan(found.metrics["greedy_accuracy"].value)
+
+
+def test_more_columns_are_kept_and_wrong_ones_refused(tmp_path: Path) -> None:
+    samples = [row | {"bits": 3} for row in make_samples(0.5, problems=2)]
+    write(tmp_path, "more", samples)
+    assert read_artifact(tmp_path, "more").samples[0]["bits"] == 3
+    with pytest.raises(DataError, match="does not fit the schema"):
+        write(tmp_path, "bad", [samples[0] | {"reason": 5}])
+    with pytest.raises(DataError, match="sample 0 has no problem_id"):
+        rows = [samples[0] | {"problem_id": None}]
+        write_artifact(tmp_path, "bad", samples=rows, metrics={}, protocol={}, model="tiny", dataset="d")
+    assert artifact_names(tmp_path) == ["more"]
+
+
+def test_artifact_names_stay_in_the_folder(tmp_path: Path) -> None:
+    for name in ("../x", "", ".hidden", "a/b"):
+        with pytest.raises(ConfigError, match="cannot name an evaluation"):
+            write(tmp_path, name, [])
+
+
+def test_missing_and_damaged_artifacts_are_named(tmp_path: Path) -> None:
+    write(tmp_path, "sft", make_samples(0.5, problems=2))
+    with pytest.raises(CheckpointError, match=r"no evaluation 'grpo' in .*; there: sft"):
+        read_artifact(tmp_path, "grpo")
+    (tmp_path / "sft.parquet").write_bytes(b"torn")
+    with pytest.raises(CheckpointError, match=r"evaluation 'sft' .* is damaged"):
+        read_artifact(tmp_path, "sft")
+
+
+def test_no_secret_in_an_artifact(tmp_path: Path) -> None:
+    path = write_artifact(
+        tmp_path, "x", samples=[], metrics={}, protocol={}, model="hf_abcdefghijklmnopqrstuvwx", dataset="d"
+    )
+    assert "hf_abc" not in path.read_text()
+
+
+def test_compare_by_hand() -> None:
+    before, after = make_samples(0.0, problems=10, samples=0), make_samples(0.0, problems=10, samples=0)
+    for index in (1, 2, 3):
+        after[index]["correct"] = True
+    before[9]["correct"] = True
+    for row in after:
+        row["tokens"] = 15
+    found = compare(artifact(before), artifact(after, "grpo"))
+    assert (found.gained, found.lost, found.n) == (["p1", "p2", "p3"], ["p9"], 10)
+    assert found.p_value == mcnemar(3, 1) == 0.625
+    assert found.differences["greedy_accuracy"].value == pytest.approx(0.2)
+    assert found.differences["mean_tokens"].value == 5.0
+    assert found.sampled_p_value is None and found.warnings == []
+
+
+def test_a_gain_is_seen_and_itself_is_no_gain() -> None:
+    weak, strong = artifact(make_samples(0.3, seed=1)), artifact(make_samples(0.7, seed=2), "grpo")
+    found = compare(weak, strong)
+    assert found.differences["pass@1"].low > 0.2 and found.sampled_p_value is not None
+    assert found.sampled_p_value < 0.001 and found.p_value < 0.01
+    same = compare(weak, weak)
+    assert same.gained == same.lost == [] and same.p_value == same.sampled_p_value == 1.0
+    zero = same.differences["greedy_accuracy"]
+    assert zero.value == 0.0 and zero.low < 0 < zero.high
+
+
+def test_other_problems_are_refused() -> None:
+    samples = make_samples(0.5, problems=5)
+    with pytest.raises(DataError, match="0 only in the first, 2 only in the second"):
+        paired_metrics(make_samples(0.5, problems=3), samples)
+    with pytest.raises(DataError, match="different problems"):
+        flipped(make_samples(0.5, problems=3), samples)
+    other = [row | {"question": "Something else?"} for row in samples]
+    with pytest.raises(DataError, match="'p0' has another question"):
+        paired_metrics(samples, other)
+    with pytest.raises(DataError, match="two greedy answers"):
+        paired_metrics(samples + samples[:1], samples)
+
+
+def test_other_protocols_are_told() -> None:
+    samples = make_samples(0.5, problems=3)
+    found = compare(
+        artifact(samples, temperature=1.0, seconds=3), artifact(samples, temperature=0.7, seconds=4)
+    )
+    assert found.warnings == ["the protocol differs: temperature is 1.0 in the first and 0.7 in the second"]
+
+
+def test_harness_form(tmp_path: Path) -> None:
+    write(tmp_path, "sft", make_samples(1.0, problems=2, samples=1))
+    rows = harness_samples(read_artifact(tmp_path, "sft"))
+    assert [r["doc_id"] for r in rows] == [0, 1] and rows[0]["exact_match"] == 1.0
+    assert rows[1]["resps"] == [["1 + 1 = 2", "1 + 1 = 2"]] and rows[1]["filtered_resps"] == ["2", "2"]
+    json.dumps(rows)
+    assert pyarrow.parquet.read_schema(tmp_path / "sft.parquet").metadata[b"algorist.samples"] == b"1"
