@@ -146,16 +146,19 @@ def run_case(case: Case, dtype: str, threads: int, repeats: int, tiers: list[str
             NativeEngine(model, eos_token_ids=[EOS], pad_token_id=PAD, tier=tier), prompts, case
         )
     samples = compare(variants, repeats=repeats, warmup=1)
-    ratios = {
-        name: ratio_with_interval(samples[name]["rates"], samples["generate"]["rates"])
-        for name in variants
-        if name != "generate"
-    }
+    ratios, cpu_ratios = (
+        {
+            name: ratio_with_interval(samples[name][clock], samples["generate"][clock])
+            for name in variants
+            if name != "generate"
+        }
+        for clock in ("rates", "cpu_rates")
+    )
     for name, ratio in ratios.items():
         print(
             f"{case.name:14} {dtype:9} {threads} thread(s)  {name:15} {samples[name]['rate']['median']:8.0f} tok/s  "
             f"generate {samples['generate']['rate']['median']:7.0f}  ratio {ratio['ratio']:.2f} "
-            f"[{ratio['low']:.2f}, {ratio['high']:.2f}]  floor {case.floor} aim {case.aim}",
+            f"[{ratio['low']:.2f}, {ratio['high']:.2f}] (processor time {cpu_ratios[name]['ratio']:.2f})  floor {case.floor} aim {case.aim}",
             flush=True,
         )
     return {
@@ -164,6 +167,7 @@ def run_case(case: Case, dtype: str, threads: int, repeats: int, tiers: list[str
         "threads": threads,
         "tokens_per_s": samples,
         "ratio_to_generate": ratios,
+        "ratio_to_generate_processor_time": cpu_ratios,
     }
 
 

@@ -21,7 +21,13 @@ def cli(tmp_path: Path) -> Cli:
         environment = {**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         command = [sys.executable, "-m", "algorist.cli.main", *arguments]
         return subprocess.run(
-            command, cwd=tmp_path, input=stdin, capture_output=True, text=True, timeout=timeout, env=environment
+            command,
+            cwd=tmp_path,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            env=environment,
         )
 
     return call

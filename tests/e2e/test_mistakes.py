@@ -25,8 +25,14 @@ def folder_without_tokenizer(where: Path) -> Path:
         (["run", "quikstart"], ["unknown recipe", "Did you mean 'quickstart'"]),
         (["run", "quickstart", "grpo.grop_size=4"], ["unknown key", "Did you mean 'group_size'"]),
         (["run", "quickstart", "grpo.group_size=1"], ["grpo.group_size is 1", "take 8"]),
-        (["run", "quickstart", "grpo.group_size=7"], ["not divisible by", "grpo.gradient_accumulation_steps=7"]),
-        (["run", "quickstart", "data.train.name=gsm8k", "data.train.path=nowhere.jsonl"], ["no file or folder at nowhere.jsonl"]),
+        (
+            ["run", "quickstart", "grpo.group_size=7"],
+            ["not divisible by", "grpo.gradient_accumulation_steps=7"],
+        ),
+        (
+            ["run", "quickstart", "data.train.name=gsm8k", "data.train.path=nowhere.jsonl"],
+            ["no file or folder at nowhere.jsonl"],
+        ),
         (["run", "quickstart", "model.name=./nowhere"], ["there is no model folder", "config.json"]),
         (["run", "quickstart", "model.name=Qwen/Qwen2.5-0.5B-Instruct"], ["model.name=/path/to/FOLDER"]),
         (["run", "quickstart", "prompt.format=thoughts"], ["unknown prompt format"]),

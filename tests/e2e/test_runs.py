@@ -18,7 +18,7 @@ from .conftest import Cli
 # One-step problems and a small model: learning that can be seen in about a minute.
 LEARN = [
     "data.train.params={count: 600, seed: 1, steps: [1]}",
-    "data.sft.params={count: 2500, seed: 2, steps: [1], careless: 0.45}",
+    "data.sft.params={count: 2500, seed: 2, steps: [1], careless: 0.5}",
     "data.eval.params={count: 120, seed: 3, steps: [1]}",
     "model.tiny.hidden_size=64",
     "sft.max_steps=500",
@@ -43,7 +43,9 @@ def test_the_whole_job_learns(cli: Cli, tmp_path: Path) -> None:
     rows = pyarrow.parquet.read_table(run / "rollouts").to_pylist()
     assert len(rows) == 30 * 128  # every rollout of every step
     assert {r["step"] for r in rows} == set(range(30))
-    assert all(r["reward"] == pytest.approx(r["correct"] + 0.2 * dict(r["rewards"])["well_formed"]) for r in rows)
+    assert all(
+        r["reward"] == pytest.approx(r["correct"] + 0.2 * dict(r["rewards"])["well_formed"]) for r in rows
+    )
     solved = cli("solve", "--json", "Tom has 9 pens. Tom loses 4. How many pens does Tom have now?")
     answer = json.loads(solved.stdout)
     assert answer["well_formed"] and answer["answer"].isdigit()
@@ -66,7 +68,9 @@ def test_real_gsm8k_rows_and_a_model_folder_by_path(cli: Cli, tmp_path: Path, sh
     assert "64 training problems" in done.stdout
     folder = tmp_path / "runs/gsm8k/grpo/final"
     assert {p.name for p in folder.iterdir()} >= {"config.json", "model.safetensors", "tokenizer.json"}
-    again = cli("run", "smoke-cpu", *data[:3], *data[4:], f"model.name={folder}", "run_name=second", "--skip-sft")
+    again = cli(
+        "run", "smoke-cpu", *data[:3], *data[4:], f"model.name={folder}", "run_name=second", "--skip-sft"
+    )
     assert again.returncode == 0, again.stdout + again.stderr
 
 

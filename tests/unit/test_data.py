@@ -62,11 +62,11 @@ def test_arithmetic_is_repeatable_and_splits_by_skeleton() -> None:
         assert problem.extra["demonstrated_answer"] == problem.answer
 
 
-def test_the_careless_annotator_errs_in_subtractions_only() -> None:
+def test_the_careless_annotator_errs_in_products_only() -> None:
     shown = word_problems(400, seed=1, careless=0.5)
     wrong = [p for p in shown if p.extra["demonstrated_answer"] != p.answer]
-    assert 0.2 < len(wrong) / len(shown) < 0.7
-    assert all("subtract" in p.subject for p in wrong)
+    assert 0.1 < len(wrong) / len(shown) < 0.7
+    assert all("product" in p.subject for p in wrong)
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "json", "csv", "parquet"])

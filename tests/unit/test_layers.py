@@ -16,7 +16,8 @@ ROWS = [
     {"training", "evaluation"},
     {"data", "rewards", "rollouts"},
     {"config", "prompts", "grading", "objectives", "models", "store", "recipes"},
-    {"types", "errors", "registry"},
+    {"types", "registry"},
+    {"errors"},
 ]
 # inference reads the prompt format of a recipe the way the pipeline does.
 SAME_ROW = {("inference", "pipeline")}

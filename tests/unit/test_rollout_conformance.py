@@ -7,6 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+
+from algorist.errors import EngineError
+from algorist.rollouts import SamplingParams, make_engine
+from algorist.rollouts.native import NativeEngine
+from algorist.rollouts.transformers import TransformersEngine
 from tests.unit.rollout_models import (
     COVERED,
     FAMILIES,
@@ -17,11 +22,6 @@ from tests.unit.rollout_models import (
     model_of,
     prompts_of,
 )
-
-from algorist.errors import EngineError
-from algorist.rollouts import SamplingParams, make_engine
-from algorist.rollouts.native import NativeEngine
-from algorist.rollouts.transformers import TransformersEngine
 
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=24)
 
@@ -57,10 +57,14 @@ def test_greedy_equals_generate(family: str, engine: str) -> None:
     groups = ENGINES[engine](model).generate(prompts, 3, GREEDY)
     expected = [greedy_of_generate(model, p, 24) for p in prompts]
     assert [[c.token_ids for c in group] for group in groups] == [[e] * 3 for e in expected]
-    assert len({t for e in expected for t in e}) >= 20, "the model's greedy output is too plain to prove anything"
+    assert len({t for e in expected for t in e}) >= 20, (
+        "the model's greedy output is too plain to prove anything"
+    )
     for prompt, group in zip(prompts, groups, strict=True):
         found = torch.tensor(group[0].log_probs)
-        torch.testing.assert_close(found, fresh_log_probs(model, prompt, group[0].token_ids), atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            found, fresh_log_probs(model, prompt, group[0].token_ids), atol=1e-5, rtol=0
+        )
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma2"])
@@ -155,6 +159,21 @@ def test_stop_token_ends_a_row_and_is_kept(make: Make) -> None:
     assert groups[0][0].finish_reason == "stop" and sum(finished) == 8
 
 
+def test_end_tokens_and_nothing_else_of_the_generation_config(make: Make) -> None:
+    model, prompts = build("qwen3"), prompts_of()
+    plain = [greedy_of_generate(model, p, 24) for p in prompts]
+    end = plain[0][5]
+    model.generation_config.eos_token_id = [end]
+    model.generation_config.repetition_penalty = 5.0
+    model.generation_config.suppress_tokens = [plain[0][0]]
+    for given, stops in ((None, {end}), ([], set()), ([plain[1][3]], {plain[1][3]})):
+        groups = make(model, eos_token_ids=given).generate(prompts, 1, GREEDY)
+        for expected, group in zip(plain, groups, strict=True):
+            cut = next((i + 1 for i, t in enumerate(expected) if t in stops), 24)
+            assert group[0].token_ids == expected[:cut]
+    assert model.generation_config.repetition_penalty == 5.0
+
+
 def decode(ids: list[int]) -> str:
     """A tokenizer of two letters per token: aa, ab, ac …"""
     return "".join(chr(97 + i // 12) + chr(97 + i % 12) for i in ids)
@@ -233,7 +252,9 @@ def test_lora_is_active_and_followed(dora: bool, make: Make) -> None:
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if "lora_" in name:
-                    parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+                    parameter.add_(
+                        0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+                    )
         groups = engine.generate(prompts, 2, GREEDY)
         assert groups != [[g[0], g[0]] for g in plain]
         for prompt, group in zip(prompts, groups, strict=True):
@@ -248,9 +269,13 @@ def test_lora_is_active_and_followed(dora: bool, make: Make) -> None:
 def test_bfloat16(make: Make) -> None:
     model, prompts = build("qwen3", torch.bfloat16), prompts_of()
     gaps = []
-    for prompt, group in zip(prompts, make(model).generate(prompts, 4, SamplingParams(seed=0, max_new_tokens=16)), strict=True):
+    for prompt, group in zip(
+        prompts, make(model).generate(prompts, 4, SamplingParams(seed=0, max_new_tokens=16)), strict=True
+    ):
         for completion in group:
-            gaps.append(torch.tensor(completion.log_probs) - fresh_log_probs(model, prompt, completion.token_ids))
+            gaps.append(
+                torch.tensor(completion.log_probs) - fresh_log_probs(model, prompt, completion.token_ids)
+            )
     gap = torch.cat(gaps).abs()
     assert 0 < gap.mean() < 0.1 and gap.max() < 1.0, (gap.mean(), gap.max())
 
@@ -264,7 +289,9 @@ def test_the_model_is_left_as_it_was(make: Make) -> None:
     state = {name: parameter.clone() for name, parameter in model.named_parameters()}
     with torch.autocast("cpu", dtype=torch.bfloat16):
         groups = make(model).generate(prompts_of(), 2, GREEDY)
-    assert [g[0].token_ids for g in groups] == [greedy_of_generate(model_of("qwen2"), p, 24) for p in prompts_of()]
+    assert [g[0].token_ids for g in groups] == [
+        greedy_of_generate(model_of("qwen2"), p, 24) for p in prompts_of()
+    ]
     assert [m.training for m in model.modules()] == flags
     assert model.is_gradient_checkpointing
     assert all(torch.equal(state[n], p) and p.grad is None for n, p in model.named_parameters())
@@ -293,7 +320,9 @@ def test_bad_requests(make: Make) -> None:
         engine.generate([[5, 128]], 1, GREEDY)
     with pytest.raises(EngineError, match="group_size is 0"):
         engine.generate([[5]], 0, GREEDY)
-    with pytest.raises(EngineError, match=r"token budget is 20, but one row needs 12 prompt tokens and 24 new"):
+    with pytest.raises(
+        EngineError, match=r"token budget is 20, but one row needs 12 prompt tokens and 24 new"
+    ):
         make(model, token_budget=20).generate(prompts_of(), 1, GREEDY)
 
 

@@ -22,4 +22,10 @@ def compare(before: ArtifactPath, after: ArtifactPath) -> None:
     from algorist.evaluation.compare import paired_metrics
 
     first, second = (read_artifact(p.parent, p.name.removesuffix(".json")) for p in (before, after))
-    closing_table(Console(), first.metrics, second.metrics, paired_metrics(first.samples, second.samples), (before.stem, after.stem))
+    closing_table(
+        Console(),
+        first.metrics,
+        second.metrics,
+        paired_metrics(first.samples, second.samples),
+        (before.stem, after.stem),
+    )

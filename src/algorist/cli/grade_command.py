@@ -17,8 +17,12 @@ def grade_one(
     answer: Annotated[str | None, typer.Option(help="An extracted answer.")] = None,
     completion: Annotated[str | None, typer.Option(help="A whole completion, read in --format.")] = None,
     gold: Annotated[str | None, typer.Option(help="The gold answer.")] = None,
-    file: Annotated[Path | None, typer.Option("--file", help="A JSONL file with answer or completion, and gold.")] = None,
-    prompt_format: Annotated[str, typer.Option("--format", help="Prompt format of completions.")] = "reasoning_answer",
+    file: Annotated[
+        Path | None, typer.Option("--file", help="A JSONL file with answer or completion, and gold.")
+    ] = None,
+    prompt_format: Annotated[
+        str, typer.Option("--format", help="Prompt format of completions.")
+    ] = "reasoning_answer",
     matcher: Annotated[str, typer.Option(help="How answers are compared.")] = "symbolic",
 ) -> int:
     """Grade an answer or a completion, with the reason. Exit 0 when all are right, 1 otherwise."""
@@ -32,7 +36,9 @@ def grade_one(
     for number, row in enumerate(rows):
         truth, text = row.get("gold"), row.get("completion")
         if truth is None or (row.get("answer") is None and text is None):
-            raise ConfigError(f"row {number}: expected gold and one of answer, completion; write --answer 0.5 --gold 1/2")
+            raise ConfigError(
+                f"row {number}: expected gold and one of answer, completion; write --answer 0.5 --gold 1/2"
+            )
         if text is not None:
             parsed = get_format(prompt_format).parse(str(text))
             verdict = grade_completion(str(text), str(truth), parsed=parsed, matcher=matcher)

@@ -11,7 +11,9 @@ import typer
 app = typer.Typer(add_completion=False)
 
 
-@app.command(epilog="Example: algorist inspect runs/quickstart --sql 'select step, avg(reward) from rollouts group by 1 order by 1'")
+@app.command(
+    epilog="Example: algorist inspect runs/quickstart --sql 'select step, avg(reward) from rollouts group by 1 order by 1'"
+)
 def inspect(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
     step: Annotated[int | None, typer.Option(help="Only this step.")] = None,

@@ -77,7 +77,9 @@ def _call(arguments: list[str], debug: bool) -> int:
             return 2
         if debug:
             raise
-        return _tell(error, mistake=isinstance(error, AlgoristError) and isinstance(error, (ValueError, ImportError)))
+        return _tell(
+            error, mistake=isinstance(error, AlgoristError) and isinstance(error, (ValueError, ImportError))
+        )
 
 
 def _tell(error: Exception, *, mistake: bool) -> int:

@@ -30,7 +30,9 @@ def list_rewards() -> None:
 def explain(
     completion: Annotated[str, typer.Option(help="The completion.")],
     answer: Annotated[str, typer.Option(help="The gold answer.")],
-    recipe: Annotated[str, typer.Option(help="The recipe whose rewards and prompt format are used.")] = "quickstart",
+    recipe: Annotated[
+        str, typer.Option(help="The recipe whose rewards and prompt format are used.")
+    ] = "quickstart",
 ) -> None:
     """Show each reward of a completion, its weight and the total. Next: algorist rewards list."""
     from algorist.config import load_recipe
@@ -41,6 +43,9 @@ def explain(
     form = get_format(resolved.prompt.format, tags=resolved.prompt.tags)
     functions = build_rewards(resolved.rewards, form, matcher=resolved.matcher)
     values = [function(completions=[completion], answer=[answer])[0] for function in functions]
-    components = {spec.name: {"value": v, "weight": spec.weight} for spec, v in zip(resolved.rewards, values, strict=True)}
+    components = {
+        spec.name: {"value": v, "weight": spec.weight}
+        for spec, v in zip(resolved.rewards, values, strict=True)
+    }
     total = sum(v["value"] * v["weight"] for v in components.values())
     print(json.dumps({"total": total, "rewards": components}, indent=2))

@@ -4,8 +4,8 @@ A problem is a chain of two or three operations on one quantity, told with varie
 skeleton is the numbers and operations without the words, such as ``14+3*6-9``; a hash of the skeleton decides the
 split, so train and test share no skeleton whatever the wording.
 
-``careless`` is the probability with which the annotator of the demonstration writes a subtraction as an addition (and
-then goes on correctly from the wrong value). SFT imitates the mistake; a verifiable reward removes it.
+``careless`` is the probability with which the annotator of the demonstration writes a product as a sum ("3 bags of 6"
+as 3 + 6 = 9) and then goes on correctly from the wrong value. SFT imitates the mistake; a verifiable reward removes it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def word_problems(
         count: Number of problems.
         seed: Any integer.
         split: ``train`` or ``test``; the two share no skeleton.
-        careless: Probability in [0, 1] that a subtraction is demonstrated as an addition.
+        careless: Probability in [0, 1] that a product is demonstrated as a sum.
         steps: Numbers of operations to choose from.
 
     Raises:
@@ -104,7 +104,7 @@ def _stream(rng: random.Random, test: bool, careless: float, steps: tuple[int, .
             continue
         question = _tell(rng, start, ops)
         solution, shown = _demonstrate(rng, start, ops, careless)
-        if shown > MAX_VALUE:
+        if min(shown) < 0 or max(shown) > MAX_VALUE:
             continue
         yield Problem(
             id=hashlib.sha256(question.encode()).hexdigest()[:12],
@@ -113,7 +113,7 @@ def _stream(rng: random.Random, test: bool, careless: float, steps: tuple[int, .
             solution=solution,
             subject="+".join(sorted({_kind(op) for op in ops})),
             level=str(len(ops)),
-            extra={"skeleton": skeleton, "demonstrated_answer": str(shown)},
+            extra={"skeleton": skeleton, "demonstrated_answer": str(shown[-1])},
         )
 
 
@@ -122,7 +122,7 @@ def _operations(rng: random.Random, count: int) -> list[tuple[int, int, int]]:
     ops = []
     for _ in range(count):
         sign = rng.choice((1, -1))
-        if rng.random() < 0.3:
+        if rng.random() < 0.5:
             ops.append((sign, rng.randint(2, 3), rng.randint(2, 5)))
         else:
             ops.append((sign, 1, rng.randint(2, 9)))
@@ -150,15 +150,16 @@ def _tell(rng: random.Random, start: int, ops: list[tuple[int, int, int]]) -> st
 
 def _demonstrate(
     rng: random.Random, start: int, ops: list[tuple[int, int, int]], careless: float
-) -> tuple[str, int]:
-    """Return the written steps and the value they end in."""
-    lines, value = [], start
+) -> tuple[str, list[int]]:
+    """Return the written steps and the value after each operation."""
+    lines, value, values = [], start, []
     for sign, times, number in ops:
         amount = times * number
         if times > 1:
-            lines.append(f"{times} * {number} = {amount}")
-        if sign < 0 and rng.random() < careless:
-            sign = 1
+            slip = rng.random() < careless
+            amount = times + number if slip else amount
+            lines.append(f"{times} {'+' if slip else '*'} {number} = {amount}")
         lines.append(f"{value} {'+' if sign > 0 else '-'} {amount} = {value + sign * amount}")
         value += sign * amount
-    return "\n".join(lines), value
+        values.append(value)
+    return "\n".join(lines), values

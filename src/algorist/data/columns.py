@@ -85,7 +85,9 @@ def to_problems(
             )
         )
     if bad and len(bad) <= known_gaps:
-        log.warning("dataset '%s': %d of %d rows have no gold answer and are left out", where, len(bad), len(rows))
+        log.warning(
+            "dataset '%s': %d of %d rows have no gold answer and are left out", where, len(bad), len(rows)
+        )
     elif bad:
         shown = "\n  ".join(bad[:3])
         raise DataError(

@@ -32,7 +32,14 @@ def numeric_value(text: str) -> Fraction | None:
     return -value if match[1] == "-" else value
 
 
-def grade(answer: str | None, gold: str | Sequence[str], *, matcher: str = "symbolic", timeout_s: float = 1.0, memory_mb: int = 512) -> Grade:
+def grade(
+    answer: str | None,
+    gold: str | Sequence[str],
+    *,
+    matcher: str = "symbolic",
+    timeout_s: float = 1.0,
+    memory_mb: int = 512,
+) -> Grade:
     """Grade an extracted answer against a gold answer, or several."""
     began = time.perf_counter()
     golds = [gold] if isinstance(gold, str) else list(gold)
@@ -50,7 +57,9 @@ def grade(answer: str | None, gold: str | Sequence[str], *, matcher: str = "symb
     return Grade(correct, reason, answer, str(golds[0]), time.perf_counter() - began)
 
 
-def grade_completion(text: str, gold: str | Sequence[str], *, parsed: Parsed | None = None, matcher: str = "symbolic") -> Grade:
+def grade_completion(
+    text: str, gold: str | Sequence[str], *, parsed: Parsed | None = None, matcher: str = "symbolic"
+) -> Grade:
     """Extract and grade."""
     if parsed is None:
         parsed = Parsed(None, text, False)

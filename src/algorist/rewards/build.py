@@ -30,7 +30,9 @@ class TrainerReward:
     ``failures`` counts completions for which the reward raised; they got the declared floor.
     """
 
-    def __init__(self, reward: Reward, prompt_format: PromptFormat, *, matcher: str, params: dict[str, Any]) -> None:
+    def __init__(
+        self, reward: Reward, prompt_format: PromptFormat, *, matcher: str, params: dict[str, Any]
+    ) -> None:
         self.__name__ = reward.name
         self.reward, self.prompt_format, self.matcher, self.params = reward, prompt_format, matcher, params
         self.failures = 0
@@ -43,7 +45,9 @@ class TrainerReward:
         """
         golds = next((columns[name] for name in GOLD_COLUMNS if columns.get(name) is not None), None)
         if golds is None:
-            raise ConfigError(f"reward '{self.__name__}' needs the gold answers in one of the columns {GOLD_COLUMNS}")
+            raise ConfigError(
+                f"reward '{self.__name__}' needs the gold answers in one of the columns {GOLD_COLUMNS}"
+            )
         return [self._one(text_of(c), str(gold)) for c, gold in zip(completions, golds, strict=True)]
 
     def _one(self, completion: str, gold: str) -> float:
@@ -53,18 +57,26 @@ class TrainerReward:
         except Exception as error:
             self.failures += 1
             if self.failures == 1:
-                log.warning("reward '%s' raised %r; such completions get its floor %s", self.__name__, error, self.reward.low)
+                log.warning(
+                    "reward '%s' raised %r; such completions get its floor %s",
+                    self.__name__,
+                    error,
+                    self.reward.low,
+                )
             return self.reward.low
 
 
-def build_rewards(specs: Sequence[RewardSpec], prompt_format: PromptFormat, *, matcher: str) -> list[Callable[..., list[float]]]:
+def build_rewards(
+    specs: Sequence[RewardSpec], prompt_format: PromptFormat, *, matcher: str
+) -> list[Callable[..., list[float]]]:
     """Return one TRL-callable per reward of a recipe.
 
     Raises:
         ConfigError: Unknown reward, or a ``file.py:function`` that cannot be loaded.
     """
     return [
-        user_reward(spec.name) if ".py:" in spec.name
+        user_reward(spec.name)
+        if ".py:" in spec.name
         else TrainerReward(REWARDS.get(spec.name), prompt_format, matcher=matcher, params=spec.params)
         for spec in specs
     ]
@@ -90,5 +102,7 @@ def user_reward(target: str) -> Callable[..., list[float]]:
     function = getattr(module, name, None)
     if not callable(function):
         there = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-        raise ConfigError(f"reward '{target}': {path} has no function '{name}'; there are: {', '.join(there) or 'none'}")
+        raise ConfigError(
+            f"reward '{target}': {path} has no function '{name}'; there are: {', '.join(there) or 'none'}"
+        )
     return function

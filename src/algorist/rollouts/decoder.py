@@ -70,8 +70,15 @@ class Decoder:
         last = torch.arange(prompts, device=x.device) * size + lengths_P - 1
         return self._logits(x[last])
 
-    def step(self, token_S: Tensor, position_S: Tensor, first: int, now: int, groups: GroupMap,
-             start_mask: Tensor | None) -> Tensor:
+    def step(
+        self,
+        token_S: Tensor,
+        position_S: Tensor,
+        first: int,
+        now: int,
+        groups: GroupMap,
+        start_mask: Tensor | None,
+    ) -> Tensor:
         """Run one token per slot at time ``now``; completions are read from time ``first`` on; return logits (S, V).
 
         Args:
@@ -97,7 +104,9 @@ class Decoder:
     def _project(self, layer: Layer, x: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor]:
         """Return rotated queries and keys (S, H + K, D) and values (S, K, D); queries are scaled already."""
         w = self.w
-        qkv = layer.qkv(F.rms_norm(x, x.shape[-1:], layer.attention_norm, w.eps)).view(x.shape[0], -1, w.head_dim)
+        qkv = layer.qkv(F.rms_norm(x, x.shape[-1:], layer.attention_norm, w.eps)).view(
+            x.shape[0], -1, w.head_dim
+        )
         qk = qkv[:, : self.width].float()
         if layer.qk_norm_ND is not None:
             qk = F.rms_norm(qk, qk.shape[-1:], None, w.eps).mul_(layer.qk_norm_ND)
@@ -111,8 +120,16 @@ class Decoder:
         gate, up = hidden.chunk(2, dim=-1)
         return layer.down_add(self.w.activation(gate) * up, x)
 
-    def _attend(self, index: int, qk: Tensor, v: Tensor, first: int, now: int, groups: GroupMap,
-                start_mask: Tensor | None) -> Tensor:
+    def _attend(
+        self,
+        index: int,
+        qk: Tensor,
+        v: Tensor,
+        first: int,
+        now: int,
+        groups: GroupMap,
+        start_mask: Tensor | None,
+    ) -> Tensor:
         w, cache, queries = self.w, self.cache, self.queries
         slots, heads, dim = qk.shape[0], w.heads, w.head_dim
         keys, values = cache.keys[index], cache.values[index]

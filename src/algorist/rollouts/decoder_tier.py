@@ -66,8 +66,15 @@ def plan_room(
 class _Run:
     """The state of one request."""
 
-    def __init__(self, prompts: Sequence[Sequence[int]], rows: Rows, group_size: int, decoder: Decoder,
-                 slots: int, places: int) -> None:
+    def __init__(
+        self,
+        prompts: Sequence[Sequence[int]],
+        rows: Rows,
+        group_size: int,
+        decoder: Decoder,
+        slots: int,
+        places: int,
+    ) -> None:
         self.prompts, self.rows, self.group_size, self.decoder = prompts, rows, group_size, decoder
         self.most_slots, self.most_places = slots, places
         self.device = rows.device

@@ -85,9 +85,7 @@ class ModuleTier:
                 cache.batch_select_indices(alive)
                 token, position, mask = token[alive], position[alive], mask[alive]
             filled += 1
-            logits = self._forward(
-                token.unsqueeze(1), mask[:, :filled] if padded else None, position, cache
-            )
+            logits = self._forward(token.unsqueeze(1), mask[:, :filled] if padded else None, position, cache)
             position = position + 1
 
     def _forward(self, ids: Tensor, mask: Tensor | None, position: Tensor, cache: DynamicCache) -> Tensor:

@@ -50,11 +50,15 @@ class NativeEngine:
         self.model, self.token_budget = model, token_budget
         self.setting = ModelSetting(model, tokenizer, eos_token_ids, pad_token_id)
         if tier not in TIERS:
-            raise EngineError(f"unknown tier '{tier}'.{nearest(tier, TIERS)} Expected one of {', '.join(TIERS)}")
+            raise EngineError(
+                f"unknown tier '{tier}'.{nearest(tier, TIERS)} Expected one of {', '.join(TIERS)}"
+            )
         self._wanted, self._said = tier, ""
         reason = why_no_decoder(model)
         if reason and tier == "decoder":
-            raise EngineError(f"the hand-written decoder cannot run {type(model).__name__}: {reason}; take tier='auto'")
+            raise EngineError(
+                f"the hand-written decoder cannot run {type(model).__name__}: {reason}; take tier='auto'"
+            )
         self._module: ModuleTier | None = None
         if reason or tier == "module":
             self._module = self._module_tier()

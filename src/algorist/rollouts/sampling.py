@@ -64,9 +64,7 @@ def sample(logits_RV: Tensor, uniform_R: Tensor, params: SamplingParams) -> tupl
     return token_R, chosen_R.log_().sub_(total_R.log_())
 
 
-def _sample_candidates(
-    scaled_RV: Tensor, uniform_R: Tensor, params: SamplingParams
-) -> tuple[Tensor, Tensor]:
+def _sample_candidates(scaled_RV: Tensor, uniform_R: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
     """Sample from the best tokens only; sorts all of them only where the best do not hold ``top_p``."""
     vocabulary = scaled_RV.shape[-1]
     log_total_R1 = scaled_RV.logsumexp(dim=-1, keepdim=True)

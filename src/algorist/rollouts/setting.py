@@ -60,12 +60,17 @@ class ModelSetting:
             group_size,
             params,
             stop_ids=[*self.eos_token_ids, *params.stop_token_ids],
-            vocabulary=self.model.get_output_embeddings().weight.shape[0],
+            vocabulary=self._logit_count(),
             context=self.context,
             device=self.device,
             decode=self.decode,
             on_finished=on_finished,
         )
+
+    def _logit_count(self) -> int:
+        """The head may be larger than the vocabulary (padded to a round number)."""
+        weight = getattr(self.model.get_output_embeddings(), "weight", None)
+        return self.vocabulary if weight is None or weight.dim() != 2 else weight.shape[0]
 
     @contextmanager
     def generating(self) -> Iterator[None]:

@@ -71,26 +71,25 @@ class TransformersEngine:
 
     def _run_wave(self, ids: Tensor, mask: Tensor, rows: Rows) -> None:
         chooser = _Chooser(rows, ids.shape[0], ids.device)
+        # The model's own generation config would fill what ours leaves open (repetition penalty, end tokens, …).
         neutral = GenerationConfig(
             do_sample=False,
-            num_beams=1,
             max_new_tokens=rows.params.max_new_tokens,
             pad_token_id=self.setting.pad_token_id,
-            repetition_penalty=1.0,
-            no_repeat_ngram_size=0,
-            temperature=1.0,
-            top_k=50,
-            top_p=1.0,
             use_cache=getattr(self.model.config, "use_cache", True) is not False,
         )
-        neutral.eos_token_id = None
-        self.model.generate(
-            input_ids=ids,
-            attention_mask=mask,
-            generation_config=neutral,
-            logits_processor=LogitsProcessorList([chooser]),
-            stopping_criteria=StoppingCriteriaList([_AllDone(chooser)]),
-        )
+        base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+        own, base.generation_config = base.generation_config, neutral
+        try:
+            self.model.generate(
+                input_ids=ids,
+                attention_mask=mask,
+                generation_config=neutral,
+                logits_processor=LogitsProcessorList([chooser]),
+                stopping_criteria=StoppingCriteriaList([_AllDone(chooser)]),
+            )
+        finally:
+            base.generation_config = own
         if len(rows):
             raise EngineError(
                 f"model.generate ended with {len(rows)} rows unfinished after {ids.shape[1]} prompt tokens"

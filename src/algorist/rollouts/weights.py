@@ -14,7 +14,13 @@ from algorist.rollouts.linear import Linear, LinearAdd, fixed_linear
 
 # Families whose decoder is: RMS norm, rotary attention with grouped heads, gated MLP. Exact classes only: a subclass may
 # compute something else.
-FAMILIES = ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM", "MistralForCausalLM", "GemmaForCausalLM")
+FAMILIES = (
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "GemmaForCausalLM",
+)
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
@@ -96,9 +102,7 @@ def read_weights(model: Any, rows: int) -> DecoderWeights:
     )
 
 
-def _read_layer(
-    layer: Any, heads: int, kv_heads: int, head_dim: int, gemma: bool, rows: int
-) -> Layer:
+def _read_layer(layer: Any, heads: int, kv_heads: int, head_dim: int, gemma: bool, rows: int) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
     scale = head_dim**-0.5
     q, q_bias = _linear_of(attention.q_proj)
@@ -183,7 +187,9 @@ def _check_modules(causal: Any, decoder: Any) -> None:
         linears += [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
         linears += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
     embedding = decoder.embed_tokens
-    if type(embedding).__name__ not in ("Embedding", "GemmaTextScaledWordEmbedding") or not hasattr(embedding, "weight"):
+    if type(embedding).__name__ not in ("Embedding", "GemmaTextScaledWordEmbedding") or not hasattr(
+        embedding, "weight"
+    ):
         raise NotCovered(f"its embedding is a {type(embedding).__name__}")
     for linear in linears:
         base = getattr(linear, "base_layer", linear)

@@ -1,0 +1,125 @@
+"""Writes ``report.html``: one file, no network, every text of a model shown as text."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from algorist import __version__
+from algorist.errors import CheckpointError
+from algorist.evaluation.estimators import Interval
+from algorist.report.collect import collect
+from algorist.store.atomic import replace_text
+from algorist.store.run_folder import RunFolder
+
+TITLES = {
+    "greedy_accuracy": "greedy accuracy",
+    "format": "well-formed",
+    "truncated": "truncated",
+    "mean_tokens": "mean tokens",
+}
+
+
+def build_report(run_folder: Path) -> Path:
+    """Write ``report.html`` into a run folder and return its path.
+
+    A run that is still going, or that stopped early, gives a report of what is there.
+
+    Raises:
+        CheckpointError: There is no run, it is damaged, or the file cannot be written.
+    """
+    run = RunFolder.open(Path(run_folder))
+    data = collect(run)
+    if not any((data["evaluations"], data["stages"], data["rollouts"]["rows"])):
+        raise CheckpointError(
+            f"{run.path} has nothing to report yet: no metrics, rollouts or evaluations; run it first"
+        )
+    replace_text(run.report, render(data))
+    return run.report
+
+
+def render(data: dict[str, Any]) -> str:
+    """Return the page for what ``collect`` returned."""
+    here = files("algorist.report")
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(lambda name: here.joinpath(name).read_text(encoding="utf-8")),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"number": number, "interval": interval, "clock": clock, "points": points}
+    shown = {key: data[key] for key in ("stages", "pairs", "rollouts")}
+    return environment.get_template("report.html.j2").render(
+        data=data,
+        titles=TITLES,
+        version=__version__,
+        made=time.strftime("%Y-%m-%d %H:%M"),
+        payload=embedded_json(shown),
+        position=position,
+        assets={
+            name: here.joinpath(name).read_text(encoding="utf-8")
+            for name in ("uplot.js", "uplot.css", "uplot.LICENSE.txt", "report.css", "report.js")
+        },
+    )
+
+
+def embedded_json(value: Any) -> str:
+    """Return JSON that cannot end its script element nor hold what an old parser takes for a line end."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def number(value: float, name: str = "", *, signed: bool = False) -> str:
+    """Return a metric's value: a percentage, or a plain number for lengths."""
+    if value is None or math.isnan(value):
+        return "–"
+    sign = "+" if signed else ""
+    return f"{value:{sign}.1f}" if _is_length(name) else f"{100 * value:{sign}.1f} %"
+
+
+def interval(found: Interval | None, name: str = "", *, signed: bool = False) -> str:
+    """Return ``62.0 % [56.1, 67.5]``."""
+    if found is None:
+        return "–"
+    if math.isnan(found.low):
+        return number(found.value, name, signed=signed)
+    factor, sign = (1 if _is_length(name) else 100), "+" if signed else ""
+    low, high = f"{factor * found.low:{sign}.1f}", f"{factor * found.high:{sign}.1f}"
+    return f"{number(found.value, name, signed=signed)} [{low}, {high}]"
+
+
+def points(found: Interval) -> str:
+    """Return a difference of shares: ``+12.4 points [+7.0, +17.5]``."""
+    return f"{100 * found.value:+.1f} points [{100 * found.low:+.1f}, {100 * found.high:+.1f}]"
+
+
+def position(found: Interval) -> dict[str, float]:
+    """Return where a share and its interval lie on a bar, in percent of its width."""
+    low = found.value if math.isnan(found.low) else found.low
+    high = found.value if math.isnan(found.high) else found.high
+    return {
+        "value": round(100 * found.value, 2),
+        "low": round(100 * low, 2),
+        "width": round(100 * (high - low), 2),
+    }
+
+
+def clock(seconds: float) -> str:
+    """Return ``1 h 02 min``, ``3 min 05 s`` or ``4.2 s``."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _is_length(name: str) -> bool:
+    return any(word in name for word in ("tokens", "length", "characters", "seconds"))

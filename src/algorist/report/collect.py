@@ -1,0 +1,279 @@
+"""Reads a run folder into the plain data of its report, within a size budget."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from algorist.errors import DataError
+from algorist.evaluation.artifact import Artifact, artifact_names, read_artifact
+from algorist.evaluation.breakdown import breakdown
+from algorist.evaluation.compare import compare
+from algorist.evaluation.estimators import Interval
+from algorist.report.curves import charts, phases
+from algorist.store.read import metrics, query
+from algorist.store.redact import redact
+from algorist.store.run_folder import RunFolder
+from algorist.store.safe_text import printable
+
+STAGES = ("base", "sft", "grpo")
+PAIRS_CHARACTERS = 500_000
+ROLLOUT_CHARACTERS = 1_100_000
+LONGEST_TEXT = 6_000
+STEPS_SHOWN = 40
+ROLLOUTS_SHOWN = 2_000
+
+
+def collect(run: RunFolder) -> dict[str, Any]:
+    """Return everything the report shows.
+
+    Raises:
+        CheckpointError: The run folder is damaged.
+    """
+    lines = metrics(run.path)
+    names = list(dict.fromkeys(str(line.get("stage")) for line in lines if line.get("stage")))
+    evaluations = [read_artifact(run.evaluations, name) for name in artifact_names(run.evaluations)]
+    evaluations.sort(key=lambda a: _order(a.name))
+    main = [a for name in STAGES for a in evaluations if a.name == name]
+    environment = run.read_json("environment.json") or {}
+    environment = environment if isinstance(environment, dict) else {}
+    config = _text(run.config)
+    return {
+        "name": run.path.resolve().name,
+        "evaluations": [_evaluation(a) for a in evaluations],
+        "comparisons": _comparisons(main),
+        "breakdowns": _breakdowns(main[-2:]),
+        "stages": [
+            {"name": name, "charts": charts(lines, name), "phases": phases(lines, name)} for name in names
+        ],
+        "pairs": _pairs(main),
+        "rollouts": _rollouts(run),
+        "config": redact(config),
+        "environment": [(key, redact(_plain(value))) for key, value in environment.items()],
+        "reproduce": _reproduce(run, environment),
+    }
+
+
+def _evaluation(artifact: Artifact) -> dict[str, Any]:
+    return {
+        "name": artifact.name,
+        "model": redact(str(artifact.model)),
+        "dataset": artifact.dataset,
+        "n": max((interval.n for interval in artifact.metrics.values()), default=0),
+        "protocol": redact(", ".join(f"{k} {v}" for k, v in artifact.protocol.items() if k != "seconds")),
+        "metrics": artifact.metrics,
+    }
+
+
+def _comparisons(main: Sequence[Artifact]) -> list[dict[str, Any]]:
+    """Compare the last stage with each earlier one; what cannot be compared says why."""
+    found: list[dict[str, Any]] = []
+    for earlier in reversed(main[:-1]):
+        entry: dict[str, Any] = {
+            "first": earlier.name,
+            "second": main[-1].name,
+            "result": None,
+            "problem": "",
+        }
+        try:
+            entry["result"] = compare(earlier, main[-1])
+        except DataError as error:
+            entry["problem"] = str(error)
+        found.append(entry)
+    return found
+
+
+def _breakdowns(last: Sequence[Artifact]) -> list[dict[str, Any]]:
+    """Return greedy accuracy by subject, level and dataset, where there is more than one value of it."""
+    found = []
+    for by in ("subject", "level", "dataset"):
+        parts = [breakdown(a.samples, by) if any(by in r for r in a.samples) else {} for a in last]
+        values = list(dict.fromkeys(v for part in parts for v in part))
+        if 1 < len(values) <= 40:
+            rows: list[tuple[str, list[Interval | None]]] = [
+                (printable(v), [part[v]["greedy_accuracy"] if v in part else None for part in parts])
+                for v in values
+            ]
+            found.append({"by": by, "names": [a.name for a in last], "rows": rows})
+    return found
+
+
+def _pairs(main: Sequence[Artifact]) -> dict[str, Any]:
+    """Return greedy completions before and after, changed ones first, as many as the budget allows."""
+    if not main:
+        return {"names": [], "rows": [], "all": 0}
+    last = main[-2:]
+    answers = [{r["problem_id"]: r for r in a.samples if r["greedy"]} for a in last]
+    shared = [i for i in answers[-1] if all(i in part for part in answers)]
+
+    def changed(problem: str) -> int:
+        verdicts = [bool(part[problem]["correct"]) for part in answers]
+        return 0 if verdicts[0] != verdicts[-1] else 1
+
+    rows, used = [], 0
+    for problem in sorted(shared, key=changed):
+        row = {
+            "id": _safe(problem),
+            "question": _safe(answers[-1][problem].get("question")),
+            "gold": _safe(answers[-1][problem].get("gold")),
+            "sides": [
+                {
+                    "text": _safe(part[problem].get("completion")),
+                    "correct": bool(part[problem]["correct"]),
+                    "reason": _safe(part[problem].get("reason")),
+                    "extracted": _safe(part[problem].get("extracted")),
+                    "tokens": part[problem].get("tokens"),
+                }
+                for part in answers
+            ],
+        }
+        used += _weight(row)
+        if used > PAIRS_CHARACTERS:
+            break
+        rows.append(row)
+    return {"names": [a.name for a in last], "rows": rows, "all": len(shared)}
+
+
+def _rollouts(run: RunFolder) -> dict[str, Any]:
+    """Return whole groups of rollouts from steps spread over the run, as many as the budget allows."""
+    groups = query(
+        run.path,
+        'SELECT stage, step, "group", count(*) AS n FROM rollouts GROUP BY ALL ORDER BY stage, step, "group"',
+    )
+    total = sum(g["n"] for g in groups)
+    steps = list(dict.fromkeys((g["stage"], g["step"]) for g in groups))
+    chosen = _spread(steps, STEPS_SHOWN)
+    # Round by round: the first group of every chosen step, then the second …: a full budget covers all chosen steps.
+    of_step: dict[Any, list[dict[str, Any]]] = {key: [] for key in chosen}
+    for group in groups:
+        if (group["stage"], group["step"]) in of_step:
+            of_step[group["stage"], group["step"]].append(group)
+    rows: list[dict[str, Any]] = []
+    prompts: dict[str, int] = {}
+    used = 0
+    for wanted in itertools.zip_longest(*of_step.values()):
+        for found in _groups_of(run, [g for g in wanted if g is not None]):
+            before = len(prompts)
+            block = [_rollout(r, prompts) for r in found[:32]]
+            used += sum(map(_weight, [*block, *list(prompts)[before:]]))
+            if used > ROLLOUT_CHARACTERS:
+                break
+            rows.extend(block)
+        if used > ROLLOUT_CHARACTERS or len(rows) > ROLLOUTS_SHOWN:
+            break
+    rows.sort(key=lambda r: (r["stage"] or "", r["step"], r["group"]))
+    return {
+        "rows": rows,
+        "prompts": list(prompts),
+        "all": total,
+        "steps": len(chosen),
+        "all_steps": len(steps),
+    }
+
+
+def _groups_of(run: RunFolder, wanted: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Return the rollouts of the given groups, group by group."""
+    wanted_steps = sorted({g["step"] for g in wanted})
+    numbers = sorted({g["group"] for g in wanted if g["group"] is not None})
+    marks = ", ".join("?" * len(wanted_steps))
+    rows = query(
+        run.path,
+        f'SELECT * FROM rollouts WHERE step IN ({marks}) AND (len(?::BIGINT[]) = 0 OR list_contains(?, "group"))',
+        [*wanted_steps, numbers, numbers],
+    )
+    keys: dict[Any, list[dict[str, Any]]] = {(g["stage"], g["step"], g["group"]): [] for g in wanted}
+    for row in rows:
+        key = (row["stage"], row["step"], row["group"])
+        if key in keys:
+            keys[key].append(row)
+    return list(keys.values())
+
+
+def _rollout(row: dict[str, Any], prompts: dict[str, int]) -> dict[str, Any]:
+    prompt = _safe(row["prompt"])
+    correct = row["correct"]
+    return {
+        "stage": row["stage"],
+        "step": row["step"],
+        "group": row["group"] or 0,
+        "problem": _safe(row["problem_id"]),
+        "prompt": prompts.setdefault(prompt, len(prompts)),
+        "text": _safe(row["completion"]),
+        "reward": _number(row["reward"]),
+        "rewards": {_safe(k): _number(v) for k, v in (row["rewards"] or {}).items()},
+        "advantage": _number(row["advantage"]),
+        "tokens": row["completion_tokens"],
+        "correct": correct,
+        "reason": _safe(row["reason"]) if row["reason"] else None,
+        "extracted": _safe(row["extracted"]) if row["extracted"] else None,
+        "gold": _safe(row["gold"]) if row["gold"] else None,
+        "truncated": bool(row["truncated"]),
+    }
+
+
+def _reproduce(run: RunFolder, environment: dict[str, Any]) -> list[str]:
+    """Return the shell lines that repeat the run."""
+    versions = environment.get("versions") or {}
+    lines = []
+    if environment.get("git_commit"):
+        lines.append(f"git checkout {environment['git_commit']}")
+        if environment.get("git_changed_files"):
+            lines.append(f"# {environment['git_changed_files']} files were changed and not committed")
+    pinned = [f"{name}=={version}" for name, version in versions.items() if name != "algorist"]
+    if pinned:
+        lines.append("pip install " + " ".join(pinned))
+    command = environment.get("command")
+    if command:
+        words = command if isinstance(command, str) else " ".join(map(str, command))
+        lines.append(f"# it was started with: {words}")
+    lines.append(f"algorist run {run.config} run_name={run.path.resolve().name}-again")
+    return [redact(printable(line)) for line in lines]
+
+
+def _spread(values: list[Any], count: int) -> list[Any]:
+    """Return at most ``count`` values, evenly spread, the first and the last among them."""
+    if len(values) <= count:
+        return values
+    return [values[round(i * (len(values) - 1) / (count - 1))] for i in range(count)]
+
+
+def _safe(value: Any) -> str:
+    """Return text without secrets and invisible characters, cut to what can be read."""
+    text = redact(str(value if value is not None else ""))
+    if len(text) > LONGEST_TEXT:
+        text = f"{text[:LONGEST_TEXT]} … ({len(text) - LONGEST_TEXT} more characters in the store)"
+    return printable(text)
+
+
+def _weight(row: Any) -> int:
+    """Return about how many bytes a row takes in the page."""
+    return len(json.dumps(row))
+
+
+def _number(value: float | None) -> float | None:
+    return None if value is None or value != value else float(f"{value:.4g}")
+
+
+def _order(name: str) -> tuple[int, int, str]:
+    """Order evaluations: base, those during SFT, sft, those during GRPO, grpo, others."""
+    stage, _, step = name.partition("-step-")
+    rank = STAGES.index(stage) if stage in STAGES else len(STAGES)
+    return (rank, int(step) if step.isdigit() else 10**9, name)
+
+
+def _text(path: Path) -> str:
+    try:
+        return printable(path.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return ""
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return printable(", ".join(f"{k} {v}" for k, v in value.items()))
+    if isinstance(value, list):
+        return printable(" ".join(map(str, value)))
+    return printable(str(value))

@@ -1,0 +1,205 @@
+"""Which metrics become which chart, thinned to what a screen can show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+POINTS = 600
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """One chart: a title, what a healthy curve looks like, and patterns of metric names (first match names a curve).
+
+    ``strip`` is cut off the curve's label. ``share`` scales the axis to 0 … 1; ``smooth`` lets the reader's smoothing act on it.
+    """
+
+    title: str
+    note: str
+    patterns: tuple[str, ...]
+    strip: tuple[str, ...] = ()
+    share: bool = False
+    smooth: bool = True
+
+
+CHARTS = (
+    Chart(
+        "Held-out accuracy",
+        "Evaluated during training on problems that are not trained on.",
+        ("eval/greedy_accuracy", "eval/pass@1", "eval/maj@*"),
+        ("eval/",),
+        share=True,
+    ),
+    Chart(
+        "Reward",
+        "Weighted sum of all rewards, mean over completions. It should rise.",
+        ("reward/total", "reward"),
+    ),
+    Chart(
+        "Reward components",
+        "Each reward before its weight. Format rises first, correctness should follow.",
+        ("reward/*", "rewards/*/mean"),
+        ("reward/", "rewards/", "/mean"),
+    ),
+    Chart(
+        "Useful groups",
+        "Share of groups whose rewards differ: only these teach. Near 0 means all right or all wrong.",
+        ("groups/*share", "frac_reward_zero_std"),
+        ("groups/",),
+        share=True,
+    ),
+    Chart(
+        "Loss", "For SFT it should fall; for GRPO it says little, watch the reward.", ("loss", "eval_loss")
+    ),
+    Chart(
+        "Token accuracy",
+        "Share of demonstration tokens predicted right.",
+        ("mean_token_accuracy",),
+        share=True,
+    ),
+    Chart(
+        "Entropy", "Spread of the next-token distribution. A collapse to 0 ends exploration.", ("entropy",)
+    ),
+    Chart(
+        "Completion length",
+        "Tokens per completion.",
+        ("completions/mean_tokens", "completions/mean_length", "completions/max_length"),
+        ("completions/",),
+    ),
+    Chart(
+        "Truncated",
+        "Share of completions cut at the length limit.",
+        ("completions/truncated_share", "completions/clipped_ratio"),
+        ("completions/",),
+        share=True,
+    ),
+    Chart("KL", "Distance from the reference policy.", ("kl", "kl/*")),
+    Chart(
+        "Gradient norm", "Before clipping. Spikes point to a learning rate that is too large.", ("grad_norm",)
+    ),
+    Chart(
+        "Clipped tokens",
+        "Share of tokens outside the clip range.",
+        ("clip_ratio/region_mean", "clip_ratio/*_mean"),
+        ("clip_ratio/",),
+    ),
+    Chart(
+        "Sampler against trainer",
+        "Difference of their log-probs for the same tokens. It should stay small.",
+        ("log_probs/sampler_gap_*", "sampling/sampling_logp_difference/*"),
+        ("log_probs/", "sampling/"),
+    ),
+    Chart("Learning rate", "", ("learning_rate",), smooth=False),
+    Chart("Time per step", "Seconds by phase.", ("step_time", "*/seconds"), ("/seconds",)),
+    Chart("Sampling speed", "Completion tokens per second.", ("rollout/tokens_per_s",), ("rollout/",)),
+)
+# The same quantity under two names: the second is left out where the first is there.
+_SAME = {
+    "reward": "reward/total",
+    "completions/mean_length": "completions/mean_tokens",
+    "completions/clipped_ratio": "completions/truncated_share",
+    "frac_reward_zero_std": "groups/useful_share",
+}
+
+
+def charts(lines: Sequence[dict[str, Any]], stage: str) -> list[dict[str, Any]]:
+    """Return the charts of a stage that have at least two points: title, note, share, curves with x and y lists."""
+    series = _series(lines, stage)
+    taken: set[str] = set()
+    found = []
+    for chart in CHARTS:
+        curves = []
+        for name in [n for p in chart.patterns for n in sorted(series) if fnmatchcase(n, p)]:
+            if name in taken or _is_twin(name, series):
+                continue
+            taken.add(name)
+            x, y = thin(*series[name])
+            if len(x) >= 2:
+                curves.append({"label": _label(name, chart.strip), "x": x, "y": y, "summary": _summary(x, y)})
+        if curves:
+            found.append(
+                {
+                    "title": chart.title,
+                    "note": chart.note,
+                    "share": chart.share,
+                    "smooth": chart.smooth,
+                    "curves": curves[:8],
+                }
+            )
+    return found
+
+
+def thin(x: Sequence[int], y: Sequence[float], points: int = POINTS) -> tuple[list[int], list[float]]:
+    """Return at most ``points`` points: means of runs of equal length; a short curve is left as it is."""
+    if len(x) <= points:
+        return list(x), [_short(v) for v in y]
+    size = math.ceil(len(x) / points)
+    starts = range(0, len(x), size)
+    return (
+        [x[min(i + size, len(x)) - 1] for i in starts],
+        [_short(math.fsum(y[i : i + size]) / len(y[i : i + size])) for i in starts],
+    )
+
+
+def phases(lines: Sequence[dict[str, Any]], stage: str) -> dict[str, float]:
+    """Return the seconds that a stage spent in each phase: ``*/seconds`` metrics, the rest of ``step_time``, all."""
+    series = _series(lines, stage)
+    found = {
+        name.removesuffix("/seconds"): math.fsum(y)
+        for name, (_, y) in series.items()
+        if name.endswith("/seconds")
+    }
+    total = math.fsum(series["step_time"][1]) if "step_time" in series else 0.0
+    if total > sum(found.values()) > 0:
+        found["other"] = total - sum(found.values())
+    if "train_runtime" in series:
+        found["whole stage"] = series["train_runtime"][1][-1]
+    return found
+
+
+def _series(lines: Sequence[dict[str, Any]], stage: str) -> dict[str, tuple[list[int], list[float]]]:
+    """Return (steps, values) of each metric of a stage; null and non-numbers are left out."""
+    found: dict[str, tuple[list[int], list[float]]] = {}
+    for line in lines:
+        step = line.get("step")
+        if line.get("stage") != stage or not isinstance(step, int):
+            continue
+        for name, value in line.items():
+            if (
+                name in ("step", "stage", "time")
+                or isinstance(value, bool)
+                or not isinstance(value, (int, float))
+            ):
+                continue
+            if math.isfinite(value):
+                x, y = found.setdefault(name, ([], []))
+                x.append(step)
+                y.append(float(value))
+    return found
+
+
+def _is_twin(name: str, series: dict[str, Any]) -> bool:
+    if name in _SAME:
+        return _SAME[name] in series
+    return (
+        name.startswith("rewards/")
+        and f"reward/{name.removeprefix('rewards/').removesuffix('/mean')}" in series
+    )
+
+
+def _label(name: str, strip: tuple[str, ...]) -> str:
+    for part in strip:
+        name = name.removesuffix(part) if part.startswith("/") else name.removeprefix(part)
+    return name.replace("_", " ")
+
+
+def _summary(x: Sequence[int], y: Sequence[float]) -> str:
+    return f"{y[0]:.3g} at step {x[0]}, {y[-1]:.3g} at step {x[-1]}"
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.5g}")
