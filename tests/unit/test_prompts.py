@@ -72,9 +72,8 @@ def test_own_tags_and_system_prompt() -> None:
     form = get_format("reasoning_answer", tags={"answer_open": "<a>", "answer_close": "</a>"})
     assert form.parse("<reasoning>x</reasoning><a>3</a>").answer == "3"
     assert "<a>" in form.system_prompt
-    assert missing_tags(get_format("reasoning_answer", system_prompt="Just answer.")) == list(
-        form.tags.all()[:2]
-    ) + ["<answer>", "</answer>"]
+    plain = get_format("reasoning_answer", system_prompt="Just answer.")
+    assert missing_tags(plain) == ["<reasoning>", "</reasoning>", "<answer>", "</answer>"]
     with pytest.raises(ConfigError, match="Did you mean 'answer_open'"):
         get_format("reasoning_answer", tags={"answer_opn": "<a>"})
     with pytest.raises(ConfigError, match="repeats"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +171,27 @@ def test_a_damaged_part_is_named(tmp_path: Path) -> None:
     (tmp_path / "rollouts" / "part-000000.parquet").write_bytes(b"PAR1 torn in the middle PAR1")
     with pytest.raises(CheckpointError, match=r"part-000000.parquet"):
         rollouts(tmp_path)
+
+
+def test_reading_while_the_run_goes_on(tmp_path: Path) -> None:
+    """Every query sees a whole prefix of what was written, though parts are rewritten and added meanwhile."""
+    folder = RunFolder.create(tmp_path)
+    stop, counts = threading.Event(), []
+
+    def read() -> None:
+        while not stop.is_set():
+            found = rollouts(tmp_path, limit=None)
+            assert [r["step"] for r in found] == [i // 10 for i in range(len(found))]
+            counts.append(len(found))
+
+    with RolloutWriter(folder.rollouts, rows_per_part=100) as writer, ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read)
+        for step in range(100):
+            writer.write([row(step, i) for i in range(10)])
+            writer.flush()
+        stop.set()
+        reading.result()
+    assert len(counts) > 5 and counts == sorted(counts)
 
 
 def test_metrics_by_stage(run: Path) -> None:

@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +46,14 @@ def rows(step: int, count: int = 10) -> list[dict[str, Any]]:
 
 def stored(folder: Path) -> list[dict[str, Any]]:
     return [
-        r for p in sorted(folder.glob("part-*.parquet")) for r in pyarrow.parquet.read_table(p).to_pylist()
+        r
+        for p in sorted(folder.glob("part-*.parquet"))
+        for r in pyarrow.parquet.ParquetFile(p).read().to_pylist()
     ]
 
 
 def contents(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    return {p.name: pyarrow.parquet.read_table(p).to_pylist() for p in sorted(folder.iterdir())}
+    return {p.name: pyarrow.parquet.ParquetFile(p).read().to_pylist() for p in sorted(folder.iterdir())}
 
 
 def test_rows_come_back_with_the_schema(tmp_path: Path) -> None:
@@ -206,6 +210,27 @@ def test_killed_at_any_moment_leaves_whole_parts(tmp_path: Path) -> None:
             writer.truncate_after(2)
         assert [r["step"] for r in stored(folder)] == [i // 20 for i in range(min(len(found), 40))]
         assert not list(folder.glob("*.partial"))
+
+
+def test_a_reader_never_sees_half_a_part(tmp_path: Path) -> None:
+    """The unfinished part is written again and again while another thread reads it."""
+    writer = RolloutWriter(tmp_path)
+    writer.write([row(0, i, completion="x" * 2000) for i in range(200)])
+    writer.flush()
+    stop, counts = threading.Event(), []
+
+    def read() -> None:
+        while not stop.is_set():
+            counts.append(len(stored(tmp_path)))
+
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read)
+        for step in range(1, 80):
+            writer.write(rows(step, 5))
+            writer.flush()
+        stop.set()
+        reading.result()
+    assert len(counts) > 10 and counts == sorted(counts) and counts[0] >= 200
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere; run as a plain user")

@@ -21,6 +21,7 @@ VERBS = {
     "data": "List, show and check datasets.",
     "inspect": "Browse or query the stored rollouts of a run.",
     "compare": "Compare two evaluations with paired intervals.",
+    "report": "Write a run's report.html: one file, opens offline.",
     "recipes": "List and show recipes, and where each value comes from.",
     "doctor": "Check the environment: versions, devices, optional engines.",
 }

@@ -69,8 +69,10 @@ def _close(display: Any, state: Any) -> None:
 
         for name, interval in read_artifact(folder / "eval", there[0]).metrics.items():
             display.say(f"{name.replace('_', ' ')}: {interval_text(interval, name)}")
+    from algorist.report.build import build_report
+
     display.say(
-        f"\nThe run is in {folder}. Next:\n"
+        f"\nThe run is in {folder}, its report in {build_report(folder)}. Next:\n"
         f"  algorist solve 'Mia has 12 pens. Mia loses 5. How many pens does Mia have now?' --model {folder}\n"
         f"  algorist inspect {folder} --sort=-reward\n"
         f"  algorist compare {folder}/eval/sft.json {folder}/eval/grpo.json"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -222,14 +223,20 @@ def _reproduce(run: RunFolder, environment: dict[str, Any]) -> list[str]:
         lines.append(f"git checkout {environment['git_commit']}")
         if environment.get("git_changed_files"):
             lines.append(f"# {environment['git_changed_files']} files were changed and not committed")
-    pinned = [f"{name}=={version}" for name, version in versions.items() if name != "algorist"]
+    pinned = [
+        f"{name}=={str(version).partition('+')[0]}"
+        for name, version in versions.items()
+        if name != "algorist"
+    ]
     if pinned:
         lines.append("pip install " + " ".join(pinned))
     command = environment.get("command")
     if command:
         words = command if isinstance(command, str) else " ".join(map(str, command))
         lines.append(f"# it was started with: {words}")
-    lines.append(f"algorist run {run.config} run_name={run.path.resolve().name}-again")
+    lines.append(
+        shlex.join(["algorist", "run", str(run.config), f"run_name={run.path.resolve().name}-again"])
+    )
     return [redact(printable(line)) for line in lines]
 
 

@@ -2,107 +2,311 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, Protocol
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, overload
 
-from algorist.errors import ConfigError
-from algorist.prompts import PromptFormat
-from algorist.rewards.base import REWARDS, Reward, RewardInput, text_of
+from algorist.errors import ConfigError, nearest
+from algorist.prompts import PromptFormat, get_format
+from algorist.rewards.base import REWARDS, Reward
+from algorist.rewards.reading import Decode, text_of
+from algorist.rewards.user import BatchReward, load_user_reward
+from algorist.types import Parsed
 
 log = logging.getLogger("algorist.rewards")
-GOLD_COLUMNS = ("answer", "reference_answer", "solution", "ground_truth")
+GOLD_COLUMNS = ("answer", "reference_answer", "ground_truth", "solution")
 
 
-class RewardSpec(Protocol):
-    """What a recipe says about one reward."""
+@dataclass(frozen=True, slots=True)
+class RewardBreakdown:
+    """The weighted total of one completion and the raw value of each reward; None where a reward does not apply."""
 
-    name: str
-    weight: float
-    params: dict[str, Any]
+    total: float
+    components: dict[str, float | None] = field(default_factory=dict)
+    weights: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What rewards are given besides the completion: the prompt format's reading, the matcher, the decoder."""
+
+    prompt_format: PromptFormat
+    matcher: str
+    decode: Decode | None
+    parse: Callable[[str], Parsed]
+
+    def offers(self) -> dict[str, Any]:
+        """Return the part of the context that is the same for every completion."""
+        offered: dict[str, Any] = {"matcher": self.matcher, "prefilled": self.prompt_format.prefilled_start}
+        if len(self.prompt_format.tags.all()) == 4:
+            offered["tags"] = self.prompt_format.tags
+        return offered
 
 
 class TrainerReward:
-    """One reward in TRL's call form: keyword lists in, one float per completion out.
+    """One reward in TRL's call form: lists by keyword in, one float per completion out.
 
-    ``failures`` counts completions for which the reward raised; they got the declared floor.
+    ``failures`` counts completions for which the reward raised, returned something else than a finite number, or had
+    no gold answer; they got ``low``. ``weight`` is what the recipe says; the values here are not weighted.
     """
 
     def __init__(
-        self, reward: Reward, prompt_format: PromptFormat, *, matcher: str, params: dict[str, Any]
+        self,
+        name: str,
+        reward: Reward | BatchReward,
+        around: Surroundings,
+        weight: float,
+        params: dict[str, Any],
     ) -> None:
-        self.__name__ = reward.name
-        self.reward, self.prompt_format, self.matcher, self.params = reward, prompt_format, matcher, params
+        self.__name__ = name
+        self.reward, self.around, self.weight, self.params = reward, around, weight, params
+        self.low, self.high = reward.range_with(params)
         self.failures = 0
+        self.log_every = 0
+        self._calls = 0
 
-    def __call__(self, *, completions: Sequence[Any], **columns: Any) -> list[float]:
-        """Return one value per completion; unknown columns are ignored.
+    def __call__(
+        self, prompts: Sequence[Any] | None = None, completions: Sequence[Any] | None = None, **columns: Any
+    ) -> list[float | None]:
+        """Return one value per completion; columns that the reward does not know are ignored.
+
+        Args:
+            prompts: Not used by the rewards here; passed to a user's own.
+            completions: In any form that TRL sends (see ``text_of``).
+            **columns: ``answer`` (or one of the other gold columns), ``completion_ids``, and every other column.
 
         Raises:
-            ConfigError: No column holds the gold answers.
+            ConfigError: No column holds the gold answers, or a column that the reward needs is missing.
         """
-        golds = next((columns[name] for name in GOLD_COLUMNS if columns.get(name) is not None), None)
-        if golds is None:
+        if completions is None:
             raise ConfigError(
-                f"reward '{self.__name__}' needs the gold answers in one of the columns {GOLD_COLUMNS}"
+                f"reward '{self.__name__}' was called without completions; write completions=[…]"
             )
-        return [self._one(text_of(c), str(gold)) for c, gold in zip(completions, golds, strict=True)]
+        texts = [text_of(completion, self.around.decode) for completion in completions]
+        if isinstance(self.reward, BatchReward):
+            values = self._batch(prompts, completions, columns)
+        else:
+            golds = self._golds(columns, len(texts))
+            rows = _rows(columns, len(texts))
+            self._show(texts, golds)
+            values = [self._one(self.reward, *row) for row in zip(texts, golds, rows, strict=True)]
+        self._calls += 1
+        return values
 
-    def _one(self, completion: str, gold: str) -> float:
-        try:
-            inputs = RewardInput(completion, self.prompt_format.parse(completion), gold, self.matcher)
-            return float(self.reward.function(inputs, **self.params))
-        except Exception as error:
-            self.failures += 1
-            if self.failures == 1:
-                log.warning(
-                    "reward '%s' raised %r; such completions get its floor %s",
-                    self.__name__,
-                    error,
-                    self.reward.low,
+    def _golds(self, columns: Mapping[str, Any], count: int) -> list[Any]:
+        name = next((name for name in GOLD_COLUMNS if columns.get(name) is not None), None)
+        if name is None:
+            if getattr(self.reward, "needs_gold", False):
+                raise ConfigError(
+                    f"reward '{self.__name__}' needs the gold answers and found none of the columns "
+                    f"{', '.join(GOLD_COLUMNS)}; there are: {', '.join(columns) or 'none'}. "
+                    "Rename the column of your data to 'answer'"
                 )
-            return self.reward.low
+            return [None] * count
+        golds = columns[name]
+        golds = [golds] * count if isinstance(golds, str) else list(golds)
+        if len(golds) != count:
+            raise ConfigError(f"column '{name}' has {len(golds)} gold answers for {count} completions")
+        return golds
+
+    def _one(self, reward: Reward, text: str, gold: Any, row: dict[str, Any]) -> float | None:
+        context: dict[str, Any] = {**self.around.offers(), "problem": row}
+        if "completion_ids" in reward.context:
+            if "completion_ids" not in row:
+                raise ConfigError(
+                    f"reward '{self.__name__}' counts tokens and needs completion_ids; "
+                    "the trainer sends them, elsewhere write completion_ids=[[…], …]"
+                )
+            context["completion_ids"] = row["completion_ids"]
+        golds = (
+            [str(g) for g in gold] if isinstance(gold, (list, tuple)) else [str("" if gold is None else gold)]
+        )
+        try:
+            if "parsed" in reward.context:
+                context["parsed"] = self.around.parse(text)
+            wanted = {key: value for key, value in context.items() if key in reward.context}
+            if not reward.needs_gold:
+                if "gold" in reward.context:
+                    wanted["gold"] = golds[0]
+                return self._checked(reward.function(text, **wanted, **self.params))
+            if not golds or not all(g.strip() for g in golds):
+                raise ValueError("the row has no gold answer")
+            # Several gold answers: the one that serves the completion best.
+            return max(self._checked(reward.function(text, gold=g, **wanted, **self.params)) for g in golds)
+        except Exception as error:
+            return self._failed(error, 1)
+
+    def _batch(self, prompts: Any, completions: Sequence[Any], columns: dict[str, Any]) -> list[float | None]:
+        assert isinstance(self.reward, BatchReward)
+        count = len(completions)
+        given = {
+            **self.around.offers(),
+            **columns,
+            "prompts": prompts,
+            "completions": completions,
+            **self.params,
+        }
+        try:
+            values = list(self.reward.call(given))
+            if len(values) != count:
+                raise ValueError(f"it returned {len(values)} values for {count} completions")
+        except Exception as error:
+            return [self._failed(error, count if i == 0 else 0) for i in range(count)]
+        return [self._value(value) for value in values]
+
+    def _value(self, value: Any) -> float | None:
+        try:
+            return None if value is None else self._checked(value)
+        except Exception as error:
+            return self._failed(error, 1)
+
+    @staticmethod
+    def _checked(value: Any) -> float:
+        number = float(value)
+        if not math.isfinite(number):
+            raise ValueError(f"it returned {number}")
+        return number
+
+    def _failed(self, error: Exception, count: int) -> float:
+        if self.failures == 0:
+            log.warning(
+                "reward '%s' failed: %r; such completions get its floor %g and are counted (shown once)",
+                self.__name__,
+                error,
+                self.low,
+                exc_info=error,
+            )
+        self.failures += count
+        return self.low
+
+    def _show(self, texts: Sequence[str], golds: Sequence[Any]) -> None:
+        if self.log_every and texts and self._calls % self.log_every == 0:
+            answer = self.around.parse(texts[0]).answer
+            log.info("read %r, expected %r, completion %r", answer, golds[0], texts[0][:200])
+
+
+class RewardSet(Sequence[TrainerReward]):
+    """The rewards of a recipe: a list of TRL-callables, with their weights, totals and counts of failures."""
+
+    def __init__(self, rewards: Sequence[TrainerReward]) -> None:
+        self.rewards = list(rewards)
+
+    @overload
+    def __getitem__(self, index: int) -> TrainerReward: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[TrainerReward]: ...
+    def __getitem__(self, index: int | slice) -> TrainerReward | list[TrainerReward]:
+        return self.rewards[index]
+
+    def __len__(self) -> int:
+        return len(self.rewards)
+
+    def __iter__(self) -> Iterator[TrainerReward]:
+        return iter(self.rewards)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the rewards, each once, in the order of the recipe."""
+        return [reward.__name__ for reward in self.rewards]
+
+    @property
+    def weights(self) -> list[float]:
+        """The weights, in the order of the recipe."""
+        return [reward.weight for reward in self.rewards]
+
+    @property
+    def failures(self) -> dict[str, int]:
+        """How often each reward failed so far."""
+        return {reward.__name__: reward.failures for reward in self.rewards}
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The range of the weighted total."""
+        ends = [sorted((r.weight * r.low, r.weight * r.high)) for r in self.rewards]
+        return sum(low for low, _ in ends), sum(high for _, high in ends)
+
+    def score(self, completions: Sequence[Any], **columns: Any) -> list[RewardBreakdown]:
+        """Return the total and the components of each completion; columns as in ``TrainerReward``."""
+        values = [reward(completions=completions, **columns) for reward in self.rewards]
+        return [
+            breakdown(
+                dict(zip(self.names, row, strict=True)), dict(zip(self.names, self.weights, strict=True))
+            )
+            for row in (zip(*values, strict=True) if values else [()] * len(completions))
+        ]
+
+    def explain(self, completion: Any, gold: Any, **columns: Any) -> RewardBreakdown:
+        """Return the total and the components of one completion; ``columns`` hold one value each."""
+        row = {key: [value] for key, value in columns.items()}
+        return self.score([completion], answer=[gold], **row)[0]
+
+
+def breakdown(
+    components: Mapping[str, float | None], weights: Mapping[str, float] | None = None
+) -> RewardBreakdown:
+    """Return the weighted total of named values; a name without a weight counts once, None counts as nothing."""
+    used = {name: (weights or {}).get(name, 1.0) for name in components}
+    total = math.fsum(used[name] * value for name, value in components.items() if value is not None)
+    return RewardBreakdown(total, dict(components), used)
 
 
 def build_rewards(
-    specs: Sequence[RewardSpec], prompt_format: PromptFormat, *, matcher: str
-) -> list[Callable[..., list[float]]]:
-    """Return one TRL-callable per reward of a recipe.
+    specs: Sequence[Any],
+    prompt_format: PromptFormat | str = "reasoning_answer",
+    *,
+    matcher: str = "symbolic",
+    decode: Decode | None = None,
+    log_every: int = 0,
+) -> RewardSet:
+    """Return the rewards of a recipe as TRL-callables.
+
+    Args:
+        specs: A name each, or ``{"name", "weight", "params"}`` as mapping or object. A name is that of a registered
+            reward, or ``file.py:function``.
+        prompt_format: How completions are read, and whose tags the format rewards look for.
+        matcher: How answers are compared.
+        decode: Turns token ids into text, for completions that come as ids or tensors.
+        log_every: Every that many calls, log what was read from a completion, what was expected, and its beginning.
 
     Raises:
-        ConfigError: Unknown reward, or a ``file.py:function`` that cannot be loaded.
+        ConfigError: Unknown reward or parameter, a refused value, or a function that cannot be loaded.
     """
-    return [
-        user_reward(spec.name)
-        if ".py:" in spec.name
-        else TrainerReward(REWARDS.get(spec.name), prompt_format, matcher=matcher, params=spec.params)
-        for spec in specs
-    ]
+    form = get_format(prompt_format) if isinstance(prompt_format, str) else prompt_format
+    around = Surroundings(form, matcher, decode, lru_cache(maxsize=4096)(form.parse))
+    built: list[TrainerReward] = []
+    taken: dict[str, int] = {}
+    for spec in specs:
+        name, weight, params = _spec(spec)
+        found = load_user_reward(name) if ".py:" in name else REWARDS.get(name)
+        shown = name.rpartition(":")[2] if ".py:" in name else name
+        taken[shown] = taken.get(shown, 0) + 1
+        unique = shown if taken[shown] == 1 else f"{shown}_{taken[shown]}"
+        built.append(TrainerReward(unique, found, around, weight, params))
+    if built:
+        built[0].log_every = log_every
+    return RewardSet(built)
 
 
-def user_reward(target: str) -> Callable[..., list[float]]:
-    """Load ``file.py:function`` in TRL's call form ``f(completions, **columns) -> list[float]``.
+def _spec(spec: Any) -> tuple[str, float, dict[str, Any]]:
+    if isinstance(spec, str):
+        return spec, 1.0, {}
+    if not isinstance(spec, Mapping):
+        return str(spec.name), float(spec.weight), dict(spec.params)
+    valid = ("name", "weight", "params")
+    for key in spec:
+        if key not in valid:
+            raise ConfigError(
+                f"a reward has the key '{key}'.{nearest(key, valid)} Expected: {', '.join(valid)}"
+            )
+    if "name" not in spec:
+        raise ConfigError(f"a reward has no name: {dict(spec)}; write {{name: correct, weight: 1.0}}")
+    return str(spec["name"]), float(spec.get("weight", 1.0)), dict(spec.get("params") or {})
 
-    Raises:
-        ConfigError: No such file or function.
-    """
-    file, _, name = target.rpartition(":")
-    path = Path(file)
-    if not path.is_file():
-        raise ConfigError(f"reward '{target}': no file at {path.resolve()}; expected file.py:function")
-    spec = importlib.util.spec_from_file_location(f"algorist_user_{path.stem}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise ConfigError(f"reward '{target}': {path} cannot be imported: {error!r}") from None
-    function = getattr(module, name, None)
-    if not callable(function):
-        there = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-        raise ConfigError(
-            f"reward '{target}': {path} has no function '{name}'; there are: {', '.join(there) or 'none'}"
-        )
-    return function
+
+def _rows(columns: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
+    """Return the row of each completion: columns with one entry per completion, by name."""
+    split = {k: v for k, v in columns.items() if isinstance(v, (list, tuple)) and len(v) == count}
+    return [{key: values[i] for key, values in split.items()} for i in range(count)]

@@ -16,7 +16,7 @@ import duckdb
 import pyarrow
 
 from algorist.errors import CheckpointError, ConfigError, nearest
-from algorist.store.write import SCHEMA, read_metrics
+from algorist.store.write import SCHEMA, part_paths, read_metrics, read_part
 
 Sort = Literal[
     "step", "reward", "-reward", "advantage", "-advantage", "completion_tokens", "-completion_tokens", "-step"
@@ -106,7 +106,7 @@ def rollouts(
     where = " AND ".join(text for text, _ in used) or "true"
     parameters = [value for _, value in used]
     column, order = sort.removeprefix("-"), "DESC" if sort.startswith("-") else "ASC"
-    by = f'ORDER BY "{column}" {order} NULLS LAST, filename, file_row_number'
+    by = f"ORDER BY \"{column}\" {order} NULLS LAST, filename = '', filename, file_row_number"
     with _connect(Path(run)) as connection:
         if limit is None:
             return _fetch(connection, f"SELECT {_COLUMNS} FROM _rollouts WHERE {where} {by}", parameters)
@@ -155,17 +155,28 @@ def _connect(run: Path) -> Iterator[duckdb.DuckDBPyConnection]:
 
 
 def _make_rollouts(connection: duckdb.DuckDBPyConnection, run: Path) -> None:
-    parts = [str(p.resolve()) for p in sorted((run / "rollouts").glob("part-*.parquet"))]
-    if parts:
-        source = f"read_parquet([{', '.join(map(_quoted, parts))}], filename = true, file_row_number = true)"
-        connection.execute(f"CREATE VIEW _rollouts AS SELECT * FROM {source}")
-    else:
-        connection.register("_empty", SCHEMA.empty_table())
-        connection.execute(
-            "CREATE TABLE _rollouts AS SELECT *, '' AS filename, 0 AS file_row_number FROM _empty WHERE false"
+    """Make the view over the full parts, which never change, and a copy of the last part, which may still grow."""
+    parts = part_paths((run / "rollouts").resolve())
+    tail = _with_numbers(read_part(parts[-1]) if parts else SCHEMA.empty_table())
+    connection.register("_arrow", tail)
+    connection.execute(
+        f"CREATE TABLE _tail AS SELECT {_COLUMNS}, '' AS filename, file_row_number FROM _arrow"
+    )
+    connection.unregister("_arrow")
+    view = "CREATE VIEW _rollouts AS SELECT * FROM _tail"
+    if len(parts) > 1:
+        listed = ", ".join(_quoted(str(p)) for p in parts[:-1])
+        source = f"read_parquet([{listed}], filename = true, file_row_number = true)"
+        view = (
+            f"CREATE VIEW _rollouts AS SELECT {_COLUMNS}, filename, file_row_number FROM {source} "
+            "UNION ALL SELECT * FROM _tail"
         )
-        connection.unregister("_empty")
+    connection.execute(view)
     connection.execute(f"CREATE VIEW rollouts AS SELECT {_COLUMNS} FROM _rollouts")
+
+
+def _with_numbers(table: pyarrow.Table) -> pyarrow.Table:
+    return table.append_column("file_row_number", pyarrow.array(range(table.num_rows), pyarrow.int64()))
 
 
 def _make_samples(connection: duckdb.DuckDBPyConnection, run: Path) -> None:
@@ -205,7 +216,7 @@ def _rows_at(connection: duckdb.DuckDBPyConnection, keys: list[tuple[str, int]])
         numbers.setdefault(name, []).append(number)
     found: dict[tuple[str, int], dict[str, Any]] = {}
     for name, wanted in numbers.items():
-        source = f"read_parquet({_quoted(name)}, file_row_number = true)"
+        source = f"read_parquet({_quoted(name)}, file_row_number = true)" if name else "_tail"
         listed = ", ".join(str(int(n)) for n in wanted)
         sql = f"SELECT {_COLUMNS}, file_row_number FROM {source} WHERE file_row_number IN ({listed})"
         for row in _fetch(connection, sql):

@@ -106,8 +106,8 @@ class RolloutWriter:
         A run that continues from ``checkpoint-<step>`` samples exactly these again. Safe to repeat after a crash.
         """
         self.flush()
-        for path in reversed(_parts(self.folder)):
-            keys = _read_table(path, columns=["stage", "step"])
+        for path in reversed(part_paths(self.folder)):
+            keys = read_part(path, columns=["stage", "step"])
             keep = pyarrow.compute.or_(
                 pyarrow.compute.less(keys["step"], step),
                 pyarrow.compute.not_equal(pyarrow.compute.fill_null(keys["stage"], self.stage), self.stage),
@@ -117,7 +117,7 @@ class RolloutWriter:
                 path.unlink()
                 sync_folder(self.folder)
             elif kept < keys.num_rows:
-                _write_table(_read_table(path).filter(keep), path)
+                _write_table(read_part(path).filter(keep), path)
         self._load_tail()
 
     def close(self) -> None:
@@ -146,9 +146,9 @@ class RolloutWriter:
 
     def _load_tail(self) -> None:
         """Take the unfinished last part into memory, so that it can grow."""
-        parts = _parts(self.folder)
+        parts = part_paths(self.folder)
         self._number = _number(parts[-1]) if parts else 0
-        self._rows = _read_table(parts[-1]).to_pylist() if parts else []
+        self._rows = read_part(parts[-1]).to_pylist() if parts else []
         self._dirty = False
         if _first_cut(self._rows, self.rows_per_part) is not None:
             self._number += 1
@@ -259,12 +259,17 @@ def _number(path: Path) -> int:
     return int(path.stem.removeprefix("part-"))
 
 
-def _parts(folder: Path) -> list[Path]:
+def part_paths(folder: Path) -> list[Path]:
     """Return the parts in the order of their numbers."""
     return sorted((p for p in folder.glob("part-*.parquet") if p.stem[5:].isdigit()), key=_number)
 
 
-def _read_table(path: Path, columns: list[str] | None = None) -> pyarrow.Table:
+def read_part(path: Path, columns: list[str] | None = None) -> pyarrow.Table:
+    """Return a part, read through one open file: a writer that replaces it meanwhile does no harm.
+
+    Raises:
+        CheckpointError: It is damaged.
+    """
     try:
         return pyarrow.parquet.ParquetFile(path).read(columns=columns)
     except (OSError, pyarrow.ArrowException) as error:

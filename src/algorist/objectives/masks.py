@@ -1,0 +1,54 @@
+"""Sums and means over the tokens that count."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def masked_sum(tensor: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
+    """Sum the elements where the mask is true; whatever stands elsewhere, NaN included, has no influence.
+
+    Args:
+        tensor: Values, any shape.
+        mask: Same shape, 1 or True for the elements that count.
+        dim: Dimension to sum over; None sums over all.
+
+    Returns:
+        The sums: the shape of ``tensor`` without ``dim``, or a scalar. An empty selection sums to 0.
+    """
+    kept = torch.where(mask.bool(), tensor, torch.zeros((), dtype=tensor.dtype, device=tensor.device))
+    return kept.sum() if dim is None else kept.sum(dim)
+
+
+def masked_mean(tensor: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
+    """Average the elements where the mask is true.
+
+    Args:
+        tensor: Values, any shape.
+        mask: Same shape, 1 or True for the elements that count.
+        dim: Dimension to average over; None averages over all.
+
+    Returns:
+        The means: the shape of ``tensor`` without ``dim``, or a scalar. NaN where the mask selects nothing; training
+        steps guard against that, see ``reduce_loss``.
+    """
+    count = mask.bool().sum() if dim is None else mask.bool().sum(dim)
+    return masked_sum(tensor, mask, dim) / count
+
+
+def masked_normalize(
+    tensor: Tensor, mask: Tensor, dim: int | None = None, normalize_constant: float = 1.0
+) -> Tensor:
+    """Sum the elements where the mask is true and divide by a constant.
+
+    Args:
+        tensor: Values, any shape.
+        mask: Same shape, 1 or True for the elements that count.
+        dim: Dimension to sum over; None sums over all.
+        normalize_constant: The divisor, for example the longest possible completion (Dr. GRPO).
+
+    Returns:
+        The normalised sums: the shape of ``tensor`` without ``dim``, or a scalar; 0 where nothing is selected.
+    """
+    return masked_sum(tensor, mask, dim) / normalize_constant

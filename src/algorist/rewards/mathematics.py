@@ -1,0 +1,136 @@
+"""Rewards for mathematical answers: numbers, formulas and sets of them, compared by the grader."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from algorist.errors import ConfigError
+from algorist.grading import grade, last_boxed
+from algorist.prompts import Tags
+from algorist.rewards.base import reward
+from algorist.rewards.reading import first_block, follows, formula_in, numbers_in, plain_float
+
+THINK_TAGS = Tags("<think>", "</think>", "<answer>", "</answer>")
+_LATEX = re.compile(r"[\\$]")
+
+
+def _neutral_bounds(*, neutral: float, **_: object) -> tuple[float, float]:
+    if not 0 <= neutral <= 1:
+        raise ConfigError(f"reward 'accuracy' has neutral {neutral}; expected a value from 0 to 1")
+    return 0.0, 1.0
+
+
+@reward("accuracy", low=0.0, high=1.0, bounds=_neutral_bounds, source="S4.15, S4.22")
+def accuracy(
+    completion: str,
+    *,
+    gold: str,
+    matcher: str = "symbolic",
+    tags: Tags = THINK_TAGS,
+    neutral: float = 0.5,
+    latex_gold_only: bool = False,
+) -> float:
+    """1 or 0 by the grader on the first answer block (the whole text without one); ``neutral`` for unreadable gold.
+
+    A box or ``$…$`` inside the answer is what counts. ``latex_gold_only`` takes a gold answer without LaTeX, a bare
+    "4" for example, as unreadable, as the original does.
+    """
+    if not gold.strip() or (latex_gold_only and not _LATEX.search(gold)):
+        return neutral
+    block = first_block(completion, tags.answer_open, tags.answer_close)
+    verdict = grade(formula_in(completion if block is None else block), formula_in(gold), matcher=matcher)
+    return neutral if verdict.reason == "unparseable_gold" else float(verdict.correct)
+
+
+@reward("accuracy_last_number", low=0.0, high=1.0, source="S4.16")
+def accuracy_last_number(completion: str, *, gold: str, tags: Tags = THINK_TAGS) -> float:
+    """1 when the last numbers of the answer block and of the gold agree within 1e-6, else when the texts do.
+
+    What is left of ``accuracy`` without any symbolic package; a completion without an answer block gets 0.
+    """
+    block = first_block(completion, tags.answer_open, tags.answer_close)
+    if block is None:
+        return 0.0
+    left, right = numbers_in(block), numbers_in(gold)
+    if left and right:
+        return float(abs(float(left[-1].replace(",", "")) - float(right[-1].replace(",", ""))) <= 1e-6)
+    return float(block.strip().lower() == gold.strip().lower())
+
+
+Truth = str | int | float | Sequence[str | int | float]
+_PLAIN_FRACTION = re.compile(r"\s*(-?)\s*(?:(\d+)\s*/\s*(\d+)|\\[dt]?frac\s*\{(\d+)\}\s*\{(\d+)\})\s*")
+
+
+def _same_form(answer: str, truth: str) -> bool:
+    """Return False for an unreduced fraction, or for a non-integer writing of an integer (S3.31)."""
+    left, right = _PLAIN_FRACTION.fullmatch(answer), _PLAIN_FRACTION.fullmatch(truth)
+    if left and right:
+        return [g for g in left.groups() if g is not None] == [g for g in right.groups() if g is not None]
+    number = plain_float(truth.replace(",", "").strip("$ "))
+    if number is None or number != round(number):
+        return True
+    given = plain_float(answer.replace(",", "").strip("$ ").removeprefix("\\$"))
+    return given is not None and abs(given - round(given)) <= 1e-7
+
+
+def _verdict(answer: str | None, ground_truth: Truth, *, fast: bool, matcher: str) -> dict[str, float]:
+    truths = [ground_truth] if isinstance(ground_truth, (str, int, float)) else list(ground_truth)
+    right = answer is not None and any(
+        (not fast or _same_form(answer, formula)) and grade(answer, formula, matcher=matcher).correct
+        for formula in (formula_in(str(truth)) for truth in truths)
+    )
+    return {"format_reward": 1.0, "answer_reward": float(right), "reward": float(right)}
+
+
+def r1_zero_reward_fn(
+    response: str, ground_truth: Truth, fast: bool = True, *, gap: str = " ", matcher: str = "symbolic"
+) -> dict[str, float]:
+    """Grade a response to the ``r1_zero`` prompt (S3.27–S3.31).
+
+    Args:
+        response: The text behind the opening think tag that the prompt ends with.
+        ground_truth: The gold answer, or several of which one must match; a boxed one is unwrapped.
+        fast: Keep the original's strictness about form: an unreduced fraction, or "8/2" for 4, is wrong. False
+            accepts every equal value.
+        gap: Regular expression of what stands between the closing think tag and the opening answer tag.
+        matcher: How answers are compared.
+
+    Returns:
+        ``format_reward``, ``answer_reward`` and ``reward``, each 0 or 1. Unformatted is 0, 0, 0; formatted and wrong
+        1, 0, 0; formatted and right 1, 1, 1.
+    """
+    end = follows(response, "</think>", "<answer>", gap=gap)
+    if end is None or "</answer>" not in response:
+        return {"format_reward": 0.0, "answer_reward": 0.0, "reward": 0.0}
+    block = response.rpartition("<answer>")[2].replace("</answer>", "").strip()
+    answer = last_boxed(block) if "\\boxed" in block else block  # None: a box that nobody can read
+    return _verdict(answer, ground_truth, fast=fast, matcher=matcher)
+
+
+def question_only_reward_fn(
+    response: str, ground_truth: Truth, fast: bool = True, *, matcher: str = "symbolic"
+) -> dict[str, float]:
+    """Grade a response whose answer is its last box (S3.30); the same triples as ``r1_zero_reward_fn``."""
+    boxed = last_boxed(response)
+    if boxed is None:
+        return {"format_reward": 0.0, "answer_reward": 0.0, "reward": 0.0}
+    return _verdict(boxed, ground_truth, fast=fast, matcher=matcher)
+
+
+@reward("r1_zero", low=0.0, high=1.0, source="S3.27–S3.31")
+def r1_zero(
+    completion: str, *, gold: str, matcher: str = "symbolic", fast: bool = True, any_gap: bool = False
+) -> float:
+    """1 when ``</think> <answer>…</answer>`` stands there with exactly one space and the answer is right, else 0.
+
+    ``any_gap`` also takes other whitespace between the two tags (``think_answer`` completions).
+    """
+    gap = r"\s*" if any_gap else " "
+    return r1_zero_reward_fn(completion, gold, fast, gap=gap, matcher=matcher)["reward"]
+
+
+@reward("question_only", low=0.0, high=1.0, source="S3.30")
+def question_only(completion: str, *, gold: str, matcher: str = "symbolic", fast: bool = True) -> float:
+    """1 when the last box holds the right answer, else 0."""
+    return question_only_reward_fn(completion, gold, fast, matcher=matcher)["reward"]

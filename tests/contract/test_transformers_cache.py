@@ -1,0 +1,88 @@
+"""What the rollout engines use of transformers and torch beyond their documented interfaces."""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+import transformers as hf
+from transformers import DynamicCache, GenerationConfig
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from tests.unit.rollout_models import FAMILIES, build, model_of
+
+
+def test_cache_rows_can_be_selected() -> None:
+    for family in ("qwen2", "gemma2"):
+        cache = DynamicCache(config=model_of(family).config)
+        for layer in range(2):
+            cache.update(torch.randn(3, 2, 4, 16), torch.randn(3, 2, 4, 16), layer)
+        keys = cache.layers[0].keys.clone()
+        cache.batch_select_indices(torch.tensor([2, 0, 0]))
+        assert torch.equal(cache.layers[0].keys, keys[[2, 0, 0]])
+        assert {type(layer) for layer in cache.layers} <= {DynamicLayer, DynamicSlidingWindowLayer}
+
+
+def test_forward_takes_what_we_pass() -> None:
+    for family in FAMILIES:
+        names = set(inspect.signature(model_of(family).forward).parameters)
+        assert {
+            "input_ids",
+            "attention_mask",
+            "position_ids",
+            "past_key_values",
+            "use_cache",
+            "logits_to_keep",
+        } <= names
+
+
+def test_decoder_attributes() -> None:
+    for family, (_, _, _, covered) in FAMILIES.items():
+        if not covered:
+            continue
+        model = model_of(family)
+        rotary = model.model.rotary_emb
+        assert isinstance(rotary.rope_type, str) and rotary.inv_freq.dim() == 1
+        assert isinstance(rotary.attention_scaling, (int, float))
+        layer = model.model.layers[0]
+        assert layer.self_attn.scaling == layer.self_attn.head_dim**-0.5
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            assert getattr(layer, name).weight.dim() == 1
+        assert set(dict(layer.named_children())) == {
+            "self_attn",
+            "mlp",
+            "input_layernorm",
+            "post_attention_layernorm",
+        }
+        expected = {"q_proj", "k_proj", "v_proj", "o_proj"} | (
+            {"q_norm", "k_norm"} if "qwen3" in family else set()
+        )
+        assert set(dict(layer.self_attn.named_children())) == expected
+
+
+def test_sliding_window_of_mistral_lies_in_its_config() -> None:
+    assert hf.MistralConfig().sliding_window == 4096
+    assert build("mistral_window").config.sliding_window == 8
+
+
+def test_generation_config_of_our_own_is_all_that_counts() -> None:
+    """``generate`` fills what a passed config leaves open from the model's: that one is swapped as well."""
+    assert isinstance(model_of("qwen2").generation_config, GenerationConfig)
+
+
+def test_lora_layers_offer_their_delta() -> None:
+    from peft import LoraConfig, get_peft_model
+
+    model = get_peft_model(build("qwen2"), LoraConfig(target_modules=["q_proj"]))
+    layer = model.get_base_model().model.layers[0].self_attn.q_proj
+    assert type(layer.base_layer) is torch.nn.Linear
+    assert layer.get_delta_weight("default").shape == layer.base_layer.weight.shape
+    assert layer.active_adapters == ["default"] and not layer.disable_adapters and not layer.merged
+    assert layer.lora_variant == {} and not any(layer.lora_bias.values())
+
+
+def test_onednn_operators_of_torchs_compiler() -> None:
+    linear = torch.ops.mkldnn._linear_pointwise.default._schema
+    assert [a.name for a in linear.arguments] == ["X", "W", "B", "attr", "scalars", "algorithm"]
+    binary = torch.ops.mkldnn._linear_pointwise.binary._schema
+    assert [a.name for a in binary.arguments] == ["X", "other", "W", "B", "attr"]
