@@ -30,9 +30,16 @@ from algorist.prompts import PromptFormat, get_format, missing_tags
 from algorist.prompts.chat import encode_prompt, render_prompt
 from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
+from algorist.store.redact import RedactSecrets
 from algorist.store.run_folder import RunFolder
 from algorist.store.write import MetricsWriter, RolloutWriter
-from algorist.training.callbacks import EveryNSteps, MetricsCallback, ProgressCallback, StopSignal
+from algorist.training.callbacks import (
+    EveryNSteps,
+    FlushBeforeSave,
+    MetricsCallback,
+    ProgressCallback,
+    StopSignal,
+)
 from algorist.types import Problem
 
 log = logging.getLogger("algorist.pipeline")
@@ -180,7 +187,11 @@ def run_sft(run: Run) -> None:
         output_dir=run.folder.path / "sft",
         seed=run.recipe.seed,
         device=run.device,
-        callbacks=[*_callbacks(run, "sft", metrics, run.recipe.sft.eval_every), stop],
+        callbacks=[
+            *_callbacks(run, "sft", metrics, run.recipe.sft.eval_every),
+            stop,
+            FlushBeforeSave(metrics.flush),
+        ],
         report_to=run.recipe.report_to,
         run_name=run.folder.path.name,
     )
@@ -218,7 +229,11 @@ def run_grpo(run: Run) -> None:
             seed=run.recipe.seed,
             device=run.device,
             on_rollouts=lambda rows: store.write(_with_grades(run, rows)),
-            callbacks=[*_callbacks(run, "grpo", metrics, section.eval_every), stop],
+            callbacks=[
+                *_callbacks(run, "grpo", metrics, section.eval_every),
+                stop,
+                FlushBeforeSave(store.flush, metrics.flush),
+            ],
             report_to=run.recipe.report_to,
             run_name=run.folder.path.name,
         )
@@ -464,6 +479,7 @@ class _log_file:
 
     def __init__(self, folder: RunFolder) -> None:
         self.handler = logging.FileHandler(folder.path / "training.log", encoding="utf-8")
+        self.handler.addFilter(RedactSecrets())
         self.handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
 
     def __enter__(self) -> None:

@@ -196,7 +196,7 @@ def test_registration_mistakes() -> None:
         reward("correct", low=0, high=1)(lambda completion: 1.0)
     with pytest.raises(ConfigError, match="low <= high"):
         make_reward("r", lambda completion: 1.0, low=1, high=0)
-    with pytest.raises(ConfigError, match="'golden' has no default.*'gold'"):
+    with pytest.raises(ConfigError, match=r"'golden' has no default.*'gold'"):
         make_reward("r", lambda completion, golden: 1.0, low=0, high=1)
 
 

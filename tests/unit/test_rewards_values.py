@@ -479,6 +479,31 @@ def test_target_length() -> None:
 
 
 def test_names_of_the_systems() -> None:
-    for name in ["correctness_numeric", "numeric", "tag_fraction", "exact_format", "approx_format", "check_answer", "check_numbers", "xmlcount", "soft_format", "strict_format", "int", "correctness_exact", "r1_zero", "question_only", "accuracy", "format", "reasoning_steps", "cosine", "repetition", "repetition_penalty", "correct", "well_formed", "think_answer_format", "soft_overlong"]:
+    for name in [
+        "correctness_numeric",
+        "numeric",
+        "tag_fraction",
+        "exact_format",
+        "approx_format",
+        "check_answer",
+        "check_numbers",
+        "xmlcount",
+        "soft_format",
+        "strict_format",
+        "int",
+        "correctness_exact",
+        "r1_zero",
+        "question_only",
+        "accuracy",
+        "format",
+        "reasoning_steps",
+        "cosine",
+        "repetition",
+        "repetition_penalty",
+        "correct",
+        "well_formed",
+        "think_answer_format",
+        "soft_overlong",
+    ]:
         assert name in REWARDS
     assert REWARDS.get("repetition_penalty") is REWARDS.get("repetition")

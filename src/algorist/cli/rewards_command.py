@@ -41,11 +41,6 @@ def explain(
 
     resolved = load_recipe(recipe).recipe
     form = get_format(resolved.prompt.format, tags=resolved.prompt.tags)
-    functions = build_rewards(resolved.rewards, form, matcher=resolved.matcher)
-    values = [function(completions=[completion], answer=[answer])[0] for function in functions]
-    components = {
-        spec.name: {"value": v, "weight": spec.weight}
-        for spec, v in zip(resolved.rewards, values, strict=True)
-    }
-    total = sum(v["value"] * v["weight"] for v in components.values())
-    print(json.dumps({"total": total, "rewards": components}, indent=2))
+    found = build_rewards(resolved.rewards, form, matcher=resolved.matcher).explain(completion, answer)
+    rows = {name: {"value": value, "weight": found.weights[name]} for name, value in found.components.items()}
+    print(json.dumps({"total": found.total, "rewards": rows}, indent=2))

@@ -58,7 +58,10 @@ def load_user_reward(target: str) -> Reward | BatchReward:
             f"reward '{target}': no file at {path.resolve()}.{nearest(path.name, beside)} "
             f"Write file.py:function with a path from {Path.cwd()}"
         )
-    module = _module(path.resolve(), path.stat().st_mtime_ns, target)
+    try:
+        module = _module(path.resolve(), path.stat().st_mtime_ns)
+    except Exception as error:
+        raise ConfigError(f"reward '{target}': {path} cannot be imported: {error!r}") from error
     function = getattr(module, name, None)
     if not inspect.isroutine(function) and not callable(function):
         there = [
@@ -88,17 +91,16 @@ def _wrap(target: str, name: str, function: Callable[..., Any]) -> Reward | Batc
 
 
 @lru_cache(maxsize=64)
-def _module(path: Path, modified_ns: int, target: str) -> ModuleType:
+def _module(path: Path, modified_ns: int) -> ModuleType:
     """Import a file by path; a file that has changed since is imported anew."""
     name = f"algorist_user_rewards_{path.stem}_{abs(hash((path, modified_ns))):x}"
     spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"reward '{target}': {path} is not a Python file; expected file.py:function")
+    assert spec is not None and spec.loader is not None  # the name ends in .py
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickling in the user's file look their module up
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except BaseException:
         del sys.modules[name]
-        raise ConfigError(f"reward '{target}': {path} cannot be imported: {error!r}") from error
+        raise
     return module

@@ -78,7 +78,7 @@ class _Run:
         self.prompts, self.rows, self.group_size, self.decoder = prompts, rows, group_size, decoder
         self.most_slots, self.most_places = slots, places
         self.device = rows.device
-        order = range(len(prompts))
+        order = list(range(len(prompts)))
         if slots < len(prompts) * group_size:  # several waves: equal lengths together waste less padding
             order = sorted(order, key=lambda p: -len(prompts[p]))
         self.waiting = deque(p * group_size + g for p in order for g in range(group_size))
@@ -109,9 +109,15 @@ class _Run:
                 return
             if self.groups is None:
                 self._arrange()
+            assert self.groups is not None
             self._make_time()
             logits = self.decoder.step(
-                self.token_S, self.position_S, self.first, self.now, self.groups, self._start_mask()
+                self.token_S,
+                self.position_S,
+                self.first,
+                self.now,
+                self.groups,
+                self._start_mask(),
             )
             self.now += 1
             self.position_S += self.rows.alive_S
@@ -259,9 +265,9 @@ class _Run:
         slot_score = (slot * heads + head_K) * queries + query_Q
         place_S = torch.zeros(len(self.row_of), dtype=torch.int64)
         group_S = torch.zeros(len(self.row_of), dtype=torch.int64)
-        for place, slots in enumerate(members):
+        for group, slots in enumerate(members):
             for i, slot_index in enumerate(slots):
-                group_S[slot_index], place_S[slot_index] = place, i
+                group_S[slot_index], place_S[slot_index] = group, i
         head = group_S.view(-1, 1, 1) * heads + torch.arange(heads).view(-1, 1)
         place = (head * size + place_S.view(-1, 1, 1)) * queries + query_Q
         return GroupMap(

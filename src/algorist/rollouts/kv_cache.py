@@ -32,7 +32,7 @@ class KVCache:
 
     def _empty(self, rows: int, times: int) -> Tensor:
         # Zeros, not garbage: what a mask hides must still be finite.
-        return torch.zeros(2, rows, self.kv_heads, times, self.head_dim, **self._kind)
+        return torch.zeros(2, rows, self.kv_heads, times, self.head_dim, **self._kind)  # type: ignore[call-overload,no-any-return]
 
     @property
     def times(self) -> int:

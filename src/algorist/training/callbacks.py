@@ -101,3 +101,19 @@ class ProgressCallback(TrainerCallback):
         self.show(
             state.global_step, state.max_steps, values, per_step * (state.max_steps - state.global_step)
         )
+
+
+class FlushBeforeSave(TrainerCallback):
+    """Writes rollouts and metrics through before a checkpoint is made; must be the last callback.
+
+    A checkpoint that is newer than the stored rollouts would lose them when the process is killed.
+    """
+
+    def __init__(self, *flushes: Callable[[], None]) -> None:
+        self.flushes = flushes
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Flush when this step ends in a checkpoint."""
+        if control.should_save:
+            for flush in self.flushes:
+                flush()
