@@ -15,16 +15,9 @@ import pytest
 
 from .conftest import Cli
 
-# One-step problems and a small model: learning that can be seen in about a minute.
-LEARN = [
-    "data.train.params={count: 600, seed: 1, steps: [1]}",
-    "data.sft.params={count: 2500, seed: 2, steps: [1], careless: 0.5}",
-    "data.eval.params={count: 120, seed: 3, steps: [1]}",
-    "model.tiny.hidden_size=64",
-    "sft.max_steps=500",
-    "grpo.max_steps=30",
-    "eval.samples=4",
-]
+# The quickstart as shipped, without the sampled evaluation: about two minutes on one core.
+LEARN = ["eval.samples=0", "seed=3"]
+STEPS = 120
 
 
 def metrics(run: Path) -> list[dict[str, float]]:
@@ -33,7 +26,7 @@ def metrics(run: Path) -> list[dict[str, float]]:
 
 @pytest.mark.slow
 def test_the_whole_job_learns(cli: Cli, tmp_path: Path) -> None:
-    done = cli("run", "quickstart", *LEARN, timeout=600)
+    done = cli("run", "quickstart", *LEARN, timeout=1800)
     assert done.returncode == 0, done.stdout + done.stderr
     run = tmp_path / "runs" / "quickstart"
     before = json.loads((run / "eval" / "sft.json").read_text())["metrics"]["greedy_accuracy"]
@@ -41,8 +34,8 @@ def test_the_whole_job_learns(cli: Cli, tmp_path: Path) -> None:
     assert after["value"] >= before["value"] + 0.15, (before, after)
     assert after["low"] > before["high"], (before, after)
     rows = pyarrow.parquet.read_table(run / "rollouts").to_pylist()
-    assert len(rows) == 30 * 128  # every rollout of every step
-    assert {r["step"] for r in rows} == set(range(30))
+    assert len(rows) == STEPS * 128  # every rollout of every step
+    assert {r["step"] for r in rows} == set(range(STEPS))
     assert all(
         r["reward"] == pytest.approx(r["correct"] + 0.2 * dict(r["rewards"])["well_formed"]) for r in rows
     )

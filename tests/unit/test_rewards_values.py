@@ -30,7 +30,7 @@ from algorist.rewards.mathematics import accuracy, accuracy_last_number, r1_zero
 from algorist.rewards.near import check_answer, check_numbers
 from algorist.rewards.shape import reasoning_steps, repetition
 
-PERFECT = "<reasoning>\nab\n</reasoning>\n<answer>\n5\n</answer>\n"  # 50 characters
+PERFECT = "<reasoning>\nabc\n</reasoning>\n<answer>\n5\n</answer>\n"  # 50 characters
 
 
 def working(answer: str, middle: str = "\n") -> str:
@@ -244,7 +244,7 @@ def test_s2_11_xmlcount_ends_at_its_floor() -> None:
     [
         (PERFECT, 0.5, 0.5, 0.5),
         (PERFECT[:-1], 0.5, 0.0, 0.5),
-        (PERFECT.replace("ab", "a\nb\n\nc"), 0.5, 0.5, 0.5),
+        (PERFECT.replace("abc", "a\nb\n\nc"), 0.5, 0.5, 0.5),
         (PERFECT + "bye", 0.5, 0.0, 0.0),
         ("\n" + PERFECT, 0.0, 0.0, 0.0),
         ("<reasoning>a</reasoning><answer>5</answer>", 0.5, 0.0, 0.0),
@@ -479,31 +479,9 @@ def test_target_length() -> None:
 
 
 def test_names_of_the_systems() -> None:
-    for name in [
-        "correctness_numeric",
-        "numeric",
-        "tag_fraction",
-        "exact_format",
-        "approx_format",
-        "check_answer",
-        "check_numbers",
-        "xmlcount",
-        "soft_format",
-        "strict_format",
-        "int",
-        "correctness_exact",
-        "r1_zero",
-        "question_only",
-        "accuracy",
-        "format",
-        "reasoning_steps",
-        "cosine",
-        "repetition",
-        "repetition_penalty",
-        "correct",
-        "well_formed",
-        "think_answer_format",
-        "soft_overlong",
-    ]:
+    names = """correctness_numeric numeric tag_fraction exact_format approx_format check_answer check_numbers xmlcount
+        soft_format strict_format int correctness_exact r1_zero question_only accuracy format reasoning_steps cosine
+        repetition repetition_penalty correct well_formed think_answer_format soft_overlong"""
+    for name in names.split():
         assert name in REWARDS
     assert REWARDS.get("repetition_penalty") is REWARDS.get("repetition")
