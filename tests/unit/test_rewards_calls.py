@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +25,7 @@ from algorist.rewards import (
     text_of,
 )
 from algorist.rewards.base import make_reward
+from algorist.types import Grade
 
 RIGHT = "<reasoning>\n3 * 4\n</reasoning>\n<answer>\n12\n</answer>"
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,9 +53,10 @@ def test_s0_35_s4_14_forms_of_completions(completion: object) -> None:
 
 def test_batch_tensor_and_empty_forms() -> None:
     rewards = build_rewards(["correct"], decode=lambda ids: "".join(map(chr, ids)))
-    both = torch.tensor([[ord(c) for c in text] for text in (RIGHT, RIGHT.replace("12", "13"))])
+    both: Any = torch.tensor([[ord(c) for c in text] for text in (RIGHT, RIGHT.replace("12", "13"))])
     assert rewards[0](completions=both, answer=["12", "12"]) == [1.0, 0.0]
-    assert [text_of(x) for x in (None, [], {}, {"content": None}, "")] == [""] * 5
+    empty: list[Any] = [None, [], {}, {"content": None}, ""]
+    assert [text_of(x) for x in empty] == [""] * 5
 
 
 def test_token_ids_without_decode_say_what_to_write() -> None:
@@ -72,7 +76,7 @@ def test_s0_34_s4_22_gold_by_name_and_unknown_keywords(column: str) -> None:
             extra=["a", "b"],
             **{column: ["12", "12"]},
         )
-        assert right > wrong, one.__name__
+        assert right is not None and wrong is not None and right > wrong, one.__name__
 
 
 def test_missing_gold_column_is_an_error_before_training() -> None:
@@ -305,6 +309,27 @@ def test_s1_48_sample_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
         rewards[0](completions=[RIGHT + "y" * 500], answer=["12"])
     lines = [r.getMessage() for r in caplog.records]
     assert len(lines) == 2 and "read '12', expected '12'" in lines[0] and len(lines[0]) < 300
+
+
+def test_the_same_answer_is_graded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from algorist.rewards import verdicts
+
+    asked: list[str | None] = []
+    real = verdicts.grade
+
+    def counting(answer: str | None, gold: str, *, matcher: str) -> Grade:
+        asked.append(answer)
+        found = real(answer, gold, matcher=matcher)
+        return replace(found, reason="timeout") if answer == "slow" else found
+
+    monkeypatch.setattr(verdicts, "grade", counting)
+    monkeypatch.setattr(verdicts, "_KEPT", 2)
+    verdicts._seen.clear()
+    for answer in ("1", "2", "1", "2", "3", "1", "slow", "slow", None, None):
+        assert verdicts.verdict(answer, "1", "symbolic").correct == (answer == "1")
+    assert asked == ["1", "2", "3", "1", "slow", "slow", None]
+    assert len(verdicts._seen) == 2
+    verdicts._seen.clear()
 
 
 def test_reference_page_is_up_to_date() -> None:

@@ -435,6 +435,10 @@ def test_s4_20_cosine_of_nothing() -> None:
     assert cosine("", gold="5") == pytest.approx(-0.5)
 
 
+def test_s4_23_unreadable_gold_counts_as_wrong() -> None:
+    assert cosine("", gold="") == pytest.approx(-0.5)
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [("a b " * 4, -4 / 60), ("A b c a B C", -0.025), ("one two", 0.0), ("", 0.0), ("a b c d", 0.0)],

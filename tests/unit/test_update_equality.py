@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig
-from test_grpo_trainer import TOKENIZER, make, make_model
+from tests.unit.test_grpo_trainer import TOKENIZER, make, make_model
 from trl import GRPOTrainer
 
 from algorist.training.grpo import AlgoristGRPOTrainer

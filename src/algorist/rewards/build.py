@@ -137,7 +137,7 @@ class TrainerReward:
             # Several gold answers: the one that serves the completion best.
             return max(self._checked(reward.function(text, gold=g, **wanted, **self.params)) for g in golds)
         except Exception as error:
-            return self._failed(error, 1)
+            return self._failed(error)
 
     def _batch(self, prompts: Any, completions: Sequence[Any], columns: dict[str, Any]) -> list[float | None]:
         assert isinstance(self.reward, BatchReward)
@@ -154,14 +154,14 @@ class TrainerReward:
             if len(values) != count:
                 raise ValueError(f"it returned {len(values)} values for {count} completions")
         except Exception as error:
-            return [self._failed(error, count if i == 0 else 0) for i in range(count)]
+            return [self._failed(error) for _ in range(count)]
         return [self._value(value) for value in values]
 
     def _value(self, value: Any) -> float | None:
         try:
             return None if value is None else self._checked(value)
         except Exception as error:
-            return self._failed(error, 1)
+            return self._failed(error)
 
     @staticmethod
     def _checked(value: Any) -> float:
@@ -170,7 +170,7 @@ class TrainerReward:
             raise ValueError(f"it returned {number}")
         return number
 
-    def _failed(self, error: Exception, count: int) -> float:
+    def _failed(self, error: Exception) -> float:
         if self.failures == 0:
             log.warning(
                 "reward '%s' failed: %r; such completions get its floor %g and are counted (shown once)",
@@ -179,7 +179,7 @@ class TrainerReward:
                 self.low,
                 exc_info=error,
             )
-        self.failures += count
+        self.failures += 1
         return self.low
 
     def _show(self, texts: Sequence[str], golds: Sequence[Any]) -> None:

@@ -6,10 +6,11 @@ import re
 from collections.abc import Sequence
 
 from algorist.errors import ConfigError
-from algorist.grading import grade, last_boxed
+from algorist.grading import last_boxed
 from algorist.prompts import Tags
 from algorist.rewards.base import reward
 from algorist.rewards.reading import first_block, follows, formula_in, numbers_in, plain_float
+from algorist.rewards.verdicts import verdict
 
 THINK_TAGS = Tags("<think>", "</think>", "<answer>", "</answer>")
 _LATEX = re.compile(r"[\\$]")
@@ -39,8 +40,8 @@ def accuracy(
     if not gold.strip() or (latex_gold_only and not _LATEX.search(gold)):
         return neutral
     block = first_block(completion, tags.answer_open, tags.answer_close)
-    verdict = grade(formula_in(completion if block is None else block), formula_in(gold), matcher=matcher)
-    return neutral if verdict.reason == "unparseable_gold" else float(verdict.correct)
+    told = verdict(formula_in(completion if block is None else block), formula_in(gold), matcher)
+    return neutral if told.reason == "unparseable_gold" else float(told.correct)
 
 
 @reward("accuracy_last_number", low=0.0, high=1.0, source="S4.16")
@@ -77,7 +78,7 @@ def _same_form(answer: str, truth: str) -> bool:
 def _verdict(answer: str | None, ground_truth: Truth, *, fast: bool, matcher: str) -> dict[str, float]:
     truths = [ground_truth] if isinstance(ground_truth, (str, int, float)) else list(ground_truth)
     right = answer is not None and any(
-        (not fast or _same_form(answer, formula)) and grade(answer, formula, matcher=matcher).correct
+        (not fast or _same_form(answer, formula)) and verdict(answer, formula, matcher).correct
         for formula in (formula_in(str(truth)) for truth in truths)
     )
     return {"format_reward": 1.0, "answer_reward": float(right), "reward": float(right)}

@@ -99,13 +99,10 @@ class _Run:
     def run(self) -> None:
         """Decode until every row is finished."""
         while True:
-            if self.waiting and self._worth_refilling():
-                self._refill()
+            if self.waiting and (self._worth_refilling() or not self.running) and self._refill():
                 continue  # a first token may already have ended a row
             if not self.running:
-                if self.waiting:
-                    self._refill()
-                    continue
+                assert not self.waiting, "waiting rows, no running row, and no place in the cache"
                 return
             if self.groups is None:
                 self._arrange()
@@ -173,8 +170,8 @@ class _Run:
         free = self.most_slots - self.running
         return free >= max(1, self.most_slots // 8)
 
-    def _refill(self) -> None:
-        """Start waiting rows in the free slots, as far as their prompts find a place in the cache."""
+    def _refill(self) -> bool:
+        """Start waiting rows in the free slots, as far as their prompts find a place in the cache; say if any did."""
         live = {self._prompt(r) for r in self.row_of} | self.logits_of.keys()
         for prompt in [p for p in self.place_of if p not in live]:
             del self.place_of[prompt]
@@ -191,11 +188,11 @@ class _Run:
                 new.append(prompt)
             rows.append(self.waiting.popleft())
             slots.append(free_slots.popleft())
-        if not rows:
-            return
-        self._extend(max(slots) + 1)
-        self._prefill(new)
-        self._begin(slots, rows)
+        if rows:
+            self._extend(max(slots) + 1)
+            self._prefill(new)
+            self._begin(slots, rows)
+        return bool(rows)
 
     def _extend(self, slots: int) -> None:
         size = max(len(self.row_of), bucket(slots))

@@ -1,0 +1,479 @@
+"""The inner half of the grammar: powers, brackets, functions, fractions, matrices. ``grammar.Parser`` holds the outer half."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from algorist.grading.tokens import Token
+from algorist.grading.tree import (
+    HALF,
+    MINUS,
+    ONE,
+    Node,
+    Unreadable,
+    divide,
+    fn,
+    is_scalar,
+    mul,
+    neg,
+    num,
+    power,
+    sym,
+)
+from algorist.grading.units import read_unit
+
+MAX_DEPTH = 40
+_CLOSERS = {"(": ")", "[": "]", "\\{": "\\}"}
+_MATRICES = {"pmatrix", "bmatrix", "matrix", "smallmatrix", "vmatrix", "Vmatrix", "array", "Bmatrix"}
+_ALIAS = {"asin": "arcsin", "acos": "arccos", "atan": "arctan"}
+_SHORT_WORDS = frozenset(
+    "sq cm mm km kg mg ml ft in yd oz lb lbs hr hrs min sec am pm is no or yes not the per mph day yrs men cup usd eur inf nan if of to at by".split()
+)
+_SETS = {"R", "Z", "N", "Q", "C"}
+
+
+class Atoms:
+    """A cursor over the tokens of one answer, and everything that binds tighter than a product."""
+
+    def __init__(self, tokens: list[Token]) -> None:
+        self.tokens = tokens
+        self.at = 0
+        self.depth = 0
+        self.bars = 0
+
+    # -- looking ahead -------------------------------------------------------------------------------------------
+    def peek(self, ahead: int = 0) -> tuple[str, object]:
+        place = self.at + ahead
+        if place < len(self.tokens):
+            token = self.tokens[place]
+            return token.kind, token.value
+        return "end", None
+
+    def sees(self, *values: str) -> bool:
+        kind, value = self.peek()
+        return kind in ("op", "cmd") and value in values
+
+    def take(self, value: str) -> bool:
+        if self.sees(value):
+            self.at += 1
+            return True
+        return False
+
+    def need(self, value: str) -> None:
+        if not self.take(value):
+            raise Unreadable(f"expected {value!r}, found {self.peek()[1]!r}")
+
+    def _down(self) -> None:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise Unreadable("nested too deep", "too_large")
+
+    # -- what the outer half reads
+    def items(self, closers: tuple[str, ...]) -> Node:
+        """Parse a list."""
+        raise NotImplementedError
+
+    def sum(self) -> Node:
+        """Parse a sum."""
+        raise NotImplementedError
+
+    def measured(self) -> Node:
+        """Parse a sum with its unit."""
+        raise NotImplementedError
+
+    def _starts_factor(self) -> bool:
+        raise NotImplementedError
+
+    # -- powers and atoms ----------------------------------------------------------------------------------------
+    def power(self) -> Node:
+        self._down()
+        node = self._postfix(self.atom())
+        self.depth -= 1
+        return node
+
+    def _postfix(self, node: Node) -> Node:
+        while True:
+            if self.sees("^"):
+                node = self._raised(node)
+            elif self.sees("!") and self.peek(1) != ("op", "!"):
+                self.at += 1
+                node = fn("factorial", as_scalar(node))
+            elif self.sees("!"):
+                self.at += 2
+                node = fn("double_factorial", as_scalar(node))
+            elif self.sees("_"):
+                node = self._subscript(node)
+            elif self.sees("degree"):
+                self.at += 1
+                node = fn("deg", as_scalar(node))
+            elif self.sees("'"):
+                self.at += 1
+                node = fn("prime", as_scalar(node))
+            else:
+                return node
+
+    def _raised(self, node: Node) -> Node:
+        self.need("^")
+        start = self.at
+        braces = 0
+        while self.take("{"):
+            braces += 1
+        if self.take("circ"):
+            for _ in range(braces):
+                self.need("}")
+            scale = self.peek()
+            if scale[1] in ("C", "F") and scale[0] in ("sym", "text"):
+                self.at += 1
+                return read_unit(as_scalar(node), f"deg{scale[1]}")
+            return fn("deg", as_scalar(node))
+        self.at = start
+        if self.sees("prime", "'"):
+            self.at += 1
+            return fn("prime", as_scalar(node))
+        if node[0] == "matrix" and self.peek() == ("sym", "T"):
+            raise Unreadable("a transpose")
+        exponent = self._argument(signed=True)
+        if node[0] == "fn" and node[1] == "deg":
+            raise Unreadable("a power of degrees")
+        return power(as_scalar(node), as_scalar(exponent))
+
+    def _argument(self, *, signed: bool = False) -> Node:
+        """Parse one LaTeX argument: a group, or one digit, letter or command."""
+        if self.take("{"):
+            self._down()
+            node = self.sum()
+            self.depth -= 1
+            self.need("}")
+            return node
+        if signed and self.sees("-", "+"):
+            sign = self.peek()[1]
+            self.at += 1
+            self._down()
+            inner = self._argument(signed=True)
+            self.depth -= 1
+            return neg(as_scalar(inner)) if sign == "-" else inner
+        if not signed and self.peek()[0] == "num":
+            return self._one_digit()
+        if signed:
+            atom = self.atom()
+            if self.sees("^"):  # 2^3^2
+                atom = self._raised(atom)
+            return atom
+        return self.atom()
+
+    def _one_digit(self) -> Node:
+        """LaTeX takes one digit: ``\\frac12`` is 1 over 2."""
+        token = self.tokens[self.at]
+        pair: tuple[Fraction, str] = token.value  # type: ignore[assignment]
+        value, written = pair
+        if len(written) <= 1 or not written.isdigit():
+            self.at += 1
+            return num(value)
+        self.tokens[self.at] = Token("num", (Fraction(int(written[1:])), written[1:]), False)
+        return num(int(written[0]))
+
+    def _subscript(self, node: Node) -> Node:
+        self.need("_")
+        if node[0] == "num" and self.tokens[self.at - 2].kind == "num":
+            digits = str(self.tokens[self.at - 2].value[1])  # type: ignore[index]
+            return ("base", digits.lstrip("0") or "0", self._name_in_braces())
+        if node[0] == "sym":
+            return sym(f"{node[1]}_{self._name_in_braces()}")
+        raise Unreadable("a subscript")
+
+    def _name_in_braces(self) -> str:
+        if self.take("{"):
+            parts: list[str] = []
+            while not self.sees("}"):
+                parts.append(self._spelling())
+            self.need("}")
+            return "".join(parts)
+        return self._spelling()
+
+    def _spelling(self) -> str:
+        kind, value = self.peek()
+        if kind not in ("num", "sym", "text", "word") and not (kind == "op" and value in (",", "+", "-")):
+            raise Unreadable("a subscript")
+        self.at += 1
+        return str(value[1] if kind == "num" else value)  # type: ignore[index]
+
+    def atom(self) -> Node:
+        kind, value = self.peek()
+        if kind == "num":
+            self.at += 1
+            return num(value[0])  # type: ignore[index]
+        if kind == "sym":
+            self.at += 1
+            return sym(str(value))
+        if kind == "fn":
+            self.at += 1
+            return self._function(str(value))
+        if kind == "op":
+            return self._bracketed(str(value))
+        if kind == "cmd":
+            return self._command(str(value))
+        if kind == "word" and letters(str(value)):
+            self.at += 1
+            return mul([sym(letter) for letter in str(value)])
+        raise Unreadable(f"unexpected {value!r}")
+
+    def _bracketed(self, value: str) -> Node:
+        if value == "{":
+            self.at += 1
+            self._down()
+            node = self.sum()
+            self.depth -= 1
+            if self.sees("choose"):
+                self.at += 1
+                node = fn("binomial", as_scalar(node), as_scalar(self.sum()))
+            self.need("}")
+            return node
+        if value == "|":
+            self.at += 1
+            self.bars += 1
+            self._down()
+            inner = self.sum()
+            self.depth -= 1
+            self.bars -= 1
+            self.need("|")
+            return fn("determinant", *_flat(inner)) if inner[0] == "matrix" else fn("abs", as_scalar(inner))
+        if value in ("(", "[", "\\{"):
+            return self._container(value)
+        raise Unreadable(f"unexpected {value!r}")
+
+    def _container(self, opener: str) -> Node:
+        self.at += 1
+        if opener == "\\{" and self.take("\\}"):
+            return ("set", ())
+        self._down()
+        bars, self.bars = self.bars, 0
+        condition = self._condition() if opener == "\\{" else None
+        inner = condition or self.items((")", "]", "\\}"))
+        self.bars = bars
+        self.depth -= 1
+        if condition is not None:
+            self.need("\\}")
+            return condition
+        closer = next((c for c in (")", "]", "\\}", "rangle") if self.take(c)), None)
+        if closer is None:
+            raise Unreadable("a bracket is not closed")
+        items = inner[2] if inner[0] == "list" and inner[1] == "," else (inner,)
+        if opener == "\\{" and closer == "\\}":
+            return ("set", items)
+        if opener == "\\{" or closer == "\\}":
+            raise Unreadable("brackets that do not match")
+        if len(items) == 1:
+            if closer != _CLOSERS[opener]:
+                raise Unreadable("brackets that do not match")
+            if (
+                items[0][0] == "text"
+                or is_scalar(items[0])
+                or items[0][0] in ("rel", "ratio", "quantity", "base")
+            ):
+                return items[0]
+            if opener == "[" and items[0][0] == "tuple":
+                return ("matrix", (items[0][3],))
+            return items[0]
+        if opener == "[" and closer == "]" and all(i[0] == "tuple" and i[1] == "[" for i in items):
+            return _matrix([i[3] for i in items])
+        return ("tuple", opener, closer, items)
+
+    def _condition(self) -> Node | None:
+        """Read ``x | x > 3`` inside braces: the set is what the condition says of its variable."""
+        if self.peek()[0] != "sym" or self.peek(1) not in (("op", "|"), ("op", ":"), ("rel", "mid")):
+            start = self.at
+            if (
+                self.peek()[0] == "sym"
+                and self.peek(1) == ("rel", "in")
+                and self.peek(2) == ("cmd", "mathbb")
+            ):
+                self.at += 2
+                self._command("mathbb")
+            if self.at == start or not (self.sees("|", ":") or self.peek() == ("rel", "mid")):
+                self.at = start
+                return None
+        else:
+            self.at += 1
+        self.at += 1
+        return self.items(("\\}",))
+
+    def _function(self, name: str) -> Node:
+        name = _ALIAS.get(name, name)
+        if name in ("sqrt", "cbrt"):
+            return self._root(name)
+        if name in ("max", "min", "gcd", "lcm", "det", "arg", "re", "im", "sgn", "abs", "floor", "ceil"):
+            self.need("(")
+            self.at -= 1
+            node = self._container("(")
+            arguments = node[3] if node[0] == "tuple" else (node,)
+            return fn(name, *(as_scalar(a) for a in arguments))
+        exponent: Node | None = None
+        base: Node | None = None
+        while self.sees("^", "_"):
+            which = self.peek()[1]
+            self.at += 1
+            argument = as_scalar(self._argument(signed=True) if which == "^" else self._base_argument())
+            if which == "^":
+                exponent = argument
+            else:
+                base = argument
+        argument = self._function_argument(name)
+        if name == "exp":
+            node = power(sym("e"), argument)
+        elif name == "log" and base is not None:
+            node = divide(fn("ln", argument), fn("ln", base))
+        elif name == "lg":
+            node = divide(fn("ln", argument), fn("ln", num(10)))
+        elif exponent == MINUS and name in ("sin", "cos", "tan", "cot"):
+            return fn("arc" + name, argument)
+        else:
+            node = fn(name, argument)
+        return node if exponent is None else power(node, exponent)
+
+    def _base_argument(self) -> Node:
+        return self._argument()
+
+    def _function_argument(self, name: str) -> Node:
+        """``sin(x)``, ``sin x``, ``sin 2x``: without brackets the argument ends at a sign or the next function."""
+        self._down()
+        if self.sees("(", "[", "{", "|"):  # sin(x)^2 is the square of sin(x)
+            node = self.atom()
+            self.depth -= 1
+            return as_scalar(node)
+        sign = ONE
+        if self.take("-"):
+            sign = MINUS
+        factors = [self.power()]
+        while self._starts_factor() and self.peek()[0] != "fn" and not self.sees("(", "["):
+            factors.append(self.power())
+        if self.sees("/") and self.peek(1)[0] == "num":
+            self.at += 1
+            factors.append(power(as_scalar(self.power()), MINUS))
+        self.depth -= 1
+        return mul([sign, *(as_scalar(f) for f in factors)])
+
+    def _root(self, name: str) -> Node:
+        index: Node = num(3) if name == "cbrt" else num(2)
+        if self.take("["):
+            index = as_scalar(self.sum())
+            self.need("]")
+        if self.sees("("):
+            argument = as_scalar(self._container("("))
+        elif self.sees("{"):
+            argument = as_scalar(self._argument())
+        else:
+            self._down()
+            argument = (
+                as_scalar(self.atom())
+                if self.tokens[self.at - 1].value != "sqrt"
+                else as_scalar(self._bare_root())
+            )
+            self.depth -= 1
+        if index == num(2):
+            return power(argument, HALF)
+        if (
+            index[0] == "num"
+            and index[1].denominator == 1
+            and index[1] % 2 == 1
+            and argument[0] == "num"
+            and argument[1] < 0
+        ):
+            return neg(power(neg(argument), num(1 / index[1])))
+        if argument[0] == "num" and index[0] == "num" and index[1] > 0:
+            return power(argument, num(1 / index[1]))
+        return fn("root", argument, index)
+
+    def _bare_root(self) -> Node:
+        """``\\sqrt2`` takes one atom; ``√12`` written without braces takes the whole number."""
+        return self.atom()
+
+    def _command(self, value: str) -> Node:
+        self.at += 1
+        if value in ("frac", "dfrac", "tfrac", "cfrac"):
+            top, bottom = self._argument(), self._argument()
+            return divide(as_scalar(top), as_scalar(bottom))
+        if value in ("binom", "dbinom", "tbinom"):
+            return fn("binomial", as_scalar(self._argument()), as_scalar(self._argument()))
+        if value in ("emptyset", "varnothing", "oslash"):
+            return ("set", ())
+        if value in ("lfloor", "lceil"):
+            self._down()
+            inner = as_scalar(self.sum())
+            self.depth -= 1
+            self.need("r" + value[1:])
+            return fn("floor" if value == "lfloor" else "ceil", inner)
+        if value == "langle":
+            self._down()
+            inner = self.items(("rangle",))
+            self.depth -= 1
+            self.need("rangle")
+            return ("tuple", "(", ")", inner[2] if inner[0] == "list" else (inner,))
+        if value == "mathbb" or value == "Bbb":
+            name = self._name_in_braces()
+            if name in _SETS:
+                return ("set_named", name)
+        if value.startswith("begin:") and value[6:] in _MATRICES:
+            return self._matrix(value[6:])
+        raise Unreadable(f"the command \\{value}")
+
+    def _matrix(self, kind: str) -> Node:
+        if kind == "array" and self.take("{"):
+            while not self.take("}"):
+                if self.peek()[0] == "end":
+                    raise Unreadable("an array without columns")
+                self.at += 1
+        rows: list[tuple[Node, ...]] = []
+        row: list[Node] = []
+        self._down()
+        while True:
+            if self.take(f"end:{kind}"):
+                break
+            row.append(self.measured())
+            if self.take("&"):
+                continue
+            rows.append(tuple(row))
+            row = []
+            if not self.take("\\\\"):
+                self.need(f"end:{kind}")
+                break
+        self.depth -= 1
+        node = _matrix(rows)
+        return fn("determinant", *(_flat(node))) if kind == "vmatrix" else node
+
+
+def _flat(node: Node) -> list[Node]:
+    return [as_scalar(entry) for row in node[1] for entry in row]
+
+
+def _matrix(rows: list[tuple[Node, ...]]) -> Node:
+    if not rows or len({len(row) for row in rows}) != 1:
+        raise Unreadable("rows of different lengths")
+    return ("matrix", tuple(rows))
+
+
+def letters(word: str) -> bool:
+    """Say whether a run of letters can be a product of symbols: ``xy``, ``abc``; longer runs are words."""
+    return 2 <= len(word) <= 3 and word.lower() not in _SHORT_WORDS
+
+
+def as_scalar(node: Node) -> Node:
+    if node[0] == "base":
+        raise Unreadable("a numeral with a base inside an expression")
+    if not is_scalar(node):
+        raise Unreadable(f"a {node[0]} where a number was expected")
+    return node
+
+
+def scaled_container(factor: Node, node: Node) -> Node:
+    if node[0] == "matrix":
+        return ("matrix", tuple(tuple(mul([factor, as_scalar(e)]) for e in row) for row in node[1]))
+    return (node[0], node[1], node[2], tuple(mul([factor, as_scalar(e)]) for e in node[3]))
+
+
+def multiplied(factors: list[Node]) -> Node:
+    containers = [f for f in factors if not is_scalar(f)]
+    if not containers:
+        return mul(factors)
+    if len(containers) == 1 and containers[0][0] in ("matrix", "tuple"):
+        return scaled_container(mul([f for f in factors if is_scalar(f)]), containers[0])
+    raise Unreadable("a product of things that are not numbers")

@@ -1,0 +1,265 @@
+"""Tokens → tree: plain mathematics and the LaTeX that answers are written in. Recursive descent, bounded depth.
+
+Nothing is evaluated but rational arithmetic of bounded size, and no text is ever given to ``eval`` or ``parse_expr``.
+"""
+
+from __future__ import annotations
+
+from algorist.grading.atoms import Atoms, as_scalar, letters, multiplied, scaled_container
+from algorist.grading.tokens import tokenize
+from algorist.grading.tree import MINUS, Node, Unreadable, add, is_scalar, mul, neg, num, power, sym
+from algorist.grading.units import read_unit
+
+
+class Parser(Atoms):
+    """The outer half: lists, unions, relations, ratios, units, sums, products."""
+
+    # -- lists, unions, relations --------------------------------------------------------------------------------
+    def whole(self) -> Node:
+        """Parse everything; nothing may be left over."""
+        if not self.tokens:
+            raise Unreadable("empty")
+        node = self.items(("end",))
+        if self.peek()[0] != "end":
+            raise Unreadable(f"unexpected {self.peek()[1]!r}")
+        return node
+
+    def items(self, closers: tuple[str, ...]) -> Node:
+        found = [self.union()]
+        words: set[str] = set()
+        while True:
+            kind, value = self.peek()
+            if kind == "text" and value in ("and", "or", "and/or"):
+                self.at += 1
+                words.add(str(value))
+            elif self.take(",") or self.take(";"):
+                words.add(",")
+                kind, value = self.peek()
+                if kind == "text" and value in ("and", "or"):
+                    self.at += 1
+                    words.add(str(value))
+                elif self.sees("ldots", "dots", "cdots"):
+                    raise Unreadable("an open list")
+            else:
+                break
+            found.append(self.union())
+        if len(found) == 1:
+            return found[0]
+        word = "or" if "or" in words or "and/or" in words else ","
+        return ("list", word, tuple(found))
+
+    def union(self) -> Node:
+        parts = [self.relation()]
+        operator = ""
+        while self.sees("cup", "cap", "setminus", "bigcup"):
+            name = str(self.peek()[1]).replace("bigcup", "cup")
+            if operator and operator != name:
+                raise Unreadable("mixed set operations")
+            operator = name
+            self.at += 1
+            parts.append(self.relation())
+        if len(parts) == 1:
+            return parts[0]
+        if operator == "cup" and parts[0][0] == "rel" and parts[0][1] == ("in",):  # x ∈ A ∪ B
+            parts[0] = parts[0][2][1]
+        return ("union", tuple(parts)) if operator == "cup" else (operator, tuple(parts))
+
+    def relation(self) -> Node:
+        operators: list[str] = []
+        if self.peek()[0] == "rel" and self.peek()[1] in ("=", "~"):  # "= 5", "≈ 5"
+            self.at += 1
+        terms = [self.ratio()]
+        while self.peek()[0] == "rel":
+            operators.append(str(self.peek()[1]))
+            self.at += 1
+            terms.append(self.ratio())
+        if not operators:
+            return terms[0]
+        return ("rel", tuple(operators), tuple(terms))
+
+    def ratio(self) -> Node:
+        terms = [self.measured()]
+        while self.take(":"):
+            terms.append(self.measured())
+        return terms[0] if len(terms) == 1 else ("ratio", tuple(terms))
+
+    def measured(self) -> Node:
+        """Parse an expression with the unit or the words that may follow it."""
+        currency = ""
+        if self.sees("$", "#"):
+            currency = "$"
+            self.at += 1
+        negative = currency == "" and self.sees("-") and self.peek(1) == ("op", "$")
+        if negative:
+            self.at += 2
+            currency = "$"
+        if self.peek()[0] in ("text", "word"):
+            return self._words()
+        node = self.sum()
+        if negative:
+            node = neg(node)
+        unit = self._unit()
+        if currency:
+            unit = f"dollars {unit}".strip()
+        if unit and is_scalar(node):
+            return read_unit(node, unit)
+        if unit:
+            raise Unreadable(f"words after it: {unit}")
+        return node
+
+    def _unit(self) -> str:
+        parts: list[str] = []
+        while True:
+            kind, value = self.peek()
+            words = kind in ("text", "word") and value not in ("and", "or", "and/or")
+            if words or (parts and kind == "sym") or self.sees("%", "degree"):
+                parts.append(str(value))
+            elif parts and kind == "op" and value in ("^", "/", "{", "}", "-", "*"):
+                parts.append(str(value) if value not in "{}" else "")
+            elif parts and kind == "num" and parts[-1] in ("^", "", "-"):
+                parts.append(str(value[1]))  # type: ignore[index]
+            else:
+                return " ".join(p for p in parts if p)
+            self.at += 1
+
+    def _words(self) -> Node:
+        parts: list[str] = []
+        while self.peek()[0] in ("text", "word", "sym") or (
+            parts and self.sees("-", "'", "!", "(", ")", ".")
+        ):
+            kind, value = self.peek()
+            if kind == "text" and value in ("and", "or", "and/or"):
+                break
+            parts.append(str(value))
+            self.at += 1
+        if self.peek()[0] == "rel" and self.peek()[1] == "=" and len(parts) <= 2:  # "area = 5"
+            return ("name", " ".join(parts).lower())
+        return ("text", " ".join(parts))
+
+    # -- sums and products ---------------------------------------------------------------------------------------
+    def sum(self) -> Node:
+        self._down()
+        terms = [self._signed()]
+        while self.sees("+", "-", "pm", "mp"):
+            sign = str(self.peek()[1])
+            self.at += 1
+            term = self.product()
+            terms.append(self._with_sign(sign, term))
+        self.depth -= 1
+        return terms[0] if len(terms) == 1 else self._added(terms)
+
+    def _signed(self) -> Node:
+        if self.sees("+", "-", "pm", "mp"):
+            sign = str(self.peek()[1])
+            self.at += 1
+            if sign == "+" and self.peek()[1] == "/" and self.peek(1)[1] == "-":  # "+/-"
+                self.at += 2
+                sign = "pm"
+            self._down()
+            term = self._signed() if self.sees("-") and sign in "+-" else self.product()
+            self.depth -= 1
+            return self._with_sign(sign, term)
+        return self.product()
+
+    @staticmethod
+    def _with_sign(sign: str, term: Node) -> Node:
+        if not is_scalar(term):
+            if sign == "-" and term[0] == "base":
+                return ("base", f"-{term[1]}", term[2])
+            if sign == "+":
+                return term
+            if sign == "-" and term[0] in ("tuple", "matrix"):
+                return scaled_container(MINUS, term)
+            raise Unreadable("a sign before something that is not a number")
+        if sign in ("pm", "mp"):
+            return mul([sym(sign), term])
+        return neg(term) if sign == "-" else term
+
+    @staticmethod
+    def _added(terms: list[Node]) -> Node:
+        if all(is_scalar(t) for t in terms):
+            return add(terms)
+        raise Unreadable("a sum of things that are not numbers")
+
+    def product(self) -> Node:
+        factors = [self.power()]
+        last_is_number = self.tokens[self.at - 1].kind == "num"
+        while True:
+            kind, value = self.peek()
+            if kind == "op" and value == "*":
+                self.at += 1
+                factors.append(self._factor())
+            elif kind == "op" and value == "/" and self.peek(1) != ("op", "/"):
+                self.at += 1
+                factors.append(power(as_scalar(self._factor()), MINUS))
+            elif self._starts_factor():
+                mixed = self._mixed(factors, last_is_number)
+                if mixed:
+                    continue
+                if kind == "num" and self.tokens[self.at - 1].value not in (")", "i"):
+                    raise Unreadable("two numbers side by side")
+                factors.append(self.power())
+            else:
+                break
+            last_is_number = False
+        return factors[0] if len(factors) == 1 else multiplied(factors)
+
+    def _factor(self) -> Node:
+        if self.sees("-", "+"):
+            sign = self.peek()[1]
+            self.at += 1
+            self._down()
+            inner = self._factor()
+            self.depth -= 1
+            return neg(as_scalar(inner)) if sign == "-" else inner
+        return self.power()
+
+    def _mixed(self, factors: list[Node], last_is_number: bool) -> bool:
+        """Read ``3\\frac{1}{2}`` and ``3 1/2`` as sums; say whether one stood here."""
+        if not (
+            last_is_number and len(factors) == 1 and factors[0][0] == "num" and factors[0][1].denominator == 1
+        ):
+            return False
+        if str(self.tokens[self.at - 1].value[1]).count("."):  # type: ignore[index]
+            return False
+        start = self.at
+        kind, value = self.peek()
+        part: Node | None = None
+        if kind == "cmd" and value in ("frac", "dfrac", "tfrac", "cfrac"):
+            part = self.power()
+        elif (
+            kind == "num"
+            and self.peek(1) == ("op", "/")
+            and self.peek(2)[0] == "num"
+            and self.tokens[self.at].space
+        ):
+            self.at += 3
+            top, bottom = value[0], self.tokens[self.at - 1].value[0]  # type: ignore[index]
+            part = num(top / bottom) if bottom else None
+        if part is not None and part[0] == "num" and 0 < part[1] < 1:
+            factors[0] = num(factors[0][1] + part[1])
+            return True
+        self.at = start
+        return False
+
+    def _starts_factor(self) -> bool:
+        kind, value = self.peek()
+        if kind in ("num", "sym", "fn"):
+            return True
+        if kind == "op":
+            return value in ("(", "[", "{") or (value == "|" and not self.bars)
+        if kind == "word":
+            spaced = self.at > 0 and self.tokens[self.at].space and self.tokens[self.at - 1].kind == "num"
+            return letters(str(value)) and not (spaced and len(str(value)) == 3)
+        return kind == "cmd" and value in (
+            "frac", "dfrac", "tfrac", "cfrac", "binom", "dbinom", "tbinom", "lfloor", "lceil", "infty",
+        )  # fmt: skip
+
+
+def parse(text: str) -> Node:
+    """Return the tree of cleaned text.
+
+    Raises:
+        Unreadable: The text is not an answer that the grammar knows.
+    """
+    return Parser(tokenize(text)).whole()

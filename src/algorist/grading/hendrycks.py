@@ -1,0 +1,133 @@
+"""The matcher ``hendrycks_sympy``: MATH's string normaliser, then tuples, fractions and differences as PRM800K grades them.
+
+Behaviour of S3.24–S3.33 without its ``eval``: where that system simplifies a difference with sympy, our own comparison decides.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from algorist.grading.text import MAX_ANSWER
+
+_UNITS = "degree|cm|centimeter|meter|mile|second|minute|hour|day|week|month|year|foot|feet|inch|yard|dollars?|cents?|units?|square|people|points"
+
+
+def _braced(text: str, command: str) -> str:
+    """Write ``\\frac12`` and ``\\sqrt3`` with braces."""
+    if command == "sqrt":
+        return re.sub(r"\\sqrt\s*(\w)", r"\\sqrt{\1}", text)
+    text = re.sub(r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}", text)
+    text = re.sub(r"\\frac\s*(\d)\s*\{", r"\\frac{\1}{", text)
+    return re.sub(r"(\\frac\{[^{}]*\})\s*(\d)", r"\1{\2}", text)
+
+
+def normalise(answer: str) -> str:
+    """Return MATH's normal form of an answer (S3.32)."""
+    text = answer.strip()
+    wrapped = re.fullmatch(r"\\text\{(.+?)\}", text)
+    text = wrapped[1].strip() if wrapped else text
+    text = text.replace("\n", "").replace("\\!", "").replace("\\\\", "\\")
+    text = text.replace("tfrac", "frac").replace("dfrac", "frac")
+    text = text.replace("\\left", "").replace("\\right", "")
+    text = text.replace("^{\\circ}", "").replace("^\\circ", "")
+    text = text.replace("\\$", "").replace("$", "")
+    text = re.split(r"\\text\{ ", text)[0]
+    text = text.replace("\\%", "").replace("%", "")
+    text = text.replace(" .", " 0.").replace("{.", "{0.")
+    if text.startswith("."):
+        text = "0" + text
+    sides = text.split("=")
+    if len(sides) == 2 and len(sides[0].strip()) <= 2:
+        text = sides[1]
+    text = _braced(text, "sqrt").replace(" ", "")
+    text = _braced(text, "frac")
+    if text == "0.5":
+        return "\\frac{1}{2}"
+    slash = re.fullmatch(r"(-?\d+)/(-?\d+)", text)
+    return f"\\frac{{{slash[1]}}}{{{slash[2]}}}" if slash else text
+
+
+def _sympy_form(answer: str) -> str:
+    """Return PRM800K's normal form: text wrappers, units, separators and the case go."""
+    text = answer.strip()
+    wrapped = re.fullmatch(r"\\text\{(.+)\}", text)
+    text = wrapped[1] if wrapped else text
+    text = text.replace("\\%", "%").replace("\\$", "$").replace("$", "").replace("%", "")
+    text = text.replace(" or ", " , ").replace(" and ", " , ")
+    for word, factor in (("million", 10**6), ("billion", 10**9), ("trillion", 10**12)):
+        text = text.replace(word, f"*{factor}")
+    text = re.sub(rf"({_UNITS})(es)?s?( *\^[0-9]+)?", "", text)
+    text = re.sub(r"\^ *\\circ", "", text)
+    if len(text) > 1 and text[0] == "{" and text[-1] == "}":
+        text = text[1:-1]
+    text = re.sub(r",\\! *", "", text)
+    number = re.fullmatch(r"\s*(-?\d+)\.0*\s*", text)
+    text = number[1] if number else text
+    text = re.sub(r"- *", "-", text)
+    text = re.sub(r"(\d) +(\d+/\d+)", r"\1+\2", text) if re.search(r"\d +\d+/\d+", text) else text
+    text = text.replace(" ", "")
+    plain = re.sub(r"(?<=\d),(?=\d{3}(\D|$))", "", text)
+    return (plain if re.fullmatch(r"-?\d+(\.\d+)?", plain) else text).lower()
+
+
+def _parts(text: str) -> list[str]:
+    if len(text) > 2 and text[0] in "([" and text[-1] in ")]" and not set(text[1:-1]) & set("()[]"):
+        return [part.strip() for part in text[1:-1].split(",")]
+    return [text]
+
+
+def _fraction(text: str) -> Fraction | None:
+    found = re.fullmatch(r"-?(?:(\d+)/(\d+)|\\frac\{(\d+)\}\{(\d+)\})", text)
+    if not found:
+        return None
+    top, bottom = found[1] or found[3], found[2] or found[4]
+    return Fraction(int(top), int(bottom)) if int(bottom) else None
+
+
+def _integer(text: str) -> bool:
+    return bool(re.fullmatch(r"-?\d{1,3}(,?\d{3})*|-?\d+", text))
+
+
+def _risky(text: str) -> bool:
+    letters = set(re.sub(r"\\[a-zA-Z]+|sqrt|frac|pi", "", text)) & set("abcdefghijklmnopqrstuvwxyz")
+    return (
+        len(letters) > 2
+        or any(bad in text for bad in ("^{", "^("))
+        or bool(re.search(r"\^[0-9]+\^|\^[0-9]{2,}", text))
+    )
+
+
+def hendrycks_sympy(answer: str, gold: str) -> bool | None:
+    """Return the verdict of S3.31; None where the difference must be decided by the slow comparison."""
+    if len(answer) > MAX_ANSWER:
+        return False
+    if normalise(answer) == normalise(gold):
+        return True
+    truth, told = _sympy_form(gold), _sympy_form(answer)
+    if truth == told:
+        return True
+    if not told:
+        return False
+    wanted, given = _parts(truth), _parts(told)
+    if len(wanted) > 1 and (truth[0] != told[0] or truth[-1] != told[-1]):
+        return False
+    if len(wanted) != len(given):
+        return False
+    return all(_element(g, w) for g, w in zip(given, wanted, strict=True))
+
+
+def _element(told: str, truth: str) -> bool:
+    if told == truth:
+        return True
+    if _fraction(told) is not None and _fraction(truth) is not None:
+        return False  # both are plain fractions: an unreduced one is not accepted
+    if _integer(truth) and not _integer(told):
+        return False
+    if _integer(truth):
+        return int(told.replace(",", "")) == int(truth.replace(",", ""))
+    if _risky(told) or _risky(truth):
+        return False
+    from algorist.grading.ladder import Limits, symbolic
+
+    return symbolic(told, truth, Limits())[0]

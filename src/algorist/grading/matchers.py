@@ -1,0 +1,114 @@
+"""The graders by name: what ``matcher:`` in a recipe may be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+
+from algorist.grading.hendrycks import hendrycks_sympy
+from algorist.grading.ladder import Limits, Verdict, symbolic
+from algorist.grading.numeric import numeric_value
+from algorist.grading.text import clean, tight
+from algorist.grading.workers import pool_for
+from algorist.registry import Registry
+
+
+@dataclass(frozen=True, slots=True)
+class Matcher:
+    """A way to compare an extracted answer with a gold answer."""
+
+    name: str
+    claim: str
+    judge: Callable[[str, str, Limits], Verdict]
+
+
+MATCHERS: Registry[Matcher] = Registry("matcher")
+_Judge = Callable[[str, str, Limits], Verdict]
+
+
+def _matcher(name: str, claim: str) -> Callable[[_Judge], _Judge]:
+    def decorate(judge: _Judge) -> _Judge:
+        MATCHERS.register(name)(Matcher(name, claim, judge))
+        return judge
+
+    return decorate
+
+
+@_matcher("exact", "the same characters, white space around them aside (S2.7)")
+def _exact(answer: str, gold: str, limits: Limits) -> Verdict:
+    same = answer.strip() == gold.strip()
+    return same, "equal_string" if same else "different"
+
+
+@_matcher("exact_no_space", "the same characters, all white space aside")
+def _exact_no_space(answer: str, gold: str, limits: Limits) -> Verdict:
+    same = "".join(answer.split()) == "".join(gold.split())
+    return same, "equal_string" if same else "different"
+
+
+@_matcher("numeric", "the same exact number; answers that are not numbers must be the same text")
+def _numeric(answer: str, gold: str, limits: Limits) -> Verdict:
+    right = numeric_value(gold)
+    if right is None:
+        told, truth = clean(answer), clean(gold)
+        if not truth:
+            return False, "unparseable_gold"
+        same = told is not None and tight(told).casefold() == tight(truth).casefold()
+        return same, "equal_string" if same else "different"
+    left = numeric_value(answer)
+    if left is None:
+        return False, "unparseable_answer"
+    same = left == right or (
+        limits.tolerance is not None and abs(left - right) <= Fraction(limits.tolerance) * abs(right)
+    )
+    return same, (
+        "equal_string" if answer.strip() == gold.strip() else "equal_number"
+    ) if same else "different"
+
+
+@_matcher(
+    "ratio_bands",
+    "a number within 10 % of the gold one (S1.42's first band): near is right; not for honest figures",
+)
+def _ratio_bands(answer: str, gold: str, limits: Limits) -> Verdict:
+    if answer.strip() == gold.strip():
+        return True, "equal_string"
+    left, right = numeric_value(answer), numeric_value(gold)
+    if right is None:
+        return False, "unparseable_gold"
+    if left is None:
+        return False, "unparseable_answer"
+    same = left == right or (right != 0 and Fraction(9, 10) <= left / right <= Fraction(11, 10))
+    return same, "equal_number" if same else "different"
+
+
+@_matcher(
+    "symbolic",
+    "equal mathematics: strings, exact numbers, expressions, sets, intervals, matrices, units (the default)",
+)
+def _symbolic(answer: str, gold: str, limits: Limits) -> Verdict:
+    return symbolic(answer, gold, limits)
+
+
+@_matcher(
+    "symbolic_fast", "as symbolic, without the worker processes: what is not quickly shown is not right"
+)
+def _symbolic_fast(answer: str, gold: str, limits: Limits) -> Verdict:
+    return symbolic(answer, gold, limits, slow=False)
+
+
+@_matcher("hendrycks_sympy", "MATH's normaliser, then PRM800K's rules (S3.31): unreduced fractions are wrong")
+def _hendrycks(answer: str, gold: str, limits: Limits) -> Verdict:
+    same = hendrycks_sympy(answer, gold)
+    return bool(same), "equal_symbolic" if same else "different"
+
+
+@_matcher("latex_verify", "math-verify's verdict, in a worker process with a hard limit")
+def _latex_verify(answer: str, gold: str, limits: Limits) -> Verdict:
+    found = pool_for("latex_verify", max(limits.timeout_s, 1.0), max(limits.memory_mb, 512)).ask(answer, gold)
+    if found.error:
+        return False, found.error if found.error in ("timeout", "memory") else "crashed"  # type: ignore[return-value]
+    if found.told is None:
+        return False, "unparseable_gold"
+    return found.told, "equal_symbolic" if found.told else "different"

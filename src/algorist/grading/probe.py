@@ -1,0 +1,211 @@
+"""Quick decisions on two expressions: exact rational points prove, floating point points refute, all else is None.
+
+A floating point value is only used to tell expressions apart, only at six digits, and only where no step lost digits;
+what it cannot tell apart goes to ``precise``.
+"""
+
+from __future__ import annotations
+
+import cmath
+import math
+import zlib
+from collections.abc import Mapping
+from fractions import Fraction
+
+from algorist.grading.tree import Node, symbols
+
+LOG_BASE = 4.123105625617661
+"""``log`` without a base: a base that is none of the usual ones, so that ``log`` is neither ``ln`` nor ``lg``."""
+
+_MAX_BITS = 20_000
+
+
+class Unsure(Exception):
+    """This way of computing cannot tell."""
+
+
+def points(names: frozenset[str], round_: int) -> dict[str, Fraction]:
+    """Return one rational value per symbol, the same in every process; odd rounds hold negative values."""
+    values = {}
+    for name in sorted(names):
+        seed = zlib.crc32(f"{name}/{round_}".encode())
+        value = Fraction(seed % 1_999_993 + 300_007, 1_000_003)
+        values[name] = -value if (round_ + seed) % 2 and round_ else value
+        if name.startswith(("n_", "k_")) or name == "infty":
+            values[name] = abs(value)
+    return values
+
+
+def exact(node: Node, at: Mapping[str, Fraction]) -> Fraction:
+    """Return the exact value at rational points.
+
+    Raises:
+        Unsure: Not rational, too large, or a division by zero.
+    """
+    kind = node[0]
+    if kind == "num":
+        return node[1]  # type: ignore[no-any-return]
+    if kind == "sym" and node[1] in at and node[1] != "infty":
+        return at[node[1]]
+    if kind == "add":
+        return sum((exact(one, at) for one in node[1]), Fraction(0))
+    if kind == "mul":
+        value = Fraction(1)
+        for one in node[1]:
+            value *= exact(one, at)
+            if value.numerator.bit_length() > _MAX_BITS:
+                raise Unsure
+        return value
+    if kind == "pow" and node[2][0] == "num" and node[2][1].denominator == 1:
+        base, exponent = exact(node[1], at), int(node[2][1])
+        bits = max(base.numerator.bit_length(), base.denominator.bit_length())
+        if bits * abs(exponent) > _MAX_BITS or (not base and exponent < 0):
+            raise Unsure
+        return base**exponent
+    if kind == "fn":
+        return _exact_function(node[1], [exact(one, at) for one in node[2]])
+    raise Unsure
+
+
+def _exact_function(name: str, values: list[Fraction]) -> Fraction:
+    first = values[0]
+    if name == "abs":
+        return abs(first)
+    if name == "floor":
+        return Fraction(math.floor(first))
+    if name == "ceil":
+        return Fraction(math.ceil(first))
+    if name in ("max", "min"):
+        return max(values) if name == "max" else min(values)
+    if any(v.denominator != 1 or not 0 <= v <= 400 for v in values):
+        raise Unsure
+    numbers = [int(v) for v in values]
+    if name == "factorial":
+        return Fraction(math.factorial(numbers[0]))
+    if name == "binomial":
+        return Fraction(math.comb(*numbers))
+    if name == "gcd":
+        return Fraction(math.gcd(*numbers))
+    if name == "lcm":
+        return Fraction(math.lcm(*numbers))
+    raise Unsure
+
+
+def approximate(node: Node, at: Mapping[str, complex]) -> complex:
+    """Return the value in floating point.
+
+    Raises:
+        Unsure: A step lost digits, or left the range of floating point numbers.
+    """
+    kind = node[0]
+    if kind == "num":
+        return _float(node[1])
+    if kind == "sym":
+        if node[1] == "infty":
+            raise Unsure
+        return at[node[1]]
+    if kind == "add":
+        terms = [approximate(one, at) for one in node[1]]
+        value = sum(terms)
+        if abs(value) < 1e-6 * max(abs(t) for t in terms):
+            raise Unsure
+        return _checked(value)
+    if kind == "mul":
+        value = complex(1)
+        for one in node[1]:
+            value *= approximate(one, at)
+        return _checked(value)
+    if kind == "pow":
+        base, exponent = approximate(node[1], at), approximate(node[2], at)
+        if abs(exponent) > 1e3 or base == 0:
+            raise Unsure
+        return _checked(base**exponent)
+    return _checked(_function(node[1], [approximate(one, at) for one in node[2]]))
+
+
+def _float(value: Fraction) -> complex:
+    try:
+        number = float(value)
+    except OverflowError:
+        raise Unsure from None
+    if value and not 1e-200 < abs(number) < 1e200:
+        raise Unsure
+    return complex(number)
+
+
+def _checked(value: complex) -> complex:
+    if not 1e-200 < abs(value) < 1e200:
+        raise Unsure
+    return value
+
+
+def _function(name: str, values: list[complex]) -> complex:
+    x = values[0]
+    if name in ("sin", "cos", "tan", "cot", "sec", "csc") and abs(x) > 1e3:
+        raise Unsure
+    if name == "ln":
+        return cmath.log(x)
+    if name == "log":
+        return cmath.log(x) / math.log(LOG_BASE)
+    if name == "deg":
+        return x * math.pi / 180
+    if name == "root":
+        index = values[1].real
+        if x.imag == 0 and x.real < 0 and index % 2 == 1:
+            return complex(-((-x.real) ** (1 / index)))
+        return complex(x ** (1 / index))
+    if name == "abs":
+        return complex(abs(x))
+    if name == "determinant":
+        raise Unsure
+    simple = {
+        "sin": cmath.sin, "cos": cmath.cos, "tan": cmath.tan, "arcsin": cmath.asin, "arccos": cmath.acos, "arctan": cmath.atan,
+        "sinh": cmath.sinh, "cosh": cmath.cosh, "tanh": cmath.tanh,
+    }  # fmt: skip
+    if name in simple:
+        return simple[name](x)
+    inverse = {"sec": cmath.cos, "csc": cmath.sin, "cot": cmath.tan}
+    if name in inverse:
+        return 1 / inverse[name](x)
+    raise Unsure
+
+
+def differ(a: Node, b: Node, names: frozenset[str]) -> bool:
+    """Say whether floating point values at three points tell the expressions apart; False means: cannot tell.
+
+    A point counts only where both values exist, so that ``log`` of a negative number refutes by its value, not by
+    an error.
+    """
+    for round_ in (0, 1, 2) if names else (0,):
+        at: dict[str, complex] = {
+            name: complex(float(value)) for name, value in points(names, round_).items()
+        }
+        at |= {"e": complex(math.e), "i": 1j, "pi": complex(math.pi)}
+        try:
+            left, right = approximate(a, at), approximate(b, at)
+        except (Unsure, OverflowError, ZeroDivisionError, ValueError):
+            continue
+        if abs(left - right) > 1e-6 * max(abs(left), abs(right)):
+            return True
+    return False
+
+
+def quick(a: Node, b: Node) -> bool | None:
+    """Return whether two scalars are equal, or None where only more digits can tell."""
+    if a == b:
+        return True
+    if a[0] == "num" and b[0] == "num":
+        return False
+    names = symbols(a) | symbols(b)
+    if "infty" in names:
+        return False if names == {"infty"} and (a[0] == "num" or b[0] == "num") else None
+    try:
+        rounds = range(3) if names else range(1)
+        for round_ in rounds:
+            at = points(names, round_)
+            if exact(a, at) != exact(b, at):
+                return False
+        return True
+    except (Unsure, ZeroDivisionError):
+        pass
+    return False if differ(a, b, names) else None

@@ -1,0 +1,27 @@
+"""Third-party judgement: math-verify (and with it sympy and latex2sympy2), imported only in a worker."""
+
+from __future__ import annotations
+
+from algorist.errors import MissingExtraError
+
+try:
+    from math_verify import parse, verify
+    from math_verify.parser import ExprExtractionConfig, LatexExtractionConfig
+except ImportError as error:  # pragma: no cover - math-verify is a dependency
+    raise MissingExtraError(
+        "the matcher 'latex_verify' needs math-verify; install it with: pip install 'math-verify>=0.9'"
+    ) from error
+
+
+def latex_verify(answer: str, gold: str) -> bool | None:
+    """Return math-verify's verdict, its own timeouts off (the worker has a harder one); None: the gold is unreadable."""
+    ways = [LatexExtractionConfig(), ExprExtractionConfig()]
+    truth = parse(_marked(gold), extraction_config=ways, parsing_timeout=None, raise_on_error=False)
+    if not truth:
+        return None
+    told = parse(_marked(answer), extraction_config=ways, parsing_timeout=None, raise_on_error=False)
+    return bool(verify(truth, told, timeout_seconds=None))
+
+
+def _marked(text: str) -> str:
+    return text if "$" in text or "\\boxed" in text else f"${text}$"

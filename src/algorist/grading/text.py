@@ -1,0 +1,159 @@
+"""From what a model writes to one spelling: unicode, LaTeX spacing, wrappers. Linear in the length of the text."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from functools import lru_cache
+
+MAX_ANSWER = 4_000
+"""Longer answers are refused before anything reads them (characters)."""
+
+_SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱˣ", "0123456789+-()nix", strict=True))
+_SUBSCRIPTS = dict(zip("₀₁₂₃₄₅₆₇₈₉₊₋ₙₓ", "0123456789+-nx", strict=True))
+_VULGAR = {
+    **dict(zip("½⅓⅔¼¾⅕⅖⅗⅘⅙⅚", "12 13 23 14 34 15 25 35 45 16 56".split(), strict=True)),
+    **dict(zip("⅛⅜⅝⅞⅐⅑", "18 38 58 78 17 19".split(), strict=True)),
+}
+_SIGNS = {
+    "−": "-", "‐": "-", "‑": "-", "‒": "-", "–": "-", "—": "-", "﹣": "-", "－": "-",
+    "×": "\\times ", "⋅": "\\cdot ", "·": "\\cdot ", "∙": "\\cdot ", "∗": "*", "÷": "/", "⁄": "/", "∕": "/", "∶": ":",
+    "√": "\\sqrt ", "∛": "\\cbrt ", "π": "\\pi ", "∞": "\\infty ", "≤": "\\le ", "≥": "\\ge ", "⩽": "\\le ", "⩾": "\\ge ",
+    "≠": "\\ne ", "≈": "\\approx ", "±": "\\pm ", "∓": "\\mp ", "∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ", "∅": "\\emptyset ",
+    "°": "^\\circ ", "º": "^\\circ ", "˚": "^\\circ ", "℃": "^\\circ C", "℉": "^\\circ F", "…": "\\ldots ", "⌊": "\\lfloor ",
+    "⌋": "\\rfloor ", "⌈": "\\lceil ", "⌉": "\\rceil ", "⟨": "\\langle ", "⟩": "\\rangle ", "〈": "\\langle ", "〉": "\\rangle ",
+    "ℝ": "\\mathbb{R}", "ℤ": "\\mathbb{Z}", "ℕ": "\\mathbb{N}", "ℚ": "\\mathbb{Q}", "ℂ": "\\mathbb{C}",
+    "“": '"', "”": '"', "‘": "'", "’": "'", "′": "'", "，": ",", "。": ".", "％": "%", "٪": "%", "٫": ".", "٬": ",",
+    "€": " euro ", "£": " sterling ", "₹": " rupee ", "→": "\\to ", "∖": "\\setminus ", "∣": "|", "｜": "|", "∘": "\\circ ", "℅": "%",
+}  # fmt: skip
+_GREEK = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho _ sigma tau upsilon phi chi psi omega"
+_GREEK_SIGNS = {chr(0x3B1 + i): f"\\{name} " for i, name in enumerate(_GREEK.split()) if name != "_"}
+_TABLE = str.maketrans(
+    {**_GREEK_SIGNS, **_SIGNS, **{c: f"\\frac{{{v[0]}}}{{{v[1]}}}" for c, v in _VULGAR.items()}}
+)
+_RUNS = (
+    (re.compile(f"[{''.join(_SUPERSCRIPTS)}]+"), _SUPERSCRIPTS, "^"),
+    (re.compile(f"[{''.join(_SUBSCRIPTS)}]+"), _SUBSCRIPTS, "_"),
+)
+_INVISIBLE = re.compile("[\u200b-\u200f\u2060-\u2064\ufeff\u00ad\u202a-\u202e\u2066-\u2069]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufffd]")
+_SIZES = re.compile(
+    r"\\(?:left|right|[bB]ig{1,2}[lrm]?)(?![a-zA-Z])\s*\.?(?=[^\d])|\\(?:left|right)(?![a-zA-Z])"
+)
+_STYLES = re.compile(
+    r"\\(?:displaystyle|textstyle|limits|nolimits|strut|quad|qquad|thinspace|medspace|enspace|negthinspace|hfill|noindent"
+    r"|centering|rm|bf|it|large|Large)(?![a-zA-Z])|\\(?:hspace|vspace|hphantom|phantom|kern|label|tag)\*?\s*\{[^{}]*\}"
+)
+_SPACES = re.compile(r"(?<!\\)\\[,;:!> \n]|~|&nbsp;")
+_THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\,)\s*(?=\d{3}(?!\d))")
+_CLOCK = re.compile(r"\b([ap])\.\s?m\.?(?![a-z])", re.IGNORECASE)
+_WRAPS = (
+    ("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"), ("$", "$"), ("***", "***"), ("**", "**"), ("__", "__"),
+    ("`", "`"), ('"', '"'), ("*", "*"), ("\\boxed{", "}"), ("\\fbox{", "}"), ("\\ensuremath{", "}"), ("\\mbox{", "}"),
+)  # fmt: skip
+_LEAD = re.compile(
+    r"(?:(?:so|thus|hence|therefore)\s*,?\s+)?(?:(?:the|my|our)\s+)?(?:final\s+|correct\s+)?"
+    r"(?:answer|solution|result|value)\s*(?:is|are|=|:|is:)\s*:?\s*(?:equal to\s+)?",
+    re.IGNORECASE,
+)
+
+
+def closing_brace(text: str, start: int) -> int:
+    """Return the position of the brace that closes the one at ``start``, or -1; escaped braces do not count."""
+    depth = 0
+    position = start
+    while position < len(text):
+        char = text[position]
+        if char == "\\":
+            position += 2
+            continue
+        if char == "{":
+            depth += 1
+        elif char == "}":
+            depth -= 1
+            if depth == 0:
+                return position
+        position += 1
+    return -1
+
+
+def _unicode(text: str) -> str:
+    for pattern, table, mark in _RUNS:
+        text = pattern.sub(lambda m, t=table, k=mark: f"{k}{{{''.join(t[c] for c in m[0])}}}", text)  # type: ignore[misc]
+    text = _INVISIBLE.sub("", text).translate(_TABLE)
+    if text.isascii():
+        return text
+    text = unicodedata.normalize("NFKC", text).translate(_TABLE)
+    return "".join(
+        str(unicodedata.decimal(c)) if not c.isascii() and unicodedata.decimal(c, None) is not None else c
+        for c in text
+    )
+
+
+def _unwrap(text: str) -> str:
+    """Take off what stands around the whole: dollar signs, emphasis, a box, quotes."""
+    changed = True
+    while changed and text:
+        changed = False
+        for start, end in _WRAPS:
+            if len(text) <= len(start) + len(end) - 1 or not (text.startswith(start) and text.endswith(end)):
+                continue
+            inside = text[len(start) : -len(end)]
+            if end == "}":
+                if closing_brace(text, len(start) - 1) != len(text) - 1:
+                    continue
+            elif start in inside or end in inside:
+                continue
+            text, changed = inside.strip(), True
+    return text
+
+
+def _dollars(text: str) -> str:
+    """Take off dollar signs that open and close mathematics; a lone one is a currency sign."""
+    bare = [m.start() for m in re.finditer(r"(?<!\\)\$", text)]
+    if len(bare) == 1:
+        return text[: bare[0]] + "\\$" + text[bare[0] + 1 :]
+    return re.sub(r"(?<!\\)\$", " ", text).strip() if len(bare) % 2 == 0 else text
+
+
+@lru_cache(maxsize=32768)
+def clean(text: str) -> str | None:
+    """Return the text in one spelling, or None where it holds control characters.
+
+    Unicode signs become LaTeX, digits of any script become ASCII, spacing and size commands go, wrappers around the
+    whole (``$``, ``\\boxed``, ``**``) go, one trailing full stop goes.
+    """
+    if not text.isascii():
+        text = _unicode(text)
+    if _CONTROL.search(text):
+        return None
+    text = text.strip()
+    if "\\" in text or "~" in text or "&" in text:
+        text = _SPACES.sub(" ", _STYLES.sub(" ", _SIZES.sub("", _THOUSANDS.sub(",", text))))
+    elif "{,}" in text:
+        text = _THOUSANDS.sub(",", text)
+    text = _unwrap(text.strip().rstrip(",;"))
+    if "$" in text:
+        text = _dollars(text)
+    if ".m" in text or ". m" in text:
+        text = _CLOCK.sub(r"\1m", text)
+    if text[:1].isalpha():
+        found = _LEAD.match(text)
+        if found and found.end() < len(text):
+            text = text[found.end() :]
+    if text.endswith(".") and not text.endswith(".."):
+        text = text[:-1]
+    return _unwrap(text.strip())
+
+
+_TIGHT = re.compile(r"(?<![0-9A-Za-z])\s+|\s+(?![0-9A-Za-z])")
+
+
+def tight(text: str) -> str:
+    """Return cleaned text without needless white space and with one name per command, for comparing as strings."""
+    text = _TIGHT.sub("", text)
+    return (
+        text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").replace("\\cfrac", "\\frac")
+        if "frac" in text
+        else text
+    )

@@ -1,0 +1,292 @@
+"""Cleaned text → tokens. One regular expression, no backtracking between alternatives, at most ``MAX_TOKENS``."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from typing import NamedTuple
+
+from algorist.grading.numeric import MAX_DIGITS, MAX_EXPONENT, period_of, repeating
+from algorist.grading.text import closing_brace
+from algorist.grading.tree import Unreadable
+
+MAX_TOKENS = 600
+
+FUNCTIONS = frozenset(
+    "sin cos tan cot sec csc arcsin arccos arctan arccot sinh cosh tanh coth asin acos atan ln log lg exp sqrt cbrt abs floor ceil"
+    " max min gcd lcm det arg re im sgn".split()
+)
+GREEK = frozenset(
+    "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi pi rho sigma tau upsilon phi varphi"
+    " chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega ell hbar".split()
+)
+RELATIONS = {
+    "=": "=", "<": "<", ">": ">", "<=": "<=", ">=": ">=", "==": "=", "!=": "!=", "=<": "<=", "\\le": "<=", "\\leq": "<=", "\\leqslant": "<=",
+    "\\ge": ">=", "\\geq": ">=", "\\geqslant": ">=", "\\lt": "<", "\\gt": ">", "\\ne": "!=", "\\neq": "!=", "\\approx": "~", "\\sim": "~",
+    "\\in": "in", "\\equiv": "==", "\\simeq": "~", "\\cong": "~", "\\notin": "notin", "\\to": "to", "\\mid": "mid", "\\propto": "prop",
+    "\\Rightarrow": "to", "\\rightarrow": "to", "\\implies": "to", "\\iff": "to", "\\subset": "subset", "\\subseteq": "subseteq",
+}  # fmt: skip
+_TEXTS = frozenset(
+    "text textrm textbf textit textsf texttt textnormal mbox hbox emph mathrm operatorname mathsf mathit".split()
+)
+_GROUPS = frozenset(
+    "mathbf boldsymbol bm mathcal vec overrightarrow hat widehat overline bar boxed fbox ensuremath underline mathop".split()
+)
+
+_TOKEN = re.compile(
+    r"""(?P<space>\s+)
+    |(?P<repeat>\d*\.\d*(?:\\overline\s*\{\s*\d+\s*\}|\\bar\s*\{\s*\d+\s*\}|\\overline\s*\d|\\dot\s*\{\s*\d\s*\}|\(\d+\)(?!\s*[\d(a-zA-Z])))
+    |(?P<dots>\d*\.\d{3,}\s*(?:\.\.\.|\\ldots|\\dots|\\cdots))
+    |(?P<grouped>\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?)
+    |(?P<number>(?:\d+(?:\.\d+|\.(?!\.))?|\.\d+)(?:[eE][+-]?\d+(?![a-zA-Z]))?)
+    |(?P<command>\\[a-zA-Z]+)
+    |(?P<escaped>\\.)
+    |(?P<relation><=|>=|==|!=|=<|[<>=])
+    |(?P<star>\*\*)
+    |(?P<word>[a-zA-Z]+)
+    |(?P<sign>[-+*/^_!%'|,;:(){}\[\]&$])""",
+    re.VERBOSE,
+)
+
+
+class Token(NamedTuple):
+    """``kind`` is one of ``num sym fn text word rel op cmd``; ``space`` says that white space stood before it."""
+
+    kind: str
+    value: object
+    space: bool = False
+
+
+def _number(text: str) -> Fraction:
+    body, _, power = text.lower().partition("e")
+    if len(body) > MAX_DIGITS or len(power) > 5 or (power and abs(int(power)) > MAX_EXPONENT):
+        raise Unreadable("a number with too many digits", "too_large")
+    return Fraction(body.replace(",", "")) * Fraction(10) ** int(power or 0)
+
+
+def _repeat(text: str) -> Fraction:
+    whole, _, rest = text.partition(".")
+    before = re.match(r"\d*", rest)[0]  # type: ignore[index]
+    return repeating("", whole, before, "".join(c for c in rest[len(before) :] if c.isdigit()))
+
+
+def _dotted(text: str) -> Fraction:
+    whole, _, rest = text.partition(".")
+    digits = re.match(r"\d*", rest)[0]  # type: ignore[index]
+    split = period_of(digits)
+    if split is None:
+        raise Unreadable("a decimal cut off without a period")
+    return repeating("", whole, *split)
+
+
+class Tokenizer:
+    """Reads cleaned text; nesting of groups is bounded by the length of the text, not by recursion."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.tokens: list[Token] = []
+        self.depth = 0
+
+    def run(self) -> list[Token]:
+        """Return the tokens.
+
+        Raises:
+            Unreadable: A character or command that no answer has, too many tokens, an unclosed group.
+        """
+        position, space = 0, False
+        text = self.text
+        while position < len(text):
+            match = _TOKEN.match(text, position)
+            if match is None:
+                raise Unreadable(f"the character {text[position]!r}")
+            kind, found = match.lastgroup or "", match[0]
+            position = match.end()
+            if kind == "space":
+                space = True
+                continue
+            if kind == "grouped" and self.depth:  # (1,200) is a pair
+                found = found.partition(",")[0]
+                position = match.start() + len(found)
+                kind = "number"
+            position = self._take(kind, found, position, space)
+            space = False
+            if len(self.tokens) > MAX_TOKENS:
+                raise Unreadable("too long", "too_large")
+        return self.tokens
+
+    def _put(self, kind: str, value: object, space: bool) -> None:
+        self.tokens.append(Token(kind, value, space))
+
+    def _take(self, kind: str, found: str, position: int, space: bool) -> int:
+        if kind in ("number", "grouped"):
+            self._put("num", (_number(found), found), space)
+        elif kind == "repeat":
+            self._put("num", (_repeat(found), ""), space)
+        elif kind == "dots":
+            self._put("num", (_dotted(found), ""), space)
+        elif kind == "relation":
+            self._put("rel", RELATIONS[found], space)
+        elif kind == "star":
+            self._put("op", "^", space)
+        elif kind == "word":
+            self._word(found, space)
+        elif kind == "escaped":
+            self._escaped(found, space)
+        elif kind == "command":
+            return self._command(found, position, space)
+        else:
+            self._sign(found, space)
+        return position
+
+    def _sign(self, found: str, space: bool) -> None:
+        if found in "([":
+            self.depth += 1
+        elif found in ")]":
+            self.depth = max(0, self.depth - 1)
+        elif found == "$":
+            raise Unreadable("a dollar sign inside")
+        self._put("op", found, space)
+
+    def _escaped(self, found: str, space: bool) -> None:
+        meaning = {
+            "\\{": "\\{",
+            "\\}": "\\}",
+            "\\%": "%",
+            "\\|": "|",
+            "\\\\": "\\\\",
+            "\\$": "$",
+            "\\#": "#",
+            "\\_": "_",
+            "\\&": "&",
+        }
+        if found not in meaning:
+            raise Unreadable(f"the command {found}")
+        self.depth += {"\\{": 1, "\\}": -1}.get(found, 0)
+        self._put("op", meaning[found], space)
+
+    def _word(self, found: str, space: bool) -> None:
+        lower = found.lower()
+        if len(found) == 1:
+            self._put("sym", found, space)
+        elif found in ("min", "sec") and self._after_a_number():
+            self._put("word", found, space)
+        elif found in FUNCTIONS or (found in ("Sin", "Cos", "Tan", "Log", "Ln", "Sqrt")):
+            self._put("fn", lower, space)
+        elif lower in ("pi", "theta", "alpha", "beta", "gamma", "lambda", "phi", "omega", "sigma", "delta"):
+            self._put("sym", lower, space)
+        elif lower in ("inf", "infty", "infinity", "oo"):
+            self._put("sym", "infty", space)
+        elif found in ("and", "or", "to", "and/or"):
+            self._put("text", found, space)
+        elif (
+            found.startswith(("sqrt", "pi", "sin", "cos", "tan", "ln", "log"))
+            and len(found) <= 5
+            and found[-1].isalpha()
+            and len(found) - len(found.rstrip("xyzabntk")) == 1
+        ):
+            self._word(found[:-1], space)
+            self._put("sym", found[-1], False)
+        else:
+            self._put("word", found, space)
+
+    def _after_a_number(self) -> bool:
+        last = self.tokens[-1] if self.tokens else Token("op", "")
+        return last.kind in ("num", "word", "text") or last.value in ("}", ")", "pi", "/")
+
+    def _command(self, found: str, position: int, space: bool) -> int:
+        name = found[1:]
+        if name in _TEXTS or name in _GROUPS:
+            return self._group(name, position, space)
+        if found in RELATIONS:
+            self._put("rel", RELATIONS[found], space)
+        elif name in GREEK:
+            self._put(
+                "sym", {"varepsilon": "epsilon", "vartheta": "theta", "varphi": "phi"}.get(name, name), space
+            )
+        elif name in FUNCTIONS:
+            self._put("fn", name, space)
+        elif name in ("begin", "end"):
+            close = closing_brace(self.text, position) if self.text[position : position + 1] == "{" else -1
+            if close < 0:
+                raise Unreadable(f"{found} without a name")
+            self.depth += 1 if name == "begin" else -1
+            self._put("cmd", f"{name}:{self.text[position + 1 : close].strip().rstrip('*')}", space)
+            return close + 1
+        elif name == "infty":
+            self._put("sym", "infty", space)
+        else:
+            if name in ("lbrace", "lparen", "langle", "lfloor", "lceil", "lbrack"):
+                self.depth += 1
+            elif name in ("rbrace", "rparen", "rangle", "rfloor", "rceil", "rbrack"):
+                self.depth = max(0, self.depth - 1)
+            plain = {
+                "lbrace": "\\{",
+                "rbrace": "\\}",
+                "lvert": "|",
+                "rvert": "|",
+                "vert": "|",
+                "degree": "degree",
+                "colon": ":",
+            }
+            plain |= {
+                "lparen": "(",
+                "rparen": ")",
+                "lbrack": "[",
+                "rbrack": "]",
+                "times": "*",
+                "cdot": "*",
+                "ast": "*",
+                "div": "/",
+            }
+            self._put("op" if name in plain else "cmd", plain.get(name, name), space)
+        return position
+
+    def _group(self, name: str, position: int, space: bool) -> int:
+        """Read ``\\text{…}`` and its like: words stay words, mathematics inside is read as mathematics."""
+        start = position
+        while start < len(self.text) and self.text[start].isspace():
+            start += 1
+        if self.text[start : start + 1] != "{":
+            if name in _GROUPS:
+                return position
+            raise Unreadable(f"\\{name} without a brace")
+        close = closing_brace(self.text, start)
+        if close < 0:
+            raise Unreadable(f"\\{name} is not closed")
+        inside = self.text[start + 1 : close]
+        content = inside.strip()
+        joint = content.lower().strip(" ,")
+        if joint in ("and", "or"):
+            self._put("text", joint, space)
+        elif (content in ("min", "sec") and self._after_a_number()) or (
+            name in _TEXTS
+            and re.fullmatch(r"[^\\{}$]*[a-zA-Z]{2}[^\\{}$]*", content)
+            and not _mathematics(content)
+        ):
+            self._put("text", content, space)
+        elif content in FUNCTIONS:
+            self._put("fn", content, space)
+        elif content:
+            if self.depth > 40:
+                raise Unreadable("nested too deep", "too_large")
+            depth = self.depth
+            inner = Tokenizer(content)
+            inner.depth = depth + 1
+            marks = inner.run()
+            brace = len(marks) > 1 and not any(m.value in (",", ";") for m in marks)
+            if brace:
+                self._put("op", "{", space)
+            self.tokens.extend(marks)
+            if brace:
+                self._put("op", "}", False)
+        return close + 1
+
+
+def _mathematics(content: str) -> bool:
+    """Say whether the content of a text command is a function name, or digits and operators only."""
+    return content in FUNCTIONS or not re.search(r"[a-zA-Z]{2}", content)
+
+
+def tokenize(text: str) -> list[Token]:
+    """Return the tokens of cleaned text; see ``Tokenizer``."""
+    return Tokenizer(text).run()
