@@ -24,7 +24,7 @@ from algorist.errors import CheckpointError, ConfigError
 from algorist.evaluation.artifact import write_artifact
 from algorist.evaluation.estimators import summarise
 from algorist.evaluation.run import EvaluationSetting, evaluate
-from algorist.grading import grade_completion
+from algorist.grading import MATCHERS, grade_completion
 from algorist.models.load import Policy, load_policy, make_policy, pick_device
 from algorist.prompts import PromptFormat, get_format, missing_tags
 from algorist.prompts.chat import encode_prompt, render_prompt
@@ -114,6 +114,7 @@ def run_recipe(
         AlgoristError: Any user's mistake, before the first training step where it can be known.
     """
     display = display or Quiet()
+    check_names(recipe)
     folder = open_folder(recipe, resume=resume)
     with folder.lock(), _log_file(folder):
         run = Run(recipe, folder, display, resume, pick_device(recipe.device), recipe_format(recipe))
@@ -126,6 +127,13 @@ def run_recipe(
         if "grpo" in stages and recipe.grpo.enabled and not run.stopped:
             _stage(run, "grpo", run_grpo)
     return run
+
+
+def check_names(recipe: Recipe) -> None:
+    """Refuse unknown prompt formats, rewards and matchers (ConfigError) before anything is loaded or written."""
+    MATCHERS.get(recipe.matcher)
+    found = get_format(recipe.prompt.format, tags=recipe.prompt.tags)
+    build_rewards(recipe.rewards, found, matcher=recipe.matcher)
 
 
 def open_folder(recipe: Recipe, *, resume: bool) -> RunFolder:
