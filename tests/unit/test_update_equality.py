@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig
-from tests.unit.test_grpo_trainer import TOKENIZER, make, make_model
 from trl import GRPOTrainer
 
 from algorist.training.grpo import AlgoristGRPOTrainer
+from tests.unit.test_grpo_trainer import TOKENIZER, make, make_model
 
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")
 ROWS, PROMPT, WIDTH = 8, 9, 10

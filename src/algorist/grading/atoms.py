@@ -173,10 +173,10 @@ class Atoms:
         return num(int(written[0]))
 
     def _subscript(self, node: Node) -> Node:
+        before = self.tokens[self.at - 1]
         self.need("_")
-        if node[0] == "num" and self.tokens[self.at - 2].kind == "num":
-            digits = str(self.tokens[self.at - 2].value[1])  # type: ignore[index]
-            return ("base", digits.lstrip("0") or "0", self._name_in_braces())
+        if node[0] == "num" and before.kind == "num" and before.value[0] == node[1]:  # type: ignore[index]
+            return ("base", str(before.value[1]).lstrip("0") or "0", self._name_in_braces())  # type: ignore[index]
         if node[0] == "sym":
             return sym(f"{node[1]}_{self._name_in_braces()}")
         raise Unreadable("a subscript")
@@ -473,6 +473,8 @@ def scaled_container(factor: Node, node: Node) -> Node:
 def multiplied(factors: list[Node]) -> Node:
     containers = [f for f in factors if not is_scalar(f)]
     if not containers:
+        if factors[0][0] == "sym" and num(0) in factors:
+            raise Unreadable("a function value")  # I(0) is no product
         return mul(factors)
     if len(containers) == 1 and containers[0][0] in ("matrix", "tuple"):
         return scaled_container(mul([f for f in factors if is_scalar(f)]), containers[0])

@@ -345,6 +345,8 @@ def _named_value(a: Node, b: Node, scalar: Scalar) -> bool | None:
             return equal(a[2], b[2], scalar)
         if {a[1][0], b[1][0]} == {"mul", "sym"} and ("sym", "y") in (a[1], b[1]):  # y = … and f(x) = …
             return equal(a[2], b[2], scalar)
+        if a[1] and b[1] and a[1][0] == b[1][0] == "name":
+            return False
         if "name" in (a[1][0], b[1][0]) if a[1] and b[1] else True:
             return equal(a[2], b[2], scalar)
         return (

@@ -16,9 +16,9 @@ _REASONING = (
     ("<think>", "</think>"), ("<reasoning>", "</reasoning>"), ("<start_working_out>", "<end_working_out>"), ("<thinking>", "</thinking>"),
 )  # fmt: skip
 _BLOCKS = (("<answer>", "</answer>"), ("<SOLUTION>", "</SOLUTION>"))
-_HASHES = re.compile(r"^[ \t]*####[ \t]*(.+?)[ \t]*$", re.MULTILINE)
+_HASHES = re.compile(r"^[ \t]{0,8}####([^\n]+)", re.MULTILINE)
 _PHRASE = re.compile(
-    r"(?:\b(?:the\s+|my\s+)?(?:final\s+|correct\s+)?answer\s*(?:is|are|=|:)+\s*:?|^\s*A\s*:)\s*(?P<a>[^\n]+)",
+    r"(?:\banswer[ \t]{0,4}(?:is|are|=|:){1,3}[ \t]{0,4}:?|^[ \t]{0,8}A[ \t]{0,4}:)(?P<a>[^\n]+)",
     re.IGNORECASE | re.MULTILINE,
 )
 _NUMBER = re.compile(r"[-+−]?\$?\d[\d,]*(?:\.\d+)?(?:\s*/\s*\d+)?%?")

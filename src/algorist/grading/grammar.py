@@ -97,7 +97,7 @@ class Parser(Atoms):
             return self._words()
         node = self.sum()
         if negative:
-            node = neg(node)
+            node = self._with_sign("-", node)
         unit = self._unit()
         if currency:
             unit = f"dollars {unit}".strip()

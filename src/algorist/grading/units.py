@@ -57,6 +57,9 @@ _NO_UNIT = frozenset(
     " times divided over half quarter squared cubed no wrong correct incorrect to from answer because since so why then also except without"
     " versus vs remainder mod factorial choose point e therefore hence sure think wait actually instead rather".split()
 )
+_ONES = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen".split()
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+_NUMBER_WORDS = {**{w: i for i, w in enumerate(_ONES)}, **{w: 10 * (i + 2) for i, w in enumerate(_TENS)}}
 _FILLER = frozenset("of the a an in total altogether each per unit".split())
 
 
@@ -111,7 +114,7 @@ def read_unit(value: Node, text: str) -> Node:
         else:
             lower = mark.lower()
             words += 1
-            if words > 5 or lower in _NO_UNIT:
+            if words > 5 or lower in _NO_UNIT or lower in _NUMBER_WORDS:
                 raise Unreadable(
                     f"the word '{mark}' after a number",
                     "ambiguous" if lower in ("or", "maybe") else "unparseable",
@@ -133,9 +136,6 @@ def read_unit(value: Node, text: str) -> Node:
     return ("quantity", value, (factor, tuple(sorted(powers.items()))))
 
 
-_ONES = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen".split()
-_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
-_NUMBER_WORDS = {**{w: i for i, w in enumerate(_ONES)}, **{w: 10 * (i + 2) for i, w in enumerate(_TENS)}}
 _ORDERS = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9}
 
 

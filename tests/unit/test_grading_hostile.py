@@ -1,0 +1,111 @@
+"""Hostile answers: within the limit, no memory, no code, no output; and a fuzzer."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from algorist.grading import extract, grade, grade_completion
+from algorist.grading.ladder import read
+from tests.golden.pairs import pairs
+from tests.unit.hostile_answers import CANARY, hostile
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_S = 1.0
+GOLDS = ["3", "\\sqrt{2}+\\sqrt{3}", "x^2+1", "(-\\infty,3)"]
+WORTH_3 = ("\\boxed", "\\text", "３", "\u202e3", "$", "|")  # some of them do say 3
+
+
+def test_the_corpus() -> None:
+    answers = hostile()
+    assert len(answers) >= 300
+    me = psutil.Process()
+    grade("\\sqrt{5+2\\sqrt{6}}", "\\sqrt{2}+\\sqrt{3}")  # a warm worker
+    before = me.memory_info().rss
+    began = time.monotonic()
+    for gold in GOLDS:
+        for answer in answers:
+            verdict = grade(answer, gold)
+            assert verdict.seconds < LIMIT_S + 0.2, (answer[:80], gold)
+            assert not verdict.correct or (gold == "3" and answer.startswith(WORTH_3)), (answer[:80], gold)
+    assert time.monotonic() - began < 30
+    assert me.memory_info().rss - before < 50 * 2**20
+    assert not (Path.cwd() / CANARY).exists()
+
+
+def test_as_completions() -> None:
+    for answer in hostile():
+        for text in (
+            answer,
+            f"<think>{answer}</think><answer>{answer}</answer>",
+            f"\\boxed{{{answer}}}",
+            f"#### {answer}",
+        ):
+            began = time.monotonic()
+            verdict = grade_completion(text, "1000003")
+            assert not verdict.correct
+            assert time.monotonic() - began < LIMIT_S + 0.2, text[:80]
+
+
+def test_as_golds() -> None:
+    for gold in hostile():
+        verdict = grade("1000003", gold)
+        assert not verdict.correct and verdict.seconds < LIMIT_S + 0.2
+
+
+@pytest.mark.parametrize("gmpy", [True, False])
+def test_with_and_without_gmpy2(gmpy: bool, tmp_path: Path) -> None:
+    pytest.importorskip("gmpy2", reason="gmpy2 is not installed; pip install gmpy2 to run this with it")
+    code = (
+        "import sys, time; sys.path.insert(0, sys.argv[1])\n"
+        "from tests.unit.hostile_answers import hostile\nfrom algorist.grading import grade\n"
+        "began = time.monotonic()\n"
+        "for a in hostile():\n    v = grade(a, '\\\\sqrt{2}+\\\\sqrt{3}'); assert v.seconds < 1.2 and not v.correct, a[:60]\n"
+        "assert grade('\\\\sqrt{5+2\\\\sqrt{6}}', '\\\\sqrt{2}+\\\\sqrt{3}').correct\n"
+        "assert time.monotonic() - began < 30\n"
+    )
+    environment = {**os.environ, **({} if gmpy else {"MPMATH_NOGMPY": "1"})}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(ROOT)], capture_output=True, text=True, cwd=tmp_path, env=environment
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def _fuzzed(source: random.Random, seeds: list[str]) -> str:
+    text = source.choice(seeds)
+    marks = "\\{}()[]^_$%|,;:=<>+-*/!&#~.'\" 0123456789xyeπ√∞−½²\n"
+    for _ in range(source.randrange(1, 12)):
+        place = source.randrange(len(text) + 1)
+        kind = source.randrange(5)
+        if kind == 0:
+            text = text[:place] + source.choice(marks) + text[place:]
+        elif kind == 1:
+            text = text[:place] + text[place + 1 :]
+        elif kind == 2:
+            text = text[:place] + source.choice(seeds) + text[place:]
+        elif kind == 3:
+            text = text[:place] * source.randrange(1, 4) + text[place:]
+        else:
+            text = "".join(source.sample(text, len(text))) if len(text) < 30 else text[::-1]
+    return text[:6000]
+
+
+def test_fuzz() -> None:
+    """10,000 broken answers: never an exception, never over the limit, reading is deterministic."""
+    source = random.Random(20261121)
+    seeds = sorted({p[3] for p in pairs()} | {a for a in hostile() if len(a) < 400})
+    golds = sorted({p[2] for p in pairs()})
+    for _ in range(10_000):
+        answer, gold = _fuzzed(source, seeds), source.choice(golds)
+        verdict = grade(answer, gold)
+        assert verdict.seconds < LIMIT_S + 0.2, (answer, gold)
+        assert read(answer) == read(answer)
+        extract(answer)
