@@ -32,7 +32,7 @@ quickstart: $(STAMP)
 	$(VENV)/bin/algorist run quickstart $(if $(wildcard runs/quickstart/config.yaml),--resume)
 
 test: $(DEV)
-	$(VENV)/bin/python -m pytest -n 2 --dist loadfile -m "not gpu and not vllm and not network"
+	$(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu and not vllm and not network"
 	@echo "left out: gpu, vllm, network (run them with: pytest -m gpu, make test-vllm, pytest -m network)"
 
 check: $(DEV)

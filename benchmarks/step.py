@@ -5,7 +5,7 @@
 
 Both train for real (sampling, rewards, logging, AdamW) from the same weights; TRL in its faster setting: no gradient
 checkpointing, float32. One token of 70 ends a completion, so lengths are near geometric; the figure is tokens per second
-because the sampled lengths differ between the two.
+because the sampled lengths differ between the two. algorist also grades every completion and writes it to the store.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import json
 import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import measure
@@ -23,6 +24,8 @@ from models import LONGEST, make_model, make_tokenizer
 from transformers.trainer_callback import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
+from algorist.grading import grade_completion
+from algorist.store.write import RolloutWriter
 from algorist.training.grpo import AlgoristGRPOTrainer
 
 PROMPTS = {"tiny": 8, "small": 2}
@@ -83,8 +86,8 @@ class Stepper:
             from algorist.rollouts import make_engine
 
             cls = AlgoristGRPOTrainer
-            self.records: list[dict[str, Any]] = []
-            extras["on_rollouts"] = self.records.extend
+            self.store = RolloutWriter(Path(folder) / "rollouts")
+            extras["on_rollouts"] = self._keep
             extras["engine"] = lambda model: make_engine(name, model, tokenizer)
         self.trainer = cls(
             model=calibrated_model(size, tokenizer),
@@ -96,6 +99,21 @@ class Stepper:
         )
         self.trainer.remove_callback(PrinterCallback)
         self.parts: list[dict[str, float]] = []
+
+    def _keep(self, records: list[dict[str, Any]]) -> None:
+        """Grade and store every rollout, as a run does."""
+        rows = []
+        for row in records:
+            verdict = grade_completion(row["completion"], "12")
+            told = {
+                "gold": "12",
+                "extracted": verdict.extracted,
+                "correct": verdict.correct,
+                "reason": verdict.reason,
+            }
+            rows.append({**row, **told, "stage": "grpo"})
+        self.store.write(rows)
+        self.store.flush()
 
     def __call__(self) -> float:
         before, started = self.tokens, time.perf_counter()

@@ -58,24 +58,36 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
     """Run every gold answer through the grader and list what it cannot read. Exit 1 if there is any."""
-    from algorist.grading import grade
+    from algorist.grading import grade_many, is_text_only, why_unreadable
     from algorist.store.safe_text import printable
 
     problems = _load(name, path, split, column)
-    grades = [grade(p.answer, p.answer) for p in problems]
-    unreadable = [(p, g) for p, g in zip(problems, grades, strict=True) if not g.correct]
+    grades = grade_many([(p.answer, p.answer) for p in problems], workers=1)
+    unreadable = [
+        (p, why_unreadable(p.answer) or g.reason)
+        for p, g in zip(problems, grades, strict=True)
+        if not g.correct
+    ]
+    text_only = [p for p in problems if not why_unreadable(p.answer) and is_text_only(p.answer)]
     repeated = sum(n - 1 for n in Counter(p.question for p in problems).values())
     if as_json:
-        rows = [{"id": p.id, "gold": p.answer, "reason": g.reason} for p, g in unreadable]
-        print(json.dumps({"problems": len(problems), "repeated_questions": repeated, "unreadable": rows}))
+        rows = [{"id": p.id, "gold": p.answer, "reason": why} for p, why in unreadable]
+        found = {"problems": len(problems), "repeated_questions": repeated, "unreadable": rows}
+        print(json.dumps({**found, "text_only": [{"id": p.id, "gold": p.answer} for p in text_only]}))
         return 1 if unreadable else 0
     reasons = Counter(g.reason for g in grades)
     print(
         f"{len(problems)} problems, {repeated} repeated questions, {len(unreadable)} gold answers the grader cannot read"
     )
     print("  " + ", ".join(f"{reason} {n}" for reason, n in reasons.most_common()))
-    for problem, verdict in unreadable[:50]:
-        print(printable(f"  {problem.id}: {problem.answer!r} ({verdict.reason})"))
+    for problem, why in unreadable[:50]:
+        print(printable(f"  {problem.id}: {problem.answer!r} ({why})"))
+    if text_only:
+        print(
+            f"  {len(text_only)} are compared as text only, because the grammar does not know them, such as:"
+        )
+        for problem in text_only[:5]:
+            print(printable(f"    {problem.id}: {problem.answer!r}"))
     return 1 if unreadable else 0
 
 

@@ -17,6 +17,7 @@ VERBS = {
     "eval": "Evaluate a run, a checkpoint or a model on held-out problems.",
     "solve": "Answer questions with a run, a checkpoint or a model.",
     "grade": "Grade an answer or a completion, with the reason.",
+    "regrade": "Grade the stored rollouts of a run again and show what changes.",
     "rewards": "List the rewards; explain the reward of a completion.",
     "data": "List, show and check datasets.",
     "inspect": "Browse or query the stored rollouts of a run.",

@@ -254,7 +254,7 @@ class Tokenizer:
         if close < 0:
             raise Unreadable(f"\\{name} is not closed")
         inside = self.text[start + 1 : close]
-        content = inside.strip()
+        content = " ".join(inside.split())
         joint = content.lower().strip(" ,")
         if joint in ("and", "or"):
             self._put("text", joint, space)
