@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 
 from algorist.grading import grade, grade_many
 from algorist.grading.workers import Pool, close_pools, pool_for
@@ -207,3 +208,16 @@ def test_import_is_light_and_grading_is_silent() -> None:
 def test_one_pool_per_limit() -> None:
     assert pool_for("symbolic", 1.0, 512) is pool_for("symbolic", 1.0, 512)
     assert pool_for("symbolic", 1.0, 512) is not pool_for("symbolic", 2.0, 512)
+
+
+class _Answers(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> bool:
+        return grade(*DEEP[index % 2]).correct
+
+
+def test_inside_a_data_loader_worker() -> None:
+    loader = torch.utils.data.DataLoader(_Answers(), batch_size=2, num_workers=2)
+    assert [value for batch in loader for value in batch.tolist()] == [True, False] * 4
