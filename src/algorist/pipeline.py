@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
+from algorist.config.changes import check_same_run
 from algorist.config.explain import to_yaml
 from algorist.config.schema import Recipe
 from algorist.data import load_problems, overlap
@@ -40,6 +41,7 @@ from algorist.training.callbacks import (
     ProgressCallback,
     StopSignal,
 )
+from algorist.training.checkpoint import newest_checkpoint, step_of
 from algorist.types import Problem
 
 log = logging.getLogger("algorist.pipeline")
@@ -152,7 +154,7 @@ def open_folder(recipe: Recipe, *, resume: bool) -> RunFolder:
     if resume and not (path / "config.yaml").exists():
         raise CheckpointError(f"nothing to resume: {path} holds no run (config.yaml is missing)")
     if resume:
-        _check_same_run((path / "config.yaml").read_text(encoding="utf-8"), text, path)
+        check_same_run((path / "config.yaml").read_text(encoding="utf-8"), text, path)
         folder = RunFolder.open(path)
     else:
         folder = RunFolder.create(path)
@@ -384,8 +386,11 @@ def _train(
     metrics: MetricsWriter,
     store: RolloutWriter | None = None,
 ) -> None:
-    checkpoint = newest_checkpoint(run.folder.path / stage) if run.resume else None
-    step = int(checkpoint.name.rpartition("-")[2]) if checkpoint else 0
+    checkpoint, refused = newest_checkpoint(run.folder.path / stage) if run.resume else (None, [])
+    for line in refused:
+        run.display.say(f"{stage}: {line}")
+        log.warning("%s: %s", stage, line)
+    step = step_of(checkpoint) if checkpoint else 0
     metrics.truncate_after(stage, step)
     if store is not None:
         store.truncate_after(step)
@@ -410,13 +415,6 @@ def _train(
         torch.cuda.empty_cache()
 
 
-def newest_checkpoint(folder: Path) -> Path | None:
-    """Return the newest complete ``checkpoint-N`` of a stage folder, or None."""
-    found = [p for p in folder.glob("checkpoint-*") if p.name.rpartition("-")[2].isdigit()]
-    complete = [p for p in found if (p / "trainer_state.json").is_file()]
-    return max(complete, key=lambda p: int(p.name.rpartition("-")[2]), default=None)
-
-
 def _callbacks(run: Run, stage: str, metrics: MetricsWriter, eval_every: int | None) -> list[Any]:
     callbacks: list[Any] = [
         MetricsCallback(lambda step, values: metrics.write(stage, step, values)),
@@ -437,49 +435,6 @@ def _require_policy(run: Run) -> Policy:
         _load_start(run)
     assert run.policy is not None
     return run.policy
-
-
-def _check_same_run(before: str, after: str, path: Path) -> None:
-    """Allow changes of length, logging and naming; refuse what would make the resumed run another run."""
-    import yaml
-
-    free = (
-        "sft.max_steps",
-        "sft.epochs",
-        "grpo.max_steps",
-        "grpo.epochs",
-        "report_to",
-        "tracking",
-        "hub",
-        "description",
-    )
-    free_last = ("logging_steps", "save_steps", "save_total_limit", "eval_every")
-    old, new = _flat(yaml.safe_load(before)), _flat(yaml.safe_load(after))
-    changed = [
-        key
-        for key in sorted(set(old) | set(new))
-        if old.get(key) != new.get(key)
-        and not key.startswith((*free, "eval.", "output_dir", "run_name"))
-        and key.rpartition(".")[2] not in free_last
-    ]
-    if changed:
-        lines = "\n".join(
-            f"  {key}: {old.get(key)!r} in the run, {new.get(key)!r} now" for key in changed[:8]
-        )
-        raise ConfigError(
-            f"{path} was started with other settings, so this would be another run:\n{lines}\n"
-            "Use the same values to resume, or start a new run with run_name=NAME"
-        )
-
-
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    if isinstance(value, dict):
-        return {
-            k: v
-            for key, inner in value.items()
-            for k, v in _flat(inner, f"{prefix}.{key}" if prefix else key).items()
-        }
-    return {prefix: value}
 
 
 class _log_file:

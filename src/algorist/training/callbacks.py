@@ -14,7 +14,10 @@ MetricsSink = Callable[[int, dict[str, float]], None]
 
 
 class MetricsCallback(TrainerCallback):
-    """Passes every logged line to ``sink(step, values)``: numbers only, under the names that TRL or we gave them."""
+    """Passes every logged line to ``sink(step, values)``: numbers only, under the names that TRL or we gave them.
+
+    The closing line's ``train_loss`` is left out: it is the mean over one process's steps, another one in a resumed run.
+    """
 
     def __init__(self, sink: MetricsSink) -> None:
         self.sink = sink
@@ -24,6 +27,7 @@ class MetricsCallback(TrainerCallback):
     ) -> None:
         """Forward the numbers of one log call."""
         values = {k: float(v) for k, v in (logs or {}).items() if isinstance(v, (int, float))}
+        values.pop("train_loss", None)
         if values and state.is_world_process_zero:
             self.sink(state.global_step, values)
 
@@ -106,14 +110,21 @@ class ProgressCallback(TrainerCallback):
 class FlushBeforeSave(TrainerCallback):
     """Writes rollouts and metrics through before a checkpoint is made; must be the last callback.
 
-    A checkpoint that is newer than the stored rollouts would lose them when the process is killed.
+    A checkpoint that is newer than the stored rollouts would lose them when the process is killed. The step is logged too,
+    because means over the steps since the last logged line would otherwise begin anew in a resumed run.
     """
 
     def __init__(self, *flushes: Callable[[], None]) -> None:
         self.flushes = flushes
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Flush when this step ends in a checkpoint."""
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+        """Log when this step ends in a checkpoint."""
+        if control.should_save:
+            control.should_log = True
+        return control
+
+    def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Flush between the log line of a step and its checkpoint."""
         if control.should_save:
             for flush in self.flushes:
                 flush()

@@ -19,10 +19,12 @@ from algorist.training import trl_seam  # isort: skip  (sets TRL's telemetry swi
 import torch
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
+from trl.trainer.utils import RepeatSampler
 
 from algorist.errors import ConfigError
 from algorist.rollouts.base import RolloutEngine, SamplingParams
 from algorist.training.batches import regroup, trim
+from algorist.training.checkpoint import ExactCheckpoints
 from algorist.training.sampling_step import (
     GenerationBatch,
     Record,
@@ -39,7 +41,21 @@ EngineOrFactory = RolloutEngine | Callable[[torch.nn.Module], RolloutEngine]
 _SEED_STRIDE = 1_000_003
 
 
-class AlgoristGRPOTrainer(GRPOTrainer):
+class EpochSampler(RepeatSampler):
+    """TRL's sampler, with the same orders, that finds the order of any epoch from the seed alone.
+
+    TRL's own continues one generator from epoch to epoch: a run resumed in the second epoch would see the first one's order.
+    """
+
+    def set_epoch(self, epoch: int) -> None:
+        """Put the generator where ``epoch`` epochs leave it (one permutation each)."""
+        if self.shuffle and self.seed is not None:
+            self.generator.manual_seed(self.seed)
+            for _ in range(epoch):
+                torch.randperm(self.num_samples, generator=self.generator)
+
+
+class AlgoristGRPOTrainer(ExactCheckpoints, GRPOTrainer):
     """GRPO with shared-prefill rollouts and a shared-prefix update.
 
     Args:
@@ -256,21 +272,45 @@ class AlgoristGRPOTrainer(GRPOTrainer):
             and not self.aux_loss_enabled
         )
 
-    def rollout_state(self) -> dict[str, Any]:
-        """What a checkpoint must keep beyond TRL's own state: buffered micro-batches, step and seed counters."""
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        found = super()._get_train_sampler(dataset)
+        if type(found) is RepeatSampler:
+            found.__class__ = EpochSampler
+        return found
+
+    def extra_state(self) -> dict[str, Any]:
+        """What a checkpoint keeps beyond TRL's own state: buffered micro-batches, position, seed counter, reward states."""
+        used_again = self._step % ((self.args.steps_per_generation or 1) * self.num_iterations) != 0
+        states = {
+            index: function.state_dict()
+            for index, function in enumerate(self.reward_funcs)
+            if hasattr(function, "state_dict") and not isinstance(function, torch.nn.Module)
+        }
         return {
+            **super().extra_state(),
             "step": self._step,
             "generation_count": self.generation_count,
             "generated_at_step": self._generated_at_step,
-            "buffered_inputs": self._buffered_inputs,
+            "buffered_inputs": self._buffered_inputs if used_again else None,
+            "rewards": states,
         }
 
-    def load_rollout_state(self, state: dict[str, Any]) -> None:
-        """Restore what ``rollout_state`` returned."""
+    def load_extra_state(self, state: dict[str, Any]) -> None:
+        """Restore what ``extra_state`` returned."""
+        super().load_extra_state(state)
         self._step = state["step"]
         self.generation_count = state["generation_count"]
         self._generated_at_step = state["generated_at_step"]
-        self._buffered_inputs = self._regrouped = state["buffered_inputs"]
+        device = self.accelerator.device
+        buffered = state["buffered_inputs"]
+        if buffered is not None:
+            buffered = [
+                {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
+                for batch in buffered
+            ]
+        self._buffered_inputs = self._regrouped = buffered
+        for index, kept in state["rewards"].items():
+            self.reward_funcs[index].load_state_dict(kept)
 
     # ---- update -----------------------------------------------------------------------------------------------
 

@@ -22,9 +22,14 @@ from algorist.errors import DataError
 from algorist.prompts import PromptFormat
 from algorist.prompts.chat import render_prompt
 from algorist.training.arguments import optim_arguments
+from algorist.training.checkpoint import ExactCheckpoints
 from algorist.types import Problem
 
 log = logging.getLogger("algorist.training.sft")
+
+
+class AlgoristSFTTrainer(ExactCheckpoints, SFTTrainer):
+    """TRL's trainer with checkpoints that continue exactly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +122,7 @@ def make_sft_trainer(
         completion_only_loss=False,  # the labels already leave the prompt out
         dataset_kwargs={"skip_prepare_dataset": True},
     )
-    trainer = SFTTrainer(
+    trainer = AlgoristSFTTrainer(
         model=model,
         args=args,
         train_dataset=Dataset.from_list(rows),
