@@ -34,6 +34,14 @@ class CheckpointError(AlgoristError, RuntimeError):
     """A checkpoint or a run folder is missing, damaged or belongs to another run."""
 
 
+class RewardError(AlgoristError, RuntimeError):
+    """A user's reward function hangs."""
+
+
+class TrainingError(AlgoristError, RuntimeError):
+    """Training cannot go on: gradients are not finite, or memory does not hold the smallest batch."""
+
+
 class MissingExtraError(AlgoristError, ImportError):
     """An optional dependency is not installed."""
 
@@ -42,3 +50,14 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     """Return ``" Did you mean 'x'?"`` for the closest valid name, or an empty string."""
     found = difflib.get_close_matches(str(name), [str(v) for v in valid], n=1, cutoff=0.5)
     return f" Did you mean '{found[0]}'?" if found else ""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an exception of Python, torch or oneDNN says that memory ran out."""
+    from accelerate.utils.memory import should_reduce_batch_size
+
+    if isinstance(error, MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and (
+        should_reduce_batch_size(error) or str(error).startswith("could not create a ")  # oneDNN
+    )

@@ -10,7 +10,7 @@ from typing import Any
 
 from algorist.config.schema import ModelSection, Recipe
 from algorist.models.load import Policy, load_policy, make_policy, pick_device
-from algorist.pipeline import recipe_format
+from algorist.prepare import recipe_format
 from algorist.prompts import PromptFormat, get_format
 from algorist.prompts.chat import encode_prompt
 from algorist.rollouts import make_engine

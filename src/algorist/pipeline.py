@@ -12,27 +12,25 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from algorist.config.changes import check_same_run
-from algorist.config.explain import to_yaml
 from algorist.config.schema import Recipe
 from algorist.data import load_problems, overlap
-from algorist.errors import CheckpointError, ConfigError
 from algorist.evaluation.artifact import write_artifact
 from algorist.evaluation.estimators import summarise
 from algorist.evaluation.run import EvaluationSetting, evaluate
-from algorist.grading import MATCHERS, grade_completion
+from algorist.grading import grade_completion, why_unreadable
 from algorist.models.load import Policy, load_policy, make_policy, pick_device
-from algorist.prompts import PromptFormat, get_format, missing_tags
+from algorist.prepare import Problems, check_folder, check_names, open_folder, recipe_format
+from algorist.prompts import PromptFormat
 from algorist.prompts.chat import encode_prompt, render_prompt
 from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
 from algorist.store.redact import RedactSecrets
 from algorist.store.run_folder import RunFolder
+from algorist.store.safe_text import printable
 from algorist.store.write import MetricsWriter, RolloutWriter
 from algorist.training.callbacks import (
     EveryNSteps,
@@ -117,9 +115,12 @@ def run_recipe(
     """
     display = display or Quiet()
     check_names(recipe)
+    check_folder(recipe, resume=resume)
+    problems = Problems.load(recipe)
     folder = open_folder(recipe, resume=resume)
     with folder.lock(), _log_file(folder):
-        run = Run(recipe, folder, display, resume, pick_device(recipe.device), recipe_format(recipe))
+        device = pick_device(recipe.device)
+        run = Run(recipe, folder, display, resume, device, recipe_format(recipe), **vars(problems))
         _prepare(run)
         if recipe.eval.baseline and not folder.is_finished("eval-base"):
             _load_start(run)
@@ -129,57 +130,6 @@ def run_recipe(
         if "grpo" in stages and recipe.grpo.enabled and not run.stopped:
             _stage(run, "grpo", run_grpo)
     return run
-
-
-def check_names(recipe: Recipe) -> None:
-    """Refuse unknown prompt formats, rewards and matchers (ConfigError) before anything is loaded or written."""
-    MATCHERS.get(recipe.matcher)
-    found = get_format(recipe.prompt.format, tags=recipe.prompt.tags)
-    build_rewards(recipe.rewards, found, matcher=recipe.matcher)
-
-
-def open_folder(recipe: Recipe, *, resume: bool) -> RunFolder:
-    """Create the run folder, or open it to resume.
-
-    Raises:
-        CheckpointError: The folder already holds a run and ``resume`` is off.
-        ConfigError: The recipe differs from the folder's in a way that would make another run.
-    """
-    path = Path(recipe.output_dir) / (recipe.run_name or recipe.name)
-    text = to_yaml(recipe)
-    if (path / "config.yaml").exists() and not resume:
-        raise CheckpointError(
-            f"{path} already holds a run. Continue it with --resume, or take another name: run_name={path.name}-2"
-        )
-    if resume and not (path / "config.yaml").exists():
-        raise CheckpointError(f"nothing to resume: {path} holds no run (config.yaml is missing)")
-    if resume:
-        check_same_run((path / "config.yaml").read_text(encoding="utf-8"), text, path)
-        folder = RunFolder.open(path)
-    else:
-        folder = RunFolder.create(path)
-        folder.write_environment(seed=recipe.seed)
-    folder.write_text("config.yaml", text)
-    return folder
-
-
-def recipe_format(recipe: Recipe) -> PromptFormat:
-    """Return the prompt format of a recipe, its system prompt read from a file if one is named."""
-    section = recipe.prompt
-    system = section.system_prompt
-    if section.system_prompt_path is not None:
-        try:
-            system = Path(section.system_prompt_path).read_text(encoding="utf-8").strip()
-        except OSError as error:
-            raise ConfigError(f"prompt.system_prompt_path: {error}") from None
-    found = get_format(section.format, system_prompt=system, tags=section.tags)
-    missing = missing_tags(found)
-    if missing and recipe.model.name != "tiny" and not recipe.sft.enabled:
-        log.warning(
-            "the system prompt never shows %s; without SFT the model cannot know these tags",
-            ", ".join(missing),
-        )
-    return found
 
 
 def run_sft(run: Run) -> None:
@@ -296,14 +246,11 @@ def evaluate_stage(run: Run, stage: str, step: int | None = None) -> dict[str, A
 
 
 def _prepare(run: Run) -> None:
-    """Load the problems and check them, then load the model that training starts from."""
+    """Say what the run works with, and what is wrong with its problems."""
     recipe = run.recipe
     run.display.say(f"run folder {run.folder.path} · device {run.device} · seed {recipe.seed}")
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
-    run.train = load_problems(recipe.data.train)
-    run.sft = load_problems(recipe.data.sft) if recipe.data.sft else run.train
-    run.held_out = load_problems(recipe.data.eval) if recipe.eval.enabled else []
     shared = overlap([*run.train, *run.sft], run.held_out)
     if shared:
         log.warning(
@@ -317,6 +264,19 @@ def _prepare(run: Run) -> None:
     run.display.say(
         f"{len(run.train)} training problems, {len(run.sft)} demonstrations, {len(run.held_out)} held out"
     )
+    _say_unreadable(run)
+
+
+def _say_unreadable(run: Run) -> None:
+    """Say once which gold answers the matcher cannot read: they are never paid and never right."""
+    for kind, problems in (("training", run.train), ("held-out", run.held_out)):
+        found = [(p, why) for p in problems if (why := why_unreadable(p.answer))]
+        if found:
+            problem, why = found[0]
+            run.display.say(
+                f"warning: {len(found)} of {len(problems)} {kind} problems have a gold answer that the "
+                f"grader cannot read, such as {problem.id}: {printable(problem.answer[:60])} ({why})"
+            )
 
 
 def _load_start(run: Run) -> None:
@@ -396,9 +356,11 @@ def _train(
         store.truncate_after(step)
     if checkpoint:
         run.display.say(f"{stage}: continuing from {checkpoint.name}")
-    with stop:
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    metrics.close()
+    try:
+        with stop:
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    finally:
+        metrics.close()
     run.display.finished(stage)
     if stop.stopped:
         run.stopped = True

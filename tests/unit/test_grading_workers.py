@@ -162,7 +162,7 @@ def test_ctrl_c_ends_it_and_no_worker_is_left(tmp_path: Path) -> None:
     worker = int(process.stdout.readline())
     time.sleep(0.5)
     os.killpg(process.pid, signal.SIGINT)  # as the terminal does: parent and worker
-    _, errors = process.communicate(timeout=10)
+    _, errors = process.communicate(timeout=30)
     assert "KeyboardInterrupt" in errors
     deadline = time.monotonic() + 5
     while time.monotonic() < deadline:

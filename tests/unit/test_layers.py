@@ -13,16 +13,14 @@ SOURCE = Path(__file__).resolve().parents[2] / "src" / "algorist"
 ROWS = [
     {"cli"},
     {"pipeline", "inference", "report"},
-    {"training", "evaluation"},
+    {"prepare", "training", "evaluation", "diagnosis"},
     {"data", "rewards", "rollouts"},
     {"config", "prompts", "grading", "objectives", "models", "store", "recipes"},
     {"types", "registry"},
     {"errors"},
 ]
-# inference reads the prompt format of a recipe the way the pipeline does.
-SAME_ROW = {("inference", "pipeline")}
 # models are built from the recipe's model section, a plain typed object.
-SAME_ROW |= {("models", "config")}
+SAME_ROW = {("models", "config")}
 LIGHT = {"types", "errors", "registry", "config", "prompts", "grading", "store", "cli"}
 HEAVY = {"torch", "transformers", "trl", "peft", "datasets", "vllm"}
 ONLY_IN = {

@@ -157,6 +157,8 @@ class RewardSection(Section):
     """Factor in the sum; 0 logs the reward without using it."""
     params: dict[str, Any] = Field(default_factory=dict)
     """The reward's own parameters."""
+    timeout_s: float = Field(30.0, gt=0)
+    """Seconds that one call of a user's own reward may take; then it is killed and the completions get its floor."""
 
 
 class OptimSection(Section):

@@ -1,6 +1,16 @@
 """Datasets: one adapter per file turns rows into problems."""
 
-from algorist.data import arithmetic, gsm8k, local, math  # noqa: F401
+from algorist.data import (  # noqa: F401
+    arithmetic,
+    benchmarks,
+    competitions,
+    dapo,
+    gsm8k,
+    local,
+    math,
+    mixture,
+    reasoning_traces,
+)
 from algorist.data.base import DATASETS, Source, dataset
 from algorist.data.select import load_problems, overlap
 

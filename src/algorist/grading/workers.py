@@ -163,9 +163,9 @@ class Pool:
                 self._idle.append(self._new())
 
     def close(self) -> None:
-        """End all workers."""
+        """End all workers, busy ones too: nobody waits for their verdict any more."""
         with self._lock:
-            workers, self._idle = self._idle, []
+            workers, self._idle = [*self._idle, *self._busy], []
         for worker in workers:
             worker.close(kill=True)
 

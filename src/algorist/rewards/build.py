@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, overload
 
-from algorist.errors import ConfigError, nearest
+from algorist.errors import ConfigError, RewardError, nearest
 from algorist.prompts import PromptFormat, get_format
 from algorist.rewards.base import REWARDS, Reward
 from algorist.rewards.reading import Decode, text_of
-from algorist.rewards.user import BatchReward, load_user_reward
+from algorist.rewards.user import TIMEOUT_S, BatchReward, load_user_reward
 from algorist.types import Parsed
 
 log = logging.getLogger("algorist.rewards")
@@ -136,6 +136,8 @@ class TrainerReward:
                 raise ValueError("the row has no gold answer")
             # Several gold answers: the one that serves the completion best.
             return max(self._checked(reward.function(text, gold=g, **wanted, **self.params)) for g in golds)
+        except RewardError:
+            raise
         except Exception as error:
             return self._failed(error)
 
@@ -153,6 +155,8 @@ class TrainerReward:
             values = list(self.reward.call(given))
             if len(values) != count:
                 raise ValueError(f"it returned {len(values)} values for {count} completions")
+        except RewardError:
+            raise
         except Exception as error:
             return [self._failed(error) for _ in range(count)]
         return [self._value(value) for value in values]
@@ -279,8 +283,8 @@ def build_rewards(
     built: list[TrainerReward] = []
     taken: dict[str, int] = {}
     for spec in specs:
-        name, weight, params = _spec(spec)
-        found = load_user_reward(name) if ".py:" in name else REWARDS.get(name)
+        name, weight, params, timeout_s = _spec(spec)
+        found = load_user_reward(name, timeout_s=timeout_s) if ".py:" in name else REWARDS.get(name)
         shown = name.rpartition(":")[2] if ".py:" in name else name
         taken[shown] = taken.get(shown, 0) + 1
         unique = shown if taken[shown] == 1 else f"{shown}_{taken[shown]}"
@@ -290,12 +294,17 @@ def build_rewards(
     return RewardSet(built)
 
 
-def _spec(spec: Any) -> tuple[str, float, dict[str, Any]]:
+def _spec(spec: Any) -> tuple[str, float, dict[str, Any], float]:
     if isinstance(spec, str):
-        return spec, 1.0, {}
+        return spec, 1.0, {}, TIMEOUT_S
     if not isinstance(spec, Mapping):
-        return str(spec.name), float(spec.weight), dict(spec.params)
-    valid = ("name", "weight", "params")
+        return (
+            str(spec.name),
+            float(spec.weight),
+            dict(spec.params),
+            float(getattr(spec, "timeout_s", TIMEOUT_S)),
+        )
+    valid = ("name", "weight", "params", "timeout_s")
     for key in spec:
         if key not in valid:
             raise ConfigError(
@@ -303,7 +312,8 @@ def _spec(spec: Any) -> tuple[str, float, dict[str, Any]]:
             )
     if "name" not in spec:
         raise ConfigError(f"a reward has no name: {dict(spec)}; write {{name: correct, weight: 1.0}}")
-    return str(spec["name"]), float(spec.get("weight", 1.0)), dict(spec.get("params") or {})
+    params, timeout_s = dict(spec.get("params") or {}), float(spec.get("timeout_s", TIMEOUT_S))
+    return str(spec["name"]), float(spec.get("weight", 1.0)), params, timeout_s
 
 
 def _rows(columns: Mapping[str, Any], count: int) -> list[dict[str, Any]]:

@@ -14,8 +14,15 @@ from typing import Any
 
 from algorist.errors import ConfigError, nearest
 from algorist.rewards.base import REWARDS, Reward, make_reward
+from algorist.rewards.isolated import Isolated
 
 _FORMS = "def f(completion, *, gold): …  or, as TRL calls it,  def f(completions, **kwargs): …"
+
+
+BOUND = ("trainer_state", "log_metric", "log_extra", "environments")
+"""What TRL passes and another process cannot be given; a function that names one of them runs in this process."""
+TIMEOUT_S = 30.0
+"""Seconds that one call of a user's function may take, unless the recipe says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +42,17 @@ class BatchReward:
         """Call the function with what its signature takes of ``given``; with everything if it has ``**kwargs``."""
         parameters = inspect.signature(self.function).parameters
         if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-            own = ("matcher", "prefilled", "tags")  # not part of TRL's call, so only for those who name them
+            # Not part of TRL's call, or bound to this process: only for those who name them.
+            own = ("matcher", "prefilled", "tags", *BOUND)
             return self.function(**{k: v for k, v in given.items() if k in parameters or k not in own})
         return self.function(**{key: value for key, value in given.items() if key in parameters})
 
 
-def load_user_reward(target: str) -> Reward | BatchReward:
-    """Load ``file.py:function``.
+def load_user_reward(target: str, *, timeout_s: float = TIMEOUT_S) -> Reward | BatchReward:
+    """Load ``file.py:function``; calls run in another process and are killed after ``timeout_s`` seconds.
+
+    A function with a ``state_dict`` or one that asks for what only this process has (``trainer_state``, ``log_metric``,
+    ``log_extra``) runs here, without a limit.
 
     A first parameter called ``completions`` (or ``prompts``, or only ``**kwargs``) means TRL's call form, anything
     else a reward of one completion, which names what it needs like those in the registry. A function may carry
@@ -59,7 +70,7 @@ def load_user_reward(target: str) -> Reward | BatchReward:
             f"Write file.py:function with a path from {Path.cwd()}"
         )
     try:
-        module = _module(path.resolve(), path.stat().st_mtime_ns)
+        module = import_file(path.resolve())
     except Exception as error:
         raise ConfigError(f"reward '{target}': {path} cannot be imported: {error!r}") from error
     function = getattr(module, name, None)
@@ -71,10 +82,12 @@ def load_user_reward(target: str) -> Reward | BatchReward:
             f"reward '{target}': {path} has no function '{name}'.{nearest(name, there)} "
             f"There are: {', '.join(there) or 'none'}"
         )
-    return _wrap(target, name, function)
+    return _wrap(target, name, function, path.resolve(), timeout_s)
 
 
-def _wrap(target: str, name: str, function: Callable[..., Any]) -> Reward | BatchReward:
+def _wrap(
+    target: str, name: str, function: Callable[..., Any], path: Path, timeout_s: float
+) -> Reward | BatchReward:
     for known in REWARDS:
         if REWARDS.get(known).function is function:
             return REWARDS.get(known)
@@ -85,9 +98,16 @@ def _wrap(target: str, name: str, function: Callable[..., Any]) -> Reward | Batc
     names = [p.name for p in parameters]
     if not parameters:
         raise ConfigError(f"reward '{target}' takes no arguments; expected {_FORMS}")
+    if not hasattr(function, "state_dict") and not set(names) & set(BOUND):
+        function = Isolated(function, path, name, timeout_s)
     if "completions" in names or names[0] == "prompts" or parameters[0].kind is parameters[0].VAR_KEYWORD:
         return BatchReward(name, function, low, high)
     return make_reward(name, function, low=low, high=high)
+
+
+def import_file(path: Path) -> ModuleType:
+    """Import a file by its resolved path."""
+    return _module(path, path.stat().st_mtime_ns)
 
 
 @lru_cache(maxsize=64)

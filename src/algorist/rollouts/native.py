@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from algorist.errors import EngineError, nearest
+from algorist.errors import EngineError, is_out_of_memory, nearest
 from algorist.rollouts.base import Completion, SamplingParams
 from algorist.rollouts.decoder_tier import DecoderTier
 from algorist.rollouts.module_tier import ModuleTier, why_no_module_tier
@@ -73,13 +73,34 @@ class NativeEngine:
         """Sample ``group_size`` completions per prompt; see ``RolloutEngine.generate``."""
         if not len(prompts):
             return []
-        rows = self.setting.new_rows(prompts, group_size, params, on_finished)
-        budget = self.token_budget or affordable_tokens(self.model, rows.device)
-        tier = self.tier_for(max(len(p) for p in prompts) + params.max_new_tokens)
-        # The module tier runs foreign code that may keep tensors (RoPE caches); these must not be inference tensors.
-        quiet = torch.inference_mode() if isinstance(tier, DecoderTier) else torch.no_grad()
-        with self.setting.generating(), quiet:
-            tier.run(prompts, rows, group_size, budget)
+        state = torch.get_rng_state()
+        longest = max(len(p) for p in prompts) + params.max_new_tokens
+        budget = self.token_budget or affordable_tokens(self.model, self.setting.device)
+        while True:
+            torch.set_rng_state(state)
+            rows = self.setting.new_rows(prompts, group_size, params, on_finished)
+            tier = self.tier_for(longest)
+            # The module tier runs foreign code that may keep tensors (RoPE caches); these must not be inference tensors.
+            quiet = torch.inference_mode() if isinstance(tier, DecoderTier) else torch.no_grad()
+            try:
+                with self.setting.generating(), quiet:
+                    tier.run(prompts, rows, group_size, budget)
+                break
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                asked = min(
+                    budget or longest * group_size * len(prompts), longest * group_size * len(prompts)
+                )
+                if asked // 2 < longest:
+                    raise EngineError(f"out of memory with one row of {longest} tokens: {error}") from error
+            budget = self.token_budget = asked // 2
+            log.warning(
+                "out of memory while sampling; going on with at most %d tokens in the cache, same tokens",
+                budget,
+            )
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
         return rows.completions()
 
     def tier_for(self, longest: int) -> DecoderTier | ModuleTier:

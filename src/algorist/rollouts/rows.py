@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -177,13 +178,22 @@ class Rows:
         return rows
 
     def completions(self) -> list[list[Completion]]:
-        """Return what was sampled, grouped by prompt."""
+        """Return what was sampled, grouped by prompt.
+
+        Raises:
+            EngineError: The model's outputs were not finite numbers.
+        """
         tokens = self._token[: self._behind].view(self.count, self._steps).tolist()
         log_probs = self._log_prob[: self._behind].view(self.count, self._steps).tolist()
         stops = self._is_stop_V.cpu()
         result: list[list[Completion]] = []
         for row, length in enumerate(self._length_R):
             ids = tokens[row][:length]
+            if not math.isfinite(math.fsum(log_probs[row][:length])):
+                raise EngineError(
+                    "the model's outputs are not finite numbers (NaN or infinite): its weights are broken. Continue from an "
+                    "earlier checkpoint with a lower learning rate, or check the model's files"
+                )
             stopped = bool(stops[ids[-1]]) or (
                 self._strings is not None and self._strings.just_ended(ids[-self._strings.window :])
             )

@@ -80,6 +80,14 @@ class RunFolder:
             raise CheckpointError(f"{path} is not a run folder (config.yaml is missing){there}")
         return cls(path)
 
+    def has_begun(self) -> bool:
+        """Return whether anything was learned, sampled or evaluated here; a run that never began may be started anew."""
+        made = ("metrics.jsonl", "stages.json", "sft", "grpo")
+        filled = ("rollouts", "eval")
+        return any((self.path / name).exists() for name in made) or any(
+            any((self.path / name).glob("*")) for name in filled
+        )
+
     @property
     def config(self) -> Path:
         """The resolved recipe."""

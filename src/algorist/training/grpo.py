@@ -25,6 +25,7 @@ from algorist.errors import ConfigError
 from algorist.rollouts.base import RolloutEngine, SamplingParams
 from algorist.training.batches import regroup, trim
 from algorist.training.checkpoint import ExactCheckpoints
+from algorist.training.faults import FaultTolerant
 from algorist.training.sampling_step import (
     GenerationBatch,
     Record,
@@ -41,21 +42,7 @@ EngineOrFactory = RolloutEngine | Callable[[torch.nn.Module], RolloutEngine]
 _SEED_STRIDE = 1_000_003
 
 
-class EpochSampler(RepeatSampler):
-    """TRL's sampler, with the same orders, that finds the order of any epoch from the seed alone.
-
-    TRL's own continues one generator from epoch to epoch: a run resumed in the second epoch would see the first one's order.
-    """
-
-    def set_epoch(self, epoch: int) -> None:
-        """Put the generator where ``epoch`` epochs leave it (one permutation each)."""
-        if self.shuffle and self.seed is not None:
-            self.generator.manual_seed(self.seed)
-            for _ in range(epoch):
-                torch.randperm(self.num_samples, generator=self.generator)
-
-
-class AlgoristGRPOTrainer(ExactCheckpoints, GRPOTrainer):
+class AlgoristGRPOTrainer(ExactCheckpoints, FaultTolerant, GRPOTrainer):
     """GRPO with shared-prefill rollouts and a shared-prefix update.
 
     Args:
@@ -117,6 +104,7 @@ class AlgoristGRPOTrainer(ExactCheckpoints, GRPOTrainer):
         self._fill: dict[str, torch.Tensor | None] = {}
         self._scoring = self._old_wanted = self._nothing_to_compute = False
         self._generated_at_step = -1
+        self._again = self._generating = False
         self._rollout_seconds = 0.0
         self._update_seconds = 0.0
 
@@ -218,12 +206,12 @@ class AlgoristGRPOTrainer(ExactCheckpoints, GRPOTrainer):
         started = time.perf_counter()
         mode = "train" if self.model.training else "eval"
         # TRL asks for old log-probs first, then for the reference's.
-        self._scoring = True
+        self._scoring = self._generating = True
         self._old_wanted = trl_seam.expects_old_log_probs(self.args, self.num_iterations)
         try:
             output = super()._generate_and_score_completions(inputs)
         finally:
-            self._scoring = False
+            self._scoring = self._generating = False
         if mode == "train":
             self._generated_at_step = self.state.global_step
         names = list(self.reward_func_names)
@@ -252,6 +240,8 @@ class AlgoristGRPOTrainer(ExactCheckpoints, GRPOTrainer):
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         """TRL's buffering; new buffers are regrouped inside each accumulation window and trimmed."""
+        if self._again and self._buffered_inputs is not None:  # out of memory: the same batches once more
+            return self._buffered_inputs[self._step % self.args.steps_per_generation]
         inputs = super()._prepare_inputs(generation_batch)
         buffered = self._buffered_inputs
         if not self.model.training or buffered is None or buffered is self._regrouped or not self.fast_update:
@@ -275,7 +265,7 @@ class AlgoristGRPOTrainer(ExactCheckpoints, GRPOTrainer):
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         found = super()._get_train_sampler(dataset)
         if type(found) is RepeatSampler:
-            found.__class__ = EpochSampler
+            found.__class__ = trl_seam.EpochSampler
         return found
 
     def extra_state(self) -> dict[str, Any]:
@@ -317,6 +307,7 @@ class AlgoristGRPOTrainer(ExactCheckpoints, GRPOTrainer):
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """TRL's step; logs the seconds of the update without those of the rollouts."""
         self._rollout_seconds = 0.0
+        self._again = False
         started = time.perf_counter()
         loss = super().training_step(model, inputs, num_items_in_batch)
         self._update_seconds += time.perf_counter() - started - self._rollout_seconds
@@ -325,7 +316,29 @@ class AlgoristGRPOTrainer(ExactCheckpoints, GRPOTrainer):
             self._update_seconds = 0.0
         return loss
 
+    def can_halve(self) -> bool:
+        """Halve the tokens of one forward and backward, if the fast pass runs and has more than one row."""
+        # A window over several generations cannot be computed again: the buffer holds the last one.
+        whole = (self.args.steps_per_generation or 1) >= self.current_gradient_accumulation_steps
+        self._again = True
+        return whole and self.fast_update and self._update.halve()
+
+    def rewind(self, count: int) -> None:
+        """Go back ``count`` micro-batches in the buffer."""
+        self._step -= count
+
+    def used_inputs(self) -> list[Any]:
+        """Return the buffered micro-batches of the window that just ended."""
+        buffered: list[Any] = self._buffered_inputs or []
+        return [buffered[(self._step - k - 1) % len(buffered)] for k in range(len(self._window))][::-1]
+
+    def in_update(self) -> bool:
+        """Sampling has a memory plan of its own."""
+        return not self._generating
+
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        if self._marks is None:
+            self.mark()
         self._keep_rows = self._rows_with_signal(inputs)
         self._fill = {name: inputs.get(name) for name in ("old_per_token_logps", "sampling_per_token_logps")}
         mask = inputs["completion_mask"]

@@ -23,13 +23,45 @@ from algorist.prompts import PromptFormat
 from algorist.prompts.chat import render_prompt
 from algorist.training.arguments import optim_arguments
 from algorist.training.checkpoint import ExactCheckpoints
+from algorist.training.faults import FaultTolerant
 from algorist.types import Problem
 
 log = logging.getLogger("algorist.training.sft")
 
 
-class AlgoristSFTTrainer(ExactCheckpoints, SFTTrainer):
-    """TRL's trainer with checkpoints that continue exactly."""
+class AlgoristSFTTrainer(ExactCheckpoints, FaultTolerant, SFTTrainer):
+    """TRL's trainer with checkpoints that continue exactly, in parts where a micro-batch does not fit into memory."""
+
+    _most_rows: int | None = None
+
+    def can_halve(self) -> bool:
+        """Halve the rows of one forward and backward; the loss is a sum over the step's tokens, so parts add up."""
+        rows = self._most_rows or self.args.per_device_train_batch_size
+        if rows <= 1:
+            return False
+        self._most_rows = (rows + 1) // 2
+        log.warning(
+            "out of memory with %d rows at a time; going on with %d, same mathematics", rows, self._most_rows
+        )
+        return True
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """TRL's loss; in parts the backward of all but the last part is done here, so that its memory is free again."""
+        if self._marks is None and model.training:
+            self.mark()
+        size, most = inputs["input_ids"].shape[0], self._most_rows
+        if most is None or size <= most or return_outputs or not model.training:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        done: Any = 0.0
+        for start in range(0, size, most):
+            part = {k: v[start : start + most] if len(v) == size else v for k, v in inputs.items()}
+            loss = super().compute_loss(model, part, False, num_items_in_batch)
+            if start + most < size:
+                self.accelerator.backward(loss)
+                done = done + loss.detach()
+        return loss + done
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,12 @@ from typing import Any
 # TRL sends a request on every trainer construction unless this is set before it is imported.
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
+import torch
 import trl
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 from trl.trainer.grpo_trainer import GRPOTrainer
+from trl.trainer.utils import RepeatSampler
 
 from algorist.errors import MissingExtraError
 
@@ -40,6 +42,12 @@ OVERRIDDEN_METHODS: dict[str, tuple[str, ...]] = {
     "_compute_loss": ("self", "model", "inputs"),
     "_prepare_inputs": ("self", "generation_batch"),
     "training_step": ("self", "model", "inputs", "num_items_in_batch"),
+    "_get_train_sampler": ("self", "dataset"),
+    "_get_output_dir": ("self", "trial"),
+    "_save_checkpoint": ("self", "model", "trial"),
+    "_save": ("self", "output_dir", "state_dict"),
+    "_load_optimizer_and_scheduler": ("self", "checkpoint"),
+    "_get_grad_norm": ("self", "model", "grad_norm"),
 }
 
 # Attributes of a constructed GRPOTrainer that we read or write.
@@ -145,3 +153,17 @@ def accumulation_window(args: Any) -> int | None:
     if args.gradient_accumulation_steps % args.steps_per_generation == 0:
         return args.steps_per_generation
     return None
+
+
+class EpochSampler(RepeatSampler):
+    """TRL's sampler, with the same orders, that finds the order of any epoch from the seed alone.
+
+    TRL's own continues one generator from epoch to epoch: a run resumed in the second epoch would see the first one's order.
+    """
+
+    def set_epoch(self, epoch: int) -> None:
+        """Put the generator where ``epoch`` epochs leave it (one permutation each)."""
+        if self.shuffle and self.seed is not None:
+            self.generator.manual_seed(self.seed)
+            for _ in range(epoch):
+                torch.randperm(self.num_samples, generator=self.generator)

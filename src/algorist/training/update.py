@@ -50,6 +50,7 @@ class FastUpdate:
         self.micro_batch_tokens = micro_batch_tokens
         self.cast_head_to_fp32 = cast_head_to_fp32
         self.verify = verify
+        self._largest = (0, 0)  # packed tokens and rows of the largest part so far
         self._verdicts: dict[int, str | None] = {}
         self._said: set[str] = set()
 
@@ -102,6 +103,22 @@ class FastUpdate:
             self._fall_back(str(error))
             return None
 
+    def halve(self) -> bool:
+        """Halve ``micro_batch_tokens`` (from the largest part seen); return False when parts are single rows already."""
+        tokens, rows = self._largest
+        if rows <= 1:
+            return False
+        self.micro_batch_tokens = max(1, tokens // 2)
+        self._largest = (0, 0)
+        log.warning(
+            "out of memory with %d tokens (%d rows) in one part of the update; going on with parts of %d tokens, "
+            "same mathematics",
+            tokens,
+            rows,
+            self.micro_batch_tokens,
+        )
+        return True
+
     def _fall_back(self, reason: str) -> None:
         if reason not in self._said:
             self._said.add(reason)
@@ -121,6 +138,7 @@ class FastUpdate:
         entropy = torch.zeros_like(total) if compute_entropy else None
         parts = _split(rows, self.micro_batch_tokens)
         for part in parts:
+            self._largest = max(self._largest, (_tokens(part), len(part)))
             layout = pack(
                 [p for _, p, _ in part], [c for _, _, c in part], [r for r, _, _ in part], shape[1], device
             )
@@ -328,6 +346,11 @@ def _split(rows: Rows, budget: int | None) -> list[Rows]:
             used += cost
             present = True
     return parts
+
+
+def _tokens(part: Rows) -> int:
+    """Return the packed size of a part: each prompt once, every completion."""
+    return sum(map(len, {tuple(prompt) for _, prompt, _ in part})) + sum(len(c) for _, _, c in part)
 
 
 def _zero(base: nn.Module) -> Tensor:

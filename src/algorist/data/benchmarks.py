@@ -1,0 +1,78 @@
+"""Evaluation sets that are no contests: MATH-500, Minerva, College Math, SVAMP."""
+
+from __future__ import annotations
+
+from algorist.data.base import Source, dataset
+from algorist.data.columns import load_source, to_problems
+from algorist.data.files import Row
+from algorist.data.golds import plain_number, without_dollars
+from algorist.grading import last_boxed
+from algorist.types import Problem
+
+
+@dataset("math500")
+def load_math500(source: Source) -> list[Problem]:
+    """MATH-500 (HuggingFaceH4/MATH-500), a part of the MATH test split, with subject and level."""
+    return to_problems(
+        load_source(source, hub="HuggingFaceH4/MATH-500", where="math500"),
+        where="math500",
+        question=lambda row: row.get("problem"),
+        answer=lambda row: row.get("answer") or last_boxed(str(row.get("solution", ""))),
+        solution=lambda row: row.get("solution"),
+        subject=lambda row: row.get("subject"),
+        level=lambda row: str(row.get("level", "")).removeprefix("Level ").strip(),
+        identity=lambda row: row.get("unique_id"),
+    )
+
+
+@dataset("minerva")
+def load_minerva(source: Source) -> list[Problem]:
+    """Minerva's MIT OpenCourseWare questions (math-ai/minervamath); the gold is the last ``\\boxed{}``."""
+    return to_problems(
+        load_source(source, hub="math-ai/minervamath", where="minerva"),
+        where="minerva",
+        question=lambda row: row.get("problem") or row.get("question"),
+        answer=lambda row: row.get("answer") or last_boxed(str(row.get("solution", ""))),
+        solution=lambda row: row.get("solution"),
+        subject=lambda row: row.get("type"),
+        identity=lambda row: row.get("idx"),
+    )
+
+
+@dataset("college_math")
+def load_college_math(source: Source) -> list[Problem]:
+    """Textbook exercises (realtreetune/college_math) whose golds are expressions; subject from the topic."""
+    return to_problems(
+        load_source(source, hub="realtreetune/college_math", where="college_math"),
+        where="college_math",
+        question=lambda row: row.get("question") or row.get("problem"),
+        answer=lambda row: without_dollars(row.get("answer")),
+        subject=lambda row: str(row.get("data_topic") or "").rpartition(".")[2],
+        identity=_exercise,
+    )
+
+
+@dataset("svamp")
+def load_svamp(source: Source) -> list[Problem]:
+    """SVAMP (ChilleD/SVAMP): body and question as one text; ``145.0`` read as ``145``."""
+    return to_problems(
+        load_source(source, hub="ChilleD/SVAMP", where="svamp"),
+        where="svamp",
+        question=_story,
+        answer=lambda row: plain_number(row.get("Answer")),
+        subject=lambda row: row.get("Type"),
+        identity=lambda row: row.get("ID"),
+        extra=lambda row: {"equation": row["Equation"]} if row.get("Equation") else {},
+    )
+
+
+def _exercise(row: Row) -> str:
+    parts = (str(row.get(key) or "") for key in ("data_source", "question_number"))
+    return ".".join(part for part in parts if part)
+
+
+def _story(row: Row) -> str:
+    body, question = (str(row.get(key) or "").strip() for key in ("Body", "Question"))
+    if not body or not question:
+        return question
+    return f"{body}{'' if body.endswith(('.', '!', '?')) else '.'} {question}"

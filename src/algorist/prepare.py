@@ -1,0 +1,101 @@
+"""What a run needs before its first step: names that exist, problems that load, a folder that is its own."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from algorist.config.changes import check_same_run
+from algorist.config.explain import to_yaml
+from algorist.config.schema import Recipe
+from algorist.data import load_problems
+from algorist.errors import CheckpointError, ConfigError
+from algorist.grading import MATCHERS
+from algorist.prompts import PromptFormat, get_format, missing_tags
+from algorist.rewards import build_rewards
+from algorist.store.run_folder import RunFolder
+from algorist.types import Problem
+
+log = logging.getLogger("algorist.prepare")
+
+
+def check_names(recipe: Recipe) -> None:
+    """Refuse unknown prompt formats, rewards and matchers (ConfigError) before anything is loaded or written."""
+    MATCHERS.get(recipe.matcher)
+    found = get_format(recipe.prompt.format, tags=recipe.prompt.tags)
+    build_rewards(recipe.rewards, found, matcher=recipe.matcher)
+
+
+@dataclass
+class Problems:
+    """The problems of a run, loaded before its folder is made: a wrong path or column leaves nothing behind."""
+
+    train: list[Problem]
+    sft: list[Problem]
+    held_out: list[Problem]
+
+    @classmethod
+    def load(cls, recipe: Recipe) -> Problems:
+        """Load what the recipe names.
+
+        Raises:
+            DataError: A dataset, a column or a row is missing or unreadable.
+        """
+        train = load_problems(recipe.data.train)
+        sft = load_problems(recipe.data.sft) if recipe.data.sft else train
+        return cls(train, sft, load_problems(recipe.data.eval) if recipe.eval.enabled else [])
+
+
+def run_path(recipe: Recipe) -> Path:
+    """Return the folder of a recipe's run."""
+    return Path(recipe.output_dir) / (recipe.run_name or recipe.name)
+
+
+def check_folder(recipe: Recipe, *, resume: bool) -> None:
+    """Refuse a folder that holds another run, before anything is loaded or written.
+
+    Raises:
+        CheckpointError: The folder already holds a run and ``resume`` is off, or holds none and it is on.
+        ConfigError: The recipe differs from the folder's in a way that would make another run.
+    """
+    path = run_path(recipe)
+    if (path / "config.yaml").exists() and not resume and RunFolder(path).has_begun():
+        raise CheckpointError(
+            f"{path} already holds a run. Continue it with --resume, or take another name: run_name={path.name}-2"
+        )
+    if resume and not (path / "config.yaml").exists():
+        raise CheckpointError(f"nothing to resume: {path} holds no run (config.yaml is missing)")
+    if resume:
+        check_same_run((path / "config.yaml").read_text(encoding="utf-8"), to_yaml(recipe), path)
+
+
+def open_folder(recipe: Recipe, *, resume: bool) -> RunFolder:
+    """Create the run folder, or open it to resume."""
+    path = run_path(recipe)
+    if resume:
+        folder = RunFolder.open(path)
+    else:
+        folder = RunFolder.create(path)
+        folder.write_environment(seed=recipe.seed)
+    folder.write_text("config.yaml", to_yaml(recipe))
+    return folder
+
+
+def recipe_format(recipe: Recipe) -> PromptFormat:
+    """Return the prompt format of a recipe, its system prompt read from a file if one is named."""
+    section = recipe.prompt
+    system = section.system_prompt
+    if section.system_prompt_path is not None:
+        try:
+            system = Path(section.system_prompt_path).read_text(encoding="utf-8").strip()
+        except OSError as error:
+            raise ConfigError(f"prompt.system_prompt_path: {error}") from None
+    found = get_format(section.format, system_prompt=system, tags=section.tags)
+    missing = missing_tags(found)
+    if missing and recipe.model.name != "tiny" and not recipe.sft.enabled:
+        log.warning(
+            "the system prompt never shows %s; without SFT the model cannot know these tags",
+            ", ".join(missing),
+        )
+    return found

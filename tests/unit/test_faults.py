@@ -1,0 +1,225 @@
+"""Real faults inside training: NaN gradients and weights, memory that runs out, a reward that hangs or dies."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from trl import GRPOTrainer
+
+from algorist.errors import EngineError, RewardError, TrainingError
+from algorist.rewards import build_rewards
+from algorist.rollouts import make_engine
+from algorist.rollouts.base import SamplingParams
+from algorist.store.read import query
+from algorist.training.faults import MAX_BAD_STEPS
+from algorist.training.grpo import AlgoristGRPOTrainer
+
+from .test_checkpoint import run
+from .test_grpo_trainer import TOKENIZER, make, make_model, parameters_of
+
+
+class Poisoned(AlgoristGRPOTrainer):
+    """Puts a NaN into one gradient before the clipping of the steps named, as an overflow in a kernel does."""
+
+    steps: tuple[int, ...] = ()
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        if self.state.global_step in self.steps:
+            next(p for p in model.parameters() if p.grad is not None).grad.view(-1)[0] = float("nan")
+        return super()._clip_grad_norm(model)
+
+
+def weights_after_each_step(trainer: Any) -> list[torch.Tensor]:
+    from transformers import TrainerCallback
+
+    seen: list[torch.Tensor] = []
+
+    class Watch(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            seen.append(parameters_of(trainer).clone())
+
+    trainer.add_callback(Watch())
+    trainer.train()
+    return seen
+
+
+def test_a_step_without_a_finite_gradient_changes_nothing(tmp_path: Path) -> None:
+    trainer = make(
+        Poisoned,
+        tmp_path,
+        changes={"max_steps": 4, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2},
+    )
+    trainer.steps = (2,)
+    seen = weights_after_each_step(trainer)
+    assert torch.equal(seen[1], seen[2]) and not torch.equal(seen[2], seen[3])
+    assert all(bool(weights.isfinite().all()) for weights in seen)
+    assert trainer.bad_steps == 1 and trainer.bad_steps_in_a_row == 0
+    state = trainer.optimizer.state[next(p for p in trainer.model.parameters() if p.requires_grad)]
+    assert int(state["step"]) == 3  # three real steps, moments untouched by the fourth
+    logged = [line["step"] for line in trainer.state.log_history if "update/skipped" in line]
+    assert logged == [3]
+    saved = torch.load(tmp_path / "bad-step-2.pt", weights_only=True)
+    assert saved["step"] == 2 and len(saved["inputs"]) == 2
+    assert saved["inputs"][0]["completion_ids"].shape[0] == 4
+
+
+def test_many_in_a_row_end_the_run(tmp_path: Path) -> None:
+    trainer = make(Poisoned, tmp_path, changes={"max_steps": 20})
+    trainer.steps = tuple(range(3, 20))
+    with pytest.raises(TrainingError, match=r"5 steps in a row.*step 7.*learning rate.*0\.01; take 0\.001"):
+        trainer.train()
+    assert trainer.bad_steps == MAX_BAD_STEPS
+    assert len(list(tmp_path.glob("bad-step-*.pt"))) == MAX_BAD_STEPS
+
+
+def test_stock_trl_does_not_survive_it(tmp_path: Path) -> None:
+    """The contract behind this: without the mixin a NaN reaches the weights."""
+
+    class Stock(GRPOTrainer):
+        def _clip_grad_norm(self, model: Any) -> Any:
+            next(p for p in model.parameters() if p.grad is not None).grad.view(-1)[0] = float("nan")
+            return super()._clip_grad_norm(model)
+
+    trainer = make(Stock, tmp_path, changes={"max_steps": 1})
+    trainer.train()
+    assert not bool(parameters_of(trainer).isfinite().all())
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("engine", ["native", "transformers"])
+def test_nan_weights_are_named_and_nothing_is_sampled_from_them(engine: str, temperature: float) -> None:
+    model = make_model()
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight[0, 0] = float("nan")
+    with pytest.raises(EngineError, match=r"not finite numbers.*earlier checkpoint"):
+        make_engine(engine, model, TOKENIZER).generate(
+            [[5, 6, 7]], 2, SamplingParams(temperature=temperature, max_new_tokens=3, seed=0)
+        )
+
+
+@pytest.mark.parametrize("kind", ["sft", "grpo"])
+def test_out_of_memory_is_the_same_mathematics_in_smaller_parts(kind: str, tmp_path: Path) -> None:
+    """The kernel refuses memory (RLIMIT_AS) in the middle of a window of two micro-batches."""
+    told, ends = {}, {}
+    for extra_mb in (0, 300):
+        folder = tmp_path / str(extra_mb)
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.unit.out_of_memory_run", kind, str(extra_mb), str(folder)],
+            capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        told[extra_mb] = done.stderr
+        ends[extra_mb] = torch.load(folder / "end.pt", weights_only=True)
+    assert "out of memory" not in told[0] and "same mathematics" in told[300]
+    for name, weight in ends[0]["weights"].items():
+        assert torch.allclose(weight, ends[300]["weights"][name], atol=1e-6, rtol=1e-5), name
+    for left, right in zip(ends[0]["log"], ends[300]["log"], strict=True):
+        assert left.keys() == right.keys()
+        for key in ("loss", "grad_norm", "num_tokens"):  # nothing counted twice
+            assert key not in left or left[key] == pytest.approx(right[key], rel=1e-4)
+
+
+def test_out_of_memory_with_one_row_says_what_to_change(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.unit.out_of_memory_run", "grpo", "48", str(tmp_path)],
+        capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode != 0
+    last = next(line for line in reversed(done.stderr.splitlines()) if "Error: " in line)
+    assert (
+        "TrainingError: out of memory in the update" in last
+        or "EngineError: out of memory with one row" in last
+    )
+    if "TrainingError" in last:
+        assert "batch_size (16 instead of 32" in last and "gradient_checkpointing" in last
+
+
+REWARDS = """
+import os, re, time
+
+def loops(completion):
+    if "loop" in completion:
+        re.match(r"(a+)+$", "a" * 60 + "b")   # holds the interpreter: no signal handler would run
+    return 1.0
+
+def sleeps(completions, **kwargs):
+    time.sleep(60)
+
+def dies(completion):
+    if "die" in completion:
+        os._exit(7)
+    print("a user's own print")
+    return 0.5
+
+def raises(completion):
+    return 1 / len(completion)
+
+def with_state(completions, trainer_state, **kwargs):
+    return [float(trainer_state) for _ in completions]
+"""
+
+
+@pytest.fixture
+def rewards(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(REWARDS)
+    return path
+
+
+def built(path: Path, name: str, timeout_s: float = 1.0) -> Any:
+    return build_rewards([{"name": f"{path}:{name}", "timeout_s": timeout_s}])[0]
+
+
+def test_a_reward_that_hangs_gets_its_floor_and_the_next_call_works(rewards: Path) -> None:
+    reward = built(rewards, "loops")
+    began = time.monotonic()
+    assert reward(completions=["fine", "loop", "fine"]) == [1.0, 0.0, 1.0]
+    assert time.monotonic() - began < 30 and reward.failures == 1
+
+
+def test_a_reward_that_always_hangs_ends_the_run(rewards: Path) -> None:
+    reward = built(rewards, "sleeps", 0.3)
+    assert reward(completions=["x", "y"]) == [0.0, 0.0] == reward(completions=["x", "y"])
+    with pytest.raises(
+        RewardError, match=r"'sleeps' in .*mine\.py took longer than 0\.3 s 3 times in a row.*--resume"
+    ):
+        reward(completions=["x", "y"])
+
+
+def test_a_reward_that_kills_its_process(rewards: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    reward = built(rewards, "dies", 5.0)
+    assert reward(completions=["a", "die", "b"]) == [0.5, 0.0, 0.5]
+    assert reward.failures == 1
+    out, err = capfd.readouterr()
+    assert "own print" not in out and "own print" in err
+
+
+def test_a_reward_that_raises_shows_where(rewards: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert built(rewards, "raises", 5.0)(completions=["", "ab"]) == [0.0, 0.5]
+    assert "ZeroDivisionError" in caplog.text and "return 1 / len(completion)" in caplog.text
+
+
+def test_what_only_this_process_has_keeps_the_function_here(rewards: Path) -> None:
+    assert built(rewards, "with_state")(completions=["a"], trainer_state=3) == [3.0]
+
+
+def test_a_run_goes_on_when_a_reward_hangs_once(tmp_path: Path, rewards: Path) -> None:
+    """Through recipe, trainer and store: the hanging completion is stored with the floor, the others with their value."""
+    rewards.write_text(
+        "import time\n\nflag = __import__('pathlib').Path(__file__).with_name('hung')\n\n"
+        "def once(completion):\n    if not flag.exists():\n        flag.touch()\n        time.sleep(60)\n    return 0.25\n"
+    )
+    path = run(
+        tmp_path,
+        "sft.enabled=false", "grpo.max_steps=2", "grpo.batch_size=8", "grpo.gradient_accumulation_steps=1",
+        f"rewards=[{{name: '{rewards}:once', timeout_s: 1}}, {{name: correct}}]",
+    )  # fmt: skip
+    values = [row["v"] for row in query(path, "SELECT rewards['once'] AS v FROM rollouts")]
+    assert sorted(values) == [0.0] + [0.25] * 15
