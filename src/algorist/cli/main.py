@@ -21,6 +21,7 @@ VERBS = {
     "rewards": "List the rewards; explain the reward of a completion.",
     "data": "List, show and check datasets.",
     "inspect": "Browse or query the stored rollouts of a run.",
+    "diagnose": "Say why a run does not learn, with evidence and the lines to change.",
     "compare": "Compare two evaluations with paired intervals.",
     "report": "Write a run's report.html: one file, opens offline.",
     "recipes": "List and show recipes, and where each value comes from.",

@@ -1,0 +1,92 @@
+"""``algorist diagnose RUN``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from algorist.diagnosis.findings import Finding
+    from algorist.diagnosis.signals import Signals
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(
+    epilog="Example: algorist diagnose runs/quickstart · Next: change the lines it prints and run again"
+)
+def diagnose(
+    run: Annotated[Path, typer.Argument(help="A run folder, finished or still training.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> int:
+    """Say why a run does not learn: causes, evidence, what to change. Exit 0 when healthy, 1 when something was found."""
+    from rich.console import Console
+
+    from algorist.diagnosis.diagnose import find_causes
+    from algorist.diagnosis.signals import read_signals
+    from algorist.store.run_folder import RunFolder
+
+    RunFolder.open(run)
+    signals = read_signals(run)
+    findings = find_causes(signals)
+    if as_json:
+        told = [f.as_dict() for f in findings]
+        print(
+            json.dumps(
+                {"run": str(run), "healthy": not findings, "looked_at": _counts(signals), "findings": told}
+            )
+        )
+    else:
+        _show(Console(highlight=False), run, signals, findings)
+    return 1 if findings else 0
+
+
+def _counts(signals: Signals) -> dict[str, int]:
+    return {
+        "grpo_steps": len(signals.batches),
+        "rollouts": sum(b.rollouts for b in signals.batches),
+        "metric_lines": sum(len(lines) for lines in signals.lines.values()),
+    }
+
+
+def _show(console: Console, run: Path, signals: Signals, findings: list[Finding]) -> None:
+    from rich.markup import escape
+
+    from algorist.diagnosis.diagnose import ALL_CAUSES
+    from algorist.diagnosis.windows import MIN_STEPS
+    from algorist.store.safe_text import printable
+
+    def line(text: str, style: str | None = None) -> None:
+        console.print(escape(printable(text)), style=style, soft_wrap=True)
+
+    seen = _counts(signals)
+    looked = (
+        f"{seen['rollouts']} rollouts of {seen['grpo_steps']} GRPO steps, {seen['metric_lines']} metric lines"
+    )
+    if not findings and seen["grpo_steps"] < MIN_STEPS and seen["metric_lines"] < MIN_STEPS:
+        line(f"{run}: too little to say anything yet ({looked}); look again after a few steps")
+        return
+    if not findings:
+        line(f"{run}: nothing is wrong", style="bold green")
+        line(f"None of {len(ALL_CAUSES)} causes applies: {', '.join(ALL_CAUSES)}. Looked at {looked}.")
+        return
+    line(f"{run}: {len(findings)} finding{'s' if len(findings) > 1 else ''} (looked at {looked})")
+    for number, finding in enumerate(findings, start=1):
+        line(
+            f"\n{number}. {finding.name} ({finding.stage})",
+            style="bold red" if finding.severity == 1 else "bold yellow",
+        )
+        line(f"   {finding.sentence}")
+        for fact in finding.evidence:
+            line(f"   · {fact}")
+        for sample in finding.samples:
+            line(f"   > {sample}", style="dim")
+        line("   change in the recipe:")
+        for text in finding.change.splitlines():
+            line(f"     {text}", style="cyan")
+    line(f"\nEach cause is explained in docs/troubleshooting.md. The rollouts: algorist inspect {run}")

@@ -1,0 +1,276 @@
+"""A run as series: per-step counts of its rollouts, its metric lines, its settings. The same for live and stored runs.
+
+``Signals`` is fed with rollout records and metric lines in the order of the steps; ``read_signals`` feeds it from a run
+folder, ``diagnosis.live`` during training.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from algorist.diagnosis.findings import Sample, Settings
+from algorist.diagnosis.weights import WeightChange, stage_change
+from algorist.errors import CheckpointError
+from algorist.store.read import metrics, query
+
+UNREADABLE = ("no_answer", "unparseable_answer", "ambiguous")
+END_OF_TURN = re.compile(
+    r"<\|(?:im_end|im_start|eot_id|eom_id|end_of_text|endoftext|end|user|assistant|return)\|>"
+    r"|<(?:end|start)_of_turn>|</s>|\[/?INST\]|<｜(?:end▁of▁sentence|User|Assistant)｜>"
+)
+SAMPLES_KEPT = 3
+ROWS_AT_ONCE = 20_000
+_COLUMNS = (
+    'step, problem_id, "group", completion, completion_tokens, reward, advantage, correct, reason, extracted, gold, '
+    "truncated"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """Count, sum and sum of squares over groups; adds up over steps."""
+
+    n: int = 0
+    total: float = 0.0
+    squares: float = 0.0
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Moments:
+        """Return the moments of finite values."""
+        kept = [v for v in values if math.isfinite(v)]
+        return cls(len(kept), sum(kept), sum(v * v for v in kept))
+
+    def __add__(self, other: Moments) -> Moments:
+        return Moments(self.n + other.n, self.total + other.total, self.squares + other.squares)
+
+    def __sub__(self, other: Moments) -> Moments:
+        return Moments(self.n - other.n, self.total - other.total, self.squares - other.squares)
+
+    @property
+    def mean(self) -> float:
+        """The mean; NaN without values."""
+        return self.total / self.n if self.n else math.nan
+
+    @property
+    def variance(self) -> float:
+        """The variance between groups (0 for fewer than two)."""
+        return max(0.0, self.squares - self.total * self.mean) / (self.n - 1) if self.n > 1 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The rollouts of one generation batch in numbers: counts of groups and of rollouts, group means as moments."""
+
+    step: int
+    rollouts: int
+    groups: int
+    all_right: int
+    all_wrong: int
+    identical: int
+    same_reward: int
+    truncated: int
+    truncated_answered: int
+    unreadable: int
+    finished_unreadable: int
+    end_of_turn: int
+    reasons: Counter[str]
+    accuracy: Moments
+    reward: Moments
+    readable: Moments
+    tokens: Moments
+
+
+def make_batch(records: Sequence[Mapping[str, Any]]) -> Batch:
+    """Count the rollouts of one generation batch.
+
+    Args:
+        records: Rows with the columns of ``store.write.SCHEMA``, graded; a group is one (group, problem_id).
+    """
+    groups: dict[tuple[Any, Any], list[Mapping[str, Any]]] = {}
+    for row in records:
+        groups.setdefault((row.get("group"), row.get("problem_id")), []).append(row)
+    cut = [row for row in records if row.get("truncated")]
+    full = [row for row in records if not row.get("truncated")]
+    sets = [g for g in groups.values() if len(g) > 1]
+    right = {id(g): sum(bool(r.get("correct")) for r in g) for g in sets}
+    return Batch(
+        step=int(records[0].get("step") or 0),
+        rollouts=len(records),
+        groups=len(sets),
+        all_right=sum(right[id(g)] == len(g) for g in sets),
+        all_wrong=sum(right[id(g)] == 0 for g in sets),
+        identical=sum(len({r.get("completion") for r in g}) == 1 for g in sets),
+        same_reward=sum(_spread(g) <= 1e-6 for g in sets),
+        truncated=len(cut),
+        truncated_answered=sum(_has_answer(r) for r in cut),
+        unreadable=sum(r.get("reason") in UNREADABLE for r in records),
+        finished_unreadable=sum(r.get("reason") in UNREADABLE for r in full),
+        end_of_turn=sum(_shows_end(r) for r in records),
+        reasons=Counter(str(r.get("reason")) for r in records),
+        accuracy=Moments.of(_mean(bool(r.get("correct")) for r in g) for g in groups.values()),
+        reward=Moments.of(_mean(_reward(r) for r in g) for g in groups.values()),
+        readable=Moments.of(_mean(r.get("reason") not in UNREADABLE for r in g) for g in groups.values()),
+        tokens=Moments.of(_mean(int(r.get("completion_tokens") or 0) for r in g) for g in groups.values()),
+    )
+
+
+def _mean(values: Iterable[float]) -> float:
+    kept = [float(v) for v in values]
+    return sum(kept) / len(kept) if kept else math.nan
+
+
+def _reward(row: Mapping[str, Any]) -> float:
+    value = row.get("reward")
+    return math.nan if value is None else float(value)
+
+
+def _spread(group: Sequence[Mapping[str, Any]]) -> float:
+    rewards = [v for r in group if math.isfinite(v := _reward(r))]
+    return max(rewards) - min(rewards) if rewards else 0.0
+
+
+def _has_answer(row: Mapping[str, Any]) -> bool:
+    return row.get("extracted") is not None
+
+
+def _shows_end(row: Mapping[str, Any]) -> bool:
+    return END_OF_TURN.search(row.get("completion") or "") is not None
+
+
+@dataclass
+class Signals:
+    """Everything that the causes look at."""
+
+    settings: Settings = field(default_factory=Settings)
+    batches: list[Batch] = field(default_factory=list)
+    lines: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    weights: dict[str, WeightChange] = field(default_factory=dict)
+    bad_steps: dict[str, int] = field(default_factory=dict)
+    _samples: dict[str, deque[Sample]] = field(default_factory=dict)
+
+    def add_rollouts(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Take the graded rollouts of one generation batch."""
+        if not records:
+            return
+        self.batches.append(make_batch(records))
+        best = max((r for r in records if not r.get("correct")), key=_reward, default=None)
+        for row in records:
+            kinds = {
+                "any": True,
+                "right": bool(row.get("correct")),
+                "wrong": not row.get("correct"),
+                "truncated": bool(row.get("truncated")),
+                "truncated_answered": bool(row.get("truncated")) and _has_answer(row),
+                "unreadable": row.get("reason") in UNREADABLE and not row.get("truncated"),
+                "end_of_turn": _shows_end(row),
+                "paid": row is best,
+            }
+            for kind in (k for k, fits in kinds.items() if fits):
+                kept = self._samples.setdefault(kind, deque(maxlen=SAMPLES_KEPT))
+                if (
+                    not kept
+                    or kept[-1].step != row.get("step")
+                    or kept[-1].problem_id != row.get("problem_id")
+                ):
+                    kept.append(_sample(row))
+
+    def add_metrics(self, stage: str, step: int, values: Mapping[str, Any]) -> None:
+        """Take one line of metrics; what is not finite becomes None."""
+        clean = {
+            k: float(v) if isinstance(v, (int, float)) and math.isfinite(v) else None
+            for k, v in values.items()
+            if v is None or isinstance(v, (int, float))
+        }
+        self.lines.setdefault(stage, []).append({**clean, "step": step})
+
+    def samples(self, kind: str) -> tuple[str, ...]:
+        """Return up to three completions of a kind, as text."""
+        return tuple(sample.told() for sample in self._samples.get(kind, ()))
+
+    def series(self, name: str, stage: str = "grpo") -> list[tuple[int, float]]:
+        """Return (step, value) of a metric where it was logged and finite."""
+        return [(row["step"], row[name]) for row in self.lines.get(stage, ()) if row.get(name) is not None]
+
+
+def _sample(row: Mapping[str, Any]) -> Sample:
+    return Sample(
+        step=int(row.get("step") or 0),
+        problem_id=str(row.get("problem_id", "")),
+        completion=str(row.get("completion") or "")[:4000],
+        extracted=row.get("extracted"),
+        gold=row.get("gold"),
+        reason=row.get("reason"),
+        reward=_reward(row),
+        tokens=int(row.get("completion_tokens") or 0),
+    )
+
+
+def read_signals(run: Path) -> Signals:
+    """Read a run folder.
+
+    Raises:
+        CheckpointError: There is no run, or a part of it is damaged.
+    """
+    run = Path(run)
+    signals = Signals(settings=read_settings(run))
+    for line in metrics(run):
+        if isinstance(line.get("step"), int) and line.get("stage"):
+            signals.add_metrics(str(line["stage"]), line["step"], line)
+    counts = query(
+        run, "SELECT step, count(*) AS n FROM rollouts WHERE stage = 'grpo' GROUP BY step ORDER BY step"
+    )
+    for first, last in _blocks(counts):
+        rows = query(
+            run,
+            f"SELECT {_COLUMNS} FROM rollouts WHERE stage = 'grpo' AND step BETWEEN ? AND ?",
+            [first, last],
+        )
+        by_step: dict[int, list[dict[str, Any]]] = {}
+        for row in rows:
+            by_step.setdefault(row["step"], []).append(row)
+        for step in sorted(by_step):
+            signals.add_rollouts(by_step[step])
+    for stage in ("sft", "grpo"):
+        change = stage_change(run, stage, signals.settings)
+        if change is not None:
+            signals.weights[stage] = change
+        signals.bad_steps[stage] = len(list((run / stage).glob("bad-step-*.pt")))
+    return signals
+
+
+def read_settings(run: Path) -> Settings:
+    """Return the values of ``config.yaml``; empty when it is missing.
+
+    Raises:
+        CheckpointError: It is not YAML.
+    """
+    file = run / "config.yaml"
+    if not file.is_file():
+        return Settings()
+    try:
+        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{file} is damaged: {error}") from None
+    return Settings(values if isinstance(values, Mapping) else {})
+
+
+def _blocks(counts: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
+    """Return (first, last) step of blocks of about ``ROWS_AT_ONCE`` rows, so that memory stays bounded."""
+    blocks: list[tuple[int, int]] = []
+    rows = 0
+    for count in counts:
+        if blocks and rows + count["n"] <= ROWS_AT_ONCE:
+            blocks[-1] = (blocks[-1][0], count["step"])
+            rows += count["n"]
+        else:
+            blocks.append((count["step"], count["step"]))
+            rows = count["n"]
+    return blocks

@@ -1,0 +1,158 @@
+"""How far the weights moved in a stage: its start and its end compared tensor by tensor, without torch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from algorist.diagnosis.findings import Settings
+from algorist.errors import CheckpointError
+
+MOVED_SHARE = 0.01
+"""A tensor counts as trained when one element in a hundred changed: bfloat16 weights that swallow small updates still
+change where they happen to be close to zero, and rows of an embedding change only for tokens that occur."""
+_TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+
+
+@dataclass(frozen=True, slots=True)
+class WeightChange:
+    """The comparison of two sets of weights.
+
+    ``share`` is the largest share of changed elements of any tensor (a lower bound once it is above ``MOVED_SHARE``),
+    ``relative`` the largest |end - start| / |start| seen, ``empty_adapter`` whether every LoRA B matrix is zero.
+    """
+
+    start: str
+    end: str
+    tensors: int
+    share: float
+    relative: float
+    empty_adapter: bool = False
+
+
+def stage_change(run: Path, stage: str, settings: Settings) -> WeightChange | None:
+    """Compare the weights that a stage started from with its newest ones; None where one of them is not there."""
+    ends = [p for p in (run / stage / "final", *reversed(_checkpoints(run / stage))) if _files(p)]
+    if not ends:
+        return None
+    end = ends[0]
+    base = Path(str(settings.get("model.name", "")))
+    starts = [run / "sft" / "final"] if stage == "grpo" else []
+    starts += [base] if base.is_dir() else []
+    first = next(iter(_checkpoints(run / stage)), None)
+    starts += [first] if first is not None and _step(first) < _last_step(run, stage) else []
+    for start in starts:
+        found = compare(start, end) if start != end and _files(start) else None
+        if found is not None:
+            return found
+    empty = _empty_adapter(end)
+    return WeightChange("", end.name, 0, 0.0, 0.0, True) if empty else None
+
+
+def compare(start: Path, end: Path) -> WeightChange | None:
+    """Compare two folders of safetensors; None when they share no tensor. Stops at the first tensor that moved.
+
+    Raises:
+        CheckpointError: A file is not readable as safetensors.
+    """
+    before, after = _tensors(start), _tensors(end)
+    common = [name for name in after if name in before and before[name][2] == after[name][2]]
+    if not common:
+        return None
+    share = relative = 0.0
+    # Embeddings last: most of their rows never change.
+    for name in sorted(common, key=lambda n: ("embed" in n or "lm_head" in n, n)):
+        new = _values(after[name])
+        old = _stored_as(_values(before[name]), after[name][1])
+        if old.size == 0:
+            continue
+        difference = new - old
+        share = max(share, float(numpy.count_nonzero(difference)) / difference.size)
+        size = float(numpy.linalg.norm(old))
+        relative = max(relative, float(numpy.linalg.norm(difference)) / size if size else 0.0)
+        if share > MOVED_SHARE and relative > 1e-4:
+            break
+    label = f"{start.parent.name}/{start.name}"
+    return WeightChange(label, end.name, len(common), share, relative, _empty_adapter(end))
+
+
+Tensor = tuple[Path, str, tuple[int, ...], int, int]
+
+
+def _files(folder: Path) -> list[Path]:
+    adapter = folder / "adapter_model.safetensors"
+    if adapter.is_file():
+        return [adapter]
+    return sorted(folder.glob("model*.safetensors"))
+
+
+def _tensors(folder: Path) -> dict[str, Tensor]:
+    """Return (file, dtype, shape, first byte, end byte) of the floating-point tensors."""
+    found: dict[str, Tensor] = {}
+    for path in _files(folder):
+        try:
+            with path.open("rb") as file:
+                size = int.from_bytes(file.read(8), "little")
+                header: dict[str, Any] = json.loads(file.read(size))
+            for name, entry in header.items():
+                if name != "__metadata__" and entry["dtype"] in _TYPES:
+                    low, high = entry["data_offsets"]
+                    found[name] = (
+                        path,
+                        entry["dtype"],
+                        tuple(entry["shape"]),
+                        8 + size + low,
+                        8 + size + high,
+                    )
+        except (OSError, ValueError, KeyError, TypeError, MemoryError, OverflowError) as error:
+            raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}") from None
+    return found
+
+
+def _values(tensor: Tensor) -> numpy.ndarray[Any, Any]:
+    path, dtype, _, low, high = tensor
+    try:
+        raw = numpy.fromfile(path, dtype="u1", count=high - low, offset=low).view(_TYPES[dtype])
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from None
+    if dtype == "BF16":
+        return (raw.astype("<u4") << 16).view("<f4")
+    return raw.astype("<f4") if dtype == "F16" else raw
+
+
+def _stored_as(values: numpy.ndarray[Any, Any], dtype: str) -> numpy.ndarray[Any, Any]:
+    """Round values as loading them in ``dtype`` does, so that a change of type does not look like training."""
+    if dtype == "F16":
+        return values.astype("<f2").astype("<f4")
+    if dtype == "BF16":
+        bits = values.astype("<f4").view("<u4")
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) & numpy.uint32(0xFFFF0000)).view("<f4")
+    return values
+
+
+def _empty_adapter(folder: Path) -> bool:
+    if not (folder / "adapter_model.safetensors").is_file():
+        return False
+    second = [t for name, t in _tensors(folder).items() if "lora_B" in name]
+    return bool(second) and not any(numpy.any(_values(t)) for t in second)
+
+
+def _checkpoints(stage: Path) -> list[Path]:
+    found = [p for p in stage.glob("checkpoint-*") if p.name.rpartition("-")[2].isdigit()]
+    return sorted(found, key=_step)
+
+
+def _step(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def _last_step(run: Path, stage: str) -> int:
+    """Return the step that the stage's ``trainer_state.json`` names last, 0 without one."""
+    last = 0
+    for folder in _checkpoints(run / stage):
+        last = max(last, _step(folder))
+    return last
