@@ -3,6 +3,7 @@ VENV   := .venv
 PYTHON := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed
 DEV    := $(VENV)/.installed-dev
+DOCS   := $(VENV)/.installed-docs
 THREADS ?= 2
 
 .PHONY: quickstart test check bench docs clean format
@@ -13,7 +14,7 @@ help:
 	@echo "make test         install, then run the tests"
 	@echo "make check        formatter, linter, type checker"
 	@echo "make bench        benchmarks against stock TRL (minutes)"
-	@echo "make docs         generated pages under docs/"
+	@echo "make docs         the documentation as a site in site/ (opens offline)"
 
 $(VENV)/bin/pip:
 	python3 -m venv $(VENV)
@@ -47,8 +48,15 @@ format: $(DEV)
 bench: $(DEV)
 	for file in grading rollout update step store; do $(PYTHON) benchmarks/$$file.py || exit 1; done
 
-docs: $(DEV)
+$(DOCS): $(STAMP)
+	$(VENV)/bin/pip install -q --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	touch $(DOCS)
+
+# The variable silences a note on the theme's end of life (May 2027); its successor, Zensical, reads mkdocs.yml.
+docs: $(DOCS)
 	$(PYTHON) -m algorist.rewards > docs/rewards.md
+	$(PYTHON) docs/make_requirements.py
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info src/*.egg-info

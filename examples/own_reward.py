@@ -1,8 +1,8 @@
 """A reward of your own: one function, named in a recipe as `file.py:function`.
 
-Try it:  algorist rewards explain --reward examples/own_reward.py:shows_work --answer 12 \\
-             --completion '<reasoning>3 * 4 = 12</reasoning><answer>12</answer>'
-Use it:  algorist run quickstart 'rewards=[correct, "examples/own_reward.py:shows_work"]'
+Use it, in the folder above this one:
+
+    algorist run quickstart 'rewards=[{name: correct}, {name: "examples/own_reward.py:shows_work", weight: 0.2}]'
 """
 
 from __future__ import annotations

@@ -11,13 +11,16 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 from algorist.config.schema import Recipe
 from algorist.data import load_problems, overlap
+from algorist.diagnosis.live import LiveDiagnosis
 from algorist.evaluation.artifact import write_artifact
 from algorist.evaluation.estimators import summarise
 from algorist.evaluation.run import EvaluationSetting, evaluate
@@ -31,7 +34,7 @@ from algorist.rollouts import make_engine
 from algorist.store.redact import RedactSecrets
 from algorist.store.run_folder import RunFolder
 from algorist.store.safe_text import printable
-from algorist.store.write import MetricsWriter, RolloutWriter
+from algorist.store.write import MetricsWriter, NoMetrics, NoRollouts, RolloutWriter
 from algorist.training.callbacks import (
     EveryNSteps,
     FlushBeforeSave,
@@ -39,7 +42,14 @@ from algorist.training.callbacks import (
     ProgressCallback,
     StopSignal,
 )
-from algorist.training.checkpoint import newest_checkpoint, step_of
+from algorist.training.checkpoint import newest_checkpoint, processes_of, step_of, train_from
+from algorist.training.processes import (
+    Processes,
+    check_enough_problems,
+    is_sharded,
+    run_device,
+    whole_weights,
+)
 from algorist.types import Problem
 
 log = logging.getLogger("algorist.pipeline")
@@ -93,6 +103,11 @@ class Run:
     policy: Policy | None = None
     stopped: bool = False
     summaries: dict[str, Any] = field(default_factory=dict)
+    processes: Processes = field(default_factory=Processes)
+    live: LiveDiagnosis = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.live = LiveDiagnosis(self.recipe, self.display.say, str(self.folder.path))
 
 
 def run_recipe(
@@ -113,16 +128,18 @@ def run_recipe(
     Raises:
         AlgoristError: Any user's mistake, before the first training step where it can be known.
     """
-    display = display or Quiet()
     check_names(recipe)
-    check_folder(recipe, resume=resume)
+    device = run_device(pick_device(recipe.device))
+    processes = Processes.join(device)
+    display = display if display and processes.main else Quiet()
+    processes.from_main(lambda: check_folder(recipe, resume=resume))
     problems = Problems.load(recipe)
-    folder = open_folder(recipe, resume=resume)
-    with folder.lock(), _log_file(folder):
-        device = pick_device(recipe.device)
+    folder = processes.from_main(lambda: open_folder(recipe, resume=resume))
+    with folder.lock() if processes.main else nullcontext(), _log_file(folder, processes.main):
         run = Run(recipe, folder, display, resume, device, recipe_format(recipe), **vars(problems))
+        run.processes = processes
         _prepare(run)
-        if recipe.eval.baseline and not folder.is_finished("eval-base"):
+        if recipe.eval.baseline and not _is_finished(run, "eval-base"):
             _load_start(run)
             evaluate_stage(run, "base")
         if "sft" in stages and recipe.sft.enabled:
@@ -137,8 +154,8 @@ def run_sft(run: Run) -> None:
     from algorist.training.sft import demonstrations, make_sft_trainer
 
     policy = _require_policy(run)
-    metrics = MetricsWriter(run.folder.path / "metrics.jsonl")
-    stop = StopSignal(run.display.say)
+    metrics = _metrics_writer(run)
+    stop = run.processes.stop_signal(run.display.say)
     trainer = make_sft_trainer(
         model=policy.model,
         tokenizer=policy.tokenizer,
@@ -164,9 +181,16 @@ def run_grpo(run: Run) -> None:
 
     policy, section = _require_policy(run), run.recipe.grpo
     rewards = build_rewards(run.recipe.rewards, run.prompt_format, matcher=run.recipe.matcher)
-    metrics = MetricsWriter(run.folder.path / "metrics.jsonl")
-    stop = StopSignal(run.display.say)
-    with RolloutWriter(run.folder.path / "rollouts") as store:
+    metrics = _metrics_writer(run)
+    stop = run.processes.stop_signal(run.display.say)
+
+    def keep(rows: list[dict[str, Any]]) -> None:
+        graded = _with_grades(run, rows)
+        store.write(graded)
+        run.live.on_rollouts(graded)
+
+    run.processes.from_main(lambda: check_enough_problems(len(run.train), section, run.processes))
+    with RolloutWriter(run.folder.path / "rollouts") if run.processes.main else NoRollouts() as store:
         trainer = make_grpo_trainer(
             model=policy.model,
             tokenizer=policy.tokenizer,
@@ -188,7 +212,7 @@ def run_grpo(run: Run) -> None:
             output_dir=run.folder.path / "grpo",
             seed=run.recipe.seed,
             device=run.device,
-            on_rollouts=lambda rows: store.write(_with_grades(run, rows)),
+            on_rollouts=keep,
             callbacks=[
                 *_callbacks(run, "grpo", metrics, section.eval_every),
                 stop,
@@ -214,7 +238,12 @@ def _with_grades(run: Run, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def evaluate_stage(run: Run, stage: str, step: int | None = None) -> dict[str, Any]:
-    """Evaluate the current policy on the held-out problems and write ``eval/<stage>``."""
+    """Evaluate the current policy on the held-out problems and write ``eval/<stage>``; the main process does it."""
+    with whole_weights(_require_policy(run).model):
+        return run.processes.from_main(lambda: _evaluate(run, stage, step))
+
+
+def _evaluate(run: Run, stage: str, step: int | None) -> dict[str, Any]:
     policy = _require_policy(run)
     recipe = run.recipe
     setting = EvaluationSetting.from_section(
@@ -285,7 +314,7 @@ def _load_start(run: Run) -> None:
         return
     for stage in ("grpo", "sft"):
         final = run.folder.path / stage / "final"
-        if run.folder.is_finished(stage) and final.is_dir():
+        if _is_finished(run, stage) and final.is_dir():
             run.policy = load_policy(final, device=run.device, trainable=True)
             break
     else:
@@ -321,16 +350,28 @@ def _filter_by_prompt_length(run: Run) -> None:
 
 def _stage(run: Run, name: str, action: Callable[[Run], None]) -> None:
     """Do a stage and its evaluation unless they are finished."""
-    if not run.folder.is_finished(name):
+    if not _is_finished(run, name):
         _load_start(run)
         action(run)
         if run.stopped:
             return
-        run.folder.finish(name, {})
-    if run.recipe.eval.enabled and not run.folder.is_finished(f"eval-{name}"):
+        _finish(run, name, {})
+    if run.recipe.eval.enabled and not _is_finished(run, f"eval-{name}"):
         _load_stage(run, name)
         summary = evaluate_stage(run, name)
-        run.folder.finish(f"eval-{name}", {k: v.value for k, v in summary.items()})
+        _finish(run, f"eval-{name}", {k: v.value for k, v in summary.items()})
+
+
+def _is_finished(run: Run, stage: str) -> bool:
+    return run.processes.from_main(lambda: run.folder.is_finished(stage))
+
+
+def _finish(run: Run, stage: str, result: dict[str, Any]) -> None:
+    run.processes.from_main(lambda: run.folder.finish(stage, result))
+
+
+def _metrics_writer(run: Run) -> MetricsWriter:
+    return MetricsWriter(run.folder.path / "metrics.jsonl") if run.processes.main else NoMetrics()
 
 
 def _load_stage(run: Run, name: str) -> None:
@@ -346,7 +387,10 @@ def _train(
     metrics: MetricsWriter,
     store: RolloutWriter | None = None,
 ) -> None:
-    checkpoint, refused = newest_checkpoint(run.folder.path / stage) if run.resume else (None, [])
+    found = run.processes.from_main(
+        lambda: newest_checkpoint(run.folder.path / stage) if run.resume else None
+    )
+    checkpoint, refused = found or (None, [])
     for line in refused:
         run.display.say(f"{stage}: {line}")
         log.warning("%s: %s", stage, line)
@@ -356,30 +400,51 @@ def _train(
         store.truncate_after(step)
     if checkpoint:
         run.display.say(f"{stage}: continuing from {checkpoint.name}")
+        _say_other_count(run, stage, checkpoint)
     try:
         with stop:
-            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            train_from(trainer, checkpoint)
     finally:
         metrics.close()
     run.display.finished(stage)
     if stop.stopped:
         run.stopped = True
         return
-    final = run.folder.path / stage / "final"
-    partial = final.with_name("final.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    trainer.save_model(str(partial))
-    shutil.rmtree(final, ignore_errors=True)
-    partial.rename(final)
+    _save_final(run, trainer, run.folder.path / stage / "final")
+    if is_sharded(_require_policy(run).model):
+        run.policy = None  # read again from what was saved
     del trainer
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
+def _say_other_count(run: Run, stage: str, checkpoint: Path) -> None:
+    made_by, now = processes_of(checkpoint), run.processes.count
+    if made_by != now:
+        line = f"{stage}: {checkpoint.name} was made by {made_by} process(es), this run has {now}: it continues, not bit for bit"
+        run.display.say(line)
+        log.warning("%s", line)
+
+
+def _save_final(run: Run, trainer: Any, final: Path) -> None:
+    partial = final.with_name("final.partial")
+    run.processes.from_main(lambda: shutil.rmtree(partial, ignore_errors=True))
+    trainer.save_model(str(partial))
+    run.processes.wait()
+    if run.processes.main:
+        shutil.rmtree(final, ignore_errors=True)
+        partial.rename(final)
+    run.processes.wait()
+
+
 def _callbacks(run: Run, stage: str, metrics: MetricsWriter, eval_every: int | None) -> list[Any]:
+    def log_line(step: int, values: dict[str, float]) -> None:
+        metrics.write(stage, step, values)
+        run.live.on_metrics(step, values, stage)
+
     callbacks: list[Any] = [
-        MetricsCallback(lambda step, values: metrics.write(stage, step, values)),
+        MetricsCallback(log_line),
         ProgressCallback(lambda *state: run.display.step(stage, *state)),
     ]
     if eval_every and run.recipe.eval.enabled:
@@ -400,10 +465,12 @@ def _require_policy(run: Run) -> Policy:
 
 
 class _log_file:
-    """Write the package's log records to ``training.log`` while the run lasts."""
+    """Write the package's log records to ``training.log`` while the run lasts; in the main process only."""
 
-    def __init__(self, folder: RunFolder) -> None:
-        self.handler = logging.FileHandler(folder.path / "training.log", encoding="utf-8")
+    def __init__(self, folder: RunFolder, main: bool = True) -> None:
+        self.handler: logging.Handler = logging.NullHandler()
+        if main:
+            self.handler = logging.FileHandler(folder.path / "training.log", encoding="utf-8")
         self.handler.addFilter(RedactSecrets())
         self.handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
 

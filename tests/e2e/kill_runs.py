@@ -34,7 +34,8 @@ SETTINGS = [
     "sft.max_steps=12", "sft.save_steps=2", "sft.batch_size=4", "sft.logging_steps=3",
     "grpo.max_steps=16", "grpo.save_steps=1", "grpo.logging_steps=2", "grpo.max_completion_tokens=24", "grpo.group_size=4",
     "grpo.batch_size=8", "grpo.gradient_accumulation_steps=1", "grpo.num_iterations=2", "grpo.eval_every=6",
-    "data.train.limit=24", "eval.samples=2", "threads=1",
+    "data.train.limit=24", "eval.samples=2", "threads=1", "grpo.learning_rate=1e-3",
+    "rewards=[{name: correct}, {name: repetition, params: {ngram: 1, max_penalty: -1.0}}]",
 ]  # fmt: skip
 
 
@@ -141,12 +142,16 @@ def main() -> None:
         raise SystemExit((whole / "life.log").read_text()[-4000:])
     seconds = time.monotonic() - began
     expected, chance = outcome(whole / "r"), random.Random(given.seed)
+    sft, grpo = (expected["weights"][stage] for stage in ("sft", "grpo"))
+    assert not all(torch.equal(sft[name], grpo[name]) for name in sft), (
+        "GRPO changed nothing: the comparison would be empty"
+    )
     kills: Counter[str] = Counter()
     runs = 0
     different: list[str] = []
     while sum(kills.values()) < given.kills and not different:
         folder = given.folder / f"killed-{runs}"
-        kills += kill_until_done(folder, chance, seconds / 3)
+        kills += kill_until_done(folder, chance, seconds / 2)
         different = differences(expected, outcome(folder / "r"))
         runs += 1
         if not different:

@@ -12,12 +12,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-import yaml
 
 from algorist.config import load_recipe
 from algorist.diagnosis.diagnose import ALL_CAUSES, diagnose
 from algorist.errors import AlgoristError
 from algorist.pipeline import run_recipe
+from algorist.prepare import check_names
 
 SMALL = [
     "model.tiny={vocab_size: 300, hidden_size: 48, layers: 2, heads: 4, kv_heads: 2}",
@@ -144,7 +144,9 @@ def names(run: Path) -> list[str]:
     found = diagnose(run)
     for finding in found:
         assert finding.sentence and finding.evidence and finding.severity in (1, 2, 3)
-        yaml.safe_load(finding.change)
+        advised = run.parent / "advised.yaml"
+        advised.write_text(f"extends: quickstart\n{finding.change}\n", encoding="utf-8")
+        check_names(load_recipe(str(advised)).recipe)
     return [finding.name for finding in found]
 
 
@@ -258,10 +260,20 @@ def test_reward_hacking(runs: Runs, paying: Path) -> None:
 
 
 def test_log_prob_mismatch(runs: Runs) -> None:
-    noisy = runs("mismatch", "model.lora={rank: 8, alpha: 256, dropout: 0.5}", "grpo.learning_rate=1e-2")
+    noisy = runs("mismatch", "model.lora={rank: 8, alpha: 256, dropout: 0.5}", "grpo.learning_rate=2e-3")
     assert "log_prob_mismatch" in names(noisy)
 
 
 def test_every_cause_has_a_test() -> None:
     mine = Path(__file__).read_text(encoding="utf-8")
     assert [name for name in ALL_CAUSES if f'"{name}"' not in mine] == []
+
+
+def test_a_run_says_a_cause_once_while_it_trains(runs: Runs) -> None:
+    run = runs("truncated", "grpo.max_completion_tokens=6")
+    told = [
+        line
+        for line in (run / "training.log").read_text(encoding="utf-8").splitlines()
+        if "truncated:" in line
+    ]
+    assert len(told) == 1 and f"algorist diagnose {run}" in told[0]

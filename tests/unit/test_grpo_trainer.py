@@ -339,3 +339,18 @@ def test_logged_entropy_counts_skipped_rows(tmp_path: Path) -> None:
         trainer.train()
         means.append([entry["entropy"] for entry in trainer.state.log_history[:-1]])
     assert means[1] == pytest.approx(means[0], rel=0.1)
+
+
+def test_the_reference_is_the_policy_that_was_passed(tmp_path: Path) -> None:
+    """Also for a model from scratch, whose config names no folder, and after SFT, whose config names the base model."""
+    from algorist.config import load_recipe
+    from algorist.pipeline import run_recipe
+    from algorist.store.read import metrics
+
+    recipe = load_recipe(
+        "smoke-cpu",
+        [f"output_dir={tmp_path}", "run_name=r", "threads=1", "grpo.beta=0.1", "eval.enabled=false"],
+    ).recipe
+    run_recipe(recipe)
+    kl = [line["kl"] for line in metrics(tmp_path / "r", "grpo")]
+    assert len(kl) == 2 and 0 <= kl[0] < 1e-6, "the first step is taken by the reference itself"

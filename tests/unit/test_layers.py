@@ -11,8 +11,8 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "algorist"
 ROWS = [
-    {"cli"},
-    {"pipeline", "inference", "report"},
+    {"cli", "api"},
+    {"pipeline", "inference", "report", "preflight"},
     {"prepare", "training", "evaluation", "diagnosis"},
     {"data", "rewards", "rollouts"},
     {"config", "prompts", "grading", "objectives", "models", "store", "recipes"},

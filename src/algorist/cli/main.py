@@ -11,7 +11,9 @@ import typer
 from algorist import __version__
 
 VERBS = {
+    "preflight": "Look at a recipe before training: batches, pass rates, memory, time, advice.",
     "run": "Run a recipe: data → model → SFT → evaluation → GRPO → evaluation → report.",
+    "launch": "Run a recipe in several processes, through accelerate launch.",
     "sft": "Only the supervised fine-tuning stage of a recipe.",
     "grpo": "Only the GRPO stage of a recipe, from its SFT stage or a model.",
     "eval": "Evaluate a run, a checkpoint or a model on held-out problems.",
@@ -21,6 +23,7 @@ VERBS = {
     "rewards": "List the rewards; explain the reward of a completion.",
     "data": "List, show and check datasets.",
     "inspect": "Browse or query the stored rollouts of a run.",
+    "watch": "Watch a run from another window: where it is, its curves, what is wrong.",
     "diagnose": "Say why a run does not learn, with evidence and the lines to change.",
     "compare": "Compare two evaluations with paired intervals.",
     "report": "Write a run's report.html: one file, opens offline.",

@@ -40,6 +40,8 @@ def run_stages(name: str, overrides: list[str] | None, resume: bool, stages: tup
 
     display = TerminalDisplay()
     state = run_recipe(loaded, display=display, resume=resume, stages=stages)
+    if not state.processes.main:
+        return 0
     folder = state.folder.path
     if state.stopped:
         words = [w for w in sys.argv[1:] if w != "--resume"]

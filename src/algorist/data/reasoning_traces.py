@@ -31,13 +31,13 @@ def load_openmath_reasoning(source: Source) -> list[Problem]:
     return to_problems(
         keep_readable(
             rows,
-            lambda row: bool(str(row["expected_answer"] or "").strip() and _thoughts(row)),
+            lambda row: bool(str(row.get("expected_answer") or "").strip() and _thoughts(row)),
             where=where,
             lack="expected_answer and generated_solution",
         ),
         where=where,
-        question=lambda row: row["problem"],
-        answer=lambda row: row["expected_answer"],
+        question=lambda row: row.get("problem"),
+        answer=lambda row: row.get("expected_answer"),
         solution=_thoughts,
         subject=lambda row: row.get("problem_source"),
     )
@@ -55,12 +55,14 @@ def load_numina_tir(source: Source) -> list[Problem]:
     return to_problems(
         keep_readable(
             rows,
-            lambda row: bool(str(row["problem"] or "").strip() and last_boxed(str(row["solution"] or ""))),
+            lambda row: bool(
+                str(row.get("problem") or "").strip() and last_boxed(str(row.get("solution") or ""))
+            ),
             where=where,
             lack="problem with a boxed answer",
         ),
         where=where,
-        question=lambda row: row["problem"],
+        question=lambda row: row.get("problem"),
         answer=lambda row: last_boxed(str(row["solution"])),
         solution=lambda row: row["solution"],
     )
@@ -79,12 +81,12 @@ def load_bespoke_stratos(source: Source) -> list[Problem]:
     return to_problems(
         keep_readable(
             read,
-            lambda row: bool(row["problem"] and row["answer"] and row["thought"]),
+            lambda row: bool(row.get("problem") and row["answer"] and row["thought"]),
             where=where,
             lack="question, thought and boxed answer",
         ),
         where=where,
-        question=lambda row: row["problem"],
+        question=lambda row: row.get("problem"),
         answer=lambda row: row["answer"],
         solution=lambda row: row["thought"],
     )
@@ -106,7 +108,7 @@ def load_sft_jsonl(source: Source) -> list[Problem]:
         [
             {
                 **row,
-                "question": _asked(str(row["prompt"] or "")),
+                "question": _asked(str(row.get("prompt") or "")),
                 "gold": _first(row.get("ground_truth"), row.get("answer"), parsed.answer),
                 "solution": _reasoning(row, parsed),
                 "shown": parsed.answer,

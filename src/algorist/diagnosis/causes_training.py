@@ -306,7 +306,7 @@ def length_growth(signals: Signals) -> Finding | None:
         ),
         signals.samples("any"),
         signals.settings.change(grpo__loss_type="dr_grpo", grpo__scale_rewards="none")
-        + "\nrewards:\n  - {name: correct, weight: 1.0}\n  - {name: overlong, weight: 0.5, params: "
+        + "\nrewards:\n  - {name: correct, weight: 1.0}\n  - {name: soft_overlong, weight: 0.5, params: "
         + f"{{max_tokens: {limit}, cache_tokens: {max(1, limit // 4)}}}}}",
     )
 

@@ -146,7 +146,7 @@ def thin(x: Sequence[int], y: Sequence[float], points: int = POINTS) -> tuple[li
 
 
 def phases(lines: Sequence[dict[str, Any]], stage: str) -> dict[str, float]:
-    """Return the seconds that a stage spent in each phase: ``*/seconds`` metrics, the rest of ``step_time``, all."""
+    """Return the seconds that a stage spent in each phase: ``*/seconds`` metrics and the rest of ``step_time``."""
     series = _series(lines, stage)
     found = {
         name.removesuffix("/seconds"): math.fsum(y)
@@ -156,8 +156,6 @@ def phases(lines: Sequence[dict[str, Any]], stage: str) -> dict[str, float]:
     total = math.fsum(series["step_time"][1]) if "step_time" in series else 0.0
     if total > sum(found.values()) > 0:
         found["other"] = total - sum(found.values())
-    if "train_runtime" in series:
-        found["whole stage"] = series["train_runtime"][1][-1]
     return found
 
 

@@ -199,6 +199,17 @@ class RunFolder:
             file.flush()
             yield
 
+    def is_running(self) -> bool:
+        """Tell whether a process holds the folder."""
+        try:
+            with (self.path / ".lock").open("r") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
+        return False
+
 
 def environment() -> dict[str, Any]:
     """Return versions, hardware, git commit and command of this process; secrets are left out.

@@ -215,6 +215,41 @@ class MetricsWriter:
                 os.truncate(self.path, data.rfind(b"\n") + 1)
 
 
+class NoRollouts(RolloutWriter):
+    """Writes nothing: for the processes of a run that do not write."""
+
+    def __init__(self) -> None:
+        """Open nothing."""
+
+    def write(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Ignore."""
+
+    def flush(self) -> None:
+        """Ignore."""
+
+    def truncate_after(self, step: int) -> None:
+        """Ignore."""
+
+
+class NoMetrics(MetricsWriter):
+    """Writes nothing: for the processes of a run that do not write."""
+
+    def __init__(self) -> None:
+        """Open nothing."""
+
+    def write(self, stage: str, step: int, values: Mapping[str, float]) -> None:
+        """Ignore."""
+
+    def flush(self) -> None:
+        """Ignore."""
+
+    def truncate_after(self, stage: str, step: int) -> None:
+        """Ignore."""
+
+    def close(self) -> None:
+        """Ignore."""
+
+
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a metrics file; a torn last line is left out, a missing file is empty."""
     rows = []

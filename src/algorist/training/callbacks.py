@@ -16,7 +16,7 @@ MetricsSink = Callable[[int, dict[str, float]], None]
 class MetricsCallback(TrainerCallback):
     """Passes every logged line to ``sink(step, values)``: numbers only, under the names that TRL or we gave them.
 
-    The closing line's ``train_loss`` is left out: it is the mean over one process's steps, another one in a resumed run.
+    The closing line (run time, mean loss) is left out: it tells of one process, not of the run, which may have had several.
     """
 
     def __init__(self, sink: MetricsSink) -> None:
@@ -27,8 +27,7 @@ class MetricsCallback(TrainerCallback):
     ) -> None:
         """Forward the numbers of one log call."""
         values = {k: float(v) for k, v in (logs or {}).items() if isinstance(v, (int, float))}
-        values.pop("train_loss", None)
-        if values and state.is_world_process_zero:
+        if values and "train_runtime" not in values and state.is_world_process_zero:
             self.sink(state.global_step, values)
 
 

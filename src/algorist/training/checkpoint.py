@@ -107,6 +107,11 @@ def newest_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
     return None, refused
 
 
+def processes_of(checkpoint: Path) -> int:
+    """Return how many processes made a checkpoint; each one left its state."""
+    return max(1, len(list(checkpoint.glob(f"{STATE}*"))))
+
+
 def _rotate(folder: Path, limit: int | None) -> None:
     """Keep the newest ``limit`` checkpoints."""
     if limit is None or limit <= 0:
@@ -115,6 +120,24 @@ def _rotate(folder: Path, limit: int | None) -> None:
         doomed = old.with_name(f".deleting-{old.name}")
         old.rename(doomed)  # gone at once, also when killed in between
         shutil.rmtree(doomed, ignore_errors=True)
+
+
+def train_from(trainer: Any, checkpoint: Path | None) -> None:
+    """Train from a checkpoint (None: from the start) to the last step.
+
+    When the checkpoint is of the last step already (the process ended before the stage was closed) only its weights are
+    loaded: transformers' loop would do one step too many.
+    """
+    if checkpoint is not None and step_of(checkpoint) >= _last_step(trainer):
+        trainer._load_from_checkpoint(str(checkpoint))
+    else:
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+
+
+def _last_step(trainer: Any) -> int:
+    if trainer.args.max_steps > 0:
+        return int(trainer.args.max_steps)
+    return int(trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader())[-1])
 
 
 class ExactCheckpoints:
@@ -192,8 +215,12 @@ class ExactCheckpoints:
         if checkpoint is None:
             return
         rank = self.args.process_index
-        path = Path(checkpoint) / (STATE if rank == 0 else f"{STATE}.{rank}")
+        same = processes_of(Path(checkpoint)) == self.args.world_size
+        path = Path(checkpoint) / (STATE if rank == 0 or not same else f"{STATE}.{rank}")
         if path.is_file():
-            self.load_extra_state(torch.load(path, weights_only=True, map_location="cpu"))
+            state = torch.load(path, weights_only=True, map_location="cpu")
+            if not same and "buffered_inputs" in state:
+                state["buffered_inputs"] = None  # one process's share of a batch; it is sampled again
+            self.load_extra_state(state)
         else:
             log.warning("%s is missing: the run continues, but not bit for bit", path)

@@ -26,6 +26,7 @@ from algorist.rollouts.base import RolloutEngine, SamplingParams
 from algorist.training.batches import regroup, trim
 from algorist.training.checkpoint import ExactCheckpoints
 from algorist.training.faults import FaultTolerant
+from algorist.training.processes import gather_generation, rank_draws, whole_weights
 from algorist.training.sampling_step import (
     GenerationBatch,
     Record,
@@ -82,7 +83,8 @@ class AlgoristGRPOTrainer(ExactCheckpoints, FaultTolerant, GRPOTrainer):
         **kwargs: Any,
     ) -> None:
         trl_seam.check_trl_version()
-        super().__init__(*args, **kwargs)
+        with trl_seam.reference_is_the_policy(kwargs.get("model", args[0] if args else None)):
+            super().__init__(*args, **kwargs)
         self.fast_update = fast_update
         self.skip_zero_advantage = skip_zero_advantage
         self.sampler_log_probs = sampler_log_probs
@@ -177,12 +179,12 @@ class AlgoristGRPOTrainer(ExactCheckpoints, FaultTolerant, GRPOTrainer):
             stops = {*self.eos_token_ids, self._tokenizer.pad_token_id}
             self._batch.truncated = [not ids or ids[-1] not in stops for ids in completion_ids]
         else:
-            params = self.sampling
+            params, policy = self.sampling, self._policy()
             if params.seed is not None:
-                offset = _SEED_STRIDE * self.generation_count + self.accelerator.process_index
-                params = replace(params, seed=params.seed + offset)
-            with _eval_mode(self._policy()), torch.no_grad():
-                completions = sample_rows(self.engine, prompt_ids, params)
+                params = replace(params, seed=params.seed + _SEED_STRIDE * self.generation_count)
+            drawing = rank_draws(self.accelerator, params, len(prompt_ids))
+            with _eval_mode(policy), torch.no_grad(), whole_weights(policy), drawing as drawn:
+                completions = sample_rows(self.engine, prompt_ids, drawn)
             completion_ids = [completion.token_ids for completion in completions]
             log_probs = [completion.log_probs for completion in completions]
             self._batch.truncated = [completion.finish_reason == "length" for completion in completions]
@@ -216,17 +218,18 @@ class AlgoristGRPOTrainer(ExactCheckpoints, FaultTolerant, GRPOTrainer):
             self._generated_at_step = self.state.global_step
         names = list(self.reward_func_names)
         group_size = self.num_generations if mode == "train" else self.num_generations_eval
+        batch, rows, advantages = gather_generation(self.accelerator, self._batch, inputs, output)
         metrics = rollout_metrics(
-            self._batch, group_size=group_size or 1, reward_names=names, reward_weights=self.reward_weights
+            batch, group_size=group_size or 1, reward_names=names, reward_weights=self.reward_weights
         )
         for name, value in metrics.items():
             self._metrics[mode][name].append(value)
-        if self.on_rollouts is not None and mode == "train":
+        if self.on_rollouts is not None and mode == "train" and self.accelerator.is_main_process:
             self.on_rollouts(
                 rollout_records(
-                    self._batch,
-                    inputs,
-                    output["advantages"],
+                    batch,
+                    rows,
+                    advantages,
                     step=self.state.global_step,
                     reward_names=names,
                     reward_weights=self.reward_weights,

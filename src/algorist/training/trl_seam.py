@@ -6,8 +6,11 @@ test and widening ``TRL_VERSIONS``.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 # TRL sends a request on every trainer construction unless this is set before it is imported.
@@ -17,6 +20,7 @@ import torch
 import trl
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
+from trl.trainer import grpo_trainer
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
@@ -167,3 +171,26 @@ class EpochSampler(RepeatSampler):
             self.generator.manual_seed(self.seed)
             for _ in range(epoch):
                 torch.randperm(self.num_samples, generator=self.generator)
+
+
+@contextmanager
+def reference_is_the_policy(model: Any) -> Iterator[None]:
+    """While a trainer is made: its KL reference is a frozen copy of ``model`` as it is passed.
+
+    TRL loads the reference by the name in the model's config. For a model from scratch there is none, and after SFT in the
+    same process it is the base model, so the penalty would pull the policy back behind SFT. A name instead of a model, and
+    adapters (TRL copies them itself), are left to TRL.
+    """
+    original = grpo_trainer.create_model_from_path
+
+    def frozen_copy(*_: Any, **__: Any) -> Any:
+        return copy.deepcopy(model).requires_grad_(False).eval()
+
+    if not isinstance(model, torch.nn.Module):
+        yield
+        return
+    grpo_trainer.create_model_from_path = frozen_copy
+    try:
+        yield
+    finally:
+        grpo_trainer.create_model_from_path = original

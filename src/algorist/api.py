@@ -1,0 +1,354 @@
+"""The Python API for GRPO on GSM8K under the names of OneShotGRPO; every step is the one that the recipes use.
+
+setup = create_math_training_setup("Qwen/Qwen2.5-0.5B-Instruct", split="train")
+run_training(setup.artifacts)
+print(generate_math_solution("What is 15 * 23?", generator=build_text_generator("outputs/math-grpo/final")))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from algorist.config.load import load_recipe
+from algorist.config.schema import DatasetSection, GRPOSection, ModelSection, RewardSection
+from algorist.data import Source, load_problems
+from algorist.data.columns import load_source
+from algorist.data.gsm8k import extract_hash_answer
+from algorist.errors import ConfigError, DataError, EngineError, nearest
+from algorist.prompts import get_format
+from algorist.prompts.chat import encode_prompt, render_prompt
+from algorist.rewards import DEFAULT_REWARD_WEIGHTS, DEFAULT_REWARDS, RewardSet, build_rewards
+from algorist.types import Message
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from algorist.inference import Solver
+    from algorist.models.load import Policy
+
+RECIPE = "oneshot-gsm8k"
+FORMAT = "reasoning_answer"
+DEFAULT_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
+DEFAULT_GENERATOR = "HarleyCooper/GRPOtuned"
+
+TRL_NAMES = {
+    "learning_rate": "learning_rate",
+    "lr_scheduler_type": "lr_scheduler",
+    "warmup_ratio": "warmup_ratio",
+    "num_train_epochs": "epochs",
+    "num_generations": "group_size",
+    "per_device_train_batch_size": "batch_size",
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "max_completion_length": "max_completion_tokens",
+    "weight_decay": "weight_decay",
+    "adam_beta1": "adam_beta1",
+    "adam_beta2": "adam_beta2",
+    "max_grad_norm": "max_grad_norm",
+    "logging_steps": "logging_steps",
+    "save_steps": "save_steps",
+    "epsilon": "clip_low",
+    "epsilon_high": "clip_high",
+}
+"""TRL's name of an argument → its key below ``grpo`` in a recipe, where the two differ or a default is shown."""
+
+OWN_KEYS = {"max_prompt_length", "bf16", "use_vllm", "vllm_mode", "vllm_gpu_memory_utilization", "seed"}
+TRAINER_KEYS = ("callbacks", "engine", "on_rollouts")
+
+
+def _defaults() -> dict[str, Any]:
+    recipe = load_recipe(RECIPE).recipe
+    shown = {trl: getattr(recipe.grpo, ours) for trl, ours in TRL_NAMES.items() if not trl.startswith("eps")}
+    return {**shown, "max_prompt_length": recipe.data.train.max_prompt_tokens, "use_vllm": False}
+
+
+DEFAULT_GRPO_ARGS: dict[str, Any] = _defaults()
+"""The default hyperparameters in TRL's names, read from the recipe ``oneshot-gsm8k``."""
+
+
+@dataclass
+class TrainingArtifacts:
+    """What ``run_training`` needs: the trainer and its ``GRPOConfig``."""
+
+    trainer: Any
+    config: Any
+
+
+@dataclass
+class MathTrainingSetup:
+    """A training run that is ready to start.
+
+    ``dataset`` has a row per problem that trains, ``reward_funcs`` the rewards with their weights, ``grpo_args`` the
+    defaults with the caller's own on top.
+    """
+
+    dataset: Dataset
+    reward_funcs: RewardSet
+    artifacts: TrainingArtifacts
+    grpo_args: dict[str, Any]
+
+
+def load_gsm8k(split: str = "train", *, path: str | Path | None = None) -> Dataset:
+    """Return GSM8K (openai/gsm8k, main) with its columns ``question`` and ``answer``; ``path`` reads local files.
+
+    Raises:
+        DataError: The hub or the path cannot be read.
+    """
+    from datasets import Dataset
+
+    source = Source(split, str(path) if path is not None else None, None, None, {}, {})
+    return Dataset.from_list(load_source(source, hub="openai/gsm8k", subset="main", where="gsm8k"))
+
+
+def build_chat_prompt(question: str, system_prompt: str | None = None) -> list[Message]:
+    """Return the system message, which shows the format, and the user message with the stripped question."""
+    return cast("list[Message]", get_format(FORMAT, system_prompt=system_prompt).render(question))
+
+
+def format_for_grpo(dataset: Dataset, system_prompt: str | None = None) -> Dataset:
+    """Add ``prompt`` (chat messages), ``reference_solution`` and ``reference_answer``; other columns stay.
+
+    Raises:
+        DataError: There is no column ``question`` or ``answer``.
+    """
+    for column in ("question", "answer"):
+        if column not in dataset.column_names:
+            raise DataError(
+                f"the dataset has no column '{column}'.{nearest(column, dataset.column_names)} "
+                f"Its columns: {', '.join(dataset.column_names)}; rename one with dataset.rename_column"
+            )
+
+    def formatted(row: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "prompt": build_chat_prompt(row["question"], system_prompt),
+            "reference_solution": row["answer"],
+            "reference_answer": extract_hash_answer(row["answer"]),
+        }
+
+    return dataset.map(formatted)
+
+
+def create_math_training_setup(
+    model_name: str = DEFAULT_MODEL,
+    split: str = "train",
+    *,
+    system_prompt: str | None = None,
+    output_dir: str | Path | None = None,
+    run_name: str = "math-grpo",
+    report_to: str | Sequence[str] = "none",
+    reward_weights: Sequence[float] | None = None,
+    grpo_args: Mapping[str, Any] | None = None,
+    trainer_kwargs: Mapping[str, Any] | None = None,
+    path: str | Path | None = None,
+    limit: int | None = None,
+    device: str = "auto",
+) -> MathTrainingSetup:
+    """Load and format GSM8K, take the default rewards, build the GRPO trainer.
+
+    Args:
+        model_name: A hub name or a model folder.
+        split: Split of GSM8K.
+        system_prompt: Replaces the one that asks for the format.
+        output_dir: Folder of ``checkpoint-STEP`` and ``final``; ``outputs/RUN_NAME`` when left out.
+        run_name: Name of the run, also in trackers.
+        report_to: Trackers: ``"none"``, a name or names.
+        reward_weights: One weight for each of the three rewards; ``DEFAULT_REWARD_WEIGHTS`` when left out.
+        grpo_args: Arguments in TRL's names or keys of a recipe's ``grpo`` section, over ``DEFAULT_GRPO_ARGS``.
+        trainer_kwargs: ``callbacks``, ``engine``, ``on_rollouts`` of ``make_grpo_trainer``.
+        path: A local file or folder of GSM8K instead of the hub.
+        limit: Only the first problems.
+        device: ``auto``, ``cpu``, ``cuda`` or ``mps``.
+
+    Raises:
+        ConfigError: An unknown argument, a wrong number of weights, a model that cannot be loaded.
+        DataError: The problems cannot be read.
+    """
+    from algorist.models.load import make_policy, pick_device
+
+    merged = {**DEFAULT_GRPO_ARGS, **(grpo_args or {})}
+    section = _grpo_section(merged)
+    own = _known(trainer_kwargs or {}, TRAINER_KEYS, "trainer_kwargs")
+    rewards = _rewards(reward_weights)
+    form = get_format(FORMAT, system_prompt=system_prompt)
+    place = pick_device(device)
+    _check_bf16(merged.get("bf16"), place)
+    source = DatasetSection(
+        name="gsm8k",
+        split=split,
+        path=str(path) if path is not None else None,
+        limit=limit,
+        max_prompt_tokens=merged["max_prompt_length"],
+    )
+    seed = int(merged.get("seed", 42))
+    texts = [
+        text
+        for p in load_problems(source)
+        for text in (p.question, form.demonstrate(p.solution or p.question, p.answer))
+    ]
+    policy = make_policy(
+        ModelSection(name=model_name), device=place, seed=seed, texts=texts, tags=form.tags.all()
+    )
+    problems = load_problems(
+        source, prompt_tokens=lambda p: len(encode_prompt(form, policy.tokenizer, p.question))
+    )
+    kept = {p.question for p in problems}
+    formatted = format_for_grpo(load_gsm8k(split, path=path), system_prompt)
+    dataset = formatted.filter(lambda row: row["question"].strip() in kept)
+    rows = [
+        {
+            "prompt": render_prompt(form, policy.tokenizer, p.question),
+            "problem_id": p.id,
+            "question": p.question,
+            "answer": p.answer,
+        }
+        for p in problems
+    ]
+    names = [report_to] if isinstance(report_to, str) else list(report_to)
+    artifacts = _build(
+        policy,
+        rows,
+        section,
+        rewards,
+        output_dir=Path(output_dir) if output_dir is not None else Path("outputs") / run_name,
+        run_name=run_name,
+        report_to=[name for name in names if name != "none"],
+        seed=seed,
+        device=place,
+        **own,
+    )
+    return MathTrainingSetup(dataset, rewards, artifacts, merged)
+
+
+def run_training(artifacts: TrainingArtifacts, *, resume_from_checkpoint: str | bool | None = None) -> Any:
+    """Train, save the model under ``output_dir/final`` and return transformers' ``TrainOutput``."""
+    trainer = artifacts.trainer
+    result = trainer.train(resume_from_checkpoint=resume_from_checkpoint)
+    trainer.save_model(str(Path(artifacts.config.output_dir) / "final"))
+    return result
+
+
+def build_text_generator(
+    model_id: str | Path = DEFAULT_GENERATOR, *, prompt_format: str | None = None
+) -> Solver:
+    """Return a generator for ``generate_math_solution`` that asks in the prompt format of the training.
+
+    Args:
+        model_id: A hub name or a folder that was saved after training.
+        prompt_format: A prompt format's name; ``reasoning_answer`` when left out.
+    """
+    from algorist.inference import Solver
+
+    folder = Path(model_id).expanduser()
+    return Solver.load(folder if folder.is_dir() else str(model_id), prompt_format=prompt_format or FORMAT)
+
+
+def generate_math_solution(
+    question: str,
+    *,
+    generator: Solver | None = None,
+    max_new_tokens: int = 200,
+    temperature: float = 0.9,
+    seed: int | None = None,
+) -> str:
+    """Return the completion of a question, with its tags; ``temperature`` 0 is greedy.
+
+    Raises:
+        EngineError: The model wrote nothing.
+    """
+    solver = generator if generator is not None else build_text_generator()
+    (row,) = solver.solve([question], max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+    text = str(row["completion"]).strip()
+    if not text:
+        raise EngineError(
+            f"the model wrote nothing for {question[:80]!r}; raise max_new_tokens ({max_new_tokens}) or try another seed"
+        )
+    return text
+
+
+def save_prompt_and_response(
+    prompt: str, generated_output: str, path: str | Path = "math_results.jsonl", **extra: Any
+) -> Path:
+    """Append one line with ``prompt``, ``generated_output`` and what else is given; return the file's path."""
+    from algorist.inference import append_jsonl
+
+    file = Path(path)
+    append_jsonl(file, [{"prompt": prompt, "generated_output": generated_output, **extra}])
+    return file
+
+
+def _grpo_section(merged: Mapping[str, Any]) -> GRPOSection:
+    """Return the recipe's ``grpo`` section for arguments in either vocabulary."""
+    fields = set(GRPOSection.model_fields)
+    valid = sorted({*TRL_NAMES, *OWN_KEYS, *fields})
+    values: dict[str, Any] = {}
+    for name, value in _known(merged, valid, "grpo_args").items():
+        if name not in OWN_KEYS and not (name == "max_steps" and value == -1):
+            values[TRL_NAMES.get(name, name)] = value
+    vllm = {k.removeprefix("vllm_"): v for k, v in merged.items() if k.startswith("vllm_")}
+    shipped = load_recipe(RECIPE).recipe.grpo
+    values["vllm"] = {**shipped.vllm, **vllm, **values.get("vllm", {})}
+    if merged["use_vllm"]:
+        values["engine"] = "vllm"
+    try:
+        return GRPOSection.model_validate({**shipped.model_dump(), **values})
+    except ValueError as error:
+        raise ConfigError(f"grpo_args: {error}") from None
+
+
+def _known(given: Mapping[str, Any], valid: Sequence[str], what: str) -> dict[str, Any]:
+    for name in given:
+        if name not in valid:
+            raise ConfigError(
+                f"{what} has the key '{name}'.{nearest(name, valid)} Expected: {', '.join(valid)}"
+            )
+    return dict(given)
+
+
+def _rewards(weights: Sequence[float] | None) -> RewardSet:
+    chosen = list(DEFAULT_REWARD_WEIGHTS if weights is None else weights)
+    if len(chosen) != len(DEFAULT_REWARDS):
+        raise ConfigError(
+            f"reward_weights has {len(chosen)} values, expected {len(DEFAULT_REWARDS)}: one each for "
+            f"{', '.join(DEFAULT_REWARDS)}, such as {DEFAULT_REWARD_WEIGHTS}"
+        )
+    specs = [RewardSection(name=n, weight=w) for n, w in zip(DEFAULT_REWARDS, chosen, strict=True)]
+    return build_rewards(specs, FORMAT, matcher="numeric")
+
+
+def _check_bf16(wanted: bool | None, device: Any) -> None:
+    import torch
+
+    found = device.type == "cuda" and torch.cuda.is_bf16_supported()
+    if wanted is not None and wanted != found:
+        raise ConfigError(
+            f"grpo_args has bf16={wanted}, but bfloat16 follows the device: it is {found} on {device}. Leave bf16 out, or "
+            "take another device (device='cpu')"
+        )
+
+
+def _build(
+    policy: Policy,
+    rows: Sequence[dict[str, Any]],
+    section: GRPOSection,
+    rewards: RewardSet,
+    **settings: Any,
+) -> TrainingArtifacts:
+    """Build the trainer with the engine that the section names."""
+    from algorist.rollouts import make_engine
+    from algorist.training.grpo_setup import make_grpo_trainer
+
+    if section.engine != "vllm" and "engine" not in settings:
+        settings["engine"] = make_engine(section.engine, policy.model, policy.tokenizer)
+    settings.setdefault("engine", None)
+    trainer = make_grpo_trainer(
+        model=policy.model,
+        tokenizer=policy.tokenizer,
+        rows=rows,
+        section=section,
+        rewards=rewards,
+        weights=rewards.weights,
+        **settings,
+    )
+    return TrainingArtifacts(trainer, trainer.args)

@@ -1,0 +1,197 @@
+"""``algorist launch -n 2 RECIPE [key=value …] [-- accelerate flags]``: a run in several processes.
+
+A thin wrapper over ``accelerate launch``: it picks the shipped configuration, adds what the recipe knows (CPU or not) and
+starts one worker per device. Flags behind ``--`` go to accelerate as they are and win.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from algorist.cli.arguments import Overrides, RecipeArgument, read_recipe
+
+app = typer.Typer(add_completion=False)
+
+CONFIGS = ("ddp", "fsdp2", "zero2", "zero3")
+_COMMAND = "ALGORIST_LAUNCH_COMMAND"
+STOP_FILE = "ALGORIST_STOP_FILE"
+# accelerate's own entry point, which would answer a failed worker with a long traceback and always with 1.
+_ACCELERATE = """
+import subprocess, sys
+from accelerate.commands.launch import main
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+try:
+    main()
+except ChildFailedError as error:
+    codes = [failure.exitcode for failure in error.failures.values()]
+    sys.exit(max(codes) if max(codes) > 0 else 128 - min(codes))
+except subprocess.CalledProcessError as error:
+    sys.exit(error.returncode if error.returncode > 0 else 128 - error.returncode)
+"""
+
+
+@app.command(
+    epilog="Example: algorist launch -n 2 smoke-cpu grpo.batch_size=8 · Next: docs/scaling.md (several machines, what is equal)"
+)
+def launch(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    processes: Annotated[
+        int | None,
+        typer.Option("-n", "--processes", min=1, help="Processes in all; default: the GPUs of this machine."),
+    ] = None,
+    config: Annotated[
+        str, typer.Option("--config", help=f"{', '.join(CONFIGS)}, or an accelerate configuration file.")
+    ] = "ddp",
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the same folder.")] = False,
+    skip_sft: Annotated[bool, typer.Option("--skip-sft", help="Leave SFT out.")] = False,
+    skip_grpo: Annotated[bool, typer.Option("--skip-grpo", help="Leave GRPO out.")] = False,
+    worker: Annotated[bool, typer.Option("--worker", hidden=True)] = False,
+) -> int:
+    """Run a recipe in several processes (batch sizes in a recipe are per process); flags behind -- are accelerate's."""
+    words = list(overrides or [])
+    split = next((i for i, word in enumerate(words) if word.startswith("-")), len(words))
+    settings, flags = words[:split], words[split:]
+    stages = tuple(s for s, skip in (("sft", skip_sft), ("grpo", skip_grpo)) if not skip)
+    if worker:
+        return _work(recipe, settings, resume, stages)
+    loaded = read_recipe(recipe, settings)
+    from algorist.prepare import check_folder
+
+    check_folder(loaded, resume=resume)
+    on_cpu = _on_cpu(loaded.device, flags)
+    flags = [flag for flag in flags if flag != "--cpu"]  # with it accelerate starts one process only
+    count = processes or _devices(on_cpu)
+    command = [
+        *(sys.executable, "-c", _ACCELERATE),
+        *_accelerate_flags(config, count, on_cpu, flags),
+        *flags,
+        *("-m", "algorist.cli.main", "launch", "--worker", recipe, *settings),
+        *(["--resume"] if resume else []),
+        *(["--skip-sft"] if skip_sft else []),
+        *(["--skip-grpo"] if skip_grpo else []),
+    ]
+    return _call(command, _environment(on_cpu, count))
+
+
+def config_file(name: str, on_cpu: bool) -> Path:
+    """Return the accelerate configuration that ``--config`` names.
+
+    Raises:
+        ConfigError: It is unknown, or needs GPUs or a package that is not there.
+    """
+    from importlib.util import find_spec
+
+    from algorist.errors import ConfigError, MissingExtraError, nearest
+
+    if name not in CONFIGS:
+        if Path(name).is_file():
+            return Path(name)
+        raise ConfigError(
+            f"--config {name}: no such configuration or file.{nearest(name, CONFIGS)} Expected one of "
+            f"{', '.join(CONFIGS)}, or a file that `accelerate config` wrote"
+        )
+    if on_cpu and name != "ddp":
+        raise ConfigError(f"--config {name} needs GPUs, but this run is on the CPU; take --config ddp")
+    if name.startswith("zero") and find_spec("deepspeed") is None:
+        raise MissingExtraError(
+            f"--config {name} needs DeepSpeed, which is not installed: pip install deepspeed; or take --config fsdp2, "
+            "which needs nothing more"
+        )
+    return Path(str(files("algorist").joinpath("launch", f"{name}.yaml")))
+
+
+def _accelerate_flags(config: str, count: int, on_cpu: bool, flags: list[str]) -> list[str]:
+    """Return our flags for accelerate; what the user gives behind ``--`` comes later and wins."""
+    file = config_file(config, on_cpu)
+    found = ["--num_processes", str(count)]
+    if not (count == 1 and config == "ddp"):
+        found = ["--config_file", str(file), *found]
+    given = {flag.partition("=")[0].replace("-", "_").lstrip("_") for flag in flags if flag.startswith("--")}
+    if not given & {"num_machines", "main_process_port", "rdzv_backend"} and config in CONFIGS:
+        found += ["--main_process_port", "0"]  # a free one: two runs on a machine do not meet
+    return found
+
+
+def _on_cpu(device: str, flags: list[str]) -> bool:
+    if device == "cpu" or "--cpu" in flags:
+        return True
+    import torch
+
+    return not torch.cuda.is_available()
+
+
+def _devices(on_cpu: bool) -> int:
+    if on_cpu:
+        return 1
+    import torch
+
+    return max(1, torch.cuda.device_count())
+
+
+def _environment(on_cpu: bool, count: int) -> dict[str, str]:
+    environment = {**os.environ, _COMMAND: shlex.join(sys.argv[1:])}
+    environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP's hints about its own speed
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
+    if on_cpu:
+        environment["ACCELERATE_USE_CPU"] = "true"
+    return environment
+
+
+def _call(command: list[str], environment: dict[str, str]) -> int:
+    """Run accelerate and return its exit code, or 130 when Ctrl-C or SIGTERM stopped the run.
+
+    torchrun gives its workers 30 seconds after a signal. So the first one is not passed on: it makes a file that the workers
+    look for after every step. The second one ends them at once.
+    """
+    with tempfile.TemporaryDirectory(prefix="algorist-launch-") as folder:
+        stop = Path(folder) / "stop"
+        process = subprocess.Popen(command, env=environment | {STOP_FILE: str(stop)}, start_new_session=True)
+
+        def end(*_: object) -> None:
+            if stop.exists():
+                process.terminate()
+            else:
+                stop.touch()
+                print("stopping after this step; again Ctrl-C: stop at once", file=sys.stderr)
+
+        before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            code = process.wait()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        return 130 if stop.exists() else code if code >= 0 else 128 - code
+
+
+def _work(recipe: str, settings: list[str], resume: bool, stages: tuple[str, ...]) -> int:
+    """Do one process's part; the main process also shows the run and writes the report."""
+    from algorist.cli.run_command import _quiet_libraries, run_stages
+
+    sys.argv[1:] = shlex.split(os.environ.get(_COMMAND, shlex.join(sys.argv[1:])))
+    if os.environ.get("RANK", "0") == "0":
+        code: Any = run_stages(recipe, settings, resume, stages)
+    else:
+        _quiet_libraries()
+        from algorist.pipeline import run_recipe
+
+        state = run_recipe(read_recipe(recipe, settings), resume=resume, stages=stages)
+        code = 130 if state.stopped else 0
+    import torch.distributed
+
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    stop = os.environ.get(STOP_FILE)
+    return (
+        0 if stop and Path(stop).exists() else int(code)
+    )  # the launcher knows; torchrun would show a failure

@@ -1,0 +1,149 @@
+"""``algorist preflight RECIPE``."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from algorist.cli.arguments import Overrides, RecipeArgument, read_recipe
+
+if TYPE_CHECKING:
+    from algorist.preflight import Preflight
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(
+    epilog="Example: algorist preflight quickstart · Next: change the lines it advises, then algorist run RECIPE"
+)
+def preflight(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    problems: Annotated[int, typer.Option(min=1, help="Training problems to sample from.")] = 24,
+    samples: Annotated[int, typer.Option(min=2, help="Completions per problem.")] = 8,
+    trial: Annotated[bool, typer.Option(help="Also take a few real steps of each stage.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> int:
+    """Before training, on this machine: batch arithmetic, prompts, pass rates, useful groups, memory, time, advice."""
+    loaded = read_recipe(recipe, overrides)
+    from algorist.cli.run_command import _quiet_libraries
+
+    _quiet_libraries()
+    from rich.console import Console
+
+    from algorist.preflight import preflight as look
+
+    console = Console(stderr=as_json, highlight=False)
+    found = look(
+        loaded,
+        problems=problems,
+        samples=samples,
+        trial=trial,
+        say=lambda text: console.print(f"{text} …", style="dim"),
+    )
+    if as_json:
+        print(json.dumps(found.as_dict()))
+    else:
+        _show(console, found)
+    return 0
+
+
+def _show(console: Any, found: Preflight) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from algorist.store.safe_text import printable
+
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, text in [*_counts(found), *_sampled(found), *_costs(found)]:
+        table.add_row(escape(name), escape(printable(text)))
+    console.print(table)
+    if not found.advice and found.batch.get("sft"):
+        console.print(
+            "nothing to change that can be known before SFT; pass rates above are those of the start"
+        )
+    elif not found.advice:
+        console.print("nothing to change", style="bold green")
+    for advice in found.advice:
+        console.print(f"\n{escape(printable(advice['why']))}", style="bold yellow", soft_wrap=True)
+        for line in advice["change"].splitlines():
+            console.print(f"  {escape(line)}", style="cyan", soft_wrap=True)
+
+
+def _counts(found: Preflight) -> list[tuple[str, str]]:
+    rows = []
+    if sft := found.batch.get("sft"):
+        rows.append(
+            (
+                "SFT",
+                f"{sft['steps']} steps of {sft['demonstrations_per_step']} demonstrations, {sft['passes']:g} passes "
+                f"over {sft['demonstrations']}",
+            )
+        )
+    if grpo := found.batch.get("grpo"):
+        rows.append(
+            (
+                "GRPO",
+                f"{grpo['steps']} steps of {grpo['problems_per_step']:g} problems × {grpo['completions_per_problem']} "
+                f"completions, {grpo['rollouts']} rollouts, {grpo['passes']:g} passes over {grpo['problems']}",
+            )
+        )
+    p = found.prompts
+    rows.append(
+        (
+            "prompts",
+            f"median {p['p50']}, 90 % ≤ {p['p90']}, longest {p['p100']} tokens; context {p['context']}",
+        )
+    )
+    rows.append(("gold answers", f"{found.golds['readable_share']:.1%} readable"))
+    return rows
+
+
+def _sampled(found: Preflight) -> list[tuple[str, str]]:
+    s = found.sampling
+    if not s:
+        return []
+    useful = ", ".join(f"G={g} {share:.0%}" for g, share in s["useful_share"].items())
+    reasons = ", ".join(f"{name} {count}" for name, count in s["reasons"].items())
+    return [
+        (
+            "sampled",
+            f"{s['problems']} problems × {s['samples']}: pass rate {s['pass_rate']:.1%}, all right "
+            f"{s['all_right']:.0%}, all wrong {s['all_wrong']:.0%}",
+        ),
+        ("useful groups", useful),
+        (
+            "completions",
+            f"mean {s['tokens_mean']:.0f} tokens, {s['truncated']:.0%} truncated, "
+            f"{s['end_of_turn_as_text']:.0%} show an end-of-turn token, {s['tokens_per_second']:.0f} tokens/s",
+        ),
+        ("grading", reasons),
+    ]
+
+
+def _costs(found: Preflight) -> list[tuple[str, str]]:
+    rows = []
+    limit = f" of {found.memory_limit / 1e9:.1f}" if found.memory_limit else ""
+    for name, tried in (("SFT", found.sft), ("GRPO", found.grpo)):
+        if not tried:
+            continue
+        memory = tried["memory"]
+        parts = ", ".join(
+            f"{part.replace('_', ' ')} {memory[part] / 1e6:.0f}"
+            for part in ("base", "gradients", "optimizer", "activations", "logits", "kv_cache")
+            if memory[part]
+        )
+        minutes, seconds = divmod(int(tried["seconds"]), 60)
+        rows.append(
+            (f"{name} time", f"{tried['seconds_per_step']:.3g} s per step, {minutes}:{seconds:02d} in all")
+        )
+        rows.append(
+            (
+                f"{name} memory",
+                f"planned {memory['peak'] / 1e9:.2f}{limit} GB (MB: {parts}); measured in the trial "
+                f"{memory['measured_peak'] / 1e9:.2f} GB",
+            )
+        )
+    return rows

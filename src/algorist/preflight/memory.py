@@ -1,0 +1,222 @@
+"""How much memory a stage needs at its peak, part by part, and how much it took.
+
+Weights, gradients, optimizer states and the KV cache follow from shapes. What the backward pass keeps of the forward pass is
+counted on a short real forward (the bytes that autograd saves, per token) and scaled to the longest batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import resource
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from algorist.training.head import CACHE_BYTES, CHUNK_ELEMENTS
+from algorist.training.update import FastUpdate, unwrap
+
+HOLES, ADAPTER_HOLES = 0.1, 0.6
+"""Memory that the C allocator keeps in holes between what stays and what is freed, as a share of the activations (CPU only;
+measured with benchmarks/memory_plan.py: adapters make several short-lived tensors in each layer)."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes at the peak of a stage. ``base`` is what the process holds already, weights included (device: weights only)."""
+
+    base: int
+    gradients: int
+    optimizer: int
+    activations: int
+    logits: int
+    kv_cache: int
+    allocator: int = 0
+
+    @property
+    def peak(self) -> int:
+        """Rollouts and updates take turns: the larger of the two counts."""
+        kept = self.base + self.optimizer
+        return kept + max(self.gradients + self.activations + self.allocator + self.logits, self.kv_cache)
+
+    def as_dict(self) -> dict[str, int]:
+        """Return the parts and the peak in bytes."""
+        return {**asdict(self), "peak": self.peak}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The largest batch of a stage: rows of one forward, distinct prompts, tokens of a prompt and of a completion.
+
+    ``total_tokens`` is what all completions hold together where they are not padded.
+    """
+
+    rows: int
+    prompts: int
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int = 0
+
+
+def saved_bytes(forward: Callable[[], Tensor], model: nn.Module) -> int:
+    """Return the bytes that autograd keeps for the backward pass of ``forward``, each storage once, without weights."""
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    seen: dict[int, int] = {}
+    alive: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            seen[storage.data_ptr()] = storage.nbytes()
+            alive.append(tensor)  # so that no address is used twice
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        forward()
+    return sum(seen.values())
+
+
+def plan_sft(model: Any, shape: Shape) -> MemoryPlan:
+    """Return the plan of an SFT step: padded rows through the model's own forward, logits at every position."""
+    base = unwrap(model)
+    vocabulary = _head(base)
+
+    def kept(tokens: int) -> int:
+        ids = torch.randint(0, vocabulary, (1, tokens), device=next(base.parameters()).device)
+        # The logits are left to their own line.
+        return saved_bytes(lambda: base(input_ids=ids, use_cache=False, logits_to_keep=1).logits.sum(), base)
+
+    tokens = shape.rows * (shape.prompt_tokens + shape.completion_tokens)
+    # Logits, their float32 log-softmax and the gradient of both; in float32 the copy is the tensor itself.
+    copies = 3 if next(base.parameters()).dtype == torch.float32 else 4
+    return _plan(model, int(_slope(kept) * tokens), copies * 4 * tokens * vocabulary, 0)
+
+
+def plan_grpo(model: Any, shape: Shape, *, fast_update: bool, group_rows: int, length: int) -> MemoryPlan:
+    """Return the plan of a GRPO step.
+
+    Args:
+        model: The policy.
+        shape: The largest micro-batch of the update.
+        fast_update: Whether prompts are shared and the head runs at completion positions only.
+        group_rows: Rows that are sampled at once.
+        length: Tokens of the longest sequence.
+    """
+    base = unwrap(model)
+    vocabulary = _head(base)
+    device = next(base.parameters()).device
+
+    def kept(tokens: int) -> int:
+        ids = torch.randint(0, vocabulary, (1, tokens), device=device)
+        update = FastUpdate(verify=False)
+        mask = torch.ones_like(ids)
+
+        def forward() -> Tensor:
+            found = update.log_probs(base, ids, mask, tokens // 2) if fast_update else None
+            return (
+                base(input_ids=ids, use_cache=False, logits_to_keep=1).logits.sum()
+                if found is None
+                else found[0].sum()
+            )
+
+        return saved_bytes(forward, base)
+
+    completions = shape.rows * shape.completion_tokens
+    if fast_update:
+        completions = shape.total_tokens or completions
+        tokens = shape.prompts * shape.prompt_tokens + completions
+        chunk = min(CHUNK_ELEMENTS, completions * vocabulary) * 4
+        logits = min(CACHE_BYTES, completions * vocabulary * 4) + 2 * chunk
+    else:
+        tokens = shape.rows * shape.prompt_tokens + completions
+        logits = 3 * 4 * completions * vocabulary
+    cache = group_rows * length * _cache_bytes(base) + 3 * 4 * group_rows * vocabulary
+    return _plan(model, int(_slope(kept) * tokens), logits, cache)
+
+
+def _plan(model: nn.Module, activations: int, logits: int, cache: int) -> MemoryPlan:
+    trained = [p for p in model.parameters() if p.requires_grad]
+    size = sum(p.numel() * p.element_size() for p in trained)
+    # The backward pass holds the gradient of a layer's widest tensors beside what was kept: about a layer's worth.
+    layers = max(1, int(getattr(unwrap(model).config, "num_hidden_layers", 1)))
+    adapter = len(trained) < sum(1 for _ in model.parameters())
+    holes = 0.0 if torch.cuda.is_available() else ADAPTER_HOLES if adapter else HOLES
+    activations += activations // layers
+    return MemoryPlan(
+        memory_now(), size, 2 * size, activations, logits, cache, allocator=int(holes * activations)
+    )
+
+
+def _slope(kept: Callable[[int], int], short: int = 32, long: int = 96) -> float:
+    return (kept(long) - kept(short)) / (long - short)
+
+
+def _head(base: Any) -> int:
+    return int(base.get_output_embeddings().weight.shape[0])
+
+
+def _cache_bytes(base: Any) -> int:
+    """Return the KV cache of one token in bytes."""
+    config = base.config.get_text_config()
+    heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+    width = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+    return 2 * int(config.num_hidden_layers) * heads * width * next(base.parameters()).element_size()
+
+
+def memory_now() -> int:
+    """Return what is taken now: of the GPU where there is one, else the resident memory of this process.
+
+    What was freed but is still with the allocator is given back first: the next stage would use it again.
+    """
+    gc.collect()
+    if torch.cuda.is_available():
+        return int(torch.cuda.memory_allocated())
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+    return _status("VmRSS")
+
+
+def memory_limit() -> int | None:
+    """Return the memory of the device in bytes; None where the system does not say."""
+    if torch.cuda.is_available():
+        return int(torch.cuda.get_device_properties(0).total_memory)
+    found = Path("/proc/meminfo")
+    if not found.is_file():
+        return None
+    values = dict(line.split(":") for line in found.read_text().splitlines())
+    limit = int(values["MemTotal"].split()[0]) * 1024
+    group = Path("/sys/fs/cgroup/memory.max")
+    if group.is_file() and group.read_text().strip().isdigit():
+        limit = min(limit, int(group.read_text()))
+    return limit
+
+
+def reset_peak() -> None:
+    """Forget the highest value so far."""
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak() -> int:
+    """Return the highest value since ``reset_peak``, in bytes."""
+    if torch.cuda.is_available():
+        return int(torch.cuda.max_memory_allocated())
+    return _status("VmHWM")
+
+
+def _status(name: str) -> int:
+    found = Path("/proc/self/status")
+    if found.is_file():
+        for line in found.read_text().splitlines():
+            if line.startswith(name):
+                return int(line.split()[1]) * 1024
+    # macOS counts bytes, Linux kilobytes.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -1,0 +1,187 @@
+"""A few real steps of each stage in a temporary folder: seconds per step and the measured peak."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, pstdev
+from typing import Any
+
+from transformers import TrainerCallback
+
+from algorist.config.schema import GRPOSection, Recipe, SFTSection
+from algorist.models.load import Policy
+from algorist.preflight.memory import MemoryPlan, Shape, peak, plan_grpo, plan_sft, reset_peak
+from algorist.prompts import PromptFormat
+from algorist.prompts.chat import encode_prompt, render_prompt
+from algorist.rewards import build_rewards
+from algorist.rollouts import make_engine
+from algorist.types import Problem
+
+STEPS = 4
+"""Steps of a trial; the first pays for what is built once and is not counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What a stage took: seconds per step (median), planned and measured peak in bytes, steps of the whole stage."""
+
+    seconds_per_step: float
+    steps: int
+    plan: MemoryPlan
+    measured_peak: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready dictionary."""
+        return {
+            "seconds_per_step": self.seconds_per_step,
+            "steps": self.steps,
+            "seconds": self.steps * self.seconds_per_step,
+            "memory": self.plan.as_dict() | {"measured_peak": self.measured_peak},
+        }
+
+
+class _Clock(TrainerCallback):
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self._began = 0.0
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        self._began = time.perf_counter()
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self.seconds.append(time.perf_counter() - self._began)
+
+    def median(self) -> float:
+        """Return the median without the first step."""
+        kept = sorted(self.seconds[1:] or self.seconds)
+        return kept[len(kept) // 2]
+
+
+def try_sft(
+    recipe: Recipe, policy: Policy, problems: Sequence[Problem], prompt_format: PromptFormat, device: Any
+) -> Trial:
+    """Train a few SFT steps on the policy (which changes) and return what they took."""
+    from algorist.training.sft import demonstrations, make_sft_trainer, tokenize_demonstrations
+
+    demos = demonstrations(problems, prompt_format, policy.tokenizer)
+    rows, _ = tokenize_demonstrations(demos, policy.tokenizer, max_length=recipe.sft.max_length)
+    steps = sft_steps(recipe.sft, len(rows))
+    lengths = sorted(len(row["input_ids"]) for row in rows)
+    with tempfile.TemporaryDirectory() as folder:
+        clock = _Clock()
+        trainer = make_sft_trainer(
+            model=policy.model,
+            tokenizer=policy.tokenizer,
+            demos=demos,
+            section=recipe.sft.model_copy(update=_short(steps)),
+            output_dir=Path(folder),
+            seed=recipe.seed,
+            device=device,
+            callbacks=[clock],
+        )
+        longest = lengths[-max(1, len(lengths) // 100)] if lengths else 1
+        plan = plan_sft(trainer.model, Shape(recipe.sft.batch_size, 0, 0, longest))
+        reset_peak()
+        trainer.train()
+        return Trial(clock.median(), steps, plan, peak())
+
+
+def try_grpo(
+    recipe: Recipe,
+    policy: Policy,
+    problems: Sequence[Problem],
+    prompt_format: PromptFormat,
+    device: Any,
+    *,
+    lengths: Sequence[int],
+) -> Trial:
+    """Train a few GRPO steps on the policy (which changes) and return what they took.
+
+    Args:
+        recipe: The resolved recipe.
+        policy: The policy.
+        problems: Training problems.
+        prompt_format: Their format.
+        device: Device of training.
+        lengths: Tokens of sampled completions, for the plan.
+    """
+    from algorist.training.grpo_setup import make_grpo_trainer
+
+    section, tokenizer = recipe.grpo, policy.tokenizer
+    generation = section.batch_size * (section.steps_per_generation or section.gradient_accumulation_steps)
+    steps = grpo_steps(section, len(problems))
+    rows = [
+        {
+            "prompt": render_prompt(prompt_format, tokenizer, p.question),
+            "problem_id": p.id,
+            "answer": p.answer,
+            "question": p.question,
+        }
+        for p in problems
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        clock = _Clock()
+        trainer = make_grpo_trainer(
+            model=policy.model,
+            tokenizer=tokenizer,
+            rows=rows,
+            # An untrained policy has no useful groups; skipping them would make steps look cheap.
+            section=section.model_copy(update={**_short(steps), "skip_zero_advantage": False}),
+            rewards=build_rewards(recipe.rewards, prompt_format, matcher=recipe.matcher),
+            weights=[spec.weight for spec in recipe.rewards],
+            engine=None
+            if section.engine == "vllm"
+            else make_engine(section.engine, policy.model, policy.tokenizer),
+            output_dir=Path(folder),
+            seed=recipe.seed,
+            device=device,
+            callbacks=[clock],
+        )
+        longest = max(len(encode_prompt(prompt_format, tokenizer, p.question)) for p in problems[:200])
+        total = section.batch_size * mean(lengths) + 2 * section.batch_size**0.5 * pstdev(lengths)
+        shape = Shape(
+            rows=section.batch_size,
+            prompts=max(1, section.batch_size // section.group_size),
+            prompt_tokens=longest,
+            completion_tokens=max(lengths),
+            total_tokens=int(total),
+        )
+        plan = plan_grpo(
+            trainer.model,
+            shape,
+            fast_update=section.fast_update,
+            group_rows=generation,
+            length=longest + section.max_completion_tokens,
+        )
+        reset_peak()
+        trainer.train()
+        return Trial(clock.median(), steps, plan, peak())
+
+
+def sft_steps(section: SFTSection, demonstrations: int) -> int:
+    """Return the optimiser steps of SFT (one process); the last, smaller batch of an epoch counts."""
+    if section.max_steps:
+        return section.max_steps
+    per_epoch = math.ceil(
+        math.ceil(demonstrations / section.batch_size) / section.gradient_accumulation_steps
+    )
+    return max(1, math.ceil(section.epochs * per_epoch))
+
+
+def grpo_steps(section: GRPOSection, problems: int) -> int:
+    """Return the optimiser steps of GRPO (one process); problems that fill no rollout batch are left out of an epoch."""
+    if section.max_steps:
+        return section.max_steps
+    windows = section.steps_per_generation or section.gradient_accumulation_steps
+    batches = problems // max(1, section.batch_size * windows // section.group_size)
+    per_epoch = batches * section.num_iterations * windows / section.gradient_accumulation_steps
+    return max(1, math.ceil(section.epochs * per_epoch))
+
+
+def _short(steps: int) -> dict[str, Any]:
+    return {"max_steps": min(STEPS, steps), "save_steps": 10**9, "logging_steps": 10**9, "eval_every": None}

@@ -1,0 +1,225 @@
+"""One run in several processes: who writes, what is gathered, which random numbers a process samples with.
+
+The main process (rank 0) reads and writes the run folder, evaluates and decides; the others wait for it and take its
+answer. Every process samples and updates its own share of each batch. One process alone meets none of this.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from algorist.errors import ConfigError
+from algorist.rollouts.base import SamplingParams
+from algorist.training.callbacks import StopSignal
+from algorist.training.sampling_step import GenerationBatch
+
+T = TypeVar("T")
+
+# The others wait for the main process while it evaluates or saves.
+_PATIENCE = timedelta(days=1)
+STOP_FILE = "ALGORIST_STOP_FILE"
+_SKIP_AT_ONCE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The processes of a run; ``Processes()`` is one alone."""
+
+    count: int = 1
+    rank: int = 0
+
+    @classmethod
+    def join(cls, device: torch.device) -> Processes:
+        """Meet the other processes that ``accelerate launch`` or ``torchrun`` started; alone without them."""
+        if int(os.environ.get("WORLD_SIZE", "1")) <= 1:
+            return cls()
+        from accelerate import PartialState
+
+        state = PartialState(cpu=device.type == "cpu", timeout=_PATIENCE)
+        return cls(state.num_processes, state.process_index)
+
+    @property
+    def main(self) -> bool:
+        """Whether this process writes."""
+        return self.rank == 0
+
+    def wait(self) -> None:
+        """Go on when every process has come here."""
+        if self.count > 1:
+            from accelerate.utils import wait_for_everyone
+
+            wait_for_everyone()
+
+    def from_main(self, action: Callable[[], T]) -> T:
+        """Return what ``action`` returns in the main process; the others wait for it.
+
+        Raises:
+            SystemExit: In the other processes, when the action failed: the main process raises and tells.
+        """
+        if self.count == 1:
+            return action()
+        from accelerate.utils import broadcast_object_list
+
+        message: list[Any] = [None, False]
+        if self.main:
+            try:
+                message = [action(), True]
+            finally:
+                broadcast_object_list(message)
+        else:
+            broadcast_object_list(message)
+        value, done = message
+        if not done:
+            raise SystemExit(1)
+        return value  # type: ignore[no-any-return]
+
+    def any(self, value: bool) -> bool:
+        """Return whether ``value`` is true in at least one process."""
+        if self.count == 1:
+            return value
+        from accelerate.utils import gather_object
+
+        return any(gather_object([value]))
+
+    def stop_signal(self, say: Callable[[str], None]) -> StopSignal:
+        """Return the callback for Ctrl-C: all processes stop after the same step."""
+        return StopSignal(say) if self.count == 1 else _StopTogether(say, self)
+
+
+class _StopTogether(StopSignal):
+    """A signal reaches the processes in different steps; they agree at the end of each.
+
+    ``algorist launch`` asks with a file, because torchrun ends its workers soon after a signal.
+    """
+
+    def __init__(self, say: Callable[[str], None], processes: Processes) -> None:
+        super().__init__(say)
+        self.processes = processes
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """Ask every trainer to save and stop when one process was told to."""
+        asked = os.environ.get(STOP_FILE)
+        self.stopped = self.processes.any(self.stopped or bool(asked and Path(asked).exists()))
+        return super().on_step_end(args, state, control, **kwargs)
+
+
+def run_device(device: torch.device) -> torch.device:
+    """Return the CPU where the launcher asks for it (``ACCELERATE_USE_CPU``), else ``device``."""
+    asked = os.environ.get("ACCELERATE_USE_CPU", "").lower() in {"1", "true", "yes", "y", "on", "t"}
+    return torch.device("cpu") if asked else device
+
+
+def check_enough_problems(problems: int, section: Any, processes: Processes) -> None:
+    """Refuse fewer problems than one rollout batch of all processes takes (ConfigError)."""
+    rows = section.batch_size * (section.steps_per_generation or section.gradient_accumulation_steps)
+    needed = rows * processes.count // section.group_size
+    if processes.count > 1 and problems < needed:
+        raise ConfigError(
+            f"one rollout batch of {processes.count} processes takes {needed} problems (processes × grpo.batch_size × "
+            f"steps / grpo.group_size), but there are only {problems}; take more problems, fewer processes, or a smaller "
+            "grpo.batch_size"
+        )
+
+
+@contextmanager
+def rank_draws(accelerator: Any, params: SamplingParams, rows: int) -> Iterator[SamplingParams]:
+    """Sample with the random numbers that one process alone would use for these rows of the global batch.
+
+    An engine draws its numbers row by row, so the rows of rank r begin ``r × rows`` rows later in the same stream. torch's
+    global CPU generator is put there and the seed taken out of the parameters; the generator is restored afterwards.
+
+    Args:
+        accelerator: Knows count and rank.
+        params: Sampling settings; without a seed nothing is done.
+        rows: Completions of this process; equal on every rank.
+    """
+    if accelerator.num_processes == 1 or params.seed is None:
+        yield params
+        return
+    before = torch.get_rng_state()
+    try:
+        torch.default_generator.manual_seed(params.seed)
+        left = accelerator.process_index * rows * params.max_new_tokens
+        while left > 0:
+            torch.rand(min(left, _SKIP_AT_ONCE))
+            left -= _SKIP_AT_ONCE
+        yield replace(params, seed=None)
+    finally:
+        torch.set_rng_state(before)
+
+
+def gather_generation(
+    accelerator: Any, batch: GenerationBatch, inputs: Sequence[dict[str, Any]], scored: dict[str, Any]
+) -> tuple[GenerationBatch, Sequence[dict[str, Any]], torch.Tensor]:
+    """Return the generation batch of all processes, its problem ids and advantages, rank after rank.
+
+    ``seconds`` is the slowest process's. ``scored`` is what TRL made of the batch. Every process must call this.
+    """
+    advantages: torch.Tensor = scored["advantages"]
+    if accelerator.num_processes == 1:
+        return batch, inputs, advantages
+    from accelerate.utils import gather_object
+
+    firsts = advantages if advantages.dim() == 1 else advantages[:, 0]
+    ids = [{"problem_id": row.get("problem_id", "")} for row in inputs]
+    parts = gather_object([(batch, ids, firsts.detach().cpu())])
+    batches: list[GenerationBatch] = [part[0] for part in parts]
+    log_probs = [b.sampler_log_probs for b in batches if b.sampler_log_probs is not None]
+    rewards = [b.rewards_RK for b in batches if b.rewards_RK is not None]
+    joined = GenerationBatch(
+        prompt_ids=[row for b in batches for row in b.prompt_ids],
+        completion_ids=[row for b in batches for row in b.completion_ids],
+        sampler_log_probs=[row for rows in log_probs for row in rows] if log_probs else None,
+        truncated=[row for b in batches for row in b.truncated],
+        completion_texts=[row for b in batches for row in b.completion_texts],
+        rewards_RK=torch.cat(rewards),
+        seconds=max(b.seconds for b in batches),
+    )
+    return joined, [row for part in parts for row in part[1]], torch.cat([part[2] for part in parts])
+
+
+def is_sharded(model: Any) -> bool:
+    """Whether the parameters lie in parts on several processes (FSDP, DeepSpeed ZeRO-3)."""
+    names = {k.__name__ for k in type(model).__mro__}
+    return "FSDPModule" in names or any(hasattr(p, "ds_id") for p in model.parameters())
+
+
+@contextmanager
+def whole_weights(model: Any) -> Iterator[None]:
+    """Give every process the whole weights of a sharded model for sampling; nothing to do for others.
+
+    Every process must enter. FSDP1 is refused, because its parameters are views of one flat tensor.
+
+    Raises:
+        ConfigError: The model is sharded by FSDP version 1.
+    """
+    names = {k.__name__ for k in type(model).__mro__}
+    if "FSDPModule" in names:
+        modules = [m for m in model.modules() if any(k.__name__ == "FSDPModule" for k in type(m).__mro__)]
+        for module in modules:
+            module.unshard()
+        try:
+            yield
+        finally:
+            for module in modules:
+                module.reshard()
+    elif "FullyShardedDataParallel" in names:
+        raise ConfigError(
+            "the model is sharded by FSDP version 1, whose weights no rollout engine of ours can read; take the shipped "
+            "configuration: algorist launch --config fsdp2 …, or grpo.engine=vllm"
+        )
+    elif any(hasattr(p, "ds_id") for p in model.parameters()):
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters(list(model.parameters())):
+            yield
+    else:
+        yield

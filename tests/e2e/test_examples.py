@@ -1,0 +1,126 @@
+"""The examples as a reader runs them: real processes, a tiny run, seconds each."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+TINY = (
+    *("threads=1", "device=cpu", "model.tiny={vocab_size: 400, hidden_size: 32, layers: 2}"),
+    *(
+        "sft.max_steps=2",
+        "grpo.max_steps=2",
+        "grpo.group_size=4",
+        "grpo.batch_size=8",
+        "grpo.max_completion_tokens=16",
+    ),
+    "eval.samples=2",
+)
+FEW = [f"data.{part}.params.count=20" for part in ("train", "sft", "eval")]
+
+
+def run(folder: Path, script: str, *arguments: str) -> str:
+    """Run an example in ``folder`` and return what it printed."""
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / script), *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the run that ``own_dataset.py`` makes."""
+    where = tmp_path_factory.mktemp("examples")
+    (where / "printed.txt").write_text(run(where, "own_dataset.py", *TINY), encoding="utf-8")
+    return where
+
+
+def test_own_dataset_trains_on_its_problems(folder: Path) -> None:
+    printed = (folder / "printed.txt").read_text(encoding="utf-8")
+    assert re.findall(r"^(sft|grpo): \d\.\d{3}, 95 % interval .+ n = \d+$", printed, re.MULTILINE) == [
+        "sft",
+        "grpo",
+    ]
+    evaluated = json.loads((folder / "runs" / "larger" / "eval" / "grpo.json").read_text(encoding="utf-8"))
+    assert evaluated["dataset"] == "larger"
+
+
+def test_read_rollouts(folder: Path) -> None:
+    from algorist.store.read import query
+
+    printed = run(folder, "read_rollouts.py", "runs/larger")
+    steps = query(folder / "runs" / "larger", "SELECT DISTINCT step FROM rollouts ORDER BY step")
+    assert [int(s) for s in re.findall(r"^step +(\d+)", printed, re.MULTILINE)] == [
+        row["step"] for row in steps
+    ]
+    assert "never right in" in printed  # two steps teach nothing
+
+
+def test_evaluate_model(folder: Path) -> None:
+    rows = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(3)]
+    (folder / "test.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8")
+    for model in ("runs/larger", "runs/larger/sft/final"):
+        printed = run(folder, "evaluate_model.py", model, "test.jsonl")
+        assert {"greedy_accuracy", "pass@1", "pass@4"} <= set(re.findall(r"^\S+", printed, re.MULTILINE))
+        assert re.search(r"greedy_accuracy +0\.\d{3} .* n = 3", printed)
+
+
+def test_grade_answers(folder: Path) -> None:
+    assert run(folder, "grade_answers.py").splitlines()[-1] == (
+        "equal_number 2, different 1, ambiguous 1, equal_string 1"
+    )
+    (folder / "answers.jsonl").write_text('{"answer": "7", "gold": "7"}\n{"answer": "8", "gold": "7"}\n')
+    assert "row 1: read '8', gold '7': different" in run(folder, "grade_answers.py", "answers.jsonl")
+
+
+def test_own_reward_in_a_run(folder: Path) -> None:
+    from algorist.cli.main import VERBS
+    from algorist.store.read import query
+
+    usage = ast.get_docstring(ast.parse((EXAMPLES / "own_reward.py").read_text(encoding="utf-8"))) or ""
+    verb, recipe, setting = re.findall(r"algorist (\w+) (\S+) '(.+)'", usage)[0]
+    assert verb in VERBS
+    command = [
+        sys.executable,
+        "-m",
+        "algorist.cli.main",
+        verb,
+        recipe,
+        setting,
+        "run_name=reward",
+        *TINY,
+        *FEW,
+    ]
+    (folder / "examples").symlink_to(EXAMPLES)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = query(folder / "runs" / "reward", "SELECT completion, rewards['shows_work'] AS paid FROM rollouts")
+    assert len(rows) == 16
+    assert all(
+        row["paid"] == (0.25 if "=" in row["completion"].partition("<answer>")[0] else 0.0) for row in rows
+    )
+
+
+def test_examples_are_few_short_and_public() -> None:
+    scripts = sorted(EXAMPLES.glob("*.py"))
+    assert len(scripts) <= 5
+    for script in scripts:
+        text = script.read_text(encoding="utf-8")
+        assert text.count("\n") <= 80, script
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("algorist"):
+                assert not any(name.name.startswith("_") for name in node.names), script

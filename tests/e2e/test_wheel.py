@@ -1,0 +1,84 @@
+"""The wheel holds what a run needs, and works from a folder that is not the source tree."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
+
+
+def call(*command: str, folder: Path, **environment: str) -> str:
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=300, env={**os.environ, **environment}
+    )
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of a copy of the tree: the build writes beside the sources."""
+    copy, out = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("wheel")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy2(ROOT / name, copy)
+    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    shutil.copytree(ROOT / "src", copy / "src", ignore=ignored)
+    call(*PIP, "wheel", "--no-deps", "--no-build-isolation", "-w", str(out), str(copy), folder=out)
+    (found,) = out.glob("algorist-*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with nothing but the installed wheel."""
+    folder = tmp_path_factory.mktemp("site")
+    call(*PIP, "install", "-q", "--no-deps", "--no-index", "--target", str(folder), str(wheel), folder=folder)
+    return folder
+
+
+def test_every_file_of_the_package_is_inside(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        inside = {name for name in archive.namelist() if name.startswith("algorist/")}
+        metadata = next(n for n in archive.namelist() if n.endswith("METADATA"))
+        text = archive.read(metadata).decode()
+    tree = {str(p.relative_to(ROOT / "src")) for p in (ROOT / "src" / "algorist").rglob("*") if p.is_file()}
+    assert {name for name in tree if "__pycache__" not in name} == inside
+    assert {
+        "algorist/py.typed",
+        "algorist/recipes/quickstart.yaml",
+        "algorist/report/report.html.j2",
+    } <= inside
+    assert "Requires-Dist: trl<1.17,>=1.16" in text and "Requires-Python: >=3.11" in text
+
+
+def test_it_runs_from_an_empty_folder(site: Path, tmp_path: Path) -> None:
+    def algorist(*arguments: str) -> str:
+        command = (sys.executable, "-m", "algorist.cli.main", *arguments)
+        return call(*command, folder=tmp_path, PYTHONPATH=str(site), OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
+
+    told = call(
+        sys.executable,
+        "-c",
+        "import algorist; print(algorist.__file__)",
+        folder=tmp_path,
+        PYTHONPATH=str(site),
+    )
+    assert Path(told.strip()).is_relative_to(site), "this is not the installed wheel"
+    shipped = {p.stem for p in (ROOT / "src" / "algorist" / "recipes").glob("*.yaml")}
+    assert {line.split()[0] for line in algorist("recipes", "list").splitlines()} == shipped
+    assert "grpo.max_steps" in algorist("recipes", "show", "quickstart")
+    shown = algorist("run", "smoke-cpu")
+    assert "report" in shown and (tmp_path / "runs" / "smoke-cpu" / "report.html").is_file()
+
+
+def test_the_command_is_installed(site: Path) -> None:
+    entry = next(site.glob("algorist-*.dist-info")) / "entry_points.txt"
+    assert "algorist = algorist.cli.main:main" in entry.read_text(encoding="utf-8")

@@ -1,0 +1,298 @@
+"""The Python API: names of the reference systems, on a real tiny model and real GSM8K rows."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import algorist
+from algorist.config.load import load_recipe
+from algorist.config.schema import ModelSection
+from algorist.errors import ConfigError, DataError, EngineError
+from algorist.models.load import make_policy
+from algorist.prompts import get_format
+
+CS336 = """tokenize_prompt_and_output compute_group_normalized_rewards compute_entropy get_response_log_probs
+    compute_naive_policy_gradient_loss compute_grpo_clip_loss compute_policy_gradient_loss masked_mean masked_normalize
+    sft_microbatch_train_step grpo_microbatch_train_step get_packed_sft_dataset iterate_batches parse_mmlu_response
+    parse_gsm8k_response compute_per_instance_dpo_loss""".split()
+SMALL = {
+    "num_generations": 4,
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 2,
+    "max_completion_length": 12,
+    "max_steps": 2,
+    "save_steps": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder in the hub's layout."""
+    section = ModelSection.model_validate(
+        {"name": "tiny", "tiny": {"hidden_size": 32, "layers": 2, "vocab_size": 400}}
+    )
+    folder = tmp_path_factory.mktemp("model")
+    texts = ["Tom has 14 apples. How many apples does Tom have?"] * 20
+    tags = get_format("reasoning_answer").tags.all()
+    policy = make_policy(section, device=torch.device("cpu"), seed=0, texts=texts, tags=tags)
+    policy.model.save_pretrained(folder)
+    policy.tokenizer.save_pretrained(folder)
+    return folder
+
+
+def setup_of(model: Path, data: Path, folder: Path, **changes: Any) -> algorist.MathTrainingSetup:
+    values: dict[str, Any] = {
+        "path": data / "gsm8k" / "train.jsonl",
+        "limit": 12,
+        "output_dir": folder / "run",
+        "device": "cpu",
+        "grpo_args": SMALL,
+        **changes,
+    }
+    return algorist.create_math_training_setup(str(model), **values)
+
+
+def test_import_is_light_and_lists_its_names() -> None:
+    code = (
+        "import sys, algorist\n"
+        "heavy = {'torch', 'transformers', 'trl', 'datasets', 'pydantic', 'sympy'}\n"
+        "assert not heavy & set(sys.modules)\n"
+        "algorist.extract_hash_answer, algorist.DEFAULT_GRPO_ARGS, algorist.create_math_training_setup\n"
+        "assert not {'torch', 'trl'} & set(sys.modules), 'the API module imports torch or TRL'\n"
+        "from algorist import *\n"
+        "assert masked_mean is algorist.masked_mean and set(algorist.__all__) <= set(dir(algorist))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", algorist.__all__)
+def test_every_name_is_there_and_documented(name: str) -> None:
+    found = getattr(algorist, name)
+    assert not callable(found) or (found.__doc__ or "").strip(), f"{name} has no docstring"
+
+
+def test_s3_functions_are_importable() -> None:
+    from algorist import objectives
+
+    assert set(CS336) <= set(algorist.__all__)
+    assert all(getattr(algorist, name) is getattr(objectives, name) for name in CS336)
+    assert algorist.r1_zero_reward_fn("so</think> <answer>4</answer>", "4")["reward"] == 1.0
+    mean = algorist.masked_mean(torch.tensor([[1.0, 3.0, 9.0]]), torch.tensor([[1, 1, 0]]))
+    assert float(mean) == 2.0
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="create_math_training_setup"):
+        algorist.create_math_training  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_build_chat_prompt() -> None:
+    system, user = algorist.build_chat_prompt("  1 + 1? \n")
+    assert (system["role"], user) == ("system", {"role": "user", "content": "1 + 1?"})
+    assert all(tag in system["content"] for tag in get_format("reasoning_answer").tags.all())
+    assert algorist.build_chat_prompt("q", " Reply in <answer>. ")[0]["content"] == "Reply in <answer>."
+
+
+def test_load_gsm8k_reads_real_rows(shared_data: Path) -> None:
+    rows = algorist.load_gsm8k("test", path=shared_data / "gsm8k")
+    assert len(rows) == 1319 and {"question", "answer"} <= set(rows.column_names)
+
+
+def test_load_gsm8k_asks_the_hub_by_name() -> None:
+    with pytest.raises(DataError, match=r"'openai/gsm8k' \(split train\)"):
+        algorist.load_gsm8k()
+
+
+def test_format_for_grpo_adds_columns_and_keeps_the_originals() -> None:
+    from datasets import Dataset
+
+    rows = Dataset.from_list(
+        [{"question": " 2 + 2? ", "answer": "Two and two.\n#### $1,004\nmore", "note": "n"}]
+    )
+    (row,) = algorist.format_for_grpo(rows)
+    assert row["prompt"] == algorist.build_chat_prompt("2 + 2?")
+    assert row["reference_solution"] == "Two and two.\n#### $1,004\nmore"
+    assert row["reference_answer"] == "$1,004"  # S0.25: as it stands
+    assert (row["question"], row["note"]) == (" 2 + 2? ", "n")
+    with pytest.raises(DataError, match="no column 'answer'"):
+        algorist.format_for_grpo(rows.remove_columns("answer"))
+
+
+def test_default_arguments() -> None:
+    stated = {
+        "learning_rate": 5e-6,
+        "lr_scheduler_type": "cosine",
+        "warmup_ratio": 0.1,
+        "num_train_epochs": 1,
+        "num_generations": 16,
+        "gradient_accumulation_steps": 4,
+        "save_steps": 100,
+        "adam_beta1": 0.9,
+        "adam_beta2": 0.99,
+        "weight_decay": 0.1,
+        "logging_steps": 1,
+        "max_prompt_length": 256,
+        "max_completion_length": 200,
+        "max_grad_norm": 0.1,
+        "use_vllm": False,
+    }
+    assert {name: algorist.DEFAULT_GRPO_ARGS[name] for name in stated} == stated
+    recipe = load_recipe("oneshot-gsm8k").recipe
+    weights = algorist.DEFAULT_REWARD_WEIGHTS
+    assert [r.weight for r in recipe.rewards] == weights == [1.0, 0.1, 0.1]
+    assert algorist.default_reward_functions().names == [r.name for r in recipe.rewards]
+
+
+def test_setup_holds_its_artifacts(model: Path, shared_data: Path, tmp_path: Path) -> None:
+    found = setup_of(
+        model,
+        shared_data,
+        tmp_path,
+        system_prompt="Reply in <reasoning></reasoning><answer></answer>.",
+        reward_weights=[2.0, 0.0, 0.5],
+        run_name="mine",
+        report_to=["none"],
+        grpo_args={**SMALL, "epsilon": 0.1, "mask_truncated_completions": True, "bf16": False},
+    )
+    assert len(found.dataset) == 12
+    assert {"question", "answer", "prompt", "reference_solution", "reference_answer"} == set(
+        found.dataset.column_names
+    )
+    assert found.dataset[0]["reference_answer"] == "72"
+    assert found.dataset[0]["prompt"][0]["content"].startswith("Reply in")
+    assert found.reward_funcs.names == ["correctness_numeric", "numeric", "tag_fraction"]
+    assert found.reward_funcs.weights == [2.0, 0.0, 0.5]
+    assert found.grpo_args["num_generations"] == 4 and found.grpo_args["learning_rate"] == 5e-6
+    config = found.artifacts.config
+    assert config is found.artifacts.trainer.args and config.run_name == "mine"
+    assert (config.num_generations, config.epsilon, config.mask_truncated_completions) == (4, 0.1, True)
+    assert config.reward_weights == [2.0, 0.0, 0.5] and config.output_dir == str(tmp_path / "run")
+    rows = found.artifacts.trainer.train_dataset
+    assert "Reply in" in rows[0]["prompt"] and rows[0]["answer"] == "72"
+
+
+def test_prompts_that_are_too_long_are_left_out(model: Path, shared_data: Path, tmp_path: Path) -> None:
+    whole = setup_of(
+        model,
+        shared_data,
+        tmp_path,
+        limit=None,
+        path=first_rows(shared_data, tmp_path),
+        grpo_args={**SMALL, "max_prompt_length": None},
+    )
+    short = setup_of(
+        model,
+        shared_data,
+        tmp_path,
+        limit=None,
+        path=tmp_path / "rows.jsonl",
+        grpo_args={**SMALL, "max_prompt_length": 300},
+    )
+    count = len(short.artifacts.trainer.train_dataset)
+    assert 0 < count < len(whole.artifacts.trainer.train_dataset) == 40
+    assert len(short.dataset) == count
+
+
+def first_rows(data: Path, folder: Path, count: int = 40) -> Path:
+    lines = (data / "gsm8k" / "train.jsonl").read_text(encoding="utf-8").splitlines()[:count]
+    (folder / "rows.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder / "rows.jsonl"
+
+
+def test_setup_trains_and_checkpoints(model: Path, shared_data: Path, tmp_path: Path) -> None:
+    batches: list[list[dict[str, Any]]] = []
+    found = setup_of(model, shared_data, tmp_path, trainer_kwargs={"on_rollouts": batches.append})
+    result = algorist.run_training(found.artifacts)
+    assert result.global_step == 2
+    assert [len(rows) for rows in batches] == [8, 8]
+    for row in (r for rows in batches for r in rows):
+        assert set(row["rewards"]) == {"correctness_numeric", "numeric", "tag_fraction"}
+        total = sum(w * v for w, v in zip(found.reward_funcs.weights, row["rewards"].values(), strict=True))
+        assert row["reward"] == pytest.approx(total, abs=1e-6)
+    assert {p.name for p in (tmp_path / "run").iterdir()} >= {"checkpoint-1", "checkpoint-2", "final"}
+    saved = {p.name for p in (tmp_path / "run" / "final").iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "generation_config.json"} <= saved
+
+
+def test_stock_trl_takes_the_dataset_and_the_rewards(model: Path, shared_data: Path, tmp_path: Path) -> None:
+    from trl import GRPOConfig, GRPOTrainer
+
+    found = setup_of(model, shared_data, tmp_path)
+    ours = found.artifacts.trainer
+    trainer = GRPOTrainer(
+        model=ours.model,
+        reward_funcs=list(found.reward_funcs),
+        args=GRPOConfig(
+            output_dir=str(tmp_path / "stock"),
+            max_steps=1,
+            num_generations=4,
+            per_device_train_batch_size=4,
+            max_completion_length=8,
+            use_cpu=True,
+            report_to="none",
+            save_strategy="no",
+        ),
+        train_dataset=found.dataset,
+        processing_class=ours.processing_class,
+    )
+    trainer.train()
+    logged = trainer.state.log_history[0]
+    for name in ("correctness_numeric", "numeric", "tag_fraction"):
+        assert 0 <= logged[f"rewards/{name}/mean"] <= 1
+    assert set(found.reward_funcs.failures.values()) == {0}
+
+
+def test_output_dir_follows_the_run_name(
+    model: Path, shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = setup_of(model, shared_data, tmp_path, output_dir=None, run_name="first")
+    assert found.artifacts.config.output_dir == "outputs/first"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"grpo_args": {"num_generation": 4}}, "Did you mean 'num_generations'"),
+        ({"grpo_args": {"num_generations": 1}}, "take 8"),
+        ({"grpo_args": {**SMALL, "num_generations": 3}}, "not divisible by grpo.group_size = 3"),
+        ({"grpo_args": {**SMALL, "bf16": True}}, "bfloat16 follows the device"),
+        ({"reward_weights": [1.0]}, "reward_weights has 1 values, expected 3"),
+        ({"trainer_kwargs": {"callback": []}}, "Did you mean 'callbacks'"),
+    ],
+)
+def test_mistakes_are_named(
+    model: Path, shared_data: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        setup_of(model, shared_data, tmp_path, **changes)
+
+
+def test_generator_answers_and_saves(model: Path, tmp_path: Path) -> None:
+    generator = algorist.build_text_generator(model)
+    assert generator.prompt_format.name == "reasoning_answer"
+    text = algorist.generate_math_solution("1 + 1?", generator=generator, max_new_tokens=12, seed=3)
+    again = algorist.generate_math_solution("1 + 1?", generator=generator, max_new_tokens=12, seed=3)
+    assert text and text == again
+    file = tmp_path / "math_results.jsonl"
+    for number in range(2):
+        assert algorist.save_prompt_and_response("1 + 1?", text, file, number=number) == file
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    assert rows == [{"prompt": "1 + 1?", "generated_output": text, "number": n} for n in range(2)]
+
+
+def test_an_empty_completion_is_an_error(model: Path) -> None:
+    generator = algorist.build_text_generator(model)
+    assert 0 in generator.policy.tokenizer.all_special_ids
+    with torch.no_grad():  # all tokens are equally likely, so greedy decoding writes the special token 0
+        generator.policy.model.lm_head.weight.zero_()
+    with pytest.raises(EngineError, match="wrote nothing"):
+        algorist.generate_math_solution("1 + 1?", generator=generator, max_new_tokens=3, temperature=0.0)
