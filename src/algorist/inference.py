@@ -1,18 +1,25 @@
-"""Answers from a trained model: the prompt format of training, the engine of training, reasoning and answer apart."""
+"""Answers from a trained model, and its evaluation: the prompt format, the engine and the grader of training."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from algorist.config.schema import ModelSection, Recipe
+from algorist.data import load_problems
+from algorist.evaluation.artifact import Artifact
+from algorist.evaluation.benchmarks import Benchmark
+from algorist.evaluation.record import finished_evaluation, mark_of, record_evaluation
+from algorist.evaluation.run import EvaluationSetting
 from algorist.models.load import Policy, load_policy, make_policy, pick_device
 from algorist.prepare import recipe_format
 from algorist.prompts import PromptFormat, get_format
 from algorist.prompts.chat import encode_prompt
+from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
 from algorist.rollouts.base import SamplingParams
 
@@ -71,6 +78,91 @@ class Solver:
                 }
             )
         return rows
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """The evaluation on one benchmark; ``reused`` when it had been done before."""
+
+    label: str
+    artifact: Artifact
+    reused: bool
+
+
+def evaluate_benchmarks(
+    model: Path | str,
+    benchmarks: Sequence[Benchmark],
+    recipe: Recipe,
+    *,
+    folder: Path,
+    name: str | None = None,
+    of_run: bool = False,
+    prompt_format: str | None = None,
+    again: bool = False,
+    on_progress: Callable[[str, int, int], None] | None = None,
+) -> Iterator[Evaluated]:
+    """Evaluate a model on each benchmark, and yield each when it is done.
+
+    What a killed call has done is kept: artifacts that stand are read, and an unfinished one continues with the problems
+    that are missing. All datasets are loaded before the model.
+
+    Args:
+        model: Model folder or hub name.
+        benchmarks: What to evaluate on.
+        recipe: Protocol, matcher, rewards and prompt format.
+        folder: Gets the artifacts.
+        name: Name of the artifact; model and benchmark when left out.
+        of_run: The recipe is that of the run which made the model: its prompt format and rewards count.
+        prompt_format: Another prompt format.
+        again: Evaluate anew what is already there.
+        on_progress: Called with (name, problems done, problems in all).
+
+    Raises:
+        AlgoristError: A dataset or the model cannot be loaded, or the disk refuses.
+    """
+    loaded = [(benchmark, load_problems(benchmark.section)) for benchmark in benchmarks]
+    solver = Solver.load(model, recipe=recipe if of_run else None, prompt_format=prompt_format)
+    tokenizer, form = solver.policy.tokenizer, solver.prompt_format
+    rewards = build_rewards(recipe.rewards if of_run else [], form, matcher=recipe.matcher)
+    setting = EvaluationSetting.from_section(
+        recipe.eval, max_tokens=solver.max_new_tokens, matcher=recipe.matcher, seed=recipe.seed
+    )
+    engine = make_engine("auto", solver.policy.model, tokenizer)
+    for benchmark, problems in loaded:
+        section = benchmark.section
+        if section.max_prompt_tokens is not None or section.max_prompt_percentile is not None:
+            problems = load_problems(
+                section, prompt_tokens=lambda p: len(encode_prompt(form, tokenizer, p.question))
+            )
+        title = name or f"{_model_title(model, of_run)}-{benchmark.label}"
+        mark = mark_of(model, problems, form, setting, recipe.eval.ks, rewards)
+        if again:
+            (folder / f"{title}.progress.jsonl").unlink(missing_ok=True)
+        elif there := finished_evaluation(folder, title, mark):
+            yield Evaluated(benchmark.label, there, reused=True)
+            continue
+        artifact = record_evaluation(
+            folder,
+            title,
+            engine=engine,
+            tokenizer=tokenizer,
+            problems=problems,
+            prompt_format=form,
+            setting=setting,
+            ks=recipe.eval.ks,
+            rewards=rewards,
+            model=str(model),
+            dataset=section.name,
+            mark=mark,
+            on_progress=partial(on_progress, title) if on_progress else None,
+        )
+        yield Evaluated(benchmark.label, artifact, reused=False)
+
+
+def _model_title(model: Path | str, of_run: bool) -> str:
+    """Return ``grpo-final`` or ``sft-checkpoint-100`` within a run, the last part of the name elsewhere."""
+    parts = Path(str(model)).resolve().parts if isinstance(model, Path) else tuple(model.split("/"))
+    return "-".join(parts[-2:]) if of_run and len(parts) > 1 else parts[-1]
 
 
 def append_jsonl(path: Path, rows: Sequence[dict[str, Any]]) -> None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import gc
 import logging
 import shutil
-import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,11 +21,13 @@ import torch
 from algorist.config.schema import Recipe
 from algorist.data import load_problems, overlap
 from algorist.diagnosis.live import LiveDiagnosis
-from algorist.evaluation.artifact import write_artifact
-from algorist.evaluation.estimators import summarise
-from algorist.evaluation.run import EvaluationSetting, evaluate
-from algorist.grading import grade_completion, why_unreadable
-from algorist.models.load import Policy, load_policy, make_policy, pick_device
+from algorist.evaluation.record import mark_of, record_evaluation
+from algorist.evaluation.rollout_notes import RolloutNotes, graded_rollouts
+from algorist.evaluation.run import EvaluationSetting
+from algorist.evaluation.told import lines_of
+from algorist.grading import why_unreadable
+from algorist.hub.upload import HubUpload, check_hub
+from algorist.models.load import Policy, keep_base, load_policy, make_policy, pick_device
 from algorist.prepare import Problems, check_folder, check_names, open_folder, recipe_format
 from algorist.prompts import PromptFormat
 from algorist.prompts.chat import encode_prompt, render_prompt
@@ -50,6 +52,7 @@ from algorist.training.processes import (
     run_device,
     whole_weights,
 )
+from algorist.training.tracking import Trackers, check_trackers, open_trackers
 from algorist.types import Problem
 
 log = logging.getLogger("algorist.pipeline")
@@ -105,8 +108,13 @@ class Run:
     summaries: dict[str, Any] = field(default_factory=dict)
     processes: Processes = field(default_factory=Processes)
     live: LiveDiagnosis = field(init=False)
+    notes: RolloutNotes = field(init=False)
+    trackers: Trackers = field(default_factory=Trackers)
+    hub: HubUpload = field(init=False)
 
     def __post_init__(self) -> None:
+        self.hub = HubUpload(self.recipe, self.folder.path, self.display.say)
+        self.notes = RolloutNotes(self.display.say)
         self.live = LiveDiagnosis(self.recipe, self.display.say, str(self.folder.path))
 
 
@@ -129,15 +137,21 @@ def run_recipe(
         AlgoristError: Any user's mistake, before the first training step where it can be known.
     """
     check_names(recipe)
+    check_trackers(recipe.report_to)
     device = run_device(pick_device(recipe.device))
     processes = Processes.join(device)
     display = display if display and processes.main else Quiet()
     processes.from_main(lambda: check_folder(recipe, resume=resume))
+    processes.from_main(lambda: check_hub(recipe.hub, display.say))
     problems = Problems.load(recipe)
     folder = processes.from_main(lambda: open_folder(recipe, resume=resume))
-    with folder.lock() if processes.main else nullcontext(), _log_file(folder, processes.main):
+    with (
+        folder.lock() if processes.main else nullcontext(),
+        _log_file(folder, processes.main),
+        open_trackers(recipe, folder.path, display.say, main=processes.main) as trackers,
+    ):
         run = Run(recipe, folder, display, resume, device, recipe_format(recipe), **vars(problems))
-        run.processes = processes
+        run.processes, run.trackers = processes, trackers
         _prepare(run)
         if recipe.eval.baseline and not _is_finished(run, "eval-base"):
             _load_start(run)
@@ -146,6 +160,9 @@ def run_recipe(
             _stage(run, "sft", run_sft)
         if "grpo" in stages and recipe.grpo.enabled and not run.stopped:
             _stage(run, "grpo", run_grpo)
+        done = [s for s in ("sft", "grpo") if (folder.path / s / "final").is_dir()]
+        if processes.main and done and not run.stopped:
+            run.hub.finish(done[-1])
     return run
 
 
@@ -169,8 +186,6 @@ def run_sft(run: Run) -> None:
             stop,
             FlushBeforeSave(metrics.flush),
         ],
-        report_to=run.recipe.report_to,
-        run_name=run.folder.path.name,
     )
     _train(run, "sft", trainer, stop, metrics)
 
@@ -185,9 +200,11 @@ def run_grpo(run: Run) -> None:
     stop = run.processes.stop_signal(run.display.say)
 
     def keep(rows: list[dict[str, Any]]) -> None:
-        graded = _with_grades(run, rows)
+        graded = graded_rollouts(rows, run.train, run.prompt_format, run.recipe.matcher)
         store.write(graded)
+        run.notes.on_rollouts(graded)
         run.live.on_rollouts(graded)
+        run.trackers.rewards("grpo", graded)
 
     run.processes.from_main(lambda: check_enough_problems(len(run.train), section, run.processes))
     with RolloutWriter(run.folder.path / "rollouts") if run.processes.main else NoRollouts() as store:
@@ -218,23 +235,8 @@ def run_grpo(run: Run) -> None:
                 stop,
                 FlushBeforeSave(store.flush, metrics.flush),
             ],
-            report_to=run.recipe.report_to,
-            run_name=run.folder.path.name,
         )
         _train(run, "grpo", trainer, stop, metrics, store)
-
-
-def _with_grades(run: Run, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Add what the grader says to rollouts: gold, extracted, correct, reason."""
-    golds = {p.id: p.answer for p in run.train}
-    graded = []
-    for row in rows:
-        gold = golds[row["problem_id"]]
-        parsed = run.prompt_format.parse(row["completion"])
-        grade = grade_completion(row["completion"], gold, parsed=parsed, matcher=run.recipe.matcher)
-        added = {"gold": gold, "extracted": grade.extracted, "correct": grade.correct, "reason": grade.reason}
-        graded.append({**row, **added, "stage": "grpo"})
-    return graded
 
 
 def evaluate_stage(run: Run, stage: str, step: int | None = None) -> dict[str, Any]:
@@ -249,28 +251,31 @@ def _evaluate(run: Run, stage: str, step: int | None) -> dict[str, Any]:
     setting = EvaluationSetting.from_section(
         recipe.eval, max_tokens=recipe.grpo.max_completion_tokens, matcher=recipe.matcher, seed=recipe.seed
     )
-    name = stage if step is None else f"{stage}-step-{step}"
-    began = time.perf_counter()
-    samples = evaluate(
-        make_engine(recipe.grpo.engine, policy.model, policy.tokenizer),
-        policy.tokenizer,
-        run.held_out,
-        run.prompt_format,
-        setting,
-        on_progress=lambda done, total: run.display.progress(f"eval {name}", done, total),
-    )
-    summary = summarise(samples, ks=recipe.eval.ks)
-    write_artifact(
-        run.folder.path / "eval",
+    name, folder = stage if step is None else f"{stage}-step-{step}", run.folder.path / "eval"
+    rewards = build_rewards(recipe.rewards, run.prompt_format, matcher=recipe.matcher)
+    model = recipe.model.name if stage == "base" else run.folder.path / stage / "final"
+    mark = mark_of(model, run.held_out, run.prompt_format, setting, recipe.eval.ks, rewards)
+    summary = record_evaluation(
+        folder,
         name,
-        samples=samples,
-        metrics=summary,
-        protocol=asdict(setting) | {"seconds": time.perf_counter() - began},
+        engine=make_engine(recipe.grpo.engine, policy.model, policy.tokenizer),
+        tokenizer=policy.tokenizer,
+        problems=run.held_out,
+        prompt_format=run.prompt_format,
+        setting=setting,
+        ks=recipe.eval.ks,
+        rewards=rewards,
         model=recipe.model.name,
         dataset=recipe.data.eval.name,
-    )
+        mark=mark if step is None else None,
+        on_progress=lambda done, total: run.display.progress(f"eval {name}", done, total),
+    ).metrics
     run.display.finished(f"eval {name}")
+    for line in lines_of(folder, stage, step, summary):
+        run.display.say(line)
+        log.info("%s", line)
     run.summaries[name] = summary
+    run.trackers.evaluation(stage, step, {key: interval.value for key, interval in summary.items()})
     return summary
 
 
@@ -330,12 +335,18 @@ def _load_start(run: Run) -> None:
             texts=texts,
             tags=run.prompt_format.tags.all(),
         )
+        if run.recipe.model.name == "tiny" and run.recipe.model.lora is not None:
+            run.processes.from_main(partial(keep_base, run.policy, run.folder.path / "base"))
         _filter_by_prompt_length(run)
     count = sum(p.numel() for p in run.policy.model.parameters())
     trained = sum(p.numel() for p in run.policy.model.parameters() if p.requires_grad)
     run.display.say(
         f"model {run.recipe.model.name}: {count / 1e6:.2f} M parameters, {trained / 1e6:.2f} M trained"
     )
+    if run.processes.count > 1 and hasattr(run.policy.model, "peft_config"):
+        run.display.say(
+            "warning: an adapter in several processes is less tried; all weights: model.lora=null"
+        )
 
 
 def _filter_by_prompt_length(run: Run) -> None:
@@ -440,12 +451,15 @@ def _save_final(run: Run, trainer: Any, final: Path) -> None:
 
 def _callbacks(run: Run, stage: str, metrics: MetricsWriter, eval_every: int | None) -> list[Any]:
     def log_line(step: int, values: dict[str, float]) -> None:
+        values |= run.notes.on_metrics(stage, step, values)
         metrics.write(stage, step, values)
         run.live.on_metrics(step, values, stage)
+        run.trackers.log(stage, step, values)
 
     callbacks: list[Any] = [
         MetricsCallback(log_line),
         ProgressCallback(lambda *state: run.display.step(stage, *state)),
+        *run.hub.callbacks(stage),
     ]
     if eval_every and run.recipe.eval.enabled:
         callbacks.append(EveryNSteps(eval_every, lambda step: _evaluate_during(run, stage, step, metrics)))

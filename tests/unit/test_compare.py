@@ -15,12 +15,12 @@ from algorist.errors import CheckpointError, ConfigError, DataError
 from algorist.evaluation.artifact import (
     Artifact,
     artifact_names,
-    harness_samples,
     read_artifact,
     write_artifact,
 )
 from algorist.evaluation.compare import compare, flipped, paired_metrics
 from algorist.evaluation.estimators import mcnemar, summarise
+from algorist.evaluation.harness import harness_samples
 
 
 def make_samples(
@@ -164,9 +164,14 @@ def test_other_protocols_are_told() -> None:
 
 
 def test_harness_form(tmp_path: Path) -> None:
-    write(tmp_path, "sft", make_samples(1.0, problems=2, samples=1))
+    write(tmp_path, "sft", make_samples(1.0, problems=2, samples=2))
     rows = harness_samples(read_artifact(tmp_path, "sft"))
-    assert [r["doc_id"] for r in rows] == [0, 1] and rows[0]["exact_match"] == 1.0
-    assert rows[1]["resps"] == [["1 + 1 = 2", "1 + 1 = 2"]] and rows[1]["filtered_resps"] == ["2", "2"]
+    assert [(r["doc_id"], r["filter"]) for r in rows] == [
+        (0, "greedy"), (0, "sampled"), (1, "greedy"), (1, "sampled"),
+    ]  # fmt: skip
+    assert rows[2]["resps"] == [["1 + 1 = 2"]] and rows[2]["filtered_resps"] == ["2"]
+    assert rows[3]["resps"] == [["1 + 1 = 2"] * 2] and rows[3]["filtered_resps"] == [["2", "2"]]
+    assert rows[0]["metrics"] == ["exact_match"] and rows[0]["exact_match"] == 1.0
+    assert rows[1]["metrics"] == ["exact_match", "pass@2"] and rows[1]["pass@2"] == 1.0
     json.dumps(rows)
     assert pyarrow.parquet.read_schema(tmp_path / "sft.parquet").metadata[b"algorist.samples"] == b"1"

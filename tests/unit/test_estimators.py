@@ -157,6 +157,49 @@ def test_coverage_of_the_paired_difference_of_means() -> None:
     assert 0.93 <= coverage(draw, 0.3, 3000, 6) <= 0.97
 
 
+def test_coverage_of_a_mean_reward_and_of_a_length() -> None:
+    """Rewards stand on few values, lengths are skewed; 250 problems, one value each."""
+
+    def reward(g: np.random.Generator) -> Any:
+        return cluster_mean(list(g.choice([-1.0, 0.2, 1.2], size=250, p=[0.2, 0.5, 0.3])), list(range(250)))
+
+    def length(g: np.random.Generator) -> Any:
+        return cluster_mean(list(g.gamma(2.0, 40.0, 250)), list(range(250)))
+
+    assert 0.93 <= coverage(reward, -0.2 + 0.1 + 0.36, 2000, 9) <= 0.97
+    assert 0.93 <= coverage(length, 80.0, 2000, 10) <= 0.97
+
+
+def test_coverage_of_all_that_an_evaluation_says() -> None:
+    """From rows to intervals: problems of uniform difficulty, one greedy and four sampled answers each.
+
+    Right-or-wrong answers cover 94.3 to 97.1 % exactly, jumping with the number of problems; 60 lies in the middle.
+    """
+    truth = {"greedy_accuracy": 0.5, "pass@1": 0.5, "pass@4": 0.8, "reward": 0.6}
+    generator, repeats, hits = np.random.default_rng(11), 700, dict.fromkeys(truth, 0)
+    for _ in range(repeats):
+        rows = []
+        for problem, chance in enumerate(generator.random(60)):
+            for index, right in enumerate(generator.random(5) < chance):
+                rewards = {"reward": float(right) + 0.1, "rewards": {}}
+                rows.append(sample(str(problem), bool(right), greedy=index == 0, **rewards))
+        found = summarise(rows, ks=(1, 4))
+        for name, value in truth.items():
+            hits[name] += found[name].low <= value <= found[name].high
+    assert all(0.93 <= hit / repeats <= 0.97 for hit in hits.values()), hits
+
+
+def test_equal_models_are_called_different_in_at_most_five_percent() -> None:
+    """McNemar's exact test and the permutation test keep their level where nothing changes."""
+    generator, repeats, flips, means = np.random.default_rng(12), 1500, 0, 0
+    for _ in range(repeats):
+        gained, lost, _ = generator.multinomial(250, [0.08, 0.08, 0.84])
+        flips += mcnemar(int(gained), int(lost)) < 0.05
+        rates = generator.binomial(8, generator.beta(1, 1, 12)[:, None].repeat(2, 1)) / 8
+        means += permutation_test(rates[:, 1] - rates[:, 0]) < 0.05
+    assert 0.005 < flips / repeats <= 0.06 and 0.02 < means / repeats <= 0.065, (flips, means)
+
+
 @pytest.mark.parametrize(
     ("n", "correct", "k"), [(6, 2, 3), (8, 0, 4), (8, 8, 4), (7, 5, 2), (7, 1, 7), (5, 3, 1)]
 )

@@ -99,11 +99,12 @@ def closing_table(
 
 
 def interval_text(interval: Any, name: str, *, signed: bool = False) -> str:
-    """Return ``62.0 % [56.1, 67.5]``, or plain numbers for lengths."""
-    share = "tokens" not in name and "length" not in name and "characters" not in name
-    factor, unit = (100, " %") if share else (1, "")
-    sign = "+" if signed else ""
-    return f"{factor * interval.value:{sign}.1f}{unit} [{factor * interval.low:{sign}.1f}, {factor * interval.high:{sign}.1f}]"
+    """Return ``62.0 % [56.1, 67.5]``, or plain numbers for lengths and rewards."""
+    plain = any(word in name for word in ("tokens", "length", "characters", "reward"))
+    factor, unit = (1, "") if plain else (100, " %")
+    form = f"{'+' if signed else ''}.{2 if 'reward' in name else 1}f"
+    low, high = (f"{factor * end:{form}}" for end in (interval.low, interval.high))
+    return f"{factor * interval.value:{form}}{unit} [{low}, {high}]"
 
 
 def warn(text: str) -> None:

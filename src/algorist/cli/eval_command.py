@@ -1,102 +1,200 @@
-"""``algorist eval MODEL``."""
+"""``algorist eval MODEL``: one or several benchmarks, resumable, as artifacts, a table, JSON, the harness's form."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from algorist.cli.arguments import find_model, run_recipe_of
 
+if TYPE_CHECKING:
+    from algorist.cli.display import TerminalDisplay
+    from algorist.config.schema import Recipe
+    from algorist.evaluation.artifact import Artifact
+    from algorist.evaluation.benchmarks import Benchmark
+    from algorist.inference import Evaluated
+
 app = typer.Typer(add_completion=False)
+BY = ("subject", "level", "dataset", "reason")
 
 
 @app.command(
-    epilog="Example: algorist eval runs/quickstart --dataset gsm8k --path test.jsonl · Next: algorist compare A B"
+    epilog="Example: algorist eval runs/quickstart --data gsm8k,limit=200 --data test.jsonl --protocol sampled-8@1 "
+    "· Next: algorist compare A B"
 )
 def evaluate_model(
     model: Annotated[
         str | None,
         typer.Argument(help="Run, checkpoint, model folder or hub name; the newest run when left out."),
     ] = None,
-    dataset: Annotated[
-        str | None, typer.Option(help="Adapter; the run's own held-out set when left out.")
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--data",
+            "--dataset",
+            help="Adapter or file, behind it ,key=value (path, limit, split, …); may be repeated. The run's own "
+            "held-out set when left out.",
+        ),
     ] = None,
     path: Annotated[str | None, typer.Option(help="A local file or folder instead of the hub.")] = None,
-    split: Annotated[str, typer.Option(help="Split of the dataset.")] = "test",
-    limit: Annotated[int | None, typer.Option(help="Only the first N problems.")] = None,
-    samples: Annotated[int | None, typer.Option(help="Sampled completions per problem for pass@k.")] = None,
+    split: Annotated[str, typer.Option(help="Split of the datasets.")] = "test",
+    limit: Annotated[int | None, typer.Option(help="Only the first N problems of each.", min=1)] = None,
+    protocol: Annotated[
+        str | None, typer.Option(help="greedy, sampled-N, sampled-N@TEMPERATURE; the run's when left out.")
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option(help="Sampled completions per problem for pass@k.", min=0)
+    ] = None,
     prompt_format: Annotated[
         str | None, typer.Option("--format", help="Prompt format; the run's when left out.")
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the artifact; the dataset when left out.")] = None,
+    by: Annotated[
+        list[str] | None, typer.Option(help=f"Break down by {', '.join(BY)}; may be repeated.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the artifact; model and dataset when left out.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the artifact; the run's eval/ when left out.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    export: Annotated[
+        tuple[str, Path] | None,
+        typer.Option(
+            metavar="lm-eval FOLDER", help="Also write the samples in lm-evaluation-harness's form."
+        ),
+    ] = None,
+    again: Annotated[bool, typer.Option(help="Evaluate anew what is already there.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
-    """Evaluate a run, a checkpoint or a model: greedy accuracy, pass@k, format, length, each with a 95 % interval."""
+    """Evaluate a run, a checkpoint or a model: greedy accuracy, pass@k, format, length, each with a 95 % interval.
+
+    An evaluation that was stopped or killed continues when the same command is given again.
+    """
+    from algorist.cli.display import TerminalDisplay
     from algorist.cli.run_command import _quiet_libraries
+    from algorist.config.schema import Recipe
+    from algorist.errors import ConfigError
+    from algorist.evaluation.harness import export_harness
+    from algorist.evaluation.protocols import with_protocol
 
-    _quiet_libraries()
-    from algorist.cli.display import TerminalDisplay, interval_text
-    from algorist.config.schema import DatasetSection, Recipe
-    from algorist.data import load_problems
-    from algorist.evaluation.artifact import write_artifact
-    from algorist.evaluation.estimators import summarise
-    from algorist.evaluation.run import EvaluationSetting, evaluate
-    from algorist.inference import Solver
-    from algorist.rollouts import make_engine
-
+    _check(by or [], export)
     where, run = find_model(model)
     recipe = run_recipe_of(run) if run else Recipe()
-    section = recipe.data.eval if dataset is None else DatasetSection(name=dataset, split=split, path=path)
-    problems = load_problems(section.model_copy(update={"limit": limit or section.limit}))
-    solver = Solver.load(where, recipe=recipe if run else None, prompt_format=prompt_format)
-    section_eval = recipe.eval if samples is None else recipe.eval.model_copy(update={"samples": samples})
-    setting = EvaluationSetting.from_section(
-        section_eval,
-        max_tokens=solver.max_new_tokens,
-        matcher=recipe.matcher if dataset is None else "symbolic",
-        seed=recipe.seed,
-    )
-    display = TerminalDisplay()
-    tokenizer = solver.policy.tokenizer
-    rows = evaluate(
-        make_engine("auto", solver.policy.model, tokenizer),
-        tokenizer,
-        problems,
-        solver.prompt_format,
-        setting,
-        on_progress=None if as_json else lambda done, total: display.progress("eval", done, total),
-    )
-    display.finished("eval")
-    metrics = summarise(rows, ks=recipe.eval.ks)
-    folder = out or (run / "eval" if run else Path("eval"))
-    title = name or f"{Path(str(where)).name}-{section.name}-{section.split}"
-    write_artifact(
-        folder,
-        title,
-        samples=rows,
-        metrics=metrics,
-        protocol=asdict(setting),
-        model=str(where),
-        dataset=section.name,
-    )
-    if as_json:
-        print(
-            json.dumps(
-                {
-                    "artifact": str(folder / f"{title}.json"),
-                    "metrics": {k: asdict(v) for k, v in metrics.items()},
-                }
-            )
+    benchmarks = _benchmarks(recipe, data, split=split, path=path, limit=limit)
+    if data:
+        recipe = recipe.model_copy(update={"matcher": "symbolic"})
+    if name is not None and len(benchmarks) > 1:
+        raise ConfigError(
+            f"--name {name} would name {len(benchmarks)} artifacts; leave it out, or take --out FOLDER"
         )
-        return 0
-    for key, interval in metrics.items():
-        display.say(f"{key.replace('_', ' '):<24} {interval_text(interval, key)}")
-    display.say(f"written to {folder / title}.json and .parquet")
+    evaluation = recipe.eval if protocol is None else with_protocol(recipe.eval, protocol)
+    if samples is not None:
+        evaluation = evaluation.model_copy(update={"samples": samples})
+    _quiet_libraries()
+    from algorist.inference import evaluate_benchmarks
+
+    display = TerminalDisplay()
+    folder = out or (run / "eval" if run else Path("eval"))
+    told: list[dict[str, Any]] = []
+    for done in evaluate_benchmarks(
+        where,
+        benchmarks,
+        recipe.model_copy(update={"eval": evaluation}),
+        folder=folder,
+        name=name,
+        of_run=run is not None,
+        prompt_format=prompt_format,
+        again=again,
+        on_progress=None if as_json else display.progress,
+    ):
+        title = done.artifact.name
+        display.finished(title)
+        entry = {"artifact": str(folder / f"{title}.json"), **_summary(done.artifact, by or [])}
+        if export is not None:
+            entry["export"] = str(export_harness(done.artifact, export[1], task=done.label))
+        told.append(entry)
+        if not as_json:
+            _show(display, done, entry)
+    if as_json:
+        one = told[0] if len(told) == 1 else {}
+        print(json.dumps({"model": str(where), "evaluations": told, **one}, allow_nan=False))
     return 0
+
+
+def _check(by: list[str], export: tuple[str, Path] | None) -> None:
+    from algorist.errors import ConfigError, nearest
+
+    for column in by:
+        if column not in BY:
+            raise ConfigError(f"cannot break down by '{column}'.{nearest(column, BY)} Known: {', '.join(BY)}")
+    if export is not None and export[0] != "lm-eval":
+        raise ConfigError(f"--export {export[0]} is not known; expected: --export lm-eval FOLDER")
+
+
+def _benchmarks(
+    recipe: Recipe, data: list[str] | None, *, split: str, path: str | None, limit: int | None
+) -> list[Benchmark]:
+    """Return what ``--data`` names, or the recipe's own held-out set."""
+    from algorist.errors import ConfigError
+    from algorist.evaluation.benchmarks import Benchmark, read_benchmarks
+
+    if data:
+        return read_benchmarks(data, split=split, path=path, limit=limit)
+    if path is not None:
+        raise ConfigError(f"--path needs the dataset it belongs to: --data NAME --path {path}")
+    section = recipe.data.eval.model_copy(update={"limit": limit or recipe.data.eval.limit})
+    return [Benchmark(f"{section.name}-{section.split}", section)]
+
+
+def _summary(artifact: Artifact, by: list[str]) -> dict[str, Any]:
+    from algorist.evaluation.breakdown import breakdown
+
+    ks = artifact.protocol.get("ks") or (1, 4, 8)
+    return {
+        "dataset": artifact.dataset,
+        "n": len({row["problem_id"] for row in artifact.samples}),
+        "protocol": artifact.protocol,
+        "metrics": _numbers(artifact.metrics),
+        "by": {
+            column: {
+                value: _numbers(found) for value, found in breakdown(artifact.samples, column, ks).items()
+            }
+            for column in by
+        },
+    }
+
+
+def _numbers(metrics: Any) -> dict[str, dict[str, float | int | None]]:
+    """Return intervals as plain numbers, None for NaN."""
+    return {
+        name: {key: (None if value != value else value) for key, value in asdict(interval).items()}
+        for name, interval in metrics.items()
+    }
+
+
+def _show(display: TerminalDisplay, done: Evaluated, entry: dict[str, Any]) -> None:
+    from algorist.cli.display import interval_text
+    from algorist.evaluation.estimators import Interval
+
+    artifact = done.artifact
+    known = " · already evaluated (--again: anew)" if done.reused else ""
+    protocol = artifact.protocol.get("name", "")
+    display.say(f"{artifact.name}: {artifact.dataset}, {entry['n']} problems, {protocol}{known}")
+    for key, interval in artifact.metrics.items():
+        display.say(f"  {key.replace('_', ' '):<26} {interval_text(interval, key)}")
+    for column, groups in entry["by"].items():
+        display.say(f"  greedy accuracy by {column}:")
+        for label, metrics in groups.items():
+            numbers = metrics["greedy_accuracy"]
+            value, low, high = (
+                float("nan") if numbers[key] is None else float(numbers[key])
+                for key in ("value", "low", "high")
+            )
+            found = Interval(value, low, high, int(numbers["n"]))
+            display.say(f"    {label:<24} {interval_text(found, 'greedy_accuracy')} of {found.n}")
+    exported = f", {entry['export']}" if "export" in entry else ""
+    display.say(f"  written to {entry['artifact']} and .parquet{exported}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shlex
 import sys
@@ -12,6 +13,19 @@ import typer
 from algorist.cli.arguments import Overrides, RecipeArgument, read_recipe
 
 app = typer.Typer(add_completion=False)
+
+WandbProject = Annotated[
+    str | None, typer.Option("--wandb-project", help="Track with wandb, in this project (tracking.project).")
+]
+WandbEntity = Annotated[
+    str | None, typer.Option("--wandb-entity", help="User or team in wandb (tracking.entity).")
+]
+NoWandb = Annotated[bool, typer.Option("--no-wandb", help="Leave wandb out, whatever the recipe says.")]
+PushToHub = Annotated[bool, typer.Option("--push-to-hub", help="Upload the model after the run (hub.push).")]
+HubModelId = Annotated[
+    str | None,
+    typer.Option("--hub-model-id", help="Repository owner/name; turns the upload on (hub.model_id)."),
+]
 
 
 @app.command(
@@ -25,10 +39,46 @@ def run(
         bool, typer.Option("--skip-sft", help="Leave SFT out; a finished SFT stage is used.")
     ] = False,
     skip_grpo: Annotated[bool, typer.Option("--skip-grpo", help="Leave GRPO out.")] = False,
+    wandb_project: WandbProject = None,
+    wandb_entity: WandbEntity = None,
+    no_wandb: NoWandb = False,
+    push_to_hub: PushToHub = False,
+    hub_model_id: HubModelId = None,
 ) -> int:
     """Run a recipe: data → model → SFT → evaluation → GRPO → evaluation → closing table."""
+    overrides = with_flags(
+        recipe, overrides, wandb_project, wandb_entity, no_wandb, push_to_hub, hub_model_id
+    )
     stages = tuple(s for s, skip in (("sft", skip_sft), ("grpo", skip_grpo)) if not skip)
     return run_stages(recipe, overrides, resume, stages)
+
+
+def with_flags(
+    name: str,
+    overrides: list[str] | None,
+    wandb_project: str | None,
+    wandb_entity: str | None,
+    no_wandb: bool,
+    push_to_hub: bool,
+    hub_model_id: str | None,
+) -> list[str]:
+    """Return the overrides with those that the flags stand for; shared by run, sft and grpo."""
+    added = [
+        f"{key}={json.dumps(value)}"
+        for key, value in (
+            ("tracking.project", wandb_project),
+            ("tracking.entity", wandb_entity),
+            ("hub.model_id", hub_model_id),
+        )
+        if value is not None
+    ]
+    if push_to_hub:
+        added.append("hub.push=true")
+    wanted = wandb_project is not None or wandb_entity is not None
+    if wanted or no_wandb:
+        rest = [t for t in read_recipe(name, overrides).report_to if t != "wandb"]
+        added.append(f"report_to={json.dumps([*rest, *(['wandb'] if wanted and not no_wandb else [])])}")
+    return [*(overrides or []), *added]
 
 
 def run_stages(name: str, overrides: list[str] | None, resume: bool, stages: tuple[str, ...]) -> int:

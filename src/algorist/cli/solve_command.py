@@ -32,10 +32,16 @@ def solve(
     save: Annotated[Path | None, typer.Option(help="Append prompts and answers to this JSONL file.")] = None,
     max_new_tokens: Annotated[int | None, typer.Option(help="Longest completion in tokens.")] = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    endpoint: Annotated[
+        str | None, typer.Option(help="Ask an OpenAI-compatible server, such as http://localhost:8000.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per question.")] = False,
 ) -> int:
     """Answer questions: the reasoning and the answer, in the format the model was trained with."""
     asked = _questions(questions, file)
+    if endpoint is not None:
+        rows = _from_server(endpoint, asked, model, prompt_format, max_new_tokens, temperature)
+        return _give(rows, save, as_json)
     path, run = find_model(model)
     from algorist.cli.run_command import _quiet_libraries
 
@@ -44,7 +50,10 @@ def solve(
 
     recipe = run_recipe_of(run) if run else None
     solver = Solver.load(path, recipe=recipe, prompt_format=prompt_format)
-    rows = solver.solve(asked, max_new_tokens=max_new_tokens, temperature=temperature)
+    return _give(solver.solve(asked, max_new_tokens=max_new_tokens, temperature=temperature), save, as_json)
+
+
+def _give(rows: list[dict[str, Any]], save: Path | None, as_json: bool) -> int:
     for row in rows:
         print(json.dumps(row, ensure_ascii=False) if as_json else _told(row))
     if save:
@@ -52,6 +61,36 @@ def solve(
 
         append_jsonl(save, rows)
     return 0
+
+
+def _from_server(
+    url: str,
+    asked: list[str],
+    model: str | None,
+    prompt_format: str | None,
+    max_new_tokens: int | None,
+    temperature: float,
+) -> list[dict[str, Any]]:
+    """Ask a server; a run or model folder beside it gives prompt format, chat template and length."""
+    from algorist.endpoint import Endpoint
+    from algorist.prompts import get_format
+
+    found, tokenizer, limit = get_format(prompt_format or "reasoning_answer"), None, max_new_tokens or 512
+    if model is not None:
+        from algorist.cli.run_command import _quiet_libraries
+
+        _quiet_libraries()
+        from transformers import AutoTokenizer
+
+        from algorist.prepare import recipe_format
+
+        path, run = find_model(model)
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        recipe = run_recipe_of(run) if run else None
+        if recipe is not None:
+            found = found if prompt_format else recipe_format(recipe)
+            limit = max_new_tokens or recipe.grpo.max_completion_tokens
+    return Endpoint(url, found, tokenizer).solve(asked, max_new_tokens=limit, temperature=temperature)
 
 
 def _questions(questions: list[str] | None, file: Path | None) -> list[str]:

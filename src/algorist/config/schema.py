@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+_HUB_NAME = r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]{0,95}"
 
 
 class Section(BaseModel):
@@ -110,6 +113,8 @@ class DatasetSection(Section):
     """Shuffle before ``limit``; the order of the file when left out."""
     numeric_answers_only: bool = False
     """Drop problems whose gold answer is not a number."""
+    correct_only: bool = False
+    """Keep demonstrations whose own answer (the response's, or the solution's last box or ``####``) the grader finds right."""
     max_prompt_percentile: float | None = Field(None, gt=0, le=100)
     """Drop prompts longer than this percentile of the prompt lengths in tokens."""
     max_prompt_tokens: int | None = Field(None, ge=1)
@@ -316,6 +321,66 @@ class EvalSection(Section):
     """Evaluate the model before any training as well."""
 
 
+class TrackingSection(Section):
+    """What trackers (``report_to``) are told about the run."""
+
+    project: str | None = None
+    """Project (wandb, trackio) or experiment (mlflow); the tracker's own variable (WANDB_PROJECT, …) or ``algorist``
+    when left out."""
+    entity: str | None = None
+    """User or team in wandb; the account's default when left out."""
+    run_name: str | None = None
+    """Name of the run in trackers; the run folder's name when left out."""
+    tags: list[str] = Field(default_factory=list)
+    """Labels of the run in trackers."""
+    offline: bool = False
+    """Record wandb on this machine only, to be sent later with ``wandb sync``; the other trackers write locally
+    unless their own variables name a server."""
+
+
+class HubSection(Section):
+    """Upload to the Hugging Face hub. The token comes from HF_TOKEN or ``hf auth login``, never from a recipe."""
+
+    push: bool = False
+    """Upload the trained model; ``hub.model_id`` alone turns it on."""
+    model_id: str | None = None
+    """Repository ``owner/name``; the run's name under the token's owner when left out."""
+    private: bool = True
+    """Make the repository private when it is new."""
+    strategy: Literal["end", "every_save", "checkpoint", "all_checkpoints"] = "end"
+    """When: after the run; also the model at every checkpoint; that and the newest checkpoint in ``last-checkpoint/``;
+    or every checkpoint in its own folder."""
+    revision: str | None = None
+    """Branch of the repository; ``main`` when left out."""
+    commit_message: str | None = None
+    """Message of the last commit; names the base model when left out."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_keys(cls, values: Any) -> Any:
+        """Refuse a token; turn pushing on when only a name is given."""
+        if not isinstance(values, dict):
+            return values
+        token = next((key for key in values if "token" in str(key)), None)
+        if token is not None:
+            raise ValueError(
+                f"hub.{token}: a token is never part of a recipe, which is stored and uploaded; leave it out and "
+                "write in the shell: export HF_TOKEN=…, or once: hf auth login"
+            )
+        return {"push": True, **values} if values.get("model_id") else values
+
+    @field_validator("model_id")
+    @classmethod
+    def _check_name(cls, value: str | None) -> str | None:
+        """Refuse a name that the hub would refuse after the training."""
+        if value is not None and not re.fullmatch(_HUB_NAME, value):
+            raise ValueError(
+                f"hub.model_id is '{value}'; expected owner/name of letters, digits, '-', '_' and '.', such as "
+                "me/qwen-0.5b-gsm8k"
+            )
+        return value
+
+
 class Recipe(Section):
     """One run, from data to report."""
 
@@ -354,12 +419,20 @@ class Recipe(Section):
     """Reinforcement learning."""
     eval: EvalSection = Field(default_factory=EvalSection)
     """Evaluation."""
-    report_to: list[str] = Field(default_factory=list)
-    """Trackers: wandb, tensorboard, trackio, mlflow."""
-    tracking: dict[str, Any] = Field(default_factory=dict)
-    """Tracker settings: project, entity, run_name, tags."""
-    hub: dict[str, Any] = Field(default_factory=dict)
-    """Hub upload: push (false), model_id, private, strategy."""
+    report_to: list[Literal["wandb", "tensorboard", "trackio", "mlflow"]] = Field(default_factory=list)
+    """Trackers that get the metrics, evaluations and the recipe; none unless named."""
+    tracking: TrackingSection = Field(default_factory=TrackingSection)
+    """How the run is named in its trackers."""
+    hub: HubSection = Field(default_factory=HubSection)
+    """Upload of the trained model to the hub."""
+
+    @field_validator("report_to", mode="before")
+    @classmethod
+    def _one_tracker(cls, value: Any) -> Any:
+        """Take ``report_to: wandb`` for a list of one, and ``none`` for none."""
+        if isinstance(value, str):
+            return [] if value == "none" else [value]
+        return value
 
     @model_validator(mode="after")
     def _check(self) -> Recipe:

@@ -10,6 +10,7 @@ from algorist.data import (  # noqa: F401
     math,
     mixture,
     reasoning_traces,
+    rollouts,
 )
 from algorist.data.base import DATASETS, Source, dataset
 from algorist.data.select import load_problems, overlap

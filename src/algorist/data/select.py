@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import re
 from collections.abc import Callable, Iterable
@@ -9,8 +10,10 @@ from collections.abc import Callable, Iterable
 from algorist.config.schema import DatasetSection
 from algorist.data.base import DATASETS, Source
 from algorist.errors import DataError
-from algorist.grading import numeric_value
+from algorist.grading import grade_many, hash_answer, last_boxed, numeric_value
 from algorist.types import Problem
+
+log = logging.getLogger("algorist.data")
 
 
 def load_problems(
@@ -33,6 +36,8 @@ def load_problems(
         lambda p: numeric_value(p.answer) is not None,
         "numeric_answers_only",
     )
+    if section.correct_only:
+        problems = _correct(problems, section.name)
     if section.unique:
         problems = list({p.question: p for p in reversed(problems)}.values())[::-1]
     if section.shuffle_seed is not None:
@@ -66,6 +71,32 @@ def _keep(problems: list[Problem], wanted: bool, test: Callable[[Problem], bool]
         raise DataError(
             f"{name} leaves none of {len(problems)} problems; first gold answer: {problems[0].answer!r}"
         )
+    return kept
+
+
+def demonstrated_answer(problem: Problem) -> str | None:
+    """Return the answer that a demonstration states itself: the response's, else the last box or ``####`` of the solution."""
+    stated = problem.extra.get("demonstrated_answer")
+    return stated or last_boxed(problem.solution) or hash_answer(problem.solution) or None
+
+
+def _correct(problems: list[Problem], name: str) -> list[Problem]:
+    """Keep demonstrations whose own answer is right, and say how many were left out and why."""
+    stated = [(p, demonstrated_answer(p)) for p in problems]
+    grades = grade_many([(answer, p.answer) for p, answer in stated])
+    kept = [p for p, verdict in zip(problems, grades, strict=True) if verdict.correct]
+    silent = sum(answer is None for _, answer in stated)
+    wrong = len(problems) - len(kept) - silent
+    told = (
+        f"correct_only: {len(kept)} of {len(problems)} demonstrations of '{name}' are right and kept; left out are {wrong} "
+        f"with a wrong answer and {silent} that state none"
+    )
+    if not kept:
+        raise DataError(
+            f"{told}. Only datasets with solutions of their own (sft_jsonl, openmath_reasoning, rollouts, …) need it; leave "
+            "correct_only out, or map the solution with data.….columns.solution"
+        )
+    log.warning("%s", told)
     return kept
 
 

@@ -41,6 +41,8 @@ SAMPLE_SCHEMA = pyarrow.schema(
         ("level", pyarrow.string()),
         ("rewards", pyarrow.map_(pyarrow.string(), pyarrow.float64())),
         ("seconds", pyarrow.float64()),
+        ("reward", pyarrow.float64()),
+        ("prompt", pyarrow.string()),
     ],
     metadata={"algorist.samples": "1"},
 )
@@ -126,34 +128,6 @@ def artifact_names(folder: Path) -> list[str]:
     """Return the names of the evaluations in ``folder``, oldest first."""
     files = [p for p in folder.glob("*.json") if p.with_suffix(".parquet").is_file()]
     return [p.stem for p in sorted(files, key=lambda p: (p.stat().st_mtime_ns, p.stem))]
-
-
-def harness_samples(artifact: Artifact) -> list[dict[str, Any]]:
-    """Return one row per problem in the per-sample form of lm-evaluation-harness (``--log_samples``).
-
-    ``resps`` holds the raw completions, the greedy one first, ``filtered_resps`` the answers read from them.
-    """
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for row in artifact.samples:
-        groups.setdefault(row["problem_id"], []).append(row)
-    found = []
-    for number, (problem, rows) in enumerate(groups.items()):
-        rows.sort(key=lambda r: (not r["greedy"], r.get("sample") or 0))
-        first = rows[0]
-        found.append(
-            {
-                "doc_id": number,
-                "doc": {"id": problem, "question": first.get("question"), "answer": first.get("gold")},
-                "target": first.get("gold"),
-                "arguments": [[first.get("question"), artifact.protocol]],
-                "resps": [[r.get("completion") for r in rows]],
-                "filtered_resps": [r.get("extracted") or "[invalid]" for r in rows],
-                "filter": "answer",
-                "metrics": ["exact_match"],
-                "exact_match": float(bool(first["correct"])),
-            }
-        )
-    return found
 
 
 def _table(samples: Sequence[Mapping[str, Any]], dataset: str) -> pyarrow.Table:

@@ -17,7 +17,14 @@ from algorist.evaluation.estimators import (
     sampled_groups,
 )
 
-SHARES = {"greedy_accuracy": "correct", "format": "well_formed", "truncated": "truncated"}
+SHARES = {
+    "greedy_accuracy": "correct",
+    "format": "well_formed",
+    "truncated": "truncated",
+    "reasoning_present": "has_reasoning",
+}
+MEANS = {"mean_reasoning_characters": "reasoning_characters", "reward": "reward"}
+NOT_PROTOCOL = {"seconds", "batch_size", "name", "fingerprint", "ks"}
 Samples = Sequence[Mapping[str, Any]]
 
 
@@ -74,13 +81,20 @@ def paired_metrics(before: Samples, after: Samples) -> dict[str, Interval]:
     """
     first, second = _same_problems(before, after)
     found = {}
+    both = [*first.values(), *second.values()]
     for name, column in SHARES.items():
+        if column == "has_reasoning" and any(row.get(column) is None for row in both):
+            continue
         up = sum(bool(second[i][column]) and not row[column] for i, row in first.items())
         down = sum(bool(row[column]) and not second[i][column] for i, row in first.items())
         found[name] = paired_share_difference(up, down, len(first))
     found["mean_tokens"] = paired_difference(
         [float(row["tokens"]) for row in first.values()], [float(second[i]["tokens"]) for i in first]
     )
+    for name, column in MEANS.items():
+        if all(row.get(column) is not None for row in both):
+            values = [float(row[column]) for row in first.values()]
+            found[name] = paired_difference(values, [float(second[i][column]) for i in first])
     rates = _sampled_rates(before, after)
     if rates is not None:
         found["pass@1"] = paired_difference(*rates)
@@ -142,7 +156,7 @@ def _warnings(first: Artifact, second: Artifact) -> list[str]:
     found = []
     if first.dataset != second.dataset:
         found.append(f"the datasets are named '{first.dataset}' and '{second.dataset}'")
-    names = sorted((first.protocol.keys() | second.protocol.keys()) - {"seconds", "batch_size"})
+    names = sorted((first.protocol.keys() | second.protocol.keys()) - NOT_PROTOCOL)
     for name in names:
         a, b = first.protocol.get(name), second.protocol.get(name)
         if a != b:

@@ -155,24 +155,14 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
 def summarise(samples: Sequence[Mapping[str, Any]], ks: Sequence[int] = (1, 4, 8)) -> dict[str, Interval]:
     """Return the metrics of an evaluation from its rows (``evaluation.artifact`` tells their columns).
 
-    Greedy rows give ``greedy_accuracy``, ``format``, ``truncated`` and ``mean_tokens``; sampled rows ``pass@k`` and
-    ``maj@k`` for each k up to the smallest number of samples that a problem has, and maj@ of that number.
+    Greedy rows give ``greedy_accuracy``, ``format``, ``truncated`` and ``mean_tokens``; where the rows tell them also
+    ``reasoning_present``, ``mean_reasoning_characters``, the total ``reward`` and each ``rewards/NAME``. Sampled rows give
+    ``pass@k`` and ``maj@k`` for each k up to the smallest number of samples that a problem has, and maj@ of that number.
 
     Raises:
         DataError: A row has no ``problem_id``.
     """
-    greedy = [r for r in samples if r["greedy"]]
-    problems = [r.get("problem_id") for r in greedy]
-    found: dict[str, Interval] = {}
-    for name, column in (
-        ("greedy_accuracy", "correct"),
-        ("format", "well_formed"),
-        ("truncated", "truncated"),
-    ):
-        found[name] = share_interval(
-            list(cluster_means([float(bool(r[column])) for r in greedy], problems).values())
-        )
-    found["mean_tokens"] = cluster_mean([float(r["tokens"]) for r in greedy], problems)
+    found = _greedy_metrics([r for r in samples if r["greedy"]])
     groups = sampled_groups(samples)
     if not groups:
         return found
@@ -186,6 +176,32 @@ def summarise(samples: Sequence[Mapping[str, Any]], ks: Sequence[int] = (1, 4, 8
             for g in groups.values()
         ]
         found[f"maj@{k}"] = share_interval(votes)
+    return found
+
+
+def _greedy_metrics(greedy: Sequence[Mapping[str, Any]]) -> dict[str, Interval]:
+    problems = [r.get("problem_id") for r in greedy]
+
+    def told(column: str) -> bool:
+        return bool(greedy) and all(r.get(column) is not None for r in greedy)
+
+    found: dict[str, Interval] = {}
+    shares = {"greedy_accuracy": "correct", "format": "well_formed", "truncated": "truncated"}
+    if told("has_reasoning"):
+        shares["reasoning_present"] = "has_reasoning"
+    for name, column in shares.items():
+        values = cluster_means([float(bool(r[column])) for r in greedy], problems)
+        found[name] = share_interval(list(values.values()))
+    found["mean_tokens"] = cluster_mean([float(r["tokens"]) for r in greedy], problems)
+    if told("reasoning_characters"):
+        characters = [float(r["reasoning_characters"]) for r in greedy]
+        found["mean_reasoning_characters"] = cluster_mean(characters, problems)
+    if told("reward"):
+        found["reward"] = cluster_mean([float(r["reward"]) for r in greedy], problems)
+    for name in dict.fromkeys(name for r in greedy for name in r.get("rewards") or ()):
+        having = [r for r in greedy if (r.get("rewards") or {}).get(name) is not None]
+        values_of = [float(r["rewards"][name]) for r in having]
+        found[f"rewards/{name}"] = cluster_mean(values_of, [r.get("problem_id") for r in having])
     return found
 
 

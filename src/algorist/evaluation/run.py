@@ -2,20 +2,24 @@
 
 Protocol: one greedy completion per problem; ``samples`` more at the stated temperature. Every completion is parsed by
 the prompt format and graded by the same grader as the reward. The samples are plain rows; numbers with intervals come
-from ``evaluation.estimators``.
+from ``evaluation.estimators``. With ``progress`` an evaluation that was killed continues with the batches that are missing
+and ends with the same samples: each batch draws with a seed of its own.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from algorist.config.schema import EvalSection
+from algorist.evaluation.progress import Progress
+from algorist.evaluation.protocols import protocol_name
 from algorist.grading import grade_completion
 from algorist.prompts import PromptFormat
-from algorist.prompts.chat import encode_prompt
+from algorist.prompts.chat import encode_prompt, render_prompt
+from algorist.rewards import RewardSet
 from algorist.rollouts.base import Completion, RolloutEngine, SamplingParams
 from algorist.types import Problem
 
@@ -47,6 +51,11 @@ class EvaluationSetting:
             seed,
         )
 
+    def recorded(self, prompt_format: PromptFormat) -> dict[str, Any]:
+        """Return what an artifact says of the protocol: its name, the settings, the prompt format."""
+        name = protocol_name(self.samples, self.temperature, self.top_p)
+        return {"name": name, **asdict(self), "prompt_format": prompt_format.name}
+
 
 def evaluate(
     engine: RolloutEngine,
@@ -55,9 +64,11 @@ def evaluate(
     prompt_format: PromptFormat,
     setting: EvaluationSetting,
     *,
+    rewards: RewardSet | None = None,
+    progress: Progress | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return one row per completion: the problem, the completion, its parse and its grade.
+    """Return one row per completion: the problem, the completion, its parse, its grade and its rewards.
 
     Args:
         engine: Any rollout engine.
@@ -65,31 +76,64 @@ def evaluate(
         problems: Held-out problems.
         prompt_format: Renders and parses.
         setting: Sampling and grading.
+        rewards: The rewards of the recipe; their values go to ``rewards``, the weighted sum to ``reward``.
+        progress: Keeps finished batches, and gives those of an evaluation that was killed.
         on_progress: Called with (problems done, problems in all) after each batch.
     """
     rows: list[dict[str, Any]] = []
     for start in range(0, len(problems), setting.batch_size):
         batch = problems[start : start + setting.batch_size]
-        prompts = [encode_prompt(prompt_format, tokenizer, p.question) for p in batch]
-        began = time.perf_counter()
-        groups = [list(group) for group in _complete(engine, prompts, setting, start)]
-        seconds = time.perf_counter() - began
-        for problem, group in zip(batch, groups, strict=True):
-            rows.extend(
-                _row(
-                    problem,
-                    index,
-                    completion,
-                    tokenizer,
-                    prompt_format,
-                    setting,
-                    seconds / len(batch) / len(group),
-                )
-                for index, completion in enumerate(group)
-            )
+        found = progress.rows_at(start, batch) if progress else None
+        if found is None:
+            found = _batch(engine, tokenizer, batch, prompt_format, setting, start)
+            if rewards:
+                _reward(found, rewards)
+            for row in found:
+                del row["completion_ids"]
+            if progress:
+                progress.add(start, found)
+        rows.extend(found)
         if on_progress:
             on_progress(min(start + len(batch), len(problems)), len(problems))
     return rows
+
+
+def _batch(
+    engine: RolloutEngine,
+    tokenizer: Any,
+    batch: Sequence[Problem],
+    prompt_format: PromptFormat,
+    setting: EvaluationSetting,
+    start: int,
+) -> list[dict[str, Any]]:
+    prompts = [encode_prompt(prompt_format, tokenizer, p.question) for p in batch]
+    began = time.perf_counter()
+    groups = [list(group) for group in _complete(engine, prompts, setting, start)]
+    seconds = time.perf_counter() - began
+    rows = []
+    for problem, group in zip(batch, groups, strict=True):
+        shared = {
+            "prompt": render_prompt(prompt_format, tokenizer, problem.question),
+            "seconds": seconds / len(batch) / len(group),
+        }
+        for index, completion in enumerate(group):
+            rows.append(_row(problem, index, completion, tokenizer, prompt_format, setting.matcher) | shared)
+    return rows
+
+
+def _reward(rows: list[dict[str, Any]], rewards: RewardSet) -> None:
+    """Add ``rewards`` and ``reward`` to rows; the rewards see the columns that they see in training."""
+    scores = rewards.score(
+        [row["completion"] for row in rows],
+        prompts=[row["prompt"] for row in rows],
+        answer=[row["gold"] for row in rows],
+        question=[row["question"] for row in rows],
+        problem_id=[row["problem_id"] for row in rows],
+        completion_ids=[row["completion_ids"] for row in rows],
+    )
+    for row, score in zip(rows, scores, strict=True):
+        row["rewards"] = {name: value for name, value in score.components.items() if value is not None}
+        row["reward"] = score.total
 
 
 def _complete(
@@ -115,12 +159,11 @@ def _row(
     completion: Completion,
     tokenizer: Any,
     prompt_format: PromptFormat,
-    setting: EvaluationSetting,
-    seconds: float,
+    matcher: str,
 ) -> dict[str, Any]:
     text = tokenizer.decode(completion.token_ids, skip_special_tokens=True)
     parsed = prompt_format.parse(text)
-    grade = grade_completion(text, problem.answer, parsed=parsed, matcher=setting.matcher)
+    grade = grade_completion(text, problem.answer, parsed=parsed, matcher=matcher)
     return {
         "problem_id": problem.id,
         "sample": index,
@@ -138,5 +181,6 @@ def _row(
         "truncated": completion.finish_reason == "length",
         "subject": problem.subject,
         "level": problem.level,
-        "seconds": seconds,
+        "dataset": problem.extra.get("dataset"),
+        "completion_ids": completion.token_ids,
     }

@@ -89,7 +89,9 @@ def make_policy(
         model, tokenizer = _pretrained(section, device)
     policy = Policy(model, prepare_tokenizer(tokenizer, section.chat_template))
     if section.lora is not None and not hasattr(policy.model, "peft_config"):
-        policy.model = add_lora(policy.model, section.lora)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            policy.model = add_lora(policy.model, section.lora)
     return policy
 
 
@@ -201,6 +203,27 @@ def _not_loaded(name: str, error: Exception) -> str:
         f"(hf download {name} --local-dir FOLDER) and give the folder: model.name=/path/to/FOLDER. "
         "For a model from scratch: model.name=tiny"
     )
+
+
+def keep_base(policy: Policy, folder: Path) -> None:
+    """Save the base of an adapter on a model from scratch as ``folder`` and name it ``../../base`` in the adapter's config.
+
+    The adapter lies two folders below the run (``sft/final``, ``grpo/checkpoint-N``). Other bases have a name of their own.
+    """
+    for config in policy.model.peft_config.values():
+        config.base_model_name_or_path = f"../../{folder.name}"
+    if (folder / "config.json").is_file():
+        return
+    base = policy.model.get_base_model()
+    weights = {
+        name.replace(".base_layer.", "."): value
+        for name, value in base.state_dict().items()
+        if "lora_" not in name
+    }
+    partial = folder.with_name(f"{folder.name}.partial")
+    base.save_pretrained(partial, state_dict=weights)
+    policy.tokenizer.save_pretrained(partial)
+    partial.rename(folder)
 
 
 def _base_folder(base_name: str, adapter: Path) -> str | Path:

@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from algorist.errors import EngineError, nearest
 from algorist.rollouts.base import RolloutEngine
 
 log = logging.getLogger("algorist.rollouts")
-ENGINES = ("auto", "native", "transformers")
+ENGINES = ("auto", "native", "transformers", "vllm")
 
 
 def make_engine(
-    name: str, model: Any, tokenizer: Any = None, *, token_budget: int | None = None
+    name: str,
+    model: Any,
+    tokenizer: Any = None,
+    *,
+    token_budget: int | None = None,
+    vllm: Mapping[str, Any] | None = None,
 ) -> RolloutEngine:
     """Return the engine called ``name`` for ``model``.
 
     Args:
         name: ``auto`` and ``native`` take the native engine where it can run the model and fall back to ``transformers``
-            with one log line that says why; ``transformers`` always takes ``model.generate``.
+            with one log line that says why; ``transformers`` always takes ``model.generate``; ``vllm`` takes vLLM in this
+            process.
         model: A causal language model of transformers or PEFT.
         tokenizer: Gives end and pad tokens; stop strings need it.
-        token_budget: Most tokens in the cache at a time.
+        token_budget: Most tokens in the cache at a time; vLLM has settings of its own for that.
+        vllm: Settings of the vLLM engine.
 
     Raises:
-        EngineError: Unknown name.
+        EngineError: Unknown name, or vLLM cannot run the model.
+        MissingExtraError: ``vllm`` is not installed.
     """
     from algorist.rollouts.module_tier import why_no_module_tier
     from algorist.rollouts.native import NativeEngine
@@ -36,6 +45,10 @@ def make_engine(
         raise EngineError(
             f"unknown rollout engine '{name}'.{nearest(name, ENGINES)} Expected one of {', '.join(ENGINES)}"
         )
+    if name == "vllm":
+        from algorist.rollouts.vllm import VLLMEngine
+
+        return VLLMEngine(model, tokenizer, settings=vllm)
     if name == "transformers":
         return TransformersEngine(model, tokenizer, token_budget=token_budget)
     reason = why_no_module_tier(model)

@@ -200,7 +200,12 @@ class ExactCheckpoints:
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         super()._save(output_dir, state_dict)  # type: ignore[misc]
         # A pickle that nobody reads: the settings stand in config.yaml, and no file of ours can run code.
-        (Path(output_dir or self.args.output_dir) / TRAINING_ARGS_NAME).unlink(missing_ok=True)
+        folder = Path(output_dir or self.args.output_dir)
+        (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
+        # PEFT saves TRL's frozen copy of the starting adapter too; it is made again when the stage is loaded.
+        shutil.rmtree(folder / "ref", ignore_errors=True)
+        if (folder / "adapter_config.json").is_file():
+            (folder / "README.md").unlink(missing_ok=True)  # PEFT's empty form
 
     @staticmethod
     def _into_place(made: Path, target: Path) -> None:

@@ -12,8 +12,10 @@ from datasets import Dataset
 from transformers import PrinterCallback
 
 from algorist.config.schema import GRPOSection
-from algorist.errors import ConfigError
+from algorist.errors import ConfigError, nearest
 from algorist.rollouts.base import RolloutEngine, SamplingParams
+from algorist.rollouts.select import make_engine
+from algorist.rollouts.vllm import SETTINGS
 from algorist.training.arguments import optim_arguments
 from algorist.training.grpo import AlgoristGRPOTrainer
 
@@ -44,7 +46,8 @@ def make_grpo_trainer(
         section: The recipe's ``grpo`` section.
         rewards: TRL-callable rewards.
         weights: One weight per reward.
-        engine: Rollout engine; None lets TRL generate (vLLM).
+        engine: Rollout engine; None lets the section's vLLM generate: ours in this process, or TRL's integration for a
+            server, several processes, or ``grpo.vllm.integration: trl``.
         output_dir: Folder of the checkpoints.
         seed: Seed of data order and sampling.
         device: Device of training.
@@ -54,7 +57,8 @@ def make_grpo_trainer(
         run_name: Name of the run in trackers.
 
     Raises:
-        ConfigError: Fewer problems than one step needs.
+        ConfigError: Fewer problems than one step needs, or an unknown vLLM setting.
+        MissingExtraError: ``engine`` is vllm, which cannot be imported.
     """
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     generation = section.batch_size * (section.steps_per_generation or section.gradient_accumulation_steps)
@@ -72,18 +76,24 @@ def make_grpo_trainer(
         max_new_tokens=section.max_completion_tokens,
         seed=seed,
     )
-    trainer = AlgoristGRPOTrainer(
+    args = grpo_config(
+        section,
+        weights=weights,
+        output_dir=output_dir,
+        seed=seed,
+        device=device,
+        report_to=report_to,
+        run_name=run_name,
+    )
+    trainer_class = AlgoristGRPOTrainer
+    if engine is None and section.engine == "vllm" and not _through_trl(section):
+        settings = {key: value for key, value in section.vllm.items() if key in SETTINGS}
+        engine = make_engine("vllm", model, tokenizer, vllm=settings)
+        args.use_vllm, trainer_class = False, ColocatedTrainer
+    trainer = trainer_class(
         model=model,
         reward_funcs=list(rewards),
-        args=grpo_config(
-            section,
-            weights=weights,
-            output_dir=output_dir,
-            seed=seed,
-            device=device,
-            report_to=report_to,
-            run_name=run_name,
-        ),
+        args=args,
         train_dataset=Dataset.from_list(list(rows)),
         processing_class=tokenizer,
         callbacks=list(callbacks),
@@ -110,7 +120,10 @@ def grpo_config(
     """Return TRL's ``GRPOConfig`` for a recipe's ``grpo`` section."""
     from trl import GRPOConfig
 
-    vllm = {f"vllm_{key}": value for key, value in section.vllm.items()} if section.engine == "vllm" else {}
+    vllm = {}
+    if section.engine == "vllm":
+        known = {f.removeprefix("vllm_") for f in GRPOConfig.__dataclass_fields__ if f.startswith("vllm_")}
+        vllm = _vllm_arguments(section, known)
     return GRPOConfig(
         **optim_arguments(section, output_dir=output_dir, seed=seed, device=device, report_to=report_to),
         **vllm,
@@ -138,3 +151,41 @@ def grpo_config(
         reward_weights=list(weights),
         remove_unused_columns=False,
     )
+
+
+class ColocatedTrainer(AlgoristGRPOTrainer):
+    """Rollouts by our vLLM engine, with TRL's importance-sampling correction of what vLLM and the trainer differ in.
+
+    TRL corrects where ``use_vllm`` is set; while rollouts are made it stays off, so that TRL starts no vLLM of its own.
+    """
+
+    def _generate(self, prompts: list[Any]) -> Any:
+        self.use_vllm = False
+        try:
+            return super()._generate(prompts)
+        finally:
+            self.use_vllm = bool(self.vllm_importance_sampling_correction)
+
+
+def _through_trl(section: GRPOSection) -> bool:
+    """Whether TRL's own integration runs vLLM: a server, several processes or devices, or on demand."""
+    given = section.vllm
+    return (
+        given.get("mode", "colocate") != "colocate"
+        or given.get("integration") == "trl"
+        or int(given.get("tensor_parallel_size", 1)) > 1
+        or int(os.environ.get("WORLD_SIZE", "1")) > 1
+    )
+
+
+def _vllm_arguments(section: GRPOSection, known: set[str]) -> dict[str, Any]:
+    """Return TRL's vLLM arguments of a section; keys that only our engine reads are left out."""
+    ours = set() if _through_trl(section) else set(SETTINGS)
+    for key in section.vllm:
+        if key not in known | ours | {"integration"}:
+            only = " (with mode colocate in one process it is one)" if key in SETTINGS else ""
+            raise ConfigError(
+                f"grpo.vllm.{key} is not a setting of TRL's vLLM integration{only}.{nearest(key, known | ours)} Expected some "
+                f"of {', '.join(sorted(known | ours))}"
+            )
+    return {f"vllm_{key}": value for key, value in section.vllm.items() if key in known}

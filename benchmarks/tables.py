@@ -1,0 +1,231 @@
+"""The tables of figures in README and docs, made from ``baselines/*.json``; nothing in them is typed by hand.
+
+python benchmarks/tables.py            # write them between <!-- figures NAME --> and <!-- /figures -->
+python benchmarks/tables.py --check    # exit 1 when a page is not up to date
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+BASELINES = ROOT / "benchmarks" / "baselines"
+PAGES = ("README.md", "docs/engine.md", "docs/grading.md", "docs/quickstart.md")
+BLOCK = re.compile(r"(<!-- figures (\w+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
+
+Row = tuple[str, str, str, str]
+
+
+def load(name: str) -> dict[str, Any] | None:
+    """Return a baseline, or None when it was not measured."""
+    file = BASELINES / f"{name}.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+
+
+def ratio(found: dict[str, Any]) -> str:
+    """Return ``4.4× [4.2, 5.1]``."""
+    return f"{found['ratio']:.3g}× [{found['low']:.3g}, {found['high']:.3g}]"
+
+
+def _rollouts() -> list[Row]:
+    rows = []
+    for name in ("rollout", "rollout-2t"):
+        for result in (load(name) or {}).get("results", []):
+            engine = next(iter(result["ratio_to_generate"]))
+            rates = result["tokens_per_s"]
+            case = result["case"]
+            rows.append(
+                (
+                    f"rollouts, {case['name']} ({case['prompts'] * case['group_size']} rows), {result['dtype']}, {_threads(result)}",
+                    f"`generate`: {rates['generate']['rate']['median']:.0f} → {rates[engine]['rate']['median']:.0f} tokens/s",
+                    ratio(result["ratio_to_generate"][engine]),
+                    "`benchmarks/rollout.py`",
+                )
+            )
+    return rows
+
+
+def _threads(found: dict[str, Any]) -> str:
+    return "1 thread" if found["threads"] == 1 else f"{found['threads']} threads"
+
+
+def _timed(kind: str, what: str, unit: str) -> list[Row]:
+    rows = []
+    for size in ("tiny", "small", "wide"):
+        for threads in (1, 2):
+            found = load(f"{kind}-{size}-{threads}t")
+            if found is None:
+                continue
+            ours = next(v for k, v in found["variants"].items() if k != "trl")
+            rates = (found["variants"]["trl"]["rate"]["median"], ours["rate"]["median"])
+            rows.append(
+                (
+                    f"{what}, {size} ({found['rows']} rows), {_threads(found)}",
+                    f"stock TRL: {rates[0]:.0f} → {rates[1]:.0f} {unit}",
+                    ratio(found["speed_up"]),
+                    f"`benchmarks/{kind}.py --size {size}`",
+                )
+            )
+    return rows
+
+
+def _memory() -> list[Row]:
+    found = load("update-wide-memory")
+    if found is None:
+        return []
+    peaks = found["variants"]
+    return [
+        (
+            "peak memory of an update, 150k vocabulary",
+            f"stock TRL: {peaks['trl']['peak_mib']:.0f} → {peaks['algorist']['peak_mib']:.0f} MiB",
+            f"{found['peak_ratio']:.2f}×",
+            "`benchmarks/update.py --size wide --memory`",
+        )
+    ]
+
+
+def _accuracy() -> list[Row]:
+    found = load("time-to-accuracy-1t")
+    if found is None or not found["ratio"]:
+        return []
+    seconds = {
+        who: sorted(run["seconds"] for run in found["runs"] if run["who"] == who)
+        for who in ("algorist", "trl")
+    }
+    middle = {who: values[len(values) // 2] for who, values in seconds.items()}
+    return [
+        (
+            f"time to {found['target']:.0%} on the quickstart task, 1 thread",
+            f"stock TRL: {middle['trl']:.0f} → {middle['algorist']:.0f} s",
+            ratio(found["ratio"]),
+            "`benchmarks/time_to_accuracy.py`",
+        )
+    ]
+
+
+def _vllm() -> list[Row]:
+    rows = []
+    for case in (load("vllm-small-1t") or {}).get("cases", []):
+        rates = {name: found["rate"]["median"] for name, found in case["variants"].items()}
+        rows.append(
+            (
+                f"rollouts, small ({case['rows']} rows of {case['new_tokens_per_row']} tokens), {case['dtype']}, 1 core, processor time",
+                f"vLLM (CPU build): {rates['vllm']:.0f} → {rates['native']:.0f} tokens/s",
+                ratio(case["native_over_vllm_cpu_time"]),
+                "`benchmarks/vllm_rollout.py`",
+            )
+        )
+    return rows
+
+
+def _grading() -> list[Row]:
+    found = load("grading")
+    if found is None:
+        return []
+    rows = []
+    for name, label, key, unit in (
+        ("gsm8k self", "grading a GSM8K answer, median", "ratio_of_medians", "median_us"),
+        ("math next", "grading MATH answers against another gold, all", "ratio_of_totals", "total_s"),
+    ):
+        one = found["speed"][name]
+        mark = "µs" if unit == "median_us" else "s"
+        rows.append(
+            (
+                label,
+                f"math-verify: {one['math_verify'][unit]:g} → {one['algorist'][unit]:g} {mark}",
+                ratio(one[key]),
+                "`benchmarks/grading.py`",
+            )
+        )
+    return rows
+
+
+def _table(rows: list[Row]) -> str:
+    lines = ["| what | against | ratio [95 %] | command |", "|---|---|---|---|"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows), ""])
+
+
+def _where() -> str:
+    found = next((f["environment"] for f in map(load, ("step-tiny-1t", "grading")) if f), None)
+    if found is None:
+        return ""
+    versions = found["libraries"]
+    kept = ", ".join(
+        f"{name} {versions[name]}" for name in ("torch", "transformers", "trl") if name in versions
+    )
+    return f"\nMeasured on {found['cpu']}, {found['cores']} cores, Python {found['python']}, {kept}; both sides in turns in one run.\n"
+
+
+def readme() -> str:
+    """The figures that matter most."""
+    chosen = [
+        row
+        for row in [
+            *_timed("step", "a whole GRPO step", "tokens/s"),
+            *_timed("update", "an update", "tokens/s"),
+            *_rollouts(),
+        ]
+        if "1 thread" in row[0] and "bfloat16" not in row[0]
+    ]
+    return _table([*chosen, *_accuracy(), *_memory(), *_vllm(), *_grading()]) + _where()
+
+
+def engine() -> str:
+    """All figures of the engine."""
+    rows = [
+        *_rollouts(),
+        *_vllm(),
+        *_timed("update", "an update", "tokens/s"),
+        *_timed("step", "a whole GRPO step", "tokens/s"),
+        *_accuracy(),
+        *_memory(),
+    ]
+    return _table(rows) + _where()
+
+
+def grading() -> str:
+    """Speed, and the verdicts on real gold answers."""
+    found = load("grading")
+    if found is None:
+        return ""
+    lines = [
+        "| dataset | golds | itself: algorist | itself: math-verify | next: algorist | next: math-verify |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in found["datasets"]:
+        lines.append(
+            f"| {row['dataset']} | {row['golds']} | {row['self']['algorist']} | {row['self']['math_verify']} | "
+            f"{row['next_equal']['algorist']} | {row['next_equal']['math_verify']} |"
+        )
+    return f"{_table(_grading())}{_where()}\n" + "\n".join(lines) + "\n"
+
+
+TABLES: dict[str, Callable[[], str]] = {"readme": readme, "engine": engine, "grading": grading}
+
+
+def main() -> None:
+    """Write or check the pages."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
+    stale = []
+    for page in PAGES:
+        file = ROOT / page
+        old = file.read_text(encoding="utf-8")
+        new = BLOCK.sub(lambda m: f"{m[1]}{TABLES[m[2]]()}{m[3]}", old)
+        if new != old:
+            stale.append(page)
+            if not check:
+                file.write_text(new, encoding="utf-8")
+    print(f"{'stale' if check else 'written'}: {', '.join(stale) or 'nothing'}")
+    sys.exit(1 if check and stale else 0)
+
+
+if __name__ == "__main__":
+    main()

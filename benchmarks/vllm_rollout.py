@@ -1,0 +1,103 @@
+"""Rollout tokens per second: our vLLM engine against the native one, in one process, same model, prompts and core.
+
+Run it with the Python of vLLM's environment, on one core:
+
+    OMP_NUM_THREADS=1 taskset -c 0 .venv-vllm/bin/python benchmarks/vllm_rollout.py
+    … --dtypes float32 --repeats 7
+
+The model is ``small`` of ``rollout.py``, without the bias by which its completions end: here every row gets exactly 128
+new tokens, so both engines do the same work. Both read the weights anew in each call, as in training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import replace
+from importlib import metadata
+from typing import Any
+
+import torch
+from measure import compare, median_with_interval, ratio_with_interval, save_json
+from rollout import CASES, DTYPES, make_prompts, with_engine
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from algorist.rollouts.native import NativeEngine
+from algorist.rollouts.vllm import VLLMEngine
+
+
+def make_model(case: Any, dtype: torch.dtype) -> Qwen2ForCausalLM:
+    """Return a random model that never ends a completion early."""
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=case.vocab,
+        hidden_size=case.hidden,
+        intermediate_size=case.intermediate,
+        num_hidden_layers=case.layers,
+        num_attention_heads=case.heads,
+        num_key_value_heads=case.kv_heads,
+        max_position_embeddings=1024,
+        tie_word_embeddings=case.tied,
+        eos_token_id=None,
+        pad_token_id=0,
+        bos_token_id=None,
+    )
+    return Qwen2ForCausalLM(config).eval().to(dtype)
+
+
+def run_case(case: Any, dtype: str, repeats: int, warmup: int, settings: dict[str, Any]) -> dict[str, Any]:
+    """Measure one dtype and print its line."""
+    model, prompts = make_model(case, DTYPES[dtype]), make_prompts(case)
+    engines = {
+        "native": NativeEngine(model, eos_token_ids=[], pad_token_id=0),
+        "vllm": VLLMEngine(model, eos_token_ids=[], pad_token_id=0, settings=settings),
+    }
+    variants = {name: with_engine(engine, prompts, case) for name, engine in engines.items()}
+    samples = compare(variants, repeats=repeats, warmup=warmup)
+    ratio = {
+        clock: ratio_with_interval(samples["native"][clock], samples["vllm"][clock])
+        for clock in ("rates", "cpu_rates")
+    }
+    for name, row in samples.items():
+        cpu = median_with_interval(row["cpu_rates"])
+        print(
+            f"{dtype} {name}: {row['rate']['median']:.0f} tokens/s (per CPU second {cpu['median']:.0f})",
+            flush=True,
+        )
+    print(f"{dtype} native / vllm: {ratio['rates']}", flush=True)
+    return {
+        "case": case.name,
+        "rows": case.prompts * case.group_size,
+        "new_tokens_per_row": case.max_new,
+        "dtype": dtype,
+        "vllm_settings": settings,
+        "native_over_vllm": ratio["rates"],
+        "native_over_vllm_cpu_time": ratio["cpu_rates"],
+        "variants": samples,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--dtypes", nargs="+", choices=sorted(DTYPES), default=["float32", "bfloat16"])
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--warmup", type=int, default=3)
+    parser.add_argument(
+        "--compiled", action="store_true", help="let vLLM compile the model instead of eager mode"
+    )
+    parser.add_argument("--no-save", action="store_true")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    settings = {"kv_cache_memory_bytes": 512 << 20, "enforce_eager": not arguments.compiled}
+    case = replace(CASES["small64"], name="small_64_rows_128_tokens")
+    cores, found = sorted(os.sched_getaffinity(0)), []
+    for dtype in arguments.dtypes:
+        found.append(run_case(case, dtype, arguments.repeats, arguments.warmup, settings))
+        if not arguments.no_save:  # after each dtype, so that an interrupted run leaves what it has
+            name = "vllm-small-1t-compiled" if arguments.compiled else "vllm-small-1t"
+            payload = {"vllm": metadata.version("vllm-cpu"), "cores_used": cores, "cases": found}
+            print(save_json(name, payload), flush=True)
+
+
+if __name__ == "__main__":
+    main()

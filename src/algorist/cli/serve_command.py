@@ -1,0 +1,77 @@
+"""``algorist serve MODEL``."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from algorist.cli.arguments import find_model
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(
+    epilog="Example: algorist serve runs/quickstart · Next: algorist solve --endpoint http://localhost:8000 --model runs/quickstart",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def serve(
+    context: typer.Context,
+    model: Annotated[
+        str | None,
+        typer.Argument(help="Run, checkpoint, model folder or hub name; the newest run when left out."),
+    ] = None,
+    engine: Annotated[
+        str, typer.Option(help="vllm, transformers, or auto: vllm where it is installed.")
+    ] = "auto",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "localhost",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
+) -> int:
+    """Serve a model with OpenAI-compatible endpoints (vLLM or transformers); flags behind -- go to the server."""
+    path, _ = find_model(model)
+    command = server(str(path), engine, host, port)
+    print(f"serving {path} on http://{host}:{port} · Ctrl-C ends it", file=sys.stderr, flush=True)
+    os.execv(command[0], [*command, *context.args])
+
+
+def server(model: str, engine: str, host: str, port: int) -> list[str]:
+    """Return the server's command line.
+
+    Raises:
+        ConfigError: The engine is unknown, or the model is an adapter.
+        MissingExtraError: What the engine needs is not installed.
+    """
+    from algorist.errors import ConfigError, nearest
+
+    if engine not in ("auto", "vllm", "transformers"):
+        raise ConfigError(
+            f"--engine is '{engine}'.{nearest(engine, ['vllm', 'transformers'])} Expected vllm, transformers or auto"
+        )
+    if (Path(model) / "adapter_config.json").is_file():
+        raise ConfigError(
+            f"{model} is an adapter; merge it first: algorist export {model} --to FOLDER --merge"
+        )
+    vllm = _beside("vllm")
+    if engine == "vllm" or (engine == "auto" and vllm):
+        return [vllm or _missing("vllm", "vllm"), "serve", model, "--host", host, "--port", str(port)]
+    from importlib.util import find_spec
+
+    found = _beside("transformers") if find_spec("fastapi") and find_spec("uvicorn") else None
+    program = found or _missing("transformers' server", "'transformers[serving]'")
+    return [program, "serve", model, "--host", host, "--port", str(port)]
+
+
+def _beside(name: str) -> str | None:
+    """Return the program that stands beside this Python, or on the path."""
+    beside = Path(sys.executable).with_name(name)
+    return str(beside) if beside.is_file() else shutil.which(name)
+
+
+def _missing(what: str, package: str) -> str:
+    from algorist.errors import MissingExtraError
+
+    raise MissingExtraError(f"{what} is not installed; pip install {package}")

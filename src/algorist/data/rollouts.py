@@ -1,0 +1,160 @@
+"""Demonstrations from a run's own rollouts: the reasoning of right completions (rejection sampling, expert iteration)."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from algorist.config.load import validate
+from algorist.config.schema import Recipe
+from algorist.data.base import Source, dataset
+from algorist.data.select import load_problems
+from algorist.errors import CheckpointError, DataError, nearest
+from algorist.prompts import PromptFormat, get_format
+from algorist.store.read import rollouts
+from algorist.types import Problem
+
+log = logging.getLogger("algorist.data")
+PARAMS = ("run", "correct", "min_reward", "per_problem", "order", "well_formed", "truncated")
+ORDERS = ("shortest", "first", "best")
+
+
+@dataset("rollouts")
+def load_rollouts(source: Source) -> list[Problem]:
+    """The rollouts of a run as demonstrations; params: ``run`` (its folder), ``correct`` (true), ``min_reward``, …
+
+    A completion that the grader found right gives a problem whose solution is its reasoning and whose demonstrated answer is
+    its own. ``min_reward`` asks for a total reward as well, ``correct: false`` drops the grader's verdict, ``well_formed``
+    (true) keeps completions that follow the run's prompt format exactly, ``truncated`` (false) those that were cut off.
+    ``per_problem`` keeps at most that many different ones per problem, by ``order``: shortest (in tokens), first or best
+    (reward). The questions come from the run's own training data.
+    """
+    params = _checked(source)
+    run = Path(str(params["run"])).expanduser()
+    recipe = _recipe(run)
+    form = get_format(recipe.prompt.format, tags=recipe.prompt.tags)
+    known = {p.id: p for p in load_problems(recipe.data.train)}
+    rows = _rollouts(run, params)
+    found: dict[str, list[tuple[dict[str, Any], str, str]]] = {}
+    unreadable = repeated = strangers = 0
+    seen: set[tuple[str, str, str]] = set()
+    for row in rows:
+        read = _read(row, form, strict=params["well_formed"])
+        if read is None:
+            unreadable += 1
+        elif row["problem_id"] not in known:
+            strangers += 1
+        elif (key := (row["problem_id"], *read)) in seen:
+            repeated += 1
+        else:
+            seen.add(key)
+            found.setdefault(row["problem_id"], []).append((row, *read))
+    if strangers:
+        raise DataError(
+            f"rollouts: {strangers} of {len(rows)} rollouts in {run} belong to problems that its data.train does not give "
+            f"any more ('{recipe.data.train.path or recipe.data.train.name}'); restore that file, or change it back"
+        )
+    problems = [
+        replace(
+            known[identity],
+            id=f"{identity}#{number}" if number else identity,
+            solution=reasoning,
+            extra={**known[identity].extra, "demonstrated_answer": answer},
+        )
+        for identity, kept in found.items()
+        for number, (_, reasoning, answer) in enumerate(_pick(kept, params["order"], params["per_problem"]))
+    ]
+    told = (
+        f"rollouts of {run}: {len(problems)} demonstrations of {len(found)} problems from {len(rows)} "
+        f"{'right ' if params['correct'] else ''}completions; left out are {repeated} repeated and {unreadable} that do not "
+        f"follow the format '{form.name}'"
+    )
+    if not problems:
+        raise DataError(
+            f"{told}. Train longer, lower params.min_reward, or look at them: algorist inspect {run}"
+        )
+    log.warning("%s", told)
+    return problems
+
+
+def _checked(source: Source) -> dict[str, Any]:
+    params: dict[str, Any] = {
+        "run": source.path,
+        "correct": True,
+        "min_reward": None,
+        "per_problem": None,
+        "order": "shortest",
+        "well_formed": True,
+        "truncated": False,
+    } | source.params
+    for key in params:
+        if key not in PARAMS:
+            raise DataError(
+                f"rollouts: data.….params has the key '{key}'.{nearest(key, PARAMS)} Expected: {', '.join(PARAMS)}"
+            )
+    if not params["run"]:
+        raise DataError(
+            "rollouts: data.….params.run is missing; give the folder of a run, such as run: runs/quickstart"
+        )
+    for key in ("correct", "well_formed", "truncated"):
+        if not isinstance(params[key], bool):
+            raise DataError(f"rollouts: data.….params.{key} is {params[key]!r}; expected true or false")
+    count, least = params["per_problem"], params["min_reward"]
+    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+        raise DataError(
+            f"rollouts: data.….params.per_problem is {count!r}; expected a whole number ≥ 1, or none for all"
+        )
+    if least is not None and (isinstance(least, bool) or not isinstance(least, (int, float))):
+        raise DataError(f"rollouts: data.….params.min_reward is {least!r}; expected a number")
+    if params["order"] not in ORDERS:
+        raise DataError(
+            f"rollouts: data.….params.order is '{params['order']}'.{nearest(str(params['order']), ORDERS)} Expected: "
+            f"{', '.join(ORDERS)}"
+        )
+    return params
+
+
+def _recipe(run: Path) -> Recipe:
+    file = run / "config.yaml"
+    try:
+        return validate(yaml.safe_load(file.read_text(encoding="utf-8")), where=str(file))
+    except OSError:
+        raise DataError(
+            f"rollouts: {run} is not a run folder (config.yaml is missing); give one with rollouts, such as "
+            "data.sft.params.run=runs/quickstart"
+        ) from None
+
+
+def _rollouts(run: Path, params: dict[str, Any]) -> list[dict[str, Any]]:
+    try:
+        return rollouts(
+            run,
+            correct=True if params["correct"] else None,
+            truncated=None if params["truncated"] else False,
+            min_reward=params["min_reward"],
+            limit=None,
+        )
+    except CheckpointError as error:
+        raise DataError(f"rollouts: {error}") from None
+
+
+def _read(row: dict[str, Any], form: PromptFormat, *, strict: bool) -> tuple[str, str] | None:
+    """Return (reasoning, answer) of a completion, or None when it cannot be shown as a demonstration."""
+    parsed = form.parse(row["completion"])
+    if not parsed.reasoning or not parsed.answer or (strict and not parsed.well_formed):
+        return None
+    return parsed.reasoning, parsed.answer
+
+
+def _pick(
+    kept: list[tuple[dict[str, Any], str, str]], order: str, count: int | None
+) -> list[tuple[dict[str, Any], str, str]]:
+    if order == "shortest":
+        kept = sorted(kept, key=lambda item: item[0]["completion_tokens"])
+    elif order == "best":
+        kept = sorted(kept, key=lambda item: -item[0]["reward"])
+    return kept[:count]

@@ -1,0 +1,87 @@
+"""Which benchmarks one ``algorist eval`` runs: ``gsm8k``, ``test.jsonl``, ``math500,path=FILE,limit=100``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from algorist.config.schema import DatasetSection
+from algorist.data import DATASETS
+from algorist.data.files import SUFFIXES
+from algorist.errors import ConfigError, nearest
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A dataset section and the label that names its artifact."""
+
+    label: str
+    section: DatasetSection
+
+
+def read_benchmarks(
+    given: list[str], *, split: str = "test", path: str | None = None, limit: int | None = None
+) -> list[Benchmark]:
+    """Return the benchmarks of the command line, each label once.
+
+    Each of ``given`` is an adapter's name or a data file, behind it ``,key=value`` for any key of a data section;
+    ``split`` and ``limit`` hold where a benchmark says nothing of its own, ``path`` for a single benchmark only.
+
+    Raises:
+        ConfigError: An unknown adapter or key, a value that does not fit, or one path for several benchmarks.
+    """
+    if path is not None and len(given) > 1:
+        raise ConfigError(
+            f"--path gives one file for {len(given)} benchmarks; give each its own: --data {given[0].partition(',')[0]},path=FILE"
+        )
+    shared = {"split": split, "path": path, "limit": limit}
+    found: list[Benchmark] = []
+    for text in given:
+        label, values = _read(text)
+        values = {key: value for key, value in shared.items() if value is not None} | values
+        try:
+            section = DatasetSection.model_validate(values)
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            key = ".".join(map(str, wrong["loc"]))
+            near = nearest(key, DatasetSection.model_fields)
+            raise ConfigError(f"--data {text}: {key}: {wrong['msg']}.{near}") from None
+        name = label or f"{section.name}-{section.split}"
+        same = sum(b.label == name or b.label.startswith(f"{name}-") for b in found)
+        found.append(
+            Benchmark(f"{name}-{same + 1}" if any(b.label == name for b in found) else name, section)
+        )
+    return found
+
+
+def _read(text: str) -> tuple[str | None, dict[str, Any]]:
+    """Return (label of a file, values); a comma that no ``key=`` follows belongs to the value before it."""
+    first, *rest = text.split(",")
+    pairs: list[str] = []
+    for part in rest:
+        if part.partition("=")[0].strip().isidentifier() and "=" in part:
+            pairs.append(part)
+        elif pairs:
+            pairs[-1] += f",{part}"
+        else:
+            first += f",{part}"
+    values = {key.strip(): _value(value) for key, _, value in (pair.partition("=") for pair in pairs)}
+    if first in DATASETS.names():
+        return None, {"name": first, **values}
+    if Path(first).suffix.lower() in SUFFIXES or "/" in first:
+        return Path(first).stem, {"name": "local", "path": first, **values}
+    raise ConfigError(
+        f"--data {text}: no dataset '{first}'.{nearest(first, DATASETS.names())} Expected an adapter "
+        f"({', '.join(DATASETS.names())}) or a file such as test.jsonl"
+    )
+
+
+def _value(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text

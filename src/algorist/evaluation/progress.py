@@ -1,0 +1,122 @@
+"""What makes an evaluation resumable: the finished batches on disk, ``NAME.progress.jsonl``, until the artifact stands.
+
+The first line is the fingerprint of everything that decides the result (model files, problems, prompt, protocol,
+rewards); each further line is one finished batch. A file of another evaluation is begun anew; a torn last line is cut off.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from algorist import __version__
+from algorist.errors import CheckpointError
+from algorist.prompts import PromptFormat
+from algorist.types import Problem
+
+Rows = list[dict[str, Any]]
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".json", ".model", ".jinja")
+
+
+def fingerprint(
+    model: Path | str,
+    problems: Sequence[Problem],
+    prompt_format: PromptFormat,
+    setting: Mapping[str, Any],
+    rewards: Sequence[Any] = (),
+) -> str:
+    """Return 16 hexadecimal digits that change with anything the samples of an evaluation depend on.
+
+    A model folder counts with the names, sizes and times of its files, a hub model with its name.
+    """
+    files: list[Any] = []
+    if Path(model).is_dir():
+        found = sorted(p for p in Path(model).iterdir() if p.suffix in _WEIGHTS)
+        files = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in found]
+    told = {
+        "algorist": __version__,
+        "model": str(model),
+        "files": files,
+        "problems": [(p.id, p.question, p.answer) for p in problems],
+        "prompt": repr(prompt_format),
+        "setting": dict(setting),
+        "rewards": [str(r) for r in rewards],
+    }
+    return hashlib.sha256(json.dumps(told, default=str).encode()).hexdigest()[:16]
+
+
+class Progress:
+    """The finished batches of one evaluation, by the index of their first problem.
+
+    Args:
+        path: The file; made with the first batch.
+        mark: ``fingerprint`` of the evaluation; batches under another one are thrown away.
+    """
+
+    def __init__(self, path: Path, mark: str) -> None:
+        self.path, self.mark = path, mark
+        self.batches: dict[int, Rows] = {}
+        self._begun = self._load()
+
+    def rows_at(self, start: int, problems: Sequence[Problem]) -> Rows | None:
+        """Return the rows of a finished batch, or None when it has to be done."""
+        rows = self.batches.get(start)
+        if rows is None or list(dict.fromkeys(r["problem_id"] for r in rows)) != [p.id for p in problems]:
+            return None
+        return rows
+
+    def add(self, start: int, rows: Rows) -> None:
+        """Write a finished batch through to the disk.
+
+        Raises:
+            CheckpointError: The disk refuses.
+        """
+        text = json.dumps({"start": start, "rows": rows}, default=str) + "\n"
+        try:
+            if not self._begun:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self.path.write_text(json.dumps({"evaluation": self.mark}) + "\n", encoding="utf-8")
+                self._begun = True
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot write {self.path}: {error.strerror or error}; free space or permit writing there, then evaluate "
+                "again: it continues where it stopped"
+            ) from error
+        self.batches[start] = rows
+
+    def remove(self) -> None:
+        """Take the file away, when the artifact is written."""
+        self.path.unlink(missing_ok=True)
+
+    def _load(self) -> bool:
+        """Read what is there; False when the file has to be begun."""
+        try:
+            data = self.path.read_bytes()
+        except OSError:
+            return False
+        lines = data.split(b"\n")[:-1]
+        whole = 0
+        for number, line in enumerate(lines):
+            try:
+                content = json.loads(line)
+                if number == 0 and content["evaluation"] != self.mark:
+                    return False
+                if number:
+                    self.batches[int(content["start"])] = content["rows"]
+            except (ValueError, KeyError, TypeError):
+                break
+            whole += len(line) + 1
+        if not whole:
+            return False
+        if whole < len(data):
+            with self.path.open("r+b") as file:
+                file.truncate(whole)
+        return True

@@ -1,0 +1,117 @@
+"""Rollouts while a run trains: graded, their least and greatest rewards, the best and the worst text, windows of reward."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from algorist.grading import grade_completion
+from algorist.prompts import PromptFormat
+from algorist.store.safe_text import one_line
+from algorist.types import Problem
+
+log = logging.getLogger("algorist.evaluation.rollout_notes")
+
+WINDOW = 50
+"""Logged lines in a window of the reward trend (S4.31)."""
+CHANGE = 0.1
+"""A mean that changes by more than this share from window to window is told."""
+EXAMPLES_EVERY = 5
+"""Logged lines between two pairs of examples in the log file."""
+
+
+def graded_rollouts(
+    rows: Sequence[Mapping[str, Any]], problems: Sequence[Problem], prompt_format: PromptFormat, matcher: str
+) -> list[dict[str, Any]]:
+    """Add what the grader says to rollouts of GRPO: gold, extracted, correct, reason."""
+    golds = {p.id: p.answer for p in problems}
+    graded = []
+    for row in rows:
+        gold = golds[row["problem_id"]]
+        parsed = prompt_format.parse(row["completion"])
+        grade = grade_completion(row["completion"], gold, parsed=parsed, matcher=matcher)
+        added = {"gold": gold, "extracted": grade.extracted, "correct": grade.correct, "reason": grade.reason}
+        graded.append({**row, **added, "stage": "grpo"})
+    return graded
+
+
+class RolloutNotes:
+    """Takes graded rollouts and logged lines of one run; gives more numbers for the line and says what changed.
+
+    Args:
+        say: Shows one line on the console.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.say = say
+        self._lines = 0
+        self._ends: dict[str, tuple[float, float]] = {}
+        self._best: Mapping[str, Any] | None = None
+        self._worst: Mapping[str, Any] | None = None
+        self._values: dict[str, list[float]] = {}
+
+    def on_rollouts(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Take the graded rollouts of one generation batch."""
+        for row in rows:
+            self._extend("reward", row.get("reward"))
+            for name, value in (row.get("rewards") or {}).items():
+                self._extend(f"rewards/{name}", value)
+            if row.get("reward") is None:
+                continue
+            if self._best is None or row["reward"] > self._best["reward"]:
+                self._best = row
+            if self._worst is None or row["reward"] < self._worst["reward"]:
+                self._worst = row
+
+    def on_metrics(self, stage: str, step: int, values: Mapping[str, float]) -> dict[str, float]:
+        """Return ``reward_min``, ``reward_max`` and those of each reward since the last line; say trends and examples."""
+        if stage != "grpo":
+            return {}
+        self._lines += 1
+        ends: dict[str, float] = {}
+        for name, (low, high) in self._ends.items():
+            between = "_" if name == "reward" else "/"  # reward_min stands beside TRL's reward_std
+            ends |= {f"{name}{between}min": low, f"{name}{between}max": high}
+        self._ends = {}
+        self._trends(step, values)
+        if self._lines % EXAMPLES_EVERY == 0:
+            self._examples(step)
+        return ends
+
+    def _extend(self, name: str, value: float | None) -> None:
+        if value is None or value != value:
+            return
+        low, high = self._ends.get(name, (value, value))
+        self._ends[name] = (min(low, float(value)), max(high, float(value)))
+
+    def _trends(self, step: int, values: Mapping[str, float]) -> None:
+        for name in values:
+            if name == "reward" or (name.startswith("rewards/") and name.endswith("/mean")):
+                self._values.setdefault(name, []).append(values[name])
+        for name, seen in self._values.items():
+            if len(seen) < 2 * WINDOW:
+                continue
+            older, newer = sum(seen[:WINDOW]) / WINDOW, sum(seen[WINDOW:]) / WINDOW
+            change = (newer - older) / (abs(older) + 1e-8)
+            del seen[:WINDOW]
+            if abs(change) > CHANGE:
+                verb = "rose" if change > 0 else "fell"
+                told = name.removeprefix("rewards/").removesuffix("/mean")
+                line = f"step {step}: {told} {verb} from {older:.3f} to {newer:.3f} (means of {WINDOW} logged steps)"
+                self.say(line)
+                log.info("%s", line)
+
+    def _examples(self, step: int) -> None:
+        for kind, row in (("best", self._best), ("worst", self._worst)):
+            if row is not None:
+                text = one_line(str(row["completion"]), 200)
+                log.info(
+                    "step %d, %s completion: reward %.3f, %s: %s",
+                    step,
+                    kind,
+                    row["reward"],
+                    row["reason"],
+                    text,
+                )
+        self._best = self._worst = None

@@ -1,0 +1,89 @@
+"""What an evaluation says in one line, on the console and in the log; and the trend over the evaluations of a run."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from algorist.evaluation.estimators import Interval
+
+STAGES = ("base", "sft", "grpo")
+_SHARES = (("format", "format"), ("reasoning_present", "reasoning present"), ("truncated", "truncated"))
+_MEANS = (
+    ("mean_reasoning_characters", "reasoning {:.0f} characters"),
+    ("mean_tokens", "{:.0f} tokens"),
+    ("reward", "reward {:.2f}"),
+)
+
+
+def lines_of(folder: Path, stage: str, step: int | None, summary: Mapping[str, Interval]) -> list[str]:
+    """Return what to say of an evaluation: its numbers, and the trend at the end of a stage."""
+    numbers = summary_line(stage if step is None else f"{stage}-step-{step}", summary)
+    trend = trend_line(folder, stage) if step is None else None
+    return [numbers, trend] if trend else [numbers]
+
+
+def summary_line(name: str, summary: Mapping[str, Interval]) -> str:
+    """Return ``eval NAME: accuracy 62.0 % [56.1, 67.5], pass@8 …, format …, reward 1.02 (correct 0.62, …)``."""
+    accuracy = summary["greedy_accuracy"]
+    parts = [
+        f"accuracy {_percent(accuracy.value)} [{100 * accuracy.low:.1f}, {100 * accuracy.high:.1f}] of {accuracy.n}"
+    ]
+    parts += [
+        f"{key} {_percent(found.value)}" for key, found in summary.items() if "@" in key and key != "maj@1"
+    ]
+    parts += [f"{text} {_percent(summary[key].value)}" for key, text in _SHARES if key in summary]
+    parts += [form.format(summary[key].value) for key, form in _MEANS if key in summary]
+    single = {k.removeprefix("rewards/"): v.value for k, v in summary.items() if k.startswith("rewards/")}
+    told = ", ".join(f"{key} {value:.2f}" for key, value in single.items())
+    return f"eval {name}: " + ", ".join(parts) + (f" ({told})" if told else "")
+
+
+def trend_line(folder: Path, stage: str) -> str | None:
+    """Return the first, best and last greedy accuracy up to the end of ``stage``, from the artifacts in ``folder``.
+
+    The evaluation before the stage counts as the first; None when there are fewer than three to compare, or a damaged one.
+    """
+    points = _points(folder, stage)
+    if len(points) < 3:
+        return None
+    (first, start), (last, end) = points[0], points[-1]
+    best, top = max(points, key=lambda point: point[1])
+    return (
+        f"trend of {len(points)} evaluations: accuracy first {_percent(start)} ({first}), best {_percent(top)} ({best}), "
+        f"last {_percent(end)} ({last})"
+    )
+
+
+def _points(folder: Path, stage: str) -> list[tuple[str, float]]:
+    """Return (name, greedy accuracy): the stage before, the steps of ``stage`` in order, its end."""
+    found: list[tuple[tuple[int, float], str, float]] = []
+    for path in folder.glob("*.json"):
+        name, _, step = path.stem.partition("-step-")
+        if name not in STAGES or (step and not step.isdigit()) or (step and name != stage):
+            continue
+        if STAGES.index(name) > STAGES.index(stage):
+            continue
+        value = _accuracy(path)
+        if value is not None:
+            place = (STAGES.index(name), float(step) if step else math.inf)
+            found.append((place, path.stem, value))
+    found.sort()
+    before = [point for point in found if point[0][0] < STAGES.index(stage)]
+    during = [point for point in found if point[0][0] == STAGES.index(stage)]
+    return [(name, value) for _, name, value in [*before[-1:], *during]]
+
+
+def _accuracy(path: Path) -> float | None:
+    try:
+        value: Any = json.loads(path.read_text(encoding="utf-8"))["metrics"]["greedy_accuracy"]["value"]
+        return None if value is None else float(value)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f} %"

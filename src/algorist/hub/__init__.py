@@ -1,0 +1,1 @@
+"""Models that leave the machine: ``card`` (README.md), ``export`` (files, merged adapters), ``upload`` (the hub)."""

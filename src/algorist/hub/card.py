@@ -1,0 +1,220 @@
+"""The model card: base, evaluations with intervals, how to load, data, curves, recipe, versions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from algorist.config.load import validate
+from algorist.config.schema import DatasetSection, Recipe
+from algorist.prepare import recipe_format
+from algorist.store.redact import redact
+from algorist.store.write import read_metrics
+
+CARD = "README.md"
+
+
+def model_card(
+    folder: Path, run: Path | None = None, *, name: str | None = None, base: str | None = None
+) -> str:
+    """Return a model card: base, data, evaluations with intervals, how to load, recipe and versions.
+
+    Args:
+        folder: The model's files.
+        run: The run that made it; without one the card says only what the files say.
+        name: The repository; a placeholder when left out.
+        base: The base model; read from the adapter or the recipe when left out.
+    """
+    recipe = _recipe_of(run)
+    is_adapter = (folder / "adapter_config.json").is_file()
+    base = base or (base_of(folder) if is_adapter else None) or (recipe.model.name if recipe else None)
+    stages = [s for s in ("sft", "grpo") if run and (run / s / "final").is_dir()] or ["sft", "grpo"]
+    title = name or (run.name if run else folder.resolve().name)
+    origin = (
+        "a tiny model made from scratch"
+        if base == "tiny"
+        else f"`{without_home(base)}`"
+        if base
+        else "a model"
+    )
+    what = "A LoRA adapter for" if is_adapter else "Trained from"
+    head = yaml.safe_dump(_front_matter(recipe, base, is_adapter, stages), sort_keys=False)
+    parts = [
+        f"---\n{head}---\n\n# {title}",
+        f"{what} {origin} on mathematical problems with algorist ({' → '.join(s.upper() for s in stages)}).",
+        _how_to_load(recipe, name or "FOLDER", is_adapter),
+        *(_of_run(run, recipe) if run and recipe else []),
+    ]
+    return redact("\n\n".join(part for part in parts if part) + "\n")
+
+
+def _recipe_of(run: Path | None) -> Recipe | None:
+    if run is None or not (run / "config.yaml").is_file():
+        return None
+    file = run / "config.yaml"
+    return validate(yaml.safe_load(file.read_text(encoding="utf-8")), where=str(file))
+
+
+def base_of(folder: Path) -> str | None:
+    """Return the base model that an adapter's folder names."""
+    try:
+        found = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+        return found.get("base_model_name_or_path")
+    except (OSError, ValueError):
+        return None
+
+
+def base_warning(folder: Path) -> str:
+    """Return a line when an adapter's base model is a folder of this machine, which others do not have."""
+    base = base_of(folder)
+    if base is None or (_is_hub_name(base) and not Path(base).exists()):
+        return ""
+    return (
+        f"warning: the adapter's base model is the folder {base}, which others do not have; give the whole model away: "
+        "algorist export … --merge"
+    )
+
+
+def _is_hub_name(name: str | None) -> bool:
+    return bool(name) and str(name).count("/") == 1 and not str(name).startswith((".", "/", "~"))
+
+
+def without_home(text: str | None) -> str:
+    """Return text without the user's home folder: cards are read by others."""
+    home = str(Path.home())
+    return str(text).replace(home, "~") if len(home) > 1 else str(text)
+
+
+def _front_matter(
+    recipe: Recipe | None, base: str | None, is_adapter: bool, stages: Iterable[str]
+) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "library_name": "peft" if is_adapter else "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["algorist", "math", *stages],
+    }
+    if _is_hub_name(base) and not Path(str(base)).exists():
+        found = {"base_model": base} | found
+    data = [s.hub for s in _datasets(recipe).values() if s.hub and not s.path]
+    return found | ({"datasets": sorted(set(data))} if data else {})
+
+
+def _datasets(recipe: Recipe | None) -> dict[str, DatasetSection]:
+    if recipe is None:
+        return {}
+    found = {"GRPO": recipe.data.train, "SFT": recipe.data.sft or recipe.data.train}
+    used = {k: v for k, v in found.items() if getattr(recipe, k.lower()).enabled}
+    return used | ({"held out": recipe.data.eval} if recipe.eval.enabled else {})
+
+
+def _how_to_load(recipe: Recipe | None, name: str, is_adapter: bool) -> str:
+    library, kind = (
+        ("peft", "AutoPeftModelForCausalLM") if is_adapter else ("transformers", "AutoModelForCausalLM")
+    )
+    imports = (
+        f"from peft import {kind}\nfrom transformers import AutoTokenizer"
+        if library == "peft"
+        else f"from transformers import {kind}, AutoTokenizer"
+    )
+    question = "Mia has 12 pens. Mia loses 5. How many pens does Mia have now?"
+    prompt, prefill, form = repr(question), "", ""
+    if recipe is not None:
+        found = recipe_format(recipe)
+        rendered, form = found.render(question), f" --format {recipe.prompt.format}"
+        prompt = repr(rendered)
+        if not isinstance(rendered, str):
+            listed = ",\n    ".join(repr(dict(message)) for message in rendered)
+            prompt = f"tokenizer.apply_chat_template([\n    {listed},\n], tokenize=False, add_generation_prompt=True)"
+            prefill = f" + {found.prefill()!r}" if found.prefill() else ""
+    return (
+        "## How to load\n\n```python\n"
+        f"{imports}\n\n"
+        f'tokenizer = AutoTokenizer.from_pretrained("{name}")\n'
+        f'model = {kind}.from_pretrained("{name}")\n'
+        f"prompt = {prompt}{prefill}\n"
+        'inputs = tokenizer(prompt, return_tensors="pt")\n'
+        "output = model.generate(**inputs, max_new_tokens=256, do_sample=False)\n"
+        'print(tokenizer.decode(output[0, inputs["input_ids"].shape[1]:], skip_special_tokens=True))\n```\n\n'
+        f"Or: `algorist solve '{question}' --model {name}{form}`"
+    )
+
+
+def _of_run(run: Path, recipe: Recipe) -> list[str]:
+    """Return the card's parts that only a run knows."""
+    config = without_home((run / "config.yaml").read_text(encoding="utf-8"))
+    data = "\n".join(
+        f"- {use}: {s.name}"
+        + (f" ({without_home(s.hub or s.path)})" if s.hub or s.path else "")
+        + f", split {s.split}"
+        + (f", {s.limit} problems" if s.limit else "")
+        for use, s in _datasets(recipe).items()
+    )
+    return [
+        _evaluations(run),
+        f"## Data\n\n{data}",
+        _curves(run),
+        f"## Recipe\n\n`algorist run recipe.yaml` with:\n\n```yaml\n{config.strip()}\n```",
+        _versions(run),
+    ]
+
+
+def _evaluations(run: Path) -> str:
+    """Return a table of the stages' evaluations: value and 95 % interval."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in ("base", "sft", "grpo"):
+        try:
+            found[name] = json.loads((run / "eval" / f"{name}.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+    if not found:
+        return ""
+    metrics = list(dict.fromkeys(m for evaluation in found.values() for m in evaluation["metrics"]))
+    last = list(found.values())[-1]
+    lines = [f"| | {' | '.join(found)} |", "|---" * (len(found) + 1) + "|"]
+    for metric in metrics:
+        cells = [_interval(evaluation["metrics"].get(metric)) for evaluation in found.values()]
+        lines.append(f"| {metric.replace('_', ' ')} | {' | '.join(cells)} |")
+    return (
+        f"## Evaluation\n\n{last['dataset']}, {last['n']} held-out problems, 95 % intervals in brackets.\n\n"
+        + "\n".join(lines)
+    )
+
+
+def _interval(found: dict[str, Any] | None) -> str:
+    if not found or found.get("value") is None:
+        return "–"
+    bounds = [found.get("low"), found.get("high")]
+    text = f"{found['value']:.4g}"
+    return text if None in bounds else f"{text} [{bounds[0]:.4g}, {bounds[1]:.4g}]"
+
+
+def _curves(run: Path) -> str:
+    """Return loss and reward at up to eight steps of each stage."""
+    tables = []
+    rows = read_metrics(run / "metrics.jsonl")
+    for stage, names in (("sft", ("loss",)), ("grpo", ("reward", "loss", "entropy"))):
+        lines = [r for r in rows if r.get("stage") == stage and any(n in r for n in names)]
+        shown = [name for name in names if any(name in r for r in lines)]
+        if not lines:
+            continue
+        picked = [lines[round(i * (len(lines) - 1) / 7)] for i in range(8)] if len(lines) > 8 else lines
+        table = [f"| {stage} step | {' | '.join(shown)} |", "|---" * (len(shown) + 1) + "|"]
+        for row in picked:
+            cells = [f"{row[n]:.4g}" if isinstance(row.get(n), (int, float)) else "–" for n in shown]
+            table.append(f"| {row.get('step')} | {' | '.join(cells)} |")
+        tables.append("\n".join(table))
+    return "## Training\n\n" + "\n\n".join(tables) if tables else ""
+
+
+def _versions(run: Path) -> str:
+    try:
+        found = json.loads((run / "environment.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ""
+    versions = found.get("versions") or found.get("libraries") or {}
+    told = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    return f"## Versions\n\n{told}; Python {found.get('python', '?')}" if told else ""

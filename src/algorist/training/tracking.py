@@ -1,0 +1,367 @@
+"""Experiment trackers: metrics, reward distributions and evaluations of a run, with the recipe as its configuration.
+
+One tracker run per training run, whichever stages it has: the names are ``sft/…``, ``grpo/…`` and ``eval/…``. A tracker
+that fails is dropped with one line; the same numbers always stand in ``metrics.jsonl``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import os
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Any, Protocol
+
+import yaml
+
+from algorist.config.explain import to_yaml
+from algorist.config.schema import Recipe
+from algorist.errors import MissingExtraError
+from algorist.store.redact import redact
+from algorist.store.safe_text import printable
+
+log = logging.getLogger("algorist.training.tracking")
+
+DEFAULT_PROJECT = "algorist"
+IDS = "trackers.json"
+WANDB_WAIT_S = 20.0
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """What a tracker is told about a run."""
+
+    project: str | None
+    entity: str | None
+    name: str
+    tags: list[str]
+    offline: bool
+    config: dict[str, Any]
+    folder: Path
+    ids: dict[str, str]
+    """Identity of this run in each tracker, so that a resumed run goes on there."""
+    say: Callable[[str], None]
+
+
+class Tracker(Protocol):
+    """One tracker, open for one run."""
+
+    def log(self, stage: str, step: int, values: Mapping[str, float]) -> None:
+        """Send numbers of one step."""
+
+    def histogram(self, stage: str, step: int, name: str, values: Sequence[float]) -> None:
+        """Send a distribution."""
+
+    def finish(self) -> None:
+        """Close the run there."""
+
+
+class TensorBoardTracker:
+    """Event files in ``tensorboard/<stage>`` of the run folder, or below TENSORBOARD_LOGGING_DIR."""
+
+    def __init__(self, run: RunIdentity) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        base = os.environ.get("TENSORBOARD_LOGGING_DIR")
+        self._folder = Path(base).expanduser() / run.name if base else run.folder / "tensorboard"
+        self._make, self._run = SummaryWriter, run
+        self._writers: dict[str, Any] = {}
+
+    def _writer(self, stage: str, step: int) -> Any:
+        """Open the stage's file; a resumed run hides there what is logged again."""
+        if stage not in self._writers:
+            folder = self._folder / stage
+            known = folder.is_dir()
+            writer = self._make(log_dir=str(folder), purge_step=step if known else None)
+            self._writers[stage] = writer
+            if not known:
+                about = {"name": self._run.name, "project": self._run.project, "tags": self._run.tags}
+                writer.add_text("run", _as_code(yaml.safe_dump(about, allow_unicode=True)), step)
+                writer.add_text("recipe", _as_code(_yaml(self._run.config)), step)
+        return self._writers[stage]
+
+    def log(self, stage: str, step: int, values: Mapping[str, float]) -> None:
+        """Write scalars."""
+        writer = self._writer(stage, step)
+        for name, value in values.items():
+            writer.add_scalar(name, value, step)
+        writer.flush()
+
+    def histogram(self, stage: str, step: int, name: str, values: Sequence[float]) -> None:
+        """Write a histogram."""
+        import numpy
+
+        self._writer(stage, step).add_histogram(name, numpy.asarray(values, dtype=float), step)
+
+    def finish(self) -> None:
+        """Close the files."""
+        for writer in self._writers.values():
+            writer.close()
+
+
+class WandbTracker:
+    """Weights & Biases. Where its server cannot be reached the run is recorded offline."""
+
+    def __init__(self, run: RunIdentity) -> None:
+        import wandb
+
+        self._wandb = wandb
+        settings = {
+            "project": run.project or os.environ.get("WANDB_PROJECT") or DEFAULT_PROJECT,
+            "entity": run.entity,
+            "name": run.name,
+            "tags": run.tags,
+            "config": run.config,
+            "id": run.ids.setdefault("wandb", uuid.uuid4().hex[:12]),
+            "resume": "allow",
+            "dir": os.environ.get("WANDB_DIR") or str(run.folder.resolve()),
+            "settings": wandb.Settings(
+                quiet=True, **({} if "WANDB_INIT_TIMEOUT" in os.environ else {"init_timeout": WANDB_WAIT_S})
+            ),
+        }
+        if run.offline:
+            settings["mode"] = "offline"
+        try:
+            self._run = wandb.init(**settings)
+        except Exception as error:
+            if run.offline:
+                raise
+            run.say(
+                f"wandb cannot be reached ({_first_line(error)}); the run is recorded in {settings['dir']}/wandb; send it "
+                "later: wandb sync FOLDER"
+            )
+            run.ids["wandb"] = uuid.uuid4().hex[:12]  # the failed attempt still holds the other one
+            self._run = wandb.init(**settings | {"mode": "offline", "id": run.ids["wandb"]})
+        for stage in ("sft", "grpo"):
+            self._run.define_metric(f"{stage}/step", hidden=True)
+            self._run.define_metric(f"{stage}/*", step_metric=f"{stage}/step")
+
+    def log(self, stage: str, step: int, values: Mapping[str, float]) -> None:
+        """Send one line of history; evaluations also become the summary."""
+        self._run.log({f"{stage}/{name}": value for name, value in values.items()} | {f"{stage}/step": step})
+
+    def histogram(self, stage: str, step: int, name: str, values: Sequence[float]) -> None:
+        """Send a histogram."""
+        self._run.log({f"{stage}/{name}": self._wandb.Histogram(list(values)), f"{stage}/step": step})
+
+    def finish(self) -> None:
+        """Finish the run and wait until everything is sent."""
+        self._run.finish()
+
+
+class TrackioTracker:
+    """trackio: a database on this machine, or the Space in TRACKIO_SPACE_ID."""
+
+    def __init__(self, run: RunIdentity) -> None:
+        import trackio
+
+        self._trackio = trackio
+        trackio.init(
+            project=run.project or os.environ.get("TRACKIO_PROJECT") or DEFAULT_PROJECT,
+            name=run.name,
+            config=run.config | {"tags": run.tags},
+            resume="allow",
+            space_id=None if run.offline else os.environ.get("TRACKIO_SPACE_ID"),
+        )
+
+    def log(self, stage: str, step: int, values: Mapping[str, float]) -> None:
+        """Send one line of history."""
+        self._trackio.log({f"{stage}/{name}": v for name, v in values.items()} | {f"{stage}/step": step})
+
+    def histogram(self, stage: str, step: int, name: str, values: Sequence[float]) -> None:
+        """Leave distributions out: trackio shows tables and numbers."""
+
+    def finish(self) -> None:
+        """Finish the run."""
+        self._trackio.finish()
+
+
+class MlflowTracker:
+    """MLflow, where MLFLOW_TRACKING_URI says."""
+
+    def __init__(self, run: RunIdentity) -> None:
+        import mlflow
+
+        self._mlflow = mlflow
+        mlflow.set_experiment(run.project or os.environ.get("MLFLOW_EXPERIMENT_NAME") or DEFAULT_PROJECT)
+        tags = {"mlflow.runName": run.name, **dict.fromkeys(run.tags, "true")}
+        if "mlflow" in run.ids:
+            mlflow.start_run(run_id=run.ids["mlflow"])
+        else:
+            run.ids["mlflow"] = mlflow.start_run(run_name=run.name).info.run_id
+            flat = {key: str(value)[:500] for key, value in _flat(run.config).items()}
+            for start in range(0, len(flat), 100):  # the API's limit
+                mlflow.log_params(dict(list(flat.items())[start : start + 100]))
+            mlflow.log_dict(run.config, "recipe.yaml")
+        mlflow.set_tags(tags)
+
+    def log(self, stage: str, step: int, values: Mapping[str, float]) -> None:
+        """Send numbers; MLflow takes no parentheses in names."""
+        names = {"".join(c if c.isalnum() or c in "_-. :/" else "_" for c in k): v for k, v in values.items()}
+        self._mlflow.log_metrics({f"{stage}/{name}": v for name, v in names.items()}, step=step)
+
+    def histogram(self, stage: str, step: int, name: str, values: Sequence[float]) -> None:
+        """Leave distributions out: MLflow has none."""
+
+    def finish(self) -> None:
+        """End the run."""
+        self._mlflow.end_run()
+
+
+TRACKERS: dict[str, type[Any]] = {
+    "wandb": WandbTracker,
+    "tensorboard": TensorBoardTracker,
+    "trackio": TrackioTracker,
+    "mlflow": MlflowTracker,
+}
+
+
+class Trackers:
+    """All trackers of a run. Nothing that goes wrong in one of them reaches the training."""
+
+    def __init__(self, say: Callable[[str], None] = print) -> None:
+        self._say = say
+        self._open: dict[str, Tracker] = {}
+        self._last_step: dict[str, int] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """The trackers that still work."""
+        return list(self._open)
+
+    def open(self, name: str, run: RunIdentity) -> None:
+        """Open one tracker."""
+        try:
+            self._open[name] = TRACKERS[name](run)
+        except Exception as error:
+            self._drop(name, "cannot be opened", error)
+
+    def log(self, stage: str, step: int, values: Mapping[str, float]) -> None:
+        """Send numbers of one step to all."""
+        self._last_step[stage] = step
+        self._each(lambda tracker: tracker.log(stage, step, values))
+
+    def rewards(self, stage: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Send the distribution of the rollouts' rewards to all."""
+        if rows and self._open:
+            step, values = int(rows[0]["step"]), [float(row["reward"]) for row in rows]
+            self._each(lambda tracker: tracker.histogram(stage, step, "reward_distribution", values))
+
+    def evaluation(self, stage: str, step: int | None, values: Mapping[str, float]) -> None:
+        """Send an evaluation to all: at ``step``, or at the stage's last one."""
+        at = self._last_step.get(stage, 0) if step is None else step
+        self.log(stage, at, {f"eval/{name}": value for name, value in values.items() if isfinite(value)})
+
+    def finish(self) -> None:
+        """Finish the run in all."""
+        self._each(lambda tracker: tracker.finish())
+        self._open.clear()
+
+    def _each(self, action: Callable[[Tracker], None]) -> None:
+        for name, tracker in list(self._open.items()):
+            try:
+                action(tracker)
+            except Exception as error:
+                self._drop(name, "failed", error)
+
+    def _drop(self, name: str, what: str, error: Exception) -> None:
+        """Say once that a tracker is gone."""
+        self._open.pop(name, None)
+        line = _first_line(error)
+        log.warning("tracker %s %s: %s", name, what, line)
+        self._say(
+            f"tracker {name} {what} ({line}); the run goes on without it, all numbers are in metrics.jsonl"
+        )
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Refuse trackers that are not installed, before anything is loaded.
+
+    Raises:
+        MissingExtraError: The message says what to install.
+    """
+    for name in names:
+        found = importlib.util.find_spec(name)
+        if (
+            found is None or found.origin is None
+        ):  # a folder of that name in the working directory has no origin
+            install = "mlflow" if name == "mlflow" else "'algorist[tracking]'"
+            raise MissingExtraError(
+                f"report_to names {name}, which is not installed: pip install {install}; or leave it out: "
+                f"report_to={json.dumps([n for n in names if n != name])}"
+            )
+
+
+@contextmanager
+def open_trackers(
+    recipe: Recipe, folder: Path, say: Callable[[str], None], *, main: bool = True
+) -> Iterator[Trackers]:
+    """Open the recipe's trackers in the main process and finish them however the run ends."""
+    trackers = Trackers(say)
+    if recipe.report_to and main:
+        run = identity(recipe, folder, say)
+        for name in recipe.report_to:
+            trackers.open(name, run)
+        _write_ids(folder, run.ids)
+    try:
+        yield trackers
+    finally:
+        trackers.finish()
+
+
+def identity(recipe: Recipe, folder: Path, say: Callable[[str], None] = print) -> RunIdentity:
+    """Return what trackers are told about a run; secrets are left out of the recipe."""
+    section = recipe.tracking
+    return RunIdentity(
+        project=section.project,
+        entity=section.entity,
+        name=section.run_name or folder.name,
+        tags=list(section.tags),
+        offline=section.offline,
+        config=yaml.safe_load(redact(to_yaml(recipe))),
+        folder=folder,
+        ids=_read_ids(folder),
+        say=say,
+    )
+
+
+def _first_line(error: Exception) -> str:
+    first = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+    return redact(printable(first[:200]))
+
+
+def _read_ids(folder: Path) -> dict[str, str]:
+    try:
+        found = json.loads((folder / IDS).read_text(encoding="utf-8"))
+        return {str(key): str(value) for key, value in found.items()}
+    except (OSError, ValueError, AttributeError):
+        return {}
+
+
+def _write_ids(folder: Path, ids: Mapping[str, str]) -> None:
+    if ids and ids != _read_ids(folder):
+        (folder / IDS).write_text(json.dumps(ids) + "\n", encoding="utf-8")
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(value, dict) and value:
+        return {
+            k: v
+            for key, inner in value.items()
+            for k, v in _flat(inner, f"{prefix}.{key}" if prefix else str(key)).items()
+        }
+    return {prefix: value}
+
+
+def _yaml(value: Any) -> str:
+    return str(yaml.safe_dump(value, sort_keys=False, allow_unicode=True))
+
+
+def _as_code(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.splitlines())
