@@ -258,7 +258,7 @@ def _evaluate(run: Run, stage: str, step: int | None) -> dict[str, Any]:
     summary = record_evaluation(
         folder,
         name,
-        engine=make_engine(recipe.grpo.engine, policy.model, policy.tokenizer),
+        engine=make_engine(recipe.grpo.engine, policy.model, policy.tokenizer, vllm=recipe.grpo.vllm),
         tokenizer=policy.tokenizer,
         problems=run.held_out,
         prompt_format=run.prompt_format,
