@@ -30,7 +30,7 @@ def make_engine(
         model: A causal language model of transformers or PEFT.
         tokenizer: Gives end and pad tokens; stop strings need it.
         token_budget: Most tokens in the cache at a time; vLLM has settings of its own for that.
-        vllm: Settings of the vLLM engine.
+        vllm: Settings of the vLLM engine (``grpo.vllm``); those that only the trainer reads are left out.
 
     Raises:
         EngineError: Unknown name, or vLLM cannot run the model.
@@ -46,9 +46,10 @@ def make_engine(
             f"unknown rollout engine '{name}'.{nearest(name, ENGINES)} Expected one of {', '.join(ENGINES)}"
         )
     if name == "vllm":
-        from algorist.rollouts.vllm import VLLMEngine
+        from algorist.rollouts.vllm import SETTINGS, VLLMEngine
 
-        return VLLMEngine(model, tokenizer, settings=vllm)
+        own = {key: value for key, value in (vllm or {}).items() if key in SETTINGS}
+        return VLLMEngine(model, tokenizer, settings=own)
     if name == "transformers":
         return TransformersEngine(model, tokenizer, token_budget=token_budget)
     reason = why_no_module_tier(model)

@@ -87,8 +87,7 @@ def make_grpo_trainer(
     )
     trainer_class = AlgoristGRPOTrainer
     if engine is None and section.engine == "vllm" and not _through_trl(section):
-        settings = {key: value for key, value in section.vllm.items() if key in SETTINGS}
-        engine = make_engine("vllm", model, tokenizer, vllm=settings)
+        engine = make_engine("vllm", model, tokenizer, vllm=section.vllm)
         args.use_vllm, trainer_class = False, ColocatedTrainer
     trainer = trainer_class(
         model=model,
