@@ -73,7 +73,7 @@ class Endpoint:
     def _first_model(self) -> str:
         found = self._call("/v1/models", None).get("data") or []
         if not found:
-            raise EngineError(f"{self.url} lists no model; name one with --served-model NAME")
+            raise EngineError(f"{self.url} lists no model; name the one it serves with --served-model NAME")
         return str(found[0]["id"])
 
     def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -83,7 +83,9 @@ def url(run: Path) -> Iterator[str]:
 def test_greedy_answers_are_the_same(cli: Cli, run: Path, url: str) -> None:
     here = cli("solve", *QUESTIONS, "--model", str(run), "--json")
     there = cli("solve", *QUESTIONS, "--model", str(run), "--json", "--endpoint", url)
-    by_chat = cli("solve", *QUESTIONS, "--json", "--endpoint", url, "--max-new-tokens", "24")
+    by_chat = cli(
+        "solve", *QUESTIONS, "--json", "--endpoint", url, "--max-new-tokens", "24", "--served-model", str(run / "sft" / "final")
+    )  # fmt: skip
     assert there.returncode == 0, there.stderr
     assert there.stdout == here.stdout and len(there.stdout.splitlines()) == 2
     assert by_chat.returncode == 0 and "completion" in json.loads(by_chat.stdout.splitlines()[0])

@@ -61,6 +61,9 @@ def server(model: str, engine: str, host: str, port: int) -> list[str]:
     from importlib.util import find_spec
 
     found = _beside("transformers") if find_spec("fastapi") and find_spec("uvicorn") else None
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    Path(HF_HUB_CACHE).mkdir(parents=True, exist_ok=True)  # the server's list of models fails without it
     program = found or _missing("transformers' server", "'transformers[serving]'")
     return [program, "serve", model, "--host", host, "--port", str(port)]
 

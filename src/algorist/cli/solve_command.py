@@ -35,12 +35,16 @@ def solve(
     endpoint: Annotated[
         str | None, typer.Option(help="Ask an OpenAI-compatible server, such as http://localhost:8000.")
     ] = None,
+    served_model: Annotated[
+        str | None,
+        typer.Option(help="The model's name at the server; that of --model, else the first it lists."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per question.")] = False,
 ) -> int:
     """Answer questions: the reasoning and the answer, in the format the model was trained with."""
     asked = _questions(questions, file)
     if endpoint is not None:
-        rows = _from_server(endpoint, asked, model, prompt_format, max_new_tokens, temperature)
+        rows = _from_server(endpoint, served_model, asked, model, prompt_format, max_new_tokens, temperature)
         return _give(rows, save, as_json)
     path, run = find_model(model)
     from algorist.cli.run_command import _quiet_libraries
@@ -65,6 +69,7 @@ def _give(rows: list[dict[str, Any]], save: Path | None, as_json: bool) -> int:
 
 def _from_server(
     url: str,
+    served: str | None,
     asked: list[str],
     model: str | None,
     prompt_format: str | None,
@@ -90,7 +95,8 @@ def _from_server(
         if recipe is not None:
             found = found if prompt_format else recipe_format(recipe)
             limit = max_new_tokens or recipe.grpo.max_completion_tokens
-    return Endpoint(url, found, tokenizer).solve(asked, max_new_tokens=limit, temperature=temperature)
+        served = served or str(path)
+    return Endpoint(url, found, tokenizer, served).solve(asked, max_new_tokens=limit, temperature=temperature)
 
 
 def _questions(questions: list[str] | None, file: Path | None) -> list[str]:
