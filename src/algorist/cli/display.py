@@ -94,7 +94,7 @@ def closing_table(
             difference = interval_text(paired[name], name, signed=True) if name in paired else ""
             row = (interval_text(before[name], name), interval_text(after[name], name), difference)
             table.add_row(name.replace("_", " "), *row)
-    wide = console if console.width >= 100 else Console(width=100, highlight=False)
+    wide = console if console.width >= 120 else Console(width=120, highlight=False)
     wide.print(table)
 
 

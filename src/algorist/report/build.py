@@ -23,6 +23,8 @@ TITLES = {
     "format": "well-formed",
     "truncated": "truncated",
     "mean_tokens": "mean tokens",
+    "reasoning_present": "has reasoning",
+    "mean_reasoning_characters": "reasoning, characters",
 }
 
 
@@ -63,6 +65,7 @@ def render(data: dict[str, Any]) -> str:
         made=time.strftime("%Y-%m-%d %H:%M"),
         payload=embedded_json(shown),
         position=position,
+        is_share=is_share,
         assets={
             name: here.joinpath(name).read_text(encoding="utf-8")
             for name in ("uplot.js", "uplot.css", "uplot.LICENSE.txt", "report.css", "report.js")
@@ -83,6 +86,8 @@ def number(value: float, name: str = "", *, signed: bool = False) -> str:
     if value is None or math.isnan(value):
         return "–"
     sign = "+" if signed else ""
+    if _is_reward(name):
+        return f"{value:{sign}.2f}"
     return f"{value:{sign}.1f}" if _is_length(name) else f"{100 * value:{sign}.1f} %"
 
 
@@ -92,8 +97,9 @@ def interval(found: Interval | None, name: str = "", *, signed: bool = False) ->
         return "–"
     if math.isnan(found.low):
         return number(found.value, name, signed=signed)
-    factor, sign = (1 if _is_length(name) else 100), "+" if signed else ""
-    low, high = f"{factor * found.low:{sign}.1f}", f"{factor * found.high:{sign}.1f}"
+    factor, sign = (1 if _is_length(name) or _is_reward(name) else 100), "+" if signed else ""
+    form = f"{sign}.2f" if _is_reward(name) else f"{sign}.1f"
+    low, high = f"{factor * found.low:{form}}", f"{factor * found.high:{form}}"
     return f"{number(found.value, name, signed=signed)} [{low}, {high}]"
 
 
@@ -119,6 +125,15 @@ def clock(seconds: float) -> str:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def is_share(name: str) -> bool:
+    """Return whether a metric lies between 0 and 1 and is shown in percent."""
+    return not (_is_length(name) or _is_reward(name))
+
+
+def _is_reward(name: str) -> bool:
+    return name == "reward" or name.startswith("rewards/")
 
 
 def _is_length(name: str) -> bool:
