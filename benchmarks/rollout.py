@@ -58,10 +58,9 @@ CASES = {
 }
 
 
-def make_model(case: Case, dtype: torch.dtype, mean_length: int = 70) -> Qwen2ForCausalLM:
-    """Return a random model whose completions end with a chance of about 1/mean_length per token."""
-    torch.manual_seed(0)
-    config = Qwen2Config(
+def make_config(case: Case, *, eos_token_id: int | None = EOS) -> Qwen2Config:
+    """Return the config of a case's model."""
+    return Qwen2Config(
         vocab_size=case.vocab,
         hidden_size=case.hidden,
         intermediate_size=case.intermediate,
@@ -70,11 +69,16 @@ def make_model(case: Case, dtype: torch.dtype, mean_length: int = 70) -> Qwen2Fo
         num_key_value_heads=case.kv_heads,
         max_position_embeddings=8192,
         tie_word_embeddings=case.tied,
-        eos_token_id=EOS,
+        eos_token_id=eos_token_id,
         pad_token_id=PAD,
         bos_token_id=None,
     )
-    model = Qwen2ForCausalLM(config).eval()
+
+
+def make_model(case: Case, dtype: torch.dtype, mean_length: int = 70) -> Qwen2ForCausalLM:
+    """Return a random model whose completions end with a chance of about 1/mean_length per token."""
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(make_config(case)).eval()
     head = torch.nn.Linear(case.hidden, case.vocab, bias=True)
     head.weight = model.lm_head.weight
     torch.nn.init.zeros_(head.bias)

@@ -16,7 +16,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 BASELINES = ROOT / "benchmarks" / "baselines"
-PAGES = ("README.md", "docs/engine.md", "docs/grading.md", "docs/quickstart.md")
+PAGES = ("README.md", "docs/engine.md", "docs/grading.md")
 BLOCK = re.compile(r"(<!-- figures (\w+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
 
 Row = tuple[str, str, str, str]

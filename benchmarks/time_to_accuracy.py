@@ -30,10 +30,9 @@ from algorist.evaluation.run import EvaluationSetting, evaluate
 from algorist.models.load import load_policy
 from algorist.pipeline import run_recipe
 from algorist.prepare import Problems, recipe_format
-from algorist.prompts.chat import render_prompt
 from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
-from algorist.training.grpo_setup import grpo_config, make_grpo_trainer
+from algorist.training.grpo_setup import grpo_config, grpo_rows, make_grpo_trainer
 
 EVERY, MAX_STEPS = 10, 240
 
@@ -91,15 +90,7 @@ def train(who: str, seed: int, model: Path, target: float, folder: Path) -> dict
         policy.model.train(mode)
         return sum(s["correct"] for s in samples) / len(samples)
 
-    rows = [
-        {
-            "prompt": render_prompt(form, policy.tokenizer, p.question),
-            "problem_id": p.id,
-            "answer": p.answer,
-            "question": p.question,
-        }
-        for p in data.train
-    ]
+    rows = grpo_rows(data.train, form, policy.tokenizer)
     rewards = build_rewards(recipe.rewards, form, matcher=recipe.matcher)
     weights = [spec.weight for spec in recipe.rewards]
     section = recipe.grpo.model_copy(update={"save_steps": 10**9, "max_steps": MAX_STEPS})

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 from measure import compare, median_with_interval, ratio_with_interval, save_json
-from rollout import CASES, DTYPES, make_prompts, with_engine
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from rollout import CASES, DTYPES, make_config, make_prompts, with_engine
+from transformers import Qwen2ForCausalLM
 
 from algorist.rollouts.native import NativeEngine
 from algorist.rollouts.vllm import VLLMEngine
@@ -29,20 +29,7 @@ from algorist.rollouts.vllm import VLLMEngine
 def make_model(case: Any, dtype: torch.dtype) -> Qwen2ForCausalLM:
     """Return a random model that never ends a completion early."""
     torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=case.vocab,
-        hidden_size=case.hidden,
-        intermediate_size=case.intermediate,
-        num_hidden_layers=case.layers,
-        num_attention_heads=case.heads,
-        num_key_value_heads=case.kv_heads,
-        max_position_embeddings=1024,
-        tie_word_embeddings=case.tied,
-        eos_token_id=None,
-        pad_token_id=0,
-        bos_token_id=None,
-    )
-    return Qwen2ForCausalLM(config).eval().to(dtype)
+    return Qwen2ForCausalLM(make_config(case, eos_token_id=None)).eval().to(dtype)
 
 
 def run_case(case: Any, dtype: str, repeats: int, warmup: int, settings: dict[str, Any]) -> dict[str, Any]:

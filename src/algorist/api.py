@@ -18,8 +18,8 @@ from algorist.data import Source, load_problems
 from algorist.data.columns import load_source
 from algorist.data.gsm8k import extract_hash_answer
 from algorist.errors import ConfigError, DataError, EngineError, nearest
+from algorist.prepare import fitting_problems, tokenizer_texts
 from algorist.prompts import get_format
-from algorist.prompts.chat import encode_prompt, render_prompt
 from algorist.rewards import DEFAULT_REWARD_WEIGHTS, DEFAULT_REWARDS, RewardSet, build_rewards
 from algorist.types import Message
 
@@ -166,6 +166,7 @@ def create_math_training_setup(
         DataError: The problems cannot be read.
     """
     from algorist.models.load import make_policy, pick_device
+    from algorist.training.grpo_setup import grpo_rows
 
     merged = {**DEFAULT_GRPO_ARGS, **(grpo_args or {})}
     section = _grpo_section(merged)
@@ -182,33 +183,19 @@ def create_math_training_setup(
         max_prompt_tokens=merged["max_prompt_length"],
     )
     seed = int(merged.get("seed", 42))
-    texts = [
-        text
-        for p in load_problems(source)
-        for text in (p.question, form.demonstrate(p.solution or p.question, p.answer))
-    ]
+    problems = load_problems(source)
+    texts = tokenizer_texts(problems, form)
     policy = make_policy(
         ModelSection(name=model_name), device=place, seed=seed, texts=texts, tags=form.tags.all()
     )
-    problems = load_problems(
-        source, prompt_tokens=lambda p: len(encode_prompt(form, policy.tokenizer, p.question))
-    )
+    problems = fitting_problems(source, problems, form, policy.tokenizer)
     kept = {p.question for p in problems}
     formatted = format_for_grpo(load_gsm8k(split, path=path), system_prompt)
     dataset = formatted.filter(lambda row: row["question"].strip() in kept)
-    rows = [
-        {
-            "prompt": render_prompt(form, policy.tokenizer, p.question),
-            "problem_id": p.id,
-            "question": p.question,
-            "answer": p.answer,
-        }
-        for p in problems
-    ]
     names = [report_to] if isinstance(report_to, str) else list(report_to)
     artifacts = _build(
         policy,
-        rows,
+        grpo_rows(problems, form, policy.tokenizer),
         section,
         rewards,
         output_dir=Path(output_dir) if output_dir is not None else Path("outputs") / run_name,

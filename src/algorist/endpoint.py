@@ -11,6 +11,7 @@ from typing import Any
 
 from algorist.errors import ConfigError, EngineError
 from algorist.prompts import PromptFormat
+from algorist.prompts.answer import answer_row
 from algorist.prompts.chat import render_prompt
 
 
@@ -41,17 +42,7 @@ class Endpoint:
         rows = []
         for question in questions:
             text, reason = self._ask(name, question, max_new_tokens, temperature)
-            parsed = self.prompt_format.parse(text)
-            rows.append(
-                {
-                    "question": question,
-                    "completion": text,
-                    "reasoning": parsed.reasoning,
-                    "answer": parsed.answer,
-                    "well_formed": parsed.well_formed,
-                    "truncated": reason == "length",
-                }
-            )
+            rows.append(answer_row(self.prompt_format, question, text, truncated=reason == "length"))
         return rows
 
     def _ask(self, name: str, question: str, limit: int, temperature: float) -> tuple[str, str]:

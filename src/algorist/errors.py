@@ -42,6 +42,14 @@ class TrainingError(AlgoristError, RuntimeError):
     """Training cannot go on: gradients are not finite, or memory does not hold the smallest batch."""
 
 
+class HubError(AlgoristError, RuntimeError):
+    """The hub cannot be reached or refuses; ``retry`` tells whether the same call may work later."""
+
+    def __init__(self, message: str, *, retry: bool = True) -> None:
+        super().__init__(message)
+        self.retry = retry
+
+
 class MissingExtraError(AlgoristError, ImportError):
     """An optional dependency is not installed."""
 

@@ -16,8 +16,9 @@ from algorist.evaluation.benchmarks import Benchmark
 from algorist.evaluation.record import finished_evaluation, mark_of, record_evaluation
 from algorist.evaluation.run import EvaluationSetting
 from algorist.models.load import Policy, load_policy, make_policy, pick_device
-from algorist.prepare import recipe_format
-from algorist.prompts import PromptFormat, get_format
+from algorist.prepare import asked_format, fitting_problems
+from algorist.prompts import PromptFormat
+from algorist.prompts.answer import answer_row
 from algorist.prompts.chat import encode_prompt
 from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
@@ -42,11 +43,7 @@ class Solver:
             policy = load_policy(model, device=device)
         else:
             policy = make_policy(ModelSection(name=model), device=device, seed=0)
-        if prompt_format is not None or recipe is None:
-            found = get_format(prompt_format or "reasoning_answer")
-        else:
-            found = recipe_format(recipe)
-        return cls(policy, found, recipe.grpo.max_completion_tokens if recipe else 512)
+        return cls(policy, *asked_format(recipe, prompt_format))
 
     def solve(
         self,
@@ -66,17 +63,8 @@ class Solver:
         rows = []
         for question, (completion,) in zip(questions, groups, strict=True):
             text = str(tokenizer.decode(completion.token_ids, skip_special_tokens=True))
-            parsed = self.prompt_format.parse(text)
-            rows.append(
-                {
-                    "question": question,
-                    "completion": text,
-                    "reasoning": parsed.reasoning,
-                    "answer": parsed.answer,
-                    "well_formed": parsed.well_formed,
-                    "truncated": completion.finish_reason == "length",
-                }
-            )
+            truncated = completion.finish_reason == "length"
+            rows.append(answer_row(self.prompt_format, question, text, truncated=truncated))
         return rows
 
 
@@ -130,10 +118,7 @@ def evaluate_benchmarks(
     engine = make_engine("auto", solver.policy.model, tokenizer)
     for benchmark, problems in loaded:
         section = benchmark.section
-        if section.max_prompt_tokens is not None or section.max_prompt_percentile is not None:
-            problems = load_problems(
-                section, prompt_tokens=lambda p: len(encode_prompt(form, tokenizer, p.question))
-            )
+        problems = fitting_problems(section, problems, form, tokenizer)
         title = name or f"{_model_title(model, of_run)}-{benchmark.label}"
         mark = mark_of(model, problems, form, setting, recipe.eval.ks, rewards)
         if again:

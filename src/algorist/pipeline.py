@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 
 from algorist.config.schema import Recipe
-from algorist.data import load_problems, overlap
+from algorist.data import overlap
 from algorist.diagnosis.live import LiveDiagnosis
 from algorist.evaluation.record import mark_of, record_evaluation
 from algorist.evaluation.rollout_notes import RolloutNotes, graded_rollouts
@@ -28,9 +28,16 @@ from algorist.evaluation.told import lines_of
 from algorist.grading import why_unreadable
 from algorist.hub.upload import HubUpload, check_hub
 from algorist.models.load import Policy, keep_base, load_policy, make_policy, pick_device
-from algorist.prepare import Problems, check_folder, check_names, open_folder, recipe_format
+from algorist.prepare import (
+    Problems,
+    check_folder,
+    check_names,
+    fitting_problems,
+    open_folder,
+    recipe_format,
+    tokenizer_texts,
+)
 from algorist.prompts import PromptFormat
-from algorist.prompts.chat import encode_prompt, render_prompt
 from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
 from algorist.store.redact import RedactSecrets
@@ -192,7 +199,7 @@ def run_sft(run: Run) -> None:
 
 def run_grpo(run: Run) -> None:
     """Train with verifiable rewards and save ``grpo/final``."""
-    from algorist.training.grpo_setup import make_grpo_trainer
+    from algorist.training.grpo_setup import grpo_rows, make_grpo_trainer
 
     policy, section = _require_policy(run), run.recipe.grpo
     rewards = build_rewards(run.recipe.rewards, run.prompt_format, matcher=run.recipe.matcher)
@@ -211,15 +218,7 @@ def run_grpo(run: Run) -> None:
         trainer = make_grpo_trainer(
             model=policy.model,
             tokenizer=policy.tokenizer,
-            rows=[
-                {
-                    "prompt": render_prompt(run.prompt_format, policy.tokenizer, p.question),
-                    "problem_id": p.id,
-                    "answer": p.answer,
-                    "question": p.question,
-                }
-                for p in run.train
-            ],
+            rows=grpo_rows(run.train, run.prompt_format, policy.tokenizer),
             section=section,
             rewards=rewards,
             weights=[spec.weight for spec in run.recipe.rewards],
@@ -323,21 +322,16 @@ def _load_start(run: Run) -> None:
             run.policy = load_policy(final, device=run.device, trainable=True)
             break
     else:
-        texts = [
-            text
-            for p in [*run.sft[:4000], *run.train[:4000]]
-            for text in (p.question, run.prompt_format.demonstrate(p.solution, p.answer))
-        ]
         run.policy = make_policy(
             run.recipe.model,
             device=run.device,
             seed=run.recipe.seed,
-            texts=texts,
+            texts=tokenizer_texts([*run.sft[:4000], *run.train[:4000]], run.prompt_format),
             tags=run.prompt_format.tags.all(),
         )
         if run.recipe.model.name == "tiny" and run.recipe.model.lora is not None:
             run.processes.from_main(partial(keep_base, run.policy, run.folder.path / "base"))
-        _filter_by_prompt_length(run)
+    run.train = fitting_problems(run.recipe.data.train, run.train, run.prompt_format, run.policy.tokenizer)
     count = sum(p.numel() for p in run.policy.model.parameters())
     trained = sum(p.numel() for p in run.policy.model.parameters() if p.requires_grad)
     run.display.say(
@@ -347,16 +341,6 @@ def _load_start(run: Run) -> None:
         run.display.say(
             "warning: an adapter in several processes is less tried; all weights: model.lora=null"
         )
-
-
-def _filter_by_prompt_length(run: Run) -> None:
-    section = run.recipe.data.train
-    if section.max_prompt_percentile is None and section.max_prompt_tokens is None:
-        return
-    tokenizer = _require_policy(run).tokenizer
-    run.train = load_problems(
-        section, prompt_tokens=lambda p: len(encode_prompt(run.prompt_format, tokenizer, p.question))
-    )
 
 
 def _stage(run: Run, name: str, action: Callable[[Run], None]) -> None:

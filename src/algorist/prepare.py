@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from algorist.config.changes import check_same_run
 from algorist.config.explain import to_yaml
-from algorist.config.schema import Recipe
+from algorist.config.schema import DatasetSection, Recipe
 from algorist.data import load_problems
 from algorist.errors import CheckpointError, ConfigError
 from algorist.grading import MATCHERS
 from algorist.prompts import PromptFormat, get_format, missing_tags
+from algorist.prompts.chat import encode_prompt
 from algorist.rewards import build_rewards
 from algorist.store.run_folder import RunFolder
 from algorist.types import Problem
 
 log = logging.getLogger("algorist.prepare")
+
+DEFAULT_TOKENS = 512
+"""Longest completion in tokens for a model that belongs to no run."""
 
 
 def check_names(recipe: Recipe) -> None:
@@ -99,3 +105,25 @@ def recipe_format(recipe: Recipe) -> PromptFormat:
             ", ".join(missing),
         )
     return found
+
+
+def asked_format(recipe: Recipe | None, name: str | None) -> tuple[PromptFormat, int]:
+    """Return the prompt format and the completion length to ask a model with: ``name``'s, else the recipe's, else ours."""
+    found = get_format(name or "reasoning_answer") if name or recipe is None else recipe_format(recipe)
+    return found, recipe.grpo.max_completion_tokens if recipe else DEFAULT_TOKENS
+
+
+def tokenizer_texts(problems: Iterable[Problem], prompt_format: PromptFormat) -> list[str]:
+    """Return the texts that the tokenizer of a model from scratch is trained on: questions and demonstrations."""
+    return [text for p in problems for text in (p.question, prompt_format.demonstrate(p.solution, p.answer))]
+
+
+def fitting_problems(
+    section: DatasetSection, problems: list[Problem], prompt_format: PromptFormat, tokenizer: Any
+) -> list[Problem]:
+    """Return the problems whose prompts pass the section's length filters, which stand before its ``limit``."""
+    if section.max_prompt_percentile is None and section.max_prompt_tokens is None:
+        return problems
+    return load_problems(
+        section, prompt_tokens=lambda p: len(encode_prompt(prompt_format, tokenizer, p.question))
+    )

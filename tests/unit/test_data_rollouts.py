@@ -187,3 +187,18 @@ def test_mistakes_name_the_way_out(first: Run, tmp_path: Path) -> None:
     ):
         with pytest.raises(DataError, match=message):
             load_problems(section("rollouts", params=params))
+
+
+# --- prompts that are too long stay out of training
+
+
+def test_a_resumed_run_trains_on_the_prompts_that_pass_the_length_filter_only(tmp_path: Path) -> None:
+    settings = (*SMALL, "data.train.max_prompt_percentile=50", f"output_dir={tmp_path}")
+    recipe = load_recipe("smoke-cpu", settings).recipe
+    first = run_recipe(recipe, stages=("sft",))
+    kept = {p.id for p in first.train}
+    assert len(kept) < len(load_problems(recipe.data.train))
+    again = run_recipe(recipe, resume=True)
+    assert {p.id for p in again.train} == kept
+    sampled = {row["problem_id"] for row in rollouts(again.folder.path)}
+    assert sampled and sampled <= kept

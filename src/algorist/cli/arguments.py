@@ -27,22 +27,6 @@ def read_recipe(name: str, overrides: list[str] | None) -> Recipe:
     return load_recipe(name, overrides or []).recipe
 
 
-def run_recipe_of(folder: Path) -> Recipe:
-    """Return the recipe that a run folder was made with.
-
-    Raises:
-        CheckpointError: The folder is not a run.
-    """
-    import yaml
-
-    from algorist.config.load import validate
-
-    file = folder / "config.yaml"
-    if not file.is_file():
-        raise CheckpointError(f"{folder} is not a run folder (config.yaml is missing); runs lie under runs/")
-    return validate(yaml.safe_load(file.read_text(encoding="utf-8")), where=str(file))
-
-
 def find_model(model: str | None, runs: Path = Path("runs")) -> tuple[Path | str, Path | None]:
     """Return (model folder or hub name, run folder if it belongs to one).
 

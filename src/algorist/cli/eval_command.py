@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from algorist.cli.arguments import find_model, run_recipe_of
+from algorist.cli.arguments import find_model
+from algorist.config.load import load_run_recipe
 
 if TYPE_CHECKING:
     from algorist.cli.display import TerminalDisplay
@@ -83,7 +84,7 @@ def evaluate_model(
 
     _check(by or [], export)
     where, run = find_model(model)
-    recipe = run_recipe_of(run) if run else Recipe()
+    recipe = load_run_recipe(run) if run else Recipe()
     benchmarks = _benchmarks(recipe, data, split=split, path=path, limit=limit)
     if data:
         recipe = recipe.model_copy(update={"matcher": "symbolic"})

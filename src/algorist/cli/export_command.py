@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from algorist.cli.arguments import find_model, run_recipe_of
+from algorist.cli.arguments import find_model
+from algorist.config.load import load_run_recipe
 from algorist.errors import ConfigError, nearest
 
 app = typer.Typer(add_completion=False)
@@ -47,7 +48,7 @@ def export(
     from algorist.hub.export import fetch
     from algorist.hub.upload import commit_message, require_token, upload
 
-    recipe = run_recipe_of(run) if run else None
+    recipe = load_run_recipe(run) if run else None
     target = None
     if push_to_hub is not None:
         values = recipe.hub.model_dump() if recipe else {}

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from algorist.cli.arguments import find_model, run_recipe_of
+from algorist.cli.arguments import find_model
+from algorist.config.load import load_run_recipe
 
 app = typer.Typer(add_completion=False)
 
@@ -52,7 +53,7 @@ def solve(
     _quiet_libraries()
     from algorist.inference import Solver
 
-    recipe = run_recipe_of(run) if run else None
+    recipe = load_run_recipe(run) if run else None
     solver = Solver.load(path, recipe=recipe, prompt_format=prompt_format)
     return _give(solver.solve(asked, max_new_tokens=max_new_tokens, temperature=temperature), save, as_json)
 
@@ -77,26 +78,24 @@ def _from_server(
     temperature: float,
 ) -> list[dict[str, Any]]:
     """Ask a server; a run or model folder beside it gives prompt format, chat template and length."""
+    from algorist.cli.run_command import _quiet_libraries
+
+    _quiet_libraries()
     from algorist.endpoint import Endpoint
-    from algorist.prompts import get_format
+    from algorist.prepare import asked_format
 
-    found, tokenizer, limit = get_format(prompt_format or "reasoning_answer"), None, max_new_tokens or 512
+    tokenizer, recipe = None, None
     if model is not None:
-        from algorist.cli.run_command import _quiet_libraries
-
-        _quiet_libraries()
         from transformers import AutoTokenizer
-
-        from algorist.prepare import recipe_format
 
         path, run = find_model(model)
         tokenizer = AutoTokenizer.from_pretrained(path)
-        recipe = run_recipe_of(run) if run else None
-        if recipe is not None:
-            found = found if prompt_format else recipe_format(recipe)
-            limit = max_new_tokens or recipe.grpo.max_completion_tokens
+        recipe = load_run_recipe(run) if run else None
         served = served or str(path)
-    return Endpoint(url, found, tokenizer, served).solve(asked, max_new_tokens=limit, temperature=temperature)
+    form, limit = asked_format(recipe, prompt_format)
+    return Endpoint(url, form, tokenizer, served).solve(
+        asked, max_new_tokens=max_new_tokens or limit, temperature=temperature
+    )
 
 
 def _questions(questions: list[str] | None, file: Path | None) -> list[str]:

@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from algorist.config.schema import Recipe
-from algorist.errors import ConfigError, nearest
+from algorist.errors import CheckpointError, ConfigError, nearest
 
 MAX_RECIPE_BYTES = 1_000_000
 MAX_EXTENDS = 8
@@ -47,6 +47,25 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> LoadedRecip
         origins = {k: v for k, v in origins.items() if not k.startswith(f"{key}.")}
         origins |= dict.fromkeys(_leaves(value, key), "command line")
     return LoadedRecipe(validate(values, where=f"recipe '{name_or_path}'"), origins)
+
+
+def load_run_recipe(run: Path) -> Recipe:
+    """Return the recipe that a run folder was made with.
+
+    Raises:
+        CheckpointError: The folder is not a run, or its ``config.yaml`` is damaged.
+        ConfigError: Its settings are not those of this version.
+    """
+    file = run / "config.yaml"
+    if not file.is_file():
+        raise CheckpointError(f"{run} is not a run folder (config.yaml is missing); runs lie under runs/")
+    try:
+        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise CheckpointError(f"{file} is damaged: {error}") from None
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{file} is damaged: expected sections, found {type(values).__name__}")
+    return validate(values, where=str(file))
 
 
 def validate(values: dict[str, Any], *, where: str) -> Recipe:

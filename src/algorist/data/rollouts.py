@@ -7,10 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from algorist.config.load import validate
-from algorist.config.schema import Recipe
+from algorist.config.load import load_run_recipe
 from algorist.data.base import Source, dataset
 from algorist.data.select import load_problems
 from algorist.errors import CheckpointError, DataError, nearest
@@ -35,7 +32,12 @@ def load_rollouts(source: Source) -> list[Problem]:
     """
     params = _checked(source)
     run = Path(str(params["run"])).expanduser()
-    recipe = _recipe(run)
+    try:
+        recipe = load_run_recipe(run)
+    except CheckpointError as error:
+        raise DataError(
+            f"rollouts: {error}; give a run with rollouts, such as data.sft.params.run=runs/quickstart"
+        ) from None
     form = get_format(recipe.prompt.format, tags=recipe.prompt.tags)
     known = {p.id: p for p in load_problems(recipe.data.train)}
     rows = _rollouts(run, params)
@@ -116,17 +118,6 @@ def _checked(source: Source) -> dict[str, Any]:
             f"{', '.join(ORDERS)}"
         )
     return params
-
-
-def _recipe(run: Path) -> Recipe:
-    file = run / "config.yaml"
-    try:
-        return validate(yaml.safe_load(file.read_text(encoding="utf-8")), where=str(file))
-    except OSError:
-        raise DataError(
-            f"rollouts: {run} is not a run folder (config.yaml is missing); give one with rollouts, such as "
-            "data.sft.params.run=runs/quickstart"
-        ) from None
 
 
 def _rollouts(run: Path, params: dict[str, Any]) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from algorist.config.load import validate
+from algorist.config.load import load_run_recipe
 from algorist.config.schema import DatasetSection, Recipe
 from algorist.prepare import recipe_format
 from algorist.store.redact import redact
@@ -29,7 +29,7 @@ def model_card(
         name: The repository; a placeholder when left out.
         base: The base model; read from the adapter or the recipe when left out.
     """
-    recipe = _recipe_of(run)
+    recipe = load_run_recipe(run) if run else None
     is_adapter = (folder / "adapter_config.json").is_file()
     base = base or (base_of(folder) if is_adapter else None) or (recipe.model.name if recipe else None)
     stages = [s for s in ("sft", "grpo") if run and (run / s / "final").is_dir()] or ["sft", "grpo"]
@@ -50,13 +50,6 @@ def model_card(
         *(_of_run(run, recipe) if run and recipe else []),
     ]
     return redact("\n\n".join(part for part in parts if part) + "\n")
-
-
-def _recipe_of(run: Path | None) -> Recipe | None:
-    if run is None or not (run / "config.yaml").is_file():
-        return None
-    file = run / "config.yaml"
-    return validate(yaml.safe_load(file.read_text(encoding="utf-8")), where=str(file))
 
 
 def base_of(folder: Path) -> str | None:

@@ -14,24 +14,15 @@ from typing import Any
 from transformers import TrainerCallback
 
 from algorist.config.schema import HubSection, Recipe
-from algorist.errors import AlgoristError, ConfigError
+from algorist.errors import AlgoristError, ConfigError, HubError
 from algorist.hub.card import base_warning, without_home
 from algorist.hub.export import gather, put_file
-from algorist.store.redact import redact
-from algorist.store.safe_text import printable
+from algorist.store.redact import first_line
 from algorist.training.checkpoint import checkpoints
 
 log = logging.getLogger("algorist.hub")
 
 RETRY_AFTER_S = (0.0, 2.0, 8.0)
-
-
-class HubError(AlgoristError, RuntimeError):
-    """The hub cannot be reached or refuses; ``retry`` tells whether the same call may work later."""
-
-    def __init__(self, message: str, *, retry: bool = True) -> None:
-        super().__init__(message)
-        self.retry = retry
 
 
 def is_offline() -> bool:
@@ -118,21 +109,16 @@ def upload(
     except HfHubHTTPError as error:
         status = error.response.status_code
         raise HubError(
-            _refused(status, _first_line(error)), retry=status not in (400, 401, 403, 404)
+            _refused(status, first_line(error)), retry=status not in (400, 401, 403, 404)
         ) from error
     except Exception as error:  # no network: whatever the client's transport raises
-        raise HubError(f"the hub cannot be reached ({_first_line(error)})", retry=True) from error
+        raise HubError(f"the hub cannot be reached ({first_line(error)})", retry=True) from error
 
 
 def _refused(status: int, line: str) -> str:
     if status in (401, 403):
         return f"the hub refused ({status}: {line}); the token needs write rights there: hf auth login"
     return f"the hub answered {status} ({line})"
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return redact(printable((lines[0] if lines else type(error).__name__)[:200]))
 
 
 class HubUpload:
@@ -216,7 +202,7 @@ class HubUpload:
                     self._say(warning)
                 return url
             except (HubError, OSError, AlgoristError) as error:
-                problem = _first_line(error)
+                problem = first_line(error)
                 log.warning("upload: %s", problem)
                 if not getattr(error, "retry", False):
                     break
@@ -229,7 +215,7 @@ class HubUpload:
             upload(staging, self.section, name=self.name, message=message, say=self._say)
             self._done.add(self._key(checkpoint))
         except AlgoristError as error:
-            self._tell(_first_line(error))
+            self._tell(first_line(error))
         finally:
             shutil.rmtree(staging, ignore_errors=True)
 

@@ -13,10 +13,11 @@ from algorist.diagnosis.signals import END_OF_TURN
 from algorist.errors import AlgoristError
 from algorist.grading import grade_completion, why_unreadable
 from algorist.models.load import Policy, make_policy, pick_device
+from algorist.preflight.advice import advise
 from algorist.preflight.memory import memory_limit
 from algorist.preflight.passrates import GROUP_SIZES, fit_pass_rates
 from algorist.preflight.trial import Trial, grpo_steps, sft_steps, try_grpo, try_sft
-from algorist.prepare import Problems, check_names, recipe_format
+from algorist.prepare import Problems, check_names, fitting_problems, recipe_format, tokenizer_texts
 from algorist.prompts import PromptFormat
 from algorist.prompts.chat import encode_prompt
 from algorist.rollouts import make_engine
@@ -70,10 +71,9 @@ def preflight(
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
     data, device, form = Problems.load(recipe), pick_device(recipe.device), recipe_format(recipe)
-    texts = [
-        t for p in [*data.sft[:4000], *data.train[:4000]] for t in (p.question, form.demonstrate(p.solution, p.answer))
-    ]  # fmt: skip
+    texts = tokenizer_texts([*data.sft[:4000], *data.train[:4000]], form)
     policy = make_policy(recipe.model, device=device, seed=recipe.seed, texts=texts, tags=form.tags.all())
+    data.train = fitting_problems(recipe.data.train, data.train, form, policy.tokenizer)
     found = Preflight(memory_limit=memory_limit())
     found.batch = batch_arithmetic(recipe, len(data.train), len(data.sft))
     found.prompts = prompt_lengths(recipe, data.train, policy, form)
@@ -90,8 +90,6 @@ def preflight(
                 recipe, policy, data.train, form, device, lengths=found.sampling["tokens"]
             )
             found.grpo = tried.as_dict()
-    from algorist.preflight.advice import advise
-
     found.advice = advise(recipe, found)
     return found
 

@@ -17,7 +17,7 @@ from algorist.config.schema import GRPOSection, Recipe, SFTSection
 from algorist.models.load import Policy
 from algorist.preflight.memory import MemoryPlan, Shape, peak, plan_grpo, plan_sft, reset_peak
 from algorist.prompts import PromptFormat
-from algorist.prompts.chat import encode_prompt, render_prompt
+from algorist.prompts.chat import encode_prompt
 from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
 from algorist.types import Problem
@@ -110,26 +110,17 @@ def try_grpo(
         device: Device of training.
         lengths: Tokens of sampled completions, for the plan.
     """
-    from algorist.training.grpo_setup import make_grpo_trainer
+    from algorist.training.grpo_setup import grpo_rows, make_grpo_trainer
 
     section, tokenizer = recipe.grpo, policy.tokenizer
     generation = section.batch_size * (section.steps_per_generation or section.gradient_accumulation_steps)
     steps = grpo_steps(section, len(problems))
-    rows = [
-        {
-            "prompt": render_prompt(prompt_format, tokenizer, p.question),
-            "problem_id": p.id,
-            "answer": p.answer,
-            "question": p.question,
-        }
-        for p in problems
-    ]
     with tempfile.TemporaryDirectory() as folder:
         clock = _Clock()
         trainer = make_grpo_trainer(
             model=policy.model,
             tokenizer=tokenizer,
-            rows=rows,
+            rows=grpo_rows(problems, prompt_format, tokenizer),
             # An untrained policy has no useful groups; skipping them would make steps look cheap.
             section=section.model_copy(update={**_short(steps), "skip_zero_advantage": False}),
             rewards=build_rewards(recipe.rewards, prompt_format, matcher=recipe.matcher),

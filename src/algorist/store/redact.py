@@ -6,6 +6,8 @@ import logging
 import os
 import re
 
+from algorist.store.safe_text import printable
+
 HIDDEN = "[redacted]"
 _SHAPES = re.compile(
     r"\bhf_[A-Za-z0-9]{16,}"
@@ -34,6 +36,12 @@ def redact(text: str) -> str:
     text = _SHAPES.sub(HIDDEN, text)
     text = _NAMED.sub(lambda found: found.group(1) + HIDDEN, text)
     return _IN_ADDRESS.sub(HIDDEN, text)
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, printable, without secrets, at most 200 characters."""
+    lines = (line.strip() for line in str(error).splitlines())
+    return redact(printable((next(filter(None, lines), "") or type(error).__name__)[:200]))
 
 
 class RedactSecrets(logging.Filter):

@@ -13,11 +13,29 @@ from transformers import PrinterCallback
 
 from algorist.config.schema import GRPOSection
 from algorist.errors import ConfigError, nearest
+from algorist.prompts import PromptFormat
+from algorist.prompts.chat import render_prompt
 from algorist.rollouts.base import RolloutEngine, SamplingParams
 from algorist.rollouts.select import make_engine
 from algorist.rollouts.vllm import SETTINGS
 from algorist.training.arguments import optim_arguments
 from algorist.training.grpo import AlgoristGRPOTrainer
+from algorist.types import Problem
+
+
+def grpo_rows(
+    problems: Sequence[Problem], prompt_format: PromptFormat, tokenizer: Any
+) -> list[dict[str, str]]:
+    """Return the trainer's dataset: the rendered prompt of each problem, and what rewards and the store need."""
+    return [
+        {
+            "prompt": render_prompt(prompt_format, tokenizer, p.question),
+            "problem_id": p.id,
+            "answer": p.answer,
+            "question": p.question,
+        }
+        for p in problems
+    ]
 
 
 def make_grpo_trainer(
@@ -42,7 +60,7 @@ def make_grpo_trainer(
     Args:
         model: The policy, with its adapter if one is trained.
         tokenizer: Its tokenizer, padding on the left.
-        rows: One row per problem: ``prompt`` (text), ``problem_id``, ``answer``, and what rewards need.
+        rows: One row per problem, as ``grpo_rows`` makes them.
         section: The recipe's ``grpo`` section.
         rewards: TRL-callable rewards.
         weights: One weight per reward.

@@ -23,8 +23,7 @@ import yaml
 from algorist.config.explain import to_yaml
 from algorist.config.schema import Recipe
 from algorist.errors import MissingExtraError
-from algorist.store.redact import redact
-from algorist.store.safe_text import printable
+from algorist.store.redact import first_line, redact
 
 log = logging.getLogger("algorist.training.tracking")
 
@@ -133,7 +132,7 @@ class WandbTracker:
             if run.offline:
                 raise
             run.say(
-                f"wandb cannot be reached ({_first_line(error)}); the run is recorded in {settings['dir']}/wandb; send it "
+                f"wandb cannot be reached ({first_line(error)}); the run is recorded in {settings['dir']}/wandb; send it "
                 "later: wandb sync FOLDER"
             )
             run.ids["wandb"] = uuid.uuid4().hex[:12]  # the failed attempt still holds the other one
@@ -273,7 +272,7 @@ class Trackers:
     def _drop(self, name: str, what: str, error: Exception) -> None:
         """Say once that a tracker is gone."""
         self._open.pop(name, None)
-        line = _first_line(error)
+        line = first_line(error)
         log.warning("tracker %s %s: %s", name, what, line)
         self._say(
             f"tracker {name} {what} ({line}); the run goes on without it, all numbers are in metrics.jsonl"
@@ -329,11 +328,6 @@ def identity(recipe: Recipe, folder: Path, say: Callable[[str], None] = print) -
         ids=_read_ids(folder),
         say=say,
     )
-
-
-def _first_line(error: Exception) -> str:
-    first = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
-    return redact(printable(first[:200]))
 
 
 def _read_ids(folder: Path) -> dict[str, str]:
