@@ -55,7 +55,9 @@ from algorist.training.checkpoint import newest_checkpoint, processes_of, step_o
 from algorist.training.processes import (
     Processes,
     check_enough_problems,
+    check_eval_device,
     is_sharded,
+    model_on,
     run_device,
     whole_weights,
 )
@@ -145,6 +147,7 @@ def run_recipe(
     """
     check_names(recipe)
     check_trackers(recipe.report_to)
+    check_eval_device(recipe.eval.device, recipe.grpo.engine)
     device = run_device(pick_device(recipe.device))
     processes = Processes.join(device)
     display = display if display and processes.main else Quiet()
@@ -257,7 +260,12 @@ def _evaluate(run: Run, stage: str, step: int | None) -> dict[str, Any]:
     summary = record_evaluation(
         folder,
         name,
-        engine=make_engine(recipe.grpo.engine, policy.model, policy.tokenizer, vllm=recipe.grpo.vllm),
+        engine=make_engine(
+            recipe.grpo.engine,
+            model_on(policy.model, recipe.eval.device),
+            policy.tokenizer,
+            vllm=recipe.grpo.vllm,
+        ),
         tokenizer=policy.tokenizer,
         problems=run.held_out,
         prompt_format=run.prompt_format,

@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 import torch
-from trl import GRPOTrainer
+from trl import GRPOTrainer, SFTTrainer
 from trl.trainer.utils import RepeatSampler, shuffle_sequence_dict, split_tensor_dict
 
 from algorist.errors import MissingExtraError
@@ -84,3 +84,15 @@ def test_telemetry_is_off_by_default() -> None:
     import os
 
     assert os.environ["HF_HUB_DISABLE_TELEMETRY"] == "1"
+
+
+def test_sft_reads_what_our_head_gives() -> None:
+    source = inspect.getsource(SFTTrainer.compute_loss)
+    for text in (
+        "outputs = model(**inputs, fused_lm_head=True)",
+        "per_token_loss = -outputs.log_probs",
+        "outputs.label_mask.sum()",
+        "outputs.entropy.detach().sum()",
+        "outputs.is_top1.sum()",
+    ):
+        assert text in source

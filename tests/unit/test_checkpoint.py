@@ -56,7 +56,10 @@ def rollouts(path: Path) -> list[dict[str, Any]]:
 
 def metrics(path: Path) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if not k.endswith(TIMES)} for line in lines]
+    return [
+        {k: v for k, v in line.items() if not k.endswith(TIMES) and not k.startswith("hardware/")}
+        for line in lines
+    ]
 
 
 def same(one: Path, other: Path, stage: str) -> None:

@@ -27,9 +27,13 @@ from algorist.evaluation.rollout_notes import RolloutNotes
 from algorist.evaluation.run import EvaluationSetting, evaluate
 from algorist.evaluation.told import summary_line, trend_line
 from algorist.models.load import Policy, make_policy
+from algorist.pipeline import run_recipe
+from algorist.preflight.run import preflight
 from algorist.prompts import get_format
 from algorist.rewards import RewardSet, build_rewards
 from algorist.rollouts import make_engine
+from algorist.rollouts.base import SamplingParams
+from algorist.training.processes import model_on
 from algorist.types import Problem
 
 FORM = get_format("reasoning_answer")
@@ -431,3 +435,68 @@ def test_a_change_above_ten_percent_between_windows_is_told() -> None:
             "grpo", step, {"reward": steady, "rewards/correct/mean": rising, "rewards/correct/std": step}
         )
     assert said == ["step 150: correct rose from 0.200 to 0.400 (means of 50 logged steps)"]
+
+
+# --- evaluation on a second device
+
+
+@pytest.mark.parametrize("adapter", [False, True], ids=["whole", "adapter"])
+def test_s3_15_evaluations_on_a_second_device_are_the_same(tmp_path: Path, adapter: bool) -> None:
+    """The copy is made anew for each evaluation: after each step of SFT, within GRPO, and after both."""
+    lora = ("model.lora={rank: 4}",) if adapter else ()
+    place = ("device=cpu", "threads=1", "sft.max_steps=3", "sft.eval_every=1", "sft.learning_rate=1e-2")
+    own = (*place, *lora, "grpo.eval_every=1", "eval.max_completion_tokens=12", f"output_dir={tmp_path}")
+    plain, second = (
+        run_recipe(load_recipe("smoke-cpu", [*own, *told]).recipe).folder.path
+        for told in (("run_name=plain",), ("run_name=second", "eval.device=cpu"))
+    )
+    names = sorted(p.stem for p in (plain / "eval").glob("*.json"))
+    assert names == ["grpo", "grpo-step-1", "sft", "sft-step-1", "sft-step-2"]
+    found = [[read_artifact(run / "eval", name) for name in names] for run in (plain, second)]
+    for one, other in zip(*found, strict=True):
+        assert without_times(one.samples) == without_times(other.samples) and one.metrics == other.metrics
+    texts = [[row["completion"] for row in artifact.samples] for artifact in found[1]]
+    assert texts[2] != texts[4], "the weights changed between two evaluations, so a stale copy would show"
+
+
+def test_a_copy_has_the_present_weights_and_leaves_the_policy_alone(policy: Policy) -> None:
+    assert model_on(policy.model, None) is policy.model
+    copied = model_on(policy.model, "cpu")
+    pairs = list(zip(policy.model.named_parameters(), copied.named_parameters(), strict=True))
+    assert all(n == m and torch.equal(p, q) and p.data_ptr() != q.data_ptr() for (n, p), (m, q) in pairs)
+    tied = policy.model.get_input_embeddings().weight is policy.model.get_output_embeddings().weight
+    assert tied == (copied.get_input_embeddings().weight is copied.get_output_embeddings().weight)
+    before = [p.detach().clone() for p in policy.model.parameters()]
+    with torch.no_grad():
+        for parameter in copied.parameters():
+            parameter.zero_()
+    assert all(torch.equal(p, q) for p, q in zip(policy.model.parameters(), before, strict=True))
+
+
+def test_a_device_that_is_not_there_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    for device, message in (
+        ("cuda:99", r"'cuda:99'.*There is: cpu"),
+        ("gpu", r"'gpu'"),
+        ("cpux", r"'cpux'.*Did you mean 'cpu'"),
+    ):
+        own = (f"eval.device='{device}'", "data.train.path=nowhere.jsonl", f"output_dir={tmp_path}")
+        broken = load_recipe("smoke-cpu", own).recipe
+        with pytest.raises(ConfigError, match=rf"eval\.device is {message}"):
+            run_recipe(broken)
+        with pytest.raises(ConfigError, match=rf"eval\.device is {message}"):
+            preflight(broken)
+    with pytest.raises(ConfigError, match=r"grpo\.engine is vllm"):
+        run_recipe(
+            load_recipe("smoke-cpu", ["eval.device=cpu", "grpo.engine=vllm", f"output_dir={tmp_path}"]).recipe
+        )
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_a_copy_lies_on_the_gpu(policy: Policy) -> None:
+    copied = model_on(policy.model, "cuda:0")
+    assert {t.device.type for t in (*copied.parameters(), *copied.buffers())} == {"cuda"}
+    engine = make_engine("auto", copied, policy.tokenizer)
+    (group,) = engine.generate([[5, 6, 7]], 2, SamplingParams(temperature=0.0, max_new_tokens=4))
+    assert len(group) == 2 and next(policy.model.parameters()).device.type == "cpu"

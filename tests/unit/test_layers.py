@@ -12,6 +12,7 @@ import pytest
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "algorist"
 ROWS = [
     {"cli", "api"},
+    {"iterate"},
     {"pipeline", "inference", "report", "preflight", "endpoint"},
     {"hub"},
     {"prepare", "training", "evaluation", "diagnosis"},

@@ -21,7 +21,14 @@ from algorist.config.load import load_recipe
 from algorist.config.schema import Recipe
 from algorist.errors import ConfigError, MissingExtraError
 from algorist.pipeline import Quiet, run_recipe
-from algorist.training.tracking import TensorBoardTracker, Trackers, check_trackers, identity
+from algorist.store.write import MetricsWriter
+from algorist.training.tracking import (
+    TensorBoardTracker,
+    Trackers,
+    check_trackers,
+    identity,
+    open_trackers,
+)
 
 NAMES = ("wandb", "tensorboard", "trackio", "mlflow")
 
@@ -60,6 +67,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         "run_name=r",
         f"report_to={json.dumps(INSTALLED)}",
         "tracking={project: p1, run_name: first, tags: [tiny, cpu], offline: true}",
+        "grpo.eval_every=1",
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)  # MLflow keeps files there
@@ -81,6 +89,11 @@ def evaluation(run: Path, stage: str) -> dict[str, float]:
     return {name: interval["value"] for name, interval in found.items() if interval["value"] is not None}
 
 
+def during(run: Path, stage: str, name: str) -> list[tuple[int, float]]:
+    """Return (step, value) of the evaluation within GRPO; SFT has none."""
+    return [(1, evaluation(run, "grpo-step-1")[name])] if stage == "grpo" else []
+
+
 def events(folder: Path) -> Any:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -98,8 +111,10 @@ def test_tensorboard_has_every_number_of_metrics_jsonl(run: Path, stage: str) ->
         told = [(e.step, pytest.approx(e.value, rel=1e-6, abs=1e-12)) for e in found.Scalars(name)]
         assert told == [(row["step"], row[name]) for row in rows if name in row]
     for name, value in evaluation(run, stage).items():
-        (event,) = found.Scalars(f"eval/{name}")
+        (event,) = found.Scalars(f"final/{name}")
         assert (event.step, event.value) == (2, pytest.approx(value))
+        told = [(e.step, e.value) for e in found.Scalars(f"eval/{name}")]
+        assert told == [(step, pytest.approx(v)) for step, v in [*during(run, stage, name), (2, value)]]
 
 
 def test_tensorboard_has_the_recipe_the_names_and_the_spread_of_rewards(run: Path) -> None:
@@ -125,6 +140,23 @@ def test_a_resumed_run_hides_what_it_logs_again(tmp_path: Path) -> None:
         tracker.finish()
     found = [(e.step, e.value) for e in events(tmp_path / "tensorboard" / "grpo").Scalars("loss")]
     assert found == [(1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0), (5, 2.0)]
+
+
+def test_a_run_resumed_between_training_and_evaluation_adds_to_the_last_step(tmp_path: Path) -> None:
+    recipe = recipe_of("report_to=tensorboard")
+    with (
+        MetricsWriter(tmp_path / "metrics.jsonl") as metrics,
+        open_trackers(recipe, tmp_path, print) as trackers,
+    ):
+        for step in (1, 2, 3):
+            metrics.write("sft", step, {"loss": 1.0})
+            trackers.log("sft", step, {"loss": 1.0})
+    with open_trackers(recipe, tmp_path, print) as trackers:
+        trackers.evaluation("sft", None, {"greedy_accuracy": 0.5})
+    found = events(tmp_path / "tensorboard" / "sft")
+    assert [e.step for e in found.Scalars("loss")] == [1, 2, 3]
+    for name in ("eval/greedy_accuracy", "final/greedy_accuracy"):
+        assert [(e.step, e.value) for e in found.Scalars(name)] == [(3, 0.5)]
 
 
 def test_a_tracker_that_fails_is_told_once_and_the_run_goes_on(
@@ -215,8 +247,16 @@ def test_wandb_offline_has_names_recipe_metrics_and_an_end(run: Path) -> None:
     for stage in ("sft", "grpo"):
         told = [(r[f"{stage}/step"], r[f"{stage}/loss"]) for r in lines if f"{stage}/loss" in r]
         assert told == [(r["step"], pytest.approx(r["loss"])) for r in logged(run, stage) if "loss" in r]
-        name, value = next(iter(evaluation(run, stage).items()))
-        assert [r[f"{stage}/eval/{name}"] for r in lines if f"{stage}/eval/{name}" in r] == [value]
+        for name, value in evaluation(run, stage).items():
+            told = [(r[f"{stage}/step"], r[key]) for r in lines if (key := f"{stage}/eval/{name}") in r]
+            assert told == [*during(run, stage, name), (2, value)]
+    summary: dict[str, Any] = {}
+    for record in records:
+        if record.WhichOneof("record_type") == "summary":
+            items = record.summary.update
+            summary |= {"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in items}
+    final = {k.removeprefix("final/"): v for k, v in summary.items() if k.startswith("final/")}
+    assert final == evaluation(run, "grpo") and final["greedy_accuracy"] >= 0
     key = "grpo/reward_distribution/values"
     spreads = [r[key] for r in lines if key in r]
     assert [sum(counts) for counts in spreads] == [16, 16]
@@ -255,6 +295,8 @@ def test_trackio_has_names_recipe_and_metrics(run: Path) -> None:
         rows = [json.loads(m) for (m,) in database.execute("select metrics from metrics order by id")]
     stored = yaml.safe_load((run / "config.yaml").read_text())
     assert name == "first" and {k: v for k, v in json.loads(config).items() if k in stored} == stored
+    final = [r for r in rows if "final/greedy_accuracy" in r]
+    assert final[-1]["final/greedy_accuracy"] == evaluation(run, "grpo")["greedy_accuracy"]
     told = [(r["grpo/step"], r["grpo/loss"]) for r in rows if "grpo/loss" in r]
     assert told == [(r["step"], pytest.approx(r["loss"])) for r in logged(run, "grpo") if "loss" in r]
 
@@ -266,6 +308,7 @@ def test_mlflow_has_names_recipe_metrics_and_an_end(run: Path) -> None:
     client = MlflowClient(f"sqlite:///{run.parent}/mlflow.db")
     (found,) = client.search_runs([client.get_experiment_by_name("p1").experiment_id])
     assert (found.info.run_name, found.info.status) == ("first", "FINISHED")
+    assert found.data.metrics["final/greedy_accuracy"] == evaluation(run, "grpo")["greedy_accuracy"]
     assert found.data.tags["tiny"] == "true" and found.data.params["grpo.group_size"] == "4"
     told = [(m.step, m.value) for m in client.get_metric_history(found.info.run_id, "grpo/loss")]
     assert told == [(r["step"], pytest.approx(r["loss"])) for r in logged(run, "grpo") if "loss" in r]

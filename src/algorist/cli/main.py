@@ -16,6 +16,7 @@ VERBS = {
     "launch": "Run a recipe in several processes, through accelerate launch.",
     "sft": "Only the supervised fine-tuning stage of a recipe.",
     "grpo": "Only the GRPO stage of a recipe, from its SFT stage or a model.",
+    "iterate": "Expert iteration: sample, keep what is right, SFT on it, evaluate; in rounds.",
     "eval": "Evaluate a run, a checkpoint or a model on held-out problems.",
     "solve": "Answer questions with a run, a checkpoint or a model.",
     "serve": "Serve a model with OpenAI-compatible endpoints (vLLM or transformers).",

@@ -266,7 +266,7 @@ class GRPOSection(OptimSection):
     engine: Literal["auto", "native", "transformers", "vllm"] = "auto"
     """Rollout engine; ``auto`` takes the fastest that covers the model."""
     vllm: dict[str, Any] = Field(default_factory=dict)
-    """vLLM settings: ``mode`` (colocate or server), ``gpu_memory_utilization`` (0.3), ``server_base_url``, …"""
+    """vLLM settings: ``mode`` (colocate or server), ``gpu_memory_utilization`` (0.3), ``server_base_url``, ``sync_folder``, …"""
     fast_update: bool = True
     """Compute each prompt once per group, the head at completion positions only; off = stock TRL."""
     skip_zero_advantage: bool = True
@@ -319,6 +319,9 @@ class EvalSection(Section):
     """Problems per engine call."""
     baseline: bool = False
     """Evaluate the model before any training as well."""
+    device: str | None = None
+    """Device of the evaluations, such as ``cuda:1`` or ``cpu``: each one runs there on a fresh copy of the policy, which
+    takes the memory of one more model. Left out, they run where the training runs, without a copy."""
 
 
 class TrackingSection(Section):

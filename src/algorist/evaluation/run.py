@@ -67,6 +67,7 @@ def evaluate(
     rewards: RewardSet | None = None,
     progress: Progress | None = None,
     on_progress: Callable[[int, int], None] | None = None,
+    greedy: bool = True,
 ) -> list[dict[str, Any]]:
     """Return one row per completion: the problem, the completion, its parse, its grade and its rewards.
 
@@ -79,13 +80,14 @@ def evaluate(
         rewards: The rewards of the recipe; their values go to ``rewards``, the weighted sum to ``reward``.
         progress: Keeps finished batches, and gives those of an evaluation that was killed.
         on_progress: Called with (problems done, problems in all) after each batch.
+        greedy: Draw the greedy completion too; without it there are the sampled ones only.
     """
     rows: list[dict[str, Any]] = []
     for start in range(0, len(problems), setting.batch_size):
         batch = problems[start : start + setting.batch_size]
         found = progress.rows_at(start, batch) if progress else None
         if found is None:
-            found = _batch(engine, tokenizer, batch, prompt_format, setting, start)
+            found = _batch(engine, tokenizer, batch, prompt_format, setting, start, greedy)
             if rewards:
                 _reward(found, rewards)
             for row in found:
@@ -105,10 +107,11 @@ def _batch(
     prompt_format: PromptFormat,
     setting: EvaluationSetting,
     start: int,
+    greedy: bool,
 ) -> list[dict[str, Any]]:
     prompts = [encode_prompt(prompt_format, tokenizer, p.question) for p in batch]
     began = time.perf_counter()
-    groups = [list(group) for group in _complete(engine, prompts, setting, start)]
+    groups = [list(group) for group in _complete(engine, prompts, setting, start, greedy)]
     seconds = time.perf_counter() - began
     rows = []
     for problem, group in zip(batch, groups, strict=True):
@@ -117,7 +120,8 @@ def _batch(
             "seconds": seconds / len(batch) / len(group),
         }
         for index, completion in enumerate(group):
-            rows.append(_row(problem, index, completion, tokenizer, prompt_format, setting.matcher) | shared)
+            row = _row(problem, index, completion, tokenizer, prompt_format, setting.matcher)
+            rows.append(row | shared | {"greedy": greedy and index == 0})
     return rows
 
 
@@ -137,10 +141,12 @@ def _reward(rows: list[dict[str, Any]], rewards: RewardSet) -> None:
 
 
 def _complete(
-    engine: RolloutEngine, prompts: list[list[int]], setting: EvaluationSetting, start: int
+    engine: RolloutEngine, prompts: list[list[int]], setting: EvaluationSetting, start: int, greedy: bool
 ) -> list[list[Completion]]:
-    greedy = SamplingParams(temperature=0.0, max_new_tokens=setting.max_completion_tokens)
-    groups = engine.generate(prompts, 1, greedy)
+    groups: list[list[Completion]] = [[] for _ in prompts]
+    if greedy:
+        one = SamplingParams(temperature=0.0, max_new_tokens=setting.max_completion_tokens)
+        groups = engine.generate(prompts, 1, one)
     if setting.samples:
         sampled = SamplingParams(
             temperature=setting.temperature,
@@ -149,7 +155,7 @@ def _complete(
             seed=setting.seed + start,
         )
         more = engine.generate(prompts, setting.samples, sampled)
-        groups = [[*one, *rest] for one, rest in zip(groups, more, strict=True)]
+        groups = [[*first, *rest] for first, rest in zip(groups, more, strict=True)]
     return groups
 
 
@@ -167,7 +173,6 @@ def _row(
     return {
         "problem_id": problem.id,
         "sample": index,
-        "greedy": index == 0,
         "question": problem.question,
         "gold": problem.answer,
         "completion": text,

@@ -22,6 +22,7 @@ from algorist.prompts import PromptFormat
 from algorist.prompts.chat import encode_prompt
 from algorist.rollouts import make_engine
 from algorist.rollouts.base import Completion, SamplingParams
+from algorist.training.processes import check_eval_device
 from algorist.types import Problem
 
 SHOWN_LENGTHS = (50, 90, 99, 100)
@@ -68,6 +69,7 @@ def preflight(
     import torch
 
     check_names(recipe)
+    check_eval_device(recipe.eval.device, recipe.grpo.engine)
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
     data, device, form = Problems.load(recipe), pick_device(recipe.device), recipe_format(recipe)

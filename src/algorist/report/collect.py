@@ -53,7 +53,9 @@ def collect(run: RunFolder) -> dict[str, Any]:
         "pairs": _pairs(main),
         "rollouts": _rollouts(run),
         "config": redact(config),
-        "environment": [(key, redact(_plain(value))) for key, value in environment.items()],
+        "environment": [
+            (key, redact(_plain(value))) for key, value in (environment | _hardware(lines)).items()
+        ],
         "reproduce": _reproduce(run, environment),
     }
 
@@ -213,6 +215,21 @@ def _rollout(row: dict[str, Any], prompts: dict[str, int]) -> dict[str, Any]:
         "gold": _safe(row["gold"]) if row["gold"] else None,
         "truncated": bool(row["truncated"]),
     }
+
+
+def _hardware(lines: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Return one line on what the run took of the machine, from the ``hardware/…`` numbers of its metrics."""
+    told = []
+    for name, text, mean in (
+        ("ram_gb", "RAM up to {:.2f} GB", False),
+        ("cpu_percent", "processor {:.0f} % of one core in the mean", True),
+        ("gpu_memory_peak_gb", "GPU memory up to {:.2f} GB", False),
+        ("gpu_percent", "GPU {:.0f} % busy in the mean", True),
+    ):
+        values = [v for line in lines if isinstance(v := line.get(f"hardware/{name}"), (int, float))]
+        if values:
+            told.append(text.format(sum(values) / len(values) if mean else max(values)))
+    return {"use of hardware": ", ".join(told)} if told else {}
 
 
 def _reproduce(run: RunFolder, environment: dict[str, Any]) -> list[str]:

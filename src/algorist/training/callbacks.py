@@ -10,17 +10,19 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from algorist.training.hardware import Hardware
+
 MetricsSink = Callable[[int, dict[str, float]], None]
 
 
 class MetricsCallback(TrainerCallback):
-    """Passes every logged line to ``sink(step, values)``: numbers only, under the names that TRL or we gave them.
+    """Passes every logged line to ``sink(step, values)``: numbers only, under the names that TRL or we gave them, and ``hardware/…``.
 
     The closing line (run time, mean loss) is left out: it tells of one process, not of the run, which may have had several.
     """
 
     def __init__(self, sink: MetricsSink) -> None:
-        self.sink = sink
+        self.sink, self.hardware = sink, Hardware()
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any
@@ -28,7 +30,7 @@ class MetricsCallback(TrainerCallback):
         """Forward the numbers of one log call."""
         values = {k: float(v) for k, v in (logs or {}).items() if isinstance(v, (int, float))}
         if values and "train_runtime" not in values and state.is_world_process_zero:
-            self.sink(state.global_step, values)
+            self.sink(state.global_step, values | self.hardware.read())
 
 
 class EveryNSteps(TrainerCallback):

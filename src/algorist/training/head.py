@@ -6,15 +6,33 @@ from the hidden states when it does not.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from algorist.training.linear import row_bucket, times_transposed, weight_gradient
 
 CHUNK_ELEMENTS = 8_000_000
 """Logits of one chunk (32 MB in float32): large enough for the matrix product, small against the weights."""
 CACHE_BYTES = 160_000_000
 """Probabilities kept for the backward pass; above it they are recomputed (one more product with the weights)."""
+
+
+def altered_logits(config: Any) -> str | None:
+    """Return the setting by which a model's logits differ from the plain product with its head, or None."""
+    for field in (
+        "final_logit_softcapping",
+        "attn_logit_softcapping",
+        "logit_scale",
+        "output_multiplier",
+        "lm_head_multiplier",
+        "logits_scaling",
+    ):
+        if getattr(config, field, None) is not None:
+            return field
+    return None
 
 
 class _CompletionHead(torch.autograd.Function):
@@ -27,19 +45,23 @@ class _CompletionHead(torch.autograd.Function):
         targets_N: Tensor,
         inverse_temperature: float,
         compute_entropy: bool,
+        compute_top1: bool,
         chunk: int,
         cache: bool,
         compute_dtype: torch.dtype,
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         rows = hidden_NH.shape[0]
         log_probs = torch.empty(rows, dtype=torch.float32, device=hidden_NH.device)
         entropy = torch.empty_like(log_probs) if compute_entropy else None
+        top1 = torch.empty_like(log_probs, dtype=torch.bool) if compute_top1 else None
         needs_grad = any(ctx.needs_input_grad[:3])
         kept: list[Tensor] = []
         for start in range(0, rows, chunk):
             stop = min(start + chunk, rows)
             logs = _log_softmax(hidden_NH[start:stop], weight_VH, bias_V, inverse_temperature, compute_dtype)
             log_probs[start:stop] = logs.gather(1, targets_N[start:stop, None]).squeeze(1)
+            if top1 is not None:
+                top1[start:stop] = logs.argmax(1) == targets_N[start:stop]
             if entropy is not None or (cache and needs_grad):
                 probs = logs.exp()
                 if entropy is not None:
@@ -50,11 +72,13 @@ class _CompletionHead(torch.autograd.Function):
         ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, entropy)
         ctx.kept = kept
         ctx.inverse_temperature, ctx.chunk, ctx.compute_dtype = inverse_temperature, chunk, compute_dtype
-        return log_probs, entropy
+        if top1 is not None:
+            ctx.mark_non_differentiable(top1)
+        return log_probs, entropy, top1
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        grad_log_probs, grad_entropy = grads
+        grad_log_probs, grad_entropy = grads[:2]
         hidden, weight, bias, targets, entropy = ctx.saved_tensors
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         # Sums over positions run in float32: rounding each chunk's product to bfloat16 biases the gradient.
@@ -87,11 +111,11 @@ class _CompletionHead(torch.autograd.Function):
                 grad_bias += slope.sum(0)
             slope = slope.to(ctx.compute_dtype)
             if grad_hidden is not None:
-                grad_hidden[start:stop] = slope @ weight.to(ctx.compute_dtype)
+                grad_hidden[start:stop] = times_transposed(slope, weight.to(ctx.compute_dtype).t())
             if needs_weight:
                 part = part.to(ctx.compute_dtype)
                 if grad_weight is None:
-                    grad_weight = (slope.t() @ part).float()
+                    grad_weight = weight_gradient(slope, part).float()
                 elif part.dtype == torch.float32:
                     grad_weight.addmm_(slope.t(), part)
                 else:
@@ -100,20 +124,28 @@ class _CompletionHead(torch.autograd.Function):
             grad_hidden.to(hidden.dtype) if grad_hidden is not None else None,
             grad_weight.to(weight.dtype) if grad_weight is not None else None,
             grad_bias.to(bias.dtype) if grad_bias is not None else None,
-            *([None] * 6),
+            *([None] * 7),
         )
 
 
 def _log_softmax(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, inverse_temperature: float, dtype: torch.dtype
 ) -> Tensor:
-    logits = hidden.to(dtype) @ weight.to(dtype).t()
+    logits = times_transposed(hidden.to(dtype), weight.to(dtype))
     if bias is not None:
         logits += bias.to(dtype)
     logits = logits.float()
     if inverse_temperature != 1.0:
         logits *= inverse_temperature
     return torch.log_softmax(logits, -1)
+
+
+class Scores(NamedTuple):
+    """What the head says of each target (N,): log-prob and entropy in nats (float32, differentiable), most likely or not."""
+
+    log_probs: Tensor
+    entropy: Tensor | None
+    is_top1: Tensor | None
 
 
 def completion_log_probs(
@@ -124,10 +156,11 @@ def completion_log_probs(
     *,
     temperature: float = 1.0,
     compute_entropy: bool = False,
+    compute_top1: bool = False,
     chunk_elements: int = CHUNK_ELEMENTS,
     cache_bytes: int = CACHE_BYTES,
-) -> tuple[Tensor, Tensor | None]:
-    """Return log-probs of the targets and, if asked for, entropies, both (N,) float32 and differentiable.
+) -> Scores:
+    """Return log-probs of the targets and, if asked for, entropies and whether a target is the most likely token.
 
     Args:
         hidden_NH: Hidden states at the positions that predict the targets.
@@ -135,24 +168,32 @@ def completion_log_probs(
         bias_V: Bias of the head or None.
         targets_N: Target token ids.
         temperature: Logits are divided by it.
-        compute_entropy: Also return the entropy of each distribution, in nats.
+        compute_entropy: Also return the entropy of each distribution.
+        compute_top1: Also return where the target is the most likely token.
         chunk_elements: Logits that exist at one time.
         cache_bytes: Keep the probabilities for the backward pass up to this size.
     """
     vocab = weight_VH.shape[0]
     device = hidden_NH.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_NH.dtype
-    cache = hidden_NH.shape[0] * vocab * 4 <= cache_bytes
+    rows = hidden_NH.shape[0]
+    cache = rows * vocab * 4 <= cache_bytes
+    if device == "cpu":  # few distinct sizes, see ``row_bucket``
+        fill = row_bucket(rows) - rows
+        hidden_NH, targets_N = F.pad(hidden_NH, (0, 0, 0, fill)), F.pad(targets_N, (0, fill))
     with torch.autocast(device, enabled=False):
-        log_probs, entropy = _CompletionHead.apply(
+        log_probs, entropy, top1 = _CompletionHead.apply(
             hidden_NH,
             weight_VH,
             bias_V,
             targets_N,
             1.0 / temperature,
             compute_entropy,
+            compute_top1,
             max(1, chunk_elements // vocab),
             cache and torch.is_grad_enabled(),
             dtype,
         )
-    return log_probs, entropy
+    return Scores(
+        log_probs[:rows], None if entropy is None else entropy[:rows], None if top1 is None else top1[:rows]
+    )

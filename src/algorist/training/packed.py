@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,10 +19,11 @@ from torch import Tensor
 from transformers import AttentionInterface
 
 from algorist.errors import EngineError
+from algorist.training.linear import row_bucket
 
 ATTENTION_NAME = "algorist_shared_prefix"
-ROWS_PER_PASS = 4
-"""Completions of similar length that are padded together in the attention to themselves."""
+BLOCK_TOKENS = 2048
+"""Rows of similar length are padded together in the attention to themselves, up to this many places."""
 
 
 class NotCovered(EngineError):
@@ -31,10 +32,26 @@ class NotCovered(EngineError):
 
 @dataclass(frozen=True)
 class SelfBlock:
-    """Completions of one group that are padded together: packed index (n, L) and what is real in it (n·L,)."""
+    """Prompts or completions that are padded together for the causal attention to themselves.
+
+    ``index_nL`` are packed positions, ``real_R`` the places of the flattened (n·L,) that are no padding, ``packed_R`` their
+    packed positions; ``prompt_n2`` says where each row's prompt starts and how long it is (0 for prompts themselves).
+    """
 
     index_nL: Tensor
-    real: Tensor
+    real_R: Tensor
+    packed_R: Tensor
+    prompt_n2: Tensor
+    longest_prompt: int
+
+
+class Span(NamedTuple):
+    """A row's packed tokens, and its prompt's."""
+
+    first: int
+    size: int
+    prompt_start: int
+    prompt_size: int
 
 
 @dataclass(frozen=True)
@@ -44,20 +61,23 @@ class Group:
     start: int
     middle: int
     stop: int
-    blocks: tuple[SelfBlock, ...]
 
 
 @dataclass(frozen=True)
 class Layout:
     """Where everything is in the packed row.
 
-    ``tokens_N`` and ``positions_N`` are the model's input; ``predict_M`` are the packed positions whose hidden states
-    predict ``targets_M``; ``scatter_M`` are those targets' places in the flattened (B, T) completions.
+    ``tokens_N`` and ``positions_N`` are the model's input, filled up behind ``used`` tokens on the CPU; ``predict_M`` are the
+    packed positions whose hidden states predict ``targets_M``; ``scatter_M`` are those targets' places in the flattened
+    (B, T) completions.
     """
 
     tokens_N: Tensor
     positions_N: Tensor
+    used: int
     groups: tuple[Group, ...]
+    prompts: tuple[SelfBlock, ...]
+    completions: tuple[SelfBlock, ...]
     predict_M: Tensor
     targets_M: Tensor
     scatter_M: Tensor
@@ -70,7 +90,7 @@ def pack(
     rows: list[int],
     width: int,
     device: torch.device,
-    rows_per_pass: int = ROWS_PER_PASS,
+    block_tokens: int = BLOCK_TOKENS,
 ) -> Layout:
     """Pack rows that share prompts.
 
@@ -80,7 +100,7 @@ def pack(
         rows: Row number in the batch of each entry.
         width: Columns T of the batch's completions.
         device: Where the layout's tensors go.
-        rows_per_pass: Completions padded together in the attention.
+        block_tokens: Places of one block in the attention of rows to themselves.
     """
     members: dict[tuple[int, ...], list[int]] = {}
     for entry, prompt in enumerate(prompts):
@@ -91,14 +111,14 @@ def pack(
     targets: list[int] = []
     scatter: list[int] = []
     groups: list[Group] = []
+    spans: list[Span] = []
     longest = 0
     for prompt_key, entries in members.items():
         start, length = len(tokens), len(prompt_key)
         tokens.extend(prompt_key)
         positions.extend(range(length))
         middle = len(tokens)
-        spans: list[tuple[int, int]] = []
-        for entry in sorted(entries, key=lambda e: len(completions[e])):
+        for entry in entries:
             completion = completions[entry]
             first, size = len(tokens), len(completion)
             tokens.extend(completion[:-1])  # nothing is predicted from the last token
@@ -109,19 +129,21 @@ def pack(
             scatter.extend(range(rows[entry] * width, rows[entry] * width + size))
             longest = max(longest, length + size)
             if size > 1:
-                spans.append((first, size - 1))
-        blocks = tuple(
-            _self_block(spans[i : i + rows_per_pass], device) for i in range(0, len(spans), rows_per_pass)
-        )
-        groups.append(Group(start, middle, len(tokens), blocks))
+                spans.append(Span(first, size - 1, start, length))
+        groups.append(Group(start, middle, len(tokens)))
+    used = len(tokens)
+    fill = row_bucket(used) - used if device.type == "cpu" else 0
 
     def tensor(values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.long, device=device)
 
     return Layout(
-        tensor(tokens),
-        tensor(positions),
+        tensor(tokens + [0] * fill),
+        tensor(positions + [0] * fill),
+        used,
         tuple(groups),
+        _blocks([Span(g.start, g.middle - g.start, 0, 0) for g in groups], block_tokens, device),
+        _blocks(spans, block_tokens, device),
         tensor(predict),
         tensor(targets),
         tensor(scatter),
@@ -129,14 +151,29 @@ def pack(
     )
 
 
-def _self_block(spans: list[tuple[int, int]], device: torch.device) -> SelfBlock:
-    width = max(size for _, size in spans)
-    offsets = torch.arange(width)
-    first = torch.tensor([start for start, _ in spans])[:, None]
-    sizes = torch.tensor([size for _, size in spans])[:, None]
+def _blocks(spans: list[Span], most: int, device: torch.device) -> tuple[SelfBlock, ...]:
+    """Cut spans, shortest first, into blocks of at most ``most`` padded places (or one row)."""
+    found: list[list[Span]] = []
+    for span in sorted(spans, key=lambda s: s.size):
+        if not found or (len(found[-1]) + 1) * span.size > most:
+            found.append([])
+        found[-1].append(span)
+    return tuple(_self_block(block, device) for block in found)
+
+
+def _self_block(spans: list[Span], device: torch.device) -> SelfBlock:
+    first_n, size_n, *prompt = torch.tensor(spans).unbind(1)
+    offsets_L = torch.arange(int(size_n.max()))
     # Padding repeats the row's last token: a right-padded causal row never looks at it, and its output is dropped.
-    index = first + torch.minimum(offsets[None], sizes - 1)
-    return SelfBlock(index.to(device), (offsets[None] < sizes).to(device))
+    index = first_n[:, None] + torch.minimum(offsets_L[None], size_n[:, None] - 1)
+    real = (offsets_L[None] < size_n[:, None]).view(-1).nonzero()[:, 0]
+    return SelfBlock(
+        index.to(device),
+        real.to(device),
+        index.view(-1)[real].to(device),
+        torch.stack(prompt, 1).to(device),
+        int(prompt[1].max()),
+    )
 
 
 _LAYOUT: ContextVar[Layout | None] = ContextVar("algorist_packed_layout", default=None)
@@ -213,24 +250,20 @@ def reference_attention(query: Tensor, key: Tensor, value: Tensor, layout: Layou
     if repeat > 1:
         key, value = key.repeat_interleave(repeat, 1), value.repeat_interleave(repeat, 1)
     out = torch.zeros((*query.shape[:3], value.shape[-1]), dtype=query.dtype, device=query.device)
-    for group in layout.groups:
-        prompt = slice(group.start, group.middle)
-        part = F.scaled_dot_product_attention(
-            query[:, :, prompt], key[:, :, prompt], value[:, :, prompt], is_causal=True, scale=scale
+    for block in (*layout.prompts, *layout.completions):
+        (start, length), width = block.prompt_n2.unbind(1), block.index_nL.shape[1]
+        places = torch.arange(block.longest_prompt, device=out.device)
+        at_prompt = start[:, None] + torch.minimum(places[None], length[:, None] - 1)
+        index = torch.cat([at_prompt, block.index_nL], 1)  # (n, P + L)
+        mask = torch.ones(width, index.shape[1], dtype=torch.bool, device=out.device).tril(len(places))
+        mask = mask.repeat(len(index), 1, 1)  # (n, L, P + L)
+        mask[:, :, : len(places)] &= (places[None] < length[:, None])[:, None]
+        own, keys, values = (
+            t[0][:, i].transpose(0, 1) for t, i in ((query, block.index_nL), (key, index), (value, index))
         )
-        out = out.index_copy(2, torch.arange(group.start, group.middle, device=out.device), part)
-        for block in group.blocks:
-            rows, width = block.index_nL.shape
-            own_k, own_v = (t[0][:, block.index_nL].transpose(0, 1) for t in (key, value))
-            own_q = query[0][:, block.index_nL].transpose(0, 1)
-            keys = torch.cat([key[:, :, prompt].expand(rows, -1, -1, -1), own_k], 2)
-            values = torch.cat([value[:, :, prompt].expand(rows, -1, -1, -1), own_v], 2)
-            length = group.middle - group.start
-            mask = torch.ones(width, length + width, dtype=torch.bool, device=out.device).tril(length)
-            part = F.scaled_dot_product_attention(own_q, keys, values, attn_mask=mask, scale=scale)
-            flat = part.transpose(0, 1).reshape(1, query.shape[1], rows * width, -1)
-            chosen = block.real.reshape(-1)
-            out = out.index_copy(2, block.index_nL.reshape(-1)[chosen], flat[:, :, chosen])
+        part = F.scaled_dot_product_attention(own, keys, values, attn_mask=mask[:, None], scale=scale)
+        flat = part.transpose(0, 1).flatten(1, 2).index_select(1, block.real_R)
+        out = out.index_copy(2, block.packed_R, flat[None])
     return out
 
 
@@ -249,90 +282,100 @@ class _SharedPrefixAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float) -> Tensor:
         heads, size = query.shape[1], query.shape[2]
-        out = query.new_empty((1, size, heads, value.shape[-1])).transpose(1, 2)
-        lse = torch.empty((1, size, heads), dtype=torch.float32).transpose(1, 2)
+        out_NHd = query.new_empty((size, heads, value.shape[-1]))
+        lse_NH = torch.empty((size, heads), dtype=torch.float32)
+        out_NHd[layout.used :] = 0
+        inputs = tuple(t.transpose(1, 2)[0] for t in (query, key, value))
+        for block in layout.prompts:
+            own, own_lse = _attend_to_itself(inputs, block, scale)
+            out_NHd.index_copy_(0, block.packed_R, own)
+            lse_NH.index_copy_(0, block.packed_R, own_lse)
         for group in layout.groups:
             prompt, rest = slice(group.start, group.middle), slice(group.middle, group.stop)
-            k_prompt, v_prompt = key[:, :, prompt], value[:, :, prompt]
-            out[:, :, prompt], lse[:, :, prompt] = _flash(
-                query[:, :, prompt], k_prompt, v_prompt, 0.0, True, scale=scale
-            )
-            if group.stop == group.middle:
-                continue
-            out[:, :, rest], lse[:, :, rest] = _flash(
-                query[:, :, rest], k_prompt, v_prompt, 0.0, False, scale=scale
-            )
-            for block in group.blocks:
-                q_b, k_b, v_b = (_gather(t, block) for t in (query, key, value))
-                part, part_lse = _flash(q_b, k_b, v_b, 0.0, True, scale=scale)
-                index = block.index_nL[block.real]
-                own = part.transpose(1, 2)[block.real]  # (real, heads, d)
-                own_lse = part_lse.transpose(1, 2)[block.real]
-                cross_lse = lse[0, :, index].t()
-                total = torch.logaddexp(own_lse, cross_lse)
-                cross = out[0, :, index].transpose(0, 1)
-                merged = torch.lerp(cross, own, (own_lse - total).exp()[..., None].to(own.dtype))
-                out.transpose(1, 2)[0].index_copy_(0, index, merged)
-                lse.transpose(1, 2)[0].index_copy_(0, index, total)
-        ctx.save_for_backward(query, key, value, out, lse)
+            if group.stop > group.middle:
+                part, part_lse = _flash(
+                    query[:, :, rest], key[:, :, prompt], value[:, :, prompt], 0.0, False, scale=scale
+                )
+                out_NHd[rest], lse_NH[rest] = part[0].transpose(0, 1), part_lse[0].t()
+        for block in layout.completions:
+            own, own_lse = _attend_to_itself(inputs, block, scale)
+            cross_lse = lse_NH[block.packed_R]
+            total = torch.logaddexp(own_lse, cross_lse)
+            share = (own_lse - total).exp_()[..., None].to(own.dtype)
+            out_NHd.index_copy_(0, block.packed_R, torch.lerp(out_NHd[block.packed_R], own, share))
+            lse_NH.index_copy_(0, block.packed_R, total)
+        ctx.save_for_backward(query, key, value, out_NHd, lse_NH)
         ctx.layout, ctx.scale = layout, scale
-        return out
+        return out_NHd[None].transpose(1, 2)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        query, key, value, out, lse = ctx.saved_tensors
+        query, key, value, out_NHd, lse_NH = ctx.saved_tensors
         layout, scale = ctx.layout, ctx.scale
         grad_out = grads[0]
-        grad_q, grad_k, grad_v = (
-            t.new_empty((1, t.shape[2], t.shape[1], t.shape[3])).transpose(1, 2) for t in (query, key, value)
-        )
+        slopes = tuple(t.new_empty((t.shape[2], t.shape[1], t.shape[3])) for t in (query, key, value))
+        for slope in slopes:
+            slope[layout.used :] = 0
+        inputs = tuple(t.transpose(1, 2)[0] for t in (query, key, value))
+        given = (grad_out.transpose(1, 2)[0], out_NHd, lse_NH)
+        for block in layout.prompts:
+            for slope, part in zip(slopes, _backward_of_itself(inputs, given, block, scale), strict=True):
+                slope.index_copy_(0, block.packed_R, part)
+        out, lse = out_NHd[None].transpose(1, 2), lse_NH[None].transpose(1, 2)
         for group in layout.groups:
             prompt, rest = slice(group.start, group.middle), slice(group.middle, group.stop)
-            k_prompt, v_prompt = key[:, :, prompt], value[:, :, prompt]
-            q_part, grad_k[:, :, prompt], grad_v[:, :, prompt] = _flash_backward(
-                grad_out[:, :, prompt],
-                query[:, :, prompt],
-                k_prompt,
-                v_prompt,
-                out[:, :, prompt],
-                lse[:, :, prompt],
-                0.0,
-                True,
-                scale=scale,
-            )
-            grad_q[:, :, prompt] = q_part
             if group.stop == group.middle:
                 continue
-            q_part, k_part, v_part = _flash_backward(
+            parts = _flash_backward(
                 grad_out[:, :, rest],
                 query[:, :, rest],
-                k_prompt,
-                v_prompt,
+                key[:, :, prompt],
+                value[:, :, prompt],
                 out[:, :, rest],
                 lse[:, :, rest],
                 0.0,
                 False,
                 scale=scale,
             )
-            grad_q[:, :, rest] = q_part
-            grad_k[:, :, prompt] += k_part
-            grad_v[:, :, prompt] += v_part
-            for block in group.blocks:
-                pad = ~block.real
-                g_b = _gather(grad_out, block).transpose(1, 2)
-                g_b[pad] = 0  # padded queries pass no gradient
-                q_b, k_b, v_b, out_b = (_gather(t, block) for t in (query, key, value, out))
-                lse_b = lse.transpose(1, 2)[0][block.index_nL].transpose(1, 2)
-                parts = _flash_backward(
-                    g_b.transpose(1, 2), q_b, k_b, v_b, out_b, lse_b, 0.0, True, scale=scale
-                )
-                index = block.index_nL[block.real]
-                grad_q.transpose(1, 2)[0].index_add_(0, index, parts[0].transpose(1, 2)[block.real])
-                for target, part in ((grad_k, parts[1]), (grad_v, parts[2])):
-                    target.transpose(1, 2)[0].index_copy_(0, index, part.transpose(1, 2)[block.real])
-        return grad_q, grad_k, grad_v, None, None
+            slopes[0][rest] = parts[0][0].transpose(0, 1)
+            slopes[1][prompt] += parts[1][0].transpose(0, 1)
+            slopes[2][prompt] += parts[2][0].transpose(0, 1)
+        for block in layout.completions:
+            q_part, k_part, v_part = _backward_of_itself(inputs, given, block, scale)
+            slopes[0].index_add_(0, block.packed_R, q_part)
+            slopes[1].index_copy_(0, block.packed_R, k_part)
+            slopes[2].index_copy_(0, block.packed_R, v_part)
+        return (*(slope[None].transpose(1, 2) for slope in slopes), None, None)
 
 
-def _gather(tensor: Tensor, block: SelfBlock) -> Tensor:
-    """(1, heads, N, d) → (n, heads, L, d) of the block's rows."""
-    return tensor.transpose(1, 2)[0][block.index_nL].transpose(1, 2)
+def _gather(tensor_Nx: Tensor, block: SelfBlock) -> Tensor:
+    """(N, heads, …) → (n, heads, L, …) of the block's rows."""
+    return tensor_Nx[block.index_nL].transpose(1, 2)
+
+
+def _only_real(tensor: Tensor, block: SelfBlock) -> Tensor:
+    """(n, heads, L, …) → (R, heads, …) without padding."""
+    return tensor.transpose(1, 2).flatten(0, 1).index_select(0, block.real_R)
+
+
+def _attend_to_itself(inputs: tuple[Tensor, ...], block: SelfBlock, scale: float) -> tuple[Tensor, Tensor]:
+    """Return the causal attention of the block's rows (R, heads, d) and its log-sum-exp (R, heads)."""
+    out, lse = _flash(*(_gather(t, block) for t in inputs), 0.0, True, scale=scale)
+    return _only_real(out, block), _only_real(lse, block)
+
+
+def _backward_of_itself(
+    inputs: tuple[Tensor, ...], given: tuple[Tensor, ...], block: SelfBlock, scale: float
+) -> list[Tensor]:
+    """Return the gradients (R, heads, d) of query, key and value; ``given``: output's gradient, output, log-sum-exp."""
+    grad_NHd, out_NHd, lse_NH = given
+    grad = torch.zeros((block.index_nL.numel(), *grad_NHd.shape[1:]), dtype=grad_NHd.dtype)
+    grad.index_copy_(0, block.real_R, grad_NHd[block.packed_R])  # padded queries pass no gradient
+    parts = _flash_backward(
+        grad.view(*block.index_nL.shape, *grad_NHd.shape[1:]).transpose(1, 2),
+        *(_gather(t, block) for t in (*inputs, out_NHd, lse_NH)),
+        0.0,
+        True,
+        scale=scale,
+    )
+    return [_only_real(part, block) for part in parts]

@@ -6,6 +6,9 @@ answer. Every process samples and updates its own share of each batch. One proce
 
 from __future__ import annotations
 
+import copy
+import itertools
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,12 +19,13 @@ from typing import Any, TypeVar
 
 import torch
 
-from algorist.errors import ConfigError
+from algorist.errors import ConfigError, nearest
 from algorist.rollouts.base import SamplingParams
 from algorist.training.callbacks import StopSignal
 from algorist.training.sampling_step import GenerationBatch
 
 T = TypeVar("T")
+log = logging.getLogger("algorist.training.processes")
 
 # The others wait for the main process while it evaluates or saves.
 _PATIENCE = timedelta(days=1)
@@ -115,6 +119,45 @@ def run_device(device: torch.device) -> torch.device:
     """Return the CPU where the launcher asks for it (``ACCELERATE_USE_CPU``), else ``device``."""
     asked = os.environ.get("ACCELERATE_USE_CPU", "").lower() in {"1", "true", "yes", "y", "on", "t"}
     return torch.device("cpu") if asked else device
+
+
+def check_eval_device(name: str | None, engine: str) -> None:
+    """Refuse an ``eval.device`` that is not there, or that the rollout engine cannot use (ConfigError)."""
+    if name is None:
+        return
+    cuda = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    there = [
+        "cpu",
+        *(["cuda", *cuda] if cuda else []),
+        *(["mps"] if torch.backends.mps.is_available() else []),
+    ]
+    if name not in there:
+        raise ConfigError(
+            f"eval.device is '{name}', but torch {torch.__version__} has no such device here.{nearest(name, there)} "
+            f"There is: {', '.join(there)}; left out, evaluations run where the training runs"
+        )
+    if engine == "vllm":
+        raise ConfigError(
+            f"eval.device is '{name}' while grpo.engine is vllm, which samples where vLLM runs; leave eval.device out, or "
+            "take grpo.engine=native"
+        )
+
+
+def model_on(model: Any, device: str | None) -> Any:
+    """Return a copy of a policy on ``device`` with its present weights; without one, or of a sharded model, itself."""
+    if device is None:
+        return model
+    if is_sharded(model):
+        log.warning(
+            "the model lies in parts on several processes: evaluated there, not on eval.device=%s", device
+        )
+        return model
+    known: dict[int, Any] = {}
+    for tensor in itertools.chain(model.parameters(), model.buffers()):
+        moved = tensor.detach().to(device, copy=True)
+        is_parameter = isinstance(tensor, torch.nn.Parameter)
+        known[id(tensor)] = torch.nn.Parameter(moved, tensor.requires_grad) if is_parameter else moved
+    return copy.deepcopy(model, known)
 
 
 def check_enough_problems(problems: int, section: Any, processes: Processes) -> None:

@@ -24,6 +24,9 @@ from algorist.prompts.chat import render_prompt
 from algorist.training.arguments import optim_arguments
 from algorist.training.checkpoint import ExactCheckpoints
 from algorist.training.faults import FaultTolerant
+from algorist.training.linear import fast_linear
+from algorist.training.sft_head import score_labels_only
+from algorist.training.update import unwrap
 from algorist.types import Problem
 
 log = logging.getLogger("algorist.training.sft")
@@ -33,6 +36,10 @@ class AlgoristSFTTrainer(ExactCheckpoints, FaultTolerant, SFTTrainer):
     """TRL's trainer with checkpoints that continue exactly, in parts where a micro-batch does not fit into memory."""
 
     _most_rows: int | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        score_labels_only(unwrap(self.model))
 
     def can_halve(self) -> bool:
         """Halve the rows of one forward and backward; the loss is a sum over the step's tokens, so parts add up."""
@@ -53,15 +60,19 @@ class AlgoristSFTTrainer(ExactCheckpoints, FaultTolerant, SFTTrainer):
             self.mark()
         size, most = inputs["input_ids"].shape[0], self._most_rows
         if most is None or size <= most or return_outputs or not model.training:
-            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+            return self._loss(model, inputs, return_outputs, num_items_in_batch)
         done: Any = 0.0
         for start in range(0, size, most):
             part = {k: v[start : start + most] if len(v) == size else v for k, v in inputs.items()}
-            loss = super().compute_loss(model, part, False, num_items_in_batch)
+            loss = self._loss(model, part, False, num_items_in_batch)
             if start + most < size:
                 self.accelerator.backward(loss)
                 done = done + loss.detach()
         return loss + done
+
+    def _loss(self, model: Any, inputs: Any, return_outputs: bool, num_items_in_batch: Any) -> Any:
+        with fast_linear():
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +124,11 @@ def tokenize_demonstrations(
     return kept, len(rows) - len(kept)
 
 
+def _width_step(max_length: int | None) -> int:
+    """Return the step in which batches grow wider: about 32 widths, as oneDNN keeps kernels for each (``linear.py``)."""
+    return 8 * max(1, (max_length or 2048) // 256)
+
+
 def make_sft_trainer(
     *,
     model: Any,
@@ -151,6 +167,7 @@ def make_sft_trainer(
         per_device_train_batch_size=section.batch_size,
         gradient_accumulation_steps=section.gradient_accumulation_steps,
         max_length=section.max_length,
+        pad_to_multiple_of=_width_step(section.max_length) if device.type == "cpu" else None,
         completion_only_loss=False,  # the labels already leave the prompt out
         dataset_kwargs={"skip_prepare_dataset": True},
     )

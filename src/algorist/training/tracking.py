@@ -1,7 +1,8 @@
 """Experiment trackers: metrics, reward distributions and evaluations of a run, with the recipe as its configuration.
 
-One tracker run per training run, whichever stages it has: the names are ``sft/…``, ``grpo/…`` and ``eval/…``. A tracker
-that fails is dropped with one line; the same numbers always stand in ``metrics.jsonl``.
+One tracker run per training run, whichever stages it has. Names are ``STAGE/NAME``: the lines of ``metrics.jsonl``, and each
+evaluation as ``STAGE/eval/NAME`` at its step. The evaluation that closes a stage is also the run's outcome, ``final/NAME``. A
+tracker that fails is dropped with one line; the same numbers always stand in the run folder.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from algorist.config.explain import to_yaml
 from algorist.config.schema import Recipe
 from algorist.errors import MissingExtraError
 from algorist.store.redact import first_line, redact
+from algorist.store.write import read_metrics
 
 log = logging.getLogger("algorist.training.tracking")
 
@@ -57,6 +59,9 @@ class Tracker(Protocol):
     def histogram(self, stage: str, step: int, name: str, values: Sequence[float]) -> None:
         """Send a distribution."""
 
+    def outcome(self, stage: str, step: int, values: Mapping[str, float]) -> None:
+        """Send the closing numbers, in place of those of an earlier stage."""
+
     def finish(self) -> None:
         """Close the run there."""
 
@@ -73,7 +78,7 @@ class TensorBoardTracker:
         self._writers: dict[str, Any] = {}
 
     def _writer(self, stage: str, step: int) -> Any:
-        """Open the stage's file; a resumed run hides there what is logged again."""
+        """Open the stage's file; a resumed run hides there what is logged again, from ``step`` on."""
         if stage not in self._writers:
             folder = self._folder / stage
             known = folder.is_dir()
@@ -87,7 +92,8 @@ class TensorBoardTracker:
 
     def log(self, stage: str, step: int, values: Mapping[str, float]) -> None:
         """Write scalars."""
-        writer = self._writer(stage, step)
+        late = all(name.startswith("eval/") for name in values)  # its step's own line stays
+        writer = self._writer(stage, step + late)
         for name, value in values.items():
             writer.add_scalar(name, value, step)
         writer.flush()
@@ -97,6 +103,10 @@ class TensorBoardTracker:
         import numpy
 
         self._writer(stage, step).add_histogram(name, numpy.asarray(values, dtype=float), step)
+
+    def outcome(self, stage: str, step: int, values: Mapping[str, float]) -> None:
+        """Write scalars ``final/NAME`` beside the stage's others: an event file has no summary."""
+        self.log(stage, step, _final(values))
 
     def finish(self) -> None:
         """Close the files."""
@@ -142,12 +152,16 @@ class WandbTracker:
             self._run.define_metric(f"{stage}/*", step_metric=f"{stage}/step")
 
     def log(self, stage: str, step: int, values: Mapping[str, float]) -> None:
-        """Send one line of history; evaluations also become the summary."""
+        """Send one line of history."""
         self._run.log({f"{stage}/{name}": value for name, value in values.items()} | {f"{stage}/step": step})
 
     def histogram(self, stage: str, step: int, name: str, values: Sequence[float]) -> None:
         """Send a histogram."""
         self._run.log({f"{stage}/{name}": self._wandb.Histogram(list(values)), f"{stage}/step": step})
+
+    def outcome(self, stage: str, step: int, values: Mapping[str, float]) -> None:
+        """Write ``final/NAME`` into the run's summary."""
+        self._run.summary.update(_final(values))
 
     def finish(self) -> None:
         """Finish the run and wait until everything is sent."""
@@ -176,6 +190,10 @@ class TrackioTracker:
     def histogram(self, stage: str, step: int, name: str, values: Sequence[float]) -> None:
         """Leave distributions out: trackio shows tables and numbers."""
 
+    def outcome(self, stage: str, step: int, values: Mapping[str, float]) -> None:
+        """Send ``final/NAME`` as one more line: trackio has no summary."""
+        self._trackio.log(_final(values))
+
     def finish(self) -> None:
         """Finish the run."""
         self._trackio.finish()
@@ -202,11 +220,14 @@ class MlflowTracker:
 
     def log(self, stage: str, step: int, values: Mapping[str, float]) -> None:
         """Send numbers; MLflow takes no parentheses in names."""
-        names = {"".join(c if c.isalnum() or c in "_-. :/" else "_" for c in k): v for k, v in values.items()}
-        self._mlflow.log_metrics({f"{stage}/{name}": v for name, v in names.items()}, step=step)
+        self._mlflow.log_metrics({f"{stage}/{_mlflow_name(k)}": v for k, v in values.items()}, step=step)
 
     def histogram(self, stage: str, step: int, name: str, values: Sequence[float]) -> None:
         """Leave distributions out: MLflow has none."""
+
+    def outcome(self, stage: str, step: int, values: Mapping[str, float]) -> None:
+        """Send ``final/NAME``; the last value of a metric is what MLflow shows of a run."""
+        self._mlflow.log_metrics({_mlflow_name(name): value for name, value in _final(values).items()})
 
     def finish(self) -> None:
         """End the run."""
@@ -224,10 +245,12 @@ TRACKERS: dict[str, type[Any]] = {
 class Trackers:
     """All trackers of a run. Nothing that goes wrong in one of them reaches the training."""
 
-    def __init__(self, say: Callable[[str], None] = print) -> None:
+    def __init__(
+        self, say: Callable[[str], None] = print, last_step: Mapping[str, int] | None = None
+    ) -> None:
         self._say = say
         self._open: dict[str, Tracker] = {}
-        self._last_step: dict[str, int] = {}
+        self._last_step = dict(last_step or {})
 
     @property
     def names(self) -> list[str]:
@@ -253,9 +276,12 @@ class Trackers:
             self._each(lambda tracker: tracker.histogram(stage, step, "reward_distribution", values))
 
     def evaluation(self, stage: str, step: int | None, values: Mapping[str, float]) -> None:
-        """Send an evaluation to all: at ``step``, or at the stage's last one."""
+        """Send an evaluation to all: at ``step``, or at the stage's last one, where a trained model's is the outcome too."""
         at = self._last_step.get(stage, 0) if step is None else step
-        self.log(stage, at, {f"eval/{name}": value for name, value in values.items() if isfinite(value)})
+        known = {name: value for name, value in values.items() if isfinite(value)}
+        self.log(stage, at, {f"eval/{name}": value for name, value in known.items()})
+        if step is None and stage != "base":
+            self._each(lambda tracker: tracker.outcome(stage, at, known))
 
     def finish(self) -> None:
         """Finish the run in all."""
@@ -302,7 +328,8 @@ def open_trackers(
     recipe: Recipe, folder: Path, say: Callable[[str], None], *, main: bool = True
 ) -> Iterator[Trackers]:
     """Open the recipe's trackers in the main process and finish them however the run ends."""
-    trackers = Trackers(say)
+    lines = read_metrics(folder / "metrics.jsonl") if recipe.report_to and main else []
+    trackers = Trackers(say, {str(line.get("stage")): int(line.get("step") or 0) for line in lines})
     if recipe.report_to and main:
         run = identity(recipe, folder, say)
         for name in recipe.report_to:
@@ -341,6 +368,14 @@ def _read_ids(folder: Path) -> dict[str, str]:
 def _write_ids(folder: Path, ids: Mapping[str, str]) -> None:
     if ids and ids != _read_ids(folder):
         (folder / IDS).write_text(json.dumps(ids) + "\n", encoding="utf-8")
+
+
+def _final(values: Mapping[str, float]) -> dict[str, float]:
+    return {f"final/{name}": value for name, value in values.items()}
+
+
+def _mlflow_name(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "_-. :/" else "_" for c in name)
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:

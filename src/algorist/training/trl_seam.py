@@ -22,6 +22,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 from trl.trainer import grpo_trainer
 from trl.trainer.grpo_trainer import GRPOTrainer
+from trl.trainer.utils import FusedCausalLMOutput as FusedCausalLMOutput
 from trl.trainer.utils import RepeatSampler
 
 from algorist.errors import MissingExtraError

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from algorist.training.head import completion_log_probs
+from algorist.training.head import altered_logits, completion_log_probs
+from algorist.training.linear import fast_linear
 from algorist.training.packed import ATTENTION_NAME, Layout, NotCovered, pack, packed_attention
 
 log = logging.getLogger(__name__)
@@ -239,7 +240,7 @@ def _forward_packed(
     cast_head: bool,
     **_: Any,
 ) -> dict[str, Tensor]:
-    with packed_attention(base.config.get_text_config(), layout):
+    with packed_attention(base.config.get_text_config(), layout), fast_linear():
         output = base.base_model(
             input_ids=layout.tokens_N[None],
             position_ids=layout.positions_N[None],
@@ -254,10 +255,10 @@ def _forward_packed(
         hidden, weight = hidden.float(), weight.float()
         context = torch.autocast(hidden.device.type, enabled=False)
     with context:
-        log_probs, entropy = completion_log_probs(
+        found = completion_log_probs(
             hidden, weight, bias, layout.targets_M, temperature=temperature, compute_entropy=compute_entropy
         )
-    return {"log_probs": log_probs} if entropy is None else {"log_probs": log_probs, "entropy": entropy}
+    return {name: value for name, value in found._asdict().items() if value is not None}
 
 
 def unwrap(model: nn.Module) -> Any:
@@ -290,16 +291,9 @@ def _refusal(model: nn.Module, base: Any) -> str | None:
     odd = sorted(set(getattr(config, "layer_types", None) or []) - {"full_attention", "sliding_attention"})
     if odd:
         return f"{name} has layers of type {', '.join(odd)}"
-    for field in (
-        "final_logit_softcapping",
-        "attn_logit_softcapping",
-        "logit_scale",
-        "output_multiplier",
-        "lm_head_multiplier",
-        "logits_scaling",
-    ):
-        if getattr(config, field, None) is not None:
-            return f"{name} uses {field}"
+    altered = altered_logits(config)
+    if altered is not None:
+        return f"{name} uses {altered}"
     return None
 
 

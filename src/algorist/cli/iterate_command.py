@@ -1,0 +1,127 @@
+"""``algorist iterate RECIPE``: expert iteration."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from algorist.cli.arguments import Overrides, RecipeArgument, read_recipe
+
+if TYPE_CHECKING:
+    from algorist.iterate import Iteration
+
+app = typer.Typer(add_completion=False)
+DECIDED = ("sft.epochs", "sft.max_steps")
+
+
+@app.command(
+    epilog="Example: algorist iterate quickstart model.name=runs/first/sft/final run_name=better --rounds 2 "
+    "· Next: algorist inspect runs/better-round-1"
+)
+def iterate(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    rounds: Annotated[int, typer.Option(help="Rounds.", min=1)] = 5,
+    samples: Annotated[int, typer.Option(help="Completions per problem.", min=1)] = 8,
+    questions: Annotated[
+        int, typer.Option(help="Training problems of a round, chosen anew in each.", min=1)
+    ] = 1024,
+    epochs: Annotated[
+        float,
+        typer.Option(help="Passes over the right completions; in place of sft.epochs and sft.max_steps."),
+    ] = 2.0,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the rounds in the same folders.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> int:
+    """Expert iteration: sample, keep the right completions, SFT on them, evaluate; again from the model that came out.
+
+    Each round is a run of its own, NAME-round-1, NAME-round-2, …
+    """
+    from algorist.cli.run_command import _quiet_libraries
+
+    _check(overrides or [], epochs)
+    loaded = read_recipe(recipe, overrides)
+    _quiet_libraries()
+    from algorist.cli.display import TerminalDisplay
+    from algorist.iterate import Drawing
+    from algorist.iterate import iterate as do_rounds
+    from algorist.pipeline import Quiet
+
+    display = TerminalDisplay()
+    done = do_rounds(
+        loaded,
+        rounds=rounds,
+        drawing=Drawing(samples, questions, epochs),
+        display=Quiet() if as_json else display,
+        resume=resume,
+    )
+    if as_json:
+        print(json.dumps(_as_dict(done), allow_nan=False))
+    elif done.rounds:
+        _show(display, done)
+    if done.stopped:
+        words = [w for w in sys.argv[1:] if w != "--resume"]
+        print(
+            f"stopped; everything is saved. Continue: algorist {shlex.join(words)} --resume", file=sys.stderr
+        )
+        return 130
+    return 0
+
+
+def _check(overrides: list[str], epochs: float) -> None:
+    from algorist.errors import ConfigError
+
+    if not epochs > 0:
+        raise ConfigError(f"--epochs is {epochs:g}; expected more than 0, usually 2")
+    for key in (text.partition("=")[0].strip() for text in overrides):
+        if key in DECIDED:
+            raise ConfigError(f"{key} is decided by --epochs here; give --epochs N instead")
+
+
+def _as_dict(done: Iteration) -> dict[str, Any]:
+    """Return the rounds as plain values, None for NaN."""
+    rounds = [asdict(r) | {"folder": str(r.folder), "metrics": _numbers(r.metrics)} for r in done.rounds]
+    return {"start": _numbers(done.start), "rounds": rounds, "stopped": done.stopped}
+
+
+def _numbers(metrics: dict[str, Any]) -> dict[str, dict[str, float | int | None]]:
+    return {
+        name: {key: (None if value != value else value) for key, value in asdict(interval).items()}
+        for name, interval in metrics.items()
+    }
+
+
+def _show(display: Any, done: Iteration) -> None:
+    """Print a line per round: what was sampled and right, and the held-out accuracy of the model."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from algorist.cli.display import interval_text
+
+    table = Table(title="expert iteration; held-out greedy accuracy, 95 % intervals")
+    for heading in ("round", "completions", "right", "problems solved", "accuracy", "run"):
+        table.add_column(heading, justify="left" if heading in ("round", "run") else "right", no_wrap=True)
+
+    def accuracy(metrics: dict[str, Any]) -> str:
+        found = metrics.get("greedy_accuracy")
+        return interval_text(found, "greedy_accuracy") if found else ""
+
+    if done.start:
+        table.add_row("start", "", "", "", accuracy(done.start), "")
+    for r in done.rounds:
+        share = f"{r.right} ({100 * r.right / r.completions:.1f} %)"
+        solved = f"{r.solved} of {r.questions}"
+        table.add_row(str(r.number), str(r.completions), share, solved, accuracy(r.metrics), r.folder.name)
+    wide = display.console if display.console.width >= 120 else Console(width=120, highlight=False)
+    wide.print(table)
+    last = done.rounds[-1].folder
+    display.say(
+        f"The last model is in {last}, its report in {last / 'report.html'}. Next:\n  algorist inspect {last}"
+    )

@@ -1,0 +1,107 @@
+"""The use of hardware: what is read is true, cheap, on every logged line, and in the report."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from algorist.config.load import load_recipe
+from algorist.pipeline import run_recipe
+from algorist.report.build import build_report
+from algorist.report.collect import collect
+from algorist.store.run_folder import RunFolder
+from algorist.training.hardware import LOOK_EVERY_S, Hardware
+
+
+def busy(seconds: float) -> None:
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+
+
+def test_a_busy_process_takes_more_of_the_processor_than_one_that_sleeps() -> None:
+    hardware = Hardware()
+    busy(0.3)
+    working = hardware.read()["hardware/cpu_percent"]
+    time.sleep(0.3)
+    sleeping = hardware.read()["hardware/cpu_percent"]
+    assert 10 < working <= 120, working  # other processes may hold the core
+    assert 0 <= sleeping < 0.5 * working, (sleeping, working)
+
+
+def test_memory_that_is_taken_is_seen() -> None:
+    hardware = Hardware()
+    before = hardware.read()["hardware/ram_gb"]
+    block = torch.ones(50_000_000)
+    after = hardware.read()["hardware/ram_gb"]
+    assert before > 0.05 and 0.15 < after - before < 0.35, (before, after)
+    del block
+
+
+def test_children_count_and_one_that_ends_is_forgotten() -> None:
+    code = "import time\nblock = bytearray(120_000_000)\nprint('ready', flush=True)\nwhile True: pass"
+    alone = Hardware().read()["hardware/ram_gb"]
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    try:
+        assert child.stdout is not None and child.stdout.readline() == b"ready\n"
+        hardware = Hardware()
+        first = hardware.read()
+        time.sleep(0.5)
+        second = hardware.read()
+    finally:
+        child.kill()
+        child.communicate()
+    assert first["hardware/ram_gb"] - alone > 0.1
+    assert second["hardware/cpu_percent"] > 10, second  # this process sleeps, the child does not
+    assert hardware.read()["hardware/ram_gb"] < second["hardware/ram_gb"] - 0.1
+
+
+def test_one_reading_costs_less_than_a_millisecond() -> None:
+    hardware = Hardware()
+    hardware.read()  # looks for children
+    began = time.process_time()
+    for _ in range(200):
+        hardware.read()
+    assert (time.process_time() - began) / 200 < 1e-3
+    began = time.process_time()
+    hardware._look()
+    assert time.process_time() - began < LOOK_EVERY_S / 100
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_without_a_gpu_nothing_is_said_of_one() -> None:
+    assert set(Hardware().read()) == {"hardware/ram_gb", "hardware/cpu_percent"}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_gpu_memory_is_that_of_the_tensors() -> None:
+    hardware = Hardware()
+    block = torch.ones(250_000_000, device="cuda")
+    found = hardware.read()
+    del block
+    later = hardware.read()
+    assert found["hardware/gpu_memory_gb"] - later["hardware/gpu_memory_gb"] == pytest.approx(1.0, abs=0.01)
+    assert later["hardware/gpu_memory_peak_gb"] >= found["hardware/gpu_memory_gb"] >= 1.0
+    assert 0 <= found.get("hardware/gpu_percent", 0) <= 100
+
+
+def test_s4_30_every_logged_line_has_it_and_the_report_sums_it_up(tmp_path: Path) -> None:
+    place = ["device=cpu", "threads=1", "eval.enabled=false", f"output_dir={tmp_path}", "run_name=r"]
+    run_recipe(load_recipe("smoke-cpu", place).recipe)
+    rows = [json.loads(line) for line in (tmp_path / "r" / "metrics.jsonl").read_text().splitlines()]
+    logged = [row for row in rows if "loss" in row]
+    assert [(r["stage"], r["step"]) for r in logged] == [("sft", 1), ("sft", 2), ("grpo", 1), ("grpo", 2)]
+    assert all(0.05 < row["hardware/ram_gb"] < 64 and row["hardware/cpu_percent"] > 0 for row in logged)
+    most = max(row["hardware/ram_gb"] for row in logged)
+    told = dict(collect(RunFolder(tmp_path / "r"))["environment"])["use of hardware"]
+    assert told.startswith(f"RAM up to {most:.2f} GB, processor ") and told.endswith(
+        " % of one core in the mean"
+    )
+    assert told in build_report(tmp_path / "r").read_text(encoding="utf-8")

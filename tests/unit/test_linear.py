@@ -1,0 +1,80 @@
+"""Linear layers through oneDNN: values and gradients against float64, and what is left to torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from algorist.rollouts.linear import onednn_works
+from algorist.training.linear import _Linear, fast_linear, times_transposed, weight_gradient
+
+
+def relative(found: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((found.double() - exact).norm() / exact.norm())
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shape", [(64, 48, 96), (200, 96, 48), (1, 8, 8), (33, 40, 7), (500, 5, 300)])
+def test_value_and_gradients(shape: tuple[int, int, int], bias: bool) -> None:
+    torch.manual_seed(0)
+    rows, width, out = shape
+    values = [torch.randn(rows, width), torch.randn(out, width)] + ([torch.randn(out)] if bias else [])
+    slope = torch.randn(rows, out)
+    results = []
+    for dtype, context in ((torch.float64, None), (torch.float32, fast_linear)):
+        leaves = [v.to(dtype).requires_grad_() for v in values]
+        if context is None:
+            product = F.linear(*leaves)
+        else:
+            with context():
+                product = F.linear(*leaves)
+        results.append([product, *torch.autograd.grad(product, leaves, slope.to(dtype))])
+    for exact, found in zip(*results, strict=True):
+        assert found.dtype == torch.float32 and found.shape == exact.shape
+        assert relative(found, exact) < 2e-6
+
+
+def test_products_of_views() -> None:
+    torch.manual_seed(0)
+    slope, inputs = torch.randn(300, 24), torch.randn(300, 60)
+    exact = slope.double().t() @ inputs.double()
+    assert relative(weight_gradient(slope, inputs), exact) < 2e-6
+    assert relative(weight_gradient(inputs, slope), exact.t()) < 2e-6
+    assert weight_gradient(inputs, slope).is_contiguous()
+    weight = torch.randn(60, 24)
+    assert relative(times_transposed(slope, weight), slope.double() @ weight.double().t()) < 2e-6
+    assert relative(times_transposed(inputs, weight.t()), inputs.double() @ weight.double()) < 2e-6
+
+
+@pytest.mark.skipif(not onednn_works(torch.float32), reason="this torch has no oneDNN linear")
+def test_only_float32_outside_autocast_is_taken() -> None:
+    layer, inputs = nn.Linear(32, 32), torch.randn(4, 64, 32)
+
+    def node(product: torch.Tensor) -> str:
+        found = product.grad_fn
+        while found is not None and "View" in type(found).__name__:
+            found = found.next_functions[0][0]
+        return type(found).__name__
+
+    mine = f"{_Linear.__name__}Backward"
+    with fast_linear():
+        assert node(layer(inputs)) == mine
+        assert node(layer(inputs[:1, :8])) != mine  # few rows
+        assert node(layer.double()(inputs.double())) != mine
+        layer.float()
+    assert node(layer(inputs)) != mine
+    with torch.autocast("cpu", dtype=torch.bfloat16), fast_linear():
+        product = layer(inputs)
+    assert product.dtype == torch.bfloat16 and node(product) != mine
+
+
+def test_frozen_weights_get_no_gradient() -> None:
+    layer, inputs = nn.Linear(32, 32), torch.randn(64, 32, requires_grad=True)
+    layer.requires_grad_(False)
+    with fast_linear():
+        layer(inputs).sum().backward()
+    assert layer.weight.grad is None and layer.bias.grad is None
+    assert inputs.grad is not None
+    assert relative(inputs.grad, layer.weight.double().sum(0).expand(64, 32)) < 2e-6
