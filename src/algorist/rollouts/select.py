@@ -20,17 +20,19 @@ def make_engine(
     *,
     token_budget: int | None = None,
     vllm: Mapping[str, Any] | None = None,
+    together: bool = False,
 ) -> RolloutEngine:
     """Return the engine called ``name`` for ``model``.
 
     Args:
         name: ``auto`` and ``native`` take the native engine where it can run the model and fall back to ``transformers``
             with one log line that says why; ``transformers`` always takes ``model.generate``; ``vllm`` takes vLLM in this
-            process.
+            process, or the server of ``vllm["mode"] == "server"``.
         model: A causal language model of transformers or PEFT.
         tokenizer: Gives end and pad tokens; stop strings need it.
         token_budget: Most tokens in the cache at a time; vLLM has settings of its own for that.
         vllm: Settings of the vLLM engine (``grpo.vllm``); those that only the trainer reads are left out.
+        together: All processes of a distributed group sample at the same time (a server gets the weights once).
 
     Raises:
         EngineError: Unknown name, or vLLM cannot run the model.
@@ -47,8 +49,13 @@ def make_engine(
         )
     if name == "vllm":
         from algorist.rollouts.vllm import SETTINGS, VLLMEngine
+        from algorist.rollouts.vllm_server import SERVER_SETTINGS, VLLMServerEngine
 
-        own = {key: value for key, value in (vllm or {}).items() if key in SETTINGS}
+        given = vllm or {}
+        if own_server(given):
+            own = {key: value for key, value in given.items() if key in SERVER_SETTINGS}
+            return VLLMServerEngine(model, tokenizer, settings=own, together=together)
+        own = {key: value for key, value in given.items() if key in SETTINGS}
         return VLLMEngine(model, tokenizer, settings=own)
     if name == "transformers":
         return TransformersEngine(model, tokenizer, token_budget=token_budget)
@@ -57,3 +64,8 @@ def make_engine(
         log.warning("rollouts of %s go through model.generate: %s", type(model).__name__, reason)
         return TransformersEngine(model, tokenizer, token_budget=token_budget)
     return NativeEngine(model, tokenizer, token_budget=token_budget)
+
+
+def own_server(vllm: Mapping[str, Any]) -> bool:
+    """Whether ``grpo.vllm`` asks for a server that our engine talks to, not TRL's integration."""
+    return vllm.get("mode") == "server" and vllm.get("integration") != "trl"

@@ -1,6 +1,6 @@
 """vLLM as a rollout engine, colocated: one vLLM in this process, given the policy's weights before each generation.
 
-The only file that imports vLLM. Tested with vLLM 0.32 on CPU (``make test-vllm``).
+``vllm_server`` does the same with a server. The only file that imports vLLM. Tested with vLLM 0.32 on CPU (``make test-vllm``).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 import os
 import random
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,8 +46,8 @@ _SCORED_TOKENS = 4096
 _running: list[_Running] = []
 
 
-class VLLMEngine:
-    """Samples groups through vLLM's ``LLM`` in this process.
+class VLLMRollouts(ABC):
+    """What colocated vLLM and a vLLM server have in common.
 
     The seeds are vLLM's: rollouts repeat with the same seed, but differ from those of the other engines. Log-probs of
     requests with top-k, top-p, min-p or min_new_tokens are computed by one forward of the policy, because vLLM gives those
@@ -57,13 +58,6 @@ class VLLMEngine:
         tokenizer: Needed for stop strings; gives end tokens.
         eos_token_ids: Default: those of the generation config and of the tokenizer.
         pad_token_id: As for the other engines; fills rows when log-probs are computed.
-        settings: See ``SETTINGS``. A vLLM that already runs in this process for a model of this shape is taken over, unless it
-            has other settings than those given here.
-
-    Raises:
-        MissingExtraError: vLLM cannot be imported.
-        ConfigError: Unknown setting.
-        EngineError: vLLM cannot run the model.
     """
 
     name = "vllm"
@@ -72,20 +66,11 @@ class VLLMEngine:
         self,
         model: Any,
         tokenizer: Any = None,
-        *,
         eos_token_ids: Sequence[int] | None = None,
         pad_token_id: int | None = None,
-        settings: Mapping[str, Any] | None = None,
     ) -> None:
         self.model, self.tokenizer = model, tokenizer
         self.setting = ModelSetting(model, tokenizer, eos_token_ids, pad_token_id)
-        for key in settings or {}:
-            if key not in SETTINGS:
-                raise ConfigError(
-                    f"unknown vLLM setting '{key}'.{nearest(key, SETTINGS)} Expected one of {', '.join(SETTINGS)}"
-                )
-        self.settings = dict(settings or {})
-        _import_vllm()
         self._dtype = _weight_type(model)
 
     def generate(
@@ -102,50 +87,33 @@ class VLLMEngine:
         strings = StopStrings(params.stop_strings, self.setting.decode) if params.stop_strings else None
         stops = sorted({*self.setting.eos_token_ids, *params.stop_token_ids})
         seed = int(torch.randint(2**62, ())) if params.seed is None else params.seed
-        on_cpu = self.setting.device.type == "cpu"
-        requests = _requests(len(prompts), group_size, params, stops, None if on_cpu else seed)
-        running = self._vllm()
-        running.check_lengths(prompts)
-        with _random_state_kept():
-            running.wake()
-            running.load(named_weights(self.model))
-            if on_cpu:
-                # vLLM 0.32 fails with a seed per request when prompts fill more than one step (generators of the CPU have
-                # no offset to set back). Without one it draws from the global generator.
-                torch.manual_seed(seed)
-            outputs = running.llm.generate(
-                [{"prompt_token_ids": [int(i) for i in prompt]} for prompt in prompts],
-                requests,
-                use_tqdm=False,
-            )
-            running.sleep()
-        groups = [[_completion(o, stops) for o in output.outputs] for output in outputs]
+        count = group_size if params.temperature > 0 else 1
+        groups = self._sample(prompts, count, params, stops, seed)
         if params.temperature == 0:
             groups = [group * group_size for group in groups]
         if strings is not None:
             groups = [[_cut(c, strings, params.min_new_tokens) for c in group] for group in groups]
-        if _is_filtered(params):
+        if is_filtered(params):
             groups = self._with_own_log_probs(prompts, groups, params.temperature or 1.0)
         if not all(math.isfinite(math.fsum(c.log_probs)) for group in groups for c in group):
-            raise EngineError(
-                "the model's outputs are not finite numbers (NaN or infinite): its weights are broken. Continue from an "
-                "earlier checkpoint with a lower learning rate, or check the model's files"
-            )
+            raise not_finite()
         if on_finished is not None:
             on_finished(len(prompts) * group_size)
         return groups
 
-    def _vllm(self) -> _Running:
-        """Return the vLLM of this process, made for this model's shape at the first use."""
-        base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
-        shape = f"{type(base).__name__} {self._dtype} {base.config.to_json_string(use_diff=False)}"
-        wanted = {**DEFAULTS, **self.settings}
-        if _running and (_running[0].shape != shape or (self.settings and _running[0].settings != wanted)):
-            log.info("vLLM starts again for %s with %s", type(base).__name__, wanted)
-            _running.pop().close()
-        if not _running:
-            _running.append(_Running(base, self.tokenizer, self._dtype, shape, wanted))
-        return _running[0]
+    @abstractmethod
+    def _sample(
+        self,
+        prompts: Sequence[Sequence[int]],
+        count: int,
+        params: SamplingParams,
+        stops: Sequence[int],
+        seed: int,
+    ) -> list[list[Completion]]:
+        """Give vLLM the present weights and return its ``count`` completions per prompt, with its log-probs.
+
+        Completion c of prompt p draws with ``seed + p × count + c``; ``stops`` end a completion.
+        """
 
     def _with_own_log_probs(
         self, prompts: Sequence[Sequence[int]], groups: list[list[Completion]], temperature: float
@@ -178,6 +146,77 @@ class VLLMEngine:
             Completion(c.token_ids, row[: len(c.token_ids)], c.finish_reason)
             for c, row in zip(group, log_prob_BT, strict=True)
         ]
+
+
+class VLLMEngine(VLLMRollouts):
+    """Samples groups through vLLM's ``LLM`` in this process.
+
+    Args:
+        settings: See ``SETTINGS``. A vLLM that already runs in this process for a model of this shape is taken over, unless it
+            has other settings than those given here. The others: see ``VLLMRollouts``.
+
+    Raises:
+        MissingExtraError: vLLM cannot be imported.
+        ConfigError: Unknown setting.
+        EngineError: vLLM cannot run the model.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any = None,
+        *,
+        eos_token_ids: Sequence[int] | None = None,
+        pad_token_id: int | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        for key in settings or {}:
+            if key not in SETTINGS:
+                raise ConfigError(
+                    f"unknown vLLM setting '{key}'.{nearest(key, SETTINGS)} Expected one of {', '.join(SETTINGS)}"
+                )
+        self.settings = dict(settings or {})
+        _import_vllm()
+        super().__init__(model, tokenizer, eos_token_ids, pad_token_id)
+
+    def _sample(
+        self,
+        prompts: Sequence[Sequence[int]],
+        count: int,
+        params: SamplingParams,
+        stops: Sequence[int],
+        seed: int,
+    ) -> list[list[Completion]]:
+        on_cpu = self.setting.device.type == "cpu"
+        requests = _requests(len(prompts), count, params, stops, None if on_cpu else seed)
+        running = self._vllm()
+        check_lengths(prompts, running.context, "set grpo.vllm.max_model_length")
+        with _random_state_kept():
+            running.wake()
+            running.load(named_weights(self.model))
+            if on_cpu:
+                # vLLM 0.32 fails with a seed per request when prompts fill more than one step (generators of the CPU have
+                # no offset to set back). Without one it draws from the global generator.
+                torch.manual_seed(seed)
+            outputs = running.llm.generate(
+                [{"prompt_token_ids": [int(i) for i in prompt]} for prompt in prompts],
+                requests,
+                use_tqdm=False,
+            )
+            running.sleep()
+        return [[_completion(o, stops) for o in output.outputs] for output in outputs]
+
+    def _vllm(self) -> _Running:
+        """Return the vLLM of this process, made for this model's shape at the first use."""
+        base = base_of(self.model)
+        shape = f"{type(base).__name__} {self._dtype} {base.config.to_json_string(use_diff=False)}"
+        wanted = {**DEFAULTS, **self.settings}
+        if _running and (_running[0].shape != shape or (self.settings and _running[0].settings != wanted)):
+            log.info("vLLM starts again for %s with %s", type(base).__name__, wanted)
+            _running.pop().close()
+        if not _running:
+            _running.append(_Running(base, self.tokenizer, self._dtype, shape, wanted))
+        return _running[0]
 
 
 class _Running:
@@ -228,15 +267,6 @@ class _Running:
         del self.llm
         cleanup_dist_env_and_memory()
 
-    def check_lengths(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Refuse prompts that leave no room for a completion (EngineError)."""
-        for index, prompt in enumerate(prompts):
-            if len(prompt) >= self.context:
-                raise EngineError(
-                    f"prompt {index} has {len(prompt)} tokens, but vLLM holds {self.context} with the completion; set "
-                    f"grpo.vllm.max_model_length above {len(prompt)}, or leave the prompt out"
-                )
-
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
         """Give vLLM these weights and drop what it has cached of the old ones."""
         with torch.no_grad():
@@ -255,9 +285,32 @@ class _Running:
             self._asleep = True
 
 
+def check_lengths(prompts: Sequence[Sequence[int]], context: int, how: str) -> None:
+    """Refuse prompts that leave no room for a completion; ``how`` says how to get a larger ``context`` (EngineError)."""
+    for index, prompt in enumerate(prompts):
+        if len(prompt) >= context:
+            raise EngineError(
+                f"prompt {index} has {len(prompt)} tokens, but vLLM holds {context} with the completion; {how} above "
+                f"{len(prompt)}, or leave the prompt out"
+            )
+
+
+def not_finite() -> EngineError:
+    """Return the error of a model whose log-probs are no numbers."""
+    return EngineError(
+        "the model's outputs are not finite numbers (NaN or infinite): its weights are broken. Continue from an "
+        "earlier checkpoint with a lower learning rate, or check the model's files"
+    )
+
+
+def base_of(model: Any) -> Any:
+    """Return the transformers model inside a PEFT model, or the model itself."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
 def named_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
     """Yield a policy's weights by their checkpoint names, active adapters merged into copies."""
-    yield from _weights_of(model.get_base_model() if hasattr(model, "get_base_model") else model, "")
+    yield from _weights_of(base_of(model), "")
 
 
 def _weights_of(module: Any, prefix: str) -> Iterator[tuple[str, Tensor]]:
@@ -276,7 +329,7 @@ def _weights_of(module: Any, prefix: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def _requests(
-    count: int, group_size: int, params: SamplingParams, stops: list[int], seed: int | None
+    prompts: int, count: int, params: SamplingParams, stops: Sequence[int], seed: int | None
 ) -> list[Any]:
     """Return vLLM's sampling settings, one per prompt; completion i of a prompt draws with its seed + i."""
     _import_vllm()
@@ -284,20 +337,20 @@ def _requests(
 
     return [
         VLLMSamplingParams(
-            n=group_size if params.temperature > 0 else 1,
+            n=count,
             temperature=params.temperature,
             top_p=params.top_p,
             top_k=params.top_k,
             min_p=params.min_p,
-            seed=None if seed is None else seed + index * group_size,
+            seed=None if seed is None else seed + index * count,
             max_tokens=params.max_new_tokens,
             min_tokens=params.min_new_tokens,
-            stop_token_ids=stops,
+            stop_token_ids=list(stops),
             ignore_eos=True,
             logprobs=0,
             detokenize=False,
         )
-        for index in range(count)
+        for index in range(prompts)
     ]
 
 
@@ -316,13 +369,14 @@ def _cut(completion: Completion, strings: StopStrings, least: int) -> Completion
     return completion
 
 
-def _is_filtered(params: SamplingParams) -> bool:
+def is_filtered(params: SamplingParams) -> bool:
+    """Whether vLLM's log-probs are those of a filtered distribution."""
     filters = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
     return params.min_new_tokens > 0 or (filters and params.temperature > 0)
 
 
 def _weight_type(model: Any) -> torch.dtype:
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = base_of(model)
     dtypes = {p.dtype for p in base.parameters() if p.dim() > 1 and not p.dtype.is_floating_point}
     if dtypes:
         raise EngineError(

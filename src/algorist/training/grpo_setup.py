@@ -16,11 +16,14 @@ from algorist.errors import ConfigError, nearest
 from algorist.prompts import PromptFormat
 from algorist.prompts.chat import render_prompt
 from algorist.rollouts.base import RolloutEngine, SamplingParams
-from algorist.rollouts.select import make_engine
+from algorist.rollouts.select import make_engine, own_server
 from algorist.rollouts.vllm import SETTINGS
+from algorist.rollouts.vllm_server import SERVER_SETTINGS
 from algorist.training.arguments import optim_arguments
 from algorist.training.grpo import AlgoristGRPOTrainer
 from algorist.types import Problem
+
+_VLLM_MODES = ("colocate", "server")
 
 
 def grpo_rows(
@@ -64,8 +67,8 @@ def make_grpo_trainer(
         section: The recipe's ``grpo`` section.
         rewards: TRL-callable rewards.
         weights: One weight per reward.
-        engine: Rollout engine; None lets the section's vLLM generate: ours in this process, or TRL's integration for a
-            server, several processes, or ``grpo.vllm.integration: trl``.
+        engine: Rollout engine; None lets the section's vLLM generate: ours in this process or in a server, or TRL's
+            integration for several processes without a server and for ``grpo.vllm.integration: trl``.
         output_dir: Folder of the checkpoints.
         seed: Seed of data order and sampling.
         device: Device of training.
@@ -105,8 +108,8 @@ def make_grpo_trainer(
     )
     trainer_class = AlgoristGRPOTrainer
     if engine is None and section.engine == "vllm" and not _through_trl(section):
-        engine = make_engine("vllm", model, tokenizer, vllm=section.vllm)
-        args.use_vllm, trainer_class = False, ColocatedTrainer
+        engine = make_engine("vllm", model, tokenizer, vllm=section.vllm, together=True)
+        args.use_vllm, trainer_class = False, VLLMTrainer
     trainer = trainer_class(
         model=model,
         reward_funcs=list(rewards),
@@ -170,7 +173,7 @@ def grpo_config(
     )
 
 
-class ColocatedTrainer(AlgoristGRPOTrainer):
+class VLLMTrainer(AlgoristGRPOTrainer):
     """Rollouts by our vLLM engine, with TRL's importance-sampling correction of what vLLM and the trainer differ in.
 
     TRL corrects where ``use_vllm`` is set; while rollouts are made it stays off, so that TRL starts no vLLM of its own.
@@ -185,24 +188,33 @@ class ColocatedTrainer(AlgoristGRPOTrainer):
 
 
 def _through_trl(section: GRPOSection) -> bool:
-    """Whether TRL's own integration runs vLLM: a server, several processes or devices, or on demand."""
+    """Whether TRL's own integration runs vLLM: several processes or devices without a server, or on demand."""
     given = section.vllm
-    return (
-        given.get("mode", "colocate") != "colocate"
-        or given.get("integration") == "trl"
-        or int(given.get("tensor_parallel_size", 1)) > 1
-        or int(os.environ.get("WORLD_SIZE", "1")) > 1
-    )
+    several = int(given.get("tensor_parallel_size", 1)) > 1 or int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return given.get("integration") == "trl" or (several and not own_server(given))
 
 
 def _vllm_arguments(section: GRPOSection, known: set[str]) -> dict[str, Any]:
-    """Return TRL's vLLM arguments of a section; keys that only our engine reads are left out."""
-    ours = set() if _through_trl(section) else set(SETTINGS)
-    for key in section.vllm:
+    """Return TRL's vLLM arguments of a section; keys that only our engines read are left out."""
+    given = section.vllm
+    mode = str(given.get("mode", "colocate"))
+    if mode not in _VLLM_MODES:
+        raise ConfigError(
+            f"grpo.vllm.mode is '{mode}'.{nearest(mode, _VLLM_MODES)} Expected colocate (vLLM in the training process) or server"
+        )
+    ours: set[str] = set()
+    if not _through_trl(section):
+        ours = set(SERVER_SETTINGS if own_server(given) else SETTINGS)
+    for key in given:
         if key not in known | ours | {"integration"}:
             only = " (with mode colocate in one process it is one)" if key in SETTINGS else ""
+            only = (
+                " (with mode server and without integration trl it is one)"
+                if key in SERVER_SETTINGS
+                else only
+            )
             raise ConfigError(
-                f"grpo.vllm.{key} is not a setting of TRL's vLLM integration{only}.{nearest(key, known | ours)} Expected some "
+                f"grpo.vllm.{key} is no setting of vLLM here{only}.{nearest(key, known | ours)} Expected some "
                 f"of {', '.join(sorted(known | ours))}"
             )
-    return {f"vllm_{key}": value for key, value in section.vllm.items() if key in known}
+    return {f"vllm_{key}": value for key, value in given.items() if key in known}
