@@ -14,7 +14,7 @@ help:
 	@echo "make quickstart   install, then train a tiny model from scratch and show what GRPO gained"
 	@echo "make test         install, then run the tests"
 	@echo "make test-vllm    an environment of its own with vLLM for CPU (4 GB), then the tests that need it"
-	@echo "make check        formatter, linter, type checker"
+	@echo "make check        formatter, linter, type checker, spelling"
 	@echo "make bench        benchmarks against stock TRL (minutes)"
 	@echo "make docs         the documentation as a site in site/ (opens offline)"
 
@@ -53,17 +53,19 @@ $(VLLM)/.installed: pyproject.toml
 test-vllm: $(VLLM)/.installed
 	$(VLLM)/bin/python -m pytest -m vllm tests/vllm
 
+SPELLED := README.md CHANGELOG.md CONTRIBUTING.md docs src tests benchmarks examples mkdocs.yml pyproject.toml Makefile
 check: $(DEV)
 	$(VENV)/bin/ruff format --check src tests benchmarks examples
 	$(VENV)/bin/ruff check src tests benchmarks examples
 	$(VENV)/bin/mypy
+	$(VENV)/bin/codespell $(SPELLED)
 
 format: $(DEV)
 	$(VENV)/bin/ruff format src tests benchmarks examples
 	$(VENV)/bin/ruff check --fix src tests benchmarks examples
 
 bench: $(DEV)
-	for file in grading rollout update step store; do $(PYTHON) benchmarks/$$file.py || exit 1; done
+	for file in grading rollout sft update step store; do $(PYTHON) benchmarks/$$file.py || exit 1; done
 
 $(DOCS): $(STAMP)
 	$(VENV)/bin/pip install -q --disable-pip-version-check -c constraints.txt -e '.[docs]'

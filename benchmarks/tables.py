@@ -1,4 +1,4 @@
-"""The tables of figures in README and docs, made from ``baselines/*.json``; nothing in them is typed by hand.
+"""The tables of figures in README and docs, made from ``baselines/*.json`` and the recipes; nothing in them is typed by hand.
 
 python benchmarks/tables.py            # write them between <!-- figures NAME --> and <!-- /figures -->
 python benchmarks/tables.py --check    # exit 1 when a page is not up to date
@@ -16,7 +16,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 BASELINES = ROOT / "benchmarks" / "baselines"
-PAGES = ("README.md", "docs/engine.md", "docs/grading.md")
+PAGES = ("README.md", "docs/engine.md", "docs/grading.md", "docs/recipes.md")
 BLOCK = re.compile(r"(<!-- figures (\w+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
 
 Row = tuple[str, str, str, str]
@@ -151,15 +151,19 @@ def _table(rows: list[Row]) -> str:
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows), ""])
 
 
+def _machine(environment: dict[str, Any]) -> str:
+    versions = environment["libraries"]
+    kept = ", ".join(
+        f"{name} {versions[name]}" for name in ("torch", "transformers", "trl") if name in versions
+    )
+    return f"{environment['cpu']}, {environment['cores']} cores, Python {environment['python']}, {kept}"
+
+
 def _where() -> str:
     found = next((f["environment"] for f in map(load, ("step-tiny-1t", "grading")) if f), None)
     if found is None:
         return ""
-    versions = found["libraries"]
-    kept = ", ".join(
-        f"{name} {versions[name]}" for name in ("torch", "transformers", "trl") if name in versions
-    )
-    return f"\nMeasured on {found['cpu']}, {found['cores']} cores, Python {found['python']}, {kept}; both sides in turns in one run.\n"
+    return f"\nMeasured on {_machine(found)}; both sides in turns in one run.\n"
 
 
 def readme() -> str:
@@ -169,6 +173,7 @@ def readme() -> str:
         for row in [
             *_timed("step", "a whole GRPO step", "tokens/s"),
             *_timed("update", "an update", "tokens/s"),
+            *_timed("sft", "an SFT step", "tokens/s"),
             *_rollouts(),
         ]
         if "1 thread" in row[0] and "bfloat16" not in row[0]
@@ -182,6 +187,7 @@ def engine() -> str:
         *_rollouts(),
         *_vllm(),
         *_timed("update", "an update", "tokens/s"),
+        *_timed("sft", "an SFT step", "tokens/s"),
         *_timed("step", "a whole GRPO step", "tokens/s"),
         *_accuracy(),
         *_memory(),
@@ -206,7 +212,43 @@ def grading() -> str:
     return f"{_table(_grading())}{_where()}\n" + "\n".join(lines) + "\n"
 
 
-TABLES: dict[str, Callable[[], str]] = {"readme": readme, "engine": engine, "grading": grading}
+def recipes() -> str:
+    """What each shipped recipe costs by its numbers."""
+    from recipe_cost import table  # builds models: only where the page asks for it
+
+    return table()
+
+
+def curve() -> str:
+    """Held-out accuracy of the quickstart by GRPO step, until the target of the benchmark."""
+    found = load("time-to-accuracy-1t")
+    if found is None:
+        return ""
+    runs = {
+        run["seed"]: {step: value for step, _, value in run["curve"]}
+        for run in found["runs"]
+        if run["who"] == "algorist"
+    }
+    steps = sorted({step for values in runs.values() for step in values})
+    lines = [
+        f"| seed | {' | '.join(f'step {step}' for step in steps)} |",
+        f"|---|{'---|' * len(steps)}",
+        *(
+            f"| {seed} | {' | '.join(f'{values[s]:.1%}' if s in values else '' for s in steps)} |"
+            for seed, values in sorted(runs.items())
+        ),
+    ]
+    where = f"{_machine(found['environment'])}, {_threads(found['environment'])}"
+    return "\n".join([*lines, "", f"Measured on {where}; `benchmarks/time_to_accuracy.py`.", ""])
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "readme": readme,
+    "engine": engine,
+    "grading": grading,
+    "recipes": recipes,
+    "curve": curve,
+}
 
 
 def main() -> None:

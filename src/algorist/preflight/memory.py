@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from algorist.training.head import CACHE_BYTES, CHUNK_ELEMENTS
 from algorist.training.update import FastUpdate, unwrap
 
-HOLES, ADAPTER_HOLES = 0.1, 0.6
+HOLES, ADAPTER_HOLES = 0.1, 0.4
 """Memory that the C allocator keeps in holes between what stays and what is freed, as a share of the activations (CPU only;
 measured with benchmarks/memory_plan.py: adapters make several short-lived tensors in each layer)."""
 
@@ -83,7 +83,7 @@ def saved_bytes(forward: Callable[[], Tensor], model: nn.Module) -> int:
 
 
 def plan_sft(model: Any, shape: Shape) -> MemoryPlan:
-    """Return the plan of an SFT step: padded rows through the model's own forward, logits at every position."""
+    """Return the plan of an SFT step: padded rows through the model's own forward, the head at completions only."""
     base = unwrap(model)
     vocabulary = _head(base)
 
@@ -93,9 +93,8 @@ def plan_sft(model: Any, shape: Shape) -> MemoryPlan:
         return saved_bytes(lambda: base(input_ids=ids, use_cache=False, logits_to_keep=1).logits.sum(), base)
 
     tokens = shape.rows * (shape.prompt_tokens + shape.completion_tokens)
-    # Logits, their float32 log-softmax and the gradient of both; in float32 the copy is the tensor itself.
-    copies = 3 if next(base.parameters()).dtype == torch.float32 else 4
-    return _plan(model, int(_slope(kept) * tokens), copies * 4 * tokens * vocabulary, 0)
+    completions = shape.total_tokens or shape.rows * shape.completion_tokens
+    return _plan(model, int(_slope(kept) * tokens), _head_bytes(completions, vocabulary), 0)
 
 
 def plan_grpo(model: Any, shape: Shape, *, fast_update: bool, group_rows: int, length: int) -> MemoryPlan:
@@ -131,8 +130,7 @@ def plan_grpo(model: Any, shape: Shape, *, fast_update: bool, group_rows: int, l
     if fast_update:
         completions = shape.total_tokens or completions
         tokens = shape.prompts * shape.prompt_tokens + completions
-        chunk = min(CHUNK_ELEMENTS, completions * vocabulary) * 4
-        logits = min(CACHE_BYTES, completions * vocabulary * 4) + 2 * chunk
+        logits = _head_bytes(completions, vocabulary)
     else:
         tokens = shape.rows * shape.prompt_tokens + completions
         logits = 3 * 4 * completions * vocabulary
@@ -155,6 +153,13 @@ def _plan(model: nn.Module, activations: int, logits: int, cache: int) -> Memory
 
 def _slope(kept: Callable[[int], int], short: int = 32, long: int = 96) -> float:
     return (kept(long) - kept(short)) / (long - short)
+
+
+def _head_bytes(completions: int, vocabulary: int) -> int:
+    """Return what the chunked head takes: probabilities that are kept, and two chunks of logits."""
+    chunk = min(CHUNK_ELEMENTS, completions * vocabulary) * 4
+    kept = completions * vocabulary * 4
+    return (kept if kept <= CACHE_BYTES else 0) + 2 * chunk
 
 
 def _head(base: Any) -> int:

@@ -22,8 +22,9 @@ from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
 from algorist.types import Problem
 
-STEPS = 4
-"""Steps of a trial; the first pays for what is built once and is not counted."""
+STEPS, MOST_STEPS, ENOUGH_S = 4, 16, 2.0
+"""A trial takes at least 4 steps, and up to 16 until 2 seconds are over: steps of milliseconds vary. The first pays for what is
+built once and is not counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +54,10 @@ class _Clock(TrainerCallback):
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         self._began = time.perf_counter()
 
-    def on_step_end(self, *_: Any, **__: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.seconds.append(time.perf_counter() - self._began)
+        if len(self.seconds) >= STEPS and sum(self.seconds) >= ENOUGH_S:
+            control.should_training_stop = True
 
     def median(self) -> float:
         """Return the median without the first step."""
@@ -175,4 +178,4 @@ def grpo_steps(section: GRPOSection, problems: int) -> int:
 
 
 def _short(steps: int) -> dict[str, Any]:
-    return {"max_steps": min(STEPS, steps), "save_steps": 10**9, "logging_steps": 10**9, "eval_every": None}
+    return {"max_steps": min(MOST_STEPS, steps), "save_steps": 10**9, "logging_steps": 10**9, "eval_every": None}
