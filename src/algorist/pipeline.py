@@ -213,6 +213,7 @@ def run_grpo(run: Run) -> None:
         graded = graded_rollouts(rows, run.train, run.prompt_format, run.recipe.matcher)
         store.write(graded)
         run.notes.on_rollouts(graded)
+        run.notes.on_failures(rewards, len(graded))
         run.live.on_rollouts(graded)
         run.trackers.rewards("grpo", graded)
 

@@ -11,7 +11,7 @@ from typing import Any
 from algorist.config.changes import check_same_run
 from algorist.config.explain import to_yaml
 from algorist.config.schema import DatasetSection, Recipe
-from algorist.data import load_problems
+from algorist.data import load_problems, with_solutions
 from algorist.errors import CheckpointError, ConfigError
 from algorist.grading import MATCHERS
 from algorist.prompts import PromptFormat, get_format, missing_tags
@@ -50,6 +50,8 @@ class Problems:
         """
         train = load_problems(recipe.data.train)
         sft = load_problems(recipe.data.sft) if recipe.data.sft else train
+        if recipe.sft.enabled:
+            with_solutions(sft)
         return cls(train, sft, load_problems(recipe.data.eval) if recipe.eval.enabled else [])
 
 

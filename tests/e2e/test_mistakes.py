@@ -72,3 +72,19 @@ def test_a_model_folder_without_tokenizer(cli: Cli, tmp_path: Path) -> None:
     done = cli("run", "quickstart", f"model.name={path}")
     assert done.returncode == 2
     assert "has no tokenizer" in done.stderr
+
+
+def test_a_reward_that_always_fails_is_told_at_once(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def broken(completion):\n    raise ValueError('my bug')\n")
+    done = cli(
+        "run", "smoke-cpu", "rewards=[correct, {name: 'mine.py:broken'}]", "sft.enabled=false", "eval.enabled=false"
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    told = " ".join((done.stdout + done.stderr).split())
+    assert "reward 'broken' failed on 16 of 16 completions (ValueError('my bug')); they get 0" in told
+    lines = [
+        json.loads(x) for x in (tmp_path / "runs" / "smoke-cpu" / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert [x["rewards/broken/failures"] for x in lines if "rewards/broken/mean" in x] == [16.0, 16.0]
+    no_function = cli("run", "smoke-cpu", "run_name=b", "rewards=[{name: mine.py}]")
+    assert no_function.returncode == 2 and "mine.py:FUNCTION" in no_function.stderr

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from algorist.config.load import load_recipe
 from algorist.config.schema import DatasetSection
 from algorist.data import load_problems, overlap
 from algorist.data.arithmetic import word_problems
 from algorist.data.files import read_rows
 from algorist.data.gsm8k import extract_hash_answer
 from algorist.errors import DataError
+from algorist.pipeline import run_recipe
 
 
 def section(**values: object) -> DatasetSection:
@@ -149,3 +151,19 @@ def test_damaged_files_are_named_with_their_line(tmp_path: Path) -> None:
 def test_a_missing_hub_names_the_local_option() -> None:
     with pytest.raises(DataError, match=r"data\.train\.path"):
         load_problems(section(name="gsm8k"))
+
+
+def test_a_path_that_a_dataset_does_not_read_is_refused() -> None:
+    section = DatasetSection.model_validate({"name": "arithmetic", "path": "rows.jsonl"})
+    with pytest.raises(DataError, match=r"reads no file, but path is 'rows.jsonl'.*name=local"):
+        load_problems(section)
+
+
+def test_sft_without_solutions_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"question": "1 + 1?", "answer": "2"}\n' * 3, encoding="utf-8")
+    local = f"{{name: local, path: '{rows}'}}"
+    settings = (f"data.train={local}", f"data.sft={local}", f"output_dir={tmp_path / 'runs'}")
+    with pytest.raises(DataError, match="needs worked solutions, but none of 3"):
+        run_recipe(load_recipe("smoke-cpu", settings).recipe)
+    assert not (tmp_path / "runs").exists()

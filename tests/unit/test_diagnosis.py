@@ -230,6 +230,15 @@ def test_entropy_collapse(runs: Runs, paying: Path) -> None:
     assert "entropy_collapse" in names(sure)
 
 
+def test_reward_fails(runs: Runs) -> None:
+    broken = runs.folder / "broken.py"
+    broken.write_text("def broken(completion):\n    return 'good'\n", encoding="utf-8")
+    alone = runs("reward_fails", f"rewards=[{{name: '{broken}:broken'}}]")
+    assert names(alone) == ["reward_fails"]
+    beside = runs("reward_fails_beside", f"rewards=[correct, {{name: '{broken}:broken', weight: 0.1}}]")
+    assert "reward_fails" in names(beside)
+
+
 def test_length_growth(runs: Runs, paying: Path) -> None:
     wrong = sums(runs.folder / "shifted2.jsonl", 200, seed=3, shift=100)
     grown = runs(

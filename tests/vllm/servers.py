@@ -68,13 +68,17 @@ class Server:
                 start_new_session=True,
             )
         server = cls(process, f"http://127.0.0.1:{port}", log)
-        until = time.monotonic() + 240
-        while not server.answers():
-            if process.poll() is not None or time.monotonic() > until:
-                server.kill()
-                raise AssertionError(log.read_text()[-4000:])
-            time.sleep(0.5)
+        server.wait()
         return server
+
+    def wait(self) -> None:
+        """Wait until it answers."""
+        until = time.monotonic() + 240
+        while not self.answers():
+            if self.process.poll() is not None or time.monotonic() > until:
+                self.kill()
+                raise AssertionError(self.log.read_text()[-4000:])
+            time.sleep(0.5)
 
     def answers(self) -> bool:
         try:

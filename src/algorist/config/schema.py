@@ -154,7 +154,7 @@ class PromptSection(Section):
 
 
 class RewardSection(Section):
-    """One reward of the weighted sum."""
+    """One reward of the weighted sum; a text alone is its name."""
 
     name: str
     """A registered reward, or ``file.py:function``."""
@@ -164,6 +164,11 @@ class RewardSection(Section):
     """The reward's own parameters."""
     timeout_s: float = Field(30.0, gt=0)
     """Seconds that one call of a user's own reward may take; then it is killed and the completions get its floor."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_alone(cls, given: Any) -> Any:
+        return {"name": given} if isinstance(given, str) else given
 
 
 class OptimSection(Section):

@@ -73,6 +73,11 @@ def word_problems(
 @dataset("arithmetic")
 def load_arithmetic(source: Source) -> list[Problem]:
     """Procedural word problems; params: ``count`` (1000), ``seed`` (0), ``careless`` (0.0), ``steps`` ([2, 3])."""
+    if source.path is not None:
+        raise DataError(
+            f"arithmetic makes its problems and reads no file, but path is '{source.path}'. Name the dataset of that file: "
+            "name=local for rows of your own, with columns.question=… and columns.answer=…"
+        )
     params: dict[str, Any] = {"count": 1000, "seed": 0, "careless": 0.0, "steps": (2, 3)} | source.params
     unknown = set(params) - {"count", "seed", "careless", "steps"}
     if unknown:

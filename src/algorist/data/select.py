@@ -100,6 +100,21 @@ def _correct(problems: list[Problem], name: str) -> list[Problem]:
     return kept
 
 
+def with_solutions(problems: list[Problem]) -> list[Problem]:
+    """Return the problems that have a worked solution.
+
+    Raises:
+        DataError: None has one.
+    """
+    found = [p for p in problems if p.solution]
+    if not found:
+        raise DataError(
+            f"SFT needs worked solutions, but none of {len(problems)} problems has one; map the column with "
+            "data.sft.columns.solution=COLUMN, or leave SFT out: sft.enabled=false"
+        )
+    return found
+
+
 def _by_length(
     problems: list[Problem], section: DatasetSection, prompt_tokens: Callable[[Problem], int]
 ) -> list[Problem]:

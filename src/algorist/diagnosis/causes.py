@@ -22,6 +22,8 @@ MOSTLY = 0.7
 """Share of truncated or unreadable completions from which on they, not the answers, decide what is learned."""
 FLAT_BY_GRADE = 0.7
 """Groups that are all right or all wrong have one reward rightly; above this share they are the reason."""
+FAILS = 0.5
+"""Share of completions for which a reward fails from which on its floor, not its value, is what the run learns from."""
 COPIES = 0.7
 """Share of groups whose completions are all one text. A healthy run stays well below a third."""
 ANSWERED = 0.5
@@ -30,6 +32,7 @@ END_SHOWN = 0.1
 """Share of completions with an end-of-turn token as text. One in a hundred may be a model's whim."""
 
 EXPLAINS: dict[str, tuple[str, ...]] = {
+    "reward_fails": ("flat_reward", "weights_unchanged"),
     "not_finite": ("learning_rate_too_large", "learning_rate_too_small", "weights_unchanged", "kl_blow_up"),
     "no_stop": ("truncated", "unparseable", "all_wrong", "weights_unchanged"),
     "truncated": ("unparseable", "all_wrong", "weights_unchanged"),
@@ -166,6 +169,33 @@ def flat_reward(signals: Signals) -> Finding | None:
         ),
         (*signals.samples("right")[:1], *signals.samples("wrong")[:2]),
         "rewards:\n  - {name: correct, weight: 1.0}\n  - {name: well_formed, weight: 0.2}",
+    )
+
+
+@CAUSES.register("reward_fails")
+def reward_fails(signals: Signals) -> Finding | None:
+    """A reward raises, or returns no finite number, on most completions."""
+    rollouts = sum(b.rollouts for b in signals.batches)
+    failures: Counter[str] = Counter()
+    for line in signals.lines.get("grpo", ()):
+        for key, value in line.items():
+            if key.startswith("rewards/") and key.endswith("/failures"):
+                failures[key.split("/")[1]] += int(value or 0)
+    if not failures or not rollouts:
+        return None
+    name, count = failures.most_common(1)[0]
+    if count < FAILS * rollouts:
+        return None
+    return Finding(
+        "reward_fails",
+        f"The reward '{name}' fails on most completions; they get its floor, so it teaches nothing.",
+        1,
+        (
+            f"'{name}' failed {count} times on {rollouts} completions; training.log says how",
+            f"failures of each reward: {', '.join(f'{n} {c}' for n, c in failures.most_common())}",
+        ),
+        signals.samples("any"),
+        "rewards:  # correct the function, or leave it out\n  - {name: correct, weight: 1.0}",
     )
 
 

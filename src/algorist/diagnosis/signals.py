@@ -138,7 +138,8 @@ def _spread(group: Sequence[Mapping[str, Any]]) -> float:
 
 
 def _has_answer(row: Mapping[str, Any]) -> bool:
-    return row.get("extracted") is not None
+    # Several answers that differ are no answer for the grader, but the model went on behind the first.
+    return row.get("extracted") is not None or row.get("reason") == "ambiguous"
 
 
 def _shows_end(row: Mapping[str, Any]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from algorist.grading import grade_completion
@@ -50,6 +50,28 @@ class RolloutNotes:
         self._best: Mapping[str, Any] | None = None
         self._worst: Mapping[str, Any] | None = None
         self._values: dict[str, list[float]] = {}
+        self._failures: dict[str, int] = {}
+        self._failed: dict[str, float] = {}
+
+    def on_failures(self, rewards: Iterable[Any], completions: int) -> None:
+        """Take how often each reward has failed; the first time is told.
+
+        Args:
+            rewards: With ``__name__``, ``failures`` so far, ``first_failure`` and ``low``, the value that takes their place.
+            completions: How many were rewarded since the last call.
+        """
+        for reward in rewards:
+            before = self._failures.get(reward.__name__, 0)
+            new = reward.failures - before
+            self._failures[reward.__name__] = reward.failures
+            if new:
+                name = f"rewards/{reward.__name__}/failures"
+                self._failed[name] = self._failed.get(name, 0.0) + new
+            if new and not before:
+                self.say(
+                    f"reward '{reward.__name__}' failed on {new} of {completions} completions ({reward.first_failure}); "
+                    f"they get {reward.low:g}. All of it is in training.log"
+                )
 
     def on_rollouts(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Take the graded rollouts of one generation batch."""
@@ -65,7 +87,7 @@ class RolloutNotes:
                 self._worst = row
 
     def on_metrics(self, stage: str, step: int, values: Mapping[str, float]) -> dict[str, float]:
-        """Return ``reward_min``, ``reward_max`` and those of each reward since the last line; say trends and examples."""
+        """Return ``reward_min``, ``reward_max``, those of each reward and its failures since the last line; say trends and examples."""
         if stage != "grpo":
             return {}
         self._lines += 1
@@ -73,7 +95,8 @@ class RolloutNotes:
         for name, (low, high) in self._ends.items():
             between = "_" if name == "reward" else "/"  # reward_min stands beside TRL's reward_std
             ends |= {f"{name}{between}min": low, f"{name}{between}max": high}
-        self._ends = {}
+        ends |= self._failed
+        self._ends, self._failed = {}, {}
         self._trends(step, values)
         if self._lines % EXAMPLES_EVERY == 0:
             self._examples(step)

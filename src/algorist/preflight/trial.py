@@ -178,4 +178,9 @@ def grpo_steps(section: GRPOSection, problems: int) -> int:
 
 
 def _short(steps: int) -> dict[str, Any]:
-    return {"max_steps": min(MOST_STEPS, steps), "save_steps": 10**9, "logging_steps": 10**9, "eval_every": None}
+    return {
+        "max_steps": min(MOST_STEPS, steps),
+        "save_steps": 10**9,
+        "logging_steps": 10**9,
+        "eval_every": None,
+    }

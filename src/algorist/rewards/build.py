@@ -50,7 +50,7 @@ class TrainerReward:
     """One reward in TRL's call form: lists by keyword in, one float per completion out.
 
     ``failures`` counts completions for which the reward raised, returned something else than a finite number, or had
-    no gold answer; they got ``low``. ``weight`` is what the recipe says; the values here are not weighted.
+    no gold answer; they got ``low``; ``first_failure`` says what the first of them was. ``weight`` is what the recipe says; the values here are not weighted.
     """
 
     def __init__(
@@ -65,6 +65,7 @@ class TrainerReward:
         self.reward, self.around, self.weight, self.params = reward, around, weight, params
         self.low, self.high = reward.range_with(params)
         self.failures = 0
+        self.first_failure = ""
         self.log_every = 0
         self._calls = 0
 
@@ -176,6 +177,11 @@ class TrainerReward:
 
     def _failed(self, error: Exception) -> float:
         if self.failures == 0:
+            said = (str(error).splitlines() or [""])[0]
+            # What another process raised comes as a RuntimeError with its traceback.
+            self.first_failure = (
+                said if isinstance(error, RuntimeError) else f"{type(error).__name__}: {said}"
+            )
             log.warning(
                 "reward '%s' failed: %r; such completions get its floor %g and are counted (shown once)",
                 self.__name__,
@@ -284,6 +290,10 @@ def build_rewards(
     taken: dict[str, int] = {}
     for spec in specs:
         name, weight, params, timeout_s = _spec(spec)
+        if name.endswith(".py"):
+            raise ConfigError(
+                f"reward '{name}' names a file, not a function in it. Write {name}:FUNCTION (docs/extending.md)"
+            )
         found = load_user_reward(name, timeout_s=timeout_s) if ".py:" in name else REWARDS.get(name)
         shown = name.rpartition(":")[2] if ".py:" in name else name
         taken[shown] = taken.get(shown, 0) + 1

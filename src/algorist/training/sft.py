@@ -18,6 +18,7 @@ from transformers import PrinterCallback
 from trl import SFTConfig, SFTTrainer
 
 from algorist.config.schema import SFTSection
+from algorist.data import with_solutions
 from algorist.errors import DataError
 from algorist.prompts import PromptFormat
 from algorist.prompts.chat import render_prompt
@@ -91,20 +92,13 @@ def demonstrations(
     Raises:
         DataError: No problem has a solution.
     """
-    found = [
+    return [
         Demonstration(
             render_prompt(prompt_format, tokenizer, p.question),
             prompt_format.demonstrate(p.solution, p.extra.get("demonstrated_answer", p.answer)),
         )
-        for p in problems
-        if p.solution
+        for p in with_solutions(list(problems))
     ]
-    if not found:
-        raise DataError(
-            f"SFT needs worked solutions, but none of {len(problems)} problems has one; map the column with "
-            "data.sft.columns.solution=COLUMN, or leave SFT out: sft.enabled=false"
-        )
-    return found
 
 
 def tokenize_demonstrations(
