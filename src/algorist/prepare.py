@@ -10,6 +10,7 @@ from typing import Any
 
 from algorist.config.changes import check_same_run
 from algorist.config.explain import to_yaml
+from algorist.config.load import load_run_recipe
 from algorist.config.schema import DatasetSection, Recipe
 from algorist.data import load_problems, with_solutions
 from algorist.errors import CheckpointError, ConfigError
@@ -76,6 +77,20 @@ def check_folder(recipe: Recipe, *, resume: bool) -> None:
         raise CheckpointError(f"nothing to resume: {path} holds no run (config.yaml is missing)")
     if resume:
         check_same_run((path / "config.yaml").read_text(encoding="utf-8"), to_yaml(recipe), path)
+        _check_finished(recipe, load_run_recipe(path), RunFolder(path))
+
+
+def _check_finished(recipe: Recipe, before: Recipe, folder: RunFolder) -> None:
+    """Refuse another length for a stage that is finished: ``config.yaml`` would say what was not done."""
+    for stage in ("sft", "grpo"):
+        old, new = getattr(before, stage), getattr(recipe, stage)
+        for name in ("max_steps", "epochs"):
+            was, now = getattr(old, name), getattr(new, name)
+            if folder.is_finished(stage) and was != now:
+                raise ConfigError(
+                    f"{stage}.{name} is {now}, but {folder.path} has finished {stage} with {was}. Leave it as it was, or "
+                    f"train on in a new run: run_name=NAME model.name={folder.path / stage / 'final'}"
+                )
 
 
 def open_folder(recipe: Recipe, *, resume: bool) -> RunFolder:

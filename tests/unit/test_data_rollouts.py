@@ -13,7 +13,7 @@ import pytest
 from algorist.config.load import load_recipe
 from algorist.config.schema import DatasetSection, Recipe
 from algorist.data import load_problems
-from algorist.errors import DataError
+from algorist.errors import ConfigError, DataError
 from algorist.grading import grade
 from algorist.pipeline import Run, run_recipe
 from algorist.prompts import get_format
@@ -187,6 +187,14 @@ def test_mistakes_name_the_way_out(first: Run, tmp_path: Path) -> None:
     ):
         with pytest.raises(DataError, match=message):
             load_problems(section("rollouts", params=params))
+
+
+def test_a_finished_stage_keeps_its_length(first: Run) -> None:
+    longer = first.recipe.grpo.model_copy(update={"max_steps": 9})
+    with pytest.raises(
+        ConfigError, match=r"grpo.max_steps is 9, but .* has finished grpo with 2.*run_name=NAME"
+    ):
+        run_recipe(first.recipe.model_copy(update={"grpo": longer}), resume=True)
 
 
 # --- prompts that are too long stay out of training

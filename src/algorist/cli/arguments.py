@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from algorist.errors import CheckpointError, ConfigError
+from algorist.errors import CheckpointError, ConfigError, nearest
 
 if TYPE_CHECKING:
     from algorist.config.schema import Recipe
@@ -31,34 +31,43 @@ def find_model(model: str | None, runs: Path = Path("runs")) -> tuple[Path | str
     """Return (model folder or hub name, run folder if it belongs to one).
 
     ``model`` may be a run folder, a stage's ``final`` or ``checkpoint-N`` folder, any model folder or a hub name;
-    None takes the newest run under ``runs``.
+    None takes the newest run under ``runs`` that has a model.
 
     Raises:
         CheckpointError: There is no run, or the run has no finished stage.
     """
     if model is None:
-        found = sorted((p for p in runs.glob("*/config.yaml")), key=lambda p: p.stat().st_mtime)
+        found = sorted(runs.glob("*/config.yaml"), key=lambda p: p.stat().st_mtime, reverse=True)
         if not found:
             raise CheckpointError(f"no run under {runs}/; give --model, or make one: algorist run quickstart")
-        folder = found[-1].parent
+        folder = next((p.parent for p in found if _model_in(p.parent)), found[0].parent)
     else:
         folder = Path(model).expanduser()
         if not folder.exists():
-            if model.startswith((".", "/", "~")) or model.count("/") != 1:
+            beside = [p.parent.name for p in folder.parent.glob("*/config.yaml")]
+            if model.startswith((".", "/", "~")) or model.count("/") != 1 or beside:
                 raise ConfigError(
-                    f"no run or model at '{model}'; expected a run folder, a model folder or a hub name owner/model"
+                    f"no run or model at '{model}'.{nearest(folder.name, beside)} Expected a run folder, a model folder or "
+                    "a hub name owner/model"
                 )
             return model, None
     if (folder / "config.yaml").is_file():
-        for stage in ("grpo", "sft"):
-            if (folder / stage / "final").is_dir():
-                return folder / stage / "final", folder
-        checkpoints = sorted(folder.glob("*/checkpoint-*"), key=lambda p: p.stat().st_mtime)
-        if checkpoints:
-            return checkpoints[-1], folder
-        raise CheckpointError(f"{folder} has no trained model yet; continue it with algorist run … --resume")
+        trained = _model_in(folder)
+        if trained is None:
+            raise CheckpointError(
+                f"{folder} has no trained model yet; continue it with algorist run … --resume"
+            )
+        return trained, folder
     run = next((p for p in folder.parents if (p / "config.yaml").is_file()), None)
     return folder, run
+
+
+def _model_in(run: Path) -> Path | None:
+    """Return the folder of a run's last model: the last stage's ``final``, else the newest checkpoint."""
+    for stage in ("grpo", "sft"):
+        if (run / stage / "final").is_dir():
+            return run / stage / "final"
+    return max(run.glob("*/checkpoint-*"), key=lambda p: p.stat().st_mtime, default=None)
 
 
 def rows_from_jsonl(path: Path) -> list[dict[str, Any]]:

@@ -2,30 +2,73 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+if TYPE_CHECKING:
+    from algorist.evaluation.compare import Comparison
+
 app = typer.Typer(add_completion=False)
 
-ArtifactPath = Annotated[Path, typer.Argument(help="An evaluation: RUN/eval/NAME.json.")]
+ArtifactPath = Annotated[
+    Path, typer.Argument(help="An evaluation, RUN/eval/NAME.json, or a run: that of its last stage.")
+]
+SHOWN = 10
+"""Flipped problems that are shown of each kind; ``--json`` has all of them."""
 
 
 @app.command(epilog="Example: algorist compare runs/quickstart/eval/sft.json runs/quickstart/eval/grpo.json")
-def compare(before: ArtifactPath, after: ArtifactPath) -> None:
-    """Compare two evaluations of the same problems: paired differences with 95 % intervals."""
+def compare(
+    before: ArtifactPath,
+    after: ArtifactPath,
+    as_json: Annotated[bool, typer.Option("--json", help="The comparison as one JSON object.")] = False,
+) -> None:
+    """Compare two evaluations of the same problems: paired differences, McNemar's test, flipped problems."""
     from rich.console import Console
 
     from algorist.cli.display import closing_table
     from algorist.evaluation.artifact import read_artifact
-    from algorist.evaluation.compare import paired_metrics
+    from algorist.evaluation.compare import compare as compare_artifacts
 
-    first, second = (read_artifact(p.parent, p.name.removesuffix(".json")) for p in (before, after))
-    closing_table(
-        Console(),
-        first.metrics,
-        second.metrics,
-        paired_metrics(first.samples, second.samples),
-        (before.stem, after.stem),
-    )
+    first, second = (read_artifact(*_evaluation(path)) for path in (before, after))
+    found = compare_artifacts(first, second)
+    if as_json:
+        print(json.dumps(asdict(found), ensure_ascii=False))
+        return
+    closing_table(Console(), first.metrics, second.metrics, found.differences, (before.stem, after.stem))
+    print(_told(found, second.samples))
+
+
+def _told(found: Comparison, samples: Sequence[Mapping[str, Any]]) -> str:
+    from algorist.store.safe_text import one_line
+
+    questions = {row["problem_id"]: row["question"] for row in samples}
+    lines = [
+        f"{found.n} problems · greedy answers: {len(found.gained)} turned right, {len(found.lost)} turned wrong, "
+        f"McNemar's exact p = {found.p_value:.2g}"
+    ]
+    if found.sampled_p_value is not None:
+        lines.append(f"sampled accuracy: permutation test p = {found.sampled_p_value:.2g}")
+    for what, problems in (("turned right", found.gained), ("turned wrong", found.lost)):
+        if problems:
+            lines.append(f"{what}:")
+            lines += [f"  {name}  {one_line(str(questions[name]), 90)}" for name in problems[:SHOWN]]
+        if len(problems) > SHOWN:
+            lines.append(f"  … and {len(problems) - SHOWN} more (--json has them all)")
+    return "\n".join([*lines, *(f"warning: {text}" for text in found.warnings)])
+
+
+def _evaluation(path: Path) -> tuple[Path, str]:
+    """Return the folder and the name of an evaluation; of a run folder, its last stage's."""
+    from algorist.evaluation.artifact import artifact_names
+
+    if not path.is_dir():
+        return path.parent, path.name.removesuffix(".json")
+    folder = path / "eval" if (path / "eval").is_dir() else path
+    there = artifact_names(folder)
+    return folder, next((name for name in ("grpo", "sft", "base") if name in there), (there or ["grpo"])[-1])

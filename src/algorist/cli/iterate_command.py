@@ -106,22 +106,41 @@ def _show(display: Any, done: Iteration) -> None:
     from algorist.cli.display import interval_text
 
     table = Table(title="expert iteration; held-out greedy accuracy, 95 % intervals")
-    for heading in ("round", "completions", "right", "problems solved", "accuracy", "run"):
+    for heading in ("round", "completions", "right", "problems solved", "accuracy", "format", "run"):
         table.add_column(heading, justify="left" if heading in ("round", "run") else "right", no_wrap=True)
 
-    def accuracy(metrics: dict[str, Any]) -> str:
-        found = metrics.get("greedy_accuracy")
-        return interval_text(found, "greedy_accuracy") if found else ""
+    def held_out(metrics: dict[str, Any]) -> list[str]:
+        found = [(name, metrics.get(name)) for name in ("greedy_accuracy", "format")]
+        return [interval_text(interval, name) if interval else "" for name, interval in found]
 
     if done.start:
-        table.add_row("start", "", "", "", accuracy(done.start), "")
+        table.add_row("start", "", "", "", *held_out(done.start), "")
     for r in done.rounds:
         share = f"{r.right} ({100 * r.right / r.completions:.1f} %)"
         solved = f"{r.solved} of {r.questions}"
-        table.add_row(str(r.number), str(r.completions), share, solved, accuracy(r.metrics), r.folder.name)
+        table.add_row(str(r.number), str(r.completions), share, solved, *held_out(r.metrics), r.folder.name)
     wide = display.console if display.console.width >= 120 else Console(width=120, highlight=False)
     wide.print(table)
     last = done.rounds[-1].folder
     display.say(
-        f"The last model is in {last}, its report in {last / 'report.html'}. Next:\n  algorist inspect {last}"
+        f"The last model is in {last}, its report in {last / 'report.html'}. {_best(done)}Next:\n  algorist inspect {last}"
+    )
+
+
+def _best(done: Iteration) -> str:
+    """Return which model did best where it is not the last one."""
+    found = [
+        (metrics["greedy_accuracy"].value, where)
+        for metrics, where in [
+            (done.start, "the model at the start"),
+            *((r.metrics, r.folder) for r in done.rounds),
+        ]
+        if "greedy_accuracy" in metrics
+    ]
+    if not found or found[-1][0] >= max(value for value, _ in found):
+        return ""
+    value, where = max(found, key=lambda pair: pair[0])
+    return (
+        f"Held out, {where} was best ({100 * value:.1f} %); where rounds make it worse, lower sft.learning_rate or draw more "
+        "(--samples, --questions). "
     )
