@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from algorist.cli.main import _call
@@ -104,7 +104,20 @@ def test_recipe_files(content: bytes, tmp_path: Path) -> None:
 ROW = st.one_of(
     st.binary(max_size=60),
     st.dictionaries(
-        st.sampled_from(["question", "answer", "solution", "problem", "id", "prompt", "level"]),
+        st.sampled_from(
+            [
+                "question",
+                "answer",
+                "solution",
+                "problem",
+                "id",
+                "prompt",
+                "level",
+                "conversations",
+                "reward_model",
+                "messages",
+            ]
+        ),
         st.sampled_from(ODD),
         max_size=5,
     ).map(lambda row: json.dumps(row, default=str).encode()),
@@ -116,10 +129,12 @@ ROW = st.one_of(
     rows=st.lists(ROW, max_size=5),
     ending=st.sampled_from([".jsonl", ".json", ".csv", ".parquet", ".txt", ""]),
 )
+@example(rows=[b'{"question":[[]],"answer":null}'], ending=".jsonl")
+@example(rows=[b'{"conversations":[[1]],"reward_model":"1"}'], ending=".jsonl")
 def test_rows(rows: list[bytes], ending: str, tmp_path: Path) -> None:
     file = tmp_path / f"rows{ending}"
     file.write_bytes(b"\n".join(rows))
-    for name in ("local", "gsm8k", "math", "dapo", "sft_jsonl", "bespoke_stratos", "numina_tir", "aime"):
+    for name in sorted(set(DATASETS.names()) - {"arithmetic", "mixture", "rollouts"}):
         try:
             DATASETS.get(name)(Source(path=str(file)))
         except AlgoristError as error:

@@ -25,6 +25,12 @@ ALIASES = {
 FIELDS = tuple(ALIASES)
 
 
+def ground_truth(row: Row) -> Any:
+    """Return ``reward_model.ground_truth`` of a row in verl's layout, or None."""
+    model = row.get("reward_model")
+    return model.get("ground_truth") if isinstance(model, dict) else None
+
+
 def load_source(source: Source, *, hub: str | None, subset: str | None = None, where: str) -> list[Row]:
     """Read the rows of ``source``: its path, its hub name, or the adapter's own hub dataset.
 

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from algorist.data.base import Source, dataset
-from algorist.data.columns import load_source, to_problems
+from algorist.data.columns import ground_truth, load_source, to_problems
 from algorist.data.files import Row
 from algorist.data.golds import own_split, plain_number, without_dollars
 from algorist.errors import DataError, nearest
@@ -58,7 +58,7 @@ def load_olympiadbench(source: Source) -> list[Problem]:
     return to_problems(
         load_source(source, hub="math-ai/olympiadbench", where="olympiadbench"),
         where="olympiadbench",
-        question=lambda row: "\n".join(filter(None, (row.get("context"), row.get("question")))),
+        question=lambda row: "\n".join(str(part) for part in (row.get("context"), row.get("question")) if part),
         answer=lambda row: _joined(row.get("final_answer") or row.get("answer"), ", "),
         solution=lambda row: _joined(row.get("solution"), "\n\n", dollars=True),
         subject=lambda row: row.get("subfield"),
@@ -104,8 +104,9 @@ def _joined(value: Any, separator: str, *, dollars: bool = False) -> str:
 
 def _flat(row: Row) -> Row:
     """Lift ``reward_model.ground_truth.{question,target}`` to the top."""
-    truth: Any = (row.get("reward_model") or {}).get("ground_truth")
+    truth = ground_truth(row)
     if not isinstance(truth, dict):
         return row
-    number = (row.get("extra_info") or {}).get("index")
+    more = row.get("extra_info")
+    number = more.get("index") if isinstance(more, dict) else None
     return {**row, "question": truth.get("question"), "answer": truth.get("target"), "id": number}

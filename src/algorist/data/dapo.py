@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from algorist.data.base import Source, dataset
-from algorist.data.columns import load_source, to_problems
+from algorist.data.columns import ground_truth, load_source, to_problems
 from algorist.data.files import Row
 from algorist.data.golds import plain_number, require_columns
 from algorist.types import Problem
@@ -39,7 +39,8 @@ def load_dapo(source: Source) -> list[Problem]:
 def plain_problem(prompt: Any) -> str:
     """Return the problem of a prompt (text, or chat messages, of which the last user message counts) by itself."""
     if isinstance(prompt, list):
-        asked = [str(m.get("content") or "") for m in prompt if m.get("role") == "user"]
+        messages = [m for m in prompt if isinstance(m, dict)]
+        asked = [str(m.get("content") or "") for m in messages if m.get("role") == "user"]
         prompt = asked[-1] if asked else ""
     return AFTER.sub("", BEFORE.sub("", str(prompt or ""))).strip()
 
@@ -48,4 +49,4 @@ def _gold(row: Row) -> Any:
     for name in ("answer", "solution"):
         if row.get(name) not in (None, ""):
             return row[name]
-    return (row.get("reward_model") or {}).get("ground_truth")
+    return ground_truth(row)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from algorist.data.base import Source, dataset
-from algorist.data.columns import load_source, to_problems
+from algorist.data.columns import ground_truth, load_source, to_problems
 from algorist.data.files import Row
 from algorist.grading import last_boxed
 from algorist.types import Problem
@@ -33,7 +31,7 @@ def load_math(source: Source) -> list[Problem]:
 
 def _flat(row: Row) -> Row:
     """Lift ``reward_model.ground_truth.{question,solution,target}`` to the top."""
-    truth: Any = (row.get("reward_model") or {}).get("ground_truth") if "reward_model" in row else None
+    truth = ground_truth(row)
     if isinstance(truth, dict):
         return {
             **row,

@@ -131,7 +131,8 @@ def _thoughts(row: Row) -> str:
 
 
 def _stratos(row: Row) -> Row:
-    turns = row.get("conversations") or row.get("messages") or []
+    turns = row.get("conversations") or row.get("messages")
+    turns = [t for t in turns if isinstance(t, dict)] if isinstance(turns, list) else []
     said = [(t.get("from") or t.get("role"), str(t.get("value") or t.get("content") or "")) for t in turns]
     asked = next((text for who, text in said if who in ("user", "human")), "")
     told = next((text for who, text in said if who in ("assistant", "gpt")), "")
