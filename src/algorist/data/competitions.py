@@ -58,7 +58,9 @@ def load_olympiadbench(source: Source) -> list[Problem]:
     return to_problems(
         load_source(source, hub="math-ai/olympiadbench", where="olympiadbench"),
         where="olympiadbench",
-        question=lambda row: "\n".join(str(part) for part in (row.get("context"), row.get("question")) if part),
+        question=lambda row: "\n".join(
+            str(part) for part in (row.get("context"), row.get("question")) if part
+        ),
         answer=lambda row: _joined(row.get("final_answer") or row.get("answer"), ", "),
         solution=lambda row: _joined(row.get("solution"), "\n\n", dollars=True),
         subject=lambda row: row.get("subfield"),
