@@ -88,6 +88,18 @@ def test_loss_gradient_and_metrics_equal_stock_trl(tmp_path: Path, kind: str, lo
     assert {"entropy", "mean_token_accuracy", "num_tokens"} <= set(our_logged)
 
 
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_training_gives_stock_trls_weights(tmp_path: Path, checkpointing: bool) -> None:
+    weights = []
+    for cls in (SFTTrainer, AlgoristSFTTrainer):
+        model = make_model()
+        changes = {"max_steps": 3, "learning_rate": 0.05, "optim": "sgd", "save_strategy": "no"}
+        make(cls, tmp_path, model, gradient_checkpointing=checkpointing, **changes).train()
+        weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    start = torch.cat([p.detach().flatten() for p in make_model().parameters()])
+    assert float((weights[1] - weights[0]).norm() / (weights[0] - start).norm()) <= 1e-5
+
+
 def test_a_batch_without_labels_is_left_to_trl(tmp_path: Path) -> None:
     trainer = make(AlgoristSFTTrainer, tmp_path, make_model())
     inputs = next(iter(trainer.get_train_dataloader()))

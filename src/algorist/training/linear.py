@@ -7,7 +7,7 @@ On AMD processors MKL reaches 80 GFLOP/s of the 215 that oneDNN gets from one Ze
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -100,7 +100,7 @@ class _FastLinear(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if func is F.linear and not kwargs and len(args) >= 2:
+        if func is F.linear and not kwargs and len(args) >= 2 and not torch.is_autocast_enabled("cpu"):
             inputs, weight, bias = args[0], args[1], args[2] if len(args) > 2 else None
             rows = inputs.reshape(-1, inputs.shape[-1])
             if rows.shape[0] >= LEAST_ROWS and weight.dim() == 2 and _is_fast(rows, weight):
@@ -111,8 +111,5 @@ class _FastLinear(TorchFunctionMode):
 @contextmanager
 def fast_linear() -> Iterator[None]:
     """Run every float32 ``F.linear`` on the CPU through oneDNN; nothing changes under autocast or on another device."""
-    if torch.is_autocast_enabled("cpu") or not onednn_works(torch.float32):
-        yield
-        return
-    with _FastLinear():
+    with _FastLinear() if onednn_works(torch.float32) else nullcontext():
         yield

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from algorist.training.checkpoint import ExactCheckpoints
 from algorist.training.faults import FaultTolerant
 from algorist.training.linear import fast_linear
 from algorist.training.sft_head import score_labels_only
-from algorist.training.update import unwrap
+from algorist.training.update import recomputes, unwrap
 from algorist.types import Problem
 
 log = logging.getLogger("algorist.training.sft")
@@ -72,7 +73,8 @@ class AlgoristSFTTrainer(ExactCheckpoints, FaultTolerant, SFTTrainer):
         return loss + done
 
     def _loss(self, model: Any, inputs: Any, return_outputs: bool, num_items_in_batch: Any) -> Any:
-        with fast_linear():
+        # Activation checkpointing runs the forward again in the backward, where fast_linear would not be in force.
+        with nullcontext() if recomputes(unwrap(model)) else fast_linear():
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
 

@@ -268,6 +268,13 @@ def unwrap(model: nn.Module) -> Any:
     return get_base() if get_base is not None else inner
 
 
+def recomputes(base: Any) -> bool:
+    """Return whether the model is training with activation checkpointing."""
+    name = "is_activation_checkpointing"  # its name since transformers 5
+    name = name if hasattr(type(base), name) else "is_gradient_checkpointing"
+    return bool(base.training and getattr(base, name, False))
+
+
 def _refusal(model: nn.Module, base: Any) -> str | None:
     """Return why the packed forward does not apply to this model in its present state, or None."""
     inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
@@ -283,9 +290,7 @@ def _refusal(model: nn.Module, base: Any) -> str | None:
         return f"{name} is not a transformers causal language model"
     if not getattr(base, "_supports_attention_backend", False):
         return f"{name} does not take another attention function"
-    checkpointing = "is_activation_checkpointing"  # its name since transformers 5
-    checkpointing = checkpointing if hasattr(type(base), checkpointing) else "is_gradient_checkpointing"
-    if torch.is_grad_enabled() and base.training and getattr(base, checkpointing, False):
+    if torch.is_grad_enabled() and recomputes(base):
         return "gradient checkpointing is on (the packed pass bounds memory by micro_batch_tokens instead)"
     config = base.config.get_text_config()
     odd = sorted(set(getattr(config, "layer_types", None) or []) - {"full_attention", "sliding_attention"})
