@@ -7,12 +7,15 @@ DOCS   := $(VENV)/.installed-docs
 VLLM   := .venv-vllm
 THREADS ?= 2
 
-.PHONY: quickstart test test-vllm check bench docs clean format
+.PHONY: quickstart install flash test test-vllm coverage check bench docs clean format
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make quickstart   install, then train a tiny model from scratch and show what GRPO gained"
+	@echo "make install      only install, in .venv"
+	@echo "make flash        install, then flash-attn for CUDA (a wheel, else built from source; may take an hour)"
 	@echo "make test         install, then run the tests"
+	@echo "make coverage     the tests, then which lines no test ran (one file: make coverage TESTS=tests/unit/test_data.py)"
 	@echo "make test-vllm    an environment of its own with vLLM for CPU (4 GB), then the tests that need it"
 	@echo "make check        formatter, linter, type checker, spelling"
 	@echo "make bench        benchmarks against stock TRL (minutes)"
@@ -31,12 +34,25 @@ $(DEV): $(STAMP)
 	$(VENV)/bin/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $(DEV)
 
+install: $(STAMP)
+
+# The build needs torch, so it cannot be isolated; without a compiler or a GPU it fails, and everything else still works.
+flash: $(STAMP)
+	$(VENV)/bin/pip install -q --disable-pip-version-check wheel ninja packaging
+	$(VENV)/bin/pip install --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[flash]' \
+		|| echo "flash-attn was not installed (see above); algorist works without it, with torch's own attention"
+
 quickstart: $(STAMP)
 	$(VENV)/bin/algorist run quickstart $(if $(wildcard runs/quickstart/config.yaml),--resume)
 
 test: $(DEV)
 	$(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu and not vllm and not network"
 	@echo "left out: gpu, vllm, network (run them with: pytest -m gpu, make test-vllm, pytest -m network)"
+
+TESTS ?= tests
+coverage: $(DEV)
+	$(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu and not vllm and not network" \
+		--cov=algorist --cov-report=term-missing:skip-covered $(TESTS)
 
 # vLLM first: it decides on torch and transformers. The three packages that go fit another torch than its own and break
 # its import. VLLM_PACKAGE=vllm takes the CUDA build.

@@ -102,6 +102,8 @@ def page(table: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the whole page."""
     counts = Counter(status(entry) for entry in table.values())
     told = ", ".join(f"{counts[name]} {name}" for name in ("shown", "instead", "in part", "missing"))
+    another = sum(status(entry) == "shown" and bool(entry.get("reason")) for entry in table.values())
+    told += f". Of those shown, {another} differ from the original, with the reason beside"
     parts = [INTRODUCTION, f"{len(table)} items: {told}.\n"]
     for system, title in SYSTEMS.items():
         rows = [item for item in sorted(table, key=order) if item.startswith(f"{system}.")]

@@ -1,8 +1,9 @@
-"""What all tests share: where the real data lies, one thread for torch, no network."""
+"""What all tests share: where the real data lies, one thread for torch, no network, and Ctrl-C that is heard."""
 
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,11 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+if (
+    signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+):  # started in the background of a script; what we start must hear Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 

@@ -24,7 +24,7 @@ from algorist.evaluation.record import mark_of
 from algorist.evaluation.run import EvaluationSetting, evaluate
 from algorist.hub.export import export
 from algorist.hub.upload import check_hub
-from algorist.models.load import make_policy, pick_device
+from algorist.models.load import Policy, make_policy, pick_device
 from algorist.pipeline import Display, Quiet, run_recipe
 from algorist.prepare import check_folder, check_names, fitting_problems, open_folder, recipe_format, run_path
 from algorist.report.build import build_report
@@ -103,16 +103,19 @@ def iterate(
     _check(recipe, display)
     for number in range(1, 2 if resume else rounds + 1):
         check_folder(round_recipe(recipe, number, rounds, drawing), resume=resume)
-    if recipe.eval.enabled:
-        load_problems(recipe.data.eval)  # a wrong path is told before the first sample
+    for section in (recipe.data.train, *([recipe.data.eval] if recipe.eval.enabled else [])):
+        load_problems(section)  # a wrong path is told before the first sample
     done, model = Iteration(), recipe.model.name
     for number in range(1, rounds + 1):
         own = round_recipe(recipe, number, rounds, drawing, model)
+        drawn = resume and RunFolder(run_path(own)).is_finished(STAGE)
+        policy = None if drawn else _load(own)  # a model that is not there leaves no folder
         folder = _open(own, drawing, resume)
         display.say(f"round {number} of {rounds} · {folder.path} · starts from {model}")
-        if not folder.is_finished(STAGE):
+        if policy is not None:
             with folder.lock():
-                _sample(own, folder, drawing, number, display)
+                _sample(own, policy, folder, drawing, number, display)
+            del policy
         told = folder.stages()[STAGE]
         if not told["right"]:
             raise DataError(_nothing_right(recipe, folder.path, number, told))
@@ -154,7 +157,7 @@ def round_recipe(
 def _check(recipe: Recipe, display: Display) -> None:
     """Refuse what a later round would stumble over."""
     check_names(recipe)
-    check_trackers(recipe.report_to)
+    check_trackers(recipe.report_to, recipe.tracking)
     check_hub(recipe.hub, display.say)
     check_eval_device(recipe.eval.device, recipe.grpo.engine)
     if recipe.threads:
@@ -187,10 +190,15 @@ def _told(setting: dict[str, Any]) -> str:
     return ", ".join(f"--{name} {value:g}" for name, value in setting.items())
 
 
-def _sample(recipe: Recipe, folder: RunFolder, drawing: Drawing, number: int, display: Display) -> None:
+def _load(recipe: Recipe) -> Policy:
+    return make_policy(recipe.model, device=pick_device(recipe.device), seed=recipe.seed)
+
+
+def _sample(
+    recipe: Recipe, policy: Policy, folder: RunFolder, drawing: Drawing, number: int, display: Display
+) -> None:
     """Draw completions for a round's problems, grade and store them."""
     form = recipe_format(recipe)
-    policy = make_policy(recipe.model, device=pick_device(recipe.device), seed=recipe.seed)
     section = recipe.data.train
     problems = fitting_problems(section, load_problems(section), form, policy.tokenizer)
     problems = random.Random(f"{recipe.seed}-{number}").sample(

@@ -25,24 +25,28 @@ from algorist.evaluation.record import mark_of, record_evaluation
 from algorist.evaluation.rollout_notes import RolloutNotes, graded_rollouts
 from algorist.evaluation.run import EvaluationSetting
 from algorist.evaluation.told import lines_of
-from algorist.grading import why_unreadable
 from algorist.hub.upload import HubUpload, check_hub
+from algorist.models.attention import told
 from algorist.models.load import Policy, keep_base, load_policy, make_policy, pick_device
 from algorist.prepare import (
     Problems,
     check_folder,
+    check_machine,
     check_names,
     fitting_problems,
+    longest_sequence,
     open_folder,
     recipe_format,
     tokenizer_texts,
+    unreadable_golds,
+    why_no_adapter,
+    without_adapter,
 )
 from algorist.prompts import PromptFormat
 from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
 from algorist.store.redact import RedactSecrets
 from algorist.store.run_folder import RunFolder
-from algorist.store.safe_text import printable
 from algorist.store.write import MetricsWriter, NoMetrics, NoRollouts, RolloutWriter
 from algorist.training.callbacks import (
     EveryNSteps,
@@ -146,11 +150,17 @@ def run_recipe(
         AlgoristError: Any user's mistake, before the first training step where it can be known.
     """
     check_names(recipe)
-    check_trackers(recipe.report_to)
+    check_trackers(recipe.report_to, recipe.tracking)
     check_eval_device(recipe.eval.device, recipe.grpo.engine)
     device = run_device(pick_device(recipe.device))
+    check_machine(recipe, device)
     processes = Processes.join(device)
     display = display if display and processes.main else Quiet()
+    no_adapter = processes.from_main(
+        partial(why_no_adapter, recipe, resume=resume, processes=processes.count)
+    )
+    if no_adapter:
+        recipe = without_adapter(recipe)
     processes.from_main(lambda: check_folder(recipe, resume=resume))
     processes.from_main(lambda: check_hub(recipe.hub, display.say))
     problems = Problems.load(recipe)
@@ -162,7 +172,7 @@ def run_recipe(
     ):
         run = Run(recipe, folder, display, resume, device, recipe_format(recipe), **vars(problems))
         run.processes, run.trackers = processes, trackers
-        _prepare(run)
+        _prepare(run, no_adapter)
         if recipe.eval.baseline and not _is_finished(run, "eval-base"):
             _load_start(run)
             evaluate_stage(run, "base")
@@ -287,10 +297,13 @@ def _evaluate(run: Run, stage: str, step: int | None) -> dict[str, Any]:
     return summary
 
 
-def _prepare(run: Run) -> None:
-    """Say what the run works with, and what is wrong with its problems."""
+def _prepare(run: Run, no_adapter: str) -> None:
+    """Say what the run works with, why without its adapter, and what is wrong with its problems."""
     recipe = run.recipe
     run.display.say(f"run folder {run.folder.path} · device {run.device} · seed {recipe.seed}")
+    if no_adapter:
+        log.warning("%s", no_adapter)
+        run.display.say(f"warning: {no_adapter}")
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
     shared = overlap([*run.train, *run.sft], run.held_out)
@@ -306,19 +319,8 @@ def _prepare(run: Run) -> None:
     run.display.say(
         f"{len(run.train)} training problems, {len(run.sft)} demonstrations, {len(run.held_out)} held out"
     )
-    _say_unreadable(run)
-
-
-def _say_unreadable(run: Run) -> None:
-    """Say once which gold answers the matcher cannot read: they are never paid and never right."""
-    for kind, problems in (("training", run.train), ("held-out", run.held_out)):
-        found = [(p, why) for p in problems if (why := why_unreadable(p.answer))]
-        if found:
-            problem, why = found[0]
-            run.display.say(
-                f"warning: {len(found)} of {len(problems)} {kind} problems have a gold answer that the "
-                f"grader cannot read, such as {problem.id}: {printable(problem.answer[:60])} ({why})"
-            )
+    for line in unreadable_golds(training=run.train, held_out=run.held_out):
+        run.display.say(line)
 
 
 def _load_start(run: Run) -> None:
@@ -328,7 +330,7 @@ def _load_start(run: Run) -> None:
     for stage in ("grpo", "sft"):
         final = run.folder.path / stage / "final"
         if _is_finished(run, stage) and final.is_dir():
-            run.policy = load_policy(final, device=run.device, trainable=True)
+            run.policy = load_policy(final, device=run.device, trainable=True, like=run.recipe.model)
             break
     else:
         run.policy = make_policy(
@@ -337,6 +339,9 @@ def _load_start(run: Run) -> None:
             seed=run.recipe.seed,
             texts=tokenizer_texts([*run.sft[:4000], *run.train[:4000]], run.prompt_format),
             tags=run.prompt_format.tags.all(),
+            longest=partial(
+                longest_sequence, run.recipe, Problems(run.train, run.sft, run.held_out), run.prompt_format
+            ),
         )
         if run.recipe.model.name == "tiny" and run.recipe.model.lora is not None:
             run.processes.from_main(partial(keep_base, run.policy, run.folder.path / "base"))
@@ -344,7 +349,8 @@ def _load_start(run: Run) -> None:
     count = sum(p.numel() for p in run.policy.model.parameters())
     trained = sum(p.numel() for p in run.policy.model.parameters() if p.requires_grad)
     run.display.say(
-        f"model {run.recipe.model.name}: {count / 1e6:.2f} M parameters, {trained / 1e6:.2f} M trained"
+        f"model {run.recipe.model.name}: {count / 1e6:.2f} M parameters, {trained / 1e6:.2f} M trained, "
+        f"{told(run.policy.model)}"
     )
     if run.processes.count > 1 and hasattr(run.policy.model, "peft_config"):
         run.display.say(
@@ -380,7 +386,8 @@ def _metrics_writer(run: Run) -> MetricsWriter:
 
 def _load_stage(run: Run, name: str) -> None:
     if run.policy is None:
-        run.policy = load_policy(run.folder.path / name / "final", device=run.device, trainable=True)
+        final = run.folder.path / name / "final"
+        run.policy = load_policy(final, device=run.device, trainable=True, like=run.recipe.model)
 
 
 def _train(

@@ -6,20 +6,24 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from algorist.config.changes import check_same_run
 from algorist.config.explain import to_yaml
 from algorist.config.load import load_run_recipe
 from algorist.config.schema import DatasetSection, Recipe
 from algorist.data import load_problems, with_solutions
-from algorist.errors import CheckpointError, ConfigError
-from algorist.grading import MATCHERS
+from algorist.errors import CheckpointError, ConfigError, nearest
+from algorist.grading import MATCHERS, why_unreadable
 from algorist.prompts import PromptFormat, get_format, missing_tags
 from algorist.prompts.chat import encode_prompt
 from algorist.rewards import build_rewards
 from algorist.store.run_folder import RunFolder
+from algorist.store.safe_text import printable
 from algorist.types import Problem
+
+if TYPE_CHECKING:
+    import torch
 
 log = logging.getLogger("algorist.prepare")
 
@@ -28,10 +32,43 @@ DEFAULT_TOKENS = 512
 
 
 def check_names(recipe: Recipe) -> None:
-    """Refuse unknown prompt formats, rewards and matchers (ConfigError) before anything is loaded or written."""
+    """Refuse unknown prompt formats, rewards, matchers and optimisers (ConfigError) before anything is loaded or written."""
     MATCHERS.get(recipe.matcher)
     found = get_format(recipe.prompt.format, tags=recipe.prompt.tags)
     build_rewards(recipe.rewards, found, matcher=recipe.matcher)
+    for stage, section in (("sft", recipe.sft), ("grpo", recipe.grpo)):
+        _check_optimizer(f"{stage}.optim", section.optim)
+
+
+def _check_optimizer(key: str, name: str) -> None:
+    from transformers.training_args import OptimizerNames
+
+    valid = [str(o.value) for o in OptimizerNames]
+    if name not in valid:
+        raise ConfigError(
+            f"{key} is '{name}', which is no optimiser of transformers.{nearest(name, valid)} Take adamw_torch, adamw_torch_fused "
+            "or adamw_8bit (needs bitsandbytes)"
+        )
+
+
+def check_machine(recipe: Recipe, device: torch.device) -> None:
+    """Refuse what the recipe asks of a machine that this one has not, before anything is loaded or written.
+
+    Raises:
+        ConfigError: An attention kernel or vLLM's sleep mode that does not work here.
+        MissingExtraError: Unsloth without a GPU, or not installed.
+    """
+    from algorist.models.attention import attention_for
+    from algorist.models.load import pick_dtype
+    from algorist.models.unsloth import check_unsloth
+    from algorist.rollouts.vllm_sleep import check_sleep
+
+    if recipe.model.backend == "unsloth":
+        check_unsloth(recipe.model, device)
+    else:
+        attention_for(recipe.model, device, pick_dtype(recipe.model.dtype, device))
+    if recipe.grpo.engine == "vllm":
+        check_sleep(recipe.grpo.vllm, device)
 
 
 @dataclass
@@ -76,8 +113,9 @@ def check_folder(recipe: Recipe, *, resume: bool) -> None:
     if resume and not (path / "config.yaml").exists():
         raise CheckpointError(f"nothing to resume: {path} holds no run (config.yaml is missing)")
     if resume:
-        check_same_run((path / "config.yaml").read_text(encoding="utf-8"), to_yaml(recipe), path)
-        _check_finished(recipe, load_run_recipe(path), RunFolder(path))
+        before = load_run_recipe(path)
+        check_same_run(to_yaml(before), to_yaml(_as_begun(recipe, before)), path)
+        _check_finished(recipe, before, RunFolder(path))
 
 
 def _check_finished(recipe: Recipe, before: Recipe, folder: RunFolder) -> None:
@@ -91,6 +129,43 @@ def _check_finished(recipe: Recipe, before: Recipe, folder: RunFolder) -> None:
                     f"{stage}.{name} is {now}, but {folder.path} has finished {stage} with {was}. Leave it as it was, or "
                     f"train on in a new run: run_name=NAME model.name={folder.path / stage / 'final'}"
                 )
+
+
+def why_no_adapter(recipe: Recipe, *, resume: bool, processes: int) -> str:
+    """Return why this run trains all weights though its recipe has an adapter, or an empty string.
+
+    ``model.lora.in_several_processes: off`` is decided when a run begins; a continued run keeps what it began with, whatever
+    the number of processes is now.
+    """
+    section, path = recipe.model.lora, run_path(recipe)
+    if section is None or section.in_several_processes == "keep":
+        return ""
+    if resume and (path / "config.yaml").exists():
+        if load_run_recipe(path).model.lora is not None:
+            return ""
+        return "this run began without the recipe's LoRA adapter and goes on so: all weights are trained"
+    if processes == 1:
+        return ""
+    return (
+        f"the run has {processes} processes, so its LoRA adapter is left out and all weights are trained, as "
+        "model.lora.in_several_processes=off asks; to keep the adapter: model.lora.in_several_processes=keep"
+    )
+
+
+def without_adapter(recipe: Recipe) -> Recipe:
+    """Return the recipe with ``model.lora`` null."""
+    return recipe.model_copy(update={"model": recipe.model.model_copy(update={"lora": None})})
+
+
+def _as_begun(recipe: Recipe, before: Recipe) -> Recipe:
+    """Return the recipe with the adapter left out where the run began without it, and with its rule of then."""
+    now, then = recipe.model.lora, before.model.lora
+    if now is None:
+        return recipe
+    if then is None:
+        return without_adapter(recipe) if now.in_several_processes == "off" else recipe
+    lora = now.model_copy(update={"in_several_processes": then.in_several_processes})
+    return recipe.model_copy(update={"model": recipe.model.model_copy(update={"lora": lora})})
 
 
 def open_folder(recipe: Recipe, *, resume: bool) -> RunFolder:
@@ -144,3 +219,39 @@ def fitting_problems(
     return load_problems(
         section, prompt_tokens=lambda p: len(encode_prompt(prompt_format, tokenizer, p.question))
     )
+
+
+def unreadable_golds(training: list[Problem], held_out: list[Problem]) -> list[str]:
+    """Return a line per part that has gold answers which the grader cannot read: never paid and never right."""
+    lines = []
+    for kind, problems in (("training", training), ("held-out", held_out)):
+        found = [(p, why) for p in problems if (why := why_unreadable(p.answer))]
+        if found:
+            problem, why = found[0]
+            lines.append(
+                f"warning: {len(found)} of {len(problems)} {kind} problems have a gold answer that the "
+                f"grader cannot read, such as {problem.id}: {printable(problem.answer[:60])} ({why})"
+            )
+    return lines
+
+
+def longest_sequence(
+    recipe: Recipe, problems: Problems, prompt_format: PromptFormat, tokenizer: Any
+) -> int | None:
+    """Return the most tokens of a prompt with its completion in a run, or None when ``sft.max_length`` sets no bound."""
+
+    def prompt(section: DatasetSection, chosen: list[Problem]) -> int:
+        sizes = (len(encode_prompt(prompt_format, tokenizer, p.question)) for p in chosen)
+        return min(max(sizes, default=0), section.max_prompt_tokens or 1 << 62)
+
+    completion, found = recipe.grpo.max_completion_tokens, [0]
+    if recipe.sft.enabled:
+        if recipe.sft.max_length is None:
+            return None
+        found.append(recipe.sft.max_length)
+    if recipe.grpo.enabled:
+        found.append(prompt(recipe.data.train, problems.train) + completion)
+    if recipe.eval.enabled:
+        longest = recipe.eval.max_completion_tokens or completion
+        found.append(prompt(recipe.data.eval, problems.held_out) + longest)
+    return max(found)

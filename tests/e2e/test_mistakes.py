@@ -37,6 +37,7 @@ def folder_without_tokenizer(where: Path) -> Path:
         (["run", "quickstart", "model.name=Qwen/Qwen2.5-0.5B-Instruct"], ["model.name=/path/to/FOLDER"]),
         (["run", "quickstart", "prompt.format=thoughts"], ["unknown prompt format"]),
         (["run", "quickstart", "rewards=[{name: corect}]"], ["unknown reward", "Did you mean 'correct'"]),
+        (["run", "quickstart", "grpo.optim=adamw_trch"], ["grpo.optim is", "Did you mean 'adamw_torch'"]),
         (["solve", "1 + 1?"], ["no run under runs/"]),
         (["eval", "runs/nothing/here"], ["no run or model"]),
         (["grpo", "quickstart", "--resume"], ["nothing to resume"]),

@@ -21,7 +21,7 @@ from accelerate.utils.launch import prepare_multi_gpu_env
 from safetensors.torch import load_file
 
 from algorist.cli.launch_command import CONFIGS
-from algorist.config.load import load_recipe
+from algorist.config.load import load_recipe, load_run_recipe
 from algorist.pipeline import Quiet, run_recipe
 from algorist.rollouts.base import SamplingParams
 from algorist.rollouts.native import NativeEngine
@@ -204,6 +204,76 @@ def test_resume_with_another_number_continues_and_says_so(folder: Path) -> None:
     assert "checkpoint-11 was made by 2 process(es), this run has 1: it continues, not bit for bit" in said
     assert {"grpo", "eval-grpo"} <= set(json.loads((run / "stages.json").read_text()))
     assert [row["step"] for row in metrics(run) if "grad_norm" in row][-STEPS:] == list(range(1, STEPS + 1))
+
+
+@pytest.fixture(scope="module")
+def gsm8k(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """A folder, and the gist's recipe for a tiny model, GSM8K's columns and two steps."""
+    path = tmp_path_factory.mktemp("gist")
+    rows = [
+        {"question": f"Tom has {n} pens and gets {n}. How many?", "answer": f"#### {2 * n}"} for n in range(8)
+    ]
+    (path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path, [
+        "model.name=tiny",
+        "model.tiny={hidden_size: 32, layers: 2, vocab_size: 400, max_position_embeddings: 1024}",
+        f"data.train.path={path}/rows.jsonl",
+        "data.train.max_prompt_tokens=null",
+        "eval.enabled=false",
+        "device=cpu",
+        "threads=1",
+        "grpo.group_size=4",
+        "grpo.gradient_accumulation_steps=1",
+        "grpo.max_completion_tokens=8",
+        "grpo.max_steps=2",
+        "grpo.save_steps=1",
+        f"output_dir={path}/runs",
+    ]
+
+
+def gist_alone(changes: list[str], resume: bool = False) -> str:
+    display = Lines()
+    run_recipe(load_recipe("gist-gsm8k", changes).recipe, display=display, resume=resume)
+    return "\n".join(display.said)
+
+
+def stop_after_one_step(run: Path) -> None:
+    shutil.rmtree(run / "grpo/final")
+    shutil.rmtree(run / "grpo/checkpoint-2")
+    (run / "stages.json").write_text("{}")
+
+
+def test_s2_20_the_gist_in_two_processes_trains_all_weights(gsm8k: tuple[Path, list[str]]) -> None:
+    path, changes = gsm8k
+    run, given = path / "runs/full", [*changes, "run_name=full"]
+    said = call(path, "launch", "-n", "2", "gist-gsm8k", *given)
+    assert "warning: the run has 2 processes, so its LoRA adapter is left out" in said
+    assert "model.lora.in_several_processes=keep" in (run / "training.log").read_text()
+    assert load_run_recipe(run).model.lora is None
+    files = {p.name for p in (run / "grpo/final").iterdir()}
+    assert "model.safetensors" in files and "adapter_config.json" not in files
+
+    stop_after_one_step(run)
+    said = gist_alone(given, resume=True)
+    assert "warning: this run began without the recipe's LoRA adapter" in said
+    assert "continuing from checkpoint-1" in said
+    assert {p.name for p in (run / "grpo/final").iterdir()} == files
+    assert load_run_recipe(run).model.lora is None
+
+
+def test_s2_20_an_adapter_run_that_goes_on_in_two_processes_keeps_it(
+    gsm8k: tuple[Path, list[str]],
+) -> None:
+    path, changes = gsm8k
+    run, given = path / "runs/kept", [*changes, "run_name=kept"]
+    assert "adapter" not in gist_alone(given)
+    assert (run / "grpo/final/adapter_config.json").is_file()
+    stop_after_one_step(run)
+    said = call(path, "launch", "-n", "2", "gist-gsm8k", *given, "--resume")
+    assert "continuing from checkpoint-1" in said and "is left out" not in said
+    assert "warning: an adapter in several processes is less tried" in said
+    assert (run / "grpo/final/adapter_config.json").is_file()
+    assert load_run_recipe(run).model.lora is not None
 
 
 def test_a_sharded_model_samples_with_its_whole_weights(tmp_path: Path) -> None:

@@ -129,3 +129,21 @@ def test_a_wrong_row_would_be_seen() -> None:
     for words in (["run"], ["run", "quickstart", "--skip"], ["frobnicate"], ["data", "shw", "gsm8k"]):
         with pytest.raises(Exception, match=r"no verb|Missing parameter|No such option|has no"):
             parse(words)
+
+
+def test_s0_46_s1_53_s1_73_s4_34_facts_of_the_originals_are_quoted() -> None:
+    text = " ".join((PAGE + (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")).split())
+    assert re.search(
+        r"one A100, about 60 compute units \(7.50 USD\), 2 to 4 hours [^.]*24 GB for the 0.5 B", text
+    )
+    assert re.search(r"SFT 30 to 40 minutes \(2 epochs, about 118 steps\), GRPO 20 to 30 minutes \(100", text)
+    assert re.search(
+        r"85 % format, 50 % answers, reward 4.0; step 50: 95 %, 65 %, 7.5; step 100: 98 %, 70 %, 9.0", text
+    )
+    assert "0.5 B 12–15 GB" in text
+
+
+def test_every_make_target_exists() -> None:
+    named = {target for _, code in SPANS if code.startswith("make ") for target in code.split()[1:2]}
+    rules = re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert {"install", "flash", "test", "coverage", "clean"} <= named <= set(rules)

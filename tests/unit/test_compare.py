@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import random
+import re
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet
 import pytest
+from rich.console import Console
 
+from algorist.cli.display import closing_table
 from algorist.errors import CheckpointError, ConfigError, DataError
 from algorist.evaluation.artifact import (
     Artifact,
@@ -175,3 +179,23 @@ def test_harness_form(tmp_path: Path) -> None:
     assert rows[1]["metrics"] == ["exact_match", "pass@2"] and rows[1]["pass@2"] == 1.0
     json.dumps(rows)
     assert pyarrow.parquet.read_schema(tmp_path / "sft.parquet").metadata[b"algorist.samples"] == b"1"
+
+
+def test_a_difference_of_shares_is_in_points(tmp_path: Path) -> None:
+    write(tmp_path, "sft", make_samples(0.2, problems=20, seed=1))
+    write(tmp_path, "grpo", make_samples(0.9, problems=20, seed=2))
+    first, second = (read_artifact(tmp_path, name) for name in ("sft", "grpo"))
+    console = Console(width=140, record=True, file=io.StringIO())
+    paired = paired_metrics(first.samples, second.samples)
+    closing_table(console, first.metrics, second.metrics, paired)
+    lines = [line for line in console.export_text().splitlines() if "│" in line]
+    cells = {
+        row[0]: row[1:] for line in lines if len(row := [c.strip() for c in line.strip("│").split("│")]) == 4
+    }
+    before, after, difference = cells["greedy accuracy"]
+    assert before.partition("[")[0].endswith(" % ") and after.partition("[")[0].endswith(" % ")
+    assert re.fullmatch(r"[+-]\d+\.\d points \[[+-]\d+\.\d, [+-]\d+\.\d\]", difference), difference
+    assert float(difference.split()[0]) == pytest.approx(float(after.split()[0]) - float(before.split()[0]))
+    shares = [name for name in cells if name not in ("mean tokens", "reward")]
+    assert len(shares) >= 4 and not any("%" in cells[name][2] for name in shares)
+    assert "points" not in cells["mean tokens"][2]

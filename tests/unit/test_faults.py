@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ import pytest
 import torch
 from trl import GRPOTrainer
 
+from algorist.config import load_recipe
 from algorist.errors import EngineError, RewardError, TrainingError
 from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
 from algorist.rollouts.base import SamplingParams
 from algorist.store.read import query
-from algorist.training.faults import MAX_BAD_STEPS
+from algorist.training.faults import MAX_BAD_STEPS, Load, load_of, memory_advice
 from algorist.training.grpo import AlgoristGRPOTrainer
 
 from .test_checkpoint import run
@@ -139,7 +141,63 @@ def test_out_of_memory_with_one_row_says_what_to_change(tmp_path: Path) -> None:
         or "EngineError: out of memory with one row" in last
     )
     if "TrainingError" in last:
-        assert "batch_size (16 instead of 32" in last and "gradient_checkpointing" in last
+        assert (
+            "grpo.gradient_checkpointing=true; grpo.batch_size=16 grpo.gradient_accumulation_steps=4" in last
+        )
+        assert "grpo.group_size=4 (instead of 8); grpo.max_completion_tokens=100" in last
+        assert "vllm" not in last and "PYTORCH_CUDA_ALLOC_CONF" not in last  # neither is in this process
+
+
+FULL = Load(
+    "grpo", 32, 2, group_size=8, steps_per_generation=2, max_completion_tokens=256, vllm_share=0.9, cuda=True
+)
+
+
+def test_s1_56_memory_advice_names_the_recipes_keys_in_order() -> None:
+    """The original's steps: vLLM's share 0.9 → 0.7, group 4 → 2, accumulation 1 → 2, the allocator's variable."""
+    starts = [line.split(" (")[0] for line in memory_advice(FULL)]
+    assert starts == [
+        "grpo.gradient_checkpointing=true",
+        "grpo.batch_size=16 grpo.gradient_accumulation_steps=4",
+        "grpo.group_size=4",
+        "grpo.max_completion_tokens=128",
+        "grpo.vllm.gpu_memory_utilization=0.7",
+        "a smaller model",
+        "several GPUs with DeepSpeed ZeRO",
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment, against fragmentation",
+    ]
+    told = " ".join(memory_advice(Load("grpo", 4, 1, group_size=4, steps_per_generation=1)))
+    assert "grpo.batch_size=2 grpo.gradient_accumulation_steps=2" in told and "grpo.group_size=2" in told
+    here = " ".join(memory_advice(replace(FULL, vllm_share=None, cuda=False)))
+    assert "vllm" not in here and "PYTORCH" not in here and "launch" not in here
+    assert "group_size" not in " ".join(memory_advice(Load("sft", 8, 1)))
+    smallest = memory_advice(Load("sft", 1, 4, gradient_checkpointing=True))
+    assert smallest == ["a smaller model (model.name), or an adapter (model.lora.rank=16)"]
+
+
+@pytest.mark.parametrize("batch", [2, 3, 4, 6, 9, 16, 24, 32])
+@pytest.mark.parametrize("accumulation", [1, 2, 3, 4])
+def test_s1_56_advised_values_are_accepted_by_the_recipe(batch: int, accumulation: int) -> None:
+    """Each advised change alone, and all of them together, make a valid recipe whose step holds as many completions."""
+    step = batch * accumulation
+    for group in (g for g in range(2, step + 1) if step % g == 0):
+        start = ["sft.enabled=false", f"grpo.group_size={group}", f"grpo.batch_size={batch}"]
+        start.append(f"grpo.gradient_accumulation_steps={accumulation}")
+        load = Load("grpo", batch, accumulation, group_size=group, vllm_share=0.3, max_completion_tokens=8)
+        changes = [line.split(" (")[0].split() for line in memory_advice(load) if line.startswith("grpo.")]
+        for change in [*changes, [setting for parts in changes for setting in parts]]:
+            section = load_recipe("smoke-cpu", [*start, *change]).recipe.grpo
+            assert section.batch_size * section.gradient_accumulation_steps == step
+
+
+def test_s1_56_the_load_is_read_from_a_real_trainer(tmp_path: Path) -> None:
+    trainer = make(AlgoristGRPOTrainer, tmp_path, changes={"gradient_accumulation_steps": 2})
+    found = load_of(trainer)
+    assert (found.stage, found.gradient_accumulation_steps, found.cuda, found.vllm_share) == (
+        "grpo", 2, torch.cuda.is_available(), None,
+    )  # fmt: skip
+    assert found.group_size == trainer.args.num_generations
+    assert found.batch_size == trainer.args.per_device_train_batch_size
 
 
 REWARDS = """

@@ -199,6 +199,10 @@ def test_what_cannot_work_is_refused_before_anything_is_made(
         iterate(recipe(place, tmp_path), resume=True)
     with pytest.raises(DataError):
         iterate(recipe(place, tmp_path, "data.eval.path=nowhere.jsonl"))
+    with pytest.raises(DataError):
+        iterate(recipe(place, tmp_path, "data.train.path=nowhere.jsonl"))
+    with pytest.raises(ConfigError, match=r"there is no model folder at .*nowhere"):
+        iterate(recipe(place, tmp_path, "model.name=./nowhere"))
     with pytest.raises(ConfigError, match=r"eval\.device is 'cuda:99'"):
         iterate(recipe(place, tmp_path, "eval.device='cuda:99'"))
     for words, message in (

@@ -34,6 +34,7 @@ STATED: dict[str, list[tuple[str, str, Any]]] = {
         ("S0.39", "grpo.epochs", 1),
         ("S0.39", "grpo.group_size", 16),
         ("S0.39", "grpo.gradient_accumulation_steps", 4),
+        ("S0.39 one problem a micro-batch: its 16 completions", "grpo.batch_size", 16),
         ("S0.41 generation batch 16", "grpo.batch_size", 16),
         ("S0.40", "grpo.save_steps", 100),
         ("S0.41", "grpo.adam_beta1", 0.9),

@@ -19,7 +19,7 @@ import yaml
 import algorist
 from algorist.config.load import load_recipe
 from algorist.config.schema import Recipe
-from algorist.errors import ConfigError, MissingExtraError
+from algorist.errors import ConfigError, DataError, MissingExtraError
 from algorist.pipeline import Quiet, run_recipe
 from algorist.store.write import MetricsWriter
 from algorist.training.tracking import (
@@ -200,6 +200,50 @@ def test_a_tracker_that_is_not_installed_is_told_before_anything_is_made(
     assert [p.name for p in tmp_path.iterdir()] == [name]
     with pytest.raises(MissingExtraError, match=r'report_to=\["tensorboard"\]'):
         check_trackers(["tensorboard", name])
+
+
+@pytest.mark.skipif(not MISSING, reason="every tracker is installed here")
+def test_s0_9_the_tracker_is_checked_before_data_and_model(tmp_path: Path) -> None:
+    """The original checked it after the trainer was built. Here neither data nor model can be loaded, and still it comes first."""
+    nowhere = [
+        f"output_dir={tmp_path}",
+        f"data.train={{name: local, path: {tmp_path}/no.jsonl}}",
+        f"model.name={tmp_path}/no-model",
+    ]
+    with pytest.raises(MissingExtraError, match=f"report_to names {MISSING[0]}"):
+        run_recipe(recipe_of(*nowhere, f"report_to={MISSING[0]}"))
+    with pytest.raises(DataError, match=r"no\.jsonl"):  # what comes next
+        run_recipe(recipe_of(*nowhere))
+    assert list(tmp_path.iterdir()) == []
+
+
+PROJECTS = [("team/maths", "team-maths"), ("a?b:c", "a-b-c"), ("x" * 130, "x" * 128)]
+
+
+@pytest.mark.skipif("wandb" not in INSTALLED, reason="wandb is not installed")
+@pytest.mark.parametrize(("project", "nearest"), PROJECTS)
+def test_s0_9_wandb_itself_refuses_such_a_project(project: str, nearest: str) -> None:
+    """The contract behind the early check: wandb's own comes when its run is opened."""
+    import wandb
+
+    with pytest.raises(wandb.errors.UsageError, match="project name"):
+        wandb.Settings(project=project)
+    assert wandb.Settings(project=nearest).project == nearest
+
+
+@pytest.mark.parametrize(("project", "nearest"), PROJECTS)
+def test_s0_9_a_project_that_wandb_refuses_is_told_early(
+    project: str, nearest: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracking = recipe_of("report_to=none").tracking
+    with pytest.raises(ConfigError, match=f"tracking.project is .* Take {nearest}$"):
+        check_trackers(["wandb"], tracking.model_copy(update={"project": project}))
+    monkeypatch.setenv("WANDB_PROJECT", project)
+    with pytest.raises(ConfigError, match=f"WANDB_PROJECT is .* Take {nearest}$"):
+        check_trackers(["wandb"], tracking)
+    check_trackers([], tracking)
+    if "wandb" in INSTALLED:
+        check_trackers(["wandb"], tracking.model_copy(update={"project": nearest}))
 
 
 def test_without_trackers_nothing_is_opened() -> None:

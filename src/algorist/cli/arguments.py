@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,8 +16,15 @@ RecipeArgument = Annotated[
     str, typer.Argument(help="A shipped recipe (algorist recipes list) or a .yaml file.")
 ]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(help="Settings as key=value, such as grpo.max_steps=200.")
+    list[str] | None,
+    typer.Argument(
+        help="Settings as key=value, such as grpo.max_steps=200; all keys: algorist recipes show RECIPE --resolved."
+    ),
 ]
+FormatOption = typer.Option(
+    "--format",
+    help="Prompt format: reasoning_answer, think_answer, working_solution, r1_zero or question_only; the run's when left out.",
+)
 
 
 def read_recipe(name: str, overrides: list[str] | None) -> Recipe:
@@ -68,10 +75,3 @@ def _model_in(run: Path) -> Path | None:
         if (run / stage / "final").is_dir():
             return run / stage / "final"
     return max(run.glob("*/checkpoint-*"), key=lambda p: p.stat().st_mtime, default=None)
-
-
-def rows_from_jsonl(path: Path) -> list[dict[str, Any]]:
-    """Return the objects of a JSONL file."""
-    from algorist.data.files import read_rows
-
-    return read_rows(path)

@@ -64,9 +64,20 @@ def _told(found: Comparison, samples: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _evaluation(path: Path) -> tuple[Path, str]:
-    """Return the folder and the name of an evaluation; of a run folder, its last stage's."""
+    """Return the folder and the name of an evaluation; of a run folder, its last stage's.
+
+    Raises:
+        DataError: Nothing is there.
+    """
+    from algorist.errors import DataError, nearest
     from algorist.evaluation.artifact import artifact_names
 
+    if not path.is_dir() and not (path.parent.is_dir() and artifact_names(path.parent)):
+        missing = next(p for p in (path, *path.parents) if p.parent.is_dir())
+        beside = [p.name for p in missing.parent.iterdir()]
+        raise DataError(
+            f"no run or evaluation at {path}.{nearest(missing.name, beside)} Expected a run folder or RUN/eval/NAME.json"
+        )
     if not path.is_dir():
         return path.parent, path.name.removesuffix(".json")
     folder = path / "eval" if (path / "eval").is_dir() else path

@@ -17,13 +17,13 @@ app = typer.Typer(
 
 Name = Annotated[str, typer.Argument(help="An adapter: algorist data list.")]
 PathOption = Annotated[str | None, typer.Option(help="A local file or folder instead of the hub.")]
-SplitOption = Annotated[str, typer.Option(help="Split of the dataset.")]
+SplitOption = Annotated[str, typer.Option(help="Split of the dataset: train, test or what it has.")]
 Column = Annotated[
     list[str] | None, typer.Option("--column", help="field=COLUMN, such as question=Body (adapter local).")
 ]
 
 
-@app.command("list")
+@app.command("list", epilog="Example: algorist data list")
 def list_datasets() -> None:
     """List the adapters. Next: algorist data show NAME."""
     from algorist.data import DATASETS
@@ -32,13 +32,13 @@ def list_datasets() -> None:
         print(f"{name:<20} {(DATASETS.get(name).__doc__ or '').strip().splitlines()[0]}")
 
 
-@app.command("show")
+@app.command("show", epilog="Example: algorist data show local --path sums.csv --column question=Frage -n 2")
 def show(
     name: Name,
     path: PathOption = None,
     split: SplitOption = "train",
     column: Column = None,
-    count: Annotated[int, typer.Option("-n", help="Problems to show.")] = 3,
+    count: Annotated[int, typer.Option("-n", "--count", help="Problems to show.", min=1)] = 3,
 ) -> None:
     """Show the first problems of a dataset. Next: algorist data check NAME."""
     from dataclasses import asdict
@@ -49,7 +49,7 @@ def show(
         print(printable(json.dumps(asdict(problem), ensure_ascii=False, indent=2)))
 
 
-@app.command("check")
+@app.command("check", epilog="Example: algorist data check gsm8k --path data/gsm8k --split test")
 def check(
     name: Name,
     path: PathOption = None,
@@ -94,6 +94,7 @@ def check(
 def _load(name: str, path: str | None, split: str, column: list[str] | None):  # type: ignore[no-untyped-def]
     from algorist.config.schema import DatasetSection
     from algorist.data import load_problems
+    from algorist.data.columns import ColumnError
     from algorist.errors import ConfigError
 
     columns = {}
@@ -104,4 +105,7 @@ def _load(name: str, path: str | None, split: str, column: list[str] | None):  #
                 f"--column '{pair}' is not field=COLUMN; write for example --column question=Body"
             )
         columns[field] = value
-    return load_problems(DatasetSection(name=name, path=path, split=split, columns=columns))
+    try:
+        return load_problems(DatasetSection(name=name, path=path, split=split, columns=columns))
+    except ColumnError as error:
+        raise error.named_by(" ".join(f"--column {f}=COLUMN" for f in error.fields)) from None

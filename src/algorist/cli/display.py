@@ -57,6 +57,11 @@ class TerminalDisplay:
                 self._progress.stop()
                 self._progress = None
 
+    def close(self) -> None:
+        """Take all bars away; a terminal shows its cursor again."""
+        for stage in list(self._tasks):
+            self.finished(stage)
+
     def _bar(self, stage: str, done: int, total: int, told: str) -> None:
         if self._progress is None:
             columns = (
@@ -99,9 +104,9 @@ def closing_table(
 
 
 def interval_text(interval: Any, name: str, *, signed: bool = False) -> str:
-    """Return ``62.0 % [56.1, 67.5]``, or plain numbers for lengths and rewards."""
+    """Return ``62.0 % [56.1, 67.5]``, or plain numbers for lengths and rewards; a ``signed`` one is a difference in points."""
     plain = any(word in name for word in ("tokens", "length", "characters", "reward"))
-    factor, unit = (1, "") if plain else (100, " %")
+    factor, unit = (1, "") if plain else (100, " points" if signed else " %")
     form = f"{'+' if signed else ''}.{2 if 'reward' in name else 1}f"
     low, high = (f"{factor * end:{form}}" for end in (interval.low, interval.high))
     return f"{factor * interval.value:{form}}{unit} [{low}, {high}]"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from algorist.cli.arguments import find_model
+from algorist.cli.arguments import FormatOption, find_model
 from algorist.config.load import load_run_recipe
 
 if TYPE_CHECKING:
@@ -37,22 +38,23 @@ def evaluate_model(
         typer.Option(
             "--data",
             "--dataset",
-            help="Adapter or file, behind it ,key=value (path, limit, split, …); may be repeated. The run's own "
-            "held-out set when left out.",
+            help="Adapter (algorist data list) or file, behind it ,key=value (path, limit, split, columns, …); may be "
+            "repeated. The run's own held-out set when left out.",
         ),
     ] = None,
-    path: Annotated[str | None, typer.Option(help="A local file or folder instead of the hub.")] = None,
+    path: Annotated[
+        str | None, typer.Option(help="The --data adapter's local file or folder instead of the hub.")
+    ] = None,
     split: Annotated[str, typer.Option(help="Split of the datasets.")] = "test",
     limit: Annotated[int | None, typer.Option(help="Only the first N problems of each.", min=1)] = None,
     protocol: Annotated[
         str | None, typer.Option(help="greedy, sampled-N, sampled-N@TEMPERATURE; the run's when left out.")
     ] = None,
     samples: Annotated[
-        int | None, typer.Option(help="Sampled completions per problem for pass@k.", min=0)
+        int | None,
+        typer.Option(help="Sampled completions per problem for pass@k; the run's when left out.", min=0),
     ] = None,
-    prompt_format: Annotated[
-        str | None, typer.Option("--format", help="Prompt format; the run's when left out.")
-    ] = None,
+    prompt_format: Annotated[str | None, FormatOption] = None,
     by: Annotated[
         list[str] | None, typer.Option(help=f"Break down by {', '.join(BY)}; may be repeated.")
     ] = None,
@@ -101,7 +103,7 @@ def evaluate_model(
     display = TerminalDisplay()
     folder = out or (run / "eval" if run else Path("eval"))
     told: list[dict[str, Any]] = []
-    for done in evaluate_benchmarks(
+    evaluated = evaluate_benchmarks(
         where,
         benchmarks,
         recipe.model_copy(update={"eval": evaluation}),
@@ -111,7 +113,8 @@ def evaluate_model(
         prompt_format=prompt_format,
         again=again,
         on_progress=None if as_json else display.progress,
-    ):
+    )
+    for done in _named_as_given(evaluated, data or []):
         title = done.artifact.name
         display.finished(title)
         entry = {"artifact": str(folder / f"{title}.json"), **_summary(done.artifact, by or [])}
@@ -149,6 +152,19 @@ def _benchmarks(
         raise ConfigError(f"--path needs the dataset it belongs to: --data NAME --path {path}")
     section = recipe.data.eval.model_copy(update={"limit": limit or recipe.data.eval.limit})
     return [Benchmark(f"{section.name}-{section.split}", section)]
+
+
+def _named_as_given(evaluated: Iterator[Evaluated], data: list[str]) -> Iterator[Evaluated]:
+    """Pass the evaluations on; a column that is missing is named as ``--data`` takes it."""
+    from algorist.data.columns import ColumnError
+
+    try:
+        yield from evaluated
+    except ColumnError as error:
+        given = next((text for text in data if error.where in text), error.where)
+        columns = ", ".join(f"{name}: COLUMN" for name in error.fields)
+        way = f"--data '{given},columns={{{columns}}}'"
+        raise error.named_by(f"{columns} as well in columns={{…}}" if ",columns=" in given else way) from None
 
 
 def _summary(artifact: Artifact, by: list[str]) -> dict[str, Any]:

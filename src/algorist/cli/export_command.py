@@ -23,7 +23,9 @@ def export(
     model: Annotated[str, typer.Argument(help="Run, stage folder, checkpoint, model folder or hub name.")],
     to: Annotated[Path | None, typer.Option("--to", help="A new folder for the model and its card.")] = None,
     merge: Annotated[bool, typer.Option("--merge", help="Merge an adapter into its base model.")] = False,
-    dtype: Annotated[str, typer.Option(help="Type of merged weights; auto is the base model's.")] = "auto",
+    dtype: Annotated[
+        str, typer.Option(help=f"Type of merged weights: {', '.join(_DTYPES)}; auto is the base model's.")
+    ] = "auto",
     push_to_hub: Annotated[
         str | None, typer.Option("--push-to-hub", metavar="OWNER/NAME", help="Upload it as well.")
     ] = None,

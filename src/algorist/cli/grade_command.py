@@ -12,7 +12,9 @@ import typer
 app = typer.Typer(add_completion=False)
 
 
-@app.command(epilog="Example: algorist grade --answer 0.5 --gold 1/2 · Next: algorist rewards explain --help")
+@app.command(
+    epilog="Example: algorist grade --answer 0.5 --gold 1/2 · algorist grade --completion '<answer>0.5</answer>' --gold 1/2 · Next: algorist rewards explain --help"
+)
 def grade_one(
     answer: Annotated[str | None, typer.Option(help="An extracted answer.")] = None,
     completion: Annotated[str | None, typer.Option(help="A whole completion, read in --format.")] = None,
@@ -21,9 +23,12 @@ def grade_one(
         Path | None, typer.Option("--file", help="A JSONL file with answer or completion, and gold.")
     ] = None,
     prompt_format: Annotated[
-        str, typer.Option("--format", help="Prompt format of completions.")
+        str, typer.Option("--format", help="Prompt format of completions; algorist eval --help names them.")
     ] = "reasoning_answer",
-    matcher: Annotated[str, typer.Option(help="How answers are compared.")] = "symbolic",
+    matcher: Annotated[
+        str,
+        typer.Option(help="How answers are compared: symbolic, numeric, exact and others (docs/grading.md)."),
+    ] = "symbolic",
 ) -> int:
     """Grade an answer or a completion, with the reason. Exit 0 when all are right, 1 otherwise."""
     from algorist.data.files import read_rows

@@ -27,7 +27,8 @@ def grpo(
     recipe: RecipeArgument,
     overrides: Overrides = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Start from the SFT stage in the same folder.")
+        bool,
+        typer.Option("--resume", help="Start from the SFT stage in the same folder, or continue GRPO there."),
     ] = False,
     wandb_project: WandbProject = None,
     wandb_entity: WandbEntity = None,

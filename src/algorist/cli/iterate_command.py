@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import glob
 import json
-import shlex
-import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from algorist.cli.arguments import Overrides, RecipeArgument, read_recipe
+from algorist.cli.stopping import Stopped, command_again
 
 if TYPE_CHECKING:
+    from algorist.config.schema import Recipe
     from algorist.iterate import Iteration
 
 app = typer.Typer(add_completion=False)
@@ -26,7 +28,7 @@ DECIDED = ("sft.epochs", "sft.max_steps")
 def iterate(
     recipe: RecipeArgument,
     overrides: Overrides = None,
-    rounds: Annotated[int, typer.Option(help="Rounds.", min=1)] = 5,
+    rounds: Annotated[int, typer.Option(help="How many rounds.", min=1)] = 5,
     samples: Annotated[int, typer.Option(help="Completions per problem.", min=1)] = 8,
     questions: Annotated[
         int, typer.Option(help="Training problems of a round, chosen anew in each.", min=1)
@@ -44,35 +46,43 @@ def iterate(
 
     Each round is a run of its own, NAME-round-1, NAME-round-2, …
     """
+    from algorist.cli.display import TerminalDisplay
     from algorist.cli.run_command import _quiet_libraries
 
     _check(overrides or [], epochs)
-    loaded = read_recipe(recipe, overrides)
-    _quiet_libraries()
-    from algorist.cli.display import TerminalDisplay
-    from algorist.iterate import Drawing
-    from algorist.iterate import iterate as do_rounds
-    from algorist.pipeline import Quiet
+    display, loaded = TerminalDisplay(), None
+    try:
+        loaded = read_recipe(recipe, overrides)
+        _quiet_libraries()
+        from algorist.iterate import Drawing
+        from algorist.iterate import iterate as do_rounds
+        from algorist.pipeline import Quiet
 
-    display = TerminalDisplay()
-    done = do_rounds(
-        loaded,
-        rounds=rounds,
-        drawing=Drawing(samples, questions, epochs),
-        display=Quiet() if as_json else display,
-        resume=resume,
-    )
+        done = do_rounds(
+            loaded,
+            rounds=rounds,
+            drawing=Drawing(samples, questions, epochs),
+            display=Quiet() if as_json else display,
+            resume=resume,
+        )
+    except KeyboardInterrupt:
+        display.close()
+        raise Stopped(_stopped_at_once(loaded)) from None
     if as_json:
         print(json.dumps(_as_dict(done), allow_nan=False))
     elif done.rounds:
         _show(display, done)
     if done.stopped:
-        words = [w for w in sys.argv[1:] if w != "--resume"]
-        print(
-            f"stopped; everything is saved. Continue: algorist {shlex.join(words)} --resume", file=sys.stderr
-        )
-        return 130
+        raise Stopped(f"stopped; everything is saved. Continue: {command_again(resume=True)}")
     return 0
+
+
+def _stopped_at_once(recipe: Recipe | None) -> str:
+    pattern = f"{glob.escape(recipe.run_name or recipe.name)}-round-*/config.yaml" if recipe else ""
+    rounds = len(list(Path(recipe.output_dir).glob(pattern))) if recipe else 0
+    if not rounds:
+        return f"stopped before the first round: nothing was made. Start again: {command_again(resume=False)}"
+    return f"stopped in round {rounds}; what was drawn and trained before is kept. Continue: {command_again(resume=True)}"
 
 
 def _check(overrides: list[str], epochs: float) -> None:

@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from algorist.cli.arguments import Overrides, RecipeArgument, read_recipe
+from algorist.cli.stopping import Stopped
 
 app = typer.Typer(add_completion=False)
 
@@ -65,13 +66,16 @@ def launch(
     stages = tuple(s for s, skip in (("sft", skip_sft), ("grpo", skip_grpo)) if not skip)
     if worker:
         return _work(recipe, settings, resume, stages)
-    loaded = read_recipe(recipe, settings)
-    from algorist.prepare import check_folder
+    try:
+        loaded = read_recipe(recipe, settings)
+        from algorist.prepare import check_folder
 
-    check_folder(loaded, resume=resume)
-    on_cpu = _on_cpu(loaded.device, flags)
+        check_folder(loaded, resume=resume)
+        on_cpu = _on_cpu(loaded.device, flags)
+        count = processes or _devices(on_cpu)
+    except KeyboardInterrupt:
+        raise Stopped("stopped before a process was started: nothing was trained") from None
     flags = [flag for flag in flags if flag != "--cpu"]  # with it accelerate starts one process only
-    count = processes or _devices(on_cpu)
     command = [
         *(sys.executable, "-c", _ACCELERATE),
         *_accelerate_flags(config, count, on_cpu, flags),
@@ -81,7 +85,10 @@ def launch(
         *(["--skip-sft"] if skip_sft else []),
         *(["--skip-grpo"] if skip_grpo else []),
     ]
-    return _call(command, _environment(on_cpu, count))
+    code = _call(command, _environment(on_cpu, count))
+    if code == 130:
+        raise Stopped  # the worker has told
+    return code
 
 
 def config_file(name: str, on_cpu: bool) -> Path:
@@ -180,7 +187,11 @@ def _work(recipe: str, settings: list[str], resume: bool, stages: tuple[str, ...
 
     sys.argv[1:] = shlex.split(os.environ.get(_COMMAND, shlex.join(sys.argv[1:])))
     if os.environ.get("RANK", "0") == "0":
-        code: Any = run_stages(recipe, settings, resume, stages)
+        try:
+            code: Any = run_stages(recipe, settings, resume, stages)
+        except Stopped as stopped:
+            print(stopped, flush=True)
+            code = 130
     else:
         _quiet_libraries()
         from algorist.pipeline import run_recipe
@@ -192,6 +203,8 @@ def _work(recipe: str, settings: list[str], resume: bool, stages: tuple[str, ...
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
     stop = os.environ.get(STOP_FILE)
-    return (
-        0 if stop and Path(stop).exists() else int(code)
-    )  # the launcher knows; torchrun would show a failure
+    if stop and Path(stop).exists():
+        return 0  # the launcher knows; torchrun would show a failure
+    if code == 130:
+        raise Stopped
+    return int(code)

@@ -6,8 +6,6 @@ import importlib
 import os
 import sys
 
-import typer
-
 from algorist import __version__
 
 VERBS = {
@@ -32,6 +30,15 @@ VERBS = {
     "report": "Write a run's report.html: one file, opens offline.",
     "recipes": "List and show recipes, and where each value comes from.",
     "doctor": "Check the environment: versions, devices, optional engines.",
+}
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C; typer returns it in place of the exception."""
+_AFTER_CTRL_C = {
+    **dict.fromkeys(
+        ("run", "launch", "sft", "grpo", "iterate"), " before anything was done; give the command again"
+    ),
+    "eval": "; the same command goes on where it stopped",
 }
 
 
@@ -64,6 +71,7 @@ def _help() -> str:
 
 
 def _call(arguments: list[str], debug: bool) -> int:
+    from algorist.cli.stopping import Stopped
     from algorist.errors import AlgoristError, nearest
 
     verb = arguments[0]
@@ -74,10 +82,16 @@ def _call(arguments: list[str], debug: bool) -> int:
     try:
         app = importlib.import_module(f"algorist.cli.{verb}_command").app
         result = app(arguments[1:], prog_name=f"algorist {verb}", standalone_mode=False)
+        if result == INTERRUPTED:
+            raise KeyboardInterrupt
         return result if isinstance(result, int) else 0
-    except (KeyboardInterrupt, typer.Abort):
-        print("stopped", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt:
+        print(f"stopped{_AFTER_CTRL_C.get(verb, '')}", file=sys.stderr)
+        return INTERRUPTED
+    except Stopped as stopped:
+        stream = sys.stderr if "--json" in arguments else sys.stdout
+        print(stopped, end="\n" if str(stopped) else "", file=stream, flush=True)
+        return INTERRUPTED
     except BrokenPipeError:
         return 0
     except Exception as error:

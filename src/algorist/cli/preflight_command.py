@@ -1,33 +1,48 @@
-"""``algorist preflight RECIPE``."""
+"""``algorist preflight RECIPE``, before a run; ``algorist preflight RUN`` or ``… RUN/sft/final``, on what SFT has made."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from algorist.cli.arguments import Overrides, RecipeArgument, read_recipe
+from algorist.cli.arguments import Overrides, find_model, read_recipe
+from algorist.errors import ConfigError
 
 if TYPE_CHECKING:
+    from algorist.config.schema import Recipe
     from algorist.preflight import Preflight
 
 app = typer.Typer(add_completion=False)
 
 
 @app.command(
-    epilog="Example: algorist preflight quickstart · Next: change the lines it advises, then algorist run RECIPE"
+    epilog="Example: algorist preflight quickstart · algorist preflight quickstart --model runs/quickstart/sft/final · Next: "
+    "change the lines it advises, then algorist run RECIPE"
 )
 def preflight(
-    recipe: RecipeArgument,
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            help="A shipped recipe, a .yaml file, or a run or checkpoint folder: its recipe and its model."
+        ),
+    ],
     overrides: Overrides = None,
     problems: Annotated[int, typer.Option(min=1, help="Training problems to sample from.")] = 24,
     samples: Annotated[int, typer.Option(min=2, help="Completions per problem.")] = 8,
     trial: Annotated[bool, typer.Option(help="Also take a few real steps of each stage.")] = True,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Sample from this run, checkpoint, adapter, model folder or hub name, after its SFT."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
-    """Before training, on this machine: batch arithmetic, prompts, pass rates, useful groups, memory, time, advice."""
-    loaded = read_recipe(recipe, overrides)
+    """Before GRPO, on this machine: batch arithmetic, prompts, pass rates, useful groups, variety, tags, memory, time, advice."""
+    loaded, where = _what(recipe, overrides, model)
     from algorist.cli.run_command import _quiet_libraries
 
     _quiet_libraries()
@@ -41,6 +56,7 @@ def preflight(
         problems=problems,
         samples=samples,
         trial=trial,
+        model=where,
         say=lambda text: console.print(f"{text} …", style="dim"),
     )
     if as_json:
@@ -50,16 +66,44 @@ def preflight(
     return 0
 
 
+def _what(name: str, overrides: list[str] | None, model: str | None) -> tuple[Recipe, Path | str | None]:
+    """Return the recipe and the model to sample from; None is the recipe's own start.
+
+    Raises:
+        ConfigError: A model folder that belongs to no run stands where a recipe should.
+    """
+    from algorist.config.load import recipe_names
+
+    folder = Path(name).expanduser()
+    if name in recipe_names() or not folder.is_dir():
+        return read_recipe(name, overrides), None if model is None else find_model(model)[0]
+    found, run = find_model(name)
+    if run is None:
+        raise ConfigError(
+            f"{name} is a folder that belongs to no run, so it has no recipe. Name one: algorist preflight RECIPE --model {name}"
+        )
+    if model is not None:
+        found = find_model(model)[0]
+    return read_recipe(str(run / "config.yaml"), overrides), found
+
+
 def _show(console: Any, found: Preflight) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from algorist.store.safe_text import printable
+    from algorist.store.safe_text import one_line, printable
 
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, text in [*_counts(found), *_sampled(found), *_costs(found)]:
         table.add_row(escape(name), escape(printable(text)))
     console.print(table)
+    for shown in found.sampling.get("shown", ()):
+        text = one_line(shown["completion"], 400)
+        console.print(
+            escape(f"  {shown['reason']}, gold {one_line(shown['gold'], 40)}: {text}"),
+            style="dim",
+            soft_wrap=True,
+        )
     if not found.advice and found.batch.get("sft"):
         console.print(
             "nothing to change that can be known before SFT; pass rates above are those of the start"
@@ -91,6 +135,8 @@ def _counts(found: Preflight) -> list[tuple[str, str]]:
             )
         )
     p = found.prompts
+    if not p:
+        return [*rows, ("model", "its weights alone do not fit into memory; it was not loaded")]
     rows.append(
         (
             "prompts",
@@ -106,6 +152,7 @@ def _sampled(found: Preflight) -> list[tuple[str, str]]:
     if not s:
         return []
     useful = ", ".join(f"G={g} {share:.0%}" for g, share in s["useful_share"].items())
+    tags = ", ".join(f"{tag} {share:.0%}" for tag, share in s["tags"].items())
     reasons = ", ".join(f"{name} {count}" for name, count in s["reasons"].items())
     return [
         (
@@ -119,8 +166,25 @@ def _sampled(found: Preflight) -> list[tuple[str, str]]:
             f"mean {s['tokens_mean']:.0f} tokens, {s['truncated']:.0%} truncated, "
             f"{s['end_of_turn_as_text']:.0%} show an end-of-turn token, {s['tokens_per_second']:.0f} tokens/s",
         ),
+        (
+            "variety",
+            f"temperature {s['temperature']:g}: {s['distinct']:.0%} of a group's texts differ, {s['identical_groups']:.0%} of the "
+            "groups hold one text only",
+        ),
+        (
+            "tags",
+            f"{tags or 'none'} of {s['ended']} that ended; {s['well_formed']:.0%} of all are well formed",
+        ),
+        ("rewards", ", ".join(_rewarded(name, told) for name, told in s["rewards"].items())),
         ("grading", reasons),
     ]
+
+
+def _rewarded(name: str, told: dict[str, Any]) -> str:
+    mean = "no value" if told["mean"] is None else f"{told['mean']:.3f}"
+    return f"{name} {mean}" + (
+        f" ({told['failures']} of {told['completions']} failed)" if told["failures"] else ""
+    )
 
 
 def _costs(found: Preflight) -> list[tuple[str, str]]:

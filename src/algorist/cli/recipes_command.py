@@ -17,7 +17,7 @@ app = typer.Typer(
 )
 
 
-@app.command("list")
+@app.command("list", epilog="Example: algorist recipes list")
 def list_recipes(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """List the shipped recipes. Next: algorist recipes show NAME."""
     from algorist.config.load import load_recipe, recipe_names
@@ -31,14 +31,14 @@ def list_recipes(as_json: Annotated[bool, typer.Option("--json", help="Print JSO
         print(f"{name:<{width}}  {description}")
 
 
-@app.command("show")
+@app.command("show", epilog="Example: algorist recipes show quickstart grpo.max_steps=20 --resolved")
 def show(
     name: Annotated[str, typer.Argument(help="A shipped recipe or a .yaml file.")],
     overrides: Overrides = None,
     resolved: Annotated[bool, typer.Option("--resolved", help="Show all values, defaults included.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show a recipe's values and where each comes from. Example: algorist recipes show quickstart --resolved."""
+    """Show a recipe's values and where each comes from. Next: algorist run NAME."""
     from algorist.config.explain import explain
     from algorist.config.load import load_recipe
 

@@ -12,16 +12,22 @@ import typer
 app = typer.Typer(add_completion=False)
 
 
-@app.command(epilog="Example: algorist regrade runs/quickstart --matcher symbolic --changed changed.jsonl")
+@app.command(
+    epilog="Example: algorist regrade runs/quickstart --matcher symbolic --changed changed.jsonl "
+    "· Next: matcher=NAME in the next run"
+)
 def regrade(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
     matcher: Annotated[
-        str | None, typer.Option(help="How answers are compared; default: as the run did.")
+        str | None,
+        typer.Option(
+            help="How answers are compared (docs/grading.md lists the names); as the run did when left out."
+        ),
     ] = None,
     changed: Annotated[
         Path | None, typer.Option(help="Write the rollouts whose verdict or reward changes as JSONL.")
     ] = None,
-    show: Annotated[int, typer.Option(help="Changed rollouts to print.")] = 5,
+    show: Annotated[int, typer.Option(help="Changed rollouts to print.", min=0)] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
     """Grade the stored rollouts again and say what changes; the store is not touched. Exit 1 if anything does."""
@@ -51,7 +57,7 @@ def differences(run: Path, matcher: str | None) -> dict[str, Any]:
         ConfigError: Unknown matcher, or a recipe that no longer loads.
     """
     from algorist.config import load_recipe
-    from algorist.grading import MATCHERS, grade_completion
+    from algorist.grading import MATCHERS, deciding_matcher, grade_completion
     from algorist.prompts import get_format
     from algorist.rewards import build_rewards
     from algorist.store.read import query
@@ -86,7 +92,7 @@ def differences(run: Path, matcher: str | None) -> dict[str, Any]:
                 )
     return {
         "rollouts": total,
-        "matcher": name,
+        "matcher": deciding_matcher(name),
         "verdicts_changed": verdicts,
         "rewards_changed": paid,
         "accuracy_before": before / max(1, total),

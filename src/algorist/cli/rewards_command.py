@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from algorist.cli.arguments import Overrides
+
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
@@ -15,7 +17,7 @@ app = typer.Typer(
 )
 
 
-@app.command("list")
+@app.command("list", epilog="Example: algorist rewards list · Next: algorist rewards explain --help")
 def list_rewards() -> None:
     """List the registered rewards with their range."""
     from algorist.rewards import REWARDS
@@ -26,20 +28,32 @@ def list_rewards() -> None:
         print(f"{name:<24} {reward.low:>6g} … {reward.high:<6g} {first}")
 
 
-@app.command("explain")
+@app.command(
+    "explain",
+    epilog="Example: algorist rewards explain --completion '<answer>7</answer>' --answer 7 --recipe quickstart "
+    "'rewards=[correct, {name: \"my_rewards.py:brevity\", weight: 0.1}]'",
+)
 def explain(
     completion: Annotated[str, typer.Option(help="The completion.")],
     answer: Annotated[str, typer.Option(help="The gold answer.")],
+    overrides: Overrides = None,
     recipe: Annotated[
-        str, typer.Option(help="The recipe whose rewards and prompt format are used.")
+        str,
+        typer.Option(
+            help="The recipe (a shipped one or a .yaml file) whose rewards, prompt format and matcher are used."
+        ),
     ] = "quickstart",
 ) -> None:
     """Show each reward of a completion, its weight and the total. Next: algorist rewards list."""
     from algorist.config import load_recipe
+    from algorist.errors import ConfigError
     from algorist.prompts import get_format
     from algorist.rewards import build_rewards
 
-    resolved = load_recipe(recipe).recipe
+    for word in overrides or []:
+        if "=" not in word:
+            raise ConfigError(f"'{word}' is not key=value; a recipe stands behind --recipe: --recipe {word}")
+    resolved = load_recipe(recipe, overrides or []).recipe
     form = get_format(resolved.prompt.format, tags=resolved.prompt.tags)
     found = build_rewards(resolved.rewards, form, matcher=resolved.matcher).explain(completion, answer)
     rows = {name: {"value": value, "weight": found.weights[name]} for name, value in found.components.items()}

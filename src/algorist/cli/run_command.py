@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
-import shlex
-import sys
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from algorist.cli.arguments import Overrides, RecipeArgument, read_recipe
+from algorist.cli.stopping import Stopped, command_again, stopped_at_once
+
+if TYPE_CHECKING:
+    from algorist.cli.display import TerminalDisplay
+    from algorist.config.schema import Recipe
 
 app = typer.Typer(add_completion=False)
 
@@ -82,23 +86,34 @@ def with_flags(
 
 
 def run_stages(name: str, overrides: list[str] | None, resume: bool, stages: tuple[str, ...]) -> int:
-    """Run the given stages of a recipe with a terminal display; shared by run, sft and grpo."""
-    loaded = read_recipe(name, overrides)
-    _quiet_libraries()
+    """Run the given stages of a recipe with a terminal display; shared by run, sft and grpo.
+
+    Raises:
+        Stopped: Ctrl-C or SIGTERM ended it.
+    """
     from algorist.cli.display import TerminalDisplay
+
+    display, folder = TerminalDisplay(), None
+    try:
+        loaded = read_recipe(name, overrides)
+        folder = Path(loaded.output_dir) / (loaded.run_name or loaded.name)
+        return _run(loaded, display, resume, stages)
+    except KeyboardInterrupt:
+        display.close()
+        raise Stopped(stopped_at_once(folder)) from None
+
+
+def _run(loaded: Recipe, display: TerminalDisplay, resume: bool, stages: tuple[str, ...]) -> int:
+    _quiet_libraries()
     from algorist.pipeline import run_recipe
 
-    display = TerminalDisplay()
     state = run_recipe(loaded, display=display, resume=resume, stages=stages)
     if not state.processes.main:
         return 0
-    folder = state.folder.path
     if state.stopped:
-        words = [w for w in sys.argv[1:] if w != "--resume"]
-        display.say(
-            f"stopped; everything is saved in {folder}. Continue: algorist {shlex.join(words)} --resume"
+        raise Stopped(
+            f"stopped; everything is saved in {state.folder.path}. Continue: {command_again(resume=True)}"
         )
-        return 130
     _close(display, state)
     return 0
 
@@ -112,9 +127,8 @@ def _close(display: Any, state: Any) -> None:
     there = [s for s in ("base", "sft", "grpo") if (folder / "eval" / f"{s}.json").is_file()]
     if len(there) >= 2:
         first, last = (read_artifact(folder / "eval", name) for name in there[-2:])
-        closing_table(
-            display.console, first.metrics, last.metrics, paired_metrics(first.samples, last.samples)
-        )
+        paired = paired_metrics(first.samples, last.samples)
+        closing_table(display.console, first.metrics, last.metrics, paired, _headings(there[-2:]))
         _examples(display, first.samples, last.samples)
     elif there:
         from algorist.cli.display import interval_text
@@ -123,12 +137,19 @@ def _close(display: Any, state: Any) -> None:
             display.say(f"{name.replace('_', ' ')}: {interval_text(interval, name)}")
     from algorist.report.build import build_report
 
+    then = [f"solve 'Mia has 12 pens. Mia loses 5. How many pens does Mia have now?' --model {folder}"]
+    then += [f"inspect {folder} --sort=-reward"] if list((folder / "rollouts").glob("*.parquet")) else []
+    then += [f"compare {folder}/eval/{there[-2]}.json {folder}/eval/{there[-1]}.json"] if there[1:] else []
     display.say(
         f"\nThe run is in {folder}, its report in {build_report(folder)}. Next:\n"
-        f"  algorist solve 'Mia has 12 pens. Mia loses 5. How many pens does Mia have now?' --model {folder}\n"
-        f"  algorist inspect {folder} --sort=-reward\n"
-        f"  algorist compare {folder}/eval/sft.json {folder}/eval/grpo.json"
+        + "\n".join(f"  algorist {line}" for line in then)
     )
+
+
+def _headings(names: list[str]) -> tuple[str, str]:
+    """Return what the closing table calls two evaluations."""
+    first, last = ({"base": "base", "sft": "SFT", "grpo": "GRPO"}[name] for name in names)
+    return first, last
 
 
 def _examples(display: Any, before: list[dict[str, Any]], after: list[dict[str, Any]]) -> None:

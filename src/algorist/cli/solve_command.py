@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from algorist.cli.arguments import find_model
+from algorist.cli.arguments import FormatOption, find_model
 from algorist.config.load import load_run_recipe
 
 app = typer.Typer(add_completion=False)
@@ -26,13 +26,13 @@ def solve(
         str | None,
         typer.Option(help="Run, checkpoint, model folder or hub name; the newest run when left out."),
     ] = None,
-    prompt_format: Annotated[
-        str | None, typer.Option("--format", help="Prompt format; that of the run when left out.")
-    ] = None,
+    prompt_format: Annotated[str | None, FormatOption] = None,
     file: Annotated[Path | None, typer.Option("--file", help="A JSONL file with a question column.")] = None,
     save: Annotated[Path | None, typer.Option(help="Append prompts and answers to this JSONL file.")] = None,
-    max_new_tokens: Annotated[int | None, typer.Option(help="Longest completion in tokens.")] = None,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="Longest completion in tokens; the run's when left out.", min=1)
+    ] = None,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.", min=0)] = 0.0,
     endpoint: Annotated[
         str | None, typer.Option(help="Ask an OpenAI-compatible server, such as http://localhost:8000.")
     ] = None,

@@ -82,10 +82,18 @@ def state(folder: RunFolder) -> dict[str, Any]:
 
 
 def _steps(folder: RunFolder, stage: str | None) -> int | None:
-    """Return the last step of a stage where the recipe says it."""
+    """Return the last step of a stage: what the recipe says, else what its newest checkpoint says, else None."""
     from algorist.diagnosis.signals import read_settings
 
-    return read_settings(folder.path).get(f"{stage}.max_steps")
+    steps = read_settings(folder.path).get(f"{stage}.max_steps")
+    if steps is not None or stage is None:
+        return steps
+    states = (folder.path / stage).glob("checkpoint-*/trainer_state.json")
+    newest = max(states, key=lambda p: int(p.parent.name.rpartition("-")[2]), default=None)
+    try:
+        return None if newest is None else int(json.loads(newest.read_text(encoding="utf-8"))["max_steps"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def picture(now: dict[str, Any]) -> RenderableType:
@@ -97,7 +105,8 @@ def picture(now: dict[str, Any]) -> RenderableType:
     from algorist.store.safe_text import printable
 
     age = now["seconds_since_last_line"]
-    where = f"{now['stage']} {now['step']}/{now['steps'] or '?'}" if now["stage"] else "no step yet"
+    total = f"/{now['steps']}" if now["steps"] else ""
+    where = f"{now['stage']} {now['step']}{total}" if now["stage"] else "no step yet"
     head = (
         f"{now['run']} · {'running' if now['running'] else 'not running'} · {where}"
         + (f" · last line {age:.0f} s ago" if age is not None else "")

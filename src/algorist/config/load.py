@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 import typing
 from collections.abc import Sequence
@@ -13,11 +14,14 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from algorist.config.schema import Recipe
+from algorist.config.schema import DataSection, DatasetSection, Recipe
 from algorist.errors import CheckpointError, ConfigError, nearest
 
 MAX_RECIPE_BYTES = 1_000_000
 MAX_EXTENDS = 8
+OF_A_DATASET = ("path", "hub", "subset", "columns", "params")
+"""Keys of a data section that mean nothing for a dataset of another name."""
+_DATASET = DatasetSection.model_fields["name"].default
 
 
 @dataclass(frozen=True)
@@ -41,10 +45,13 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> LoadedRecip
         ConfigError: Unknown recipe, unreadable YAML, unknown key, wrong value or an impossible combination.
     """
     values, origins = _read_with_parents(name_or_path, ())
-    for override in overrides:
-        key, value = parse_override(override)
+    given = [parse_override(override) for override in overrides]
+    named = {key.split(".")[1]: value for key, value in given if _names_dataset(key)}
+    origins = _drop_former(values, origins, named)
+    for key, value in given:
         _set(values, key, value, origin=f"override {key}")
-        origins = {k: v for k, v in origins.items() if not k.startswith(f"{key}.")}
+        above = _above(key)
+        origins = {k: v for k, v in origins.items() if not k.startswith(f"{key}.") and k not in above}
         origins |= dict.fromkeys(_leaves(value, key), "command line")
     return LoadedRecipe(validate(values, where=f"recipe '{name_or_path}'"), origins)
 
@@ -109,8 +116,10 @@ def _locate(name_or_path: str, base: Path | None) -> tuple[str, Path | None, str
             if candidate.is_file():
                 return _read_file(candidate), candidate.parent, str(candidate)
             if candidate == Path(name_or_path):
+                beside = [p.name for p in sorted(candidate.parent.glob("*.y*ml"))[:1000]]
                 raise ConfigError(
-                    f"no recipe file at {candidate}; shipped recipes: {', '.join(recipe_names())}"
+                    f"no recipe file at {candidate}.{nearest(candidate.name, beside)} "
+                    f"Shipped recipes: {', '.join(recipe_names())}"
                 )
     names = recipe_names()
     name = name_or_path.replace("_", "-") if name_or_path not in names else name_or_path
@@ -155,7 +164,44 @@ def _read_with_parents(
     if not isinstance(parent, str):
         raise ConfigError(f"recipe {label}: extends is {parent!r}; expected the name or path of one recipe")
     merged, parent_origins = _read_with_parents(parent, (*chain, label), folder)
-    return _merge(merged, values), parent_origins | origins
+    parent_origins = _drop_former(merged, parent_origins, _dataset_names(values))
+    above = {section for key in origins for section in _above(key)}
+    return _merge(merged, values), {k: v for k, v in parent_origins.items() if k not in above} | origins
+
+
+def _above(key: str) -> list[str]:
+    """Return the sections that a dotted key lies in."""
+    return [key.rsplit(".", n)[0] for n in range(1, key.count(".") + 1)]
+
+
+def _names_dataset(key: str) -> bool:
+    section, _, name = key.removeprefix("data.").partition(".")
+    return key.startswith("data.") and name == "name" and section in DataSection.model_fields
+
+
+def _dataset_names(values: dict[str, Any]) -> dict[str, Any]:
+    """Return data section → name of its dataset, where ``values`` say one."""
+    data = values.get("data")
+    found = data.items() if isinstance(data, dict) else ()
+    return {key: section["name"] for key, section in found if isinstance(section, dict) and "name" in section}
+
+
+def _drop_former(values: dict[str, Any], origins: dict[str, str], named: dict[str, Any]) -> dict[str, str]:
+    """Take out of ``values`` what belongs to a dataset that gets another name; return the origins, which tell of it."""
+    data = values.get("data")
+    for section, name in named.items():
+        before = data.get(section) if isinstance(data, dict) else None
+        if not isinstance(before, dict) or before.get("name", _DATASET) == name:
+            continue
+        former = before.get("name", _DATASET)
+        for key in OF_A_DATASET:
+            dropped, dotted = before.pop(key, None), f"data.{section}.{key}"
+            mine = [k for k in origins if k == dotted or k.startswith(f"{dotted}.")]
+            label = next((origins[k] for k in mine), "the recipe")
+            origins = {k: v for k, v in origins.items() if k not in mine}
+            if dropped:
+                origins[dotted] = f"default; what {label} says is for the dataset {former}"
+    return origins
 
 
 def _numbers(value: Any) -> Any:
@@ -218,6 +264,8 @@ def _explain(item: Any) -> str:
         return message
     got = item.get("input")
     shown = f" (got {got!r})" if not isinstance(got, dict) and len(repr(got)) < 80 else ""
+    if item["type"] == "literal_error":
+        shown += nearest(str(got), re.findall(r"'([^']*)'", item["ctx"]["expected"]))
     return f"{dotted}: {message[0].lower()}{message[1:]}{shown}"
 
 

@@ -63,6 +63,15 @@ class LoraSection(Section):
     """Rank-stabilised scaling."""
     dora: bool = False
     """Weight-decomposed adapters."""
+    in_several_processes: Literal["keep", "off"] = "keep"
+    """``off`` trains all weights, with a warning, when the run starts in more than one process; a continued run keeps what it
+    began with."""
+
+    @field_validator("in_several_processes", mode="before")
+    @classmethod
+    def _read_off(cls, value: Any) -> Any:
+        """Take YAML's ``off``, which is false, for the word."""
+        return "off" if value is False else value
 
 
 class ModelSection(Section):
@@ -75,11 +84,12 @@ class ModelSection(Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Weights' type; ``auto`` takes bfloat16 on CUDA devices that support it and float32 elsewhere."""
     attn_implementation: str | None = None
-    """Attention kernel (``sdpa``, ``flash_attention_2``, ``eager``); transformers chooses when left out."""
+    """Attention kernel (``sdpa``, ``flash_attention_2``, ``eager``) of the passes through the model's module. Left out:
+    ``flash_attention_2`` on CUDA with 16-bit weights where the package flash_attn is installed, else transformers chooses."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model. Off unless you trust the model's author."""
     backend: Literal["transformers", "unsloth"] = "transformers"
-    """Loader of the model."""
+    """Loader of the model; ``unsloth`` needs an NVIDIA GPU and an environment with Unsloth."""
     chat_template: str | None = None
     """A Jinja2 chat template, or the path of a file that holds one; the tokenizer's own when left out."""
     lora: LoraSection | None = None
@@ -271,7 +281,8 @@ class GRPOSection(OptimSection):
     engine: Literal["auto", "native", "transformers", "vllm"] = "auto"
     """Rollout engine; ``auto`` takes the fastest that covers the model."""
     vllm: dict[str, Any] = Field(default_factory=dict)
-    """vLLM settings: ``mode`` (colocate or server), ``gpu_memory_utilization`` (0.3), ``server_base_url``, ``sync_folder``, …"""
+    """vLLM settings: ``mode`` (colocate or server), ``gpu_memory_utilization`` (share of the GPU's memory, 0.3),
+    ``enable_sleep_mode`` (give it back during the update), ``server_base_url``, ``sync_folder``, …"""
     fast_update: bool = True
     """Compute each prompt once per group, the head at completion positions only; off = stock TRL."""
     skip_zero_advantage: bool = True

@@ -25,6 +25,21 @@ ALIASES = {
 FIELDS = tuple(ALIASES)
 
 
+class ColumnError(DataError):
+    """``where`` has no column for ``fields``; ``named_by`` is the same error with another way to name the columns."""
+
+    def __init__(self, where: str, fields: tuple[str, ...], lack: str, way: str) -> None:
+        super().__init__(where, fields, lack, way)
+        self.where, self.fields, self.lack, self.way = where, fields, lack, way
+
+    def __str__(self) -> str:
+        return f"{self.where} has {self.lack}. Name yours: {self.way}"
+
+    def named_by(self, way: str) -> ColumnError:
+        """Return the error with ``way`` in place of the recipe's keys."""
+        return ColumnError(self.where, self.fields, self.lack, way)
+
+
 def ground_truth(row: Row) -> Any:
     """Return ``reward_model.ground_truth`` of a row in verl's layout, or None."""
     model = row.get("reward_model")
@@ -107,20 +122,21 @@ def pick_columns(row: Row, wanted: dict[str, str], *, where: str) -> dict[str, s
     """Return our field name → column name for a table, from the user's mapping and the usual aliases.
 
     Raises:
-        DataError: A mapped column does not exist, or question / answer cannot be found.
+        ColumnError: Question or answer cannot be found.
+        DataError: A mapped column or a mapped field does not exist.
     """
     unknown = set(wanted) - set(FIELDS)
     if unknown:
         name = sorted(unknown)[0]
         raise DataError(
-            f"data.….columns has the key '{name}'.{nearest(name, FIELDS)} Expected: {', '.join(FIELDS)}"
+            f"{where}: columns are named for the field '{name}'.{nearest(name, FIELDS)} Expected: {', '.join(FIELDS)}"
         )
     found = {}
     for field in FIELDS:
         if field in wanted:
             if wanted[field] not in row:
                 raise DataError(
-                    f"{where}: no column '{wanted[field]}' (data.….columns.{field}).{nearest(wanted[field], row)} "
+                    f"{where}: no column '{wanted[field]}' for {field}.{nearest(wanted[field], row)} "
                     f"Columns: {', '.join(map(str, row))}"
                 )
             found[field] = wanted[field]
@@ -130,12 +146,13 @@ def pick_columns(row: Row, wanted: dict[str, str], *, where: str) -> dict[str, s
                 found[field] = alias
     if "answer" not in found and "solution" in found:
         found["answer"] = found["solution"]
-    for field in ("question", "answer"):
-        if field not in found:
-            raise DataError(
-                f"{where}: the training dataset has no '{field}' field: no column is called {' or '.join(ALIASES[field])}. "
-                f"Columns: {', '.join(map(str, row))}. Name yours: data.train.columns.{field}=COLUMN"
-            )
+    lacking = tuple(field for field in ("question", "answer") if field not in found)
+    if lacking:
+        lack = " and ".join(
+            f"no '{field}' field (looked for {', '.join(ALIASES[field])})" for field in lacking
+        )
+        way = " ".join(f"data.train.columns.{field}=COLUMN" for field in lacking)
+        raise ColumnError(where, lacking, f"{lack}. Columns: {', '.join(map(str, row))}", way)
     return found
 
 

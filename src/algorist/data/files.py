@@ -55,7 +55,9 @@ def _pick(path: Path, split: str) -> Path:
         here = path.parent if path.parent.is_dir() else None
         near = [p.name for p in sorted(here.iterdir()) if p.suffix in SUFFIXES] if here else []
         there = f" In {here} there are: {', '.join(near[:8])}." if near else ""
-        raise DataError(f"no file or folder at {path}.{there} Check data.train.path / data.eval.path")
+        raise DataError(
+            f"no file or folder at {path}.{there} Check data.train.path, data.eval.path or --path"
+        )
     if path.is_file():
         if path.suffix.lower() not in SUFFIXES:
             raise DataError(f"{path} ends in '{path.suffix}'; expected one of {', '.join(SUFFIXES)}")

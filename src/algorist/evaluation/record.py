@@ -12,6 +12,7 @@ from algorist.evaluation.artifact import Artifact, read_artifact, write_artifact
 from algorist.evaluation.estimators import summarise
 from algorist.evaluation.progress import Progress, fingerprint
 from algorist.evaluation.run import EvaluationSetting, evaluate
+from algorist.grading import deciding_matcher
 from algorist.prompts import PromptFormat
 from algorist.rewards import RewardSet
 from algorist.rollouts.base import RolloutEngine
@@ -67,7 +68,10 @@ def record_evaluation(
         on_progress=on_progress,
     )
     metrics = summarise(samples, ks=ks)
-    protocol = setting.recorded(prompt_format) | {"ks": list(ks)}
+    protocol = setting.recorded(prompt_format) | {
+        "ks": list(ks),
+        "matcher": deciding_matcher(setting.matcher),
+    }
     if mark:
         protocol["fingerprint"] = mark
     protocol["seconds"] = time.perf_counter() - began

@@ -6,13 +6,14 @@ Neither sympy nor torch is imported here; ``precise`` (mpmath) and ``symbolic`` 
 from algorist.grading.extract import Extraction, boxed, extract, last_boxed
 from algorist.grading.grade import grade, grade_completion, grade_many, hash_answer
 from algorist.grading.ladder import is_text_only, why_unreadable
-from algorist.grading.matchers import MATCHERS
+from algorist.grading.matchers import MATCHERS, deciding_matcher
 from algorist.grading.numeric import numeric_value
 
 __all__ = [
     "MATCHERS",
     "Extraction",
     "boxed",
+    "deciding_matcher",
     "extract",
     "grade",
     "grade_completion",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -12,6 +15,8 @@ from algorist.grading.numeric import numeric_value
 from algorist.grading.text import clean, tight
 from algorist.grading.workers import pool_for
 from algorist.registry import Registry
+
+log = logging.getLogger("algorist.grading.matchers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +109,52 @@ def _hendrycks(answer: str, gold: str, limits: Limits) -> Verdict:
     return bool(same), "equal_symbolic" if same else "different"
 
 
-@_matcher("latex_verify", "math-verify's verdict, in a worker process with a hard limit")
+@_matcher(
+    "latex_verify",
+    "math-verify's verdict, in a worker process with a hard limit; as symbolic where math-verify is not installed",
+)
 def _latex_verify(answer: str, gold: str, limits: Limits) -> Verdict:
+    if _missing:
+        return symbolic(answer, gold, limits)
     found = pool_for("latex_verify", max(limits.timeout_s, 1.0), max(limits.memory_mb, 512)).ask(answer, gold)
+    if found.error == "missing":
+        _fall_back(found.detail)
+        return symbolic(answer, gold, limits)
     if found.error:
         return False, found.error if found.error in ("timeout", "memory") else "crashed"  # type: ignore[return-value]
     if found.told is None:
         return False, "unparseable_gold"
     return found.told, "equal_symbolic" if found.told else "different"
+
+
+_missing = ""
+_missing_lock = threading.Lock()
+
+
+def deciding_matcher(name: str) -> str:
+    """Return the matcher that decides for ``name`` in this process: ``symbolic`` once ``latex_verify`` lacks its package."""
+    return "symbolic" if name == "latex_verify" and _missing else name
+
+
+def _fall_back(what: str) -> None:
+    """Remember that math-verify is missing and say so once in this process, in the log and on the console."""
+    global _missing
+    with _missing_lock:
+        said, _missing = bool(_missing), what
+    if said:
+        return
+    text = f"{what}. Until then the matcher 'latex_verify' decides as 'symbolic' does, algorist's own"
+    log.warning("%s", text)
+    if not _log_reaches_console():
+        print(f"warning: {text}", file=sys.stderr)
+
+
+def _log_reaches_console() -> bool:
+    """Return whether a warning in the log also shows in the terminal; a run's log file alone keeps it away from there."""
+    logger: logging.Logger | None = log
+    handlers: list[logging.Handler] = []
+    while logger is not None:
+        handlers += logger.handlers
+        logger = logger.parent if logger.propagate else None
+    shown = (h for h in handlers if isinstance(h, logging.StreamHandler))
+    return not handlers or any(getattr(h, "stream", None) in (sys.stderr, sys.stdout) for h in shown)

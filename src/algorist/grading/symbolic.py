@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from algorist.errors import MissingExtraError
 
+INSTALL = "pip install 'math-verify[antlr4_13_2]>=0.9'"
+
+_needed = "latex2sympy2_extended"
 try:
+    import latex2sympy2_extended as _parser  # noqa: F401  # alone first, to name what is missing
+
+    _needed = "math_verify"
     from math_verify import parse, verify
     from math_verify.parser import ExprExtractionConfig, LatexExtractionConfig
-except ImportError as error:  # pragma: no cover - math-verify is a dependency
+except ImportError as error:
     raise MissingExtraError(
-        "the matcher 'latex_verify' needs math-verify; install it with: pip install 'math-verify>=0.9'"
+        f"{_needed} cannot be imported ({str(error) or type(error).__name__}); install it with: {INSTALL}"
     ) from error
 
 

@@ -1,7 +1,8 @@
 """The process that does slow work: one JSON line in, one JSON line out, under limits that the kernel enforces.
 
 Started by ``workers`` as ``python -P -m algorist.grading.worker MATCHER SECONDS MEGABYTES``. Ends when its input ends, when a
-job outlives its alarm (also inside a C call: the signal's default action ends the process), or at the memory limit.
+job outlives its alarm (also inside a C call: the signal's default action ends the process), or at the memory limit. Where a
+package of the matcher cannot be imported, the only line is ``{"missing": "…"}``.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from algorist.errors import MissingExtraError
 
 Judge = Callable[[str, str], "bool | None"]
 
@@ -60,7 +63,11 @@ def main(matcher: str, seconds: str, megabytes: str) -> None:
     """Load the judge of a matcher, set the limits, serve."""
     sys.setrecursionlimit(3_000)
     if matcher == "latex_verify":
-        from algorist.grading.symbolic import latex_verify as judge
+        try:
+            from algorist.grading.symbolic import latex_verify as judge
+        except MissingExtraError as error:
+            os.write(1, json.dumps({"missing": str(error)}).encode() + b"\n")
+            return
     else:
         from algorist.grading.slow import judge
     with contextlib.suppress(ImportError, OSError, ValueError):

@@ -26,10 +26,14 @@ _ROOT = str(Path(__file__).resolve().parents[2])
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a worker said: ``told`` (None: it cannot tell), or ``error`` (``timeout``, ``memory``, ``crashed``)."""
+    """What a worker said: ``told`` (None: it cannot tell), or ``error`` (``timeout``, ``memory``, ``crashed``, ``missing``).
+
+    ``missing`` means that a package cannot be imported; ``detail`` says which one and how to install it.
+    """
 
     told: bool | None
     error: str = ""
+    detail: str = ""
 
 
 class _Worker:
@@ -51,8 +55,12 @@ class _Worker:
 
     def ask(self, answer: str, gold: str, timeout_s: float) -> Told:
         if not self.ready:
-            if self._line(_START_S) is None:
+            first = self._line(_START_S)
+            if first is None:
                 raise GradingError(f"a grading worker did not start (exit code {self.process.poll()})")
+            hello = json.loads(first)
+            if "missing" in hello:
+                return Told(None, "missing", hello["missing"])
             self.ready = True
         try:
             self.sink.write(json.dumps({"answer": answer, "gold": gold}).encode() + b"\n")
@@ -142,7 +150,7 @@ class Pool:
         if told.error:
             worker.close(kill=True)
             self.replaced += 1
-            if surplus or told.error == "interrupted":
+            if surplus or told.error in ("interrupted", "missing"):
                 return
             worker = self._new()  # starts while nobody waits for it
         elif surplus:

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from algorist.config.schema import LoraSection, ModelSection
-from algorist.errors import CheckpointError, ConfigError, MissingExtraError
+from algorist.errors import CheckpointError, ConfigError
+from algorist.models.attention import attention_for, set_attention
 from algorist.models.families import lora_targets
 from algorist.models.tiny import tiny_model, train_tokenizer
+from algorist.models.unsloth import check_unsloth, load_unsloth
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PLAIN_TEMPLATE = (
@@ -64,6 +72,7 @@ def make_policy(
     seed: int,
     texts: Iterable[str] = (),
     tags: Iterable[str] = (),
+    longest: Callable[[PreTrainedTokenizerBase], int | None] | None = None,
 ) -> Policy:
     """Make or load the policy that a recipe names.
 
@@ -73,17 +82,22 @@ def make_policy(
         seed: Seed of a model from scratch.
         texts: Training texts for the tokenizer of a model from scratch.
         tags: Tags that this tokenizer keeps whole.
+        longest: Gives the most tokens of a prompt with its completion, for Unsloth, which sets room aside; None for the
+            model's context.
 
     Raises:
         ConfigError: The model cannot be found or has no tokenizer; the message names the way out.
+        MissingExtraError: The backend is unsloth, which is not installed or has no GPU here.
     """
+    dtype = pick_dtype(section.dtype, device)
     if section.backend == "unsloth":
-        return _unsloth(section)
+        return _through_unsloth(section, device, dtype, seed, longest)
     if section.name == "tiny":
         made = train_tokenizer(texts, vocab_size=section.tiny.vocab_size, tags=tags)
         shape = section.tiny.model_dump(exclude={"vocab_size"}, exclude_none=True)
         model: Any = tiny_model(made, seed=seed, **shape)
-        model.to(device, pick_dtype(section.dtype, device))
+        model.to(device, dtype)
+        set_attention(model, section, device, dtype)
         tokenizer: PreTrainedTokenizerBase = made
     else:
         model, tokenizer = _pretrained(section, device)
@@ -96,19 +110,37 @@ def make_policy(
 
 
 def load_policy(
-    path: str | Path, *, device: torch.device, dtype: torch.dtype | None = None, trainable: bool = False
+    path: str | Path,
+    *,
+    device: torch.device,
+    dtype: torch.dtype | None = None,
+    trainable: bool = False,
+    like: ModelSection | None = None,
 ) -> Policy:
     """Load a folder that algorist or PEFT saved: full weights, or an adapter on its base model.
+
+    Args:
+        path: The folder.
+        device: Where the weights go.
+        dtype: Weights' type; that of ``like`` when left out.
+        trainable: Train the adapter on.
+        like: The section of the run that the folder belongs to: its type of weights, attention and trust in the model's
+            code hold for the folder too. Our defaults when left out.
 
     Raises:
         CheckpointError: The folder holds neither a model nor an adapter, or no tokenizer.
     """
-    folder = Path(path)
+    folder, kept = Path(path), {"dtype", "attn_implementation", "trust_remote_code"}
+    section = ModelSection(**like.model_dump(include=kept)) if like else ModelSection()
     if (folder / "adapter_config.json").is_file():
         from peft import PeftModel
 
         base_name = json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
-        base, tokenizer = _pretrained(ModelSection(name=str(_base_folder(base_name, folder))), device, dtype)
+        revision = like.revision if like and like.name == base_name else None
+        section = section.model_copy(
+            update={"name": str(_base_folder(base_name, folder)), "revision": revision}
+        )
+        base, tokenizer = _pretrained(section, device, dtype)
         if (folder / "tokenizer_config.json").is_file():
             tokenizer = _tokenizer(str(folder), None)
         model: Any = PeftModel.from_pretrained(base, str(folder), is_trainable=trainable)
@@ -117,7 +149,7 @@ def load_policy(
         raise CheckpointError(
             f"{folder} holds no model: neither config.json nor adapter_config.json is there"
         )
-    model, tokenizer = _pretrained(ModelSection(name=str(folder)), device, dtype)
+    model, tokenizer = _pretrained(section.model_copy(update={"name": str(folder)}), device, dtype)
     return Policy(model, prepare_tokenizer(tokenizer, None))
 
 
@@ -165,18 +197,22 @@ def _pretrained(
         )
     name = str(local) if looks_local else section.name
     tokenizer = _tokenizer(name, section.revision, section.trust_remote_code)
+    dtype = dtype or pick_dtype(section.dtype, device)
+    attention_for(section, device, dtype)
     try:
         model = AutoModelForCausalLM.from_pretrained(
             name,
             revision=section.revision or "main",
-            dtype=dtype or pick_dtype(section.dtype, device),
+            dtype=dtype,
             trust_remote_code=section.trust_remote_code,
             attn_implementation=section.attn_implementation,
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ImportError) as error:
         raise ConfigError(_not_loaded(name, error)) from None
     moved: Any = model
-    return moved.to(device), tokenizer
+    moved.to(device)
+    set_attention(moved, section, device, dtype)
+    return moved, tokenizer
 
 
 def _tokenizer(name: str, revision: str | None, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
@@ -233,20 +269,22 @@ def _base_folder(base_name: str, adapter: Path) -> str | Path:
     return (adapter / base_name).resolve()
 
 
-def _unsloth(section: ModelSection) -> Policy:
-    try:
-        from unsloth import FastLanguageModel
-    except ImportError as error:
-        raise MissingExtraError(
-            f"model.backend is unsloth, but unsloth cannot be imported ({error}); install it with "
-            "pip install 'algorist[unsloth]' on a CUDA machine, or take model.backend=transformers"
-        ) from None
-    model, tokenizer = FastLanguageModel.from_pretrained(section.name, load_in_4bit=False)
-    if section.lora is not None:
-        model = FastLanguageModel.get_peft_model(
-            model,
-            r=section.lora.rank,
-            lora_alpha=section.lora.alpha,
-            target_modules=lora_targets(model, section.lora.target_modules),
-        )
-    return Policy(model, prepare_tokenizer(tokenizer, section.chat_template))
+def _through_unsloth(
+    section: ModelSection,
+    device: torch.device,
+    dtype: torch.dtype,
+    seed: int,
+    longest: Callable[[PreTrainedTokenizerBase], int | None] | None,
+) -> Policy:
+    check_unsloth(section, device)
+    tokenizer = _tokenizer(section.name, section.revision, section.trust_remote_code)
+    tokenizer = prepare_tokenizer(tokenizer, section.chat_template)
+    most = (longest(tokenizer) if longest else None) or _context(section)
+    return Policy(load_unsloth(section, dtype=dtype, seed=seed, longest=most), tokenizer)
+
+
+def _context(section: ModelSection) -> int:
+    config = AutoConfig.from_pretrained(
+        section.name, revision=section.revision or "main", trust_remote_code=section.trust_remote_code
+    )
+    return int(config.get_text_config(decoder=True).max_position_embeddings)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from algorist.config.schema import Recipe
+from algorist.diagnosis.causes import COPIES, END_SHOWN, MOSTLY, NEARLY_ALL
 from algorist.diagnosis.findings import Settings
 
 if TYPE_CHECKING:
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 FEW_USEFUL = 0.3
 """Below this share of useful groups most of the sampling is wasted."""
 MANY_TRUNCATED = 0.3
+ENOUGH_ENDED = 12
+"""Completions that must have ended by themselves before missing tags are the model's and not the limit's doing."""
 NEAR_LIMIT = 0.9
 """Share of the memory from which on a run is at risk."""
 
@@ -22,29 +25,116 @@ def advise(recipe: Recipe, found: Preflight) -> list[dict[str, str]]:
     settings = Settings(recipe.model_dump())
     return [
         *_memory(recipe, found, settings),
+        *found.tokenization,
+        *_rewards(found),
         *_lengths(recipe, found, settings),
         *_grading(found),
+        *_tags(recipe, found, settings),
+        *_variety(recipe, found, settings),
         *_groups(recipe, found, settings),
     ]
 
 
 def _memory(recipe: Recipe, found: Preflight, settings: Settings) -> list[dict[str, str]]:
+    """Return what ``fit.memory_steps`` planned; where only the measured peak is too high, a smaller batch."""
     told = []
     for stage, section in (("sft", recipe.sft), ("grpo", recipe.grpo)):
+        told += found.planned.get(stage, [])
         tried: dict[str, Any] | None = getattr(found, stage)
-        if not tried or not found.memory_limit:
+        if not tried or not found.memory_limit or stage in found.planned:
             continue
         need = max(tried["memory"]["peak"], tried["memory"]["measured_peak"])
         if need > NEAR_LIMIT * found.memory_limit and section.batch_size > 1:
-            half = section.batch_size // 2
+            half = next(d for d in range(section.batch_size // 2, 0, -1) if section.batch_size % d == 0)
+            windows = section.gradient_accumulation_steps * section.batch_size // half
             change = settings.change(
-                **{
-                    f"{stage}__batch_size": half,
-                    f"{stage}__gradient_accumulation_steps": 2 * section.gradient_accumulation_steps,
-                }
+                **{f"{stage}__batch_size": half, f"{stage}__gradient_accumulation_steps": windows}
             )
             why = f"{stage} needs {need / 1e9:.1f} of {found.memory_limit / 1e9:.1f} GB; the same step in halves needs less"
             told.append({"why": why, "change": change})
+    return told
+
+
+def before_sft(recipe: Recipe, found: Preflight) -> bool:
+    """Return whether SFT is still to come: before it a model from scratch or a base model knows no format."""
+    return recipe.sft.enabled and found.model is None
+
+
+def more_sft(recipe: Recipe, settings: Settings) -> str:
+    """Return the change for SFT where there was none, or for twice as much of it."""
+    if not recipe.sft.enabled:
+        return settings.change(sft__enabled=True)
+    if recipe.sft.max_steps:
+        return settings.change(sft__max_steps=2 * recipe.sft.max_steps)
+    return settings.change(sft__epochs=2 * recipe.sft.epochs)
+
+
+def _rewards(found: Preflight) -> list[dict[str, str]]:
+    told = []
+    for name, reward in found.sampling.get("rewards", {}).items():
+        if reward["hangs"]:
+            why = f"reward '{name}' hangs: {reward['first_failure']}"
+        elif reward["failures"]:
+            why = (
+                f"reward '{name}' failed on {reward['failures']} of {reward['completions']} completions "
+                f"({reward['first_failure']}); they get {reward['low']:g}"
+            )
+        else:
+            continue
+        told.append(
+            {
+                "why": why,
+                "change": "rewards:  # correct the function; try it: algorist rewards explain --completion TEXT --answer GOLD "
+                "--recipe RECIPE\n  - {name: correct, weight: 1.0}",
+            }
+        )
+    return told
+
+
+def _tags(recipe: Recipe, found: Preflight, settings: Settings) -> list[dict[str, str]]:
+    tags = found.sampling.get("tags", {})
+    if not tags or found.sampling["ended"] < ENOUGH_ENDED or before_sft(recipe, found):
+        return []
+    rare = {tag: share for tag, share in tags.items() if share < 1 - MOSTLY}
+    if not rare:
+        return []
+    shown = ", ".join(f"{tag} {share:.0%}" for tag, share in rare.items())
+    change = more_sft(recipe, settings)
+    return [
+        {
+            "why": f"tags of the prompt format are missing in completions that ended: {shown} of {found.sampling['ended']}; "
+            "teach the format, reward it, or take a format that the model knows",
+            "change": change
+            + "\nrewards:\n  - {name: correct, weight: 1.0}\n  - {name: well_formed, weight: 0.5}",
+        }
+    ]
+
+
+def _variety(recipe: Recipe, found: Preflight, settings: Settings) -> list[dict[str, str]]:
+    sampled = found.sampling
+    told = []
+    if sampled.get("identical_groups", 0) >= COPIES and sampled["pass_rate"] <= NEARLY_ALL:
+        temperature = settings.number("grpo.temperature", 1.0)
+        change: dict[str, object] = {"grpo__temperature": 1.0 if temperature < 0.95 else 1.3}
+        if settings.number("grpo.top_p", 1.0) < 1:
+            change["grpo__top_p"] = 1.0
+        if settings.number("grpo.top_k", 0):
+            change["grpo__top_k"] = 0
+        told.append(
+            {
+                "why": f"{sampled['identical_groups']:.0%} of the groups hold one text {sampled['samples']} times at temperature "
+                f"{temperature:g}: nothing in them can be compared; sample more freely",
+                "change": settings.change(**change),
+            }
+        )
+    if sampled.get("broken_characters", 0) > END_SHOWN and not before_sft(recipe, found):
+        told.append(
+            {
+                "why": f"{sampled['broken_characters']:.0%} of the completions hold bytes that are no character: the model is "
+                "untrained or sampled too freely, or weights and tokenizer do not belong together",
+                "change": settings.change(grpo__temperature=0.7),
+            }
+        )
     return told
 
 
@@ -60,7 +150,7 @@ def _lengths(recipe: Recipe, found: Preflight, settings: Settings) -> list[dict[
                 "change": settings.change(data__train__max_prompt_tokens=max(1, room)),
             }
         )
-    if found.sampling.get("truncated", 0) > MANY_TRUNCATED and not recipe.sft.enabled:
+    if found.sampling.get("truncated", 0) > MANY_TRUNCATED and not before_sft(recipe, found):
         told.append(
             {
                 "why": f"{found.sampling['truncated']:.0%} of the completions are cut off at {limit} tokens",
@@ -92,7 +182,7 @@ def _grading(found: Preflight) -> list[dict[str, str]]:
 
 def _groups(recipe: Recipe, found: Preflight, settings: Settings) -> list[dict[str, str]]:
     shares = found.sampling.get("useful_share")
-    if not shares or recipe.sft.enabled:  # before SFT a model from scratch or a base model knows no format
+    if not shares or before_sft(recipe, found):
         return []
     size = recipe.grpo.group_size
     nearest = min(shares, key=lambda g: abs(int(g) - size))
@@ -101,7 +191,7 @@ def _groups(recipe: Recipe, found: Preflight, settings: Settings) -> list[dict[s
     larger = max(shares, key=lambda g: shares[g])
     rate = found.sampling["pass_rate"]
     if shares[larger] < FEW_USEFUL and rate < 0.05:
-        change = settings.change(sft__enabled=True)
+        change = more_sft(recipe, settings)
         why = "hardly any completion is right: teach the format first, or take easier problems"
     elif rate > 0.9:
         change = settings.change(grpo__temperature=1.2)

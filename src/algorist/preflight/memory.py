@@ -11,6 +11,7 @@ import ctypes
 import gc
 import resource
 import sys
+import weakref
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,11 +21,15 @@ import torch
 from torch import Tensor, nn
 
 from algorist.training.head import CACHE_BYTES, CHUNK_ELEMENTS
-from algorist.training.update import FastUpdate, unwrap
+from algorist.training.update import FastUpdate, recomputes, unwrap
 
 HOLES, ADAPTER_HOLES = 0.1, 0.4
 """Memory that the C allocator keeps in holes between what stays and what is freed, as a share of the activations (CPU only;
 measured with benchmarks/memory_plan.py: adapters make several short-lived tensors in each layer)."""
+
+
+_slopes: weakref.WeakKeyDictionary[nn.Module, float] = weakref.WeakKeyDictionary()
+"""Bytes per token of models that are shapes only and never change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +71,21 @@ class Shape:
 
 def saved_bytes(forward: Callable[[], Tensor], model: nn.Module) -> int:
     """Return the bytes that autograd keeps for the backward pass of ``forward``, each storage once, without weights."""
-    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+
+    def place(tensor: Tensor) -> int:
+        storage = tensor.untyped_storage()
+        return storage.data_ptr() or int(
+            storage._cdata
+        )  # a model of shapes only (meta device) has no addresses
+
+    weights = {place(p) for p in model.parameters()}
     seen: dict[int, int] = {}
     alive: list[Tensor] = []
 
     def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            seen[storage.data_ptr()] = storage.nbytes()
+        where = place(tensor)
+        if where not in weights:
+            seen[where] = tensor.untyped_storage().nbytes()
             alive.append(tensor)  # so that no address is used twice
         return tensor
 
@@ -82,22 +94,41 @@ def saved_bytes(forward: Callable[[], Tensor], model: nn.Module) -> int:
     return sum(seen.values())
 
 
-def plan_sft(model: Any, shape: Shape) -> MemoryPlan:
-    """Return the plan of an SFT step: padded rows through the model's own forward, the head at completions only."""
+def plan_sft(
+    model: Any, shape: Shape, *, base_bytes: int | None = None, recompute: bool | None = None
+) -> MemoryPlan:
+    """Return the plan of an SFT step: padded rows through the model's own forward, the head at completions only.
+
+    Args:
+        model: The policy; one on the meta device has shapes only.
+        shape: The largest micro-batch.
+        base_bytes: What is taken before the step, weights included; what this process takes now when left out.
+        recompute: Plan with gradient checkpointing, or without; as the model is set when left out.
+    """
     base = unwrap(model)
     vocabulary = _head(base)
 
     def kept(tokens: int) -> int:
         ids = torch.randint(0, vocabulary, (1, tokens), device=next(base.parameters()).device)
         # The logits are left to their own line.
-        return saved_bytes(lambda: base(input_ids=ids, use_cache=False, logits_to_keep=1).logits.sum(), base)
+        return saved_bytes(lambda: _forward(base, ids), base)
 
     tokens = shape.rows * (shape.prompt_tokens + shape.completion_tokens)
     completions = shape.total_tokens or shape.rows * shape.completion_tokens
-    return _plan(model, int(_slope(kept) * tokens), _head_bytes(completions, vocabulary), 0)
+    activations = _activations(base, kept, tokens, recompute)
+    return _plan(model, activations, _head_bytes(completions, vocabulary), 0, base_bytes)
 
 
-def plan_grpo(model: Any, shape: Shape, *, fast_update: bool, group_rows: int, length: int) -> MemoryPlan:
+def plan_grpo(
+    model: Any,
+    shape: Shape,
+    *,
+    fast_update: bool,
+    group_rows: int,
+    length: int,
+    base_bytes: int | None = None,
+    recompute: bool | None = None,
+) -> MemoryPlan:
     """Return the plan of a GRPO step.
 
     Args:
@@ -106,10 +137,14 @@ def plan_grpo(model: Any, shape: Shape, *, fast_update: bool, group_rows: int, l
         fast_update: Whether prompts are shared and the head runs at completion positions only.
         group_rows: Rows that are sampled at once.
         length: Tokens of the longest sequence.
+        base_bytes: As for ``plan_sft``.
+        recompute: As for ``plan_sft``; gradient checkpointing turns the fast update off.
     """
     base = unwrap(model)
     vocabulary = _head(base)
     device = next(base.parameters()).device
+    shapes_only = device.type == "meta"
+    fast_update = fast_update and not (recomputes(base) if recompute is None else recompute)
 
     def kept(tokens: int) -> int:
         ids = torch.randint(0, vocabulary, (1, tokens), device=device)
@@ -117,12 +152,10 @@ def plan_grpo(model: Any, shape: Shape, *, fast_update: bool, group_rows: int, l
         mask = torch.ones_like(ids)
 
         def forward() -> Tensor:
-            found = update.log_probs(base, ids, mask, tokens // 2) if fast_update else None
-            return (
-                base(input_ids=ids, use_cache=False, logits_to_keep=1).logits.sum()
-                if found is None
-                else found[0].sum()
+            found = (
+                update.log_probs(base, ids, mask, tokens // 2) if fast_update and not shapes_only else None
             )
+            return _forward(base, ids) if found is None else found[0].sum()
 
         return saved_bytes(forward, base)
 
@@ -135,10 +168,46 @@ def plan_grpo(model: Any, shape: Shape, *, fast_update: bool, group_rows: int, l
         tokens = shape.rows * shape.prompt_tokens + completions
         logits = 3 * 4 * completions * vocabulary
     cache = group_rows * length * _cache_bytes(base) + 3 * 4 * group_rows * vocabulary
-    return _plan(model, int(_slope(kept) * tokens), logits, cache)
+    return _plan(model, _activations(base, kept, tokens, recompute), logits, cache, base_bytes)
 
 
-def _plan(model: nn.Module, activations: int, logits: int, cache: int) -> MemoryPlan:
+def _forward(base: Any, ids: Tensor) -> Tensor:
+    """Return something to differentiate from the model's own forward, without the logits of more than one position."""
+    mask = None
+    if ids.device.type == "meta":  # the model would look into the values of its positions for packed rows
+        mask = torch.ones(1, 1, ids.shape[1], ids.shape[1], dtype=torch.bool, device=ids.device)
+    found: Tensor = base(input_ids=ids, attention_mask=mask, use_cache=False, logits_to_keep=1).logits.sum()
+    return found
+
+
+def _activations(base: Any, kept: Callable[[int], int], tokens: int, recompute: bool | None) -> int:
+    """Return what the forward pass keeps for the backward pass of ``tokens`` tokens (bytes).
+
+    With gradient checkpointing that is each layer's input, and everything inside one layer at a time.
+    """
+    recompute = recomputes(base) if recompute is None else recompute
+    was, _ = base.training, base.eval()  # checkpointing is in force in training only
+    try:
+        per_token = _slopes.get(base)
+        if per_token is None:
+            per_token = _slope(kept)
+            if next(base.parameters()).device.type == "meta":
+                _slopes[base] = per_token
+        every = int(per_token * tokens)
+    finally:
+        base.train(was)
+    if not recompute:
+        return every
+    config = base.config.get_text_config()
+    layers = max(1, int(config.num_hidden_layers))
+    return (
+        tokens * int(config.hidden_size) * layers * next(base.parameters()).element_size() + every // layers
+    )
+
+
+def _plan(
+    model: nn.Module, activations: int, logits: int, cache: int, base_bytes: int | None = None
+) -> MemoryPlan:
     trained = [p for p in model.parameters() if p.requires_grad]
     size = sum(p.numel() * p.element_size() for p in trained)
     # The backward pass holds the gradient of a layer's widest tensors beside what was kept: about a layer's worth.
@@ -146,9 +215,8 @@ def _plan(model: nn.Module, activations: int, logits: int, cache: int) -> Memory
     adapter = len(trained) < sum(1 for _ in model.parameters())
     holes = 0.0 if torch.cuda.is_available() else ADAPTER_HOLES if adapter else HOLES
     activations += activations // layers
-    return MemoryPlan(
-        memory_now(), size, 2 * size, activations, logits, cache, allocator=int(holes * activations)
-    )
+    taken = memory_now() if base_bytes is None else base_bytes
+    return MemoryPlan(taken, size, 2 * size, activations, logits, cache, allocator=int(holes * activations))
 
 
 def _slope(kept: Callable[[int], int], short: int = 32, long: int = 96) -> float:

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from transformers import AutoConfig
+
 from algorist.config.schema import Recipe
-from algorist.diagnosis.signals import END_OF_TURN
-from algorist.errors import AlgoristError
-from algorist.grading import grade_completion, why_unreadable
-from algorist.models.load import Policy, make_policy, pick_device
-from algorist.preflight.advice import advise
+from algorist.grading import why_unreadable
+from algorist.models.load import Policy, load_policy, make_policy, pick_device, pick_dtype
+from algorist.preflight.advice import NEAR_LIMIT, advise
+from algorist.preflight.completions import sample
+from algorist.preflight.fit import Stage, memory_steps, plan_from_config
 from algorist.preflight.memory import memory_limit
-from algorist.preflight.passrates import GROUP_SIZES, fit_pass_rates
+from algorist.preflight.tokenization import out_of_vocabulary, tokenization_faults
 from algorist.preflight.trial import Trial, grpo_steps, sft_steps, try_grpo, try_sft
 from algorist.prepare import Problems, check_names, fitting_problems, recipe_format, tokenizer_texts
 from algorist.prompts import PromptFormat
 from algorist.prompts.chat import encode_prompt
-from algorist.rollouts import make_engine
-from algorist.rollouts.base import Completion, SamplingParams
 from algorist.training.processes import check_eval_device
+from algorist.training.tracking import check_trackers
 from algorist.types import Problem
 
+STAGES: tuple[Stage, ...] = ("sft", "grpo")
 SHOWN_LENGTHS = (50, 90, 99, 100)
 
 
@@ -39,6 +40,10 @@ class Preflight:
     sft: dict[str, Any] | None = None
     grpo: dict[str, Any] | None = None
     memory_limit: int | None = None
+    model: str | None = None
+    planned: dict[str, list[dict[str, str]]] = field(default_factory=dict)
+    """What to change, for a stage that cannot fit whatever the batch; it is not tried."""
+    tokenization: list[dict[str, str]] = field(default_factory=list)
     advice: list[dict[str, str]] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
@@ -52,6 +57,7 @@ def preflight(
     problems: int = 24,
     samples: int = 8,
     trial: bool = True,
+    model: Path | str | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Preflight:
     """Look at a recipe on this machine before any training; nothing is written.
@@ -61,6 +67,8 @@ def preflight(
         problems: Training problems that are sampled.
         samples: Completions per problem.
         trial: Also take a few real steps of each stage.
+        model: Sample from this model instead of the recipe's start: a folder with weights or an adapter, such as the
+            checkpoint of an SFT stage, which then counts as done; or a hub name.
         say: Shows what is being done.
 
     Raises:
@@ -69,31 +77,115 @@ def preflight(
     import torch
 
     check_names(recipe)
+    check_trackers(recipe.report_to, recipe.tracking)
     check_eval_device(recipe.eval.device, recipe.grpo.engine)
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
+    sft, grpo = recipe.sft.enabled and model is None, recipe.grpo.enabled or model is not None
     data, device, form = Problems.load(recipe), pick_device(recipe.device), recipe_format(recipe)
-    texts = tokenizer_texts([*data.sft[:4000], *data.train[:4000]], form)
-    policy = make_policy(recipe.model, device=device, seed=recipe.seed, texts=texts, tags=form.tags.all())
+    found = Preflight(memory_limit=memory_limit(), model=str(model) if model is not None else None)
+    if model is None:
+        stages: list[Stage] = [s for s in STAGES if getattr(recipe, s).enabled]
+        found.planned, can_load = _plan_unloaded(recipe, stages, device, found.memory_limit)
+        if not can_load:
+            found.batch = batch_arithmetic(recipe, len(data.train), len(data.sft))
+            found.advice = advise(recipe, found)
+            return found
+    policy = _policy(recipe, data, form, device, model)
     data.train = fitting_problems(recipe.data.train, data.train, form, policy.tokenizer)
-    found = Preflight(memory_limit=memory_limit())
     found.batch = batch_arithmetic(recipe, len(data.train), len(data.sft))
+    if not sft:
+        found.batch.pop("sft", None)
     found.prompts = prompt_lengths(recipe, data.train, policy, form)
     found.golds = gold_coverage(data.train)
-    if recipe.sft.enabled and trial:
+    found.tokenization = tokenization_faults(policy, form, data.train)
+    prompts = [encode_prompt(form, policy.tokenizer, p.question) for p in data.train[:problems]]
+    if out_of_vocabulary(policy, prompts):
+        found.advice = advise(recipe, found)
+        return found
+    if sft and trial and "sft" not in found.planned:
         say("trying a few SFT steps")
         found.sft = try_sft(recipe, policy, data.sft, form, device).as_dict()
-    if recipe.grpo.enabled:
+    if grpo:
         say(f"sampling {samples} completions for {min(problems, len(data.train))} problems")
         found.sampling = sample(recipe, data.train[:problems], policy, form, samples)
-        if trial:
+        hang = [name for name, told in found.sampling["rewards"].items() if told["hangs"]]
+        if trial and recipe.grpo.enabled and not hang and "grpo" not in found.planned:
             say("trying a few GRPO steps")
             tried: Trial = try_grpo(
                 recipe, policy, data.train, form, device, lengths=found.sampling["tokens"]
             )
             found.grpo = tried.as_dict()
+    _plan_smaller(recipe, policy, found)
     found.advice = advise(recipe, found)
     return found
+
+
+def _plan_smaller(recipe: Recipe, policy: Policy, found: Preflight) -> None:
+    """Plan what to change for the stages that were tried and take too much."""
+    for stage in STAGES:
+        tried = getattr(found, stage)
+        if not tried or not found.memory_limit:
+            continue
+        memory = tried["memory"]
+        if max(memory["peak"], memory["measured_peak"]) <= NEAR_LIMIT * found.memory_limit:
+            continue
+        weights = list(policy.model.parameters())
+        steps = memory_steps(
+            recipe,
+            stage,
+            policy.model.config,
+            dtype=weights[0].dtype,
+            limit=found.memory_limit,
+            prompt_tokens=int(found.prompts["p99"]),
+            base_bytes=max(0, memory["base"] - sum(p.numel() * p.element_size() for p in weights)),
+        )
+        if steps:
+            found.planned[stage] = [step.as_dict() for step in steps]
+
+
+def _plan_unloaded(
+    recipe: Recipe, stages: Sequence[Stage], device: Any, limit: int | None
+) -> tuple[dict[str, list[dict[str, str]]], bool]:
+    """Return what to change for the stages that cannot fit, and whether the weights can be loaded at all.
+
+    What the parts of a batch take is left to the trial, which halves a batch that is too large. A configuration that cannot
+    be read is left to the loader, which says why.
+    """
+    section = recipe.model
+    if section.name == "tiny" or section.backend == "unsloth" or limit is None:
+        return {}, True
+    try:
+        config = AutoConfig.from_pretrained(
+            str(Path(section.name).expanduser())
+            if Path(section.name).expanduser().is_dir()
+            else section.name,
+            revision=section.revision or "main",
+            trust_remote_code=section.trust_remote_code,
+        )
+    except (OSError, ValueError):
+        return {}, True
+    planned: dict[str, list[dict[str, str]]] = {}
+    can_load, tokens = True, recipe.data.train.max_prompt_tokens or 256
+    for stage in stages:
+        dtype = pick_dtype(section.dtype, device)
+        plan = plan_from_config(recipe, stage, config, dtype=dtype, prompt_tokens=tokens)
+        if plan.base + plan.gradients + plan.optimizer > limit:
+            steps = memory_steps(recipe, stage, config, dtype=dtype, limit=limit, prompt_tokens=tokens)
+            planned[stage] = [step.as_dict() for step in steps]
+        can_load = can_load and plan.base <= limit
+    return planned, can_load
+
+
+def _policy(
+    recipe: Recipe, data: Problems, form: PromptFormat, device: Any, model: Path | str | None
+) -> Policy:
+    """Return the model that is looked at: ``model``, or what the run would start from."""
+    if isinstance(model, Path):
+        return load_policy(model, device=device, trainable=True)
+    section = recipe.model if model is None else recipe.model.model_copy(update={"name": model})
+    texts = tokenizer_texts([*data.sft[:4000], *data.train[:4000]], form)
+    return make_policy(section, device=device, seed=recipe.seed, texts=texts, tags=form.tags.all())
 
 
 def batch_arithmetic(recipe: Recipe, train: int, demonstrations: int) -> dict[str, Any]:
@@ -144,75 +236,3 @@ def gold_coverage(problems: Sequence[Problem]) -> dict[str, Any]:
         "readable_share": 1 - len(unread) / max(1, len(problems)),
         "unreadable": [f"{p.id}: {p.answer[:60]} ({why})" for p, why in unread[:5]],
     }
-
-
-def sample(
-    recipe: Recipe, problems: Sequence[Problem], policy: Policy, form: PromptFormat, samples: int
-) -> dict[str, Any]:
-    """Sample completions and return pass rates, useful groups, truncation, reasons, speed.
-
-    Raises:
-        EngineError: The model cannot be sampled from.
-    """
-    section = recipe.grpo
-    if section.engine == "vllm":
-        section = section.model_copy(update={"engine": "auto"})
-    params = SamplingParams(
-        temperature=section.temperature,
-        top_p=section.top_p,
-        top_k=section.top_k,
-        min_p=section.min_p,
-        max_new_tokens=section.max_completion_tokens,
-        seed=recipe.seed,
-    )
-    prompts = [encode_prompt(form, policy.tokenizer, p.question) for p in problems]
-    policy.model.eval()
-    began = time.perf_counter()
-    groups = make_engine(section.engine, policy.model, policy.tokenizer).generate(prompts, samples, params)
-    seconds = time.perf_counter() - began
-    flat = [c for group in groups for c in group]
-    tokens = sorted(len(c.token_ids) for c in flat)
-    right, reasons, shown_end = _graded(recipe, problems, groups, policy, form)
-    rates = fit_pass_rates(right, samples)
-    return {
-        "problems": len(problems),
-        "samples": samples,
-        "pass_rate": sum(right) / len(flat),
-        "all_right": sum(k == samples for k in right) / len(right),
-        "all_wrong": sum(k == 0 for k in right) / len(right),
-        "useful_share": {str(g): round(rates.useful_share(g), 3) for g in GROUP_SIZES},
-        "truncated": sum(c.finish_reason == "length" for c in flat) / len(flat),
-        "end_of_turn_as_text": shown_end / len(flat),
-        "reasons": dict(reasons.most_common()),
-        "tokens_mean": sum(tokens) / len(tokens),
-        "tokens": tokens,
-        "tokens_per_second": sum(tokens) / seconds,
-        "per_problem": {p.id: k / samples for p, k in zip(problems, right, strict=True)},
-    }
-
-
-def _graded(
-    recipe: Recipe,
-    problems: Sequence[Problem],
-    groups: Sequence[Sequence[Completion]],
-    policy: Policy,
-    form: PromptFormat,
-) -> tuple[list[int], Counter[str], int]:
-    """Return right completions per problem, grading reasons, completions that show an end-of-turn token."""
-    right: list[int] = []
-    reasons: Counter[str] = Counter()
-    shown = 0
-    for problem, group in zip(problems, groups, strict=True):
-        texts = [str(policy.tokenizer.decode(c.token_ids, skip_special_tokens=True)) for c in group]
-        shown += sum(END_OF_TURN.search(text) is not None for text in texts)
-        grades = []
-        for text in texts:
-            try:
-                grades.append(
-                    grade_completion(text, problem.answer, parsed=form.parse(text), matcher=recipe.matcher)
-                )
-            except AlgoristError as error:
-                reasons[str(error)[:60]] += 1
-        right.append(sum(g.correct for g in grades))
-        reasons.update(g.reason for g in grades)
-    return right, reasons, shown

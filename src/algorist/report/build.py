@@ -88,7 +88,11 @@ def number(value: float, name: str = "", *, signed: bool = False) -> str:
     sign = "+" if signed else ""
     if _is_reward(name):
         return f"{value:{sign}.2f}"
-    return f"{value:{sign}.1f}" if _is_length(name) else f"{100 * value:{sign}.1f} %"
+    return (
+        f"{value:{sign}.1f}"
+        if _is_length(name)
+        else f"{100 * value:{sign}.1f}{' points' if signed else ' %'}"
+    )
 
 
 def interval(found: Interval | None, name: str = "", *, signed: bool = False) -> str:

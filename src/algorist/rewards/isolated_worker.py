@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import signal
 import struct
 import sys
 import traceback
@@ -34,7 +35,8 @@ def plain(value: Any) -> Any:
 
 
 def main(file: str, name: str) -> None:
-    """Answer until standard input ends."""
+    """Answer until standard input ends. Ctrl-C is the run's business, which ends this process when it is done."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     source = os.fdopen(os.dup(0), "rb")
     sink = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)

@@ -25,6 +25,7 @@ from algorist.rollouts.base import Completion, SamplingParams
 from algorist.rollouts.rows import check_request
 from algorist.rollouts.setting import ModelSetting
 from algorist.rollouts.stopping import StopStrings
+from algorist.rollouts.vllm_sleep import check_sleep
 
 log = logging.getLogger("algorist.rollouts")
 
@@ -178,6 +179,7 @@ class VLLMEngine(VLLMRollouts):
         self.settings = dict(settings or {})
         _import_vllm()
         super().__init__(model, tokenizer, eos_token_ids, pad_token_id)
+        check_sleep(self.settings, self.setting.device)
 
     def _sample(
         self,
@@ -227,33 +229,20 @@ class _Running:
     ) -> None:
         self.shape, self.settings = shape, dict(settings)
         device = base.get_input_embeddings().weight.device.type
-        chosen = {SETTINGS[k]: v for k, v in settings.items()}
-        self._sleeps = bool(chosen.pop("enable_sleep_mode", False))
-        if self._sleeps and device != "cuda":
+        arguments = llm_arguments(settings, device, dtype)
+        self._sleeps = arguments["enable_sleep_mode"]
+        if settings.get("enable_sleep_mode") and not self._sleeps:
             log.info("vLLM cannot sleep on %s; it keeps its memory", device)
-            self._sleeps = False
         if device == "cpu":
             _check_head_size(base)
-            chosen.setdefault("kv_cache_memory_bytes", _cpu_cache_bytes())
-            chosen.setdefault("enforce_eager", True)
         LLM = _import_vllm().LLM
         with tempfile.TemporaryDirectory() as folder, _random_state_kept(), _thread_setter_kept():
             _write_model_folder(Path(folder), base, tokenizer)
             try:
-                self.llm = LLM(
-                    model=folder,
-                    runner="generate",
-                    load_format="dummy",
-                    dtype=str(dtype).removeprefix("torch."),
-                    logprobs_mode="processed_logprobs",
-                    generation_config="vllm",
-                    enable_sleep_mode=self._sleeps,
-                    seed=0,
-                    **chosen,
-                )
+                self.llm = LLM(model=folder, **arguments)
             except (RuntimeError, ValueError, TypeError) as error:
                 raise EngineError(
-                    f"vLLM cannot run {type(base).__name__} with {chosen}: {error}; take another grpo.vllm setting, or "
+                    f"vLLM cannot run {type(base).__name__} with {arguments}: {error}; take another grpo.vllm setting, or "
                     "engine=native"
                 ) from error
         self._asleep = False
@@ -283,6 +272,30 @@ class _Running:
         if self._sleeps:
             self.llm.sleep(level=2)
             self._asleep = True
+
+
+def llm_arguments(settings: Mapping[str, Any], device: str, dtype: torch.dtype) -> dict[str, Any]:
+    """Return the arguments of vLLM's ``LLM``, beside the model's folder.
+
+    Args:
+        settings: Of ``grpo.vllm``, see ``SETTINGS``; what is left out is ``DEFAULTS``' or vLLM's.
+        device: Type of the device, such as ``cuda``.
+        dtype: The policy's.
+    """
+    chosen = {SETTINGS[key]: value for key, value in {**DEFAULTS, **settings}.items()}
+    if device == "cpu":
+        chosen.setdefault("kv_cache_memory_bytes", _cpu_cache_bytes())
+        chosen.setdefault("enforce_eager", True)
+    return {
+        **chosen,
+        "runner": "generate",
+        "load_format": "dummy",
+        "dtype": str(dtype).removeprefix("torch."),
+        "logprobs_mode": "processed_logprobs",
+        "generation_config": "vllm",
+        "enable_sleep_mode": bool(chosen.get("enable_sleep_mode")) and device == "cuda",
+        "seed": 0,
+    }
 
 
 def check_lengths(prompts: Sequence[Sequence[int]], context: int, how: str) -> None:

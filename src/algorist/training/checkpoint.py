@@ -145,6 +145,7 @@ class ExactCheckpoints:
 
     args: Any
     state: Any
+    model: Any
     accelerator: Any
     _total_train_tokens: int = 0
     _saving_into: Path | None = None
@@ -206,6 +207,20 @@ class ExactCheckpoints:
         shutil.rmtree(folder / "ref", ignore_errors=True)
         if (folder / "adapter_config.json").is_file():
             (folder / "README.md").unlink(missing_ok=True)  # PEFT's empty form
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Refuse a checkpoint that lacks weights; a weight that is tied to one that was loaded (the head) is none."""
+        state = self.model.state_dict(keep_vars=True)
+        lacking = set(load_result.missing_keys)
+        loaded = {id(weight) for name, weight in state.items() if name not in lacking}
+        lacking = {name for name in lacking if name not in state or id(state[name]) not in loaded}
+        if lacking:
+            raise CheckpointError(
+                f"the checkpoint lacks {len(lacking)} weights of the model: {', '.join(sorted(lacking)[:5])}. It is of another "
+                "model, or its model.safetensors was changed; move it away, and --resume takes the one before"
+            )
+        if load_result.unexpected_keys:
+            log.warning("the checkpoint has weights that the model has not: %s", load_result.unexpected_keys)
 
     @staticmethod
     def _into_place(made: Path, target: Path) -> None:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import gc
 import logging
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from algorist.errors import TrainingError, is_out_of_memory
+from algorist.rollouts.vllm import VLLMRollouts
 
 log = logging.getLogger("algorist.training.faults")
 
@@ -81,7 +83,7 @@ class FaultTolerant:
                 if not is_out_of_memory(error) or not self.in_update():
                     raise
                 if self.accelerator.num_processes > 1 or not self.can_halve():
-                    raise TrainingError(_out_of_memory(self.args, error)) from error
+                    raise TrainingError(out_of_memory_text(load_of(self), error)) from error
             # Here and not in the handler, whose traceback keeps the failed pass's tensors alive.
             # The failed backward may have added a part of its gradients: the window starts over.
             model.zero_grad(set_to_none=True)
@@ -134,10 +136,107 @@ class FaultTolerant:
             )
 
 
-def _out_of_memory(args: Any, error: BaseException) -> str:
-    smaller = max(1, args.per_device_train_batch_size // 2)
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What decides how much memory an update takes, by the recipe's names. ``vllm_share`` None: vLLM takes none here."""
+
+    stage: str
+    batch_size: int
+    gradient_accumulation_steps: int
+    gradient_checkpointing: bool = False
+    group_size: int | None = None
+    steps_per_generation: int | None = None
+    max_completion_tokens: int | None = None
+    vllm_share: float | None = None
+    processes: int = 1
+    cuda: bool = False
+
+
+def memory_advice(load: Load) -> list[str]:
+    """Return what makes an update smaller, in the order to try; each value is one that the recipe takes.
+
+    Batch and accumulation change by one factor, so that a step holds what it held; the group still divides the step.
+    """
+    told = [] if load.gradient_checkpointing else [f"{load.stage}.gradient_checkpointing=true"]
+    part = _divisor_below(load.batch_size)
+    if part is not None:
+        factor = load.batch_size // part
+        changed = [
+            f"{load.stage}.batch_size={part}",
+            f"{load.stage}.gradient_accumulation_steps={load.gradient_accumulation_steps * factor}",
+        ]
+        if load.steps_per_generation not in (None, load.gradient_accumulation_steps):
+            changed.append(f"{load.stage}.steps_per_generation={(load.steps_per_generation or 1) * factor}")
+        told.append(
+            f"{' '.join(changed)} (instead of {load.batch_size} and {load.gradient_accumulation_steps}: the same step in "
+            "smaller parts)"
+        )
+    group = _smaller_group(load)
+    if group is not None:
+        told.append(f"{load.stage}.group_size={group} (instead of {load.group_size})")
+    if load.max_completion_tokens and load.max_completion_tokens > 1:
+        half = load.max_completion_tokens // 2
+        told.append(f"{load.stage}.max_completion_tokens={half} (instead of {load.max_completion_tokens})")
+    if load.vllm_share is not None:
+        share = round(max(0.1, load.vllm_share - 0.2), 2)
+        if share < load.vllm_share:
+            told.append(
+                f"{load.stage}.vllm.gpu_memory_utilization={share:g} (instead of {load.vllm_share:g}; the rest is the update's)"
+            )
+    told.append("a smaller model (model.name), or an adapter (model.lora.rank=16)")
+    if load.cuda:
+        told.append("several GPUs with DeepSpeed ZeRO (algorist launch --config zero3 RECIPE)")
+        told.append(
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment, against fragmentation"
+        )
+    return told
+
+
+def _divisor_below(number: int) -> int | None:
+    """Return the largest divisor below ``number`` (its half where it is even), or None for 1."""
+    return next((d for d in range(number // 2, 0, -1) if number % d == 0), None)
+
+
+def _smaller_group(load: Load) -> int | None:
+    """Return the group size nearest to half of the present one that the batches still hold whole, or None."""
+    if load.group_size is None:
+        return None
+    step = load.batch_size * load.gradient_accumulation_steps
+    sampled = load.batch_size * (load.steps_per_generation or load.gradient_accumulation_steps)
+    fits = [g for g in range(2, load.group_size) if step % g == 0 and sampled % g == 0]
+    return min(fits, key=lambda g: abs(g - load.group_size / 2), default=None)  # type: ignore[operator]
+
+
+def load_of(trainer: Any) -> Load:
+    """Return the load of a Hugging Face trainer of SFT or GRPO."""
+    args = trainer.args
+    grpo = hasattr(args, "num_generations")
+    share = None
+    if grpo and getattr(args, "vllm_mode", "") != "server":
+        beside = isinstance(getattr(trainer, "_engine", None), VLLMRollouts)
+        share = float(args.vllm_gpu_memory_utilization) if beside or args.use_vllm else None
+    return Load(
+        stage="grpo" if grpo else "sft",
+        batch_size=args.per_device_train_batch_size,
+        gradient_accumulation_steps=args.gradient_accumulation_steps,
+        gradient_checkpointing=bool(args.gradient_checkpointing),
+        group_size=args.num_generations if grpo else None,
+        steps_per_generation=args.steps_per_generation if grpo else None,
+        max_completion_tokens=args.max_completion_length if grpo else None,
+        vllm_share=share,
+        processes=trainer.accelerator.num_processes,
+        cuda=args.device.type == "cuda",
+    )
+
+
+def out_of_memory_text(load: Load, error: BaseException) -> str:
+    """Return the message for an update that does not fit; on one line."""
+    how = (
+        "also with one row at a time"
+        if load.processes == 1
+        else "and with several processes a batch is not halved by itself"
+    )
+    said = (str(error).splitlines() or [type(error).__name__])[0]
     return (
-        f"out of memory in the update, also with one row at a time: {str(error).splitlines()[0]}. "
-        f"Take a smaller batch_size ({smaller} instead of {args.per_device_train_batch_size}; raise "
-        "gradient_accumulation_steps by the same factor), gradient_checkpointing=true, model.lora, or shorter completions"
+        f"out of memory in the update, {how}: {said}. Change, in this order: {'; '.join(memory_advice(load))}"
     )

@@ -19,6 +19,7 @@ from algorist.rollouts.base import RolloutEngine, SamplingParams
 from algorist.rollouts.select import make_engine, own_server
 from algorist.rollouts.vllm import SETTINGS
 from algorist.rollouts.vllm_server import SERVER_SETTINGS
+from algorist.rollouts.vllm_sleep import check_sleep
 from algorist.training.arguments import optim_arguments
 from algorist.training.grpo import AlgoristGRPOTrainer
 from algorist.types import Problem
@@ -144,6 +145,7 @@ def grpo_config(
     if section.engine == "vllm":
         known = {f.removeprefix("vllm_") for f in GRPOConfig.__dataclass_fields__ if f.startswith("vllm_")}
         vllm = _vllm_arguments(section, known)
+        check_sleep(section.vllm, device)
     return GRPOConfig(
         **optim_arguments(section, output_dir=output_dir, seed=seed, device=device, report_to=report_to),
         **vllm,

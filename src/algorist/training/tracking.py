@@ -11,6 +11,7 @@ import importlib.util
 import json
 import logging
 import os
+import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,8 +23,8 @@ from typing import Any, Protocol
 import yaml
 
 from algorist.config.explain import to_yaml
-from algorist.config.schema import Recipe
-from algorist.errors import MissingExtraError
+from algorist.config.schema import Recipe, TrackingSection
+from algorist.errors import ConfigError, MissingExtraError
 from algorist.store.redact import first_line, redact
 from algorist.store.write import read_metrics
 
@@ -32,6 +33,8 @@ log = logging.getLogger("algorist.training.tracking")
 DEFAULT_PROJECT = "algorist"
 IDS = "trackers.json"
 WANDB_WAIT_S = 20.0
+WANDB_REFUSES, WANDB_LONGEST = r"[/\\#?%:]", 128
+"""What wandb does not take in a project's name, and its greatest length; its own check comes after the model is loaded."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,7 @@ class WandbTracker:
         import wandb
 
         self._wandb = wandb
-        settings = {
+        settings: dict[str, Any] = {
             "project": run.project or os.environ.get("WANDB_PROJECT") or DEFAULT_PROJECT,
             "entity": run.entity,
             "name": run.name,
@@ -305,12 +308,16 @@ class Trackers:
         )
 
 
-def check_trackers(names: Sequence[str]) -> None:
-    """Refuse trackers that are not installed, before anything is loaded.
+def check_trackers(names: Sequence[str], section: TrackingSection | None = None) -> None:
+    """Refuse trackers that are not installed or have a project they will not take, before anything is loaded.
 
     Raises:
         MissingExtraError: The message says what to install.
+        ConfigError: wandb refuses the project's name, from ``tracking.project`` or WANDB_PROJECT.
     """
+    if "wandb" in names:
+        given = section.project if section else None
+        _check_wandb_project(given or os.environ.get("WANDB_PROJECT") or DEFAULT_PROJECT, bool(given))
     for name in names:
         found = importlib.util.find_spec(name)
         if (
@@ -321,6 +328,15 @@ def check_trackers(names: Sequence[str]) -> None:
                 f"report_to names {name}, which is not installed: pip install {install}; or leave it out: "
                 f"report_to={json.dumps([n for n in names if n != name])}"
             )
+
+
+def _check_wandb_project(project: str, from_recipe: bool) -> None:
+    fits = re.sub(WANDB_REFUSES, "-", project)[:WANDB_LONGEST]
+    if project != fits:
+        raise ConfigError(
+            f"{'tracking.project' if from_recipe else 'WANDB_PROJECT'} is '{project}'; wandb takes up to {WANDB_LONGEST} "
+            f"characters and none of / \\ # ? % : in a project's name. Take {fits}"
+        )
 
 
 @contextmanager

@@ -52,6 +52,7 @@ OVERRIDDEN_METHODS: dict[str, tuple[str, ...]] = {
     "_save_checkpoint": ("self", "model", "trial"),
     "_save": ("self", "output_dir", "state_dict"),
     "_load_optimizer_and_scheduler": ("self", "checkpoint"),
+    "_issue_warnings_after_load": ("self", "load_result"),
     "_get_grad_norm": ("self", "model", "grad_norm"),
 }
 

