@@ -40,7 +40,7 @@ class Solver:
         """Load a model folder or hub model; the recipe gives prompt format and length."""
         device = pick_device(recipe.device if recipe else "auto")
         if isinstance(model, Path):
-            policy = load_policy(model, device=device)
+            policy = load_policy(model, device=device, like=recipe.model if recipe else None)
         else:
             policy = make_policy(ModelSection(name=model), device=device, seed=0)
         return cls(policy, *asked_format(recipe, prompt_format))

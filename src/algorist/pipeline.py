@@ -29,6 +29,7 @@ from algorist.hub.upload import HubUpload, check_hub
 from algorist.models.attention import told
 from algorist.models.load import Policy, keep_base, load_policy, make_policy, pick_device
 from algorist.prepare import (
+    LogFile,
     Problems,
     check_folder,
     check_machine,
@@ -39,13 +40,14 @@ from algorist.prepare import (
     recipe_format,
     tokenizer_texts,
     unreadable_golds,
+    why_from_the_model,
     why_no_adapter,
+    with_processes,
     without_adapter,
 )
 from algorist.prompts import PromptFormat
 from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
-from algorist.store.redact import RedactSecrets
 from algorist.store.run_folder import RunFolder
 from algorist.store.write import MetricsWriter, NoMetrics, NoRollouts, RolloutWriter
 from algorist.training.callbacks import (
@@ -155,6 +157,7 @@ def run_recipe(
     device = run_device(pick_device(recipe.device))
     check_machine(recipe, device)
     processes = Processes.join(device)
+    recipe = with_processes(recipe, processes.count)
     display = display if display and processes.main else Quiet()
     no_adapter = processes.from_main(
         partial(why_no_adapter, recipe, resume=resume, processes=processes.count)
@@ -167,12 +170,13 @@ def run_recipe(
     folder = processes.from_main(lambda: open_folder(recipe, resume=resume))
     with (
         folder.lock() if processes.main else nullcontext(),
-        _log_file(folder, processes.main),
+        LogFile(folder, processes.main),
         open_trackers(recipe, folder.path, display.say, main=processes.main) as trackers,
     ):
         run = Run(recipe, folder, display, resume, device, recipe_format(recipe), **vars(problems))
         run.processes, run.trackers = processes, trackers
-        _prepare(run, no_adapter)
+        from_the_model = processes.from_main(lambda: why_from_the_model(recipe, stages, folder))
+        _prepare(run, no_adapter, from_the_model)
         if recipe.eval.baseline and not _is_finished(run, "eval-base"):
             _load_start(run)
             evaluate_stage(run, "base")
@@ -297,13 +301,13 @@ def _evaluate(run: Run, stage: str, step: int | None) -> dict[str, Any]:
     return summary
 
 
-def _prepare(run: Run, no_adapter: str) -> None:
-    """Say what the run works with, why without its adapter, and what is wrong with its problems."""
+def _prepare(run: Run, *warnings: str) -> None:
+    """Say what the run works with, the ``warnings`` that are not empty, and what is wrong with its problems."""
     recipe = run.recipe
     run.display.say(f"run folder {run.folder.path} · device {run.device} · seed {recipe.seed}")
-    if no_adapter:
-        log.warning("%s", no_adapter)
-        run.display.say(f"warning: {no_adapter}")
+    for line in filter(None, warnings):
+        log.warning("%s", line)
+        run.display.say(f"warning: {line}")
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
     shared = overlap([*run.train, *run.sft], run.held_out)
@@ -476,23 +480,3 @@ def _require_policy(run: Run) -> Policy:
         _load_start(run)
     assert run.policy is not None
     return run.policy
-
-
-class _log_file:
-    """Write the package's log records to ``training.log`` while the run lasts; in the main process only."""
-
-    def __init__(self, folder: RunFolder, main: bool = True) -> None:
-        self.handler: logging.Handler = logging.NullHandler()
-        if main:
-            self.handler = logging.FileHandler(folder.path / "training.log", encoding="utf-8")
-        self.handler.addFilter(RedactSecrets())
-        self.handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
-
-    def __enter__(self) -> None:
-        logger = logging.getLogger("algorist")
-        logger.setLevel(logging.INFO)
-        logger.addHandler(self.handler)
-
-    def __exit__(self, *_: object) -> None:
-        logging.getLogger("algorist").removeHandler(self.handler)
-        self.handler.close()

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from algorist.config.changes import check_same_run
 from algorist.config.explain import to_yaml
 from algorist.config.load import load_run_recipe
-from algorist.config.schema import DatasetSection, Recipe
+from algorist.config.schema import DatasetSection, GRPOSection, Recipe
 from algorist.data import load_problems, with_solutions
 from algorist.errors import CheckpointError, ConfigError, nearest
 from algorist.grading import MATCHERS, why_unreadable
 from algorist.prompts import PromptFormat, get_format, missing_tags
 from algorist.prompts.chat import encode_prompt
 from algorist.rewards import build_rewards
+from algorist.store.redact import RedactSecrets
 from algorist.store.run_folder import RunFolder
 from algorist.store.safe_text import printable
 from algorist.types import Problem
@@ -114,7 +117,8 @@ def check_folder(recipe: Recipe, *, resume: bool) -> None:
         raise CheckpointError(f"nothing to resume: {path} holds no run (config.yaml is missing)")
     if resume:
         before = load_run_recipe(path)
-        check_same_run(to_yaml(before), to_yaml(_as_begun(recipe, before)), path)
+        same = _in_processes(_as_begun(recipe, before), before.grpo.processes)
+        check_same_run(to_yaml(before), to_yaml(same), path)
         _check_finished(recipe, before, RunFolder(path))
 
 
@@ -150,6 +154,38 @@ def why_no_adapter(recipe: Recipe, *, resume: bool, processes: int) -> str:
         f"the run has {processes} processes, so its LoRA adapter is left out and all weights are trained, as "
         "model.lora.in_several_processes=off asks; to keep the adapter: model.lora.in_several_processes=keep"
     )
+
+
+def why_from_the_model(recipe: Recipe, stages: Sequence[str], folder: RunFolder) -> str:
+    """Return why GRPO starts without the recipe's SFT, or an empty string: the caller skips it and the folder has none."""
+    skipped = recipe.sft.enabled and "sft" not in stages
+    trains = recipe.grpo.enabled and "grpo" in stages and not folder.is_finished("grpo")
+    if not (skipped and trains) or folder.is_finished("sft"):
+        return ""
+    return (
+        f"SFT is skipped and {folder.path} has no finished SFT stage, so GRPO starts from {recipe.model.name} as it is. To do "
+        "SFT first: leave --skip-sft out (algorist run), or algorist sft RECIPE, then algorist grpo RECIPE --resume. If "
+        "nothing is to be learned from demonstrations: sft.enabled=false"
+    )
+
+
+def with_processes(recipe: Recipe, count: int) -> Recipe:
+    """Return the recipe as ``count`` processes run it.
+
+    Raises:
+        ConfigError: Their batches together do not hold whole groups.
+    """
+    if recipe.grpo.processes == count:
+        return recipe
+    try:
+        GRPOSection.model_validate(recipe.grpo.model_dump() | {"processes": count})
+    except ValidationError as error:
+        raise ConfigError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
+    return _in_processes(recipe, count)
+
+
+def _in_processes(recipe: Recipe, count: int) -> Recipe:
+    return recipe.model_copy(update={"grpo": recipe.grpo.model_copy(update={"processes": count})})
 
 
 def without_adapter(recipe: Recipe) -> Recipe:
@@ -255,3 +291,23 @@ def longest_sequence(
         longest = recipe.eval.max_completion_tokens or completion
         found.append(prompt(recipe.data.eval, problems.held_out) + longest)
     return max(found)
+
+
+class LogFile:
+    """Write the package's log records to ``training.log`` while the run lasts; in the main process only."""
+
+    def __init__(self, folder: RunFolder, main: bool = True) -> None:
+        self.handler: logging.Handler = logging.NullHandler()
+        if main:
+            self.handler = logging.FileHandler(folder.path / "training.log", encoding="utf-8")
+        self.handler.addFilter(RedactSecrets())
+        self.handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
+
+    def __enter__(self) -> None:
+        logger = logging.getLogger("algorist")
+        logger.setLevel(logging.INFO)
+        logger.addHandler(self.handler)
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("algorist").removeHandler(self.handler)
+        self.handler.close()

@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 
 from algorist.cli.launch_command import CONFIGS
 from algorist.config.load import load_recipe, load_run_recipe
+from algorist.errors import ConfigError
 from algorist.pipeline import Quiet, run_recipe
 from algorist.rollouts.base import SamplingParams
 from algorist.rollouts.native import NativeEngine
@@ -322,3 +323,38 @@ def test_mistakes_are_told_before_any_process_starts(folder: Path) -> None:
     said = call(folder, "launch", "-n", "2", "smoke-cpu", "device=cpu", "--config", "zero3", code=2)
     assert "needs GPUs" in said
     assert "Traceback" not in said
+
+
+GROUP_OF_8 = ["grpo.group_size=8", "grpo.gradient_accumulation_steps=1"]
+
+
+def test_s4_10_the_batch_rule_counts_the_processes_before_any_starts(folder: Path) -> None:
+    given = ["smoke-cpu", *GROUP_OF_8, "run_name=never", *settings(folder)[:1]]
+    for words, told in (
+        (["-n", "2", *given, "grpo.batch_size=3"], "3 × 1 × 2 = 6 completions per step"),
+        (["-n", "1", *given, "grpo.batch_size=4"], "4 × 1 = 4 completions per step"),
+        ([*given, "grpo.batch_size=3", "--", "--num_processes", "2"], "3 × 1 × 2 = 6"),
+    ):
+        said = " ".join(call(folder, "launch", *words, code=2).split())
+        assert told in said and "not divisible by grpo.group_size = 8; take" in said
+    assert not (folder / "runs/never").exists()
+
+
+def test_s4_10_a_group_may_lie_on_two_processes(folder: Path) -> None:
+    given = ["sft.enabled=false", "eval.enabled=false", "grpo.learning_rate=0.002", "grpo.max_steps=3"]
+    changes = [*settings(folder), *given, *GROUP_OF_8, "grpo.num_iterations=1"]
+    recipe = load_recipe(
+        "smoke-cpu", [f"output_dir={folder}/runs", "run_name=whole", *changes, "grpo.batch_size=8"]
+    ).recipe
+    run_recipe(recipe, display=Quiet())
+    call(folder, "launch", "-n", "2", "smoke-cpu", "run_name=split", *changes, "grpo.batch_size=4")
+    whole, split = folder / "runs/whole", folder / "runs/split"
+    first, second = rollouts(whole), rollouts(split)
+    assert len(second) == 3 * 8 and {row["group"] for row in second} == {0}
+    assert [{**r, "advantage": 0} for r in first] == [{**r, "advantage": 0} for r in second]
+    assert [r["advantage"] for r in second] == pytest.approx([r["advantage"] for r in first], abs=NUMBERS)
+    assert any(r["advantage"] for r in second)
+    assert largest_difference(weights(whole, "grpo"), weights(split, "grpo")) <= WEIGHTS
+    assert load_run_recipe(split).grpo.processes == 2  # so every later command reads the folder
+    with pytest.raises(ConfigError, match=r"4 × 1 = 4 completions per step"):
+        run_recipe(load_run_recipe(split), resume=True)

@@ -105,6 +105,9 @@ def test_filters(tmp_path: Path) -> None:
         section(name="local", path=long, max_prompt_percentile=90), prompt_tokens=lambda p: len(p.question)
     )
     assert max(len(p.question) for p in kept) == 90
+    both = section(name="local", path=long, max_prompt_percentile=90, max_prompt_tokens=40)
+    kept = load_problems(both, prompt_tokens=lambda p: len(p.question))
+    assert max(len(p.question) for p in kept) == 40
 
 
 @pytest.mark.parametrize(

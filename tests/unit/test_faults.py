@@ -158,7 +158,7 @@ def test_s1_56_memory_advice_names_the_recipes_keys_in_order() -> None:
     starts = [line.split(" (")[0] for line in memory_advice(FULL)]
     assert starts == [
         "grpo.gradient_checkpointing=true",
-        "grpo.batch_size=16 grpo.gradient_accumulation_steps=4",
+        "grpo.batch_size=16 grpo.gradient_accumulation_steps=4 grpo.steps_per_generation=4",
         "grpo.group_size=4",
         "grpo.max_completion_tokens=128",
         "grpo.vllm.gpu_memory_utilization=0.7",
@@ -177,13 +177,16 @@ def test_s1_56_memory_advice_names_the_recipes_keys_in_order() -> None:
 
 @pytest.mark.parametrize("batch", [2, 3, 4, 6, 9, 16, 24, 32])
 @pytest.mark.parametrize("accumulation", [1, 2, 3, 4])
-def test_s1_56_advised_values_are_accepted_by_the_recipe(batch: int, accumulation: int) -> None:
+@pytest.mark.parametrize("named", [True, False], ids=["steps_per_generation", ""])
+def test_s1_56_advised_values_are_accepted_by_the_recipe(batch: int, accumulation: int, named: bool) -> None:
     """Each advised change alone, and all of them together, make a valid recipe whose step holds as many completions."""
     step = batch * accumulation
     for group in (g for g in range(2, step + 1) if step % g == 0):
         start = ["sft.enabled=false", f"grpo.group_size={group}", f"grpo.batch_size={batch}"]
         start.append(f"grpo.gradient_accumulation_steps={accumulation}")
+        start += [f"grpo.steps_per_generation={accumulation}"] if named else []
         load = Load("grpo", batch, accumulation, group_size=group, vllm_share=0.3, max_completion_tokens=8)
+        load = replace(load, steps_per_generation=accumulation)  # TRL's arguments always have one
         changes = [line.split(" (")[0].split() for line in memory_advice(load) if line.startswith("grpo.")]
         for change in [*changes, [setting for parts in changes for setting in parts]]:
             section = load_recipe("smoke-cpu", [*start, *change]).recipe.grpo

@@ -354,3 +354,7 @@ def test_the_reference_is_the_policy_that_was_passed(tmp_path: Path) -> None:
     run_recipe(recipe)
     kl = [line["kl"] for line in metrics(tmp_path / "r", "grpo")]
     assert len(kl) == 2 and 0 <= kl[0] < 1e-6, "the first step is taken by the reference itself"
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -98,6 +98,15 @@ def test_each_change_is_a_valid_recipe_and_takes_what_it_says(size: str) -> None
     assert grpo.batch_size * grpo.gradient_accumulation_steps == 8 and grpo.gradient_checkpointing
 
 
+def test_a_smaller_batch_keeps_a_named_rollout_batch_whole() -> None:
+    recipe = numina("grpo.batch_size=16", "grpo.group_size=16", "grpo.steps_per_generation=1")
+    change = next(s.change for s in steps(recipe, "7B", 1.0) if s.name == "smaller_batch")
+    values = recipe.model_dump()
+    values["grpo"] |= yaml.safe_load(change)["grpo"]
+    grpo = Recipe.model_validate(values).grpo
+    assert (grpo.batch_size, grpo.steps_per_generation) == (1, 16)
+
+
 def test_what_fits_needs_no_advice_and_steps_that_change_nothing_are_left_out() -> None:
     assert steps(numina(), "0.5B", 80.0) == []
     told = steps(numina("grpo.gradient_checkpointing=true", "grpo.batch_size=1",

@@ -106,8 +106,7 @@ def planned(*overrides: str) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
-@pytest.mark.parametrize("lora", ["null", "{rank: 16}"])
-@pytest.mark.parametrize("stage", ["sft", "grpo"])
+@pytest.mark.parametrize(("stage", "lora"), [("sft", "null"), ("grpo", "{rank: 16}")])
 def test_planned_peak_is_near_the_measured_one(stage: str, lora: str) -> None:
     """Within 15 %; benchmarks/memory_plan.py shows three sizes."""
     other = {"sft": "grpo", "grpo": "sft"}[stage]

@@ -489,3 +489,7 @@ def test_names_of_the_systems() -> None:
     for name in names.split():
         assert name in REWARDS
     assert REWARDS.get("repetition_penalty") is REWARDS.get("repetition")
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -66,7 +66,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         f"output_dir={folder}",
         "run_name=r",
         f"report_to={json.dumps(INSTALLED)}",
-        "tracking={project: p1, run_name: first, tags: [tiny, cpu], offline: true}",
+        "tracking={project: p1, entity: team, run_name: first, tags: [tiny, cpu], offline: true}",
         "grpo.eval_every=1",
     )
     with pytest.MonkeyPatch.context() as patch:
@@ -279,7 +279,8 @@ def test_wandb_offline_has_names_recipe_metrics_and_an_end(run: Path) -> None:
     (file,) = run.glob("wandb/offline-run-*/run-*.wandb")
     records = wandb_records(file)
     start = next(r.run for r in records if r.WhichOneof("record_type") == "run")
-    assert (start.project, start.display_name, list(start.tags)) == ("p1", "first", ["tiny", "cpu"])
+    assert (start.project, start.entity, start.display_name) == ("p1", "team", "first")
+    assert list(start.tags) == ["tiny", "cpu"]
     config = {item.key: json.loads(item.value_json) for item in start.config.update}
     stored = yaml.safe_load((run / "config.yaml").read_text())
     assert {k: v for k, v in config.items() if k in stored} == stored

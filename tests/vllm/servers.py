@@ -102,6 +102,11 @@ class Server:
         """How often it was given weights."""
         return self.log.read_text().count("POST /collective_rpc HTTP/1.1")
 
+    @property
+    def asked(self) -> int:
+        """How often it was asked for completions."""
+        return self.log.read_text().count("POST /v1/completions HTTP/1.1")
+
 
 def free_port() -> int:
     with socket.socket() as listener:

@@ -212,7 +212,12 @@ def digits(completions, **_):
 
 
 def start_run(
-    folder: Path, model: Path, server: Server, *more: str, launch: tuple[str, ...] = ("run",)
+    folder: Path,
+    model: Path,
+    server: Server,
+    *more: str,
+    launch: tuple[str, ...] = ("run",),
+    skip: tuple[str, ...] = ("--skip-sft",),
 ) -> Any:
     (folder / "own.py").write_text(DIGITS)
     arguments = [
@@ -225,7 +230,7 @@ def start_run(
         *more,
     ]
     return subprocess.Popen(
-        [sys.executable, "-m", "algorist.cli.main", *launch, "smoke-cpu", *arguments, "--skip-sft"],
+        [sys.executable, "-m", "algorist.cli.main", *launch, "smoke-cpu", *arguments, *skip],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -259,6 +264,19 @@ def test_a_grpo_run_learns(adapter: bool, folders: Path, server: Server, tmp_pat
     assert sum(rewards[-4:]) > (2 if adapter else 4) * sum(rewards[:4]), rewards
     assert max(row["log_probs/sampler_gap_max"] for row in rows) <= GAP
     assert all(abs(row["sampling/importance_sampling_ratio/mean"] - 1) <= GAP for row in rows)
+
+
+def test_s3_15_evaluations_of_sft_are_sampled_by_the_server(
+    folders: Path, server: Server, tmp_path: Path
+) -> None:
+    asked, synced = server.asked, server.syncs
+    stage = ["sft={max_steps: 2, eval_every: 1, batch_size: 4}", "grpo.enabled=false"]
+    finish(start_run(tmp_path, folders / "varied", server, *stage, skip=()))
+    found = sorted(p.stem for p in (tmp_path / "runs/r/eval").glob("sft*.json"))
+    assert found == ["sft", "sft-step-1"]
+    assert (
+        server.asked > asked and server.syncs >= synced + 2
+    )  # its weights are new after step 1 and at the end
 
 
 def test_of_two_processes_one_sends_the_weights(folders: Path, server: Server, tmp_path: Path) -> None:

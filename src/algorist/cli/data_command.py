@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from algorist.types import Problem
 
 app = typer.Typer(
     add_completion=False,
@@ -91,7 +94,7 @@ def check(
     return 1 if unreadable else 0
 
 
-def _load(name: str, path: str | None, split: str, column: list[str] | None):  # type: ignore[no-untyped-def]
+def _load(name: str, path: str | None, split: str, column: list[str] | None) -> list[Problem]:
     from algorist.config.schema import DatasetSection
     from algorist.data import load_problems
     from algorist.data.columns import ColumnError

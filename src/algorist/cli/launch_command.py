@@ -6,6 +6,7 @@ starts one worker per device. Flags behind ``--`` go to accelerate as they are a
 
 from __future__ import annotations
 
+import itertools
 import os
 import shlex
 import signal
@@ -19,7 +20,7 @@ from typing import Annotated, Any
 import typer
 
 from algorist.cli.arguments import Overrides, RecipeArgument, read_recipe
-from algorist.cli.stopping import Stopped
+from algorist.cli.stopping import Stopped, command_again
 
 app = typer.Typer(add_completion=False)
 
@@ -67,12 +68,15 @@ def launch(
     if worker:
         return _work(recipe, settings, resume, stages)
     try:
-        loaded = read_recipe(recipe, settings)
+        count = _given_count(flags) or processes or _devices(_on_cpu("auto", flags))
+        loaded = read_recipe(recipe, [*settings, f"grpo.processes={count}"])
+        on_cpu = _on_cpu(loaded.device, flags)
+        if on_cpu and count > 1 and not (processes or _given_count(flags)):
+            count = 1
+            loaded = read_recipe(recipe, [*settings, f"grpo.processes={count}"])
         from algorist.prepare import check_folder
 
         check_folder(loaded, resume=resume)
-        on_cpu = _on_cpu(loaded.device, flags)
-        count = processes or _devices(on_cpu)
     except KeyboardInterrupt:
         raise Stopped("stopped before a process was started: nothing was trained") from None
     flags = [flag for flag in flags if flag != "--cpu"]  # with it accelerate starts one process only
@@ -80,7 +84,7 @@ def launch(
         *(sys.executable, "-c", _ACCELERATE),
         *_accelerate_flags(config, count, on_cpu, flags),
         *flags,
-        *("-m", "algorist.cli.main", "launch", "--worker", recipe, *settings),
+        *("-m", "algorist.cli.main", "launch", "--worker", recipe, *settings, f"grpo.processes={count}"),
         *(["--resume"] if resume else []),
         *(["--skip-sft"] if skip_sft else []),
         *(["--skip-grpo"] if skip_grpo else []),
@@ -130,6 +134,15 @@ def _accelerate_flags(config: str, count: int, on_cpu: bool, flags: list[str]) -
     return found
 
 
+def _given_count(flags: list[str]) -> int | None:
+    """Return the number that accelerate's own flag behind ``--`` gives; it wins over ours."""
+    words = [word for flag in flags for word in flag.replace("-", "_").split("=", 1)]
+    for name, value in itertools.pairwise(words):
+        if name == "__num_processes" and value.isdigit():
+            return int(value)
+    return None
+
+
 def _on_cpu(device: str, flags: list[str]) -> bool:
     if device == "cpu" or "--cpu" in flags:
         return True
@@ -167,6 +180,10 @@ def _call(command: list[str], environment: dict[str, str]) -> int:
 
         def end(*_: object) -> None:
             if stop.exists():
+                print(
+                    f"stopped at once; what was saved before is kept. Continue: {command_again(resume=True)}",
+                    file=sys.stderr,
+                )
                 process.terminate()
             else:
                 stop.touch()
@@ -186,25 +203,31 @@ def _work(recipe: str, settings: list[str], resume: bool, stages: tuple[str, ...
     from algorist.cli.run_command import _quiet_libraries, run_stages
 
     sys.argv[1:] = shlex.split(os.environ.get(_COMMAND, shlex.join(sys.argv[1:])))
-    if os.environ.get("RANK", "0") == "0":
-        try:
-            code: Any = run_stages(recipe, settings, resume, stages)
-        except Stopped as stopped:
-            print(stopped, flush=True)
-            code = 130
-    else:
-        _quiet_libraries()
-        from algorist.pipeline import run_recipe
+    try:
+        if os.environ.get("RANK", "0") == "0":
+            try:
+                code: Any = run_stages(recipe, settings, resume, stages)
+            except Stopped as stopped:
+                print(stopped, flush=True)
+                code = 130
+        else:
+            _quiet_libraries()
+            from algorist.pipeline import run_recipe
 
-        state = run_recipe(read_recipe(recipe, settings), resume=resume, stages=stages)
-        code = 130 if state.stopped else 0
-    import torch.distributed
-
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+            state = run_recipe(read_recipe(recipe, settings), resume=resume, stages=stages)
+            code = 130 if state.stopped else 0
+    finally:
+        _leave_group()
     stop = os.environ.get(STOP_FILE)
     if stop and Path(stop).exists():
         return 0  # the launcher knows; torchrun would show a failure
     if code == 130:
         raise Stopped
     return int(code)
+
+
+def _leave_group() -> None:
+    import torch.distributed
+
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()

@@ -100,6 +100,8 @@ def _call(arguments: list[str], debug: bool) -> int:
             return 2
         if debug:
             raise
+        if type(error).__name__ == "Abort":  # typer's, for an input that ended
+            error = error.__cause__ if isinstance(error.__cause__, Exception) else EOFError("the input ended")
         return _tell(
             error, mistake=isinstance(error, AlgoristError) and isinstance(error, (ValueError, ImportError))
         )

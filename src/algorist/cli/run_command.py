@@ -96,7 +96,8 @@ def run_stages(name: str, overrides: list[str] | None, resume: bool, stages: tup
     display, folder = TerminalDisplay(), None
     try:
         loaded = read_recipe(name, overrides)
-        folder = Path(loaded.output_dir) / (loaded.run_name or loaded.name)
+        run = Path(loaded.output_dir) / (loaded.run_name or loaded.name)
+        folder = run if resume or not (run / "config.yaml").is_file() else None  # else it will be refused
         return _run(loaded, display, resume, stages)
     except KeyboardInterrupt:
         display.close()

@@ -27,7 +27,7 @@ def command_again(*, resume: bool) -> str:
 def stopped_at_once(run: Path | None) -> str:
     """Return one line for a run that ended in the middle of something: what ``run`` keeps and how to go on.
 
-    None stands for a run whose recipe was not read yet.
+    None stands for a run that this command has not touched.
     """
     from algorist.store.run_folder import RunFolder
 
@@ -35,7 +35,7 @@ def stopped_at_once(run: Path | None) -> str:
     if folder is None or not folder.config.is_file() or not folder.has_begun():
         there = f" ({run} holds only its settings)" if folder and folder.config.is_file() else ""
         return f"stopped before the first training step: nothing was trained{there}. Start again: " + (
-            command_again(resume=False)
+            command_again(resume="--resume" in sys.argv)
         )
     kept = _kept(folder)
     if not kept:

@@ -89,7 +89,8 @@ def _steps(folder: RunFolder, stage: str | None) -> int | None:
     if steps is not None or stage is None:
         return steps
     states = (folder.path / stage).glob("checkpoint-*/trainer_state.json")
-    newest = max(states, key=lambda p: int(p.parent.name.rpartition("-")[2]), default=None)
+    whole = [p for p in states if p.parent.name.rpartition("-")[2].isdigit()]
+    newest = max(whole, key=lambda p: int(p.parent.name.rpartition("-")[2]), default=None)
     try:
         return None if newest is None else int(json.loads(newest.read_text(encoding="utf-8"))["max_steps"])
     except (OSError, ValueError, KeyError, TypeError):

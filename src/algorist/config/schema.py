@@ -249,7 +249,9 @@ class GRPOSection(OptimSection):
     batch_size: int = Field(16, ge=1)
     """Completions per device and micro-batch."""
     gradient_accumulation_steps: int = Field(1, ge=1)
-    """Micro-batches per optimiser step; completions per step = batch_size × gradient_accumulation_steps."""
+    """Micro-batches per optimiser step; completions per step = batch_size × gradient_accumulation_steps × processes."""
+    processes: int = Field(1, ge=1)
+    """Processes that share a step; a run sets it to those it has, ``algorist launch -n`` before it starts them."""
     num_iterations: int = Field(1, ge=1)
     """Updates per rollout batch (μ)."""
     steps_per_generation: int | None = Field(None, ge=1)
@@ -297,20 +299,23 @@ class GRPOSection(OptimSection):
                 "grpo.group_size is 1: the advantage of a group of one is always 0, so nothing is learned; take 8 "
                 "(grpo.group_size=8), at least 2"
             )
-        per_step = self.batch_size * self.gradient_accumulation_steps
+        per_micro, shared, factor = self.batch_size * self.processes, "", ""
+        if self.processes > 1:
+            shared, factor = " × processes", f" × {self.processes}"
+        per_step = per_micro * self.gradient_accumulation_steps
         if per_step % self.group_size:
             fits = [k for k in range(2, per_step + 1) if per_step % k == 0]
-            need = next(a for a in range(1, 10_000) if self.batch_size * a % self.group_size == 0)
+            need = next(a for a in range(1, 10_000) if per_micro * a % self.group_size == 0)
             raise ValueError(
-                f"grpo.batch_size × grpo.gradient_accumulation_steps = {self.batch_size} × "
-                f"{self.gradient_accumulation_steps} = {per_step} completions per step, not divisible by "
+                f"grpo.batch_size × grpo.gradient_accumulation_steps{shared} = {self.batch_size} × "
+                f"{self.gradient_accumulation_steps}{factor} = {per_step} completions per step, not divisible by "
                 f"grpo.group_size = {self.group_size}; take grpo.gradient_accumulation_steps={need}, or "
                 f"grpo.group_size={min(fits, key=lambda k: abs(k - self.group_size), default=2)}"
             )
-        generation = self.batch_size * (self.steps_per_generation or self.gradient_accumulation_steps)
+        generation = per_micro * (self.steps_per_generation or self.gradient_accumulation_steps)
         if generation % self.group_size:
             raise ValueError(
-                f"grpo.batch_size × grpo.steps_per_generation = {generation} completions per rollout batch, not "
+                f"grpo.batch_size × grpo.steps_per_generation{shared} = {generation} completions per rollout batch, not "
                 f"divisible by grpo.group_size = {self.group_size}; leave grpo.steps_per_generation out"
             )
         return self
@@ -333,11 +338,23 @@ class EvalSection(Section):
     """Longest completion; that of GRPO when left out."""
     batch_size: int = Field(64, ge=1)
     """Problems per engine call."""
+    stop_strings: list[str] = Field(default_factory=list)
+    """A completion ends behind the first of these texts, which stays part of it; none: at the model's end token only."""
     baseline: bool = False
     """Evaluate the model before any training as well."""
     device: str | None = None
     """Device of the evaluations, such as ``cuda:1`` or ``cpu``: each one runs there on a fresh copy of the policy, which
     takes the memory of one more model. Left out, they run where the training runs, without a copy."""
+
+    @field_validator("stop_strings")
+    @classmethod
+    def _check_stop_strings(cls, value: list[str]) -> list[str]:
+        if "" in value:
+            raise ValueError(
+                "eval.stop_strings has an empty text, which would end every completion at once; take it out, or write "
+                "for example eval.stop_strings=['</answer>']"
+            )
+        return value
 
 
 class TrackingSection(Section):

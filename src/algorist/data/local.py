@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from algorist.data.base import Source, dataset
 from algorist.data.columns import load_source, pick_columns, to_problems
 from algorist.data.gsm8k import extract_hash_answer
@@ -24,7 +27,7 @@ def load_local(source: Source) -> list[Problem]:
     if way not in ("as_is", "hash", "boxed", "auto"):
         raise DataError(f"data.….params.answer_from is '{way}'; expected as_is, hash, boxed or auto")
 
-    def column(field: str):  # type: ignore[no-untyped-def]
+    def column(field: str) -> Callable[[Mapping[str, Any]], Any]:
         return (lambda row: row.get(names[field])) if field in names else (lambda row: "")
 
     answer = column("answer")

@@ -93,7 +93,10 @@ def mark_of(
 ) -> str:
     """Return the fingerprint of an evaluation (see ``evaluation.progress``)."""
     weighted = [(r.__name__, r.weight, r.params) for r in rewards or ()]
-    protocol = setting.recorded(prompt_format) | {"ks": list(ks)}
+    protocol = setting.recorded(prompt_format) | {
+        "ks": list(ks),
+        "matcher": deciding_matcher(setting.matcher),
+    }
     return fingerprint(model, problems, prompt_format, protocol, weighted)
 
 

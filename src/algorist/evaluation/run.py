@@ -35,6 +35,7 @@ class EvaluationSetting:
     batch_size: int
     matcher: str
     seed: int
+    stop_strings: tuple[str, ...] = ()
 
     @classmethod
     def from_section(
@@ -49,12 +50,16 @@ class EvaluationSetting:
             section.batch_size,
             matcher,
             seed,
+            tuple(section.stop_strings),
         )
 
     def recorded(self, prompt_format: PromptFormat) -> dict[str, Any]:
         """Return what an artifact says of the protocol: its name, the settings, the prompt format."""
         name = protocol_name(self.samples, self.temperature, self.top_p)
-        return {"name": name, **asdict(self), "prompt_format": prompt_format.name}
+        settings = asdict(self) | {"stop_strings": list(self.stop_strings)}
+        if not self.stop_strings:  # as artifacts without them say it
+            del settings["stop_strings"]
+        return {"name": name, **settings, "prompt_format": prompt_format.name}
 
 
 def evaluate(
@@ -120,7 +125,7 @@ def _batch(
             "seconds": seconds / len(batch) / len(group),
         }
         for index, completion in enumerate(group):
-            row = _row(problem, index, completion, tokenizer, prompt_format, setting.matcher)
+            row = _row(problem, index, completion, tokenizer, prompt_format, setting)
             rows.append(row | shared | {"greedy": greedy and index == 0})
     return rows
 
@@ -145,13 +150,18 @@ def _complete(
 ) -> list[list[Completion]]:
     groups: list[list[Completion]] = [[] for _ in prompts]
     if greedy:
-        one = SamplingParams(temperature=0.0, max_new_tokens=setting.max_completion_tokens)
+        one = SamplingParams(
+            temperature=0.0,
+            max_new_tokens=setting.max_completion_tokens,
+            stop_strings=setting.stop_strings,
+        )
         groups = engine.generate(prompts, 1, one)
     if setting.samples:
         sampled = SamplingParams(
             temperature=setting.temperature,
             top_p=setting.top_p,
             max_new_tokens=setting.max_completion_tokens,
+            stop_strings=setting.stop_strings,
             seed=setting.seed + start,
         )
         more = engine.generate(prompts, setting.samples, sampled)
@@ -165,11 +175,12 @@ def _row(
     completion: Completion,
     tokenizer: Any,
     prompt_format: PromptFormat,
-    matcher: str,
+    setting: EvaluationSetting,
 ) -> dict[str, Any]:
     text = tokenizer.decode(completion.token_ids, skip_special_tokens=True)
+    text = _until_stop(text, setting.stop_strings)
     parsed = prompt_format.parse(text)
-    grade = grade_completion(text, problem.answer, parsed=parsed, matcher=matcher)
+    grade = grade_completion(text, problem.answer, parsed=parsed, matcher=setting.matcher)
     return {
         "problem_id": problem.id,
         "sample": index,
@@ -189,3 +200,9 @@ def _row(
         "dataset": problem.extra.get("dataset"),
         "completion_ids": completion.token_ids,
     }
+
+
+def _until_stop(text: str, stop_strings: Sequence[str]) -> str:
+    """Cut off what the token that ends a stop string has behind it."""
+    ends = [text.index(stop) + len(stop) for stop in stop_strings if stop in text]
+    return text[: min(ends)] if ends else text

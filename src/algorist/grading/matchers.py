@@ -132,7 +132,9 @@ _missing_lock = threading.Lock()
 
 
 def deciding_matcher(name: str) -> str:
-    """Return the matcher that decides for ``name`` in this process: ``symbolic`` once ``latex_verify`` lacks its package."""
+    """Return the matcher that decides for ``name`` here: ``symbolic`` where ``latex_verify`` lacks its package."""
+    if name == "latex_verify" and not _missing:
+        _latex_verify("1", "1", Limits())
     return "symbolic" if name == "latex_verify" and _missing else name
 
 

@@ -7,6 +7,8 @@ TRL's log-prob pass, ``model.generate``, and models that the decoder does not co
 
 from __future__ import annotations
 
+import importlib
+import logging
 from typing import Any
 
 import torch
@@ -16,6 +18,8 @@ from algorist.config.schema import ModelSection
 from algorist.errors import ConfigError, nearest
 
 FLASH = "flash_attention_2"
+log = logging.getLogger("algorist.models.attention")
+
 KERNELS = ("sdpa", "eager", FLASH)
 HALF = (torch.bfloat16, torch.float16)
 _LARGEST_HEAD = 256
@@ -30,7 +34,7 @@ def pick_attention(
         section: What the recipe says; a kernel it names is taken.
         device: Where the model runs.
         dtype: The weights' type.
-        installed: Whether the package flash_attn is there.
+        installed: Whether flash attention 2 works here (``flash_works``).
 
     Raises:
         ConfigError: The recipe names flash_attention_2, which cannot run here.
@@ -49,8 +53,8 @@ def pick_attention(
         )
     if not installed:
         raise ConfigError(
-            f"model.attn_implementation is {FLASH}, but the package flash_attn (2.3.3 or newer) cannot be found; install it "
-            f"with pip install 'algorist[flash]', {way_out}"
+            f"model.attn_implementation is {FLASH}, which does not work here: it needs the package flash_attn (2.3.3 or newer, "
+            f"built for this torch; pip install 'algorist[flash]') and a GPU of compute capability 8.0 or more, {way_out}"
         )
     if not half:
         raise ConfigError(
@@ -61,8 +65,20 @@ def pick_attention(
 
 
 def attention_for(section: ModelSection, device: torch.device, dtype: torch.dtype) -> str | None:
-    """Return ``pick_attention`` with what is installed here."""
-    return pick_attention(section, device, dtype, bool(is_flash_attn_2_available()))
+    """Return ``pick_attention`` with what works here."""
+    return pick_attention(section, device, dtype, flash_works(device))
+
+
+def flash_works(device: torch.device) -> bool:
+    """Whether flash_attn is installed, fits this torch, and the GPU is new enough for it (Ampere)."""
+    if device.type != "cuda" or not is_flash_attn_2_available():
+        return False
+    try:
+        importlib.import_module("flash_attn")
+    except (ImportError, OSError) as error:  # a wheel for another torch
+        log.warning("flash_attn is installed but cannot be imported (%s); sdpa is used", error)
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def set_attention(model: Any, section: ModelSection, device: torch.device, dtype: torch.dtype) -> None:
@@ -77,6 +93,9 @@ def set_attention(model: Any, section: ModelSection, device: torch.device, dtype
     try:
         model.set_attn_implementation(name)
     except (ImportError, ValueError) as error:
+        if section.attn_implementation is None:
+            log.warning("%s cannot run with %s (%s); it keeps its own", type(model).__name__, name, error)
+            return
         reason = str(error).strip().partition("\n")[0].partition(". ")[0][:160]
         raise ConfigError(
             f"model.attn_implementation is '{name}', which {type(model).__name__} cannot run with ({reason})."

@@ -155,9 +155,10 @@ def _smaller_batch(
         return recipe, []
     half, windows, peak = tried[-1]
     sizes = ", ".join(f"{size} ({_gb(needs)} GB)" for size, _, needs in tried)
-    change = Settings().change(
-        **{f"{stage}__batch_size": half, f"{stage}__gradient_accumulation_steps": windows}
-    )
+    changed = {"batch_size": half, "gradient_accumulation_steps": windows}
+    if isinstance(section, GRPOSection) and section.steps_per_generation:
+        changed["steps_per_generation"] = section.steps_per_generation
+    change = Settings().change(**{f"{stage}__{name}": value for name, value in changed.items()})
     return recipe, [
         Step(
             "smaller_batch",
@@ -238,7 +239,9 @@ class _Key:
 @lru_cache(maxsize=8)
 def _cached_shapes(key: _Key) -> Any:
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(copy.deepcopy(key.config), dtype=key.dtype)
+        model = AutoModelForCausalLM.from_config(
+            copy.deepcopy(key.config), dtype=key.dtype, attn_implementation="sdpa", trust_remote_code=False
+        )
         return model if key.lora is None else add_lora(model, key.lora)
 
 

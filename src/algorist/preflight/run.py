@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,8 @@ from algorist.prompts.chat import encode_prompt
 from algorist.training.processes import check_eval_device
 from algorist.training.tracking import check_trackers
 from algorist.types import Problem
+
+log = logging.getLogger("algorist.preflight.run")
 
 STAGES: tuple[Stage, ...] = ("sft", "grpo")
 SHOWN_LENGTHS = (50, 90, 99, 100)
@@ -131,15 +134,19 @@ def _plan_smaller(recipe: Recipe, policy: Policy, found: Preflight) -> None:
         if max(memory["peak"], memory["measured_peak"]) <= NEAR_LIMIT * found.memory_limit:
             continue
         weights = list(policy.model.parameters())
-        steps = memory_steps(
-            recipe,
-            stage,
-            policy.model.config,
-            dtype=weights[0].dtype,
-            limit=found.memory_limit,
-            prompt_tokens=int(found.prompts["p99"]),
-            base_bytes=max(0, memory["base"] - sum(p.numel() * p.element_size() for p in weights)),
-        )
+        try:
+            steps = memory_steps(
+                recipe,
+                stage,
+                policy.model.config,
+                dtype=weights[0].dtype,
+                limit=found.memory_limit,
+                prompt_tokens=int(found.prompts["p99"]),
+                base_bytes=max(0, memory["base"] - sum(p.numel() * p.element_size() for p in weights)),
+            )
+        except Exception as error:  # as in ``_plan_unloaded``
+            log.info("the changes for %s cannot be planned: %r", stage, error)
+            continue
         if steps:
             found.planned[stage] = [step.as_dict() for step in steps]
 
@@ -163,17 +170,23 @@ def _plan_unloaded(
             revision=section.revision or "main",
             trust_remote_code=section.trust_remote_code,
         )
-    except (OSError, ValueError):
+    except (OSError, ValueError, ImportError):
         return {}, True
     planned: dict[str, list[dict[str, str]]] = {}
+    if getattr(config, "quantization_config", None):  # its weights are smaller than their shapes say
+        return {}, True
     can_load, tokens = True, recipe.data.train.max_prompt_tokens or 256
-    for stage in stages:
-        dtype = pick_dtype(section.dtype, device)
-        plan = plan_from_config(recipe, stage, config, dtype=dtype, prompt_tokens=tokens)
-        if plan.base + plan.gradients + plan.optimizer > limit:
-            steps = memory_steps(recipe, stage, config, dtype=dtype, limit=limit, prompt_tokens=tokens)
-            planned[stage] = [step.as_dict() for step in steps]
-        can_load = can_load and plan.base <= limit
+    dtype = pick_dtype(section.dtype, device)
+    try:
+        for stage in stages:
+            plan = plan_from_config(recipe, stage, config, dtype=dtype, prompt_tokens=tokens)
+            if plan.base + plan.gradients + plan.optimizer > limit:
+                steps = memory_steps(recipe, stage, config, dtype=dtype, limit=limit, prompt_tokens=tokens)
+                planned[stage] = [step.as_dict() for step in steps]
+            can_load = can_load and plan.base <= limit
+    except Exception as error:  # code of the model's own, or a forward that cannot run on shapes
+        log.info("the memory of %s cannot be planned from its configuration: %r", section.name, error)
+        return {}, True
     return planned, can_load
 
 
@@ -182,8 +195,9 @@ def _policy(
 ) -> Policy:
     """Return the model that is looked at: ``model``, or what the run would start from."""
     if isinstance(model, Path):
-        return load_policy(model, device=device, trainable=True)
-    section = recipe.model if model is None else recipe.model.model_copy(update={"name": model})
+        return load_policy(model, device=device, trainable=True, like=recipe.model)
+    other = {"name": model, "revision": recipe.model.revision if model == recipe.model.name else None}
+    section = recipe.model if model is None else recipe.model.model_copy(update=other)
     texts = tokenizer_texts([*data.sft[:4000], *data.train[:4000]], form)
     return make_policy(section, device=device, seed=recipe.seed, texts=texts, tags=form.tags.all())
 

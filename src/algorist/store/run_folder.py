@@ -36,6 +36,8 @@ LIBRARIES = (
     "deepspeed",
     "bitsandbytes",
     "liger-kernel",
+    "flash-attn",
+    "unsloth",
 )
 
 

@@ -165,8 +165,8 @@ def memory_advice(load: Load) -> list[str]:
             f"{load.stage}.batch_size={part}",
             f"{load.stage}.gradient_accumulation_steps={load.gradient_accumulation_steps * factor}",
         ]
-        if load.steps_per_generation not in (None, load.gradient_accumulation_steps):
-            changed.append(f"{load.stage}.steps_per_generation={(load.steps_per_generation or 1) * factor}")
+        if load.steps_per_generation is not None:
+            changed.append(f"{load.stage}.steps_per_generation={load.steps_per_generation * factor}")
         told.append(
             f"{' '.join(changed)} (instead of {load.batch_size} and {load.gradient_accumulation_steps}: the same step in "
             "smaller parts)"

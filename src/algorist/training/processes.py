@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import torch
 
 from algorist.errors import ConfigError, nearest
+from algorist.models.attention import FLASH
 from algorist.rollouts.base import SamplingParams
 from algorist.training.callbacks import StopSignal
 from algorist.training.sampling_step import GenerationBatch
@@ -157,7 +158,11 @@ def model_on(model: Any, device: str | None) -> Any:
         moved = tensor.detach().to(device, copy=True)
         is_parameter = isinstance(tensor, torch.nn.Parameter)
         known[id(tensor)] = torch.nn.Parameter(moved, tensor.requires_grad) if is_parameter else moved
-    return copy.deepcopy(model, known)
+    copied = copy.deepcopy(model, known)
+    kernel = getattr(getattr(copied, "config", None), "_attn_implementation", None)
+    if kernel == FLASH and torch.device(device).type != "cuda":
+        copied.set_attn_implementation("sdpa")
+    return copied
 
 
 def check_enough_problems(problems: int, section: Any, processes: Processes) -> None:
