@@ -60,7 +60,6 @@ from algorist.training.callbacks import (
 from algorist.training.checkpoint import newest_checkpoint, processes_of, step_of, train_from
 from algorist.training.processes import (
     Processes,
-    check_enough_problems,
     check_eval_device,
     is_sharded,
     model_on,
@@ -216,7 +215,7 @@ def run_sft(run: Run) -> None:
 
 def run_grpo(run: Run) -> None:
     """Train with verifiable rewards and save ``grpo/final``."""
-    from algorist.training.grpo_setup import grpo_rows, make_grpo_trainer
+    from algorist.training.grpo_setup import check_enough_problems, grpo_rows, make_grpo_trainer
 
     policy, section = _require_policy(run), run.recipe.grpo
     rewards = build_rewards(run.recipe.rewards, run.prompt_format, matcher=run.recipe.matcher)
@@ -231,7 +230,7 @@ def run_grpo(run: Run) -> None:
         run.live.on_rollouts(graded)
         run.trackers.rewards("grpo", graded)
 
-    run.processes.from_main(lambda: check_enough_problems(len(run.train), section, run.processes))
+    run.processes.from_main(lambda: check_enough_problems(len(run.train), section))
     with RolloutWriter(run.folder.path / "rollouts") if run.processes.main else NoRollouts() as store:
         trainer = make_grpo_trainer(
             model=policy.model,

@@ -15,7 +15,7 @@ import pytest
 
 from .conftest import Cli
 
-# The quickstart without the sampled evaluation and with a third of its GRPO steps: two minutes on one core.
+# The quickstart without the sampled evaluation and with a third of its GRPO steps.
 STEPS = 40
 LEARN = ["eval.samples=0", f"grpo.max_steps={STEPS}", "seed=3"]
 

@@ -1,7 +1,4 @@
-"""Items of the reference systems that no other test shows; the names of the items stand in the tests' names.
-
-docs/requirements.md tells for every item which test shows it.
-"""
+"""Items of the reference systems that no other test shows, named in the tests' names (docs/requirements.md has all)."""
 
 from __future__ import annotations
 
@@ -455,7 +452,7 @@ def test_s1_12_s4_33_the_log_file_has_time_name_level_and_message(tmp_path: Path
     class Reading(Quiet):
         def say(self, text: str) -> None:  # while the run lasts
             log = tmp_path / "smoke-cpu" / "training.log"
-            live.append(bool(log.is_file() and re.search(line, log.read_text(encoding="utf-8"), re.M)))
+            live.append(log.is_file() and re.search(line, log.read_text(encoding="utf-8"), re.M) is not None)
 
     recipe = settings(*overrides, "device=cpu", f"output_dir={tmp_path}", name="smoke-cpu")
     run_recipe(recipe, display=Reading())

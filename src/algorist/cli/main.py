@@ -71,6 +71,8 @@ def _help() -> str:
 
 
 def _call(arguments: list[str], debug: bool) -> int:
+    from typer import Abort
+
     from algorist.cli.stopping import Stopped
     from algorist.errors import AlgoristError, nearest
 
@@ -85,7 +87,7 @@ def _call(arguments: list[str], debug: bool) -> int:
         if result == INTERRUPTED:
             raise KeyboardInterrupt
         return result if isinstance(result, int) else 0
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Abort):
         print(f"stopped{_AFTER_CTRL_C.get(verb, '')}", file=sys.stderr)
         return INTERRUPTED
     except Stopped as stopped:
@@ -100,8 +102,6 @@ def _call(arguments: list[str], debug: bool) -> int:
             return 2
         if debug:
             raise
-        if type(error).__name__ == "Abort":  # typer's, for an input that ended
-            error = error.__cause__ if isinstance(error.__cause__, Exception) else EOFError("the input ended")
         return _tell(
             error, mistake=isinstance(error, AlgoristError) and isinstance(error, (ValueError, ImportError))
         )

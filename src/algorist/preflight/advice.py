@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from algorist.config.schema import Recipe
 from algorist.diagnosis.causes import COPIES, END_SHOWN, MOSTLY, NEARLY_ALL
 from algorist.diagnosis.findings import Settings
+from algorist.training.faults import smaller_batch
 
 if TYPE_CHECKING:
     from algorist.preflight.run import Preflight
@@ -45,16 +46,9 @@ def _memory(recipe: Recipe, found: Preflight, settings: Settings) -> list[dict[s
             continue
         need = max(tried["memory"]["peak"], tried["memory"]["measured_peak"])
         if need > NEAR_LIMIT * found.memory_limit and section.batch_size > 1:
-            half = next(d for d in range(section.batch_size // 2, 0, -1) if section.batch_size % d == 0)
-            windows = section.gradient_accumulation_steps * section.batch_size // half
-            changed: dict[str, object] = {
-                f"{stage}__batch_size": half,
-                f"{stage}__gradient_accumulation_steps": windows,
-            }
-            if stage == "grpo" and recipe.grpo.steps_per_generation:
-                factor = section.batch_size // half
-                changed["grpo__steps_per_generation"] = recipe.grpo.steps_per_generation * factor
-            change = settings.change(**changed)
+            change = settings.change(
+                **{f"{stage}__{name}": value for name, value in smaller_batch(section).items()}
+            )
             why = f"{stage} needs {need / 1e9:.1f} of {found.memory_limit / 1e9:.1f} GB; the same step in halves needs less"
             told.append({"why": why, "change": change})
     return told

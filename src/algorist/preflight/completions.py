@@ -20,7 +20,8 @@ from algorist.prompts.chat import encode_prompt, render_prompt
 from algorist.rewards import build_rewards
 from algorist.rewards.user import BOUND, BatchReward
 from algorist.rollouts import make_engine
-from algorist.rollouts.base import Completion, SamplingParams
+from algorist.rollouts.base import Completion
+from algorist.training.grpo_setup import sampling_params
 from algorist.types import Problem
 
 SHOWN = 5
@@ -38,14 +39,7 @@ def sample(
     section = recipe.grpo
     if section.engine == "vllm":
         section = section.model_copy(update={"engine": "auto"})
-    params = SamplingParams(
-        temperature=section.temperature,
-        top_p=section.top_p,
-        top_k=section.top_k,
-        min_p=section.min_p,
-        max_new_tokens=section.max_completion_tokens,
-        seed=recipe.seed,
-    )
+    params = sampling_params(section, recipe.seed)
     prompts = [encode_prompt(form, policy.tokenizer, p.question) for p in problems]
     policy.model.eval()
     began = time.perf_counter()

@@ -18,6 +18,7 @@ from algorist.config.schema import GRPOSection, LoraSection, Recipe, SFTSection
 from algorist.diagnosis.findings import Settings
 from algorist.models.load import add_lora
 from algorist.preflight.memory import MemoryPlan, Shape, plan_grpo, plan_sft
+from algorist.training.faults import smaller_batch
 
 Stage = Literal["sft", "grpo"]
 ROOM = 0.9
@@ -139,30 +140,25 @@ def memory_steps(
 def _smaller_batch(
     recipe: Recipe, stage: Stage, section: SFTSection | GRPOSection, plan: Any, limit: int
 ) -> tuple[Recipe, list[Step]]:
-    """Halve the micro-batch until the stage fits or one row is left; the step keeps its size."""
-    tried: list[tuple[int, int, int]] = []
-    while section.batch_size > 1 and section.batch_size % 2 == 0:
-        half, windows = section.batch_size // 2, 2 * section.gradient_accumulation_steps
-        changed = {"batch_size": half, "gradient_accumulation_steps": windows}
-        if isinstance(section, GRPOSection) and section.steps_per_generation:
-            changed["steps_per_generation"] = 2 * section.steps_per_generation
+    """Make the micro-batch smaller until the stage fits or one row is left; the step keeps its size."""
+    changed: dict[str, int] = {}
+    sizes: list[str] = []
+    peak = 0
+    while smaller := smaller_batch(section):
+        changed = smaller
         recipe = _with(recipe, stage, **changed)
         section = getattr(recipe, stage)
-        tried.append((half, windows, plan(recipe).peak))
-        if tried[-1][2] <= ROOM * limit:
+        peak = plan(recipe).peak
+        sizes.append(f"{section.batch_size} ({_gb(peak)} GB)")
+        if peak <= ROOM * limit:
             break
-    if not tried:
+    if not changed:
         return recipe, []
-    half, windows, peak = tried[-1]
-    sizes = ", ".join(f"{size} ({_gb(needs)} GB)" for size, _, needs in tried)
-    changed = {"batch_size": half, "gradient_accumulation_steps": windows}
-    if isinstance(section, GRPOSection) and section.steps_per_generation:
-        changed["steps_per_generation"] = section.steps_per_generation
     change = Settings().change(**{f"{stage}__{name}": value for name, value in changed.items()})
     return recipe, [
         Step(
             "smaller_batch",
-            f"a smaller batch with as much more accumulation, the same step: batch_size {sizes}",
+            f"a smaller batch with as much more accumulation, the same step: batch_size {', '.join(sizes)}",
             change,
             peak,
         )

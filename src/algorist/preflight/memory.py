@@ -185,8 +185,10 @@ def _activations(base: Any, kept: Callable[[int], int], tokens: int, recompute: 
 
     With gradient checkpointing that is each layer's input, and everything inside one layer at a time.
     """
-    recompute = recomputes(base) if recompute is None else recompute
-    was, _ = base.training, base.eval()  # checkpointing is in force in training only
+    was, on = base.training, recomputes(base)
+    recompute = on if recompute is None else recompute
+    if on:
+        base.eval()  # checkpointing is in force in training only
     try:
         per_token = _slopes.get(base)
         if per_token is None:

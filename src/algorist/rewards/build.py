@@ -50,7 +50,8 @@ class TrainerReward:
     """One reward in TRL's call form: lists by keyword in, one float per completion out.
 
     ``failures`` counts completions for which the reward raised, returned something else than a finite number, or had
-    no gold answer; they got ``low``; ``first_failure`` says what the first of them was. ``weight`` is what the recipe says; the values here are not weighted.
+    no gold answer; they got ``low``; ``first_failure`` says what the first of them was. ``weight`` is what the recipe says;
+    the values here are not weighted.
     """
 
     def __init__(

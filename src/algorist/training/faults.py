@@ -158,18 +158,11 @@ def memory_advice(load: Load) -> list[str]:
     Batch and accumulation change by one factor, so that a step holds what it held; the group still divides the step.
     """
     told = [] if load.gradient_checkpointing else [f"{load.stage}.gradient_checkpointing=true"]
-    part = _divisor_below(load.batch_size)
-    if part is not None:
-        factor = load.batch_size // part
-        changed = [
-            f"{load.stage}.batch_size={part}",
-            f"{load.stage}.gradient_accumulation_steps={load.gradient_accumulation_steps * factor}",
-        ]
-        if load.steps_per_generation is not None:
-            changed.append(f"{load.stage}.steps_per_generation={load.steps_per_generation * factor}")
+    smaller = smaller_batch(load)
+    if smaller:
+        changed = " ".join(f"{load.stage}.{name}={value}" for name, value in smaller.items())
         told.append(
-            f"{' '.join(changed)} (instead of {load.batch_size} and {load.gradient_accumulation_steps}: the same step in "
-            "smaller parts)"
+            f"{changed} (instead of {load.batch_size} and {load.gradient_accumulation_steps}: the same step in smaller parts)"
         )
     group = _smaller_group(load)
     if group is not None:
@@ -192,9 +185,23 @@ def memory_advice(load: Load) -> list[str]:
     return told
 
 
-def _divisor_below(number: int) -> int | None:
-    """Return the largest divisor below ``number`` (its half where it is even), or None for 1."""
-    return next((d for d in range(number // 2, 0, -1) if number % d == 0), None)
+def smaller_batch(load: Any) -> dict[str, int]:
+    """Return the settings of the next smaller micro-batch (half, where it is even) with the same step; none at one row.
+
+    Args:
+        load: A ``Load``, or a recipe's ``sft`` or ``grpo`` section.
+    """
+    rows = load.batch_size
+    part = next((d for d in range(rows // 2, 0, -1) if rows % d == 0), None)
+    if part is None:
+        return {}
+    factor = rows // part
+    changed = {
+        "batch_size": part,
+        "gradient_accumulation_steps": load.gradient_accumulation_steps * factor,
+    }
+    generation = getattr(load, "steps_per_generation", None)
+    return changed if generation is None else changed | {"steps_per_generation": generation * factor}
 
 
 def _smaller_group(load: Load) -> int | None:

@@ -19,12 +19,37 @@ from algorist.rollouts.base import RolloutEngine, SamplingParams
 from algorist.rollouts.select import make_engine, own_server
 from algorist.rollouts.vllm import SETTINGS
 from algorist.rollouts.vllm_server import SERVER_SETTINGS
-from algorist.rollouts.vllm_sleep import check_sleep
 from algorist.training.arguments import optim_arguments
 from algorist.training.grpo import AlgoristGRPOTrainer
 from algorist.types import Problem
 
 _VLLM_MODES = ("colocate", "server")
+
+
+def sampling_params(section: GRPOSection, seed: int) -> SamplingParams:
+    """Return how a ``grpo`` section samples."""
+    return SamplingParams(
+        temperature=section.temperature,
+        top_p=section.top_p,
+        top_k=section.top_k,
+        min_p=section.min_p,
+        max_new_tokens=section.max_completion_tokens,
+        seed=seed,
+    )
+
+
+def check_enough_problems(problems: int, section: GRPOSection) -> None:
+    """Refuse fewer problems than one rollout batch of all processes takes (ConfigError)."""
+    rows = section.batch_size * (section.steps_per_generation or section.gradient_accumulation_steps)
+    needed = rows * section.processes // section.group_size
+    if problems >= needed:
+        return
+    shared, fewer = (" × processes", "fewer processes, ") if section.processes > 1 else ("", "")
+    smaller = section.group_size * max(1, problems)
+    raise ConfigError(
+        f"one rollout batch takes {needed} problems (grpo.batch_size × steps{shared} / grpo.group_size), but there are only "
+        f"{problems}; take more problems, {fewer}or fewer rows (grpo.batch_size × steps{shared} = {smaller} at most)"
+    )
 
 
 def grpo_rows(
@@ -83,21 +108,7 @@ def make_grpo_trainer(
         MissingExtraError: ``engine`` is vllm, which cannot be imported.
     """
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-    generation = section.batch_size * (section.steps_per_generation or section.gradient_accumulation_steps)
-    needed = generation // section.group_size
-    if len(rows) < needed:
-        raise ConfigError(
-            f"one rollout batch takes {needed} problems (grpo.batch_size × steps / grpo.group_size), but there are only "
-            f"{len(rows)}; take more problems, or a smaller grpo.batch_size ({section.group_size * max(1, len(rows))})"
-        )
-    sampling = SamplingParams(
-        temperature=section.temperature,
-        top_p=section.top_p,
-        top_k=section.top_k,
-        min_p=section.min_p,
-        max_new_tokens=section.max_completion_tokens,
-        seed=seed,
-    )
+    check_enough_problems(len(rows), section)
     args = grpo_config(
         section,
         weights=weights,
@@ -119,7 +130,7 @@ def make_grpo_trainer(
         processing_class=tokenizer,
         callbacks=list(callbacks),
         engine=engine,
-        sampling=sampling,
+        sampling=sampling_params(section, seed),
         fast_update=section.fast_update,
         skip_zero_advantage=section.skip_zero_advantage,
         on_rollouts=on_rollouts,
@@ -145,7 +156,6 @@ def grpo_config(
     if section.engine == "vllm":
         known = {f.removeprefix("vllm_") for f in GRPOConfig.__dataclass_fields__ if f.startswith("vllm_")}
         vllm = _vllm_arguments(section, known)
-        check_sleep(section.vllm, device)
     return GRPOConfig(
         **optim_arguments(section, output_dir=output_dir, seed=seed, device=device, report_to=report_to),
         **vllm,

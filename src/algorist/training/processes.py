@@ -165,18 +165,6 @@ def model_on(model: Any, device: str | None) -> Any:
     return copied
 
 
-def check_enough_problems(problems: int, section: Any, processes: Processes) -> None:
-    """Refuse fewer problems than one rollout batch of all processes takes (ConfigError)."""
-    rows = section.batch_size * (section.steps_per_generation or section.gradient_accumulation_steps)
-    needed = rows * processes.count // section.group_size
-    if processes.count > 1 and problems < needed:
-        raise ConfigError(
-            f"one rollout batch of {processes.count} processes takes {needed} problems (processes × grpo.batch_size × "
-            f"steps / grpo.group_size), but there are only {problems}; take more problems, fewer processes, or a smaller "
-            "grpo.batch_size"
-        )
-
-
 @contextmanager
 def rank_draws(accelerator: Any, params: SamplingParams, rows: int) -> Iterator[SamplingParams]:
     """Sample with the random numbers that one process alone would use for these rows of the global batch.
