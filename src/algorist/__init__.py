@@ -32,7 +32,18 @@ if TYPE_CHECKING:
     from algorist.config import load_recipe
     from algorist.data.gsm8k import extract_hash_answer
     from algorist.grading import grade, grade_completion
-    from algorist.objectives import (
+    from algorist.pipeline import run_recipe
+    from algorist.prompts import get_format
+    from algorist.rewards import (
+        DEFAULT_REWARD_WEIGHTS,
+        RewardBreakdown,
+        build_rewards,
+        default_reward_functions,
+        question_only_reward_fn,
+        r1_zero_reward_fn,
+        reward,
+    )
+    from algorist.toolkit import (
         compute_entropy,
         compute_group_normalized_rewards,
         compute_grpo_clip_loss,
@@ -49,17 +60,6 @@ if TYPE_CHECKING:
         parse_mmlu_response,
         sft_microbatch_train_step,
         tokenize_prompt_and_output,
-    )
-    from algorist.pipeline import run_recipe
-    from algorist.prompts import get_format
-    from algorist.rewards import (
-        DEFAULT_REWARD_WEIGHTS,
-        RewardBreakdown,
-        build_rewards,
-        default_reward_functions,
-        question_only_reward_fn,
-        r1_zero_reward_fn,
-        reward,
     )
 
 __all__ = [
@@ -126,12 +126,12 @@ _API = """DEFAULT_GRPO_ARGS MathTrainingSetup TrainingArtifacts build_chat_promp
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used; what stands in no other module is one of ``objectives``."""
+    """Import a public name when it is first used; what stands in no other module is one of ``toolkit``."""
     if name not in __all__:
         from algorist.errors import nearest
 
         raise AttributeError(f"module 'algorist' has no attribute '{name}'.{nearest(name, __all__)}")
-    module = "api" if name in _API else _ELSEWHERE.get(name, "objectives")
+    module = "api" if name in _API else _ELSEWHERE.get(name, "toolkit")
     value = getattr(importlib.import_module(f"algorist.{module}"), name)
     globals()[name] = value
     return value

@@ -19,9 +19,9 @@ from algorist.data.columns import load_source
 from algorist.data.gsm8k import extract_hash_answer
 from algorist.errors import ConfigError, DataError, EngineError, nearest
 from algorist.prepare import fitting_problems, tokenizer_texts
-from algorist.prompts import get_format
+from algorist.prompts import PromptFormat, get_format
 from algorist.rewards import DEFAULT_REWARD_WEIGHTS, DEFAULT_REWARDS, RewardSet, build_rewards
-from algorist.types import Message
+from algorist.types import Message, Problem
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -70,7 +70,7 @@ DEFAULT_GRPO_ARGS: dict[str, Any] = _defaults()
 
 @dataclass
 class TrainingArtifacts:
-    """What ``run_training`` needs: the trainer and its ``GRPOConfig``."""
+    """What ``run_training`` needs: the trainer, and its settings as TRL's ``GRPOConfig``."""
 
     trainer: Any
     config: Any
@@ -166,7 +166,6 @@ def create_math_training_setup(
         DataError: The problems cannot be read.
     """
     from algorist.models.load import make_policy, pick_device
-    from algorist.training.grpo_setup import grpo_rows
 
     merged = {**DEFAULT_GRPO_ARGS, **(grpo_args or {})}
     section = _grpo_section(merged)
@@ -195,7 +194,8 @@ def create_math_training_setup(
     names = [report_to] if isinstance(report_to, str) else list(report_to)
     artifacts = _build(
         policy,
-        grpo_rows(problems, form, policy.tokenizer),
+        problems,
+        form,
         section,
         rewards,
         output_dir=Path(output_dir) if output_dir is not None else Path("outputs") / run_name,
@@ -317,14 +317,17 @@ def _check_bf16(wanted: bool | None, device: Any) -> None:
 
 def _build(
     policy: Policy,
-    rows: Sequence[dict[str, Any]],
+    problems: Sequence[Problem],
+    form: PromptFormat,
     section: GRPOSection,
     rewards: RewardSet,
     **settings: Any,
 ) -> TrainingArtifacts:
     """Build the trainer with the engine that the section names."""
     from algorist.rollouts import make_engine
+    from algorist.training.arguments import optim_arguments
     from algorist.training.grpo_setup import make_grpo_trainer
+    from algorist.training.stock import stock_config
 
     if section.engine != "vllm" and "engine" not in settings:
         settings["engine"] = make_engine(section.engine, policy.model, policy.tokenizer)
@@ -332,10 +335,14 @@ def _build(
     trainer = make_grpo_trainer(
         model=policy.model,
         tokenizer=policy.tokenizer,
-        rows=rows,
+        problems=problems,
+        prompt_format=form,
         section=section,
         rewards=rewards,
-        weights=rewards.weights,
+        matcher="numeric",
         **settings,
     )
-    return TrainingArtifacts(trainer, trainer.args)
+    shared = {key: settings[key] for key in ("output_dir", "seed", "device", "report_to")}
+    arguments = optim_arguments(section, **shared) | {"run_name": settings["run_name"]}
+    arguments |= {"num_train_epochs": section.epochs, "max_steps": section.max_steps or -1}
+    return TrainingArtifacts(trainer, stock_config(section, arguments, rewards.weights))

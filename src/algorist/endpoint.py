@@ -13,6 +13,7 @@ from algorist.errors import ConfigError, EngineError
 from algorist.prompts import PromptFormat
 from algorist.prompts.answer import answer_row
 from algorist.prompts.chat import render_prompt
+from algorist.types import Rollout
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,11 @@ class Endpoint:
         rows = []
         for question in questions:
             text, reason = self._ask(name, question, max_new_tokens, temperature)
-            rows.append(answer_row(self.prompt_format, question, text, truncated=reason == "length"))
+            rows.append(
+                answer_row(
+                    question, Rollout([], text, None, reason == "length", self.prompt_format.parse(text))
+                )
+            )
         return rows
 
     def _ask(self, name: str, question: str, limit: int, temperature: float) -> tuple[str, str]:

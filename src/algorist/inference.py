@@ -19,10 +19,11 @@ from algorist.models.load import Policy, load_policy, make_policy, pick_device
 from algorist.prepare import asked_format, fitting_problems
 from algorist.prompts import PromptFormat
 from algorist.prompts.answer import answer_row
-from algorist.prompts.chat import encode_prompt
 from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
 from algorist.rollouts.base import SamplingParams
+from algorist.rollouts.collect import collect
+from algorist.types import Problem
 
 
 @dataclass
@@ -55,17 +56,13 @@ class Solver:
     ) -> list[dict[str, Any]]:
         """Return one row per question: question, completion, reasoning, answer, well_formed, truncated."""
         tokenizer = self.policy.tokenizer
-        prompts = [encode_prompt(self.prompt_format, tokenizer, q) for q in questions]
         params = SamplingParams(
             temperature=temperature, max_new_tokens=max_new_tokens or self.max_new_tokens, seed=seed
         )
-        groups = make_engine("auto", self.policy.model, tokenizer).generate(prompts, 1, params)
-        rows = []
-        for question, (completion,) in zip(questions, groups, strict=True):
-            text = str(tokenizer.decode(completion.token_ids, skip_special_tokens=True))
-            truncated = completion.finish_reason == "length"
-            rows.append(answer_row(self.prompt_format, question, text, truncated=truncated))
-        return rows
+        problems = [Problem(str(number), question, "") for number, question in enumerate(questions)]
+        engine = make_engine("auto", self.policy.model, tokenizer)
+        groups = collect(engine, tokenizer, problems, self.prompt_format, params, 1, graded=False)
+        return [answer_row(group.problem.question, group.rollouts[0]) for group in groups]
 
 
 @dataclass(frozen=True)

@@ -257,7 +257,7 @@ def _stored(rows: Sequence[dict[str, Any]], problems: Sequence[Problem]) -> list
     same = ("problem_id", "prompt", "completion", "reward", "rewards", "correct", "reason", "extracted")
     return [
         {name: row.get(name) for name in (*same, "gold", "truncated", "seconds")}
-        | {"step": 0, "group": groups[row["problem_id"]], "completion_tokens": row["tokens"]}
+        | {"step": 0, "group": groups[row["problem_id"]], "completion_tokens": row["completion_tokens"]}
         | {"advantage": row["reward"] - means[row["problem_id"]]}
         for row in rows
     ]

@@ -22,7 +22,7 @@ from algorist.config.schema import Recipe
 from algorist.data import overlap
 from algorist.diagnosis.live import LiveDiagnosis
 from algorist.evaluation.record import mark_of, record_evaluation
-from algorist.evaluation.rollout_notes import RolloutNotes, graded_rollouts
+from algorist.evaluation.rollout_notes import RolloutNotes
 from algorist.evaluation.run import EvaluationSetting
 from algorist.evaluation.told import lines_of
 from algorist.hub.upload import HubUpload, check_hub
@@ -48,6 +48,7 @@ from algorist.prepare import (
 from algorist.prompts import PromptFormat
 from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
+from algorist.store.rows import rows_of
 from algorist.store.run_folder import RunFolder
 from algorist.store.write import MetricsWriter, NoMetrics, NoRollouts, RolloutWriter
 from algorist.training.callbacks import (
@@ -67,7 +68,7 @@ from algorist.training.processes import (
     whole_weights,
 )
 from algorist.training.tracking import Trackers, check_trackers, open_trackers
-from algorist.types import Problem
+from algorist.types import Group, Problem
 
 log = logging.getLogger("algorist.pipeline")
 
@@ -215,30 +216,35 @@ def run_sft(run: Run) -> None:
 
 def run_grpo(run: Run) -> None:
     """Train with verifiable rewards and save ``grpo/final``."""
-    from algorist.training.grpo_setup import check_enough_problems, grpo_rows, make_grpo_trainer
+    from algorist.training.grpo_setup import check_enough_problems, make_grpo_trainer
 
     policy, section = _require_policy(run), run.recipe.grpo
     rewards = build_rewards(run.recipe.rewards, run.prompt_format, matcher=run.recipe.matcher)
     metrics = _metrics_writer(run)
     stop = run.processes.stop_signal(run.display.say)
 
-    def keep(rows: list[dict[str, Any]]) -> None:
-        graded = graded_rollouts(rows, run.train, run.prompt_format, run.recipe.matcher)
-        store.write(graded)
-        run.notes.on_rollouts(graded)
-        run.notes.on_failures(rewards, len(graded))
-        run.live.on_rollouts(graded)
-        run.trackers.rewards("grpo", graded)
+    def keep(step: int, groups: list[Group], advantages_PG: torch.Tensor) -> None:
+        rows = [
+            row | {"stage": "grpo", "step": step}
+            for index, (group, advantages) in enumerate(zip(groups, advantages_PG.tolist(), strict=True))
+            for row in rows_of(group, index=index, advantages=advantages)
+        ]
+        store.write(rows)
+        run.notes.on_rollouts(rows)
+        run.notes.on_failures(rewards, len(rows))
+        run.live.on_rollouts(rows)
+        run.trackers.rewards("grpo", rows)
 
     run.processes.from_main(lambda: check_enough_problems(len(run.train), section))
     with RolloutWriter(run.folder.path / "rollouts") if run.processes.main else NoRollouts() as store:
         trainer = make_grpo_trainer(
             model=policy.model,
             tokenizer=policy.tokenizer,
-            rows=grpo_rows(run.train, run.prompt_format, policy.tokenizer),
+            problems=run.train,
+            prompt_format=run.prompt_format,
             section=section,
             rewards=rewards,
-            weights=[spec.weight for spec in run.recipe.rewards],
+            matcher=run.recipe.matcher,
             engine=None
             if section.engine == "vllm"
             else make_engine(section.engine, policy.model, policy.tokenizer),

@@ -1,4 +1,4 @@
-"""The nouns of the project: plain data, no torch."""
+"""The nouns of the project, plain data without torch: problem, prompt, completion, grade, reward, rollout, group."""
 
 from __future__ import annotations
 
@@ -66,4 +66,44 @@ class Grade:
     reason: GradeReason
     extracted: str | None
     gold: str
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One sampled completion of a problem, read, graded and rewarded once.
+
+    Attributes:
+        completion_ids: Token ids, a stop token included.
+        text: What they decode to, without special tokens.
+        log_probs: Natural log-probability of each token under the policy that sampled, at the sampling temperature; None where
+            the engine gave none.
+        truncated: Whether the length limit ended it.
+        parsed: What the prompt format read.
+        grade: The verdict; None for a question without a gold answer.
+        rewards: The value of each reward, None where it does not apply.
+        reward: Their weighted sum; None when no reward applies.
+    """
+
+    completion_ids: list[int]
+    text: str
+    log_probs: list[float] | None
+    truncated: bool
+    parsed: Parsed
+    grade: Grade | None = None
+    rewards: dict[str, float | None] = field(default_factory=dict)
+    reward: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One problem, its prompt, and the completions that were sampled for it and are compared with each other.
+
+    ``seconds`` is the wall time of the engine call that sampled the group, together with the others of the same call.
+    """
+
+    problem: Problem
+    prompt: str
+    prompt_ids: list[int]
+    rollouts: list[Rollout]
     seconds: float = 0.0

@@ -11,13 +11,15 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "algorist"
 ROWS = [
-    {"cli", "api"},
+    {"cli", "api", "toolkit"},
     {"iterate"},
     {"pipeline", "inference", "report", "preflight", "endpoint"},
     {"hub"},
     {"prepare", "training", "evaluation", "diagnosis"},
-    {"data", "rewards", "rollouts"},
-    {"config", "prompts", "grading", "objectives", "models", "store", "recipes"},
+    {"rollouts"},
+    {"data", "rewards"},
+    {"config", "prompts", "grading", "models", "store", "recipes"},
+    {"objectives"},
     {"types", "registry"},
     {"errors"},
 ]
@@ -26,7 +28,7 @@ SAME_ROW = {("models", "config")}
 LIGHT = {"types", "errors", "registry", "config", "prompts", "grading", "store", "cli"}
 HEAVY = {"torch", "transformers", "trl", "peft", "datasets", "vllm"}
 ONLY_IN = {
-    "trl": {"training/sft.py", "training/grpo.py", "training/grpo_setup.py", "training/trl_seam.py"},
+    "trl": {"training/sft.py", "training/grpo_setup.py", "training/stock.py", "training/trl_seam.py"},
     "vllm": {"rollouts/vllm.py", "cli/doctor_command.py"},
 }
 

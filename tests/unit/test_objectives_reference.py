@@ -9,14 +9,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from algorist.errors import ConfigError
 from algorist.objectives import (
-    compute_entropy,
-    compute_group_normalized_rewards,
-    compute_grpo_clip_loss,
-    compute_naive_policy_gradient_loss,
-    compute_policy_gradient_loss,
-    dpo_loss,
-    grpo_microbatch_train_step,
+    LOSSES,
     k1,
     k2,
     k3,
@@ -24,12 +19,22 @@ from algorist.objectives import (
     masked_mean,
     masked_normalize,
     policy_loss,
-    reduce_loss,
+    sampler_weights,
     sequence_ratio,
-    sft_microbatch_train_step,
-    token_log_probs,
+    token_weights,
     truncated_weights,
     useful_groups,
+)
+from algorist.toolkit import (
+    compute_entropy,
+    compute_group_normalized_rewards,
+    compute_grpo_clip_loss,
+    compute_naive_policy_gradient_loss,
+    compute_policy_gradient_loss,
+    dpo_loss,
+    grpo_microbatch_train_step,
+    sft_microbatch_train_step,
+    token_log_probs,
 )
 
 Array = NDArray[np.float64]
@@ -70,7 +75,7 @@ def test_entropy_value_and_gradient() -> None:
 
 def test_entropy_in_chunks_and_at_the_edges(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = compute_entropy(t(LOGITS))
-    monkeypatch.setattr("algorist.objectives.entropy._CHUNK_ELEMENTS", 3 * V)
+    monkeypatch.setattr("algorist.toolkit.entropy._CHUNK_ELEMENTS", 3 * V)
     logits = t(LOGITS, grad=True)
     chunked = compute_entropy(logits)
     close(chunked, whole.numpy())
@@ -270,13 +275,13 @@ def test_group_normalized_rewards_has_three_results() -> None:
 def test_leave_one_out_is_reward_minus_the_others_mean() -> None:
     rewards = np.array([1.0, 2.0, 6.0, 0.0, 0.0, 3.0])
     expected = [r - np.delete(g, i).mean() for g in rewards.reshape(2, 3) for i, r in enumerate(g)]
-    close(leave_one_out(t(rewards), 3), np.array(expected))
-    assert leave_one_out(torch.tensor([5.0, 7.0]), 1).tolist() == [0.0, 0.0]
+    close(leave_one_out(t(rewards.reshape(2, 3))).flatten(), np.array(expected))
+    assert leave_one_out(torch.tensor([[5.0], [7.0]])).tolist() == [[0.0], [0.0]]
 
 
 def test_useful_groups() -> None:
-    rewards = torch.tensor([1.0, 1.0, 0.0, 1.0, math.nan, 1.0, math.nan, math.nan])
-    assert useful_groups(rewards, 2).tolist() == [False, True, False, False]
+    rewards = torch.tensor([[1.0, 1.0], [0.0, 1.0], [math.nan, 1.0], [math.nan, math.nan]])
+    assert useful_groups(rewards).tolist() == [False, True, False, False]
 
 
 def test_sequence_ratio_is_the_geometric_mean() -> None:
@@ -310,13 +315,30 @@ def test_denominators_by_hand() -> None:
         "dapo": 7 / 3,
         "cispo": 7 / 3,
     }
+
+    def reduced(kind: str, denominator: float | None = None) -> float:
+        return float((per_token * token_weights(mask, LOSSES.get(kind).reduction, denominator=denominator)).sum())
+
     for kind, value in by_hand.items():
-        assert float(reduce_loss(per_token, mask, kind)) == pytest.approx(value)  # type: ignore[arg-type]
-    assert float(reduce_loss(per_token, mask, "dr_grpo", 10)) == pytest.approx(7 / 20)
-    assert float(reduce_loss(per_token, mask, "dapo", 14)) == pytest.approx(0.5)
+        assert reduced(kind) == pytest.approx(value)
+    assert reduced("dr_grpo", 10) == pytest.approx(7 / 20)
+    assert reduced("dapo", 14) == pytest.approx(0.5)
     with pytest.raises(ValueError, match="longest possible completion"):
-        reduce_loss(per_token, mask, "dr_grpo")
-    with pytest.raises(ValueError, match="unknown loss_type"):
-        policy_loss(per_token, mask[:, 0].float(), mask, loss_type="ppo")  # type: ignore[arg-type]
+        reduced("dr_grpo")
+    with pytest.raises(ConfigError, match="unknown loss 'ppo'"):
+        policy_loss(per_token, mask[:, 0].float(), mask, loss="ppo")
     with pytest.raises(ValueError, match="ref_log_probs is missing"):
         policy_loss(per_token, mask[:, 0].float(), mask, beta=0.1)
+
+
+@pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
+def test_sampler_weights_by_hand(mode: str) -> None:
+    ratios = np.exp((LOG_PROBS - OLD) * MASK)
+    if mode.startswith("sequence"):
+        ratios = ratios.prod(1, keepdims=True)
+    cut = np.clip(ratios, 0.8, 1.1) if mode.endswith("truncate") else np.where((ratios < 0.8) | (ratios > 1.1), 0, ratios)
+    ours = sampler_weights(t(LOG_PROBS, grad=True), t(OLD), torch.tensor(MASK), mode, low=0.8, high=1.1)  # type: ignore[arg-type]
+    close(ours, cut)
+    assert not ours.requires_grad and not np.allclose(cut, ratios)
+    unknown = torch.full((B, T), math.nan, dtype=torch.float64)
+    assert bool((sampler_weights(t(LOG_PROBS), unknown, torch.tensor(MASK), mode) == 1).all())  # type: ignore[arg-type]

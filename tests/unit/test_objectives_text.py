@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from algorist.models.tiny import tiny_model, train_tokenizer
-from algorist.objectives import (
+from algorist.toolkit import (
     compute_entropy,
     compute_per_instance_dpo_loss,
     get_packed_sft_dataset,

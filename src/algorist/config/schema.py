@@ -7,6 +7,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from algorist.errors import nearest
+from algorist.objectives import ADVANTAGES, LOSSES
+
 _HUB_NAME = r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]{0,95}"
 
 
@@ -266,10 +269,13 @@ class GRPOSection(OptimSection):
     """Sample among the k likeliest tokens; 0 turns it off."""
     min_p: float = Field(0.0, ge=0, lt=1)
     """Drop tokens below this share of the likeliest token's probability; 0 turns it off."""
-    loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo"] = "dapo"
-    """Aggregation of the token losses."""
-    scale_rewards: Literal["group", "batch", "none"] = "group"
-    """What advantages are divided by: the group's standard deviation, the batch's, or nothing (Dr. GRPO)."""
+    loss: str = "dapo"
+    """Loss by name (``algorist.objectives.LOSSES``: dapo, grpo, dr_grpo, …), or a function of your own: ``file.py:function``."""
+    loss_params: dict[str, Any] = Field(default_factory=dict)
+    """Parameters of the loss that have no key of their own, such as ``delta`` of the clipped losses."""
+    advantage: str = "group_normalized"
+    """Advantage by name: ``group_normalized`` (divided by the group's deviation), ``batch_normalized``, ``group_centered``
+    (Dr. GRPO), ``leave_one_out`` (RLOO); or a function of your own: ``file.py:function``."""
     beta: float = Field(0.0, ge=0)
     """Weight of the KL penalty to the reference; 0 loads no reference."""
     clip_low: float = Field(0.2, gt=0)
@@ -292,8 +298,42 @@ class GRPOSection(OptimSection):
     eval_every: int | None = Field(None, ge=1)
     """Steps between two held-out evaluations during the stage."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _former_names(cls, given: Any) -> Any:
+        """Take ``loss_type`` and ``scale_rewards``, TRL's names and those of former recipes."""
+        if not isinstance(given, dict):
+            return given
+        given = dict(given)
+        if "loss_type" in given:
+            given.setdefault("loss", given.pop("loss_type"))
+        scale = given.pop("scale_rewards", None)
+        if scale is not None:
+            known = {"group": "group_normalized", "batch": "batch_normalized", "none": "group_centered"}
+            names = known | {True: "group_normalized", False: "group_centered"}
+            if scale not in names:
+                raise ValueError(
+                    f"grpo.scale_rewards is '{scale}'; expected group, batch or none, which are grpo.advantage="
+                    + ", ".join(known.values())
+                )
+            given.setdefault("advantage", names[scale])
+        return given
+
     @model_validator(mode="after")
     def _check(self) -> GRPOSection:
+        for key, registry in (("loss", LOSSES), ("advantage", ADVANTAGES)):
+            name = getattr(self, key)
+            if ".py:" not in name and name not in registry:
+                raise ValueError(
+                    f"grpo.{key} is '{name}'.{nearest(name, registry.names())} Expected one of {', '.join(registry.names())}, "
+                    "or a function of your own as file.py:function"
+                )
+        if self.steps_per_generation and self.steps_per_generation % self.gradient_accumulation_steps:
+            raise ValueError(
+                f"grpo.steps_per_generation is {self.steps_per_generation}, no multiple of grpo.gradient_accumulation_steps = "
+                f"{self.gradient_accumulation_steps}; a rollout batch feeds whole steps: leave steps_per_generation out for one "
+                f"step, or take {2 * self.gradient_accumulation_steps} for two"
+            )
         if self.group_size == 1:
             raise ValueError(
                 "grpo.group_size is 1: the advantage of a group of one is always 0, so nothing is learned; take 8 "

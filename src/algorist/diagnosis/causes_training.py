@@ -305,7 +305,7 @@ def length_growth(signals: Signals) -> Finding | None:
             f"mean tokens by step: {per_step(signals.batches, lambda b: b.tokens.mean, '{:.0f}')}",
         ),
         signals.samples("any"),
-        signals.settings.change(grpo__loss_type="dr_grpo", grpo__scale_rewards="none")
+        signals.settings.change(grpo__loss="dr_grpo", grpo__advantage="group_centered")
         + "\nrewards:\n  - {name: correct, weight: 1.0}\n  - {name: soft_overlong, weight: 0.5, params: "
         + f"{{max_tokens: {limit}, cache_tokens: {max(1, limit // 4)}}}}}",
     )

@@ -92,7 +92,7 @@ def make_batch(records: Sequence[Mapping[str, Any]]) -> Batch:
     """Count the rollouts of one generation batch.
 
     Args:
-        records: Rows with the columns of ``store.write.SCHEMA``, graded; a group is one (group, problem_id).
+        records: Rows with the columns of ``store.rows.SCHEMA``, graded; a group is one (group, problem_id).
     """
     groups: dict[tuple[Any, Any], list[Mapping[str, Any]]] = {}
     for row in records:

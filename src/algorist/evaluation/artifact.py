@@ -1,6 +1,6 @@
 """What an evaluation leaves behind: ``eval/<name>.json`` (protocol, metrics) and ``eval/<name>.parquet`` (samples).
 
-A row of the samples is one completion; its columns are those of ``SAMPLE_SCHEMA``, more are kept as they are.
+A row of the samples is one completion; its columns are those of ``store.rows.SCHEMA``, more are kept as they are.
 """
 
 from __future__ import annotations
@@ -19,33 +19,8 @@ from algorist.errors import CheckpointError, ConfigError, DataError
 from algorist.evaluation.estimators import Interval
 from algorist.store.atomic import replace_file, replace_text
 from algorist.store.redact import redact
+from algorist.store.rows import SCHEMA, upgraded
 
-SAMPLE_SCHEMA = pyarrow.schema(
-    [
-        ("problem_id", pyarrow.string()),
-        ("sample", pyarrow.int32()),
-        ("greedy", pyarrow.bool_()),
-        ("dataset", pyarrow.string()),
-        ("question", pyarrow.string()),
-        ("gold", pyarrow.string()),
-        ("completion", pyarrow.string()),
-        ("extracted", pyarrow.string()),
-        ("correct", pyarrow.bool_()),
-        ("reason", pyarrow.string()),
-        ("well_formed", pyarrow.bool_()),
-        ("has_reasoning", pyarrow.bool_()),
-        ("reasoning_characters", pyarrow.int32()),
-        ("tokens", pyarrow.int32()),
-        ("truncated", pyarrow.bool_()),
-        ("subject", pyarrow.string()),
-        ("level", pyarrow.string()),
-        ("rewards", pyarrow.map_(pyarrow.string(), pyarrow.float64())),
-        ("seconds", pyarrow.float64()),
-        ("reward", pyarrow.float64()),
-        ("prompt", pyarrow.string()),
-    ],
-    metadata={"algorist.samples": "1"},
-)
 _NEEDED = ("problem_id", "greedy", "correct")
 
 
@@ -114,7 +89,7 @@ def read_artifact(folder: Path, name: str) -> Artifact:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         metrics = {key: _from_json(value) for key, value in content["metrics"].items()}
-        samples = pyarrow.parquet.ParquetFile(folder / f"{name}.parquet").read().to_pylist()
+        samples = upgraded(pyarrow.parquet.ParquetFile(folder / f"{name}.parquet").read()).to_pylist()
         for row in samples:
             row["rewards"] = dict(row.get("rewards") or ())
         return Artifact(name, content["model"], content["dataset"], content["protocol"], metrics, samples)
@@ -131,7 +106,7 @@ def artifact_names(folder: Path) -> list[str]:
 
 
 def _table(samples: Sequence[Mapping[str, Any]], dataset: str) -> pyarrow.Table:
-    known = set(SAMPLE_SCHEMA.names)
+    known = set(SCHEMA.names)
     rows = []
     for index, row in enumerate(samples):
         missing = [name for name in _NEEDED if row.get(name) is None]
@@ -144,7 +119,7 @@ def _table(samples: Sequence[Mapping[str, Any]], dataset: str) -> pyarrow.Table:
         clean["rewards"] = list(rewards.items()) if isinstance(rewards, Mapping) else rewards
         rows.append(clean)
     try:
-        table = pyarrow.Table.from_pylist(rows, schema=SAMPLE_SCHEMA)
+        table = pyarrow.Table.from_pylist(rows, schema=SCHEMA)
         for name in sorted({name for row in rows for name in row} - known):
             table = table.append_column(name, pyarrow.array([row.get(name) for row in rows]))
     except (pyarrow.ArrowException, TypeError, ValueError) as error:

@@ -89,7 +89,8 @@ def paired_metrics(before: Samples, after: Samples) -> dict[str, Interval]:
         down = sum(bool(row[column]) and not second[i][column] for i, row in first.items())
         found[name] = paired_share_difference(up, down, len(first))
     found["mean_tokens"] = paired_difference(
-        [float(row["tokens"]) for row in first.values()], [float(second[i]["tokens"]) for i in first]
+        [float(row["completion_tokens"]) for row in first.values()],
+        [float(second[i]["completion_tokens"]) for i in first],
     )
     for name, column in MEANS.items():
         if all(row.get(column) is not None for row in both):

@@ -192,7 +192,7 @@ def _greedy_metrics(greedy: Sequence[Mapping[str, Any]]) -> dict[str, Interval]:
     for name, column in shares.items():
         values = cluster_means([float(bool(r[column])) for r in greedy], problems)
         found[name] = share_interval(list(values.values()))
-    found["mean_tokens"] = cluster_mean([float(r["tokens"]) for r in greedy], problems)
+    found["mean_tokens"] = cluster_mean([float(r["completion_tokens"]) for r in greedy], problems)
     if told("reasoning_characters"):
         characters = [float(r["reasoning_characters"]) for r in greedy]
         found["mean_reasoning_characters"] = cluster_mean(characters, problems)

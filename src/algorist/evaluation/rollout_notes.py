@@ -1,4 +1,4 @@
-"""Rollouts while a run trains: graded, their least and greatest rewards, the best and the worst text, windows of reward."""
+"""Rollouts while a run trains: their least and greatest rewards, the best and the worst text, windows of reward."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from algorist.grading import grade_completion
-from algorist.prompts import PromptFormat
 from algorist.store.safe_text import one_line
-from algorist.types import Problem
 
 log = logging.getLogger("algorist.evaluation.rollout_notes")
 
@@ -19,21 +16,6 @@ CHANGE = 0.1
 """A mean that changes by more than this share from window to window is told."""
 EXAMPLES_EVERY = 5
 """Logged lines between two pairs of examples in the log file."""
-
-
-def graded_rollouts(
-    rows: Sequence[Mapping[str, Any]], problems: Sequence[Problem], prompt_format: PromptFormat, matcher: str
-) -> list[dict[str, Any]]:
-    """Add what the grader says to rollouts of GRPO: gold, extracted, correct, reason."""
-    golds = {p.id: p.answer for p in problems}
-    graded = []
-    for row in rows:
-        gold = golds[row["problem_id"]]
-        parsed = prompt_format.parse(row["completion"])
-        grade = grade_completion(row["completion"], gold, parsed=parsed, matcher=matcher)
-        added = {"gold": gold, "extracted": grade.extracted, "correct": grade.correct, "reason": grade.reason}
-        graded.append({**row, **added, "stage": "grpo"})
-    return graded
 
 
 class RolloutNotes:

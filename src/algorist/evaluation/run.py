@@ -8,20 +8,19 @@ and ends with the same samples: each batch draws with a seed of its own.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from algorist.config.schema import EvalSection
 from algorist.evaluation.progress import Progress
 from algorist.evaluation.protocols import protocol_name
-from algorist.grading import grade_completion
 from algorist.prompts import PromptFormat
-from algorist.prompts.chat import encode_prompt, render_prompt
 from algorist.rewards import RewardSet
-from algorist.rollouts.base import Completion, RolloutEngine, SamplingParams
-from algorist.types import Problem
+from algorist.rollouts.base import RolloutEngine, SamplingParams
+from algorist.rollouts.collect import collect
+from algorist.store.rows import rows_of
+from algorist.types import Group, Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +91,8 @@ def evaluate(
         batch = problems[start : start + setting.batch_size]
         found = progress.rows_at(start, batch) if progress else None
         if found is None:
-            found = _batch(engine, tokenizer, batch, prompt_format, setting, start, greedy)
-            if rewards:
-                _reward(found, rewards)
-            for row in found:
-                del row["completion_ids"]
+            groups = _collect(engine, tokenizer, batch, prompt_format, setting, start, greedy, rewards)
+            found = [row for group in groups for row in _rows(group, greedy)]
             if progress:
                 progress.add(start, found)
         rows.extend(found)
@@ -105,7 +101,7 @@ def evaluate(
     return rows
 
 
-def _batch(
+def _collect(
     engine: RolloutEngine,
     tokenizer: Any,
     batch: Sequence[Problem],
@@ -113,96 +109,47 @@ def _batch(
     setting: EvaluationSetting,
     start: int,
     greedy: bool,
-) -> list[dict[str, Any]]:
-    prompts = [encode_prompt(prompt_format, tokenizer, p.question) for p in batch]
-    began = time.perf_counter()
-    groups = [list(group) for group in _complete(engine, prompts, setting, start, greedy)]
-    seconds = time.perf_counter() - began
-    rows = []
-    for problem, group in zip(batch, groups, strict=True):
-        shared = {
-            "prompt": render_prompt(prompt_format, tokenizer, problem.question),
-            "seconds": seconds / len(batch) / len(group),
-        }
-        for index, completion in enumerate(group):
-            row = _row(problem, index, completion, tokenizer, prompt_format, setting)
-            rows.append(row | shared | {"greedy": greedy and index == 0})
+    rewards: RewardSet | None,
+) -> list[Group]:
+    """Return one group for each problem: the greedy completion first, then the sampled ones."""
+    draws = [
+        (1, SamplingParams(temperature=0.0)) if greedy else (0, None),
+        (
+            setting.samples,
+            SamplingParams(temperature=setting.temperature, top_p=setting.top_p, seed=setting.seed + start),
+        ),
+    ]
+    parts: list[list[Group]] = []
+    for count, params in draws:
+        if count and params:
+            params = replace(
+                params, max_new_tokens=setting.max_completion_tokens, stop_strings=setting.stop_strings
+            )
+            parts.append(
+                collect(
+                    engine,
+                    tokenizer,
+                    batch,
+                    prompt_format,
+                    params,
+                    count,
+                    rewards=rewards,
+                    matcher=setting.matcher,
+                )
+            )
+    seconds = sum(part[0].seconds for part in parts)
+    return [
+        replace(
+            groups[0], rollouts=[r for group in groups for r in group.rollouts], seconds=seconds / len(batch)
+        )
+        for groups in zip(*parts, strict=True)
+    ]
+
+
+def _rows(group: Group, greedy: bool) -> list[dict[str, Any]]:
+    rows = rows_of(group)
+    for row in rows:
+        row["greedy"] = greedy and row["sample"] == 0
+        row["seconds"] = group.seconds / len(rows)
+        row["rewards"] = {name: value for name, value in row["rewards"].items() if value is not None}
     return rows
-
-
-def _reward(rows: list[dict[str, Any]], rewards: RewardSet) -> None:
-    """Add ``rewards`` and ``reward`` to rows; the rewards see the columns that they see in training."""
-    scores = rewards.score(
-        [row["completion"] for row in rows],
-        prompts=[row["prompt"] for row in rows],
-        answer=[row["gold"] for row in rows],
-        question=[row["question"] for row in rows],
-        problem_id=[row["problem_id"] for row in rows],
-        completion_ids=[row["completion_ids"] for row in rows],
-    )
-    for row, score in zip(rows, scores, strict=True):
-        row["rewards"] = {name: value for name, value in score.components.items() if value is not None}
-        row["reward"] = score.total
-
-
-def _complete(
-    engine: RolloutEngine, prompts: list[list[int]], setting: EvaluationSetting, start: int, greedy: bool
-) -> list[list[Completion]]:
-    groups: list[list[Completion]] = [[] for _ in prompts]
-    if greedy:
-        one = SamplingParams(
-            temperature=0.0,
-            max_new_tokens=setting.max_completion_tokens,
-            stop_strings=setting.stop_strings,
-        )
-        groups = engine.generate(prompts, 1, one)
-    if setting.samples:
-        sampled = SamplingParams(
-            temperature=setting.temperature,
-            top_p=setting.top_p,
-            max_new_tokens=setting.max_completion_tokens,
-            stop_strings=setting.stop_strings,
-            seed=setting.seed + start,
-        )
-        more = engine.generate(prompts, setting.samples, sampled)
-        groups = [[*first, *rest] for first, rest in zip(groups, more, strict=True)]
-    return groups
-
-
-def _row(
-    problem: Problem,
-    index: int,
-    completion: Completion,
-    tokenizer: Any,
-    prompt_format: PromptFormat,
-    setting: EvaluationSetting,
-) -> dict[str, Any]:
-    text = tokenizer.decode(completion.token_ids, skip_special_tokens=True)
-    text = _until_stop(text, setting.stop_strings)
-    parsed = prompt_format.parse(text)
-    grade = grade_completion(text, problem.answer, parsed=parsed, matcher=setting.matcher)
-    return {
-        "problem_id": problem.id,
-        "sample": index,
-        "question": problem.question,
-        "gold": problem.answer,
-        "completion": text,
-        "extracted": grade.extracted,
-        "correct": grade.correct,
-        "reason": grade.reason,
-        "well_formed": parsed.well_formed,
-        "has_reasoning": parsed.reasoning is not None,
-        "reasoning_characters": len(parsed.reasoning or ""),
-        "tokens": len(completion.token_ids),
-        "truncated": completion.finish_reason == "length",
-        "subject": problem.subject,
-        "level": problem.level,
-        "dataset": problem.extra.get("dataset"),
-        "completion_ids": completion.token_ids,
-    }
-
-
-def _until_stop(text: str, stop_strings: Sequence[str]) -> str:
-    """Cut off what the token that ends a stop string has behind it."""
-    ends = [text.index(stop) + len(stop) for stop in stop_strings if stop in text]
-    return text[: min(ends)] if ends else text

@@ -5,8 +5,10 @@ Source: Schulman, "Approximating KL Divergence", 2020. With r = p_reference / p_
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def k1(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
@@ -22,4 +24,4 @@ def k2(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
 def k3(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
     """Return r - 1 - log r: unbiased, low variance, never negative; GRPO's penalty. Shapes (B, T) → (B, T)."""
     difference = ref_log_probs - log_probs
-    return torch.expm1(difference) - difference
+    return difference.expm1() - difference

@@ -1,228 +1,139 @@
-"""Policy-gradient losses: per token, and reduced to the number that is minimised.
+"""Policy-gradient losses: a value per token, and how the tokens are reduced to the number that is minimised.
 
-Tensors are (B, T): B completions, T completion positions; ``mask`` is 1 for the tokens that count (padding, and
-tokens the policy did not write, are 0). Advantages are (B,), (B, 1) or (B, T). A loss is minimised, hence the minus.
-``policy_loss`` agrees with TRL 1.16's ``GRPOTrainer._compute_loss``, value and gradient.
+Tensors are (B, T): B completions, T completion positions; ``mask`` is true for the tokens that count (padding, and tokens the
+policy did not write, do not). Advantages are (B, 1) or (B, T). A loss is minimised, hence the minus. ``policy_loss`` agrees
+with TRL 1.16's ``GRPOTrainer._compute_loss``, value and gradient.
 """
 
 from __future__ import annotations
 
-from typing import Literal, get_args
-
-import torch
-from torch import Tensor
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from algorist.objectives.kl import k3
-from algorist.objectives.masks import masked_mean, masked_sum
+from algorist.objectives.masks import masked_sum
 from algorist.objectives.ratios import log_ratio, sequence_ratio, token_ratio
+from algorist.registry import Registry
 
-BasicLoss = Literal["no_baseline", "reinforce_with_baseline", "grpo_clip"]
-LossType = Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "gspo", "sapo", "luspo"]
+if TYPE_CHECKING:
+    from torch import Tensor
 
-
-def _column(advantages: Tensor) -> Tensor:
-    return advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
-
-
-def compute_naive_policy_gradient_loss(raw_rewards_or_advantages: Tensor, policy_log_probs: Tensor) -> Tensor:
-    """Return -A·log p per token: REINFORCE.
-
-    Args:
-        raw_rewards_or_advantages: (B,) or (B, 1), one value per completion.
-        policy_log_probs: (B, T).
-
-    Returns:
-        (B, T), not reduced.
-    """
-    return -_column(raw_rewards_or_advantages) * policy_log_probs
+Importance = Literal["token", "sequence"]
+Reduction = Literal[
+    "token-mean",
+    "micro-batch-token-mean",
+    "seq-mean-token-mean",
+    "seq-mean-token-sum",
+    "seq-mean-token-sum-norm",
+]
+LossFunction = Callable[..., Any]
 
 
-def compute_grpo_clip_loss(
-    advantages: Tensor, policy_log_probs: Tensor, old_log_probs: Tensor, cliprange: float
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return -min(ratio·A, clip(ratio)·A) per token: PPO's clipped objective.
+@dataclass(frozen=True)
+class Loss:
+    """A registered loss: its function, its reduction, and whether a completion of advantage 0 adds exactly nothing to it."""
 
-    Args:
-        advantages: (B,) or (B, 1).
-        policy_log_probs: (B, T), with gradient.
-        old_log_probs: (B, T), under the policy that sampled.
-        cliprange: Ratios are clipped to 1 ± this.
+    name: str
+    function: LossFunction
+    reduction: Reduction
+    zero_advantage_adds_nothing: bool = False
 
-    Returns:
-        The loss (B, T), not reduced, and ``clipped`` (B, T): 1 where the clipped term is smaller, so that the token
-        gets no gradient; ``ratio`` (B, T).
-
-    Source: PPO (1707.06347) eq. 7.
-    """
-    ratio = token_ratio(policy_log_probs, old_log_probs)
-    free = ratio * _column(advantages)
-    clipped = ratio.clamp(1 - cliprange, 1 + cliprange) * _column(advantages)
-    metadata = {"clipped": (clipped < free).to(ratio.dtype).detach(), "ratio": ratio.detach()}
-    return -torch.minimum(free, clipped), metadata
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The names that the function takes, with their defaults (``inspect.Parameter.empty`` for those without)."""
+        return {p.name: p.default for p in inspect.signature(self.function).parameters.values()}
 
 
-def compute_policy_gradient_loss(
-    policy_log_probs: Tensor,
-    loss_type: BasicLoss,
-    raw_rewards: Tensor | None = None,
-    advantages: Tensor | None = None,
-    old_log_probs: Tensor | None = None,
-    cliprange: float | None = None,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the per-token loss of one of the three basic kinds.
+LOSSES: Registry[Loss] = Registry("loss")
+
+
+def loss(
+    name: str, *, reduction: Reduction = "token-mean", zero_advantage_adds_nothing: bool = False
+) -> Callable[[LossFunction], LossFunction]:
+    """Register a loss as ``grpo.loss: name``; the function itself stays as it is.
+
+    The function takes by name what it needs of ``log_probs`` (B, T) with gradient, ``old_log_probs`` (B, T), ``advantages``
+    (B, 1), ``mask`` (B, T), ``importance``, ``clip_low``, ``clip_high``, and parameters of its own with defaults
+    (``grpo.loss_params``). It returns the loss per token (B, T) or (B, 1), or that and a dictionary of metrics: (B, T) is
+    logged as a mean over tokens, (B,) over completions.
 
     Args:
-        policy_log_probs: (B, T).
-        loss_type: ``no_baseline`` needs ``raw_rewards``; ``reinforce_with_baseline`` needs ``advantages``;
-            ``grpo_clip`` needs ``advantages``, ``old_log_probs`` and ``cliprange``.
-        raw_rewards: (B,) or (B, 1).
-        advantages: (B,) or (B, 1).
-        old_log_probs: (B, T).
-        cliprange: Half the width of the clipping interval.
-
-    Returns:
-        The loss (B, T), not reduced, and the metadata of that kind.
-
-    Raises:
-        ValueError: Unknown kind, or an argument that the kind needs is missing.
+        name: The name in recipes.
+        reduction: How the values per token are reduced, see ``token_weights``.
+        zero_advantage_adds_nothing: Completions of advantage 0 need not be computed: they add 0 to loss, gradient and metrics.
     """
-    needs: dict[str, dict[str, object]] = {
-        "no_baseline": {"raw_rewards": raw_rewards},
-        "reinforce_with_baseline": {"advantages": advantages},
-        "grpo_clip": {"advantages": advantages, "old_log_probs": old_log_probs, "cliprange": cliprange},
-    }
-    if loss_type not in needs:
-        raise ValueError(f"unknown loss_type '{loss_type}'; expected one of {', '.join(needs)}")
-    missing = [name for name, value in needs[loss_type].items() if value is None]
-    if missing:
-        raise ValueError(f"loss_type '{loss_type}' needs {', '.join(missing)}")
-    if loss_type == "no_baseline":
-        assert raw_rewards is not None
-        return compute_naive_policy_gradient_loss(raw_rewards, policy_log_probs), {}
-    assert advantages is not None
-    if loss_type == "reinforce_with_baseline":
-        return compute_naive_policy_gradient_loss(advantages, policy_log_probs), {}
-    assert old_log_probs is not None and cliprange is not None
-    return compute_grpo_clip_loss(advantages, policy_log_probs, old_log_probs, cliprange)
+
+    def decorate(function: LossFunction) -> LossFunction:
+        LOSSES.register(name)(Loss(name, function, reduction, zero_advantage_adds_nothing))
+        # The innermost decorator tells what a function that is named by its file stands for.
+        if not hasattr(function, "loss"):
+            function.loss = LOSSES.get(name)  # type: ignore[attr-defined]
+        return function
+
+    return decorate
 
 
-def policy_loss(
+def _ratio(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor, importance: Importance) -> Tensor:
+    if importance == "sequence":
+        return sequence_ratio(log_probs, old_log_probs, mask)
+    return token_ratio(log_probs, old_log_probs, mask)
+
+
+@loss("grpo", reduction="seq-mean-token-mean", zero_advantage_adds_nothing=True)
+@loss("bnpo", reduction="micro-batch-token-mean", zero_advantage_adds_nothing=True)
+@loss("dr_grpo", reduction="seq-mean-token-sum-norm", zero_advantage_adds_nothing=True)
+@loss("luspo", reduction="seq-mean-token-sum", zero_advantage_adds_nothing=True)
+@loss("dapo", reduction="token-mean", zero_advantage_adds_nothing=True)
+def clipped_ratio(
     log_probs: Tensor,
+    old_log_probs: Tensor,
     advantages: Tensor,
     mask: Tensor,
     *,
-    loss_type: LossType = "dapo",
-    old_log_probs: Tensor | None = None,
-    ref_log_probs: Tensor | None = None,
-    beta: float = 0.0,
+    importance: Importance = "token",
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     delta: float | None = None,
-    ratio_cap: float = 5.0,
-    temperatures: tuple[float, float] = (1.0, 1.05),
-    importance: Literal["token", "sequence"] = "token",
-    denominator: float | Tensor | None = None,
-) -> Tensor:
-    """Return the loss of a micro-batch.
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return -min(ratio·A, clip(ratio, 1 - clip_low, 1 + clip_high)·A): PPO's clipped objective, GRPO's loss.
 
-    Args:
-        log_probs: (B, T) under the policy, with gradient.
-        advantages: (B,), (B, 1) or (B, T).
-        mask: (B, T), 1 for the tokens that count.
-        loss_type: ``grpo``, ``bnpo``, ``dr_grpo``, ``dapo``, ``luspo``: clipped ratio, they differ in the reduction
-            (``reduce_loss``). ``cispo``: capped ratio as a weight on REINFORCE, reduced as ``dapo``. ``gspo``:
-            ``grpo`` with the ratio of sequences. ``sapo``: a sigmoid instead of the clip, reduced as ``grpo``.
-        old_log_probs: (B, T) under the policy that sampled; None means exactly on-policy (ratio 1, with gradient).
-        ref_log_probs: (B, T) under the reference, needed when ``beta`` is not 0.
-        beta: Weight of the k3 penalty, added per token.
-        clip_low: Ratios below 1 - this are clipped.
-        clip_high: Ratios above 1 + this are clipped.
-        delta: Also caps the unclipped ratio (two-sided clipping, INTELLECT-2); above 1 + ``clip_high``.
-        ratio_cap: Greatest weight in ``cispo``, an absolute value (TRL passes it as ``epsilon_high``).
-        temperatures: Of ``sapo``, for positive and for other advantages.
-        importance: One ratio per token, or one per sequence.
-        denominator: What the sum is divided by, see ``reduce_loss``.
+    ``delta`` also caps the ratio that is not clipped (two-sided clipping, INTELLECT-2); it lies above 1 + ``clip_high``.
 
-    Returns:
-        A scalar. Masked positions have no influence, whatever they hold; a batch without tokens gives 0.
-
-    Raises:
-        ValueError: Unknown kind, or ``beta`` without ``ref_log_probs``, or a missing denominator.
-
-    Source: GRPO (2402.03300), Dr. GRPO (2503.20783), DAPO (2503.14476), CISPO (2506.13585), GSPO (2507.18071).
+    Source: PPO (1707.06347) eq. 7, GRPO (2402.03300), DAPO (2503.14476), Dr. GRPO (2503.20783), LUSPO (2602.05261).
     """
-    if loss_type not in get_args(LossType):
-        raise ValueError(f"unknown loss_type '{loss_type}'; expected one of {', '.join(get_args(LossType))}")
-    if beta and ref_log_probs is None:
-        raise ValueError(f"beta is {beta} and ref_log_probs is missing; pass them, or set beta=0")
-    zero = torch.zeros_like(log_probs)
-    log_probs = torch.where(mask.bool(), log_probs, zero)  # a NaN in the padding must not reach the gradient
-    old = log_probs.detach() if old_log_probs is None else old_log_probs
-    if importance == "sequence" or loss_type == "gspo":
-        ratio = sequence_ratio(log_probs, old, mask)
-    else:
-        ratio = token_ratio(log_probs, old, mask)
-    column = _column(advantages)
-    if loss_type == "cispo":
-        per_token = -ratio.clamp(max=ratio_cap).detach() * column * log_probs
-    elif loss_type == "sapo":
-        heat = torch.where(column > 0, temperatures[0], temperatures[1])
-        per_token = -torch.sigmoid(heat * (ratio - 1)) * 4 / heat * column
-    else:
-        clipped = ratio.clamp(1 - clip_low, 1 + clip_high) * column
-        free = (ratio if delta is None else ratio.clamp(max=delta)) * column
-        per_token = -torch.minimum(free, clipped)
-    if beta and ref_log_probs is not None:
-        reference = torch.where(mask.bool(), ref_log_probs, zero)
-        per_token = per_token + beta * k3(log_probs, reference)
-    return reduce_loss(per_token.expand_as(log_probs), mask, loss_type, denominator)
+    ratio = _ratio(log_probs, old_log_probs, mask, importance)
+    clipped = ratio.clamp(1 - clip_low, 1 + clip_high) * advantages
+    free = (ratio if delta is None else ratio.clamp(max=delta)) * advantages
+    return -free.minimum(clipped), _clip_metrics(ratio.detach(), advantages, mask, clip_low, clip_high)
 
 
-def reduce_loss(
-    per_token: Tensor, mask: Tensor, loss_type: LossType, denominator: float | Tensor | None = None
-) -> Tensor:
-    """Reduce a per-token loss (B, T) to the scalar of a micro-batch.
-
-    ==================  ============================================  =============================================
-    loss type           value                                         with micro-batches and ranks
-    ==================  ============================================  =============================================
-    grpo, gspo, sapo    mean over rows of the mean over tokens        divide by the number of micro-batches; exact
-                                                                      for micro-batches of equal B
-    bnpo                mean over the tokens of this micro-batch      divide likewise; depends on the split
-    dr_grpo             sum over tokens / (B · denominator), the      divide likewise; exact for equal B
-                        longest possible completion
-    luspo               mean over rows of the sum over tokens         divide likewise; exact for equal B
-    dapo, cispo         sum over tokens / denominator, the number of  just add: exact for any split; with several
-                        tokens of the whole optimiser step            ranks that average gradients, divide the
-                                                                      denominator by their number
-    ==================  ============================================  =============================================
-
-    Args:
-        per_token: (B, T).
-        mask: (B, T).
-        loss_type: See the table.
-        denominator: For ``dr_grpo`` (required) and ``dapo``, ``cispo`` (default: the tokens of this micro-batch).
-
-    Returns:
-        A scalar. Rows without tokens add 0 and are counted in B; no tokens at all give 0.
-    """
-    if loss_type in ("grpo", "gspo", "sapo"):
-        return (masked_sum(per_token, mask, dim=-1) / mask.sum(-1).clamp(min=1)).mean()
-    if loss_type == "luspo":
-        return masked_sum(per_token, mask, dim=-1).mean()
-    if loss_type == "bnpo":
-        return masked_sum(per_token, mask) / mask.sum().clamp(min=1)
-    if loss_type == "dr_grpo":
-        if denominator is None:
-            raise ValueError(
-                "loss_type 'dr_grpo' needs denominator, the longest possible completion in tokens"
-            )
-        return masked_sum(per_token, mask) / (per_token.shape[0] * denominator)
-    tokens = mask.sum() if denominator is None else torch.as_tensor(denominator, device=per_token.device)
-    return masked_sum(per_token, mask) / tokens.clamp(min=1)
+def _clip_metrics(
+    ratio: Tensor, advantages: Tensor, mask: Tensor, clip_low: float, clip_high: float
+) -> dict[str, Tensor]:
+    """Return where the clip silences a token, under TRL's names: below with a negative, above with a positive advantage."""
+    low = ((ratio < 1 - clip_low) & (advantages < 0)).to(ratio.dtype)
+    high = ((ratio > 1 + clip_high) & (advantages > 0)).to(ratio.dtype)
+    return {
+        "clip_ratio/low_mean": low,
+        "clip_ratio/high_mean": high,
+        "clip_ratio/region_mean": low + high,
+        "clip_ratio/low_min": _row_mean(low, mask),
+        "clip_ratio/high_max": _row_mean(high, mask),
+    }
 
 
-def clip_fractions(
+def _row_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Return the mean over a completion's tokens, (B,), of values (B, T) or (B, 1)."""
+    if values.shape[1] == 1:
+        return values.squeeze(1)
+    return masked_sum(values, mask, -1) / mask.sum(-1).clamp(min=1)
+
+
+@loss("gspo", reduction="seq-mean-token-mean", zero_advantage_adds_nothing=True)
+def sequence_clipped_ratio(
     log_probs: Tensor,
     old_log_probs: Tensor,
     advantages: Tensor,
@@ -230,14 +141,219 @@ def clip_fractions(
     *,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
-) -> dict[str, Tensor]:
-    """Return which share of the tokens the clip silences: ``clip/low``, ``clip/high``, ``clip/region``; scalars.
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return ``clipped_ratio`` with one ratio per sequence. Source: GSPO (2507.18071) eq. 5."""
+    return clipped_ratio(
+        log_probs,
+        old_log_probs,
+        advantages,
+        mask,
+        importance="sequence",
+        clip_low=clip_low,
+        clip_high=clip_high,
+    )
 
-    Low counts ratios below 1 - ``clip_low`` with a negative advantage, high those above 1 + ``clip_high`` with a
-    positive one. NaN when the mask is empty.
+
+@loss("cispo", reduction="token-mean", zero_advantage_adds_nothing=True)
+def capped_reinforce(
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    importance: Importance = "token",
+    clip_high: float = 5.0,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return -min(ratio, clip_high)·A·log p with the capped ratio as a constant weight.
+
+    ``clip_high`` is the greatest weight itself, not a distance from 1 (as TRL's ``epsilon_high`` for this loss).
+
+    Source: CISPO (2506.13585) eq. 4.
     """
-    ratio = torch.exp(log_ratio(log_probs, old_log_probs, mask)).detach()
-    low = (ratio < 1 - clip_low) & (_column(advantages) < 0)
-    high = (ratio > 1 + clip_high) & (_column(advantages) > 0)
-    shares = {"clip/low": low, "clip/high": high, "clip/region": low | high}
-    return {name: masked_mean(value.float(), mask) for name, value in shares.items()}
+    ratio = _ratio(log_probs, old_log_probs, mask, importance).detach()
+    capped = ((ratio > clip_high) & (advantages > 0)).to(ratio.dtype)
+    return -ratio.clamp(max=clip_high) * advantages * log_probs, {"cispo_clip_ratio": capped}
+
+
+@loss("sapo", reduction="seq-mean-token-mean", zero_advantage_adds_nothing=True)
+def soft_clipped_ratio(
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    importance: Importance = "token",
+    temperature_pos: float = 1.0,
+    temperature_neg: float = 1.05,
+) -> Tensor:
+    """Return -4/τ·sigmoid(τ·(ratio - 1))·A, τ by the sign of the advantage: a soft gate instead of the clip.
+
+    Source: SAPO (2511.20347) eq. 6.
+    """
+    positive = (advantages > 0).to(log_probs.dtype)
+    heat = positive * temperature_pos + (1 - positive) * temperature_neg
+    ratio = _ratio(log_probs, old_log_probs, mask, importance)
+    return -(heat * (ratio - 1)).sigmoid() * 4 / heat * advantages
+
+
+@loss("vespo", reduction="token-mean")
+def gamma_weighted_reinforce(
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    k_pos: float = 2.0,
+    lambda_pos: float = 3.0,
+    k_neg: float = 3.0,
+    lambda_neg: float = 2.0,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return -φ(w)·A·log p with φ(w) = e^λ·w^k·e^(-λw) of the sequence's ratio w as a constant weight.
+
+    Source: VESPO (2602.10693), as in TRL.
+    """
+    least = math.log(1e-8)
+    log_w = masked_sum(log_ratio(log_probs, old_log_probs, mask).clamp(-20.0, 20.0), mask, -1)
+    log_w = log_w.detach().clamp(least, 20.0).unsqueeze(-1)
+    positive = (advantages >= 0).to(log_probs.dtype)
+    k = positive * k_pos + (1 - positive) * k_neg
+    rate = (positive * lambda_pos + (1 - positive) * lambda_neg).clamp(min=1e-4)
+    phi = (rate + k * log_w - rate * log_w.exp()).exp().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    return -phi * advantages * log_probs, {"vespo/phi_seq_mean": phi.squeeze(-1)}
+
+
+def token_losses(
+    log_probs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    loss: Loss | str = "dapo",
+    old_log_probs: Tensor | None = None,
+    ref_log_probs: Tensor | None = None,
+    beta: float = 0.0,
+    unbiased_kl: bool = False,
+    sampler_weights: Tensor | None = None,
+    **parameters: Any,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the loss of each token and the metrics of the loss.
+
+    Args:
+        log_probs: (B, T) under the policy, with gradient.
+        advantages: (B,), (B, 1) or (B, T).
+        mask: (B, T), true for the tokens that count.
+        loss: A registered loss or its name.
+        old_log_probs: (B, T) under the policy that sampled; None means exactly on-policy (ratio 1, with gradient).
+        ref_log_probs: (B, T) under the reference, needed when ``beta`` is not 0.
+        beta: Weight of the k3 penalty, added per token.
+        unbiased_kl: Multiply the penalty by the ratio, so that its gradient is that of the true KL (DeepSeek-V3.2, 2512.02556).
+        sampler_weights: (B, T) or (B, 1), the correction for the sampler (``ratios.sampler_weights``).
+        **parameters: The parameters of the loss (``clip_low``, ``clip_high``, ``importance``, …).
+
+    Returns:
+        The loss (B, T), 0 outside the mask whatever the tensors hold there, and the metrics, ``kl`` among them with ``beta``.
+
+    Raises:
+        ConfigError: Unknown loss.
+        ValueError: ``beta`` without ``ref_log_probs``.
+    """
+    entry = LOSSES.get(loss) if isinstance(loss, str) else loss
+    if beta and ref_log_probs is None:
+        raise ValueError(f"beta is {beta} and ref_log_probs is missing; pass them, or set beta=0")
+    mask = mask.bool()
+    log_probs = log_probs.masked_fill(~mask, 0.0)  # a NaN in the padding must not reach the gradient
+    given = {
+        "log_probs": log_probs,
+        "old_log_probs": log_probs.detach() if old_log_probs is None else old_log_probs,
+        "advantages": advantages.unsqueeze(1) if advantages.dim() == 1 else advantages,
+        "mask": mask,
+    }
+    wanted = entry.parameters
+    result = entry.function(**{k: v for k, v in given.items() if k in wanted}, **parameters)
+    per_token, metrics = result if isinstance(result, tuple) else (result, {})
+    if sampler_weights is not None:
+        per_token = per_token * sampler_weights
+    if beta and ref_log_probs is not None:
+        kl = k3(log_probs, ref_log_probs.masked_fill(~mask, 0.0))
+        if unbiased_kl:
+            kl = kl * _ratio(log_probs, given["old_log_probs"], mask, parameters.get("importance", "token"))
+        per_token, metrics = per_token + beta * kl, metrics | {"kl": kl.detach()}
+    return per_token.expand_as(log_probs).masked_fill(~mask, 0.0), metrics
+
+
+def token_weights(
+    mask: Tensor,
+    reduction: Reduction,
+    *,
+    denominator: float | Tensor | None = None,
+    like: Tensor | None = None,
+) -> Tensor:
+    """Return the weights (B, T) whose sum with the loss per token is the number that is minimised.
+
+    =========================  ==============================================  ==========================================
+    reduction                  value                                           over parts and ranks
+    =========================  ==============================================  ==========================================
+    token-mean                 Σ tokens / denominator                          parts add up; with R ranks that average
+                                                                               gradients, divide the denominator by R
+    micro-batch-token-mean     mean over micro-batches of Σ tokens / their     each micro-batch has weights of its own,
+                               number                                          divided by the number of micro-batches
+    seq-mean-token-mean        mean over completions of their mean             parts add up; B of one rank
+    seq-mean-token-sum         mean over completions of their sum              parts add up; B of one rank
+    seq-mean-token-sum-norm    the same / denominator, the longest possible    parts add up; B of one rank
+                               completion
+    =========================  ==============================================  ==========================================
+
+    Args:
+        mask: (B, T), true for the tokens that count.
+        reduction: See the table.
+        denominator: For ``token-mean`` (default: the tokens of ``mask``) and ``seq-mean-token-sum-norm`` (required).
+        like: The weights get its type; float32 when left out.
+
+    Returns:
+        (B, T), 0 outside the mask. B is the number of completions of an optimiser step on this rank, those without tokens
+        included.
+    """
+    ones = mask.bool().float() if like is None else mask.bool().to(like.dtype)
+    count = mask.shape[0]
+    if reduction == "token-mean":
+        return ones / (ones.sum().clamp(min=1) if denominator is None else denominator)
+    if reduction == "micro-batch-token-mean":
+        return ones / ones.sum().clamp(min=1)
+    if reduction == "seq-mean-token-mean":
+        return ones / (ones.sum(-1, keepdim=True).clamp(min=1) * count)
+    if reduction == "seq-mean-token-sum":
+        return ones / count
+    if reduction == "seq-mean-token-sum-norm":
+        if denominator is None:
+            raise ValueError(
+                f"reduction '{reduction}' needs denominator, the longest possible completion in tokens"
+            )
+        return ones / (count * denominator)
+    raise ValueError(f"unknown reduction '{reduction}'; expected one of {', '.join(get_args(Reduction))}")
+
+
+def policy_loss(
+    log_probs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    loss: Loss | str = "dapo",
+    denominator: float | Tensor | None = None,
+    **settings: Any,
+) -> Tensor:
+    """Return the loss of a batch: ``token_losses`` reduced with ``token_weights``.
+
+    Args:
+        log_probs: (B, T) under the policy, with gradient.
+        advantages: (B,), (B, 1) or (B, T).
+        mask: (B, T), true for the tokens that count.
+        loss: A registered loss or its name.
+        denominator: See ``token_weights``.
+        **settings: The other arguments of ``token_losses``.
+
+    Returns:
+        A scalar; 0 for a batch without tokens.
+    """
+    entry = LOSSES.get(loss) if isinstance(loss, str) else loss
+    per_token, _ = token_losses(log_probs, advantages, mask, loss=entry, **settings)
+    weights = token_weights(mask, entry.reduction, denominator=denominator, like=per_token)
+    return (per_token * weights).sum()

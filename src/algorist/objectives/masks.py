@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def masked_sum(tensor: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """Sum the elements where the mask is true; whatever stands elsewhere, NaN included, has no influence.
+    """Sum the elements where the mask is true; what the others hold, NaN included, has no influence.
 
     Args:
         tensor: Values, any shape.
@@ -17,7 +19,7 @@ def masked_sum(tensor: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     Returns:
         The sums: the shape of ``tensor`` without ``dim``, or a scalar. An empty selection sums to 0.
     """
-    kept = torch.where(mask.bool(), tensor, torch.zeros((), dtype=tensor.dtype, device=tensor.device))
+    kept = tensor.masked_fill(~mask.bool(), 0.0)
     return kept.sum() if dim is None else kept.sum(dim)
 
 
@@ -30,8 +32,7 @@ def masked_mean(tensor: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
         dim: Dimension to average over; None averages over all.
 
     Returns:
-        The means: the shape of ``tensor`` without ``dim``, or a scalar. NaN where the mask selects nothing; training
-        steps guard against that, see ``reduce_loss``.
+        The means: the shape of ``tensor`` without ``dim``, or a scalar. NaN where the mask selects nothing.
     """
     count = mask.bool().sum() if dim is None else mask.bool().sum(dim)
     return masked_sum(tensor, mask, dim) / count
@@ -46,9 +47,9 @@ def masked_normalize(
         tensor: Values, any shape.
         mask: Same shape, 1 or True for the elements that count.
         dim: Dimension to sum over; None sums over all.
-        normalize_constant: The divisor, for example the longest possible completion (Dr. GRPO).
+        normalize_constant: The divisor, for example the longest possible completion.
 
     Returns:
-        The normalised sums: the shape of ``tensor`` without ``dim``, or a scalar; 0 where nothing is selected.
+        The shape of ``tensor`` without ``dim``, or a scalar.
     """
     return masked_sum(tensor, mask, dim) / normalize_constant

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import math
+from typing import TYPE_CHECKING, Literal, get_args
 
 from algorist.objectives.masks import masked_sum
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Correction = Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
 
 
 def log_ratio(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -17,7 +22,7 @@ def log_ratio(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor | None = No
         mask: (B, T), 1 for completion tokens.
     """
     difference = log_probs - old_log_probs.detach()
-    return difference if mask is None else torch.where(mask.bool(), difference, torch.zeros_like(difference))
+    return difference if mask is None else difference.masked_fill(~mask.bool(), 0.0)
 
 
 def token_ratio(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -25,7 +30,7 @@ def token_ratio(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor | None = 
 
     Source: PPO (1707.06347) eq. 6; GRPO (2402.03300) eq. 3.
     """
-    return torch.exp(log_ratio(log_probs, old_log_probs, mask))
+    return log_ratio(log_probs, old_log_probs, mask).exp()
 
 
 def sequence_ratio(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor) -> Tensor:
@@ -34,7 +39,7 @@ def sequence_ratio(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor) -> Te
     A row without tokens has ratio 1. Source: GSPO (2507.18071) eq. 7.
     """
     total = masked_sum(log_ratio(log_probs, old_log_probs, mask), mask, dim=-1)
-    return torch.exp(total / mask.sum(-1).clamp(min=1)).unsqueeze(-1)
+    return (total / mask.sum(-1).clamp(min=1)).exp().unsqueeze(-1)
 
 
 def truncated_weights(
@@ -45,5 +50,43 @@ def truncated_weights(
     Corrects for a sampler (another engine, another precision) whose probabilities differ from the trainer's.
     Source: truncated importance sampling, Ionides 2008; Yao et al. 2025.
     """
-    weights = torch.exp(log_ratio(old_log_probs.detach(), sampler_log_probs, mask)).clamp(max=cap)
-    return weights * mask
+    return sampler_weights(old_log_probs, sampler_log_probs, mask, "token_truncate", high=cap) * mask
+
+
+def sampler_weights(
+    old_log_probs: Tensor,
+    sampler_log_probs: Tensor,
+    mask: Tensor,
+    mode: Correction = "token_truncate",
+    *,
+    low: float | None = None,
+    high: float | None = 2.0,
+) -> Tensor:
+    """Return the weights p_old / p_sampler that correct for a sampler that differs from the trainer, without gradient.
+
+    Args:
+        old_log_probs: (B, T) by the trainer, of the policy that sampled.
+        sampler_log_probs: (B, T) by the sampler; NaN where it gave none, which counts as no difference.
+        mask: (B, T), 1 for completion tokens.
+        mode: Ratios of tokens or of whole sequences; those outside [low, high] are cut off there (``truncate``) or weigh 0
+            (``mask``).
+        low: Least weight; None is no bound.
+        high: Greatest weight; None is no bound.
+
+    Returns:
+        (B, T) for the token modes, 1 outside the mask; (B, 1) for the sequence modes.
+
+    Source: Yao et al. 2025 (truncated), Liu et al. 2025 (masked); as TRL's ``vllm_importance_sampling_mode``.
+    """
+    if mode not in get_args(Correction):
+        raise ValueError(
+            f"unknown importance sampling mode '{mode}'; expected one of {', '.join(get_args(Correction))}"
+        )
+    difference = log_ratio(old_log_probs.detach(), sampler_log_probs, mask).nan_to_num(nan=0.0)
+    if mode.startswith("sequence"):
+        difference = difference.sum(-1, keepdim=True)
+    weights = difference.exp()
+    least, most = -math.inf if low is None else low, math.inf if high is None else high
+    if mode.endswith("truncate"):
+        return weights.clamp(least, most)
+    return weights.masked_fill((weights < least) | (weights > most), 0.0)

@@ -20,8 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from algorist.training.batch import Batch
 from algorist.training.head import CACHE_BYTES, CHUNK_ELEMENTS
-from algorist.training.update import FastUpdate, recomputes, unwrap
+from algorist.training.log_probs import LogProbs, packed_log_probs, recomputes, unwrap
 
 HOLES, ADAPTER_HOLES = 0.1, 0.4
 """Memory that the C allocator keeps in holes between what stays and what is freed, as a share of the activations (CPU only;
@@ -148,14 +149,16 @@ def plan_grpo(
 
     def kept(tokens: int) -> int:
         ids = torch.randint(0, vocabulary, (1, tokens), device=device)
-        update = FastUpdate(verify=False)
-        mask = torch.ones_like(ids)
+        half = tokens // 2
+        mask = torch.ones(1, half, dtype=torch.bool, device=device)
 
         def forward() -> Tensor:
-            found = (
-                update.log_probs(base, ids, mask, tokens // 2) if fast_update and not shapes_only else None
-            )
-            return _forward(base, ids) if found is None else found[0].sum()
+            if fast_update and not shapes_only:
+                row = ids[0].tolist()
+                batch = Batch([row[:-half]], [row[-half:]], [0], torch.zeros(1, device=device), mask)
+                if LogProbs(verify=False).why_plain(base, batch) is None:
+                    return packed_log_probs(base, batch)[0].sum()
+            return _forward(base, ids)
 
         return saved_bytes(forward, base)
 

@@ -113,7 +113,7 @@ def try_grpo(
         device: Device of training.
         lengths: Tokens of sampled completions, for the plan.
     """
-    from algorist.training.grpo_setup import grpo_rows, make_grpo_trainer
+    from algorist.training.grpo_setup import make_grpo_trainer
 
     section, tokenizer = recipe.grpo, policy.tokenizer
     generation = section.batch_size * (section.steps_per_generation or section.gradient_accumulation_steps)
@@ -123,11 +123,12 @@ def try_grpo(
         trainer = make_grpo_trainer(
             model=policy.model,
             tokenizer=tokenizer,
-            rows=grpo_rows(problems, prompt_format, tokenizer),
+            problems=problems,
+            prompt_format=prompt_format,
             # An untrained policy has no useful groups; skipping them would make steps look cheap.
             section=section.model_copy(update={**_short(steps), "skip_zero_advantage": False}),
             rewards=build_rewards(recipe.rewards, prompt_format, matcher=recipe.matcher),
-            weights=[spec.weight for spec in recipe.rewards],
+            matcher=recipe.matcher,
             engine=None
             if section.engine == "vllm"
             else make_engine(section.engine, policy.model, policy.tokenizer),

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from algorist.prompts.base import PromptFormat
+from algorist.types import Rollout
 
 
-def answer_row(
-    prompt_format: PromptFormat, question: str, completion: str, *, truncated: bool
-) -> dict[str, Any]:
+def answer_row(question: str, rollout: Rollout) -> dict[str, Any]:
     """Return question, completion, reasoning, answer, well_formed and truncated."""
-    parsed = prompt_format.parse(completion)
     return {
         "question": question,
-        "completion": completion,
-        "reasoning": parsed.reasoning,
-        "answer": parsed.answer,
-        "well_formed": parsed.well_formed,
-        "truncated": truncated,
+        "completion": rollout.text,
+        "reasoning": rollout.parsed.reasoning,
+        "answer": rollout.parsed.answer,
+        "well_formed": rollout.parsed.well_formed,
+        "truncated": rollout.truncated,
     }

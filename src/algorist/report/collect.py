@@ -128,7 +128,7 @@ def _pairs(main: Sequence[Artifact]) -> dict[str, Any]:
                     "correct": bool(part[problem]["correct"]),
                     "reason": _safe(part[problem].get("reason")),
                     "extracted": _safe(part[problem].get("extracted")),
-                    "tokens": part[problem].get("tokens"),
+                    "tokens": part[problem].get("completion_tokens"),
                 }
                 for part in answers
             ],

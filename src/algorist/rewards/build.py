@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,9 +12,9 @@ from typing import Any, overload
 
 from algorist.errors import ConfigError, RewardError, nearest
 from algorist.prompts import PromptFormat, get_format
-from algorist.rewards.base import REWARDS, Reward
+from algorist.rewards.base import REWARDS, Reward, make_reward
 from algorist.rewards.reading import Decode, text_of
-from algorist.rewards.user import TIMEOUT_S, BatchReward, load_user_reward
+from algorist.rewards.user import BOUND, TIMEOUT_S, BatchReward, load_user_reward
 from algorist.types import Parsed
 
 log = logging.getLogger("algorist.rewards")
@@ -70,14 +71,27 @@ class TrainerReward:
         self.log_every = 0
         self._calls = 0
 
+    @property
+    def needs_trainer(self) -> bool:
+        """Whether the reward asks for what only a trainer has (``trainer_state``, ``log_metric``, …)."""
+        if not isinstance(self.reward, BatchReward):
+            return False
+        return bool(set(BOUND) & set(inspect.signature(self.reward.function).parameters))
+
     def __call__(
-        self, prompts: Sequence[Any] | None = None, completions: Sequence[Any] | None = None, **columns: Any
+        self,
+        prompts: Sequence[Any] | None = None,
+        completions: Sequence[Any] | None = None,
+        *,
+        parsed: Sequence[Parsed] | None = None,
+        **columns: Any,
     ) -> list[float | None]:
         """Return one value per completion; columns that the reward does not know are ignored.
 
         Args:
             prompts: Not used by the rewards here; passed to a user's own.
             completions: In any form that TRL sends (see ``text_of``).
+            parsed: What the prompt format read of each completion, where that is known already.
             **columns: ``answer`` (or one of the other gold columns), ``completion_ids``, and every other column.
 
         Raises:
@@ -94,7 +108,8 @@ class TrainerReward:
             golds = self._golds(columns, len(texts))
             rows = _rows(columns, len(texts))
             self._show(texts, golds)
-            values = [self._one(self.reward, *row) for row in zip(texts, golds, rows, strict=True)]
+            read = list(parsed) if parsed is not None else [None] * len(texts)
+            values = [self._one(self.reward, *row) for row in zip(texts, golds, rows, read, strict=True)]
         self._calls += 1
         return values
 
@@ -114,7 +129,9 @@ class TrainerReward:
             raise ConfigError(f"column '{name}' has {len(golds)} gold answers for {count} completions")
         return golds
 
-    def _one(self, reward: Reward, text: str, gold: Any, row: dict[str, Any]) -> float | None:
+    def _one(
+        self, reward: Reward, text: str, gold: Any, row: dict[str, Any], parsed: Parsed | None
+    ) -> float | None:
         context: dict[str, Any] = {**self.around.offers(), "problem": row}
         if "completion_ids" in reward.context:
             if "completion_ids" not in row:
@@ -128,7 +145,7 @@ class TrainerReward:
         )
         try:
             if "parsed" in reward.context:
-                context["parsed"] = self.around.parse(text)
+                context["parsed"] = parsed or self.around.parse(text)
             wanted = {key: value for key, value in context.items() if key in reward.context}
             if not reward.needs_gold:
                 if "gold" in reward.context:
@@ -276,7 +293,7 @@ def build_rewards(
 
     Args:
         specs: A name each, or ``{"name", "weight", "params"}`` as mapping or object. A name is that of a registered
-            reward, or ``file.py:function``.
+            reward, or ``file.py:function``. A function of this process counts as it is, with weight 1.
         prompt_format: How completions are read, and whose tags the format rewards look for.
         matcher: How answers are compared.
         decode: Turns token ids into text, for completions that come as ids or tensors.
@@ -290,6 +307,12 @@ def build_rewards(
     built: list[TrainerReward] = []
     taken: dict[str, int] = {}
     for spec in specs:
+        if inspect.isfunction(spec):
+            name = spec.__name__
+            taken[name] = taken.get(name, 0) + 1
+            unique = name if taken[name] == 1 else f"{name}_{taken[name]}"
+            built.append(TrainerReward(unique, _of_function(spec), around, 1.0, {}))
+            continue
         name, weight, params, timeout_s = _spec(spec)
         if name.endswith(".py"):
             raise ConfigError(
@@ -303,6 +326,16 @@ def build_rewards(
     if built:
         built[0].log_every = log_every
     return RewardSet(built)
+
+
+def _of_function(function: Callable[..., Any]) -> Reward | BatchReward:
+    """Return the reward of a plain function: one that takes lists (``completions``, or ``**kwargs``), or one completion."""
+    parameters = inspect.signature(function).parameters
+    lists = "completions" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    low, high = float(getattr(function, "low", 0.0)), float(getattr(function, "high", 1.0))
+    if lists:
+        return BatchReward(function.__name__, function, low, high)
+    return make_reward(function.__name__, function, low=low, high=high)
 
 
 def _spec(spec: Any) -> tuple[str, float, dict[str, Any], float]:

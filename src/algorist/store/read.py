@@ -1,6 +1,6 @@
 """Reads a run's store through DuckDB: SQL over views, or a few named filters. Never writes.
 
-Views: ``rollouts`` (columns of ``store.write.SCHEMA``), ``metrics`` (stage, step, time, name, value: one row per
+Views: ``rollouts`` (columns of ``store.rows.SCHEMA``), ``metrics`` (stage, step, time, name, value: one row per
 number) and ``samples`` (all evaluations, their name in ``evaluation``). A reward is ``rewards['correct']``.
 """
 
@@ -16,7 +16,8 @@ import duckdb
 import pyarrow
 
 from algorist.errors import CheckpointError, ConfigError, nearest
-from algorist.store.write import SCHEMA, part_paths, read_metrics, read_part
+from algorist.store.rows import SCHEMA
+from algorist.store.write import part_paths, read_metrics, read_part
 
 Sort = Literal[
     "step", "reward", "-reward", "advantage", "-advantage", "completion_tokens", "-completion_tokens", "-step"
@@ -157,6 +158,16 @@ def _connect(run: Path) -> Iterator[duckdb.DuckDBPyConnection]:
 def _make_rollouts(connection: duckdb.DuckDBPyConnection, run: Path) -> None:
     """Make the view over the full parts, which never change, and a copy of the last part, which may still grow."""
     parts = part_paths((run / "rollouts").resolve())
+    if parts and pyarrow.parquet.read_schema(parts[0]).names != SCHEMA.names:  # of a former version
+        whole = _with_numbers(pyarrow.concat_tables([read_part(part) for part in parts]))
+        connection.register("_arrow", whole)
+        connection.execute(
+            f"CREATE TABLE _tail AS SELECT {_COLUMNS}, '' AS filename, file_row_number FROM _arrow"
+        )
+        connection.unregister("_arrow")
+        connection.execute("CREATE VIEW _rollouts AS SELECT * FROM _tail")
+        connection.execute(f"CREATE VIEW rollouts AS SELECT {_COLUMNS} FROM _rollouts")
+        return
     tail = _with_numbers(read_part(parts[-1]) if parts else SCHEMA.empty_table())
     connection.register("_arrow", tail)
     connection.execute(

@@ -21,31 +21,8 @@ import pyarrow.parquet
 
 from algorist.errors import CheckpointError, DataError
 from algorist.store.atomic import PARTIAL, replace_file, replace_text, sync_folder
+from algorist.store.rows import SCHEMA, upgraded
 
-SCHEMA_VERSION = "1"
-SCHEMA = pyarrow.schema(
-    [
-        ("stage", pyarrow.string()),
-        ("step", pyarrow.int64()),
-        ("problem_id", pyarrow.string()),
-        ("group", pyarrow.int64()),
-        ("prompt", pyarrow.string()),
-        ("completion", pyarrow.string()),
-        ("prompt_tokens", pyarrow.int32()),
-        ("completion_tokens", pyarrow.int32()),
-        ("sampler_log_prob_sum", pyarrow.float64()),
-        ("rewards", pyarrow.map_(pyarrow.string(), pyarrow.float64())),
-        ("reward", pyarrow.float64()),
-        ("advantage", pyarrow.float64()),
-        ("correct", pyarrow.bool_()),
-        ("reason", pyarrow.string()),
-        ("extracted", pyarrow.string()),
-        ("gold", pyarrow.string()),
-        ("truncated", pyarrow.bool_()),
-        ("seconds", pyarrow.float64()),
-    ],
-    metadata={"algorist.rollouts": SCHEMA_VERSION},
-)
 _PART_CHARACTERS = 32_000_000
 
 
@@ -306,11 +283,12 @@ def read_part(path: Path, columns: list[str] | None = None) -> pyarrow.Table:
         CheckpointError: It is damaged.
     """
     try:
-        return pyarrow.parquet.ParquetFile(path).read(columns=columns)
+        table = pyarrow.parquet.ParquetFile(path).read(columns=columns)
     except (OSError, pyarrow.ArrowException) as error:
         raise CheckpointError(
             f"{path} is damaged ({error}); move it away to continue without its rollouts"
         ) from None
+    return table if columns is not None or table.schema.equals(SCHEMA) else upgraded(table)
 
 
 def _write_table(table: pyarrow.Table, path: Path) -> None:

@@ -2,7 +2,7 @@
 
 A checkpoint is written into ``.saving/``, listed with hashes in ``manifest.json``, synced, and renamed into place. Beyond what
 the Hugging Face trainer keeps (weights, optimizer, scheduler, RNG states, trainer state) it holds ``algorist_state.pt``:
-the buffered rollouts and the position in them, the seed counters, token counts and the state of rewards that have one.
+the rollout batch in use and the position in it, the seed counters, token counts and the state of rewards that have one.
 Everything is read with ``weights_only``.
 """
 
@@ -13,21 +13,26 @@ import json
 import logging
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from transformers.trainer import TRAINING_ARGS_NAME
+from transformers.utils import SAFE_WEIGHTS_NAME
 
 from algorist.errors import CheckpointError
 from algorist.store.atomic import sync_folder
+from algorist.training import trl_seam
 
 log = logging.getLogger("algorist.training.checkpoint")
 
 MANIFEST = "manifest.json"
 STATE = "algorist_state.pt"
 _STAGING = ".saving"
+LAYOUT = 2
+"""Layout of ``algorist_state.pt``; checkpoints of another one are refused."""
 
 
 def _hash(path: Path) -> str:
@@ -129,7 +134,8 @@ def train_from(trainer: Any, checkpoint: Path | None) -> None:
     loaded: transformers' loop would do one step too many.
     """
     if checkpoint is not None and step_of(checkpoint) >= _last_step(trainer):
-        trainer._load_from_checkpoint(str(checkpoint))
+        check_weights(trainer.model, checkpoint)
+        trl_seam.load_weights(trainer, checkpoint)
     else:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 
@@ -140,31 +146,79 @@ def _last_step(trainer: Any) -> int:
     return int(trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader())[-1])
 
 
-class ExactCheckpoints:
+def check_weights(model: Any, checkpoint: Path) -> None:
+    """Refuse a checkpoint that lacks weights of ``model``; a head that is tied to a weight that is there is not missing.
+
+    Raises:
+        CheckpointError: Weights are missing.
+    """
+    path = checkpoint / SAFE_WEIGHTS_NAME
+    if not path.is_file() or hasattr(model, "peft_config"):  # in shards, or an adapter, which PEFT checks
+        return
+    with safe_open(path, framework="pt") as file:
+        there = set(file.keys())
+    state = model.state_dict(keep_vars=True)
+    loaded = {id(weight) for name, weight in state.items() if name in there}
+    lacking = sorted(name for name, weight in state.items() if id(weight) not in loaded)
+    if lacking:
+        raise CheckpointError(
+            f"the checkpoint {checkpoint.name} lacks {len(lacking)} weights of the model: {', '.join(lacking[:5])}. It is of "
+            "another model, or its model.safetensors was changed; move it away, and --resume takes the one before"
+        )
+    if unexpected := sorted(there - set(state)):
+        log.warning("the checkpoint contains weights that the model does not have: %s", unexpected)
+
+
+class ExactCheckpoints(trl_seam.SavesCheckpoints):
     """Mixin for Hugging Face trainers: atomic checkpoints with all the state that an exact continuation needs."""
 
     args: Any
     state: Any
     model: Any
     accelerator: Any
-    _total_train_tokens: int = 0
-    _saving_into: Path | None = None
 
     def extra_state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps beyond the Hugging Face trainer's; tensors, numbers, strings, containers."""
-        return {"total_train_tokens": self._total_train_tokens}
+        return {"layout": LAYOUT}
 
     def load_extra_state(self, state: dict[str, Any]) -> None:
         """Restore what ``extra_state`` returned."""
-        self._total_train_tokens = state["total_train_tokens"]
 
-    def _get_output_dir(self, trial: Any) -> str:
-        if self._saving_into is not None:
-            return str(self._saving_into)
-        return super()._get_output_dir(trial)  # type: ignore[misc, no-any-return]
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Train as the library does, after the state of a checkpoint has been restored; True takes the newest whole one."""
+        checkpoint = resume_from_checkpoint
+        if checkpoint is True:
+            checkpoint, refused = newest_checkpoint(Path(self.args.output_dir))
+            for line in refused:
+                log.warning("%s", line)
+            if checkpoint is None:
+                raise CheckpointError(f"there is no checkpoint under {self.args.output_dir} to continue from")
+        if checkpoint:
+            check_weights(self.model, Path(checkpoint))
+            self._restore(Path(checkpoint))
+        return super().train(str(checkpoint) if checkpoint else None, *args, **kwargs)  # type: ignore[misc]
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        folder = Path(super()._get_output_dir(trial))  # type: ignore[misc]
+    def _restore(self, checkpoint: Path) -> None:
+        rank = self.args.process_index
+        same = processes_of(checkpoint) == self.args.world_size
+        path = checkpoint / (STATE if rank == 0 or not same else f"{STATE}.{rank}")
+        if not path.is_file():
+            log.warning("%s is missing: the run continues, but not bit for bit", path)
+            return
+        state = torch.load(path, weights_only=True, map_location="cpu")
+        if state.get("layout") != LAYOUT:
+            raise CheckpointError(
+                f"{checkpoint} was written by a former version of algorist (layout {state.get('layout', 1)}, this version reads "
+                f"{LAYOUT}). Continue with that version, or start this stage anew: mv {checkpoint.parent} "
+                f"{checkpoint.parent}-former"
+            )
+        if not same and "rollouts" in state:  # one process's share of a batch; it is sampled again
+            state["rollouts"], state["position"] = None, 0
+        self.load_extra_state(state)
+
+    def save_whole(self, write: Callable[[], None]) -> None:
+        """Write a checkpoint into ``.saving/``, add our state and the manifest, and move it into place."""
+        folder, limit = Path(self.args.output_dir), self.args.save_total_limit
         staging, name = folder / _STAGING, f"checkpoint-{self.state.global_step}"
         main = self.args.should_save
         if main:
@@ -172,10 +226,9 @@ class ExactCheckpoints:
             for left in folder.glob(".deleting-*"):
                 shutil.rmtree(left, ignore_errors=True)
         self.accelerator.wait_for_everyone()
-        limit, self.args.save_total_limit = self.args.save_total_limit, None
-        self._saving_into = staging
+        self.args.output_dir, self.args.save_total_limit = str(staging), None
         try:
-            super()._save_checkpoint(model, trial)  # type: ignore[misc]
+            write()
             rank = self.args.process_index
             torch.save(self.extra_state(), staging / name / (STATE if rank == 0 else f"{STATE}.{rank}"))
             self.accelerator.wait_for_everyone()
@@ -194,33 +247,21 @@ class ExactCheckpoints:
                 + "make room or rights in the run folder and continue with --resume"
             ) from error
         finally:
-            self._saving_into = None
-            self.args.save_total_limit = limit
+            self.args.output_dir, self.args.save_total_limit = str(folder), limit
         self.accelerator.wait_for_everyone()
 
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        super()._save(output_dir, state_dict)  # type: ignore[misc]
-        # A pickle that nobody reads: the settings stand in config.yaml, and no file of ours can run code.
+    def save_model(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
+        """Save as the library does, without files that nobody reads."""
+        super().save_model(output_dir, *args, **kwargs)  # type: ignore[misc]
         folder = Path(output_dir or self.args.output_dir)
+        if not self.args.should_save:
+            return
+        # A pickle: the settings are in config.yaml, and no file of ours can run code.
         (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
-        # PEFT saves TRL's frozen copy of the starting adapter too; it is made again when the stage is loaded.
+        # PEFT saves the frozen reference adapter too; it is made again when the stage is loaded.
         shutil.rmtree(folder / "ref", ignore_errors=True)
         if (folder / "adapter_config.json").is_file():
             (folder / "README.md").unlink(missing_ok=True)  # PEFT's empty form
-
-    def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """Refuse a checkpoint that lacks weights; a weight that is tied to one that was loaded (the head) is none."""
-        state = self.model.state_dict(keep_vars=True)
-        lacking = set(load_result.missing_keys)
-        loaded = {id(weight) for name, weight in state.items() if name not in lacking}
-        lacking = {name for name in lacking if name not in state or id(state[name]) not in loaded}
-        if lacking:
-            raise CheckpointError(
-                f"the checkpoint lacks {len(lacking)} weights of the model: {', '.join(sorted(lacking)[:5])}. It is of another "
-                "model, or its model.safetensors was changed; move it away, and --resume takes the one before"
-            )
-        if load_result.unexpected_keys:
-            log.warning("the checkpoint has weights that the model has not: %s", load_result.unexpected_keys)
 
     @staticmethod
     def _into_place(made: Path, target: Path) -> None:
@@ -229,18 +270,3 @@ class ExactCheckpoints:
         made.rename(target)
         sync_folder(target.parent)
         shutil.rmtree(made.parent, ignore_errors=True)
-
-    def _load_optimizer_and_scheduler(self, checkpoint: Any) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
-        if checkpoint is None:
-            return
-        rank = self.args.process_index
-        same = processes_of(Path(checkpoint)) == self.args.world_size
-        path = Path(checkpoint) / (STATE if rank == 0 or not same else f"{STATE}.{rank}")
-        if path.is_file():
-            state = torch.load(path, weights_only=True, map_location="cpu")
-            if not same and "buffered_inputs" in state:
-                state["buffered_inputs"] = None  # one process's share of a batch; it is sampled again
-            self.load_extra_state(state)
-        else:
-            log.warning("%s is missing: the run continues, but not bit for bit", path)

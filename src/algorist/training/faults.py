@@ -1,23 +1,25 @@
 """What goes wrong inside a step and need not end the run: gradients that are not finite, memory that runs out.
 
-A step whose gradient is not finite changes nothing: weights, moments and counters of the optimizer stay, the batch is
-saved, the step is counted. After several in a row the run stops. A micro-batch that does not fit is computed in halves
-with the same mathematics; the steps after it keep the smaller size.
+A step whose gradient is not finite changes nothing: weights, moments and counters of the optimizer stay, the batch is saved, the
+step is counted. After several in a row the run stops. A step that does not fit into memory is computed in smaller parts with the
+same mathematics; the steps after it keep the smaller size.
 """
 
 from __future__ import annotations
 
 import gc
 import logging
-import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import TrainerCallback
 
+from algorist.config.schema import GRPOSection
 from algorist.errors import TrainingError, is_out_of_memory
-from algorist.rollouts.vllm import VLLMRollouts
+from algorist.training import trl_seam
 
 log = logging.getLogger("algorist.training.faults")
 
@@ -25,115 +27,99 @@ MAX_BAD_STEPS = 5
 """So many steps in a row without a finite gradient end the run: the weights or the data are broken, not one batch."""
 
 
-class FaultTolerant:
-    """Mixin for Hugging Face trainers; see the module. With several processes running out of memory ends the run."""
+class FiniteSteps(TrainerCallback):
+    """Leaves out optimizer steps whose gradient is not finite.
 
-    args: Any
-    state: Any
-    accelerator: Any
-    model: Any
-    _metrics: Any
-    _total_train_tokens: int
-    bad_steps = 0
-    bad_steps_in_a_row = 0
+    Args:
+        inputs: Returns what the step was computed from; it is saved beside the checkpoints.
+        note: Takes the metric ``update/skipped``.
+    """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._window: list[Any] = []
-        self._window_ended = False
-        self._marks: tuple[dict[str, int], int] | None = None
-        super().__init__(*args, **kwargs)
+    def __init__(self, inputs: Callable[[], Any], note: Callable[[dict[str, float]], None]) -> None:
+        self.inputs, self.note = inputs, note
+        self.bad_steps = 0
+        self.bad_steps_in_a_row = 0
 
-    # ---- hooks ------------------------------------------------------------------------------------------------
-
-    def can_halve(self) -> bool:
-        """Make the next attempt smaller; return False when that is not possible."""
-        return False
-
-    def rewind(self, count: int) -> None:
-        """Undo the counting of ``count`` micro-batches, which are then computed again."""
-
-    def used_inputs(self) -> list[Any]:
-        """Return the inputs of the accumulation window that just ended, for a saved batch."""
-        return list(self._window)
-
-    def mark(self) -> None:
-        """Remember where the metrics stand before the window's first loss."""
-        lengths = {name: len(values) for name, values in self._metrics["train"].items()}
-        self._marks = lengths, self._total_train_tokens
-
-    def in_update(self) -> bool:
-        """Return whether running out of memory now is the update's doing (and not that of sampling)."""
-        return True
-
-    # ---- memory -----------------------------------------------------------------------------------------------
-
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        """One micro-batch; when memory runs out, the whole accumulation window again with smaller parts."""
-        if self._window_ended:
-            self._window, self._window_ended, self._marks = [], False, None
-        self._window.append(inputs)
-        todo, done = [inputs], len(self._window) - 1
-        while True:
-            try:
-                for batch in todo:
-                    loss: torch.Tensor = super().training_step(model, batch, num_items_in_batch)  # type: ignore[misc]
-                    done += 1
-                break
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error) or not self.in_update():
-                    raise
-                if self.accelerator.num_processes > 1 or not self.can_halve():
-                    raise TrainingError(out_of_memory_text(load_of(self), error)) from error
-            # Here and not in the handler, whose traceback keeps the failed pass's tensors alive.
-            # The failed backward may have added a part of its gradients: the window starts over.
-            model.zero_grad(set_to_none=True)
-            gc.collect()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-            self.rewind(done)
-            if self._marks is not None:
-                lengths, self._total_train_tokens = self._marks
-                for name, values in self._metrics["train"].items():
-                    del values[lengths.get(name, 0) :]
-            todo, done = list(self._window), 0
-        self._window_ended = self.accelerator.sync_gradients
-        return loss
-
-    # ---- numbers ----------------------------------------------------------------------------------------------
-
-    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
-        norm = super()._get_grad_norm(model, grad_norm=grad_norm)  # type: ignore[misc]
-        if norm is None or self.accelerator.scaler is not None or math.isfinite(float(norm)):
-            self.bad_steps_in_a_row = 0  # a scaler (fp16) skips such steps itself
-            return norm
-        self._skip_step(model, float(norm))
-        return norm
-
-    def _skip_step(self, model: Any, norm: float) -> None:
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        """Take the gradients away from the optimizer when they are not finite (clipping keeps a NaN, and makes one of infinity)."""
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        if args.fp16 or not gradients:  # a scaler leaves out such steps itself
+            return
+        norm = torch.nn.utils.get_total_norm(gradients)
+        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        if bool(norm.isfinite()):
+            self.bad_steps_in_a_row = 0
+            return
         for parameter in model.parameters():
             parameter.grad = None  # an optimizer leaves such parameters and their moments alone
-        step = self.state.global_step
         self.bad_steps += 1
         self.bad_steps_in_a_row += 1
-        self._metrics["train"]["update/skipped"].append(1.0)
-        where = Path(self.args.output_dir) / f"bad-step-{step}.pt"
-        if self.bad_steps_in_a_row <= MAX_BAD_STEPS and self.args.should_save:
+        self.note({"update/skipped": 1.0})
+        step = state.global_step
+        where = Path(args.output_dir) / f"bad-step-{step}.pt"
+        if self.bad_steps_in_a_row <= MAX_BAD_STEPS and args.should_save:
             where.parent.mkdir(parents=True, exist_ok=True)
-            torch.save({"step": step, "grad_norm": norm, "inputs": self.used_inputs()}, where)
+            torch.save({"step": step, "inputs": self.inputs()}, where)
         log.warning(
-            "step %d: the gradient is not finite (norm %s); the step is skipped, its batch is in %s",
-            step,
-            norm,
-            where,
+            "step %d: the gradient is not finite; the step is skipped, its batch is in %s", step, where
         )
         if self.bad_steps_in_a_row >= MAX_BAD_STEPS:
-            rate = self.args.learning_rate
+            rate = args.learning_rate
             raise TrainingError(
                 f"{MAX_BAD_STEPS} steps in a row had a gradient that is not finite (the last one is step {step}; its batch "
                 f"is in {where}). Usual causes: a learning rate that is too high (it is {rate:g}; take {rate / 10:g}), "
                 "weights that are not finite already, or float16 (take model.dtype=bfloat16). The newest checkpoint is "
                 "from before these steps or as good as them: they changed nothing"
             )
+
+
+class SmallerParts:
+    """Mixin for SFT trainers: an accumulation window that does not fit into memory is computed again in smaller parts."""
+
+    accelerator: Any
+    load: Load
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._window: list[Any] = []
+        self._window_ended = False
+        self._marked: Any = None
+        super().__init__(*args, **kwargs)
+
+    def can_halve(self) -> bool:
+        """Make the next attempt smaller; return False when that is not possible."""
+        return False
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        """One micro-batch; when memory runs out, the whole accumulation window again with smaller parts."""
+        if self._window_ended or not self._window:
+            self._window, self._window_ended, self._marked = [], False, trl_seam.mark(self)
+        self._window.append(inputs)
+        todo = [inputs]
+        while True:
+            try:
+                for batch in todo:
+                    loss: torch.Tensor = super().training_step(model, batch, num_items_in_batch)  # type: ignore[misc]
+                break
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                if self.accelerator.num_processes > 1 or not self.can_halve():
+                    raise TrainingError(out_of_memory_text(self.load, error)) from error
+            # Here and not in the handler, whose traceback keeps the failed pass's tensors alive.
+            # The failed backward may have added a part of its gradients: the window starts over.
+            free_memory(model)
+            trl_seam.rewind(self, self._marked)
+            todo = list(self._window)
+        self._window_ended = self.accelerator.sync_gradients
+        return loss
+
+
+def free_memory(model: Any) -> None:
+    """Drop gradients and what the allocator keeps, before a step is computed again."""
+    model.zero_grad(set_to_none=True)
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,25 +200,23 @@ def _smaller_group(load: Load) -> int | None:
     return min(fits, key=lambda g: abs(g - load.group_size / 2), default=None)  # type: ignore[operator]
 
 
-def load_of(trainer: Any) -> Load:
-    """Return the load of a Hugging Face trainer of SFT or GRPO."""
-    args = trainer.args
-    grpo = hasattr(args, "num_generations")
+def load_of(stage: str, section: Any, device: torch.device) -> Load:
+    """Return the load of a recipe's ``sft`` or ``grpo`` section on a device."""
+    grpo = isinstance(section, GRPOSection)
     share = None
-    if grpo and getattr(args, "vllm_mode", "") != "server":
-        beside = isinstance(getattr(trainer, "_engine", None), VLLMRollouts)
-        share = float(args.vllm_gpu_memory_utilization) if beside or args.use_vllm else None
+    if grpo and section.engine == "vllm" and section.vllm.get("mode", "colocate") == "colocate":
+        share = float(section.vllm.get("gpu_memory_utilization", 0.3))
     return Load(
-        stage="grpo" if grpo else "sft",
-        batch_size=args.per_device_train_batch_size,
-        gradient_accumulation_steps=args.gradient_accumulation_steps,
-        gradient_checkpointing=bool(args.gradient_checkpointing),
-        group_size=args.num_generations if grpo else None,
-        steps_per_generation=args.steps_per_generation if grpo else None,
-        max_completion_tokens=args.max_completion_length if grpo else None,
+        stage=stage,
+        batch_size=section.batch_size,
+        gradient_accumulation_steps=section.gradient_accumulation_steps,
+        gradient_checkpointing=section.gradient_checkpointing,
+        group_size=section.group_size if grpo else None,
+        steps_per_generation=section.steps_per_generation if grpo else None,
+        max_completion_tokens=section.max_completion_tokens if grpo else None,
         vllm_share=share,
-        processes=trainer.accelerator.num_processes,
-        cuda=args.device.type == "cuda",
+        processes=getattr(section, "processes", 1),
+        cuda=device.type == "cuda",
     )
 
 

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
-from datasets import Dataset
-from transformers import PrinterCallback
+from transformers import PrinterCallback, TrainingArguments
 
 from algorist.config.schema import GRPOSection
 from algorist.errors import ConfigError, nearest
+from algorist.objectives.ratios import Correction
 from algorist.prompts import PromptFormat
-from algorist.prompts.chat import render_prompt
+from algorist.rewards import RewardSet
 from algorist.rollouts.base import RolloutEngine, SamplingParams
 from algorist.rollouts.select import make_engine, own_server
 from algorist.rollouts.vllm import SETTINGS
 from algorist.rollouts.vllm_server import SERVER_SETTINGS
 from algorist.training.arguments import optim_arguments
-from algorist.training.grpo import AlgoristGRPOTrainer
+from algorist.training.faults import load_of
+from algorist.training.grpo import AlgoristGRPOTrainer, OnRollouts
+from algorist.training.log_probs import unwrap
+from algorist.training.order import Schedule
+from algorist.training.own import find_advantage, find_loss
+from algorist.training.step import Objective
 from algorist.types import Problem
 
+TENSORS = ("log_probs", "old_log_probs", "advantages", "mask")
+"""What a loss gets of the batch, by name."""
 _VLLM_MODES = ("colocate", "server")
 
 
@@ -52,151 +60,150 @@ def check_enough_problems(problems: int, section: GRPOSection) -> None:
     )
 
 
-def grpo_rows(
-    problems: Sequence[Problem], prompt_format: PromptFormat, tokenizer: Any
-) -> list[dict[str, str]]:
-    """Return the trainer's dataset: the rendered prompt of each problem, and what rewards and the store need."""
-    return [
-        {
-            "prompt": render_prompt(prompt_format, tokenizer, p.question),
-            "problem_id": p.id,
-            "answer": p.answer,
-            "question": p.question,
-        }
-        for p in problems
-    ]
+def objective_of(section: GRPOSection) -> Objective:
+    """Return what a ``grpo`` section minimises.
+
+    Raises:
+        ConfigError: A function that cannot be loaded, or a parameter that the loss does not have.
+    """
+    loss = find_loss(section.loss)
+    takes = {name for name in loss.parameters if name not in TENSORS}
+    for name in section.loss_params:
+        if name not in takes:
+            raise ConfigError(
+                f"grpo.loss_params has '{name}', which the loss '{section.loss}' does not have.{nearest(name, takes)} It has: "
+                f"{', '.join(sorted(takes)) or 'no parameters'}"
+            )
+    unknown = [n for n, d in loss.parameters.items() if d is inspect.Parameter.empty and n not in TENSORS]
+    if unknown:
+        raise ConfigError(
+            f"the loss '{section.loss}' asks for {', '.join(unknown)}.{nearest(unknown[0], TENSORS)} It gets "
+            f"{', '.join(TENSORS)} by name; give every other parameter a default value"
+        )
+    keys = {
+        "importance": section.importance_sampling_level,
+        "clip_low": section.clip_low,
+        "clip_high": section.clip_high,
+    }
+    return Objective(
+        loss=loss,
+        advantage=find_advantage(section.advantage),
+        parameters={k: v for k, v in keys.items() if k in takes} | section.loss_params,
+        beta=section.beta,
+        longest=section.max_completion_tokens,
+        mask_truncated=section.mask_truncated_completions,
+        correction=_correction(section),
+        skip=section.skip_zero_advantage,
+    )
+
+
+def _correction(section: GRPOSection) -> tuple[Correction, float | None, float | None] | None:
+    """Return the correction for vLLM's log-probs, by TRL's settings and with TRL's defaults; None for our own engines."""
+    given = section.vllm
+    if section.engine != "vllm" or not given.get("importance_sampling_correction", True):
+        return None
+    if section.loss == "vespo":
+        raise ConfigError(
+            "grpo.loss=vespo is not corrected for the sampler; take grpo.vllm.importance_sampling_correction=false"
+        )
+    mode = str(given.get("importance_sampling_mode", "sequence_mask"))
+    if mode not in get_args(Correction):
+        raise ConfigError(
+            f"grpo.vllm.importance_sampling_mode is '{mode}'.{nearest(mode, get_args(Correction))} Expected one of "
+            f"{', '.join(get_args(Correction))}"
+        )
+    low, high = given.get("importance_sampling_clip_min"), given.get("importance_sampling_clip_max", 3.0)
+    return mode, low, high  # type: ignore[return-value]
 
 
 def make_grpo_trainer(
     *,
     model: Any,
     tokenizer: Any,
-    rows: Sequence[dict[str, Any]],
+    problems: Sequence[Problem],
+    prompt_format: PromptFormat,
     section: GRPOSection,
-    rewards: Sequence[Any],
-    weights: Sequence[float],
+    rewards: RewardSet,
     engine: RolloutEngine | None,
     output_dir: Path,
     seed: int,
     device: torch.device,
-    on_rollouts: Callable[[list[dict[str, Any]]], None] | None = None,
+    matcher: str = "symbolic",
+    on_rollouts: OnRollouts | None = None,
     callbacks: Sequence[Any] = (),
     report_to: Sequence[str] = (),
     run_name: str | None = None,
-) -> AlgoristGRPOTrainer:
-    """Return the GRPO trainer of a recipe.
+) -> Any:
+    """Return the GRPO trainer of a recipe: ours, or stock TRL's for ``grpo.fast_update: false`` and TRL's own vLLM.
 
     Args:
         model: The policy, with its adapter if one is trained.
-        tokenizer: Its tokenizer, padding on the left.
-        rows: One row per problem, as ``grpo_rows`` makes them.
+        tokenizer: Its tokenizer.
+        problems: Training problems.
+        prompt_format: Renders questions and parses completions.
         section: The recipe's ``grpo`` section.
-        rewards: TRL-callable rewards.
-        weights: One weight per reward.
+        rewards: The recipe's rewards.
         engine: Rollout engine; None lets the section's vLLM generate: ours in this process or in a server, or TRL's
             integration for several processes without a server and for ``grpo.vllm.integration: trl``.
         output_dir: Folder of the checkpoints.
         seed: Seed of data order and sampling.
         device: Device of training.
-        on_rollouts: Receives every rollout.
+        matcher: How answers are compared for the stored verdict.
+        on_rollouts: Receives every rollout batch: steps done, groups, advantages (P, G).
         callbacks: transformers callbacks.
         report_to: Trackers.
         run_name: Name of the run in trackers.
 
     Raises:
-        ConfigError: Fewer problems than one step needs, or an unknown vLLM setting.
+        ConfigError: Fewer problems than one step needs, or a setting that is unknown or not possible.
         MissingExtraError: ``engine`` is vllm, which cannot be imported.
     """
-    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-    check_enough_problems(len(rows), section)
-    args = grpo_config(
-        section,
-        weights=weights,
-        output_dir=output_dir,
-        seed=seed,
-        device=device,
-        report_to=report_to,
-        run_name=run_name,
-    )
-    trainer_class = AlgoristGRPOTrainer
-    if engine is None and section.engine == "vllm" and not _through_trl(section):
+    check_enough_problems(len(problems), section)
+    objective = objective_of(section)
+    through_trl = engine is None and section.engine == "vllm" and _through_trl(section)
+    if section.engine == "vllm":
+        vllm_arguments(section)  # refuses unknown settings
+    if engine is None and section.engine == "vllm" and not through_trl:
         engine = make_engine("vllm", model, tokenizer, vllm=section.vllm, together=True)
-        args.use_vllm, trainer_class = False, VLLMTrainer
-    trainer = trainer_class(
-        model=model,
-        reward_funcs=list(rewards),
-        args=args,
-        train_dataset=Dataset.from_list(list(rows)),
-        processing_class=tokenizer,
-        callbacks=list(callbacks),
-        engine=engine,
-        sampling=sampling_params(section, seed),
-        fast_update=section.fast_update,
-        skip_zero_advantage=section.skip_zero_advantage,
-        on_rollouts=on_rollouts,
-    )
+    if not section.gradient_checkpointing:  # SFT may have left it on
+        unwrap(model).activation_checkpointing_disable()
+    common = optim_arguments(section, output_dir=output_dir, seed=seed, device=device, report_to=report_to)
+    common |= {"run_name": run_name, "num_train_epochs": section.epochs, "max_steps": section.max_steps or -1}
+    shared: dict[str, Any] = {
+        "model": model,
+        "tokenizer": tokenizer,
+        "problems": problems,
+        "prompt_format": prompt_format,
+        "rewards": rewards,
+        "objective": objective,
+        "sampling": sampling_params(section, seed),
+        "load": load_of("grpo", section, device),
+        "matcher": matcher,
+        "on_rollouts": on_rollouts,
+        "callbacks": callbacks,
+    }
+    if through_trl or not section.fast_update:
+        from algorist.training.stock import make_stock_trainer
+
+        trainer: Any = make_stock_trainer(section=section, arguments=common, engine=engine, **shared)
+    else:
+        assert engine is not None
+        schedule = Schedule.from_section(section)
+        args = TrainingArguments(
+            **common,
+            per_device_train_batch_size=schedule.rows // schedule.shares,
+            gradient_accumulation_steps=1,
+            remove_unused_columns=False,
+        )
+        trainer = AlgoristGRPOTrainer(
+            args=args,
+            schedule=schedule,
+            engine=engine,
+            part_tokens=getattr(section, "micro_batch_tokens", None),
+            **shared,
+        )
     trainer.remove_callback(PrinterCallback)  # the display shows the lines
     return trainer
-
-
-def grpo_config(
-    section: GRPOSection,
-    *,
-    weights: Sequence[float],
-    output_dir: Path,
-    seed: int,
-    device: torch.device,
-    report_to: Sequence[str] = (),
-    run_name: str | None = None,
-) -> Any:
-    """Return TRL's ``GRPOConfig`` for a recipe's ``grpo`` section."""
-    from trl import GRPOConfig
-
-    vllm = {}
-    if section.engine == "vllm":
-        known = {f.removeprefix("vllm_") for f in GRPOConfig.__dataclass_fields__ if f.startswith("vllm_")}
-        vllm = _vllm_arguments(section, known)
-    return GRPOConfig(
-        **optim_arguments(section, output_dir=output_dir, seed=seed, device=device, report_to=report_to),
-        **vllm,
-        use_vllm=section.engine == "vllm",
-        run_name=run_name,
-        num_train_epochs=section.epochs,
-        max_steps=section.max_steps or -1,
-        per_device_train_batch_size=section.batch_size,
-        gradient_accumulation_steps=section.gradient_accumulation_steps,
-        steps_per_generation=section.steps_per_generation,
-        num_generations=section.group_size,
-        num_iterations=section.num_iterations,
-        max_completion_length=section.max_completion_tokens,
-        temperature=section.temperature,
-        top_p=section.top_p,
-        top_k=section.top_k,
-        min_p=section.min_p or None,
-        loss_type=section.loss_type,
-        scale_rewards=section.scale_rewards,
-        beta=section.beta,
-        epsilon=section.clip_low,
-        epsilon_high=section.clip_high,
-        importance_sampling_level=section.importance_sampling_level,
-        mask_truncated_completions=section.mask_truncated_completions,
-        reward_weights=list(weights),
-        remove_unused_columns=False,
-    )
-
-
-class VLLMTrainer(AlgoristGRPOTrainer):
-    """Rollouts by our vLLM engine, with TRL's importance-sampling correction of what vLLM and the trainer differ in.
-
-    TRL corrects where ``use_vllm`` is set; while rollouts are made it stays off, so that TRL starts no vLLM of its own.
-    """
-
-    def _generate(self, prompts: list[Any]) -> Any:
-        self.use_vllm = False
-        try:
-            return super()._generate(prompts)
-        finally:
-            self.use_vllm = bool(self.vllm_importance_sampling_correction)
 
 
 def _through_trl(section: GRPOSection) -> bool:
@@ -206,9 +213,12 @@ def _through_trl(section: GRPOSection) -> bool:
     return given.get("integration") == "trl" or (several and not own_server(given))
 
 
-def _vllm_arguments(section: GRPOSection, known: set[str]) -> dict[str, Any]:
+def vllm_arguments(section: GRPOSection) -> dict[str, Any]:
     """Return TRL's vLLM arguments of a section; keys that only our engines read are left out."""
+    from trl import GRPOConfig
+
     given = section.vllm
+    known = {f.removeprefix("vllm_") for f in GRPOConfig.__dataclass_fields__ if f.startswith("vllm_")}
     mode = str(given.get("mode", "colocate"))
     if mode not in _VLLM_MODES:
         raise ConfigError(

@@ -7,6 +7,7 @@ interface, so that the model's own forward runs, with its adapters and hooks.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -19,6 +20,7 @@ from torch import Tensor
 from transformers import AttentionInterface
 
 from algorist.errors import EngineError
+from algorist.training.batch import Batch
 from algorist.training.linear import row_bucket
 
 ATTENTION_NAME = "algorist_shared_prefix"
@@ -84,27 +86,17 @@ class Layout:
     longest: int
 
 
-def pack(
-    prompts: list[list[int]],
-    completions: list[list[int]],
-    rows: list[int],
-    width: int,
-    device: torch.device,
-    block_tokens: int = BLOCK_TOKENS,
-) -> Layout:
-    """Pack rows that share prompts.
+def pack(batch: Batch, block_tokens: int = BLOCK_TOKENS) -> Layout:
+    """Pack a batch whose completions of a prompt follow each other.
+
+        prompt 0 | completion 0.0 | completion 0.1 | … | prompt 1 | completion 1.0 | …
+                 └ the prompt's last token predicts the first token of each of its completions
 
     Args:
-        prompts: Prompt tokens of each row, never empty.
-        completions: Completion tokens of each row, never empty.
-        rows: Row number in the batch of each entry.
-        width: Columns T of the batch's completions.
-        device: Where the layout's tensors go.
+        batch: Completions and prompts, none of them empty.
         block_tokens: Places of one block in the attention of rows to themselves.
     """
-    members: dict[tuple[int, ...], list[int]] = {}
-    for entry, prompt in enumerate(prompts):
-        members.setdefault(tuple(prompt), []).append(entry)
+    device = batch.mask.device
     tokens: list[int] = []
     positions: list[int] = []
     predict: list[int] = []
@@ -113,20 +105,21 @@ def pack(
     groups: list[Group] = []
     spans: list[Span] = []
     longest = 0
-    for prompt_key, entries in members.items():
-        start, length = len(tokens), len(prompt_key)
-        tokens.extend(prompt_key)
+    for prompt, rows in itertools.groupby(range(len(batch)), key=lambda row: batch.prompt_of[row]):
+        prompt_ids = batch.prompts[prompt]
+        start, length = len(tokens), len(prompt_ids)
+        tokens.extend(prompt_ids)
         positions.extend(range(length))
         middle = len(tokens)
-        for entry in entries:
-            completion = completions[entry]
+        for row in rows:
+            completion = batch.completions[row]
             first, size = len(tokens), len(completion)
             tokens.extend(completion[:-1])  # nothing is predicted from the last token
             positions.extend(range(length, length + size - 1))
             predict.append(middle - 1)
             predict.extend(range(first, first + size - 1))
             targets.extend(completion)
-            scatter.extend(range(rows[entry] * width, rows[entry] * width + size))
+            scatter.extend(range(row * batch.width, row * batch.width + size))
             longest = max(longest, length + size)
             if size > 1:
                 spans.append(Span(first, size - 1, start, length))

@@ -10,7 +10,7 @@ import copy
 import itertools
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -23,7 +23,6 @@ from algorist.errors import ConfigError, nearest
 from algorist.models.attention import FLASH
 from algorist.rollouts.base import SamplingParams
 from algorist.training.callbacks import StopSignal
-from algorist.training.sampling_step import GenerationBatch
 
 T = TypeVar("T")
 log = logging.getLogger("algorist.training.processes")
@@ -166,16 +165,17 @@ def model_on(model: Any, device: str | None) -> Any:
 
 
 @contextmanager
-def rank_draws(accelerator: Any, params: SamplingParams, rows: int) -> Iterator[SamplingParams]:
+def rank_draws(accelerator: Any, params: SamplingParams, first_row: int) -> Iterator[SamplingParams]:
     """Sample with the random numbers that one process alone would use for these rows of the global batch.
 
-    An engine draws its numbers row by row, so the rows of rank r begin ``r × rows`` rows later in the same stream. torch's
-    global CPU generator is put there and the seed taken out of the parameters; the generator is restored afterwards.
+    An engine draws its numbers row by row, so the numbers of a row have a fixed place in the stream of the seed. torch's global
+    CPU generator is put there, by drawing what comes before, and the seed taken out of the parameters; the generator is
+    restored afterwards.
 
     Args:
         accelerator: Knows count and rank.
         params: Sampling settings; without a seed nothing is done.
-        rows: Completions of this process; equal on every rank.
+        first_row: Place of the first completion in the global batch.
     """
     if accelerator.num_processes == 1 or params.seed is None:
         yield params
@@ -183,43 +183,13 @@ def rank_draws(accelerator: Any, params: SamplingParams, rows: int) -> Iterator[
     before = torch.get_rng_state()
     try:
         torch.default_generator.manual_seed(params.seed)
-        left = accelerator.process_index * rows * params.max_new_tokens
+        left = first_row * params.max_new_tokens
         while left > 0:
             torch.rand(min(left, _SKIP_AT_ONCE))
             left -= _SKIP_AT_ONCE
         yield replace(params, seed=None)
     finally:
         torch.set_rng_state(before)
-
-
-def gather_generation(
-    accelerator: Any, batch: GenerationBatch, inputs: Sequence[dict[str, Any]], scored: dict[str, Any]
-) -> tuple[GenerationBatch, Sequence[dict[str, Any]], torch.Tensor]:
-    """Return the generation batch of all processes, its problem ids and advantages, rank after rank.
-
-    ``seconds`` is the slowest process's. ``scored`` is what TRL made of the batch. Every process must call this.
-    """
-    advantages: torch.Tensor = scored["advantages"]
-    if accelerator.num_processes == 1:
-        return batch, inputs, advantages
-    from accelerate.utils import gather_object
-
-    firsts = advantages if advantages.dim() == 1 else advantages[:, 0]
-    ids = [{"problem_id": row.get("problem_id", "")} for row in inputs]
-    parts = gather_object([(batch, ids, firsts.detach().cpu())])
-    batches: list[GenerationBatch] = [part[0] for part in parts]
-    log_probs = [b.sampler_log_probs for b in batches if b.sampler_log_probs is not None]
-    rewards = [b.rewards_RK for b in batches if b.rewards_RK is not None]
-    joined = GenerationBatch(
-        prompt_ids=[row for b in batches for row in b.prompt_ids],
-        completion_ids=[row for b in batches for row in b.completion_ids],
-        sampler_log_probs=[row for rows in log_probs for row in rows] if log_probs else None,
-        truncated=[row for b in batches for row in b.truncated],
-        completion_texts=[row for b in batches for row in b.completion_texts],
-        rewards_RK=torch.cat(rewards),
-        seconds=max(b.seconds for b in batches),
-    )
-    return joined, [row for part in parts for row in part[1]], torch.cat([part[2] for part in parts])
 
 
 def is_sharded(model: Any) -> bool:

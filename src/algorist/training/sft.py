@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from datasets import Dataset
 from transformers import PrinterCallback
+
+from algorist.training import trl_seam  # isort: skip  (sets TRL's telemetry switch before TRL is imported)
 from trl import SFTConfig, SFTTrainer
 
 from algorist.config.schema import SFTSection
@@ -25,23 +27,35 @@ from algorist.prompts import PromptFormat
 from algorist.prompts.chat import render_prompt
 from algorist.training.arguments import optim_arguments
 from algorist.training.checkpoint import ExactCheckpoints
-from algorist.training.faults import FaultTolerant
+from algorist.training.faults import FiniteSteps, Load, SmallerParts, load_of
 from algorist.training.linear import fast_linear
+from algorist.training.log_probs import recomputes, unwrap
 from algorist.training.sft_head import score_labels_only
-from algorist.training.update import recomputes, unwrap
 from algorist.types import Problem
 
 log = logging.getLogger("algorist.training.sft")
 
 
-class AlgoristSFTTrainer(ExactCheckpoints, FaultTolerant, SFTTrainer):
+class AlgoristSFTTrainer(ExactCheckpoints, SmallerParts, SFTTrainer):
     """TRL's trainer with checkpoints that continue exactly, in parts where a micro-batch does not fit into memory."""
 
     _most_rows: int | None = None
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, load: Load, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.load = load
         score_labels_only(unwrap(self.model))
+        self.faults = FiniteSteps(lambda: list(self._window), lambda values: trl_seam.note(self, values))
+        self.add_callback(self.faults)
+
+    def extra_state(self) -> dict[str, Any]:
+        """Return the tokens so far, beyond what every stage keeps."""
+        return {**super().extra_state(), "total_train_tokens": trl_seam.tokens_seen(self)}
+
+    def load_extra_state(self, state: dict[str, Any]) -> None:
+        """Restore what ``extra_state`` returned."""
+        super().load_extra_state(state)
+        trl_seam.set_tokens_seen(self, state["total_train_tokens"])
 
     def can_halve(self) -> bool:
         """Halve the rows of one forward and backward; the loss is a sum over the step's tokens, so parts add up."""
@@ -50,7 +64,9 @@ class AlgoristSFTTrainer(ExactCheckpoints, FaultTolerant, SFTTrainer):
             return False
         self._most_rows = (rows + 1) // 2
         log.warning(
-            "out of memory with %d rows at a time; going on with %d, same mathematics", rows, self._most_rows
+            "out of memory with %d rows at a time; continuing with %d, same mathematics",
+            rows,
+            self._most_rows,
         )
         return True
 
@@ -58,8 +74,6 @@ class AlgoristSFTTrainer(ExactCheckpoints, FaultTolerant, SFTTrainer):
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """TRL's loss; in parts the backward of all but the last part is done here, so that its memory is free again."""
-        if self._marks is None and model.training:
-            self.mark()
         size, most = inputs["input_ids"].shape[0], self._most_rows
         if most is None or size <= most or return_outputs or not model.training:
             return self._loss(model, inputs, return_outputs, num_items_in_batch)
@@ -173,6 +187,7 @@ def make_sft_trainer(
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
         callbacks=list(callbacks),
+        load=load_of("sft", section, device),
     )
     trainer.remove_callback(PrinterCallback)  # the display shows the lines
     return trainer

@@ -1,0 +1,107 @@
+"""The one schema of stored completions: what a group of rollouts becomes in Parquet, for training and evaluation alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow
+
+from algorist.types import Group
+
+VERSION = "2"
+SCHEMA = pyarrow.schema(
+    [
+        ("stage", pyarrow.string()),
+        ("step", pyarrow.int64()),
+        ("problem_id", pyarrow.string()),
+        ("group", pyarrow.int64()),
+        ("sample", pyarrow.int32()),
+        ("greedy", pyarrow.bool_()),
+        ("dataset", pyarrow.string()),
+        ("subject", pyarrow.string()),
+        ("level", pyarrow.string()),
+        ("question", pyarrow.string()),
+        ("prompt", pyarrow.string()),
+        ("completion", pyarrow.string()),
+        ("prompt_tokens", pyarrow.int32()),
+        ("completion_tokens", pyarrow.int32()),
+        ("truncated", pyarrow.bool_()),
+        ("well_formed", pyarrow.bool_()),
+        ("has_reasoning", pyarrow.bool_()),
+        ("reasoning_characters", pyarrow.int32()),
+        ("extracted", pyarrow.string()),
+        ("gold", pyarrow.string()),
+        ("correct", pyarrow.bool_()),
+        ("reason", pyarrow.string()),
+        ("rewards", pyarrow.map_(pyarrow.string(), pyarrow.float64())),
+        ("reward", pyarrow.float64()),
+        ("advantage", pyarrow.float64()),
+        ("sampler_log_prob_sum", pyarrow.float64()),
+        ("seconds", pyarrow.float64()),
+    ],
+    metadata={"algorist.rollouts": VERSION},
+)
+
+
+def rows_of(
+    group: Group, *, index: int = 0, advantages: Sequence[float] | None = None
+) -> list[dict[str, Any]]:
+    """Return one row of ``SCHEMA`` for each rollout of a group; the caller adds ``stage`` and ``step``.
+
+    Args:
+        group: A group of graded rollouts.
+        index: Place of the group in its batch.
+        advantages: The advantage that each rollout was trained with.
+    """
+    problem = group.problem
+    rows = []
+    for sample, rollout in enumerate(group.rollouts):
+        known = rollout.log_probs is not None and all(v is not None for v in rollout.log_probs)
+        grade = rollout.grade
+        rows.append(
+            {
+                "problem_id": problem.id,
+                "group": index,
+                "sample": sample,
+                "dataset": problem.extra.get("dataset"),
+                "subject": problem.subject,
+                "level": problem.level,
+                "question": problem.question,
+                "prompt": group.prompt,
+                "completion": rollout.text,
+                "prompt_tokens": len(group.prompt_ids),
+                "completion_tokens": len(rollout.completion_ids),
+                "truncated": rollout.truncated,
+                "well_formed": rollout.parsed.well_formed,
+                "has_reasoning": rollout.parsed.reasoning is not None,
+                "reasoning_characters": len(rollout.parsed.reasoning or ""),
+                "extracted": grade.extracted if grade else None,
+                "gold": problem.answer,
+                "correct": grade.correct if grade else None,
+                "reason": grade.reason if grade else None,
+                "rewards": rollout.rewards,
+                "reward": rollout.reward,
+                "advantage": advantages[sample] if advantages is not None else None,
+                "sampler_log_prob_sum": float(sum(rollout.log_probs or ())) if known else None,
+                "seconds": group.seconds,
+            }
+        )
+    return rows
+
+
+def upgraded(table: pyarrow.Table) -> pyarrow.Table:
+    """Return a table of a former version with the columns of this one: those it lacks are null, ``tokens`` has its name of now."""
+    names = {"tokens": "completion_tokens"}
+    columns = {names.get(name, name): table.column(name) for name in table.column_names}
+    arrays = [
+        columns[field.name].cast(field.type)
+        if field.name in columns
+        else pyarrow.nulls(table.num_rows, field.type)
+        for field in SCHEMA
+    ]
+    found = pyarrow.table(arrays, schema=SCHEMA)
+    for name, column in columns.items():
+        if name not in SCHEMA.names:
+            found = found.append_column(name, column)
+    return found

@@ -1,0 +1,42 @@
+"""Functions for people who write their own loop, under the names of the Stanford CS336 alignment assignment.
+
+Arguments and results are those of the assignment: unbiased deviations, three results from ``compute_group_normalized_rewards``,
+NaN for an empty mean. The pieces of algorist's own step are in ``objectives``, ``rollouts.collect`` and ``training.log_probs``.
+"""
+
+from algorist.objectives.masks import masked_mean, masked_normalize
+from algorist.toolkit.entropy import compute_entropy
+from algorist.toolkit.log_probs import get_response_log_probs, token_log_probs
+from algorist.toolkit.microbatch import grpo_microbatch_train_step, sft_microbatch_train_step
+from algorist.toolkit.packed_dataset import PackedSFTDataset, get_packed_sft_dataset, iterate_batches
+from algorist.toolkit.policy_gradient import (
+    compute_group_normalized_rewards,
+    compute_grpo_clip_loss,
+    compute_naive_policy_gradient_loss,
+    compute_policy_gradient_loss,
+)
+from algorist.toolkit.preference import compute_per_instance_dpo_loss, dpo_loss
+from algorist.toolkit.responses import parse_gsm8k_response, parse_mmlu_response
+from algorist.toolkit.tokenize import tokenize_prompt_and_output
+
+__all__ = [
+    "PackedSFTDataset",
+    "compute_entropy",
+    "compute_group_normalized_rewards",
+    "compute_grpo_clip_loss",
+    "compute_naive_policy_gradient_loss",
+    "compute_per_instance_dpo_loss",
+    "compute_policy_gradient_loss",
+    "dpo_loss",
+    "get_packed_sft_dataset",
+    "get_response_log_probs",
+    "grpo_microbatch_train_step",
+    "iterate_batches",
+    "masked_mean",
+    "masked_normalize",
+    "parse_gsm8k_response",
+    "parse_mmlu_response",
+    "sft_microbatch_train_step",
+    "token_log_probs",
+    "tokenize_prompt_and_output",
+]

@@ -1,0 +1,140 @@
+"""The completions that an optimizer step learns from: lists of tokens, group by group, and numbers per token.
+
+Groups come from ``collect`` and stay groups: a batch knows of each completion which prompt it belongs to, so nothing has to be
+found again from tokens. Only numbers per token (log-probs, masks) are tensors (B, T), with T the longest completion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from algorist.types import Group
+
+PER_TOKEN = ("mask", "sampler_log_probs", "old_log_probs", "ref_log_probs")
+
+
+@dataclass
+class Batch:
+    """B completions of P prompts.
+
+    Attributes:
+        prompts: P lists of token ids.
+        completions: B lists of token ids.
+        prompt_of: For each completion the index of its prompt.
+        advantages: (B,).
+        mask: (B, T) bool, the tokens that count in the loss.
+        sampler_log_probs: (B, T) as the engine gave them, or None.
+        old_log_probs: (B, T) of the policy that sampled, by the trainer; None where the batch is used for one step only.
+        ref_log_probs: (B, T) of the reference; None without a KL penalty.
+    """
+
+    prompts: list[list[int]]
+    completions: list[list[int]]
+    prompt_of: list[int]
+    advantages: Tensor
+    mask: Tensor
+    sampler_log_probs: Tensor | None = None
+    old_log_probs: Tensor | None = None
+    ref_log_probs: Tensor | None = None
+
+    @classmethod
+    def from_groups(
+        cls,
+        groups: Sequence[Group],
+        advantages: Tensor,
+        *,
+        device: torch.device | str = "cpu",
+        mask_truncated: bool = False,
+    ) -> Batch:
+        """Return the batch of all completions of ``groups``.
+
+        Args:
+            groups: P groups, of any sizes.
+            advantages: (B,), or (P, G) for groups of one size, in the order of the completions.
+            device: Where the tensors go.
+            mask_truncated: Completions that the length limit ended do not count.
+        """
+        rollouts = [(index, rollout) for index, group in enumerate(groups) for rollout in group.rollouts]
+        completions = [rollout.completion_ids for _, rollout in rollouts]
+        lengths = torch.tensor([len(ids) for ids in completions])
+        if mask_truncated:
+            lengths *= torch.tensor([not rollout.truncated for _, rollout in rollouts])
+        width = max((len(ids) for ids in completions), default=0)
+        known = all(rollout.log_probs is not None for _, rollout in rollouts)
+        sampler = torch.zeros(len(rollouts), width)
+        for row, (_, rollout) in enumerate(rollouts):
+            if known and rollout.log_probs is not None:
+                values = [float("nan") if v is None else v for v in rollout.log_probs]
+                sampler[row, : len(values)] = torch.tensor(values)
+        return cls(
+            [group.prompt_ids for group in groups],
+            completions,
+            [index for index, _ in rollouts],
+            advantages.flatten().float().to(device),
+            (torch.arange(width) < lengths[:, None]).to(device),
+            sampler.to(device) if known else None,
+        )
+
+    def __len__(self) -> int:
+        return len(self.completions)
+
+    @property
+    def width(self) -> int:
+        """T, the number of columns of the tensors."""
+        return self.mask.shape[1]
+
+    def take(self, rows: Sequence[int]) -> Batch:
+        """Return the batch of the completions ``rows``, in that order, with no more columns than they need."""
+        index = torch.tensor(list(rows), dtype=torch.long, device=self.mask.device)
+        width = max((len(self.completions[row]) for row in rows), default=0)
+        tensors: dict[str, Any] = {
+            name: None if (value := getattr(self, name)) is None else value[index, :width]
+            for name in PER_TOKEN
+        }
+        return replace(
+            self,
+            completions=[self.completions[row] for row in rows],
+            prompt_of=[self.prompt_of[row] for row in rows],
+            advantages=self.advantages[index],
+            **tensors,
+        )
+
+    def in_group_order(self, rows: Sequence[int]) -> list[int]:
+        """Return ``rows`` with the completions of a prompt together, shorter ones first."""
+        return sorted(rows, key=lambda row: (self.prompt_of[row], len(self.completions[row]), row))
+
+    def parts(
+        self, rows: Sequence[int], *, most_rows: int, most_tokens: int | None = None
+    ) -> list[list[int]]:
+        """Cut ``rows`` into parts of at most ``most_rows`` and ``most_tokens`` (each prompt once, every completion), or one row."""
+        parts: list[list[int]] = []
+        used, present = 0, -1
+        for row in rows:
+            prompt, size = self.prompt_of[row], len(self.completions[row])
+            cost = size + (0 if prompt == present else len(self.prompts[prompt]))
+            full = parts and (len(parts[-1]) >= most_rows or (most_tokens and used + cost > most_tokens))
+            if not parts or full:
+                parts.append([])
+                used, cost = 0, size + len(self.prompts[prompt])
+            parts[-1].append(row)
+            used, present = used + cost, prompt
+        return parts
+
+    def packed_tokens(self, rows: Sequence[int]) -> int:
+        """Return the tokens of ``rows`` with each prompt counted once."""
+        prompts = {self.prompt_of[row] for row in rows}
+        return sum(len(self.prompts[p]) for p in prompts) + sum(len(self.completions[row]) for row in rows)
+
+    def to(self, device: torch.device | str) -> Batch:
+        """Return the batch with its tensors on ``device``."""
+        moved = {n: v.to(device) for n in (*PER_TOKEN, "advantages") if (v := getattr(self, n)) is not None}
+        return replace(self, **moved)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the batch as lists and tensors, for a checkpoint."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}

@@ -1,0 +1,259 @@
+"""Log-probs of the completions of a batch under a model: packed without waste, or plainly.
+
+The packed pass computes each prompt once for its whole group, no padding, and the head at completion positions only. It is used
+for a model when it reproduces that model's own forward, which is checked once on real rows; any other model takes the plain
+pass, with one line in the log that says why. Both give the same numbers in the same places.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from algorist.training.batch import Batch
+from algorist.training.head import altered_logits, completion_log_probs
+from algorist.training.linear import fast_linear
+from algorist.training.packed import Layout, NotCovered, pack, packed_attention
+
+log = logging.getLogger("algorist.training.log_probs")
+
+TOLERANCE = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 2e-1}
+"""Largest accepted difference of a log-prob between the packed pass and the plain one, per type of the computation."""
+
+Autocast = Callable[[], AbstractContextManager[Any]]
+
+
+class LogProbs:
+    """Computes log-probs of batches: packed where the model is covered, plainly elsewhere.
+
+    Args:
+        temperature: Logits are divided by it.
+        packed: Use the packed pass where it applies.
+        verify: Compare it with the plain pass at the first use of a model.
+    """
+
+    def __init__(self, *, temperature: float = 1.0, packed: bool = True, verify: bool = True) -> None:
+        self.temperature, self.packed, self.verify = temperature, packed, verify
+        self._verdicts: weakref.WeakKeyDictionary[nn.Module, str | None] = weakref.WeakKeyDictionary()
+        self._said: set[str] = set()
+
+    def __call__(
+        self,
+        model: nn.Module,
+        batch: Batch,
+        *,
+        compute_entropy: bool = False,
+        autocast: Autocast = nullcontext,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return log-probs (B, T) of the completions and, if asked for, entropies (B, T), in nats, float32, 0 in the padding.
+
+        Args:
+            model: A causal language model, possibly wrapped by PEFT, DDP or FSDP2.
+            batch: At least one completion; no prompt and no completion is empty.
+            compute_entropy: Also return the entropy of each next-token distribution.
+            autocast: Makes the context of the forward.
+        """
+        reason = self.why_plain(model, batch, autocast) if self.packed else "it is switched off"
+        if reason is None:
+            try:
+                return packed_log_probs(
+                    model,
+                    batch,
+                    temperature=self.temperature,
+                    compute_entropy=compute_entropy,
+                    autocast=autocast,
+                )
+            except NotCovered as error:
+                reason = str(error)
+        if self.packed and reason not in self._said:
+            self._said.add(reason)
+            log.warning("the packed log-prob pass is off: %s; each completion is computed by itself", reason)
+        return plain_log_probs(
+            model, batch, temperature=self.temperature, compute_entropy=compute_entropy, autocast=autocast
+        )
+
+    def why_plain(self, model: nn.Module, batch: Batch, autocast: Autocast = nullcontext) -> str | None:
+        """Return why the packed pass does not apply to a model, or None; the first call compares the two passes."""
+        base = unwrap(model)
+        reason = _refusal(model, base)
+        if reason is None and self.verify and base not in self._verdicts:
+            try:
+                self._verdicts[base] = self._difference(base, batch, autocast)
+            except NotCovered as error:
+                return str(error)
+        return reason or self._verdicts.get(base)
+
+    @torch.no_grad()
+    def _difference(self, base: Any, batch: Batch, autocast: Autocast) -> str | None:
+        """Return by how much the packed pass differs from the plain one on two completions, if by too much."""
+        shortest = sorted(range(len(batch)), key=lambda row: len(batch.completions[row]))[:2]
+        few = batch.take(batch.in_group_order(shortest))
+        with eval_mode(base):
+            ours, _ = packed_log_probs(base, few, temperature=self.temperature, autocast=autocast)
+            own, _ = plain_log_probs(base, few, temperature=self.temperature, autocast=autocast)
+        worst = float((ours - own).abs().max())
+        with autocast():
+            kind, dtype = ours.device.type, next(base.parameters()).dtype
+            dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else dtype
+        if worst <= TOLERANCE.get(dtype, 1e-3):
+            return None
+        return f"the packed forward of {type(base).__name__} differs from its own by {worst:.1e} in log-prob"
+
+
+def packed_log_probs(
+    model: nn.Module,
+    batch: Batch,
+    *,
+    temperature: float = 1.0,
+    compute_entropy: bool = False,
+    autocast: Autocast = nullcontext,
+) -> tuple[Tensor, Tensor | None]:
+    """Return log-probs (B, T) and entropies (B, T) or None by one forward over the packed batch.
+
+    Completions of a prompt must follow each other (``Batch.in_group_order``). Arguments as for ``LogProbs``.
+
+    Raises:
+        NotCovered: The packed forward would not compute what the model computes.
+    """
+    _add_packed_forward(unwrap(model))
+    layout = pack(batch)
+    with autocast():
+        result = model(packed_layout=layout, temperature=temperature, compute_entropy=compute_entropy)
+
+    def in_place(values_M: Tensor | None) -> Tensor | None:
+        if values_M is None:
+            return None
+        flat = values_M.new_zeros(len(batch) * batch.width)
+        return flat.index_copy(0, layout.scatter_M, values_M).view(len(batch), batch.width)
+
+    log_probs = in_place(result["log_probs"])
+    assert log_probs is not None
+    return log_probs, in_place(result.get("entropy"))
+
+
+def plain_log_probs(
+    model: nn.Module,
+    batch: Batch,
+    *,
+    temperature: float = 1.0,
+    compute_entropy: bool = False,
+    autocast: Autocast = nullcontext,
+) -> tuple[Tensor, Tensor | None]:
+    """Return log-probs (B, T) and entropies (B, T) or None by the model's own forward, rows padded on the right; any model."""
+    device = batch.mask.device
+    rows = [batch.prompts[p] + ids for p, ids in zip(batch.prompt_of, batch.completions, strict=True)]
+    longest = max(map(len, rows))
+    ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows], device=device)
+    lengths = torch.tensor([len(completion) for completion in batch.completions], device=device)
+    starts = torch.tensor([len(row) for row in rows], device=device) - lengths
+    attended = torch.arange(longest, device=device) < (starts + lengths)[:, None]
+    steps = torch.arange(batch.width, device=device)
+    padding = steps >= lengths[:, None]
+    places = (starts[:, None] + steps).clamp(max=longest - 1)  # (B, T) of the completion's tokens
+    with autocast():
+        logits = model(input_ids=ids, attention_mask=attended.long(), use_cache=False).logits
+    predicting = (places - 1)[..., None].expand(-1, -1, logits.shape[-1])
+    logs = torch.log_softmax(logits.gather(1, predicting).float() / temperature, -1)
+    found = logs.gather(-1, ids.gather(1, places)[..., None]).squeeze(-1)
+    entropy = -(logs.exp() * logs).sum(-1).masked_fill(padding, 0.0) if compute_entropy else None
+    return found.masked_fill(padding, 0.0), entropy
+
+
+def _add_packed_forward(base: Any) -> None:
+    """Let the model's forward take ``packed_layout``; wrappers such as DDP, FSDP and PEFT pass it through."""
+    if getattr(base, "_algorist_packed", False):
+        return
+    original = base.forward
+
+    @functools.wraps(original)
+    def forward(self: Any, *args: Any, packed_layout: Layout | None = None, **kwargs: Any) -> Any:
+        if packed_layout is None:
+            return original(*args, **kwargs)
+        return _forward_packed(self, packed_layout, **kwargs)
+
+    base.forward = types.MethodType(forward, base)
+    base._algorist_packed = True
+
+
+def _forward_packed(
+    base: Any, layout: Layout, temperature: float, compute_entropy: bool, **_: Any
+) -> dict[str, Tensor]:
+    with packed_attention(base.config.get_text_config(), layout), fast_linear():
+        output = base.base_model(
+            input_ids=layout.tokens_N[None],
+            position_ids=layout.positions_N[None],
+            attention_mask=None,
+            use_cache=False,
+        )
+    hidden = output.last_hidden_state[0].index_select(0, layout.predict_M)
+    head = base.get_output_embeddings()
+    found = completion_log_probs(
+        hidden,
+        head.weight,
+        getattr(head, "bias", None),
+        layout.targets_M,
+        temperature=temperature,
+        compute_entropy=compute_entropy,
+    )
+    return {name: value for name, value in found._asdict().items() if value is not None}
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Switch dropout off; afterwards each module has its own mode again."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def unwrap(model: nn.Module) -> Any:
+    """Return the transformers model inside DDP and PEFT wrappers."""
+    inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+    get_base = getattr(inner, "get_base_model", None)
+    return get_base() if get_base is not None else inner
+
+
+def recomputes(base: Any) -> bool:
+    """Return whether the model is training with activation checkpointing."""
+    name = "is_activation_checkpointing"  # its name since transformers 5
+    name = name if hasattr(type(base), name) else "is_gradient_checkpointing"
+    return bool(base.training and getattr(base, name, False))
+
+
+def _refusal(model: nn.Module, base: Any) -> str | None:
+    """Return why the packed forward does not apply to this model in its present state, or None."""
+    inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+    name = type(base).__name__
+    if any("FullyShardedDataParallel" in k.__name__ or "FSDP" in k.__name__ for k in type(inner).__mro__):
+        return "the model is sharded by FSDP"
+    if any("DeepSpeed" in k.__name__ for k in type(model).__mro__):
+        return "the model is wrapped by DeepSpeed"
+    peft = getattr(inner, "peft_config", None) or {}
+    if any(getattr(config, "is_prompt_learning", False) for config in peft.values()):
+        return "the adapter prepends virtual tokens"
+    if not hasattr(base, "config") or not hasattr(base, "get_output_embeddings"):
+        return f"{name} is not a transformers causal language model"
+    if not getattr(base, "_supports_attention_backend", False):
+        return f"{name} does not take another attention function"
+    if torch.is_grad_enabled() and recomputes(base):
+        return "gradient checkpointing is on (the packed pass bounds memory by its parts instead)"
+    config = base.config.get_text_config()
+    odd = sorted(set(getattr(config, "layer_types", None) or []) - {"full_attention", "sliding_attention"})
+    if odd:
+        return f"{name} has layers of type {', '.join(odd)}"
+    altered = altered_logits(config)
+    if altered is not None:
+        return f"{name} uses {altered}"
+    return None

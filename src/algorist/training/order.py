@@ -1,0 +1,126 @@
+"""Which problems a step gets, how many completions it holds, and how processes share them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Sampler
+
+from algorist.config.schema import GRPOSection
+from algorist.types import Group, Problem
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Completions on one process, and steps.
+
+        rollout batch   |  share 0  |  share 1  |    rows = 2 shares
+        share           | micro | micro | micro |    what one optimizer step learns from
+        iterations      the shares are gone through num_iterations times: steps = shares · iterations
+
+    Attributes:
+        rows: Completions of a rollout batch on one process.
+        shares: Optimizer steps among which they are dealt.
+        iterations: How often each share is used.
+        micro_batch: Completions of a micro-batch.
+        group_size: Completions of a problem.
+    """
+
+    rows: int
+    shares: int
+    iterations: int
+    micro_batch: int
+    group_size: int
+
+    @classmethod
+    def from_section(cls, section: GRPOSection) -> Schedule:
+        """Return the schedule of a recipe's ``grpo`` section."""
+        windows = section.steps_per_generation or section.gradient_accumulation_steps
+        return cls(
+            rows=section.batch_size * windows,
+            shares=windows // section.gradient_accumulation_steps,
+            iterations=section.num_iterations,
+            micro_batch=section.batch_size,
+            group_size=section.group_size,
+        )
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps that a rollout batch feeds."""
+        return self.shares * self.iterations
+
+    def problems(self, processes: int) -> int:
+        """Return the problems of a rollout batch of all processes."""
+        return self.rows * processes // self.group_size
+
+    def share(self, problems: int, rank: int, processes: int) -> list[tuple[int, int]]:
+        """Return (problem, completions) of one process: equal numbers of completions, so a group may be on two processes."""
+        rows = problems * self.group_size // processes
+        first, last = rank * rows, (rank + 1) * rows
+        found = []
+        for problem in range(first // self.group_size, (last - 1) // self.group_size + 1):
+            start, stop = problem * self.group_size, (problem + 1) * self.group_size
+            found.append((problem, min(stop, last) - max(start, first)))
+        return found
+
+
+class ProblemOrder(Sampler[list[int]]):
+    """The problems of each step: a permutation for each epoch, found from seed and epoch alone; the same order as TRL's.
+
+    Args:
+        count: Problems in all.
+        size: Problems of a rollout batch; those that fill no batch are left out of an epoch.
+        repeats: Steps that a rollout batch feeds.
+        seed: Seed of the permutations.
+    """
+
+    def __init__(self, count: int, size: int, repeats: int, seed: int) -> None:
+        self.count, self.size, self.repeats, self.seed, self.epoch = count, size, repeats, seed, 0
+
+    @classmethod
+    def loader(cls, problems: Sequence[Problem], size: int, repeats: int, seed: int) -> DataLoader[Any]:
+        """Return a loader whose items are lists of problems, one for each optimizer step."""
+        order = cls(len(problems), size, repeats, seed)
+        return _Loader(list(problems), batch_sampler=order, collate_fn=list)  # type: ignore[arg-type]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Take the permutation of ``epoch``."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        generator = torch.Generator().manual_seed(self.seed)
+        for _ in range(self.epoch + 1):
+            order = torch.randperm(self.count, generator=generator).tolist()
+        for start in range(0, self.count - self.size + 1, self.size):
+            for _ in range(self.repeats):
+                yield order[start : start + self.size]
+
+    def __len__(self) -> int:
+        return self.count // self.size * self.repeats
+
+
+class _Loader(DataLoader[Any]):
+    def set_epoch(self, epoch: int) -> None:
+        """Pass the epoch on; transformers calls it at the start of each."""
+        self.batch_sampler.set_epoch(epoch)  # type: ignore[union-attr]
+
+
+def join_groups(accelerator: Any, share: Sequence[tuple[int, int]], groups: list[Group]) -> list[Group]:
+    """Return the groups of all processes in the order of the problems; parts of a group are put together.
+
+    ``seconds`` is the slowest process's. Every process must call this.
+    """
+    if accelerator.num_processes == 1:
+        return groups
+    from accelerate.utils import gather_object
+
+    gathered = gather_object([(place, group) for (place, _), group in zip(share, groups, strict=True)])
+    seconds = max(group.seconds for _, group in gathered)
+    whole: dict[int, Group] = {}
+    for place, group in gathered:
+        before = whole[place].rollouts if place in whole else []
+        whole[place] = replace(group, rollouts=[*before, *group.rollouts], seconds=seconds)
+    return [whole[place] for place in sorted(whole)]

@@ -1,0 +1,169 @@
+"""The GRPO step on one page: collect → advantages → batch → log-probs → loss. Order on the page is order in time.
+
+For each problem q a group of G completions o_1 … o_G is sampled from the policy π_old and rewarded; the policy π_θ then minimises
+
+    L(θ) = Σ_i Σ_t w_it · [ -min(r_it·A_i, clip(r_it, 1 - ε_low, 1 + ε_high)·A_i) + β·k3(π_θ, π_ref) ]
+
+with the ratio r_it = π_θ(o_it | q, o_i,<t) / π_old(o_it | q, o_i,<t), the advantage A_i = (R_i - mean R) / (std R + 1e-4) over the
+group, and weights w_it that average over tokens. Loss, weights and advantage are functions of ``objectives`` that a recipe chooses
+by name, or a user's own (``grpo.loss``, ``grpo.advantage``).
+
+Source: GRPO (2402.03300) eq. 3 and 4.1.2; DAPO (2503.14476) eq. 8 for the weights; Dr. GRPO (2503.20783).
+
+What differs from the paper, on purpose:
+
+1. β is 0 by default: no reference model, no penalty (as DAPO, Dr. GRPO and TRL since 0.16). With β the penalty is r_it·k3, whose
+   gradient is that of the true KL (DeepSeek-V3.2, 2512.02556).
+2. w_it is 1 / the number of completion tokens of the whole step (``dapo``), not 1 / (G·|o_i|): long completions are not damped.
+   A rollout batch that feeds several steps counts its tokens once, divided by these steps, as TRL does.
+3. Rollouts that feed one step only take r_it = π_θ / stop_gradient(π_θ): exactly 1, with the gradient of REINFORCE, no extra pass.
+   Otherwise log π_old is the sampler's where that is exact (float32 on both sides), else one pass of the trainer.
+4. A completion whose advantage is 0 is not computed where it would add exactly 0 to loss and gradient. It still counts in w_it.
+5. A step is computed in parts of bounded size, one backward each. The weights are fixed before, so the parts add up exactly.
+6. A sampler that differs from the trainer (vLLM, another type) is corrected by a truncated ratio per token or sequence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from algorist.objectives import Loss, sampler_weights, token_losses, token_weights
+from algorist.objectives.advantages import Advantage
+from algorist.objectives.ratios import Correction
+from algorist.training.batch import Batch
+from algorist.training.metrics import Metrics
+from algorist.types import Group
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What a step minimises.
+
+    Attributes:
+        loss: A registered or own loss; ``parameters`` are its settings (``clip_low``, …).
+        advantage: Turns rewards (P, G) into advantages (P, G).
+        beta: Weight of the KL penalty.
+        longest: The longest possible completion in tokens, for ``seq-mean-token-sum-norm``.
+        mask_truncated: Completions that the length limit ended do not count.
+        correction: Mode, least and greatest weight of the correction for the sampler; None for none.
+        skip: Leave out completions of advantage 0 where that is exact.
+    """
+
+    loss: Loss
+    advantage: Advantage
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    beta: float = 0.0
+    longest: int = 256
+    mask_truncated: bool = False
+    correction: tuple[Correction, float | None, float | None] | None = None
+    skip: bool = True
+
+
+# 1. collect: ``rollouts.collect`` samples, parses, grades and rewards; the trainer calls it with the policy's engine.
+
+
+# 2. advantages
+def advantages_of(groups: Sequence[Group], objective: Objective) -> Tensor:
+    """Return the advantage (P, G) of every completion of P groups of one size; 0 where no reward applies."""
+    rewards_PG = torch.tensor(
+        [[math.nan if r.reward is None else r.reward for r in group.rollouts] for group in groups]
+    )
+    advantages_PG = objective.advantage(rewards_PG)
+    if advantages_PG.shape != rewards_PG.shape:
+        raise ValueError(
+            f"the advantage returned shape {tuple(advantages_PG.shape)} for rewards of shape {tuple(rewards_PG.shape)}; "
+            "expected the same shape"
+        )
+    return advantages_PG.float().masked_fill(rewards_PG.isnan(), 0.0)
+
+
+# 3. batch
+def deal(rows: int, steps: int) -> list[list[int]]:
+    """Return which completions each of ``steps`` optimizer steps takes, in which order: equal shares, drawn as TRL draws them."""
+    order = torch.randperm(rows).tolist()
+    size = rows // steps
+    return [order[start : start + size] for start in range(0, size * steps, size)]
+
+
+def step_weights(batch: Batch, objective: Objective, *, tokens: float, micro_batch: int) -> Tensor:
+    """Return the weights (B, T) of one optimizer step's tokens on this process.
+
+    Args:
+        batch: The step's completions, in the order in which they were dealt.
+        objective: Its loss knows the reduction.
+        tokens: Denominator of ``token-mean``.
+        micro_batch: Completions of a micro-batch, for ``micro-batch-token-mean``.
+    """
+    reduction = objective.loss.reduction
+    if reduction == "micro-batch-token-mean":
+        parts = batch.mask.split(micro_batch)
+        return torch.cat([token_weights(part, reduction) / len(parts) for part in parts])
+    denominator = objective.longest if reduction == "seq-mean-token-sum-norm" else max(tokens, 1e-9)
+    return token_weights(batch.mask, reduction, denominator=denominator)
+
+
+def rows_to_compute(batch: Batch, objective: Objective) -> list[int]:
+    """Return the completions that need a forward pass, completions of a prompt together; always at least one."""
+    counts = batch.mask.any(1)
+    if objective.skip and objective.loss.zero_advantage_adds_nothing and objective.beta == 0.0:
+        counts = counts & (batch.advantages != 0)
+    rows = counts.nonzero()[:, 0].tolist()
+    if not rows:  # every parameter needs a gradient, and every process takes part in its reduction
+        rows = [min(range(len(batch)), key=lambda row: len(batch.completions[row]))]
+    return batch.in_group_order(rows)
+
+
+# 4. log-probs: ``LogProbs`` packs the batch and runs the policy.
+PolicyLogProbs = Callable[[Batch], tuple[Tensor, Tensor | None]]
+
+
+# 5. loss
+def sampler_correction(batch: Batch, objective: Objective) -> Tensor | None:
+    """Return the weights (B, T) or (B, 1) that correct for the sampler, or None where nothing is corrected."""
+    if objective.correction is None or batch.sampler_log_probs is None or batch.old_log_probs is None:
+        return None
+    mode, low, high = objective.correction
+    return sampler_weights(batch.old_log_probs, batch.sampler_log_probs, batch.mask, mode, low=low, high=high)
+
+
+def loss_of(
+    log_probs: Tensor,
+    entropy: Tensor | None,
+    batch: Batch,
+    weights: Tensor,
+    objective: Objective,
+    metrics: Metrics,
+) -> Tensor:
+    """Return the share of the step's loss that the completions of ``batch`` have, and count their metrics.
+
+    Args:
+        log_probs: (B, T) under the policy, with gradient.
+        entropy: (B, T) of its next-token distributions, for the log; or None.
+        batch: A part of the step.
+        weights: (B, T) of ``step_weights``.
+        objective: What is minimised.
+        metrics: Takes sums over tokens and completions.
+    """
+    per_token, values = token_losses(
+        log_probs,
+        batch.advantages,
+        batch.mask,
+        loss=objective.loss,
+        old_log_probs=batch.old_log_probs,
+        ref_log_probs=batch.ref_log_probs,
+        beta=objective.beta,
+        unbiased_kl=True,
+        sampler_weights=sampler_correction(batch, objective),
+        **objective.parameters,
+    )
+    for name, value in values.items():
+        metrics.add(name, value.detach(), batch.mask)
+    if entropy is not None:
+        metrics.add("entropy", entropy.detach(), batch.mask)
+    return (per_token * weights).sum()

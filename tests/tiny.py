@@ -1,0 +1,151 @@
+"""Small real things for tests: a tokenizer, a model whose next-token distribution is not flat, an engine that is slow and plain."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from algorist.config.schema import GRPOSection
+from algorist.models.tiny import train_tokenizer
+from algorist.prompts import get_format
+from algorist.prompts.base import PromptFormat
+from algorist.rewards import RewardSet, build_rewards
+from algorist.rollouts.base import Completion, SamplingParams
+from algorist.training.grpo_setup import make_grpo_trainer
+from algorist.types import Problem
+
+QUESTIONS = ["1+1", "23+4 is", "7*8", "what is 9-3", "5+5+5", "12/4 gives"]
+PROBLEMS = [Problem(f"p{index}", question, str(index)) for index, question in enumerate(QUESTIONS)]
+TOKENIZER = train_tokenizer(QUESTIONS, vocab_size=300)
+# Many stop tokens give completions of unequal length.
+STOPS = [TOKENIZER.eos_token_id, *range(3, len(TOKENIZER), 7)]
+
+
+def make_model(seed: int = 0) -> Qwen2ForCausalLM:
+    """Return a small decoder whose next-token distribution is not flat."""
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=len(TOKENIZER),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+        pad_token_id=TOKENIZER.pad_token_id,
+        eos_token_id=TOKENIZER.eos_token_id,
+        bos_token_id=None,
+    )
+    model = Qwen2ForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(3)
+    model.generation_config.pad_token_id = TOKENIZER.pad_token_id
+    model.generation_config.eos_token_id = STOPS
+    return model
+
+
+def reward_digits(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    """Varied within most groups, constant in some."""
+    return [float(sum(ids) % 3) if ids[0] % 2 else 1.0 for ids in completion_ids]
+
+
+def reward_length(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    """Tenths of a token."""
+    return [len(ids) / 10 for ids in completion_ids]
+
+
+class PlainEngine:
+    """Samples with full forwards, one row at a time: slow, simple, right."""
+
+    name = "plain"
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model = model
+        self.calls: list[tuple[list[list[int]], int, int | None]] = []
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        group_size: int,
+        params: SamplingParams,
+        on_finished: Callable[[int], None] | None = None,
+    ) -> list[list[Completion]]:
+        """Sample as ``RolloutEngine`` says; torch's global generator stands at the same place after each call."""
+        assert not self.model.training
+        self.calls.append(([list(p) for p in prompts], group_size, params.seed))
+        generator = torch.Generator().manual_seed(params.seed or 0)
+        groups = [[self._one(list(p), params, generator) for _ in range(group_size)] for p in prompts]
+        torch.manual_seed(len(self.calls))
+        return groups
+
+    @torch.no_grad()
+    def _one(self, prompt: list[int], params: SamplingParams, generator: torch.Generator) -> Completion:
+        ids: list[int] = []
+        kept: list[float] = []
+        while len(ids) < params.max_new_tokens:
+            logits = self.model(input_ids=torch.tensor([prompt + ids])).logits[0, -1] / params.temperature
+            logs = torch.log_softmax(logits.float(), -1)
+            token = int(torch.multinomial(logs.exp(), 1, generator=generator))
+            ids.append(token)
+            kept.append(float(logs[token]))
+            if token in STOPS:
+                return Completion(ids, kept, "stop")
+        return Completion(ids, kept, "length")
+
+
+def raw_format() -> PromptFormat:
+    """Return a format whose prompt is the question itself."""
+    return get_format("question_only")
+
+
+def rewards_of(*functions: Any) -> RewardSet:
+    """Return rewards made of plain functions."""
+    return build_rewards(list(functions) or [reward_digits, reward_length], raw_format())
+
+
+def section(**changes: Any) -> GRPOSection:
+    """Return a small ``grpo`` section: two groups of four in a step, three steps."""
+    settings: dict[str, Any] = {
+        "batch_size": 8,
+        "group_size": 4,
+        "max_completion_tokens": 10,
+        "max_steps": 3,
+        "learning_rate": 1e-2,
+        "lr_scheduler": "linear",
+        "save_steps": 10**9,
+    }
+    return GRPOSection(**{**settings, **changes})
+
+
+def make_trainer(folder: Path, model: Any = None, *, engine: Any = None, **settings: Any) -> Any:
+    """Return the GRPO trainer of a small section; ``settings`` are keys of the section or arguments of the trainer."""
+    known = set(GRPOSection.model_fields)
+    model = model if model is not None else make_model()
+    arguments = {k: v for k, v in settings.items() if k not in known}
+    return make_grpo_trainer(
+        model=model,
+        tokenizer=copy.deepcopy(TOKENIZER),
+        problems=arguments.pop("problems", PROBLEMS),
+        prompt_format=arguments.pop("prompt_format", raw_format()),
+        section=section(**{k: v for k, v in settings.items() if k in known}),
+        rewards=arguments.pop("rewards", rewards_of()),
+        engine=engine
+        if engine is not None
+        else PlainEngine(getattr(model, "get_base_model", lambda: model)()),
+        output_dir=folder,
+        seed=arguments.pop("seed", 7),
+        device=torch.device("cpu"),
+        **arguments,
+    )
+
+
+def parameters_of(trainer: Any) -> torch.Tensor:
+    """Return the trained parameters as one vector."""
+    return torch.cat([p.detach().flatten() for p in trainer.model.parameters() if p.requires_grad])
