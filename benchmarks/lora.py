@@ -103,7 +103,7 @@ def main() -> None:
             },
             "points": 100
             * (read["grpo"]["greedy_accuracy"]["value"] - read["base"]["greedy_accuracy"]["value"]),
-            "reward_correct": [row["reward/correct"] for row in lines if "reward/correct" in row],
+            "reward_correct": [row["rewards/correct/mean"] for row in lines if "rewards/correct/mean" in row],
             "seconds": seconds,
             "plain_peft": peft_agreement(base, run / "grpo/final"),
         }

@@ -24,9 +24,14 @@ from models import LONGEST, make_model, make_tokenizer
 from transformers.trainer_callback import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from algorist.grading import grade_completion
+from algorist.config.schema import GRPOSection
+from algorist.prompts import get_format
+from algorist.rewards import build_rewards
+from algorist.rollouts import make_engine
+from algorist.store.rows import rows_of
 from algorist.store.write import RolloutWriter
-from algorist.training.grpo import AlgoristGRPOTrainer
+from algorist.training.grpo_setup import make_grpo_trainer
+from algorist.types import Group, Problem
 
 PROMPTS = {"tiny": 8, "small": 2}
 GROUP_SIZE = 16
@@ -64,6 +69,16 @@ class Stepper:
             self.tokens += sum(len(ids) for ids in completion_ids)
             return [float(sum(ids) % 7) for ids in completion_ids]
 
+        model = calibrated_model(size, tokenizer)
+        rows = prompts(PROMPTS[size] * 4)
+        make = self._stock if name == "trl" else self._ours
+        self.trainer = make(model, tokenizer, rows, reward, size, folder, name)
+        self.trainer.remove_callback(PrinterCallback)
+        self.parts: list[dict[str, float]] = []
+
+    def _stock(
+        self, model: Any, tokenizer: Any, rows: list[Any], reward: Any, size: str, folder: str, _: str
+    ) -> Any:
         config = GRPOConfig(
             output_dir=folder,
             per_device_train_batch_size=GROUP_SIZE,
@@ -80,47 +95,56 @@ class Stepper:
             save_strategy="no",
             disable_tqdm=True,
         )
-        extras: dict[str, Any] = {}
-        cls: type[Any] = GRPOTrainer
-        if name != "trl":
-            from algorist.rollouts import make_engine
-
-            cls = AlgoristGRPOTrainer
-            self.store = RolloutWriter(Path(folder) / "rollouts")
-            extras["on_rollouts"] = self._keep
-            extras["engine"] = lambda model: make_engine(name, model, tokenizer)
-        self.trainer = cls(
-            model=calibrated_model(size, tokenizer),
+        return GRPOTrainer(
+            model=model,
             reward_funcs=[reward],
             args=config,
-            train_dataset=Dataset.from_list(prompts(PROMPTS[size] * 4)),
+            train_dataset=Dataset.from_list(rows),
             processing_class=tokenizer,
-            **extras,
         )
-        self.trainer.remove_callback(PrinterCallback)
-        self.parts: list[dict[str, float]] = []
 
-    def _keep(self, records: list[dict[str, Any]]) -> None:
-        """Grade and store every rollout, as a run does."""
-        rows = []
-        for row in records:
-            verdict = grade_completion(row["completion"], "12")
-            told = {
-                "gold": "12",
-                "extracted": verdict.extracted,
-                "correct": verdict.correct,
-                "reason": verdict.reason,
-            }
-            rows.append({**row, **told, "stage": "grpo"})
-        self.store.write(rows)
+    def _ours(
+        self, model: Any, tokenizer: Any, rows: list[Any], reward: Any, size: str, folder: str, name: str
+    ) -> Any:
+        form = get_format("question_only")
+        self.store = RolloutWriter(Path(folder) / "rollouts")
+        section = GRPOSection(
+            batch_size=GROUP_SIZE,
+            gradient_accumulation_steps=PROMPTS[size],
+            group_size=GROUP_SIZE,
+            max_completion_tokens=LONGEST[size],
+            max_steps=1,
+            learning_rate=1e-6,
+            lr_scheduler="linear",
+            save_steps=10**9,
+        )
+        return make_grpo_trainer(
+            model=model,
+            tokenizer=tokenizer,
+            problems=[Problem(row["problem_id"], row["prompt"], "12") for row in rows],
+            prompt_format=form,
+            section=section,
+            rewards=build_rewards([reward], form),
+            engine=make_engine(name, model, tokenizer),
+            output_dir=Path(folder),
+            seed=42,
+            device=torch.device("cpu"),
+            on_rollouts=self._keep,
+        )
+
+    def _keep(self, step: int, groups: list[Group], advantages_PG: torch.Tensor) -> None:
+        """Store every graded rollout, as a run does."""
+        for index, (group, advantages) in enumerate(zip(groups, advantages_PG.tolist(), strict=True)):
+            self.store.write(rows_of(group, index=index, advantages=advantages))
         self.store.flush()
 
     def __call__(self) -> float:
         before, started = self.tokens, time.perf_counter()
-        self.trainer._buffered_inputs, self.trainer._step = None, 0
+        if isinstance(self.trainer, GRPOTrainer):
+            self.trainer._buffered_inputs, self.trainer._step = None, 0
         self.trainer.train()
         entry = next(e for e in reversed(self.trainer.state.log_history) if "reward" in e)
-        part = {key: entry[key] for key in ("rollout/seconds", "update/seconds") if key in entry}
+        part = {key: entry[key] for key in ("time/rollout_s", "time/update_s") if key in entry}
         self.parts.append({**part, "step/seconds": time.perf_counter() - started})
         return float(self.tokens - before)
 

@@ -30,9 +30,12 @@ from algorist.evaluation.run import EvaluationSetting, evaluate
 from algorist.models.load import load_policy
 from algorist.pipeline import run_recipe
 from algorist.prepare import Problems, recipe_format
+from algorist.prompts.chat import render_prompt
 from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
-from algorist.training.grpo_setup import grpo_config, grpo_rows, make_grpo_trainer
+from algorist.training.arguments import optim_arguments
+from algorist.training.grpo_setup import make_grpo_trainer
+from algorist.training.stock import stock_config
 
 EVERY, MAX_STEPS = 10, 240
 
@@ -90,7 +93,6 @@ def train(who: str, seed: int, model: Path, target: float, folder: Path) -> dict
         policy.model.train(mode)
         return sum(s["correct"] for s in samples) / len(samples)
 
-    rows = grpo_rows(data.train, form, policy.tokenizer)
     rewards = build_rewards(recipe.rewards, form, matcher=recipe.matcher)
     weights = [spec.weight for spec in recipe.rewards]
     section = recipe.grpo.model_copy(update={"save_steps": 10**9, "max_steps": MAX_STEPS})
@@ -98,14 +100,19 @@ def train(who: str, seed: int, model: Path, target: float, folder: Path) -> dict
     trainer: Any
     if who == "algorist":
         trainer = make_grpo_trainer(
-            model=policy.model, tokenizer=policy.tokenizer, rows=rows, section=section, rewards=rewards, weights=weights,
-            engine=make_engine("auto", policy.model, policy.tokenizer), output_dir=folder, seed=seed, device=device,
+            model=policy.model, tokenizer=policy.tokenizer, problems=data.train, prompt_format=form, section=section,
+            rewards=rewards, engine=make_engine("auto", policy.model, policy.tokenizer), output_dir=folder, seed=seed, device=device,
             callbacks=[clock],
         )  # fmt: skip
     else:
+        rows = [
+            {"prompt": render_prompt(form, policy.tokenizer, p.question), "answer": p.answer}
+            for p in data.train
+        ]
+        arguments = optim_arguments(section, output_dir=folder, seed=seed, device=device, report_to=[])
         trainer = GRPOTrainer(
             model=policy.model, reward_funcs=list(rewards), train_dataset=Dataset.from_list(rows),
-            args=grpo_config(section, weights=weights, output_dir=folder, seed=seed, device=device),
+            args=stock_config(section, arguments | {"max_steps": MAX_STEPS}, weights),
             processing_class=policy.tokenizer, callbacks=[clock],
         )  # fmt: skip
         trainer.remove_callback(PrinterCallback)

@@ -21,22 +21,24 @@ from typing import Any
 
 import measure
 import torch
+from datasets import Dataset
 from models import LONGEST, make_batch, make_model, make_tokenizer
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
-from algorist.training.batches import regroup, trim
-from algorist.training.grpo import AlgoristGRPOTrainer
+from algorist.objectives import ADVANTAGES, LOSSES
+from algorist.training.batch import Batch
+from algorist.training.log_probs import LogProbs
+from algorist.training.metrics import Metrics
+from algorist.training.step import Objective, loss_of, rows_to_compute, step_weights
 
 PROMPTS = {"tiny": 8, "small": 2, "wide": 1}
 GROUP_SIZE = 16
 
 
-def make_trainer(cls: type[Any], size: str, folder: str, steps: int) -> Any:
-    """Return a trainer around a fresh model of ``size``; the model's weights are the same each time."""
-    from datasets import Dataset
-
-    tokenizer = make_tokenizer()
+def stock(size: str, folder: str, seed: int) -> tuple[Any, Callable[[], None]]:
+    """Return stock TRL's model and a function that computes its loss and gradient."""
+    tokenizer, steps = make_tokenizer(), PROMPTS[size]
     config = GRPOConfig(
         output_dir=folder,
         per_device_train_batch_size=GROUP_SIZE,
@@ -49,7 +51,7 @@ def make_trainer(cls: type[Any], size: str, folder: str, steps: int) -> Any:
         report_to=[],
         save_strategy="no",
     )
-    trainer = cls(
+    trainer = GRPOTrainer(
         model=make_model(size, tokenizer),
         reward_funcs=[lambda completions, **_: [0.0] * len(completions)],
         args=config,
@@ -58,48 +60,82 @@ def make_trainer(cls: type[Any], size: str, folder: str, steps: int) -> Any:
     )
     trainer.current_gradient_accumulation_steps = steps
     trainer.model.train()
-    return trainer
+    whole = make_batch(size, steps, GROUP_SIZE, seed)
+
+    def gradient() -> None:
+        torch.manual_seed(seed)
+        for batch in split_tensor_dict(shuffle_sequence_dict(whole), steps):
+            trainer._compute_loss(trainer.model, batch).backward()
+        trainer._metrics["train"].clear()
+
+    return trainer.model, gradient
 
 
-def updater(cls: type[Any], size: str, folder: str, seed: int = 0) -> Callable[[], float]:
+def ours(size: str, folder: str, seed: int) -> tuple[Any, Callable[[], None]]:
+    """Return algorist's model and a function that computes its loss and gradient, by the pieces of its step."""
+    model, steps = make_model(size, make_tokenizer()), PROMPTS[size]
+    model.train()
+    batch = as_batch(make_batch(size, steps, GROUP_SIZE, seed))
+    objective = Objective(LOSSES.get("dapo"), ADVANTAGES.get("group_normalized"), longest=LONGEST[size])
+    log_probs = LogProbs()
+    tokens = float(batch.mask.sum())
+
+    def gradient() -> None:
+        weights = step_weights(batch, objective, tokens=tokens, micro_batch=GROUP_SIZE)
+        for part in batch.parts(rows_to_compute(batch, objective), most_rows=GROUP_SIZE):
+            piece = batch.take(part)
+            found, entropy = log_probs(model, piece, compute_entropy=True)
+            loss_of(found, entropy, piece, weights[part, : piece.width], objective, Metrics()).backward()
+
+    return model, gradient
+
+
+def as_batch(inputs: dict[str, torch.Tensor]) -> Batch:
+    """Return TRL's padded rows as a batch of groups."""
+    prompts = [
+        ids[m.bool()].tolist() for ids, m in zip(inputs["prompt_ids"], inputs["prompt_mask"], strict=True)
+    ]
+    completions = [
+        ids[m.bool()].tolist()
+        for ids, m in zip(inputs["completion_ids"], inputs["completion_mask"], strict=True)
+    ]
+    mask = inputs["completion_mask"][:, : max(map(len, completions))].bool()
+    groups = [row // GROUP_SIZE for row in range(len(prompts))]
+    return Batch(prompts[::GROUP_SIZE], completions, groups, inputs["advantages"], mask)
+
+
+def updater(make: Any, size: str, folder: str, seed: int = 0) -> Callable[[], float]:
     """Return a function that runs one update and returns its completion tokens."""
-    steps = PROMPTS[size]
-    trainer = make_trainer(cls, size, folder, steps)
-    optimizer = torch.optim.AdamW(trainer.model.parameters(), lr=1e-7, fused=True)  # the Trainer's default
-    whole = make_batch(size, PROMPTS[size], GROUP_SIZE, seed)
+    model, gradient = make(size, folder, seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-7, fused=True)  # the Trainer's default
+    tokens = float(make_batch(size, PROMPTS[size], GROUP_SIZE, seed)["completion_mask"].sum())
 
     def run() -> float:
-        torch.manual_seed(seed)
-        batches = split_tensor_dict(shuffle_sequence_dict(whole), steps)
-        if cls is AlgoristGRPOTrainer:
-            batches = [trim(batch) for batch in regroup(batches, steps)]
         optimizer.zero_grad()
-        for batch in batches:
-            trainer._compute_loss(trainer.model, batch).backward()
-        torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)
+        gradient()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        trainer._metrics["train"].clear()
-        return float(whole["completion_mask"].sum())
+        return tokens
 
     return run
 
 
-VARIANTS: dict[str, type[Any]] = {"trl": GRPOTrainer, "algorist": AlgoristGRPOTrainer}
+VARIANTS: dict[str, Any] = {"trl": stock, "algorist": ours}
 
 
 def time_updates(size: str, repeats: int, threads: int) -> dict[str, Any]:
     """Time both variants in turns."""
     torch.set_num_threads(threads)
     with tempfile.TemporaryDirectory() as folder:
-        runs = {name: updater(cls, size, folder) for name, cls in VARIANTS.items()}
+        runs = {name: updater(make, size, folder) for name, make in VARIANTS.items()}
         result = measure.compare(runs, repeats=repeats)
-    ours, theirs = result["algorist"], result["trl"]
+    mine, theirs = result["algorist"], result["trl"]
     return {
         "size": size,
         "threads": threads,
         "rows": PROMPTS[size] * GROUP_SIZE,
-        "speed_up": measure.ratio_with_interval(ours["rates"], theirs["rates"]),
-        "speed_up_cpu": measure.ratio_with_interval(theirs["cpu_seconds"], ours["cpu_seconds"]),
+        "speed_up": measure.ratio_with_interval(mine["rates"], theirs["rates"]),
+        "speed_up_cpu": measure.ratio_with_interval(theirs["cpu_seconds"], mine["cpu_seconds"]),
         "variants": result,
     }
 
@@ -108,7 +144,7 @@ def profile_of(size: str, threads: int) -> str:
     """Return torch's profile table of one update of algorist."""
     torch.set_num_threads(threads)
     with tempfile.TemporaryDirectory() as folder:
-        run = updater(AlgoristGRPOTrainer, size, folder)
+        run = updater(ours, size, folder)
         run()
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
             run()
@@ -138,11 +174,11 @@ def compare_memory(size: str, threads: int) -> dict[str, Any]:
         command = [sys.executable, __file__, "--size", size, "--threads", str(threads), "--peak-of", name]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         found[name] = json.loads(done.stdout.strip().splitlines()[-1])
-    ours, theirs = found["algorist"], found["trl"]
+    mine, theirs = found["algorist"], found["trl"]
     return {
         "size": size,
-        "peak_ratio": ours["peak_mib"] / theirs["peak_mib"],
-        "above_model_ratio": (ours["peak_mib"] - ours["before_mib"])
+        "peak_ratio": mine["peak_mib"] / theirs["peak_mib"],
+        "above_model_ratio": (mine["peak_mib"] - mine["before_mib"])
         / (theirs["peak_mib"] - theirs["before_mib"]),
         "variants": found,
     }

@@ -32,8 +32,11 @@ if TYPE_CHECKING:
     from algorist.config import load_recipe
     from algorist.data.gsm8k import extract_hash_answer
     from algorist.grading import grade, grade_completion
+    from algorist.models.load import load_policy
+    from algorist.objectives import advantage, loss, policy_loss, token_losses
     from algorist.pipeline import run_recipe
     from algorist.prompts import get_format
+    from algorist.prompts.chat import encode_prompt
     from algorist.rewards import (
         DEFAULT_REWARD_WEIGHTS,
         RewardBreakdown,
@@ -43,6 +46,9 @@ if TYPE_CHECKING:
         r1_zero_reward_fn,
         reward,
     )
+    from algorist.rollouts import make_engine
+    from algorist.rollouts.base import SamplingParams
+    from algorist.rollouts.collect import collect
     from algorist.toolkit import (
         compute_entropy,
         compute_group_normalized_rewards,
@@ -61,16 +67,23 @@ if TYPE_CHECKING:
         sft_microbatch_train_step,
         tokenize_prompt_and_output,
     )
+    from algorist.training.batch import Batch
+    from algorist.training.log_probs import LogProbs
 
 __all__ = [
+    "Batch",
     "DEFAULT_GRPO_ARGS",
     "DEFAULT_REWARD_WEIGHTS",
+    "LogProbs",
     "MathTrainingSetup",
     "RewardBreakdown",
+    "SamplingParams",
     "TrainingArtifacts",
+    "advantage",
     "build_chat_prompt",
     "build_rewards",
     "build_text_generator",
+    "collect",
     "compute_entropy",
     "compute_group_normalized_rewards",
     "compute_grpo_clip_loss",
@@ -79,6 +92,7 @@ __all__ = [
     "compute_policy_gradient_loss",
     "create_math_training_setup",
     "default_reward_functions",
+    "encode_prompt",
     "extract_hash_answer",
     "format_for_grpo",
     "generate_math_solution",
@@ -90,11 +104,15 @@ __all__ = [
     "grpo_microbatch_train_step",
     "iterate_batches",
     "load_gsm8k",
+    "load_policy",
     "load_recipe",
+    "loss",
+    "make_engine",
     "masked_mean",
     "masked_normalize",
     "parse_gsm8k_response",
     "parse_mmlu_response",
+    "policy_loss",
     "question_only_reward_fn",
     "r1_zero_reward_fn",
     "reward",
@@ -102,10 +120,22 @@ __all__ = [
     "run_training",
     "save_prompt_and_response",
     "sft_microbatch_train_step",
+    "token_losses",
     "tokenize_prompt_and_output",
 ]
 
 _ELSEWHERE = {
+    "Batch": "training.batch",
+    "LogProbs": "training.log_probs",
+    "SamplingParams": "rollouts.base",
+    "advantage": "objectives",
+    "collect": "rollouts.collect",
+    "encode_prompt": "prompts.chat",
+    "load_policy": "models.load",
+    "loss": "objectives",
+    "make_engine": "rollouts",
+    "policy_loss": "objectives",
+    "token_losses": "objectives",
     "extract_hash_answer": "data.gsm8k",
     "get_format": "prompts",
     "grade": "grading",

@@ -1,83 +1,81 @@
-"""TRL's private names, signatures and contracts that the trainer relies on."""
+"""The private names of transformers and TRL that algorist touches: few, in one file, and as we know them."""
 
 from __future__ import annotations
 
+import ast
 import inspect
+from pathlib import Path
+from typing import Any
 
-import pytest
 import torch
+import transformers
 from trl import GRPOTrainer, SFTTrainer
-from trl.trainer.utils import RepeatSampler, shuffle_sequence_dict, split_tensor_dict
+from trl.trainer.utils import RepeatSampler
 
-from algorist.errors import MissingExtraError
+import algorist
 from algorist.training import trl_seam
 from algorist.training.checkpoint import ExactCheckpoints
-from algorist.training.faults import FaultTolerant
+from algorist.training.faults import SmallerParts
 from algorist.training.grpo import AlgoristGRPOTrainer
+from algorist.training.order import ProblemOrder
+from algorist.training.sft import AlgoristSFTTrainer
+from algorist.training.stock import StockGRPOTrainer
+
+SOURCE = Path(algorist.__file__).parent
+THEIRS = (transformers.Trainer, SFTTrainer, GRPOTrainer)
 
 
-def test_installed_release_is_admitted() -> None:
-    trl_seam.check_trl_version()
-    assert trl_seam.check_seams() == []
+def private_names_of_theirs() -> set[str]:
+    """Return every private attribute that a trainer of theirs has: methods, and what their constructors set."""
+    names: set[str] = set()
+    for cls in THEIRS:
+        names |= {n for n in dir(cls) if n.startswith("_") and not n.startswith("__")}
+        for node in ast.walk(ast.parse(inspect.getsource(inspect.getmodule(cls)))):  # type: ignore[arg-type]
+            if (
+                isinstance(node, ast.Attribute)
+                and isinstance(node.value, ast.Name)
+                and node.value.id == "self"
+            ):
+                names.add(node.attr)
+    return {n for n in names if n.startswith("_") and not n.startswith("__")}
 
 
-@pytest.mark.parametrize("version", ["1.15.4", "1.17.0", "2.0.0"])
-def test_untested_release_is_refused(version: str) -> None:
-    with pytest.raises(MissingExtraError, match=r"pip install .*trl"):
-        trl_seam.check_trl_version(version)
+def test_five_private_names_at_most_and_one_file() -> None:
+    assert len(trl_seam.PRIVATE_NAMES) <= 5
+    theirs = private_names_of_theirs()
+    assert set(trl_seam.PRIVATE_NAMES) <= theirs
+    trainers = (AlgoristGRPOTrainer, AlgoristSFTTrainer, StockGRPOTrainer, ExactCheckpoints, SmallerParts)
+    ours = {n for cls in trainers for n in vars(cls) if n.startswith("_") and not n.startswith("__")}
+    for path in sorted((SOURCE / "training").glob("*.py")):
+        used = {
+            node.attr
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(node, ast.Attribute) and node.attr in theirs
+        }
+        if path.name == "trl_seam.py":
+            assert used <= set(trl_seam.PRIVATE_NAMES)
+        else:
+            assert used <= ours, f"{path.name} uses {sorted(used - ours)}"
+    overridden = {n for n in ours if any(callable(getattr(cls, n, None)) for cls in THEIRS)}
+    assert overridden <= set(trl_seam.PRIVATE_NAMES), overridden
 
 
-def test_changed_signature_is_named() -> None:
-    class Changed(GRPOTrainer):
-        def _compute_loss(self, inputs: object) -> None:  # type: ignore[override]
-            """A seam that moved."""
-
-    problems = trl_seam.check_seams(Changed)
-    assert len(problems) == 1 and "_compute_loss" in problems[0]
-
-
-def test_every_override_is_listed() -> None:
-    ours = {n for c in (AlgoristGRPOTrainer, ExactCheckpoints, FaultTolerant) for n in vars(c)}
-    private = {
-        name for name in ours if callable(getattr(GRPOTrainer, name, None)) and not name.startswith("__")
-    }
-    assert private == set(trl_seam.OVERRIDDEN_METHODS)
+def test_no_class_is_swapped_and_no_module_function_patched() -> None:
+    for path in sorted(SOURCE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            targets = node.targets if isinstance(node, ast.Assign) else []
+            for target in targets:
+                assert not (isinstance(target, ast.Attribute) and target.attr == "__class__"), path
 
 
-def test_loss_reads_what_we_fill() -> None:
-    source = inspect.getsource(GRPOTrainer._compute_loss)
-    for text in (
-        'inputs.get("old_per_token_logps")',
-        "compute_entropy=True",
-        'inputs["num_items_in_batch"]',
-        'self._metrics[mode]["entropy"].append(global_masked_mean(entropies))',
-    ):
-        assert text in source
-    scoring = inspect.getsource(GRPOTrainer._generate_and_score_completions)
-    old, reference = (
-        scoring.index("old_per_token_logps, _, _ = self._get"),
-        scoring.index("ref_per_token_logps, _, _"),
-    )
-    assert old < reference  # the first no-grad pass is the one for old log-probs
-    assert "self.args.gradient_accumulation_steps % generate_every != 0" in scoring
-
-
-def test_nan_metrics_are_left_out_of_the_mean() -> None:
-    assert "valid = [v for v in val if not math.isnan(v)]" in inspect.getsource(GRPOTrainer.log)
-
-
-def test_prompts_arrive_repeated() -> None:
-    sampler = RepeatSampler(range(4), mini_repeat_count=3, batch_size=2, repeat_count=2, shuffle=False)
-    assert list(sampler) == [0, 0, 0, 1, 1, 1] * 2 + [2, 2, 2, 3, 3, 3] * 2
-
-
-def test_buffer_is_shuffled_then_split() -> None:
-    source = inspect.getsource(inspect.unwrap(GRPOTrainer._prepare_inputs))
-    assert source.index("shuffle_sequence_dict") < source.index("split_tensor_dict")
-    torch.manual_seed(0)
-    shuffled = shuffle_sequence_dict({"a": torch.arange(6), "n": torch.tensor(3)})
-    parts = split_tensor_dict(shuffled, 3)
-    assert [p["a"].shape for p in parts] == [(2,)] * 3 and all(p["n"] == 3 for p in parts)
+def test_our_order_is_trls() -> None:
+    """The same problems in the same steps as stock TRL, epoch after epoch."""
+    theirs = RepeatSampler(range(11), mini_repeat_count=1, batch_size=3, repeat_count=2, shuffle=True, seed=5)
+    ours = ProblemOrder(11, 3, 2, 5)
+    for epoch in range(3):
+        ours.set_epoch(epoch)
+        assert [index for item in ours for index in item] == list(theirs)
+    assert len(list(ours)) == len(ours) == 6
 
 
 def test_telemetry_is_off_by_default() -> None:
@@ -96,3 +94,24 @@ def test_sft_reads_what_our_head_gives() -> None:
         "outputs.is_top1.sum()",
     ):
         assert text in source
+
+
+def test_rollouts_reach_stock_trl_group_by_group() -> None:
+    """``rollout_func`` gets each prompt once per completion, the completions of a problem next to each other."""
+    sampler = RepeatSampler(range(4), mini_repeat_count=3, batch_size=2, repeat_count=2, shuffle=False)
+    assert list(sampler) == [0, 0, 0, 1, 1, 1] * 2 + [2, 2, 2, 3, 3, 3] * 2
+
+
+def test_a_checkpoint_of_a_former_layout_is_refused(tmp_path: Any) -> None:
+    import pytest
+
+    from algorist.errors import CheckpointError
+    from algorist.training.checkpoint import STATE
+    from tests.tiny import make_trainer
+
+    trainer = make_trainer(tmp_path, max_steps=1, save_steps=1)
+    trainer.train()
+    checkpoint = tmp_path / "checkpoint-1"
+    torch.save({"step": 1, "buffered_inputs": None, "total_train_tokens": 3}, checkpoint / STATE)
+    with pytest.raises(CheckpointError, match=r"layout 1, this version reads 2.*start this stage anew: mv "):
+        make_trainer(tmp_path, max_steps=2).train(resume_from_checkpoint=str(checkpoint))

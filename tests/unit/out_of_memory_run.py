@@ -15,12 +15,17 @@ from typing import Any
 import torch
 from datasets import Dataset
 from transformers import TrainerCallback
-from trl import GRPOConfig, SFTConfig
+from trl import SFTConfig
 
+from algorist.config.schema import GRPOSection
 from algorist.models.tiny import tiny_model, train_tokenizer
+from algorist.prompts import get_format
+from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
-from algorist.training.grpo import AlgoristGRPOTrainer
+from algorist.training.faults import Load
+from algorist.training.grpo_setup import make_grpo_trainer
 from algorist.training.sft import AlgoristSFTTrainer
+from algorist.types import Problem
 
 
 class Limit(TrainerCallback):
@@ -55,14 +60,23 @@ def main(kind: str, extra_mb: int, folder: Path) -> None:
     }  # fmt: skip
     trainer: Any
     if kind == "grpo":
-        trainer = AlgoristGRPOTrainer(
+        form = get_format("question_only")
+        # One step: a rounding error can turn a token of the second one's rollouts.
+        section = GRPOSection(
+            max_steps=1, batch_size=32, gradient_accumulation_steps=2, group_size=8, max_completion_tokens=200,
+            optim="sgd", learning_rate=0.05, lr_scheduler="linear", save_steps=10**9,
+        )  # fmt: skip
+        trainer = make_grpo_trainer(
             model=model,
-            # One step: a rounding error can turn a token of the second one's rollouts.
-            args=GRPOConfig(**{**common, "max_steps": 1}, num_generations=8, max_completion_length=200),
-            reward_funcs=[length_reward],
-            train_dataset=Dataset.from_list([{"prompt": t} for t in texts]),
-            processing_class=tokenizer,
-            engine=lambda policy: make_engine("native", policy, tokenizer, token_budget=4000),
+            tokenizer=tokenizer,
+            problems=[Problem(str(index), text, "1") for index, text in enumerate(texts)],
+            prompt_format=form,
+            section=section,
+            rewards=build_rewards([length_reward], form),
+            engine=make_engine("native", model, tokenizer, token_budget=4000),
+            output_dir=folder,
+            seed=3,
+            device=torch.device("cpu"),
             callbacks=[Limit(extra_mb)],
         )
     else:
@@ -78,6 +92,7 @@ def main(kind: str, extra_mb: int, folder: Path) -> None:
             train_dataset=Dataset.from_list([{"input_ids": i, "labels": i} for i in ids]),
             processing_class=tokenizer,
             callbacks=[Limit(extra_mb)],
+            load=Load("sft", 32, 2),
         )
     trainer.train()
     folder.mkdir(parents=True, exist_ok=True)

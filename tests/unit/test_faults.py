@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from trl import GRPOTrainer
 
 from algorist.config import load_recipe
 from algorist.errors import EngineError, RewardError, TrainingError
@@ -21,21 +20,22 @@ from algorist.rollouts import make_engine
 from algorist.rollouts.base import SamplingParams
 from algorist.store.read import query
 from algorist.training.faults import MAX_BAD_STEPS, Load, load_of, memory_advice
-from algorist.training.grpo import AlgoristGRPOTrainer
+from tests.tiny import TOKENIZER, make_model, make_trainer, parameters_of, section
 
 from .test_checkpoint import run
-from .test_grpo_trainer import TOKENIZER, make, make_model, parameters_of
 
 
-class Poisoned(AlgoristGRPOTrainer):
-    """Puts a NaN into one gradient before the clipping of the steps named, as an overflow in a kernel does."""
+def poison(trainer: Any, steps: Any, value: float = float("nan")) -> None:
+    """Put a value into one gradient before the clipping of the steps named, as an overflow in a kernel does."""
+    clip = trainer.accelerator.clip_grad_norm_
 
-    steps: tuple[int, ...] = ()
+    def clip_poisoned(parameters: Any, *arguments: Any, **settings: Any) -> Any:
+        chosen = [p for p in parameters if p.grad is not None]
+        if trainer.state.global_step in steps:
+            chosen[0].grad.view(-1)[0] = value
+        return clip(chosen, *arguments, **settings)
 
-    def _clip_grad_norm(self, model: Any) -> Any:
-        if self.state.global_step in self.steps:
-            next(p for p in model.parameters() if p.grad is not None).grad.view(-1)[0] = float("nan")
-        return super()._clip_grad_norm(model)
+    trainer.accelerator.clip_grad_norm_ = clip_poisoned
 
 
 def weights_after_each_step(trainer: Any) -> list[torch.Tensor]:
@@ -52,44 +52,36 @@ def weights_after_each_step(trainer: Any) -> list[torch.Tensor]:
     return seen
 
 
-def test_a_step_without_a_finite_gradient_changes_nothing(tmp_path: Path) -> None:
-    trainer = make(
-        Poisoned,
-        tmp_path,
-        changes={"max_steps": 4, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2},
-    )
-    trainer.steps = (2,)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_step_without_a_finite_gradient_changes_nothing(tmp_path: Path, value: float) -> None:
+    trainer = make_trainer(tmp_path, max_steps=4, batch_size=4, gradient_accumulation_steps=2)
+    poison(trainer, (2,), value)
     seen = weights_after_each_step(trainer)
     assert torch.equal(seen[1], seen[2]) and not torch.equal(seen[2], seen[3])
     assert all(bool(weights.isfinite().all()) for weights in seen)
-    assert trainer.bad_steps == 1 and trainer.bad_steps_in_a_row == 0
+    assert trainer.faults.bad_steps == 1 and trainer.faults.bad_steps_in_a_row == 0
     state = trainer.optimizer.state[next(p for p in trainer.model.parameters() if p.requires_grad)]
     assert int(state["step"]) == 3  # three real steps, moments untouched by the fourth
     logged = [line["step"] for line in trainer.state.log_history if "update/skipped" in line]
     assert logged == [3]
     saved = torch.load(tmp_path / "bad-step-2.pt", weights_only=True)
-    assert saved["step"] == 2 and len(saved["inputs"]) == 2
-    assert saved["inputs"][0]["completion_ids"].shape[0] == 4
+    assert saved["step"] == 2 and len(saved["inputs"]["completions"]) == 8
 
 
 def test_many_in_a_row_end_the_run(tmp_path: Path) -> None:
-    trainer = make(Poisoned, tmp_path, changes={"max_steps": 20})
-    trainer.steps = tuple(range(3, 20))
+    trainer = make_trainer(tmp_path, max_steps=20)
+    poison(trainer, range(3, 20))
     with pytest.raises(TrainingError, match=r"5 steps in a row.*step 7.*learning rate.*0\.01; take 0\.001"):
         trainer.train()
-    assert trainer.bad_steps == MAX_BAD_STEPS
+    assert trainer.faults.bad_steps == MAX_BAD_STEPS
     assert len(list(tmp_path.glob("bad-step-*.pt"))) == MAX_BAD_STEPS
 
 
-def test_stock_trl_does_not_survive_it(tmp_path: Path) -> None:
-    """The contract behind this: without the mixin a NaN reaches the weights."""
-
-    class Stock(GRPOTrainer):
-        def _clip_grad_norm(self, model: Any) -> Any:
-            next(p for p in model.parameters() if p.grad is not None).grad.view(-1)[0] = float("nan")
-            return super()._clip_grad_norm(model)
-
-    trainer = make(Stock, tmp_path, changes={"max_steps": 1})
+def test_the_library_alone_does_not_survive_it(tmp_path: Path) -> None:
+    """The contract behind this: without the callback a NaN reaches the weights."""
+    trainer = make_trainer(tmp_path, max_steps=1)
+    trainer.remove_callback(trainer.faults)
+    poison(trainer, (0,))
     trainer.train()
     assert not bool(parameters_of(trainer).isfinite().all())
 
@@ -193,14 +185,14 @@ def test_s1_56_advised_values_are_accepted_by_the_recipe(batch: int, accumulatio
             assert section.batch_size * section.gradient_accumulation_steps == step
 
 
-def test_s1_56_the_load_is_read_from_a_real_trainer(tmp_path: Path) -> None:
-    trainer = make(AlgoristGRPOTrainer, tmp_path, changes={"gradient_accumulation_steps": 2})
-    found = load_of(trainer)
-    assert (found.stage, found.gradient_accumulation_steps, found.cuda, found.vllm_share) == (
-        "grpo", 2, torch.cuda.is_available(), None,
-    )  # fmt: skip
-    assert found.group_size == trainer.args.num_generations
-    assert found.batch_size == trainer.args.per_device_train_batch_size
+def test_the_load_is_that_of_the_section() -> None:
+    found = load_of("grpo", section(gradient_accumulation_steps=2), torch.device("cpu"))
+    assert (found.stage, found.batch_size, found.gradient_accumulation_steps) == ("grpo", 8, 2)
+    assert (found.group_size, found.cuda, found.vllm_share) == (4, False, None)
+    beside = section(engine="vllm", vllm={"gpu_memory_utilization": 0.4})
+    assert load_of("grpo", beside, torch.device("cuda")).vllm_share == 0.4
+    away = section(engine="vllm", vllm={"mode": "server"})
+    assert load_of("grpo", away, torch.device("cuda")).vllm_share is None
 
 
 REWARDS = """

@@ -317,7 +317,9 @@ def test_denominators_by_hand() -> None:
     }
 
     def reduced(kind: str, denominator: float | None = None) -> float:
-        return float((per_token * token_weights(mask, LOSSES.get(kind).reduction, denominator=denominator)).sum())
+        return float(
+            (per_token * token_weights(mask, LOSSES.get(kind).reduction, denominator=denominator)).sum()
+        )
 
     for kind, value in by_hand.items():
         assert reduced(kind) == pytest.approx(value)
@@ -336,7 +338,11 @@ def test_sampler_weights_by_hand(mode: str) -> None:
     ratios = np.exp((LOG_PROBS - OLD) * MASK)
     if mode.startswith("sequence"):
         ratios = ratios.prod(1, keepdims=True)
-    cut = np.clip(ratios, 0.8, 1.1) if mode.endswith("truncate") else np.where((ratios < 0.8) | (ratios > 1.1), 0, ratios)
+    cut = (
+        np.clip(ratios, 0.8, 1.1)
+        if mode.endswith("truncate")
+        else np.where((ratios < 0.8) | (ratios > 1.1), 0, ratios)
+    )
     ours = sampler_weights(t(LOG_PROBS, grad=True), t(OLD), torch.tensor(MASK), mode, low=0.8, high=1.1)  # type: ignore[arg-type]
     close(ours, cut)
     assert not ours.requires_grad and not np.allclose(cut, ratios)

@@ -100,7 +100,9 @@ def test_policy_loss_equals_trl(case: dict[str, Any], on_policy: bool) -> None:
     settings = dict(case)
     ours_lp, theirs_lp = (b["log_probs"].clone().requires_grad_() for _ in range(2))
     tokens = float(b["mask"].sum())
-    denominator = {"dr_grpo": LONGEST, "dapo": tokens, "cispo": tokens, "vespo": tokens}.get(case["loss_type"])
+    denominator = {"dr_grpo": LONGEST, "dapo": tokens, "cispo": tokens, "vespo": tokens}.get(
+        case["loss_type"]
+    )
     ours_settings = {k: v for k, v in settings.items() if k != "loss_type"}
     ours = policy_loss(
         ours_lp,

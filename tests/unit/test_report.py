@@ -37,14 +37,14 @@ def make_run(
             writer.write("sft", step, {"loss": 1 / step, "mean_token_accuracy": 1 - 1 / step})
         for step in range(1, steps + 1):
             values = {
-                "reward/total": step / steps,
                 "reward": step / steps,
-                "reward/correct": step / steps,
-                "reward/well_formed": math.nan if step == 3 else 1.0,
+                "reward": step / steps,
+                "rewards/correct/mean": step / steps,
+                "rewards/well_formed/mean": math.nan if step == 3 else 1.0,
                 "entropy": 0.5,
-                "rollout/seconds": 1.0,
-                "update/seconds": 2.0,
-                "step_time": 4.0,
+                "time/rollout_s": 1.0,
+                "time/update_s": 2.0,
+                "time/step_s": 4.0,
             }
             writer.write("grpo", step, values)
     with RolloutWriter(run.rollouts) as store:
@@ -291,7 +291,7 @@ def test_charts_take_each_metric_once() -> None:
 
 def test_phases_tell_what_is_left() -> None:
     lines = [
-        {"stage": "grpo", "step": 1, "rollout/seconds": 1.0, "update/seconds": 2.0, "step_time": 4.0}
+        {"stage": "grpo", "step": 1, "time/rollout_s": 1.0, "time/update_s": 2.0, "time/step_s": 4.0}
     ] * 2
     assert phases(lines, "grpo") == {"rollout": 2.0, "update": 4.0, "other": 2.0}
 

@@ -434,7 +434,7 @@ def test_s4_30_s4_32_every_step_logs_each_reward_lengths_and_times(runs: tuple[P
         "reward_std",
         "entropy",
         "rollout/tokens_per_s",
-        "step_time",
+        "time/step_s",
     }
     wanted |= {f"rewards/{name}/{kind}" for name in ("correct", "well_formed") for kind in ("mean", "std")}
     wanted |= {"completions/mean_length", "completions/min_length", "completions/max_length"}

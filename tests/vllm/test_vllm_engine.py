@@ -238,6 +238,6 @@ def test_a_grpo_run_with_it_learns(adapter: bool, tmp_path: Path) -> None:
     assert len(rewards) == 16
     # An adapter on a random base moves it slowly.
     assert sum(rewards[-4:]) > (1.4 if adapter else 5) * sum(rewards[:4]), rewards
-    assert max(row["log_probs/sampler_gap_max"] for row in rows) <= GAP
+    assert max(row["sampling/sampling_logp_difference/max"] for row in rows) <= GAP
     # TRL's importance-sampling correction is on by default, and has nothing to correct in float32.
     assert all(abs(row["sampling/importance_sampling_ratio/mean"] - 1) <= GAP for row in rows)

@@ -262,7 +262,7 @@ def test_a_grpo_run_learns(adapter: bool, folders: Path, server: Server, tmp_pat
     rewards = [row["reward"] for row in rows]
     assert len(rewards) == 16
     assert sum(rewards[-4:]) > (2 if adapter else 4) * sum(rewards[:4]), rewards
-    assert max(row["log_probs/sampler_gap_max"] for row in rows) <= GAP
+    assert max(row["sampling/sampling_logp_difference/max"] for row in rows) <= GAP
     assert all(abs(row["sampling/importance_sampling_ratio/mean"] - 1) <= GAP for row in rows)
 
 
@@ -286,7 +286,7 @@ def test_of_two_processes_one_sends_the_weights(folders: Path, server: Server, t
     finish(start_run(tmp_path, folders / "random", server, *small, launch=launch))
     rows = rows_of(tmp_path)
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
-    assert max(row["log_probs/sampler_gap_max"] for row in rows) <= GAP
+    assert max(row["sampling/sampling_logp_difference/max"] for row in rows) <= GAP
     assert server.syncs - before == 4
 
 
@@ -311,4 +311,4 @@ def test_the_server_dies_and_the_run_continues_with_another(folders: Path, tmp_p
         second.kill()
     rows = rows_of(tmp_path)
     assert [row["step"] for row in rows] == list(range(1, 13))
-    assert max(row["log_probs/sampler_gap_max"] for row in rows) <= GAP
+    assert max(row["sampling/sampling_logp_difference/max"] for row in rows) <= GAP

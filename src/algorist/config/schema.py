@@ -7,8 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from algorist.errors import nearest
-from algorist.objectives import ADVANTAGES, LOSSES
+from algorist.config.grpo_checks import check_grpo, with_names_of_now
 
 _HUB_NAME = r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]{0,95}"
 
@@ -301,63 +300,11 @@ class GRPOSection(OptimSection):
     @model_validator(mode="before")
     @classmethod
     def _former_names(cls, given: Any) -> Any:
-        """Take ``loss_type`` and ``scale_rewards``, TRL's names and those of former recipes."""
-        if not isinstance(given, dict):
-            return given
-        given = dict(given)
-        if "loss_type" in given:
-            given.setdefault("loss", given.pop("loss_type"))
-        scale = given.pop("scale_rewards", None)
-        if scale is not None:
-            known = {"group": "group_normalized", "batch": "batch_normalized", "none": "group_centered"}
-            names = known | {True: "group_normalized", False: "group_centered"}
-            if scale not in names:
-                raise ValueError(
-                    f"grpo.scale_rewards is '{scale}'; expected group, batch or none, which are grpo.advantage="
-                    + ", ".join(known.values())
-                )
-            given.setdefault("advantage", names[scale])
-        return given
+        return with_names_of_now(given)
 
     @model_validator(mode="after")
     def _check(self) -> GRPOSection:
-        for key, registry in (("loss", LOSSES), ("advantage", ADVANTAGES)):
-            name = getattr(self, key)
-            if ".py:" not in name and name not in registry:
-                raise ValueError(
-                    f"grpo.{key} is '{name}'.{nearest(name, registry.names())} Expected one of {', '.join(registry.names())}, "
-                    "or a function of your own as file.py:function"
-                )
-        if self.steps_per_generation and self.steps_per_generation % self.gradient_accumulation_steps:
-            raise ValueError(
-                f"grpo.steps_per_generation is {self.steps_per_generation}, no multiple of grpo.gradient_accumulation_steps = "
-                f"{self.gradient_accumulation_steps}; a rollout batch feeds whole steps: leave steps_per_generation out for one "
-                f"step, or take {2 * self.gradient_accumulation_steps} for two"
-            )
-        if self.group_size == 1:
-            raise ValueError(
-                "grpo.group_size is 1: the advantage of a group of one is always 0, so nothing is learned; take 8 "
-                "(grpo.group_size=8), at least 2"
-            )
-        per_micro, shared, factor = self.batch_size * self.processes, "", ""
-        if self.processes > 1:
-            shared, factor = " × processes", f" × {self.processes}"
-        per_step = per_micro * self.gradient_accumulation_steps
-        if per_step % self.group_size:
-            fits = [k for k in range(2, per_step + 1) if per_step % k == 0]
-            need = next(a for a in range(1, 10_000) if per_micro * a % self.group_size == 0)
-            raise ValueError(
-                f"grpo.batch_size × grpo.gradient_accumulation_steps{shared} = {self.batch_size} × "
-                f"{self.gradient_accumulation_steps}{factor} = {per_step} completions per step, not divisible by "
-                f"grpo.group_size = {self.group_size}; take grpo.gradient_accumulation_steps={need}, or "
-                f"grpo.group_size={min(fits, key=lambda k: abs(k - self.group_size), default=2)}"
-            )
-        generation = per_micro * (self.steps_per_generation or self.gradient_accumulation_steps)
-        if generation % self.group_size:
-            raise ValueError(
-                f"grpo.batch_size × grpo.steps_per_generation{shared} = {generation} completions per rollout batch, not "
-                f"divisible by grpo.group_size = {self.group_size}; leave grpo.steps_per_generation out"
-            )
+        check_grpo(self)
         return self
 
 

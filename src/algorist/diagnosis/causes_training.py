@@ -360,12 +360,17 @@ def reward_hacking(signals: Signals) -> Finding | None:
         if up < CLEAR or down > -CLEAR or right[0].mean - right[1].mean < LEAST_DROP / 2:
             continue
         names = sorted(
-            name for line in signals.lines.get("grpo", [])[-1:] for name in line if name.startswith("reward/")
+            name
+            for line in signals.lines.get("grpo", [])[-1:]
+            for name in line
+            if name.startswith("rewards/") and name.endswith("/mean")
         )
         by_reward = []
-        for name in (n for n in names if n != "reward/total"):
+        for name in names:
             series = signals.series(name)
-            by_reward.append(f"{name.removeprefix('reward/')} {series[0][1]:.3g} → {series[-1][1]:.3g}")
+            by_reward.append(
+                f"{name.removeprefix('rewards/').removesuffix('/mean')} {series[0][1]:.3g} → {series[-1][1]:.3g}"
+            )
         return Finding(
             "reward_hacking",
             "The reward rises while fewer answers are right: the policy found something that pays better than solving.",
@@ -387,7 +392,7 @@ def reward_hacking(signals: Signals) -> Finding | None:
 @CAUSES.register("log_prob_mismatch")
 def log_prob_mismatch(signals: Signals) -> Finding | None:
     """The sampler's log-probs are not the trainer's: updates correct for another policy than the one that sampled."""
-    for name in ("log_probs/sampler_gap_mean", "sampling/sampling_logp_difference/mean"):
+    for name in ("sampling/sampling_logp_difference/mean",):
         gaps = signals.series(name)
         last = gaps[-max(MIN_STEPS, len(gaps) // 4) :]
         if len(gaps) < MIN_STEPS or middle(last) < GAP_LARGE:

@@ -37,18 +37,18 @@ CHARTS = (
     Chart(
         "Reward",
         "Weighted sum of all rewards, mean over completions. It should rise.",
-        ("reward/total", "reward"),
+        ("reward",),
     ),
     Chart(
         "Reward components",
         "Each reward before its weight. Format rises first, correctness should follow.",
-        ("reward/*", "rewards/*/mean"),
-        ("reward/", "rewards/", "/mean"),
+        ("rewards/*/mean",),
+        ("rewards/", "/mean"),
     ),
     Chart(
         "Useful groups",
         "Share of groups whose rewards differ: only these teach. Near 0 means all right or all wrong.",
-        ("groups/*share", "frac_reward_zero_std"),
+        ("groups/*share",),
         ("groups/",),
         share=True,
     ),
@@ -67,13 +67,13 @@ CHARTS = (
     Chart(
         "Completion length",
         "Tokens per completion.",
-        ("completions/mean_tokens", "completions/mean_length", "completions/max_length"),
+        ("completions/mean_length", "completions/max_length"),
         ("completions/",),
     ),
     Chart(
         "Truncated",
         "Share of completions cut at the length limit.",
-        ("completions/truncated_share", "completions/clipped_ratio"),
+        ("completions/clipped_ratio",),
         ("completions/",),
         share=True,
     ),
@@ -90,20 +90,13 @@ CHARTS = (
     Chart(
         "Sampler against trainer",
         "Difference of their log-probs for the same tokens. It should stay small.",
-        ("log_probs/sampler_gap_*", "sampling/sampling_logp_difference/*"),
-        ("log_probs/", "sampling/"),
+        ("sampling/sampling_logp_difference/*",),
+        ("sampling/",),
     ),
     Chart("Learning rate", "", ("learning_rate",), smooth=False),
-    Chart("Time per step", "Seconds by phase.", ("step_time", "*/seconds"), ("/seconds",)),
+    Chart("Time per step", "Seconds by phase.", ("time/*_s",), ("time/", "_s")),
     Chart("Sampling speed", "Completion tokens per second.", ("rollout/tokens_per_s",), ("rollout/",)),
 )
-# The same quantity under two names: the second is left out where the first is there.
-_SAME = {
-    "reward": "reward/total",
-    "completions/mean_length": "completions/mean_tokens",
-    "completions/clipped_ratio": "completions/truncated_share",
-    "frac_reward_zero_std": "groups/useful_share",
-}
 
 
 def charts(lines: Sequence[dict[str, Any]], stage: str) -> list[dict[str, Any]]:
@@ -114,7 +107,7 @@ def charts(lines: Sequence[dict[str, Any]], stage: str) -> list[dict[str, Any]]:
     for chart in CHARTS:
         curves = []
         for name in [n for p in chart.patterns for n in sorted(series) if fnmatchcase(n, p)]:
-            if name in taken or _is_twin(name, series):
+            if name in taken:
                 continue
             taken.add(name)
             x, y = thin(*series[name])
@@ -146,14 +139,14 @@ def thin(x: Sequence[int], y: Sequence[float], points: int = POINTS) -> tuple[li
 
 
 def phases(lines: Sequence[dict[str, Any]], stage: str) -> dict[str, float]:
-    """Return the seconds that a stage spent in each phase: ``*/seconds`` metrics and the rest of ``step_time``."""
+    """Return the seconds that a stage spent in each phase: ``time/PHASE_s`` metrics and the rest of ``time/step_s``."""
     series = _series(lines, stage)
     found = {
-        name.removesuffix("/seconds"): math.fsum(y)
+        name.removeprefix("time/").removesuffix("_s"): math.fsum(y)
         for name, (_, y) in series.items()
-        if name.endswith("/seconds")
+        if name.startswith("time/") and name != "time/step_s"
     }
-    total = math.fsum(series["step_time"][1]) if "step_time" in series else 0.0
+    total = math.fsum(series["time/step_s"][1]) if "time/step_s" in series else 0.0
     if total > sum(found.values()) > 0:
         found["other"] = total - sum(found.values())
     return found
@@ -180,18 +173,9 @@ def _series(lines: Sequence[dict[str, Any]], stage: str) -> dict[str, tuple[list
     return found
 
 
-def _is_twin(name: str, series: dict[str, Any]) -> bool:
-    if name in _SAME:
-        return _SAME[name] in series
-    return (
-        name.startswith("rewards/")
-        and f"reward/{name.removeprefix('rewards/').removesuffix('/mean')}" in series
-    )
-
-
 def _label(name: str, strip: tuple[str, ...]) -> str:
     for part in strip:
-        name = name.removesuffix(part) if part.startswith("/") else name.removeprefix(part)
+        name = name.removesuffix(part) if part.startswith(("/", "_")) else name.removeprefix(part)
     return name.replace("_", " ")
 
 

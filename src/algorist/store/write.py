@@ -21,6 +21,7 @@ import pyarrow.parquet
 
 from algorist.errors import CheckpointError, DataError
 from algorist.store.atomic import PARTIAL, replace_file, replace_text, sync_folder
+from algorist.store.metric_names import with_names_of_now
 from algorist.store.rows import SCHEMA, upgraded
 
 _PART_CHARACTERS = 32_000_000
@@ -237,7 +238,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             except ValueError:
                 continue
             if isinstance(row, dict):
-                rows.append(row)
+                rows.append(with_names_of_now(row))
     return rows
 
 
