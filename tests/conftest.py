@@ -18,7 +18,8 @@ if (
 ):  # started in the background of a script; what we start must hear Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+_ABOVE = Path(__file__).resolve().parents
+SHARED_DATA = next((p / "shared/data" for p in _ABOVE if (p / "shared/data").is_dir()), _ABOVE[2] / "shared/data")
 
 
 @pytest.fixture(scope="session")

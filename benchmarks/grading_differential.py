@@ -1,0 +1,169 @@
+"""Rewritings and near-misses of the real golds through our grader and through math-verify; every disagreement is kept.
+
+    python benchmarks/grading_differential.py                  # about 10 minutes; writes baselines/grading_differential.json
+    python benchmarks/grading_differential.py --ours           # our verdicts only, about a minute
+    python benchmarks/grading_differential.py --kept-aside     # the fifth of the golds that is looked at only at the end
+
+Golds are split by a checksum of their text: one in five is kept aside. What is made of a gold is seeded by the gold, so two
+runs compare the same pairs. The arguments for what we decide otherwise than math-verify are in ``ARGUED``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+import zlib
+from collections import defaultdict
+from typing import Any
+
+from golds import datasets, golds
+from grading_rewritings import FAIR, FAIR_COMPLETIONS, WRONG, WRONG_COMPLETIONS, balanced, bare, is_value
+from measure import environment, save_json
+
+from algorist.grading import grade, grade_completion, is_text_only, why_unreadable
+from algorist.prompts import get_format
+
+ARGUED = {
+    "fair, only we pay": "math-verify cannot read the spelling, or takes another part of the answer for it",
+    "fair, only math-verify pays": "a miss of ours; listed one by one in the result",
+    "near-miss, only math-verify pays": "math-verify reads the first thing it knows and drops the rest: hedges, negations, names, units, scales",
+    "near-miss, only we pay": "a mistake of ours; listed one by one in the result",
+}
+
+
+def is_kept_aside(gold: str) -> bool:
+    """Say whether a gold belongs to the fifth that is looked at only at the end."""
+    return zlib.crc32(gold.encode()) % 5 == 0
+
+
+def chosen(name: str, most: int, *, aside: bool) -> list[str]:
+    """Return up to ``most`` distinct readable golds of a dataset, kinds other than plain integers first."""
+    found = [
+        g for g in dict.fromkeys(golds(name)) if is_kept_aside(g) == aside and not why_unreadable(g) and len(g) < 200
+    ]
+    source = random.Random(f"{name}/{aside}")
+    source.shuffle(found)
+    written = [g for g in found if not bare(g).isdigit() and not is_text_only(g) and balanced(g)]
+    return (written[:most] + [g for g in found if bare(g).isdigit()][: most // 4])[: most + most // 4]
+
+
+def pairs(most: int, *, aside: bool) -> list[dict[str, Any]]:
+    """Return the answers: dataset, gold, rule, whether fair, text."""
+    rows: list[dict[str, Any]] = []
+    for name in datasets():
+        for gold in chosen(name, most, aside=aside):
+            plain = bare(gold)
+            for fair, rules in ((True, FAIR), (False, WRONG)):
+                for rule, make in rules.items():
+                    text = make(plain, random.Random(f"{rule}/{gold}"))
+                    if text is not None and (fair or text.strip() != plain):
+                        rows.append({"dataset": name, "gold": gold, "rule": rule, "fair": fair, "answer": text})
+    return rows
+
+
+def completions(most: int, *, aside: bool) -> list[dict[str, Any]]:
+    """Return completions graded in free form and through the prompt formats."""
+    rows = []
+    for name in datasets():
+        for gold in chosen(name, most, aside=aside)[:12]:
+            plain = bare(gold)
+            if not is_value(plain):
+                continue
+            for fair, shapes in ((True, FAIR_COMPLETIONS), (False, WRONG_COMPLETIONS)):
+                for rule, shape in shapes.items():
+                    text = shape.format(*[plain] * 2, other="987654")
+                    rows.append({"dataset": name, "gold": gold, "rule": rule, "fair": fair, "answer": text})
+    return rows
+
+
+def routes(row: dict[str, Any]) -> dict[str, bool]:
+    """Return the verdict on a completion by each route that reads its markers."""
+    text, gold = row["answer"], row["gold"]
+    found = {"free form": grade_completion(text, gold).correct}
+    names = [] if row["rule"] == "hashes" else ["think_answer", "r1_zero"] if "<answer>" in text else ["question_only"]
+    for name in names:
+        found[name] = grade_completion(text, gold, parsed=get_format(name).parse(text)).correct
+    return found
+
+
+def judged(rows: list[dict[str, Any]], *, theirs: bool) -> None:
+    """Add the verdicts to the rows."""
+    if theirs:
+        from grading import math_verify
+
+        their = math_verify()
+    for row in rows:
+        began = time.process_time()
+        verdict = grade(row["answer"], row["gold"])
+        row |= {"ours": verdict.correct, "reason": verdict.reason, "cpu_s": time.process_time() - began}
+        if theirs:
+            row["math_verify"] = their(row["answer"], bare(row["gold"]))
+
+
+def table(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return per rule how many answers were made and how many were paid by each grader."""
+    found: dict[tuple[bool, str], dict[str, Any]] = defaultdict(lambda: {"made": 0, "paid": 0, "math_verify": 0})
+    for row in rows:
+        entry = found[(row["fair"], row["rule"])]
+        entry["made"] += 1
+        entry["paid"] += row["ours"]
+        entry["math_verify"] += row.get("math_verify", False)
+    return [{"fair": fair, "rule": rule, **entry} for (fair, rule), entry in found.items()]
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the shares, and every answer that one of the graders decides wrong."""
+    fair, wrong = [r for r in rows if r["fair"]], [r for r in rows if not r["fair"]]
+    shown = ("dataset", "gold", "rule", "answer", "reason")
+    kinds: dict[str, list[Any]] = {name: [] for name in ARGUED}
+    for row in rows:
+        if "math_verify" in row and row["ours"] != row["math_verify"]:
+            who = "we pay" if row["ours"] else "math-verify pays"
+            kinds[f"{'fair' if row['fair'] else 'near-miss'}, only {who}"].append({k: row[k] for k in shown})
+    return {
+        "fair": len(fair),
+        "fair_paid": sum(r["ours"] for r in fair),
+        "fair_paid_math_verify": sum(r.get("math_verify", False) for r in fair),
+        "near_misses": len(wrong),
+        "near_misses_paid": sum(r["ours"] for r in wrong),
+        "near_misses_paid_math_verify": sum(r.get("math_verify", False) for r in wrong),
+        "slowest_call_cpu_s": max((r["cpu_s"] for r in rows), default=0.0),
+        "missed": [{k: r[k] for k in shown} for r in fair if not r["ours"]],
+        "wrongly_paid": [{k: r[k] for k in shown} for r in wrong if r["ours"]],
+        "disagreements": {kind: {"argument": ARGUED[kind], "pairs": found} for kind, found in kinds.items()},
+    }
+
+
+def main() -> None:
+    """Make, judge, count, save."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--most", type=int, default=120, help="golds per dataset")
+    parser.add_argument("--ours", action="store_true", help="leave math-verify out")
+    parser.add_argument("--kept-aside", action="store_true", help="the golds kept aside")
+    parser.add_argument("--show", type=int, default=5, help="mistakes shown per rule")
+    parser.add_argument("--save", default="", help="name of the result; nothing is written without it")
+    options = parser.parse_args()
+    rows = pairs(options.most, aside=options.kept_aside)
+    judged(rows, theirs=not options.ours)
+    result = summary(rows)
+    for entry in sorted(table(rows), key=lambda e: (not e["fair"], e["rule"])):
+        mistakes = entry["made"] - entry["paid"] if entry["fair"] else entry["paid"]
+        if mistakes:
+            print(f"{'missed' if entry['fair'] else 'PAID'} {mistakes:5d} of {entry['made']:5d}  {entry['rule']}")
+            listed = [r for r in rows if r["rule"] == entry["rule"] and r["fair"] == entry["fair"] and r["ours"] != r["fair"]]
+            for row in listed[: options.show]:
+                print(f"        {row['dataset']:14s} {row['gold']!r:40s} {row['answer']!r}  {row['reason']}")
+    texts = completions(options.most, aside=options.kept_aside)
+    odd = [(row["rule"], route, row["answer"]) for row in texts for route, paid in routes(row).items() if paid != row["fair"]]
+    for rule in dict.fromkeys(r for r, _, _ in odd):
+        print(f"completions: {rule}: {sum(r == rule for r, _, _ in odd)} wrong, by {sorted({way for r, way, _ in odd if r == rule})}")
+    result |= {"completions": len(texts), "completions_wrong": len(odd), "table": table(rows), "golds_kept_aside": options.kept_aside}
+    print({k: v for k, v in result.items() if isinstance(v, (int, float))}, environment()["libraries"], file=sys.stderr)
+    if options.save:
+        print(save_json(options.save, result))
+
+
+if __name__ == "__main__":
+    main()
