@@ -22,11 +22,11 @@ from typing import Any
 from golds import datasets, golds
 from measure import environment, ratio_with_interval, save_json
 
-from algorist.grading import grade, grade_many, is_text_only, why_unreadable
-from algorist.grading.ladder import _read
-from algorist.grading.numeric import numeric_value
-from algorist.grading.text import clean
-from algorist.grading.tree import _root
+from algorist.grading import forget_verdicts, grade, grade_many, is_text_only, why_unreadable
+from algorist.grading.algebra.tree import _root
+from algorist.grading.numeric import _value
+from algorist.grading.symbolic import _reading
+from algorist.grading.text import _cleaned
 
 Judge = Callable[[str, str], bool]
 
@@ -51,7 +51,8 @@ def math_verify() -> Judge:
 
 def forget() -> None:
     """Empty our caches, so that every round reads everything again."""
-    for cached in (_read, numeric_value, clean, _root):
+    forget_verdicts()
+    for cached in (_reading, _value, _cleaned, _root):
         cached.cache_clear()
 
 

@@ -41,7 +41,9 @@ def is_kept_aside(gold: str) -> bool:
 def chosen(name: str, most: int, *, aside: bool) -> list[str]:
     """Return up to ``most`` distinct readable golds of a dataset, kinds other than plain integers first."""
     found = [
-        g for g in dict.fromkeys(golds(name)) if is_kept_aside(g) == aside and not why_unreadable(g) and len(g) < 200
+        g
+        for g in dict.fromkeys(golds(name))
+        if is_kept_aside(g) == aside and not why_unreadable(g) and len(g) < 200
     ]
     source = random.Random(f"{name}/{aside}")
     source.shuffle(found)
@@ -59,7 +61,9 @@ def pairs(most: int, *, aside: bool) -> list[dict[str, Any]]:
                 for rule, make in rules.items():
                     text = make(plain, random.Random(f"{rule}/{gold}"))
                     if text is not None and (fair or text.strip() != plain):
-                        rows.append({"dataset": name, "gold": gold, "rule": rule, "fair": fair, "answer": text})
+                        rows.append(
+                            {"dataset": name, "gold": gold, "rule": rule, "fair": fair, "answer": text}
+                        )
     return rows
 
 
@@ -82,7 +86,13 @@ def routes(row: dict[str, Any]) -> dict[str, bool]:
     """Return the verdict on a completion by each route that reads its markers."""
     text, gold = row["answer"], row["gold"]
     found = {"free form": grade_completion(text, gold).correct}
-    names = [] if row["rule"] == "hashes" else ["think_answer", "r1_zero"] if "<answer>" in text else ["question_only"]
+    names = (
+        []
+        if row["rule"] == "hashes"
+        else ["think_answer", "r1_zero"]
+        if "<answer>" in text
+        else ["question_only"]
+    )
     for name in names:
         found[name] = grade_completion(text, gold, parsed=get_format(name).parse(text)).correct
     return found
@@ -104,7 +114,9 @@ def judged(rows: list[dict[str, Any]], *, theirs: bool) -> None:
 
 def table(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return per rule how many answers were made and how many were paid by each grader."""
-    found: dict[tuple[bool, str], dict[str, Any]] = defaultdict(lambda: {"made": 0, "paid": 0, "math_verify": 0})
+    found: dict[tuple[bool, str], dict[str, Any]] = defaultdict(
+        lambda: {"made": 0, "paid": 0, "math_verify": 0}
+    )
     for row in rows:
         entry = found[(row["fair"], row["rule"])]
         entry["made"] += 1
@@ -138,7 +150,9 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> None:
     """Make, judge, count, save."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--most", type=int, default=120, help="golds per dataset")
     parser.add_argument("--ours", action="store_true", help="leave math-verify out")
     parser.add_argument("--kept-aside", action="store_true", help="the golds kept aside")
@@ -151,16 +165,38 @@ def main() -> None:
     for entry in sorted(table(rows), key=lambda e: (not e["fair"], e["rule"])):
         mistakes = entry["made"] - entry["paid"] if entry["fair"] else entry["paid"]
         if mistakes:
-            print(f"{'missed' if entry['fair'] else 'PAID'} {mistakes:5d} of {entry['made']:5d}  {entry['rule']}")
-            listed = [r for r in rows if r["rule"] == entry["rule"] and r["fair"] == entry["fair"] and r["ours"] != r["fair"]]
+            print(
+                f"{'missed' if entry['fair'] else 'PAID'} {mistakes:5d} of {entry['made']:5d}  {entry['rule']}"
+            )
+            listed = [
+                r
+                for r in rows
+                if r["rule"] == entry["rule"] and r["fair"] == entry["fair"] and r["ours"] != r["fair"]
+            ]
             for row in listed[: options.show]:
                 print(f"        {row['dataset']:14s} {row['gold']!r:40s} {row['answer']!r}  {row['reason']}")
     texts = completions(options.most, aside=options.kept_aside)
-    odd = [(row["rule"], route, row["answer"]) for row in texts for route, paid in routes(row).items() if paid != row["fair"]]
+    odd = [
+        (row["rule"], route, row["answer"])
+        for row in texts
+        for route, paid in routes(row).items()
+        if paid != row["fair"]
+    ]
     for rule in dict.fromkeys(r for r, _, _ in odd):
-        print(f"completions: {rule}: {sum(r == rule for r, _, _ in odd)} wrong, by {sorted({way for r, way, _ in odd if r == rule})}")
-    result |= {"completions": len(texts), "completions_wrong": len(odd), "table": table(rows), "golds_kept_aside": options.kept_aside}
-    print({k: v for k, v in result.items() if isinstance(v, (int, float))}, environment()["libraries"], file=sys.stderr)
+        print(
+            f"completions: {rule}: {sum(r == rule for r, _, _ in odd)} wrong, by {sorted({way for r, way, _ in odd if r == rule})}"
+        )
+    result |= {
+        "completions": len(texts),
+        "completions_wrong": len(odd),
+        "table": table(rows),
+        "golds_kept_aside": options.kept_aside,
+    }
+    print(
+        {k: v for k, v in result.items() if isinstance(v, (int, float))},
+        environment()["libraries"],
+        file=sys.stderr,
+    )
     if options.save:
         print(save_json(options.save, result))
 

@@ -91,7 +91,12 @@ def terms(text: str) -> list[str]:
     found, depth, start = [], 0, 0
     for place, char in enumerate(text):
         depth += (char in "([{") - (char in ")]}")
-        if char in "+-" and depth == 0 and place and text[:place].rstrip()[-1:] not in ("", "^", "_", "(", "/", "*"):
+        if (
+            char in "+-"
+            and depth == 0
+            and place
+            and text[:place].rstrip()[-1:] not in ("", "^", "_", "(", "/", "*")
+        ):
             found.append(text[start:place].strip())
             start = place
     return [*found, text[start:].strip()]
@@ -100,7 +105,12 @@ def terms(text: str) -> list[str]:
 def pair(text: str) -> tuple[str, str, str, str] | None:
     """Return opener, both halves and closer of ``(a,b)`` and its like."""
     plain = text.replace("\\left", "").replace("\\right", "").strip()
-    if len(plain) < 5 or plain[0] not in "([" or plain[-1] not in ")]" or not balanced(plain.translate(str.maketrans("[]", "()"))):
+    if (
+        len(plain) < 5
+        or plain[0] not in "(["
+        or plain[-1] not in ")]"
+        or not balanced(plain.translate(str.maketrans("[]", "()")))
+    ):
         return None
     halves = parts(plain[1:-1])
     return (plain[0], halves[0], halves[1], plain[-1]) if len(halves) == 2 and all(halves) else None
@@ -122,11 +132,20 @@ def _fraction(text: str) -> Fraction | None:
 
 
 # -- fair: spelling -----------------------------------------------------------------------------------------------
-WRAPS = ("${}$", "\\({}\\)", "\\boxed{{{}}}", "**{}**", "{}.", " {} ", "$\\displaystyle {}$", "The answer is {}")
+WRAPS = (
+    "${}$",
+    "\\({}\\)",
+    "\\boxed{{{}}}",
+    "**{}**",
+    "{}.",
+    " {} ",
+    "$\\displaystyle {}$",
+    "The answer is {}",
+)
 for _number, _wrap in enumerate(WRAPS):
 
     def _wrapped(g: str, r: random.Random, wrap: str = _wrap) -> str | None:
-        return None if wrap[:1].isalpha() and "olution" in g or g.endswith(".") else wrap.format(g)
+        return None if (wrap[:1].isalpha() and "olution" in g) or g.endswith(".") else wrap.format(g)
 
     FAIR[f"wrap {_number}"] = _wrapped
 
@@ -212,8 +231,20 @@ def _sized(g: str, r: random.Random) -> str | None:
 
 @fair("unicode")
 def _unicode(g: str, r: random.Random) -> str | None:
-    new = g.replace("-", "−").replace("\\pi", "π").replace("\\infty", "∞").replace("^2", "²").replace("^{2}", "²")
-    new = new.replace("\\cup", "∪").replace("\\le ", "≤ ").replace("\\ge ", "≥ ").replace("^\\circ", "°").replace("^{\\circ}", "°")
+    new = (
+        g.replace("-", "−")
+        .replace("\\pi", "π")
+        .replace("\\infty", "∞")
+        .replace("^2", "²")
+        .replace("^{2}", "²")
+    )
+    new = (
+        new.replace("\\cup", "∪")
+        .replace("\\le ", "≤ ")
+        .replace("\\ge ", "≥ ")
+        .replace("^\\circ", "°")
+        .replace("^{\\circ}", "°")
+    )
     return new if new != g and not re.search(r"\^[^ ]*−", new) else None
 
 
@@ -221,7 +252,13 @@ def _unicode(g: str, r: random.Random) -> str | None:
 @fair("braced powers")
 def _braced(g: str, r: random.Random) -> str | None:
     new = re.sub(r"\^(\d|[a-z])(?!\d)", r"^{\1}", g)
-    return new if new != g else re.sub(r"\^\{(\d|[a-z])\}", r"^\1", g) if re.search(r"\^\{(\d|[a-z])\}", g) else None
+    return (
+        new
+        if new != g
+        else re.sub(r"\^\{(\d|[a-z])\}", r"^\1", g)
+        if re.search(r"\^\{(\d|[a-z])\}", g)
+        else None
+    )
 
 
 @fair("star powers")
@@ -245,7 +282,12 @@ def _cdot(g: str, r: random.Random) -> str | None:
 def _swapped(g: str, r: random.Random) -> str | None:
     if not is_formula(g):
         return None
-    new = re.sub(r"(?<![\\a-zA-Z^_/])([a-zA-Z]) ?([a-zA-Z](?:\^(?:\d|\{\d+\}))?)(?![a-zA-Z^_/'(!])", r"\2 \1", g, count=1)
+    new = re.sub(
+        r"(?<![\\a-zA-Z^_/])([a-zA-Z]) ?([a-zA-Z](?:\^(?:\d|\{\d+\}))?)(?![a-zA-Z^_/'(!])",
+        r"\2 \1",
+        g,
+        count=1,
+    )
     return new if new != g else None
 
 
@@ -312,13 +354,21 @@ for _kind, _names in _NAMES.items():
 
 @fair("angle name")
 def _angle(g: str, r: random.Random) -> str | None:
-    return r.choice(["\\angle A = {}", "\\angle ABC={}", "m\\angle B={}", "\\theta={}"]).format(g) if "circ" in g and _WORDS.findall(g) == ["circ"] else None
+    return (
+        r.choice(["\\angle A = {}", "\\angle ABC={}", "m\\angle B={}", "\\theta={}"]).format(g)
+        if "circ" in g and _WORDS.findall(g) == ["circ"]
+        else None
+    )
 
 
 @fair("point name")
 def _point(g: str, r: random.Random) -> str | None:
     halves = pair(g)
-    return "(x,y) = " + g if halves and halves[0] + halves[3] == "()" and all(is_value(h) for h in halves[1:3]) else None
+    return (
+        "(x,y) = " + g
+        if halves and halves[0] + halves[3] == "()" and all(is_value(h) for h in halves[1:3])
+        else None
+    )
 
 
 @fair("ratio name")
@@ -337,7 +387,11 @@ def _sides(g: str) -> tuple[str, str] | None:
     ok = len(sides) == 2 and not re.search(r"[,;<>$]|text|\bor\b|\band\b|\\in|'|[a-zA-Z] *\(", g)
     if not ok or not all(s.strip() and (is_formula(s) or is_value(s)) for s in sides):
         return None
-    return (sides[0].strip(), sides[1].strip()) if not re.fullmatch(r"[a-zA-Z]|[A-Za-z]_.*", sides[0].strip()) else None
+    return (
+        (sides[0].strip(), sides[1].strip())
+        if not re.fullmatch(r"[a-zA-Z]|[A-Za-z]_.*", sides[0].strip())
+        else None
+    )
 
 
 @fair("sides swapped")
@@ -408,7 +462,10 @@ def _scaled_inequality(g: str, r: random.Random) -> str | None:
     found = re.fullmatch(r"([a-z]) *(<|>|\\leq?|\\geq?) *(-?\d+)", plain or "")
     if not found:
         return None
-    k, turned = r.choice([2, 3, -1, -2]), {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le", "\\leq": "\\geq", "\\geq": "\\leq"}
+    k, turned = (
+        r.choice([2, 3, -1, -2]),
+        {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le", "\\leq": "\\geq", "\\geq": "\\leq"},
+    )
     left = {-1: "-", -2: "-2", 2: "2", 3: "3"}[k] + found[1]
     return f"{left} {found[2] if k > 0 else turned[found[2]]} {int(found[3]) * k}"
 
@@ -449,7 +506,13 @@ def _reals(g: str, r: random.Random) -> str | None:
 @fair("reals without a point")
 def _punctured(g: str, r: random.Random) -> str | None:
     found = [interval(p.strip()) for p in g.split("\\cup")]
-    if len(found) != 2 or not all(found) or found[0][2] != found[1][1] or "infty" not in found[0][1] or "infty" not in found[1][2]:  # type: ignore[index]
+    if (
+        len(found) != 2
+        or not all(found)
+        or found[0][2] != found[1][1]
+        or "infty" not in found[0][1]
+        or "infty" not in found[1][2]
+    ):  # type: ignore[index]
         return None
     if found[0][3] != ")" or found[1][0] != "(":  # type: ignore[index]
         return None
@@ -458,7 +521,13 @@ def _punctured(g: str, r: random.Random) -> str | None:
 
 @fair("brackets of a matrix")
 def _matrix(g: str, r: random.Random) -> str | None:
-    return g.replace("pmatrix", "bmatrix") if "pmatrix" in g else g.replace("bmatrix", "pmatrix") if "bmatrix" in g else None
+    return (
+        g.replace("pmatrix", "bmatrix")
+        if "pmatrix" in g
+        else g.replace("bmatrix", "pmatrix")
+        if "bmatrix" in g
+        else None
+    )
 
 
 # -- near-misses --------------------------------------------------------------------------------------------------
@@ -524,7 +593,18 @@ def _power(g: str, r: random.Random) -> str | None:
     return f"{g[:place]}^3{g[place:]}"
 
 
-SCALES = ("{} million", "\\${} million", "{} thousands", "{} thousand", "{} dozens", "{} thirds", "{} hundred", "{} billion dollars", "{}\\text{{ million}}", "{} halves")
+SCALES = (
+    "{} million",
+    "\\${} million",
+    "{} thousands",
+    "{} thousand",
+    "{} dozens",
+    "{} thirds",
+    "{} hundred",
+    "{} billion dollars",
+    "{}\\text{{ million}}",
+    "{} halves",
+)
 HEDGES = (
     "{} approx", "{} guess", "about {}", "{} maybe", "{} or so", "{} I think", "{} (guess)", "approximately {}", "{} or {more}", "{more} or {}", "{}?", "perhaps {}", "{}, {more}",
     "{} unsure", "{} probably", "between {} and {more}", "{} wrong", "{} ish", "{} likely", "at least {}", "{} hopefully", "{} estimate", "less than {}", "{} is wrong", "{}/{more}",
@@ -558,7 +638,9 @@ def _another_name(g: str, r: random.Random) -> str | None:
 
 @wrong("overline")
 def _overline(g: str, r: random.Random) -> str | None:
-    return r.choice(["\\overline{%s}", "\\bar{%s}"]) % g if is_number(g) or re.fullmatch(r"[a-z]", g) else None
+    return (
+        r.choice(["\\overline{%s}", "\\bar{%s}"]) % g if is_number(g) or re.fullmatch(r"[a-z]", g) else None
+    )
 
 
 @wrong("brackets as parentheses")
@@ -571,8 +653,12 @@ def _brackets(g: str, r: random.Random) -> str | None:
 
 @wrong("another unit")
 def _other_unit(g: str, r: random.Random) -> str | None:
-    found = re.fullmatch(r"(\d+) ?\\(?:text|mathrm)\{~?\s*(cm|m|inches|feet|kg|hours|minutes|dollars|cents)\}", g)
-    return f"{found[1]} \\text{{ {'km' if found[2] != 'km' else 'm'}}}" if found and found[2] != "km" else None
+    found = re.fullmatch(
+        r"(\d+) ?\\(?:text|mathrm)\{~?\s*(cm|m|inches|feet|kg|hours|minutes|dollars|cents)\}", g
+    )
+    return (
+        f"{found[1]} \\text{{ {'km' if found[2] != 'km' else 'm'}}}" if found and found[2] != "km" else None
+    )
 
 
 @wrong("element dropped")
@@ -594,7 +680,11 @@ def _ends(g: str, r: random.Random) -> str | None:
         return None
     if "infty" not in found[1]:
         return f"{'(' if found[0] == '[' else '['}{found[1]},{found[2]}{found[3]}"
-    return f"{found[0]}{found[1]},{found[2]}{')' if found[3] == ']' else ']'}" if "infty" not in found[2] else None
+    return (
+        f"{found[0]}{found[1]},{found[2]}{')' if found[3] == ']' else ']'}"
+        if "infty" not in found[2]
+        else None
+    )
 
 
 @wrong("ends swapped")

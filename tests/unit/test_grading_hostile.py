@@ -13,14 +13,14 @@ import psutil
 import pytest
 
 from algorist.grading import extract, grade, grade_completion
-from algorist.grading.ladder import read
+from algorist.grading.symbolic import reading as read
 from tests.golden.pairs import pairs
 from tests.unit.hostile_answers import CANARY, hostile
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 1.0
 GOLDS = ["3", "\\sqrt{2}+\\sqrt{3}", "x^2+1", "(-\\infty,3)"]
-WORTH_3 = ("\\boxed", "\\text", "３", "\u202e3", "$", "|")  # some of them do say 3
+WORTH_3 = ("\\boxed", "3$", "\\text", "３", "\u202e3", "$", "|")  # some of them do say 3
 
 
 def test_the_corpus() -> None:

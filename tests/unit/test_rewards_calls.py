@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from algorist.rewards import (
     text_of,
 )
 from algorist.rewards.base import make_reward
-from algorist.types import Grade
 
 RIGHT = "<reasoning>\n3 * 4\n</reasoning>\n<answer>\n12\n</answer>"
 ROOT = Path(__file__).resolve().parents[2]
@@ -309,27 +307,6 @@ def test_s1_48_sample_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
         rewards[0](completions=[RIGHT + "y" * 500], answer=["12"])
     lines = [r.getMessage() for r in caplog.records]
     assert len(lines) == 2 and "read '12', expected '12'" in lines[0] and len(lines[0]) < 300
-
-
-def test_the_same_answer_is_graded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from algorist.rewards import verdicts
-
-    asked: list[str | None] = []
-    real = verdicts.grade
-
-    def counting(answer: str | None, gold: str, *, matcher: str) -> Grade:
-        asked.append(answer)
-        found = real(answer, gold, matcher=matcher)
-        return replace(found, reason="timeout") if answer == "slow" else found
-
-    monkeypatch.setattr(verdicts, "grade", counting)
-    monkeypatch.setattr(verdicts, "_KEPT", 2)
-    verdicts._seen.clear()
-    for answer in ("1", "2", "1", "2", "3", "1", "slow", "slow", None, None):
-        assert verdicts.verdict(answer, "1", "symbolic").correct == (answer == "1")
-    assert asked == ["1", "2", "3", "1", "slow", "slow", None]
-    assert len(verdicts._seen) == 2
-    verdicts._seen.clear()
 
 
 def test_reference_page_is_up_to_date() -> None:

@@ -6,19 +6,16 @@ import re
 
 from algorist.data.base import Source, dataset
 from algorist.data.columns import load_source, to_problems
+from algorist.grading.markers import hash_answers
 from algorist.types import Problem
 
 
 def extract_hash_answer(text: str) -> str:
     """Return the rest of the line behind ``####``, stripped; without a marker the whole text, stripped."""
-    _, marker, rest = text.partition("####")
-    return (
-        rest.strip().splitlines()[0].strip()
-        if marker and rest.strip()
-        else text.strip()
-        if not marker
-        else ""
-    )
+    if "####" not in text:
+        return text.strip()
+    found = hash_answers(text)
+    return found[0] if found else ""
 
 
 def clean_solution(text: str) -> str:

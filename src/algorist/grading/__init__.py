@@ -1,13 +1,15 @@
 """Grading: extract → strings → exact numbers → structure → quick points → a killable worker with all the digits needed.
 
-Neither sympy nor torch is imported here; ``precise`` (mpmath) and ``symbolic`` (math-verify) only run inside worker processes.
+``algebra`` decides on mathematics behind one door; neither sympy nor torch is imported here: ``algebra.decide_exact`` (mpmath) and
+``math_verify`` only run inside worker processes.
 """
 
-from algorist.grading.extract import Extraction, boxed, extract, last_boxed
-from algorist.grading.grade import grade, grade_completion, grade_many, hash_answer
-from algorist.grading.ladder import is_text_only, why_unreadable
+from algorist.grading.extract import Extraction, extract
+from algorist.grading.grade import forget_verdicts, gold_texts, grade, grade_completion, grade_many
+from algorist.grading.markers import boxed, hash_answer, last_boxed
 from algorist.grading.matchers import MATCHERS, deciding_matcher
 from algorist.grading.numeric import numeric_value
+from algorist.grading.symbolic import is_text_only, why_unreadable
 
 __all__ = [
     "MATCHERS",
@@ -15,6 +17,8 @@ __all__ = [
     "boxed",
     "deciding_matcher",
     "extract",
+    "forget_verdicts",
+    "gold_texts",
     "grade",
     "grade_completion",
     "grade_many",

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import re
+import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+from algorist.grading.cache import ByteCache
 from algorist.grading.extract import extract
-from algorist.grading.ladder import Limits, Verdict, why_unreadable
-from algorist.grading.matchers import MATCHERS
+from algorist.grading.matchers import MATCHERS, Judge
+from algorist.grading.symbolic import Limits, Verdict
 from algorist.types import Grade, Parsed
 
+log = logging.getLogger(__name__)
 _RANK = {
     "timeout": 6,
     "memory": 5,
@@ -23,9 +26,14 @@ _RANK = {
 }
 
 
+_UNFINISHED = frozenset({"timeout", "memory", "crashed"})
+_CACHE_BYTES = 16 * 2**20
+_verdicts: ByteCache[Verdict] = ByteCache(_CACHE_BYTES)
+
+
 def grade(
     answer: str | None,
-    gold: str | Sequence[str],
+    gold: Any,
     *,
     matcher: str = "symbolic",
     timeout_s: float = 1.0,
@@ -34,9 +42,12 @@ def grade(
 ) -> Grade:
     """Grade an extracted answer against a gold answer, or against several of which any one will do.
 
+    Verdicts are remembered (up to 16 MiB of them), so each answer is decided once per gold and matcher; one that a limit cut
+    short is asked for again. A bad answer is never an exception.
+
     Args:
         answer: What was extracted; None or blank is ``no_answer``.
-        gold: The gold answer as text.
+        gold: The gold answer as text, a number or a tensor with one number; or a sequence of these.
         matcher: A name in ``MATCHERS``.
         timeout_s: Wall clock of a slow decision in its worker process (s).
         memory_mb: Memory of that process beyond what the interpreter itself takes (MiB).
@@ -48,41 +59,69 @@ def grade(
     """
     judge = MATCHERS.get(matcher).judge
     began = time.perf_counter()
-    golds = [gold] if isinstance(gold, str) else [str(g) for g in gold]
+    golds = [gold] if isinstance(gold, str) else gold_texts(gold)
     shown = golds[0] if golds else ""
     if answer is None or not answer.strip():
         return Grade(False, "no_answer", answer, shown, time.perf_counter() - began)
-    limits = Limits(timeout_s, memory_mb, tolerance)
     best: Verdict = (False, "unparseable_gold")
     for one in golds:
         if not one.strip():
             continue
-        found = judge(answer, one, limits)
-        if found[0]:
-            return Grade(True, found[1], answer, one, time.perf_counter() - began)
-        if _RANK.get(found[1], 2) > _RANK.get(best[1], 2):
-            best = found
+        key = (answer, one, judge, timeout_s, memory_mb, tolerance)
+        verdict = _verdicts.get(key)
+        if verdict is None:
+            verdict = _judged(judge, answer, one, Limits(timeout_s, memory_mb, tolerance))
+            if verdict[1] not in _UNFINISHED:
+                _verdicts.put(key, verdict, answer, one)
+        if verdict[0]:
+            return Grade(True, verdict[1], answer, one, time.perf_counter() - began)
+        if _RANK.get(verdict[1], 2) > _RANK.get(best[1], 2):
+            best = verdict
     return Grade(False, best[1], answer, shown, time.perf_counter() - began)
+
+
+def _judged(judge: Judge, answer: str, gold: str, limits: Limits) -> Verdict:
+    """Ask a matcher; what it did not foresee in an answer is a verdict too."""
+    try:
+        return judge(answer, gold, limits)
+    except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
+        log.debug("%s while grading %.80r against %.80r", type(error).__name__, answer, gold)
+        return False, "crashed"
+
+
+def gold_texts(gold: Any) -> list[str]:
+    """Return gold answers as texts: a text, a number, a tensor or array of numbers, or a sequence of these."""
+    if isinstance(gold, str):
+        return [gold]
+    if hasattr(gold, "tolist"):
+        gold = gold.tolist()
+    if isinstance(gold, (list, tuple)):
+        return [text for one in gold for text in gold_texts(one)]
+    return [] if gold is None else [str(int(gold) if isinstance(gold, float) and gold.is_integer() else gold)]
+
+
+def forget_verdicts() -> None:
+    """Empty the cache of verdicts (for measurements)."""
+    _verdicts.clear()
 
 
 def grade_completion(
     text: str,
-    gold: str | Sequence[str],
+    gold: Any,
     *,
     parsed: Parsed | None = None,
     matcher: str = "symbolic",
     tolerance: float | None = None,
 ) -> Grade:
     """Grade a completion: its answer as its prompt format read it (``parsed``), or extracted in the generic order."""
-    shown = gold if isinstance(gold, str) else next(iter(gold), "")
     if parsed is None:
         found = extract(text)
-        if found.ambiguous:
-            return Grade(False, "ambiguous", found.answer, shown)
-        return grade(found.answer, gold, matcher=matcher, tolerance=tolerance)
-    if "several_answers" in parsed.flags:
-        return Grade(False, "ambiguous", parsed.answer, shown)
-    return grade(parsed.answer, gold, matcher=matcher, tolerance=tolerance)
+        answer, ambiguous = found.answer, found.ambiguous
+    else:
+        answer, ambiguous = parsed.answer, "several_answers" in parsed.flags
+    if ambiguous:
+        return Grade(False, "ambiguous", answer, next(iter(gold_texts(gold)), ""))
+    return grade(answer, gold, matcher=matcher, tolerance=tolerance)
 
 
 def grade_many(
@@ -106,12 +145,3 @@ def grade_many(
         with ThreadPoolExecutor(workers, thread_name_prefix="grade") as threads:
             found = dict(zip(distinct, threads.map(one, distinct), strict=True))
     return [found[key] for key in keys]
-
-
-def hash_answer(text: str) -> str | None:
-    """Return what stands behind the last ``####`` of a GSM8K solution, or None."""
-    found = re.findall(r"####\s*(.+)", text)
-    return found[-1].strip() if found else None
-
-
-__all__ = ["grade", "grade_completion", "grade_many", "hash_answer", "why_unreadable"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from algorist.grading.text import MAX_ANSWER
+from algorist.grading.text import MAX_ANSWER, clean
 
 _UNITS = "degree|cm|centimeter|meter|mile|second|minute|hour|day|week|month|year|foot|feet|inch|yard|dollars?|cents?|units?|square|people|points"
 
@@ -71,6 +71,20 @@ def _sympy_form(answer: str) -> str:
     return (plain if re.fullmatch(r"-?\d+(\.\d+)?", plain) else text).lower()
 
 
+_WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mbox)\s*\{([^{}]*)\}(?:\^\{?\d\}?)?")
+_SIGNS = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree|\\?%|\\\$")
+_UNIT_AFTER = re.compile(r"(?<=[\d}])\s*[a-zA-Z][a-zA-Z ./^\d]{0,40}$")
+_WORD_BEFORE = re.compile(r"^[a-zA-Z ]{1,20}(?=\d)")
+
+
+def plain_form(answer: str) -> str:
+    """Return an answer without what both normal forms drop: text wrappers, units, degrees, percent, currency, ``x =``, blanks."""
+    text = clean(answer) or "" if len(answer) <= MAX_ANSWER else ""
+    text = _WRAPPED.sub(lambda m: m[1] if any(c.isdigit() for c in m[1]) else " ", text)
+    text = _SIGNS.sub(" ", text).rpartition("=")[2].strip()
+    return re.sub(r"[\s,]", "", _WORD_BEFORE.sub("", _UNIT_AFTER.sub("", text)))
+
+
 def _parts(text: str) -> list[str]:
     if len(text) > 2 and text[0] in "([" and text[-1] in ")]" and not set(text[1:-1]) & set("()[]"):
         return [part.strip() for part in text[1:-1].split(",")]
@@ -128,6 +142,6 @@ def _element(told: str, truth: str) -> bool:
         return int(told.replace(",", "")) == int(truth.replace(",", ""))
     if _risky(told) or _risky(truth):
         return False
-    from algorist.grading.ladder import Limits, symbolic
+    from algorist.grading.symbolic import Limits, symbolic
 
     return symbolic(told, truth, Limits())[0]

@@ -10,13 +10,16 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from algorist.grading.hendrycks import hendrycks_sympy
-from algorist.grading.ladder import Limits, Verdict, symbolic
 from algorist.grading.numeric import numeric_value
-from algorist.grading.text import clean, tight
+from algorist.grading.symbolic import Limits, Verdict, symbolic
+from algorist.grading.text import MAX_ANSWER, clean, tight
 from algorist.grading.workers import pool_for
 from algorist.registry import Registry
 
 log = logging.getLogger("algorist.grading.matchers")
+
+
+Judge = Callable[[str, str, Limits], Verdict]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +28,14 @@ class Matcher:
 
     name: str
     claim: str
-    judge: Callable[[str, str, Limits], Verdict]
+    judge: Judge
 
 
 MATCHERS: Registry[Matcher] = Registry("matcher")
-_Judge = Callable[[str, str, Limits], Verdict]
 
 
-def _matcher(name: str, claim: str) -> Callable[[_Judge], _Judge]:
-    def decorate(judge: _Judge) -> _Judge:
+def _matcher(name: str, claim: str) -> Callable[[Judge], Judge]:
+    def decorate(judge: Judge) -> Judge:
         MATCHERS.register(name)(Matcher(name, claim, judge))
         return judge
 
@@ -55,6 +57,8 @@ def _exact_no_space(answer: str, gold: str, limits: Limits) -> Verdict:
 @_matcher("numeric", "the same exact number; answers that are not numbers must be the same text")
 def _numeric(answer: str, gold: str, limits: Limits) -> Verdict:
     right = numeric_value(gold)
+    if len(answer) > MAX_ANSWER:
+        return False, "unparseable_answer"
     if right is None:
         told, truth = clean(answer), clean(gold)
         if not truth:

@@ -75,14 +75,19 @@ def _ratio(sign: str, whole: str | None, top: str, bottom: str) -> Fraction | No
     return -value if sign == "-" else value
 
 
-@lru_cache(maxsize=65536)
 def numeric_value(text: str) -> Fraction | None:
     """Return the exact value of a plain number, or None if the text is anything else.
 
     Reads integers, decimals, thousands separators (``1,234``, ``1 234``, ``1{,}234``), fractions (``3/4``,
     ``\\frac34``), mixed numbers (``3 1/2``), a leading ``$`` and a trailing ``%`` (which are dropped, not applied),
     scientific notation, repeating decimals (``0.\\overline{3}``, ``0.(3)``, ``0.333...``), digits of any script.
+    Short texts are remembered.
     """
+    return _value(text) if len(text) <= 100 else _value.__wrapped__(text)
+
+
+@lru_cache(maxsize=32_768)
+def _value(text: str) -> Fraction | None:
     if _PLAIN.fullmatch(text):
         return Fraction(int(text))
     if len(text) > MAX_ANSWER:

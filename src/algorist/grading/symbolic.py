@@ -1,33 +1,122 @@
-"""Third-party judgement: math-verify (and with it sympy and latex2sympy2), imported only in a worker."""
+"""The matcher ``symbolic``: strings, exact numbers, structure, quick points, and only then a worker process."""
 
 from __future__ import annotations
 
-from algorist.errors import MissingExtraError
+import re
+from dataclasses import dataclass
+from functools import lru_cache
 
-INSTALL = "pip install 'math-verify[antlr4_13_2]>=0.9'"
+from algorist.grading.algebra import Node, Unreadable, equal, is_close, read
+from algorist.grading.numeric import numeric_value
+from algorist.grading.text import MAX_ANSWER, clean, same_words, tight
+from algorist.grading.workers import pool_for
+from algorist.types import GradeReason
 
-_needed = "latex2sympy2_extended"
-try:
-    import latex2sympy2_extended as _parser  # noqa: F401  # alone first, to name what is missing
+Verdict = tuple[bool, GradeReason]
 
-    _needed = "math_verify"
-    from math_verify import parse, verify
-    from math_verify.parser import ExprExtractionConfig, LatexExtractionConfig
-except ImportError as error:
-    raise MissingExtraError(
-        f"{_needed} cannot be imported ({str(error) or type(error).__name__}); install it with: {INSTALL}"
-    ) from error
-
-
-def latex_verify(answer: str, gold: str) -> bool | None:
-    """Return math-verify's verdict, its own timeouts off (the worker has a harder one); None: the gold is unreadable."""
-    ways = [LatexExtractionConfig(), ExprExtractionConfig()]
-    truth = parse(_marked(gold), extraction_config=ways, parsing_timeout=None, raise_on_error=False)
-    if not truth:
-        return None
-    told = parse(_marked(answer), extraction_config=ways, parsing_timeout=None, raise_on_error=False)
-    return bool(verify(truth, told, timeout_seconds=None))
+MAX_GOLD = 2_000
+"""Longer gold answers are unreadable (characters)."""
 
 
-def _marked(text: str) -> str:
-    return text if "$" in text or "\\boxed" in text else f"${text}$"
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a slow decision may cost, and a relative tolerance where the dataset declares one."""
+
+    timeout_s: float = 1.0
+    memory_mb: int = 512
+    tolerance: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """An answer as it was read: one spelling, the tree if the grammar knows it, else why not."""
+
+    text: str
+    tree: Node | None
+    why: str = ""
+    code: str = ""
+
+
+def reading(text: str) -> Read:
+    """Read an answer or a gold answer; nothing is raised."""
+    return _reading(text) if len(text) <= 200 else _reading.__wrapped__(text)
+
+
+@lru_cache(maxsize=4_096)
+def _reading(text: str) -> Read:
+    if len(text) > MAX_ANSWER:
+        return Read("", None, f"longer than {MAX_ANSWER} characters", "too_large")
+    cleaned = clean(text)
+    if not cleaned:
+        return Read("", None, "empty" if cleaned is not None else "control characters", "unparseable")
+    try:
+        return Read(cleaned, read(cleaned))
+    except Unreadable as error:
+        return Read(cleaned, None, str(error), error.code)
+
+
+def _balanced(text: str) -> bool:
+    bare = re.sub(r"\\.", "", text)
+    return bare.count("{") == bare.count("}")
+
+
+def why_unreadable(gold: str) -> str:
+    """Return why a gold answer cannot be graded against, or an empty string; what is only text is compared as text."""
+    if len(gold) > MAX_GOLD:
+        return f"longer than {MAX_GOLD} characters"
+    if numeric_value(gold) is not None:
+        return ""
+    found = reading(gold)
+    if found.tree is not None:
+        return ""
+    if not found.text:
+        return found.why
+    if not re.search(r"[0-9A-Za-z]", found.text):
+        return "no letter and no digit"
+    return "" if _balanced(found.text) else "braces that do not match"
+
+
+def is_text_only(gold: str) -> bool:
+    """Say whether a gold answer can only be compared as a string, because the grammar does not know it."""
+    return numeric_value(gold) is None and reading(gold).tree is None
+
+
+def symbolic(answer: str, gold: str, limits: Limits, *, slow: bool = True) -> Verdict:
+    """Return whether an answer is the gold answer, and why."""
+    if "%" not in answer and "%" not in gold:
+        left, right = numeric_value(answer), numeric_value(gold)
+        if left is not None and right is not None:
+            if not is_close(left, right, limits.tolerance):
+                return False, "different"
+            return True, "equal_string" if answer.strip() == gold.strip() else "equal_number"
+    if why_unreadable(gold):
+        return False, "unparseable_gold"
+    said, truth = reading(answer), reading(gold)
+    if not said.text:
+        return False, "unparseable_answer"
+    if tight(said.text) == tight(truth.text) or same_words(said.text, truth.text):
+        return True, "equal_string"
+    if said.tree is None:
+        return False, "ambiguous" if said.code == "ambiguous" else "unparseable_answer"
+    if truth.tree is None:
+        return False, "different"
+    try:
+        same = equal(said.tree, truth.tree, tolerance=limits.tolerance)
+    except Unreadable:
+        return False, "unparseable_answer"
+    if same is None:
+        return _slowly(said.text, truth.text, limits) if slow else (False, "unparseable_answer")
+    if same:
+        return True, "equal_number" if said.tree[0] == "num" else "equal_symbolic"
+    several = said.tree[0] == "list" and truth.tree[0] not in ("list", "set", "union", "named")
+    return False, "ambiguous" if several else "different"
+
+
+def _slowly(answer: str, gold: str, limits: Limits) -> Verdict:
+    """Ask a worker process, which computes as many digits as the two texts can hide."""
+    found = pool_for("symbolic", limits.timeout_s, limits.memory_mb).ask(answer, gold)
+    if found.error:
+        return False, found.error if found.error in ("timeout", "memory") else "crashed"  # type: ignore[return-value]
+    if found.told is None:
+        return False, "unparseable_answer"
+    return found.told, "equal_symbolic" if found.told else "different"

@@ -24,7 +24,7 @@ _SIGNS = {
     "⌋": "\\rfloor ", "⌈": "\\lceil ", "⌉": "\\rceil ", "⟨": "\\langle ", "⟩": "\\rangle ", "〈": "\\langle ", "〉": "\\rangle ",
     "ℝ": "\\mathbb{R}", "ℤ": "\\mathbb{Z}", "ℕ": "\\mathbb{N}", "ℚ": "\\mathbb{Q}", "ℂ": "\\mathbb{C}",
     "“": '"', "”": '"', "‘": "'", "’": "'", "′": "'", "，": ",", "。": ".", "％": "%", "٪": "%", "٫": ".", "٬": ",",
-    "€": " euro ", "£": " sterling ", "₹": " rupee ", "→": "\\to ", "∖": "\\setminus ", "∣": "|", "｜": "|", "∘": "\\circ ", "℅": "%",
+    "€": " euro ", "£": " sterling ", "₹": " rupee ", "¥": " yen ", "→": "\\to ", "∖": "\\setminus ", "∣": "|", "｜": "|", "∘": "\\circ ", "℅": "%",
 }  # fmt: skip
 _GREEK = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho _ sigma tau upsilon phi chi psi omega"
 _GREEK_SIGNS = {chr(0x3B1 + i): f"\\{name} " for i, name in enumerate(_GREEK.split()) if name != "_"}
@@ -51,6 +51,7 @@ _WRAPS = (
     ("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"), ("$", "$"), ("***", "***"), ("**", "**"), ("__", "__"),
     ("`", "`"), ('"', '"'), ("*", "*"), ("\\boxed{", "}"), ("\\fbox{", "}"), ("\\ensuremath{", "}"), ("\\mbox{", "}"),
 )  # fmt: skip
+_MOST_WRAPS = 8
 _LEAD = re.compile(
     r"(?:(?:so|thus|hence|therefore)\s*,?\s+)?(?:(?:the|my|our)\s+)?(?:final\s+|correct\s+)?"
     r"(?:answer|solution|result|value)\s*(?:is|are|=|:|is:)\s*:?\s*(?:equal to\s+)?",
@@ -92,8 +93,7 @@ def _unicode(text: str) -> str:
 
 def _unwrap(text: str) -> str:
     """Take off what stands around the whole: dollar signs, emphasis, a box, quotes."""
-    changed = True
-    while changed and text:
+    for _ in range(_MOST_WRAPS):
         changed = False
         for start, end in _WRAPS:
             if len(text) <= len(start) + len(end) - 1 or not (text.startswith(start) and text.endswith(end)):
@@ -105,6 +105,8 @@ def _unwrap(text: str) -> str:
             elif start in inside or end in inside:
                 continue
             text, changed = inside.strip(), True
+        if not changed:
+            break
     return text
 
 
@@ -116,13 +118,17 @@ def _dollars(text: str) -> str:
     return re.sub(r"(?<!\\)\$", " ", text).strip() if len(bare) % 2 == 0 else text
 
 
-@lru_cache(maxsize=32768)
 def clean(text: str) -> str | None:
     """Return the text in one spelling, or None where it holds control characters.
 
     Unicode signs become LaTeX, digits of any script become ASCII, spacing and size commands go, wrappers around the
-    whole (``$``, ``\\boxed``, ``**``) go, one trailing full stop goes.
+    whole (``$``, ``\\boxed``, ``**``) go, one trailing full stop goes. Short texts are remembered.
     """
+    return _cleaned(text) if len(text) <= 200 else _cleaned.__wrapped__(text)
+
+
+@lru_cache(maxsize=16_384)
+def _cleaned(text: str) -> str | None:
     if not text.isascii():
         text = _unicode(text)
     if _CONTROL.search(text):
@@ -157,3 +163,18 @@ def tight(text: str) -> str:
         if "frac" in text
         else text
     )
+
+
+_TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mbox|textrm)\s*\{([^{}\\]*)\}")
+_WORDS = re.compile(r"[A-Za-z][A-Za-z .-]*")
+
+
+def same_words(answer: str, gold: str) -> bool:
+    """Say whether two cleaned texts are the same letters: ``odd`` and ``\\text{odd}`` in any case, ``A B`` and ``AB``."""
+    bare = [(_TEXT.fullmatch(text), text) for text in (answer, gold)]
+    words = [found[1].strip() if found else text for found, text in bare]
+    if not all(_WORDS.fullmatch(w) for w in words):
+        return False
+    left, right = (re.sub(r"[\s.-]+", "", w) for w in words)
+    any_case = any(found for found, _ in bare) or len(left) > 3
+    return left.casefold() == right.casefold() if any_case else left == right

@@ -64,7 +64,7 @@ def main(matcher: str, seconds: str, megabytes: str) -> None:
     sys.setrecursionlimit(3_000)
     if matcher == "latex_verify":
         try:
-            from algorist.grading.symbolic import latex_verify as judge
+            from algorist.grading.math_verify import latex_verify as judge
         except MissingExtraError as error:
             os.write(1, json.dumps({"missing": str(error)}).encode() + b"\n")
             return

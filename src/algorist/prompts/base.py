@@ -6,7 +6,6 @@ answer block after the reasoning, never from inside it; two different answers ar
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -79,54 +78,62 @@ class PromptFormat:
     def parse(self, text: str) -> Parsed:
         """Read a completion.
 
-        The answer is the content of the answer block behind the last closing reasoning tag. Flags:
-        ``answer_in_reasoning`` (an answer block inside the reasoning; ignored), ``several_answers`` (blocks with
-        different contents behind it: ambiguous), ``unclosed_answer``, ``repeated_tag``, ``text_before``,
-        ``text_after``, ``no_reasoning``. ``well_formed`` is true when each tag stands exactly once, in order, with
-        nothing but whitespace around the blocks.
+        The answer is the content of the answer block after the last closing reasoning tag; reasoning that is never closed
+        has none. Flags: ``answer_in_reasoning`` (an answer block inside the reasoning; ignored), ``unfinished_reasoning``,
+        ``several_answers`` (blocks with different contents after it: ambiguous), ``unclosed_answer``, ``repeated_tag``,
+        ``text_before``, ``text_after``, ``no_reasoning``. ``well_formed`` is true when each tag stands exactly once, in
+        order, with nothing but whitespace around the blocks. Linear in the text.
         """
         t = self.tags
         body = text
         if self.prefilled_start and not body.lstrip().startswith(t.reasoning_open):
             body = t.reasoning_open + body
-        flags: list[str] = []
         head, closed, tail = body.rpartition(t.reasoning_close)
         if not closed:
             head, tail = "", body
+        tail, reopened, unfinished = tail.partition(t.reasoning_open)
+        if reopened and not closed:
+            head = unfinished
         reasoning = self._reasoning(head) if closed else None
-        if not reasoning:
-            flags.append("no_reasoning")
-        if closed and t.answer_open in head:
-            flags.append("answer_in_reasoning")
-        blocks = re.findall(f"{re.escape(t.answer_open)}(.*?){re.escape(t.answer_close)}", tail, re.DOTALL)
-        answers = [b.rpartition(t.answer_open)[2].strip() for b in blocks]
+        answers = self._answers(tail)
         answer = answers[-1] if answers else None
-        if len(set(answers)) > 1:
-            flags.append("several_answers")
-        if answer is None and t.answer_open in tail:
-            flags.append("unclosed_answer")
-        if any(body.count(tag) > 1 for tag in t.all()):
-            flags.append("repeated_tag")
-        if not body.lstrip().startswith(t.reasoning_open):
-            flags.append("text_before")
-        if answers and tail.rpartition(t.answer_close)[2].strip():
-            flags.append("text_after")
-        return Parsed(reasoning or None, answer or None, self._well_formed(body), tuple(flags))
+        flags = {
+            "no_reasoning": not reasoning,
+            "unfinished_reasoning": bool(reopened),
+            "answer_in_reasoning": t.answer_open in head or t.answer_open in unfinished,
+            "several_answers": len(set(answers)) > 1,
+            "unclosed_answer": answer is None and t.answer_open in tail,
+            "repeated_tag": any(body.count(tag) > 1 for tag in t.all()),
+            "text_before": not body.lstrip().startswith(t.reasoning_open),
+            "text_after": bool(answers and tail.rpartition(t.answer_close)[2].strip()),
+        }
+        raised = tuple(name for name, is_raised in flags.items() if is_raised)
+        return Parsed(reasoning or None, answer or None, self._well_formed(body), raised)
+
+    def _answers(self, tail: str) -> list[str]:
+        """Return the contents of the closed answer blocks."""
+        t, found, place = self.tags, [], 0
+        while (start := tail.find(t.answer_open, place)) >= 0:
+            end = tail.find(t.answer_close, start)
+            if end < 0:
+                break
+            found.append(tail[start:end].rpartition(t.answer_open)[2].strip())
+            place = end + len(t.answer_close)
+        return found
 
     def _reasoning(self, head: str) -> str:
         before, opened, inside = head.partition(self.tags.reasoning_open)
         return (inside if opened else before).strip()
 
     def _well_formed(self, body: str) -> bool:
-        t = self.tags
-        if any(body.count(tag) != 1 for tag in t.all()):
+        """Say whether each tag stands once, in order, around something, and nothing stands around them."""
+        if any(body.count(tag) != 1 for tag in self.tags.all()):
             return False
-        blocks = (
-            f"\\s*{re.escape(t.reasoning_open)}(.+?){re.escape(t.reasoning_close)}\\s*"
-            f"{re.escape(t.answer_open)}(.+?){re.escape(t.answer_close)}\\s*"
-        )
-        match = re.fullmatch(blocks, body, re.DOTALL)
-        return bool(match and match[1].strip() and match[2].strip())
+        parts = []
+        for tag in self.tags.all():
+            before, _, body = body.partition(tag)
+            parts.append(bool(before.strip()))
+        return parts == [False, True, False, True] and not body.strip()
 
 
 FORMATS: Registry[PromptFormat] = Registry("prompt format")

@@ -1,9 +1,9 @@
-"""Nothing but the question; the answer is the last ``\\boxed{}`` of the completion."""
+"""Nothing but the question; the answer is the last ``\\boxed{}`` of the completion, after any reasoning block."""
 
 from __future__ import annotations
 
-import re
-
+from algorist.grading.extract import from_boxes
+from algorist.grading.markers import after_reasoning, outer_boxes
 from algorist.prompts.base import PromptFormat, Tags, add_format
 from algorist.types import Parsed
 
@@ -16,29 +16,19 @@ class QuestionOnly(PromptFormat):
         return f"{reasoning.strip()}\n\\boxed{{{answer.strip()}}}"
 
     def parse(self, text: str) -> Parsed:
-        """Read the last balanced box; boxes with different contents are flagged ``several_answers``."""
-        spans = list(_boxes(text))
-        if not spans:
-            flag = "unclosed_answer" if "\\boxed" in text else "no_answer"
+        """Read the last balanced box after the reasoning; boxes that say different things are flagged ``several_answers``."""
+        body = after_reasoning(text)
+        if body is None:
+            return Parsed(text.strip() or None, None, False, ("unfinished_reasoning",))
+        found = from_boxes(body)
+        boxes = outer_boxes(body)
+        if found.answer is None:
+            flag = "unclosed_answer" if "\\boxed" in body and not boxes else "no_answer"
             return Parsed(text.strip() or None, None, False, (flag,))
-        contents = {text[start:end].strip() for start, end in spans}
-        flags = ("several_answers",) if len(contents) > 1 else ()
-        start, end = spans[-1]
-        reasoning = re.sub(r"\\boxed\s*\{?$", "", text[:start]).strip()
-        return Parsed(reasoning or None, text[start:end].strip() or None, len(contents) == 1, flags)
-
-
-def _boxes(text: str) -> list[tuple[int, int]]:
-    """Return the content spans of all brace-balanced ``\\boxed{…}``."""
-    spans = []
-    for match in re.finditer(r"\\boxed\s*\{", text):
-        depth = 1
-        for position in range(match.end(), len(text)):
-            depth += {"{": 1, "}": -1}.get(text[position], 0)
-            if depth == 0:
-                spans.append((match.end(), position))
-                break
-    return spans
+        reasoning = text[: len(text) - len(body) + boxes[-1].command].strip()
+        distinct = {body[box.start : box.end].strip() for box in boxes}
+        flags = ("several_answers",) if found.ambiguous else ()
+        return Parsed(reasoning or None, found.answer, len(distinct) == 1, flags)
 
 
 QUESTION_ONLY = add_format(QuestionOnly(name="question_only", tags=Tags(), raw_template="{question}"))

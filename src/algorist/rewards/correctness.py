@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import re
 
+from algorist.grading import grade
 from algorist.prompts import Tags
 from algorist.rewards.base import reward
 from algorist.rewards.reading import plain_float
-from algorist.rewards.verdicts import verdict
 from algorist.types import Parsed
 
 REASONING_TAGS = Tags("<reasoning>", "</reasoning>", "<answer>", "</answer>")
@@ -23,7 +23,7 @@ def correct(completion: str, *, parsed: Parsed, gold: str, matcher: str = "symbo
     """
     if "several_answers" in parsed.flags:
         return 0.0
-    return float(verdict(parsed.answer, gold, matcher).correct)
+    return float(grade(parsed.answer, gold, matcher=matcher).correct)
 
 
 def tagged_or_hash(text: str, tags: Tags = REASONING_TAGS) -> str:

@@ -6,11 +6,12 @@ import re
 from collections.abc import Sequence
 
 from algorist.errors import ConfigError
-from algorist.grading import last_boxed
+from algorist.grading import gold_texts, grade, last_boxed
+from algorist.grading.hendrycks import plain_form
+from algorist.grading.markers import after_reasoning, find_boxes, is_denied
 from algorist.prompts import Tags
 from algorist.rewards.base import reward
 from algorist.rewards.reading import first_block, follows, formula_in, numbers_in, plain_float
-from algorist.rewards.verdicts import verdict
 
 THINK_TAGS = Tags("<think>", "</think>", "<answer>", "</answer>")
 _LATEX = re.compile(r"[\\$]")
@@ -40,8 +41,9 @@ def accuracy(
     if not gold.strip() or (latex_gold_only and not _LATEX.search(gold)):
         return neutral
     block = first_block(completion, tags.answer_open, tags.answer_close)
-    told = verdict(formula_in(completion if block is None else block), formula_in(gold), matcher)
-    return neutral if told.reason == "unparseable_gold" else float(told.correct)
+    said = (after_reasoning(completion) or "") if block is None else block
+    graded = grade(formula_in(said), formula_in(gold), matcher=matcher)
+    return neutral if graded.reason == "unparseable_gold" else float(graded.correct)
 
 
 @reward("accuracy_last_number", low=0.0, high=1.0, source="S4.16")
@@ -64,22 +66,25 @@ _PLAIN_FRACTION = re.compile(r"\s*(-?)\s*(?:(\d+)\s*/\s*(\d+)|\\[dt]?frac\s*\{(\
 
 
 def _same_form(answer: str, truth: str) -> bool:
-    """Return False for an unreduced fraction, or for a non-integer writing of an integer (S3.31)."""
+    """Return False for an unreduced fraction, or for a non-integer writing of an integer (S3.31).
+
+    Both are looked at without what the original's normalisers drop: text wrappers, units, degrees, percent, ``x =``.
+    """
+    answer, truth = plain_form(answer), plain_form(truth)
     left, right = _PLAIN_FRACTION.fullmatch(answer), _PLAIN_FRACTION.fullmatch(truth)
     if left and right:
         return [g for g in left.groups() if g is not None] == [g for g in right.groups() if g is not None]
-    number = plain_float(truth.replace(",", "").strip("$ "))
+    number = plain_float(truth)
     if number is None or number != round(number):
         return True
-    given = plain_float(answer.replace(",", "").strip("$ ").removeprefix("\\$"))
+    given = plain_float(answer)
     return given is not None and abs(given - round(given)) <= 1e-7
 
 
-def _verdict(answer: str | None, ground_truth: Truth, *, fast: bool, matcher: str) -> dict[str, float]:
-    truths = [ground_truth] if isinstance(ground_truth, (str, int, float)) else list(ground_truth)
+def _graded(answer: str | None, ground_truth: Truth, *, fast: bool, matcher: str) -> dict[str, float]:
     right = answer is not None and any(
-        (not fast or _same_form(answer, formula)) and verdict(answer, formula, matcher).correct
-        for formula in (formula_in(str(truth)) for truth in truths)
+        grade(answer, formula, matcher=matcher).correct and (not fast or _same_form(answer, formula))
+        for formula in map(formula_in, gold_texts(ground_truth))
     )
     return {"format_reward": 1.0, "answer_reward": float(right), "reward": float(right)}
 
@@ -90,7 +95,7 @@ def r1_zero_reward_fn(
     """Grade a response to the ``r1_zero`` prompt (S3.27–S3.31).
 
     Args:
-        response: The text behind the opening think tag that the prompt ends with.
+        response: The text after the opening think tag that the prompt ends with.
         ground_truth: The gold answer, or several of which one must match; a boxed one is unwrapped.
         fast: Keep the original's strictness about form: an unreduced fraction, or "8/2" for 4, is wrong. False
             accepts every equal value.
@@ -105,18 +110,27 @@ def r1_zero_reward_fn(
     if end is None or "</answer>" not in response:
         return {"format_reward": 0.0, "answer_reward": 0.0, "reward": 0.0}
     block = response.rpartition("<answer>")[2].replace("</answer>", "").strip()
-    answer = last_boxed(block) if "\\boxed" in block else block  # None: a box that nobody can read
-    return _verdict(answer, ground_truth, fast=fast, matcher=matcher)
+    answer = _box(block) if "\\boxed" in block else block  # None: a box that nobody can read
+    return _graded(answer, ground_truth, fast=fast, matcher=matcher)
+
+
+def _box(text: str) -> str | None:
+    """Return the content of the last box; None where it is not closed, or taken back ("not" before it)."""
+    boxes, _ = find_boxes(text)
+    return None if not boxes or is_denied(text, boxes[-1].command) else last_boxed(text)
 
 
 def question_only_reward_fn(
     response: str, ground_truth: Truth, fast: bool = True, *, matcher: str = "symbolic"
 ) -> dict[str, float]:
-    """Grade a response whose answer is its last box (S3.30); the same triples as ``r1_zero_reward_fn``."""
-    boxed = last_boxed(response)
-    if boxed is None:
+    """Grade a response whose answer is its last box (S3.30); the same triples as ``r1_zero_reward_fn``.
+
+    Unlike the original's, a box inside ``<think>`` is no answer, nor is one that is taken back ("not" before it).
+    """
+    body = after_reasoning(response) or ""
+    if last_boxed(body) is None:
         return {"format_reward": 0.0, "answer_reward": 0.0, "reward": 0.0}
-    return _verdict(boxed, ground_truth, fast=fast, matcher=matcher)
+    return _graded(_box(body), ground_truth, fast=fast, matcher=matcher)
 
 
 @reward("r1_zero", low=0.0, high=1.0, source="S3.27–S3.31")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from algorist.errors import ConfigError
-from algorist.grading import last_boxed
+from algorist.grading.markers import find_boxes, is_denied
 
 Decode = Callable[[list[int]], str]
 _MATH = re.compile(r"\$([^$]+)\$")
@@ -86,9 +86,10 @@ def numbers_in(text: str) -> list[str]:
 
 
 def formula_in(text: str) -> str:
-    """Return the last box, else the last ``$…$``, else the whole text, stripped."""
-    boxed = last_boxed(text)
-    if boxed is not None:
-        return boxed.strip()
+    """Return the last box, else the last ``$…$``, else the whole text, stripped; a box that is taken back does not count."""
+    boxes, unclosed = find_boxes(text)
+    if boxes and not unclosed:
+        box = boxes[-1]
+        return text.strip() if is_denied(text, box.command) else text[box.start : box.end].strip()
     found = _MATH.findall(text)
     return (found[-1] if found else text).strip()

@@ -1,27 +1,20 @@
 """Quick decisions on two expressions: exact rational points prove, floating point points refute, all else is None.
 
 A floating point value is only used to tell expressions apart, only at six digits, and only where no step lost digits;
-what it cannot tell apart goes to ``precise``.
+what it cannot tell apart goes to ``decide_exact``.
 """
 
 from __future__ import annotations
 
-import cmath
 import math
 import zlib
 from collections.abc import Mapping
 from fractions import Fraction
 
-from algorist.grading.tree import Node, symbols
-
-LOG_BASE = 4.123105625617661
-"""``log`` without a base: a base that is none of the usual ones, so that ``log`` is neither ``ln`` nor ``lg``."""
+from algorist.grading.algebra.functions import FUNCTIONS, Unsure
+from algorist.grading.algebra.tree import Node, symbols
 
 _MAX_BITS = 20_000
-
-
-class Unsure(Exception):
-    """This way of computing cannot tell."""
 
 
 def points(names: frozenset[str], round_: int) -> dict[str, Fraction]:
@@ -63,31 +56,9 @@ def exact(node: Node, at: Mapping[str, Fraction]) -> Fraction:
             raise Unsure
         return base**exponent
     if kind == "fn":
-        return _exact_function(node[1], [exact(one, at) for one in node[2]])
-    raise Unsure
-
-
-def _exact_function(name: str, values: list[Fraction]) -> Fraction:
-    first = values[0]
-    if name == "abs":
-        return abs(first)
-    if name == "floor":
-        return Fraction(math.floor(first))
-    if name == "ceil":
-        return Fraction(math.ceil(first))
-    if name in ("max", "min"):
-        return max(values) if name == "max" else min(values)
-    if any(v.denominator != 1 or not 0 <= v <= 400 for v in values):
-        raise Unsure
-    numbers = [int(v) for v in values]
-    if name == "factorial":
-        return Fraction(math.factorial(numbers[0]))
-    if name == "binomial":
-        return Fraction(math.comb(*numbers))
-    if name == "gcd":
-        return Fraction(math.gcd(*numbers))
-    if name == "lcm":
-        return Fraction(math.lcm(*numbers))
+        function = FUNCTIONS.get(node[1])
+        if function is not None and function.exact is not None:
+            return Fraction(function.exact(*(exact(one, at) for one in node[2])))
     raise Unsure
 
 
@@ -119,7 +90,7 @@ def approximate(node: Node, at: Mapping[str, complex]) -> complex:
         base, exponent = approximate(node[1], at), approximate(node[2], at)
         if abs(exponent) > 1e3 or base == 0:
             raise Unsure
-        return _checked(base**exponent)
+        return _checked(_power(base, exponent, node[2]))
     return _checked(_function(node[1], [approximate(one, at) for one in node[2]]))
 
 
@@ -140,34 +111,21 @@ def _checked(value: complex) -> complex:
 
 
 def _function(name: str, values: list[complex]) -> complex:
-    x = values[0]
-    if name in ("sin", "cos", "tan", "cot", "sec", "csc") and abs(x) > 1e3:
+    function = FUNCTIONS.get(name)
+    if function is None or function.fast is None or (abs(values[0]) > 1e3 and not function.any_size):
         raise Unsure
-    if name == "ln":
-        return cmath.log(x)
-    if name == "log":
-        return cmath.log(x) / math.log(LOG_BASE)
-    if name == "deg":
-        return x * math.pi / 180
-    if name == "root":
-        index = values[1].real
-        if x.imag == 0 and x.real < 0 and index % 2 == 1:
-            return complex(-((-x.real) ** (1 / index)))
-        return complex(x ** (1 / index))
-    if name == "abs":
-        return complex(abs(x))
-    if name == "determinant":
-        raise Unsure
-    simple = {
-        "sin": cmath.sin, "cos": cmath.cos, "tan": cmath.tan, "arcsin": cmath.asin, "arccos": cmath.acos, "arctan": cmath.atan,
-        "sinh": cmath.sinh, "cosh": cmath.cosh, "tanh": cmath.tanh,
-    }  # fmt: skip
-    if name in simple:
-        return simple[name](x)
-    inverse = {"sec": cmath.cos, "csc": cmath.sin, "cot": cmath.tan}
-    if name in inverse:
-        return 1 / inverse[name](x)
-    raise Unsure
+    return complex(function.fast(*values))
+
+
+def has_real_root(exponent: Node) -> bool:
+    """Say whether a negative number has a real power of this exponent: a fraction with an odd denominator."""
+    return exponent[0] == "num" and exponent[1].denominator % 2 == 1 and exponent[1].denominator > 1
+
+
+def _power(base: complex, exponent: complex, written: Node) -> complex:
+    if base.imag == 0 and base.real < 0 and has_real_root(written):
+        return complex((-1) ** written[1].numerator * (-base.real) ** exponent.real)
+    return base**exponent
 
 
 def differ(a: Node, b: Node, names: frozenset[str]) -> bool:

@@ -6,16 +6,16 @@ import re
 from fractions import Fraction
 from typing import NamedTuple
 
+from algorist.grading.algebra.functions import FUNCTIONS
+from algorist.grading.algebra.tree import Unreadable
+from algorist.grading.algebra.units import is_symbol_unit
 from algorist.grading.numeric import MAX_DIGITS, MAX_EXPONENT, period_of, repeating
 from algorist.grading.text import closing_brace
-from algorist.grading.tree import Unreadable
 
 MAX_TOKENS = 600
 
-FUNCTIONS = frozenset(
-    "sin cos tan cot sec csc arcsin arccos arctan arccot sinh cosh tanh coth asin acos atan ln log lg exp sqrt cbrt abs floor ceil"
-    " max min gcd lcm det arg re im sgn".split()
-)
+_UNSPELLED = {"deg", "factorial", "double_factorial", "binomial", "determinant"}
+SPELLED = (FUNCTIONS.keys() - _UNSPELLED) | {"asin", "acos", "atan", "lg", "exp", "sqrt", "cbrt", "det"}
 GREEK = frozenset(
     "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi pi rho sigma tau upsilon phi varphi"
     " chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega ell hbar".split()
@@ -30,8 +30,27 @@ _TEXTS = frozenset(
     "text textrm textbf textit textsf texttt textnormal mbox hbox emph mathrm operatorname mathsf mathit".split()
 )
 _GROUPS = frozenset(
-    "mathbf boldsymbol bm mathcal vec overrightarrow hat widehat overline bar boxed fbox ensuremath underline mathop".split()
+    "mathbf boldsymbol bm mathcal vec overrightarrow hat widehat boxed fbox ensuremath underline mathop".split()
 )
+_BARS = frozenset("overline bar tilde widetilde dot ddot".split())
+"""Marks that make another letter of a letter; over two capitals a bar only says that they are a segment."""
+
+_ONE_LETTER = re.compile(r"\s*([a-zA-Z])(?![a-zA-Z])")
+_ESCAPED = {
+    "\\{": "\\{",
+    "\\}": "\\}",
+    "\\%": "%",
+    "\\|": "|",
+    "\\\\": "\\\\",
+    "\\$": "$",
+    "\\#": "#",
+    "\\_": "_",
+    "\\&": "&",
+}
+_PLAIN = {
+    "lbrace": "\\{", "rbrace": "\\}", "lvert": "|", "rvert": "|", "vert": "|", "degree": "degree", "colon": ":", "lparen": "(",
+    "rparen": ")", "lbrack": "[", "rbrack": "]", "times": "*", "cdot": "*", "ast": "*", "div": "/",
+}  # fmt: skip
 
 _TOKEN = re.compile(
     r"""(?P<space>\s+)
@@ -148,21 +167,10 @@ class Tokenizer:
         self._put("op", found, space)
 
     def _escaped(self, found: str, space: bool) -> None:
-        meaning = {
-            "\\{": "\\{",
-            "\\}": "\\}",
-            "\\%": "%",
-            "\\|": "|",
-            "\\\\": "\\\\",
-            "\\$": "$",
-            "\\#": "#",
-            "\\_": "_",
-            "\\&": "&",
-        }
-        if found not in meaning:
+        if found not in _ESCAPED:
             raise Unreadable(f"the command {found}")
         self.depth += {"\\{": 1, "\\}": -1}.get(found, 0)
-        self._put("op", meaning[found], space)
+        self._put("op", _ESCAPED[found], space)
 
     def _word(self, found: str, space: bool) -> None:
         lower = found.lower()
@@ -170,7 +178,7 @@ class Tokenizer:
             self._put("sym", found, space)
         elif found in ("min", "sec") and self._after_a_number():
             self._put("word", found, space)
-        elif found in FUNCTIONS or (found in ("Sin", "Cos", "Tan", "Log", "Ln", "Sqrt")):
+        elif found in SPELLED or (found in ("Sin", "Cos", "Tan", "Log", "Ln", "Sqrt")):
             self._put("fn", lower, space)
         elif lower in ("pi", "theta", "alpha", "beta", "gamma", "lambda", "phi", "omega", "sigma", "delta"):
             self._put("sym", lower, space)
@@ -191,19 +199,23 @@ class Tokenizer:
 
     def _after_a_number(self) -> bool:
         last = self.tokens[-1] if self.tokens else Token("op", "")
-        return last.kind in ("num", "word", "text") or last.value in ("}", ")", "pi", "/")
+        if last.value in ("*", "/") and len(self.tokens) > 1:
+            return self.tokens[-2].kind in ("word", "text")
+        return last.kind in ("num", "word", "text") or last.value in ("}", ")", "pi")
 
     def _command(self, found: str, position: int, space: bool) -> int:
         name = found[1:]
         if name in _TEXTS or name in _GROUPS:
             return self._group(name, position, space)
+        if name in _BARS:
+            return self._barred(name, position, space)
         if found in RELATIONS:
             self._put("rel", RELATIONS[found], space)
         elif name in GREEK:
             self._put(
                 "sym", {"varepsilon": "epsilon", "vartheta": "theta", "varphi": "phi"}.get(name, name), space
             )
-        elif name in FUNCTIONS:
+        elif name in SPELLED:
             self._put("fn", name, space)
         elif name in ("begin", "end"):
             close = closing_brace(self.text, position) if self.text[position : position + 1] == "{" else -1
@@ -219,52 +231,52 @@ class Tokenizer:
                 self.depth += 1
             elif name in ("rbrace", "rparen", "rangle", "rfloor", "rceil", "rbrack"):
                 self.depth = max(0, self.depth - 1)
-            plain = {
-                "lbrace": "\\{",
-                "rbrace": "\\}",
-                "lvert": "|",
-                "rvert": "|",
-                "vert": "|",
-                "degree": "degree",
-                "colon": ":",
-            }
-            plain |= {
-                "lparen": "(",
-                "rparen": ")",
-                "lbrack": "[",
-                "rbrack": "]",
-                "times": "*",
-                "cdot": "*",
-                "ast": "*",
-                "div": "/",
-            }
-            self._put("op" if name in plain else "cmd", plain.get(name, name), space)
+            self._put("op" if name in _PLAIN else "cmd", _PLAIN.get(name, name), space)
         return position
 
-    def _group(self, name: str, position: int, space: bool) -> int:
-        """Read ``\\text{…}`` and its like: words stay words, mathematics inside is read as mathematics."""
+    def _braced(self, name: str, position: int) -> tuple[str, int]:
+        """Return the content of the braces after a command and the position after them.
+
+        Raises:
+            Unreadable: No brace, or one that is not closed.
+        """
         start = position
         while start < len(self.text) and self.text[start].isspace():
             start += 1
-        if self.text[start : start + 1] != "{":
-            if name in _GROUPS:
-                return position
-            raise Unreadable(f"\\{name} without a brace")
-        close = closing_brace(self.text, start)
+        close = closing_brace(self.text, start) if self.text[start : start + 1] == "{" else -1
         if close < 0:
-            raise Unreadable(f"\\{name} is not closed")
-        inside = self.text[start + 1 : close]
-        content = " ".join(inside.split())
+            raise Unreadable(f"\\{name} without its braces")
+        return " ".join(self.text[start + 1 : close].split()), close + 1
+
+    def _barred(self, name: str, position: int, space: bool) -> int:
+        """Read ``\\bar{x}`` as a letter of its own, ``\\overline{AB}`` as the segment AB."""
+        letter = _ONE_LETTER.match(self.text, position)
+        content, after = (letter[1], letter.end()) if letter else self._braced(name, position)
+        if name == "overline" and re.fullmatch(r"[A-Z]{2,3}|[A-Z]( [A-Z])+", content):
+            for capital in content.replace(" ", ""):
+                self._put("sym", capital, space)
+        elif re.fullmatch(r"\\?[a-zA-Z]+(_\{?\w+\}?)?", content):
+            mark = "bar" if name == "overline" else name
+            self._put("sym", f"{mark}({content})", space)
+        else:
+            raise Unreadable(f"\\{name} over something that is not a letter")
+        return after
+
+    def _group(self, name: str, position: int, space: bool) -> int:
+        """Read ``\\text{…}`` and its like: words stay words, mathematics inside is read as mathematics."""
+        if name in _GROUPS and not self.text[position:].lstrip().startswith("{"):
+            return position
+        content, after = self._braced(name, position)
         joint = content.lower().strip(" ,")
         if joint in ("and", "or"):
             self._put("text", joint, space)
-        elif (content in ("min", "sec") and self._after_a_number()) or (
+        elif (name in _TEXTS and self._after_a_number() and is_symbol_unit(content)) or (
             name in _TEXTS
             and re.fullmatch(r"[^\\{}$]*[a-zA-Z]{2}[^\\{}$]*", content)
             and not _mathematics(content)
         ):
             self._put("text", content, space)
-        elif content in FUNCTIONS:
+        elif content in SPELLED:
             self._put("fn", content, space)
         elif content:
             if self.depth > 40:
@@ -279,12 +291,12 @@ class Tokenizer:
             self.tokens.extend(marks)
             if brace:
                 self._put("op", "}", False)
-        return close + 1
+        return after
 
 
 def _mathematics(content: str) -> bool:
     """Say whether the content of a text command is a function name, or digits and operators only."""
-    return content in FUNCTIONS or not re.search(r"[a-zA-Z]{2}", content)
+    return content in SPELLED or not re.search(r"[a-zA-Z]{2}", content)
 
 
 def tokenize(text: str) -> list[Token]:

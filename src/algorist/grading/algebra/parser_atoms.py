@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from fractions import Fraction
 
-from algorist.grading.tokens import Token
-from algorist.grading.tree import (
+from algorist.grading.algebra.containers import as_scalar, entries, matrix
+from algorist.grading.algebra.tokens import Token
+from algorist.grading.algebra.tree import (
     HALF,
     MINUS,
     ONE,
@@ -20,15 +23,16 @@ from algorist.grading.tree import (
     power,
     sym,
 )
-from algorist.grading.units import read_unit
+from algorist.grading.algebra.units import NO_UNIT, is_noun, read_unit
 
 MAX_DEPTH = 40
 _CLOSERS = {"(": ")", "[": "]", "\\{": "\\}"}
 _MATRICES = {"pmatrix", "bmatrix", "matrix", "smallmatrix", "vmatrix", "Vmatrix", "array", "Bmatrix"}
 _ALIAS = {"asin": "arcsin", "acos": "arccos", "atan": "arctan"}
-_SHORT_WORDS = frozenset(
-    "sq cm mm km kg mg ml ft in yd oz lb lbs hr hrs min sec am pm is no or yes not the per mph day yrs men cup usd eur inf nan if of to at by".split()
-)
+_NEVER = NO_UNIT | frozenset("is no or yes not the per if of to at by an on".split())
+_SHORT = frozenset("at it is as an by if".split())
+"""Words that are products between brackets: ``e^{-at}``."""
+_ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 _SETS = {"R", "Z", "N", "Q", "C"}
 
 
@@ -40,6 +44,8 @@ class Atoms:
         self.at = 0
         self.depth = 0
         self.bars = 0
+        self.inner = 0
+        self.units_are_letters = False
 
     # -- looking ahead -------------------------------------------------------------------------------------------
     def peek(self, ahead: int = 0) -> tuple[str, object]:
@@ -67,6 +73,35 @@ class Atoms:
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise Unreadable("nested too deep", "too_large")
+
+    def _inside(self, read: Callable[[], Node]) -> Node:
+        """Read what stands between brackets: one level deeper, where no single letter is a unit."""
+        self._down()
+        self.inner += 1
+        node = read()
+        self.inner -= 1
+        self.depth -= 1
+        return node
+
+    def is_product(self) -> bool:
+        """Say whether the run of letters here is a product: ``kx``, ``abc``; words and names of units are not."""
+        kind, value = self.peek()
+        word = str(value)
+        if kind != "word" or not (letters(word) or (self.inner and word in _SHORT)):
+            return False
+        if is_noun(word):
+            return self.units_are_letters
+        before = self.tokens[self.at - 1].kind if self.at else "end"
+        if before == "num" and self.tokens[self.at].space:
+            return len(word) == 2 or not re.search("[aeiou]", word) or word in _ALPHABET
+        after = self.peek(1)
+        return before != "end" or not (after[0] in ("word", "text") and str(after[1]) not in ("and", "or"))
+
+    def _split(self) -> None:
+        """Put single letters in place of the run of letters here, so that a power belongs to the last one."""
+        run = self.tokens[self.at]
+        spelled = [Token("sym", c, run.space and not i) for i, c in enumerate(str(run.value))]
+        self.tokens[self.at : self.at + 1] = spelled
 
     # -- what the outer half reads
     def items(self, closers: tuple[str, ...]) -> Node:
@@ -140,9 +175,7 @@ class Atoms:
     def _argument(self, *, signed: bool = False) -> Node:
         """Parse one LaTeX argument: a group, or one digit, letter or command."""
         if self.take("{"):
-            self._down()
-            node = self.sum()
-            self.depth -= 1
+            node = self._inside(self.sum)
             self.need("}")
             return node
         if signed and self.sees("-", "+"):
@@ -169,8 +202,13 @@ class Atoms:
         if len(written) <= 1 or not written.isdigit():
             self.at += 1
             return num(value)
-        self.tokens[self.at] = Token("num", (Fraction(int(written[1:])), written[1:]), False)
-        return num(int(written[0]))
+        first, rest = written[0], written[1:]
+        self.tokens[self.at : self.at + 1] = [
+            Token("num", (Fraction(int(first)), first), token.space),
+            Token("num", (Fraction(int(rest)), rest), False),
+        ]
+        self.at += 1
+        return num(int(first))
 
     def _subscript(self, node: Node) -> Node:
         before = self.tokens[self.at - 1]
@@ -212,46 +250,47 @@ class Atoms:
             return self._bracketed(str(value))
         if kind == "cmd":
             return self._command(str(value))
-        if kind == "word" and letters(str(value)):
-            self.at += 1
-            return mul([sym(letter) for letter in str(value)])
+        if self.is_product():
+            self._split()
+            return self.atom()
         raise Unreadable(f"unexpected {value!r}")
 
     def _bracketed(self, value: str) -> Node:
         if value == "{":
             self.at += 1
-            self._down()
-            node = self.sum()
-            self.depth -= 1
-            if self.sees("choose"):
-                self.at += 1
-                node = fn("binomial", as_scalar(node), as_scalar(self.sum()))
+            node = self._inside(self.sum)
+            if self.take("choose"):
+                node = fn("binomial", as_scalar(node), as_scalar(self._inside(self.sum)))
+            elif self.take("over"):
+                node = divide(as_scalar(node), as_scalar(self._inside(self.sum)))
             self.need("}")
             return node
         if value == "|":
             self.at += 1
             self.bars += 1
-            self._down()
-            inner = self.sum()
-            self.depth -= 1
+            inner = self._inside(self.sum)
             self.bars -= 1
             self.need("|")
-            return fn("determinant", *_flat(inner)) if inner[0] == "matrix" else fn("abs", as_scalar(inner))
+            return fn("determinant", *entries(inner)) if inner[0] == "matrix" else fn("abs", as_scalar(inner))
         if value in ("(", "[", "\\{"):
             return self._container(value)
         raise Unreadable(f"unexpected {value!r}")
 
+    def _beside_a_factor(self, opened: int) -> bool:
+        """Say whether what was opened at a place and closed just now stands beside another factor: ``[3](4)``."""
+        before = self.tokens[opened - 1] if opened else Token("op", "(")
+        return before.kind in ("num", "sym") or before.value in (")", "]", "*", "}") or self._starts_factor()
+
     def _container(self, opener: str) -> Node:
+        opened = self.at
         self.at += 1
         if opener == "\\{" and self.take("\\}"):
             return ("set", ())
-        self._down()
         bars, self.bars = self.bars, 0
-        condition = self._condition() if opener == "\\{" else None
-        inner = condition or self.items((")", "]", "\\}"))
+        condition = self._inside(self._condition) if opener == "\\{" else None
+        inner = condition or self._inside(lambda: self.items((")", "]", "\\}")))
         self.bars = bars
-        self.depth -= 1
-        if condition is not None:
+        if condition:
             self.need("\\}")
             return condition
         closer = next((c for c in (")", "]", "\\}", "rangle") if self.take(c)), None)
@@ -265,6 +304,8 @@ class Atoms:
         if len(items) == 1:
             if closer != _CLOSERS[opener]:
                 raise Unreadable("brackets that do not match")
+            if opener == "[" and items[0][0] == "num" and self._beside_a_factor(opened):
+                raise Unreadable("square brackets around a factor")
             if (
                 items[0][0] == "text"
                 or is_scalar(items[0])
@@ -275,10 +316,10 @@ class Atoms:
                 return ("matrix", (items[0][3],))
             return items[0]
         if opener == "[" and closer == "]" and all(i[0] == "tuple" and i[1] == "[" for i in items):
-            return _matrix([i[3] for i in items])
+            return matrix([i[3] for i in items])
         return ("tuple", opener, closer, items)
 
-    def _condition(self) -> Node | None:
+    def _condition(self) -> Node:
         """Read ``x | x > 3`` inside braces: the set is what the condition says of its variable."""
         if self.peek()[0] != "sym" or self.peek(1) not in (("op", "|"), ("op", ":"), ("rel", "mid")):
             start = self.at
@@ -291,7 +332,7 @@ class Atoms:
                 self._command("mathbb")
             if self.at == start or not (self.sees("|", ":") or self.peek() == ("rel", "mid")):
                 self.at = start
-                return None
+                return ()
         else:
             self.at += 1
         self.at += 1
@@ -312,7 +353,7 @@ class Atoms:
         while self.sees("^", "_"):
             which = self.peek()[1]
             self.at += 1
-            argument = as_scalar(self._argument(signed=True) if which == "^" else self._base_argument())
+            argument = as_scalar(self._argument(signed=True) if which == "^" else self._argument())
             if which == "^":
                 exponent = argument
             else:
@@ -329,9 +370,6 @@ class Atoms:
         else:
             node = fn(name, argument)
         return node if exponent is None else power(node, exponent)
-
-    def _base_argument(self) -> Node:
-        return self._argument()
 
     def _function_argument(self, name: str) -> Node:
         """``sin(x)``, ``sin x``, ``sin 2x``: without brackets the argument ends at a sign or the next function."""
@@ -362,30 +400,13 @@ class Atoms:
         elif self.sees("{"):
             argument = as_scalar(self._argument())
         else:
-            self._down()
-            argument = (
-                as_scalar(self.atom())
-                if self.tokens[self.at - 1].value != "sqrt"
-                else as_scalar(self._bare_root())
-            )
-            self.depth -= 1
+            argument = as_scalar(self._inside(self.atom))
         if index == num(2):
             return power(argument, HALF)
-        if (
-            index[0] == "num"
-            and index[1].denominator == 1
-            and index[1] % 2 == 1
-            and argument[0] == "num"
-            and argument[1] < 0
-        ):
-            return neg(power(neg(argument), num(1 / index[1])))
-        if argument[0] == "num" and index[0] == "num" and index[1] > 0:
-            return power(argument, num(1 / index[1]))
-        return fn("root", argument, index)
-
-    def _bare_root(self) -> Node:
-        """``\\sqrt2`` takes one atom; ``√12`` written without braces takes the whole number."""
-        return self.atom()
+        odd = index[0] == "num" and index[1].denominator == 1 and index[1] % 2 == 1
+        if odd and argument[0] == "num" and argument[1] < 0:
+            return neg(power(neg(argument), power(index, MINUS)))
+        return power(argument, power(index, MINUS))
 
     def _command(self, value: str) -> Node:
         self.at += 1
@@ -397,15 +418,11 @@ class Atoms:
         if value in ("emptyset", "varnothing", "oslash"):
             return ("set", ())
         if value in ("lfloor", "lceil"):
-            self._down()
-            inner = as_scalar(self.sum())
-            self.depth -= 1
+            inner = as_scalar(self._inside(self.sum))
             self.need("r" + value[1:])
             return fn("floor" if value == "lfloor" else "ceil", inner)
         if value == "langle":
-            self._down()
-            inner = self.items(("rangle",))
-            self.depth -= 1
+            inner = self._inside(lambda: self.items(("rangle",)))
             self.need("rangle")
             return ("tuple", "(", ")", inner[2] if inner[0] == "list" else (inner,))
         if value == "mathbb" or value == "Bbb":
@@ -428,7 +445,7 @@ class Atoms:
         while True:
             if self.take(f"end:{kind}"):
                 break
-            row.append(self.measured())
+            row.append(self._inside(self.measured))
             if self.take("&"):
                 continue
             rows.append(tuple(row))
@@ -437,45 +454,12 @@ class Atoms:
                 self.need(f"end:{kind}")
                 break
         self.depth -= 1
-        node = _matrix(rows)
-        return fn("determinant", *(_flat(node))) if kind == "vmatrix" else node
-
-
-def _flat(node: Node) -> list[Node]:
-    return [as_scalar(entry) for row in node[1] for entry in row]
-
-
-def _matrix(rows: list[tuple[Node, ...]]) -> Node:
-    if not rows or len({len(row) for row in rows}) != 1:
-        raise Unreadable("rows of different lengths")
-    return ("matrix", tuple(rows))
+        node = matrix(rows)
+        return fn("determinant", *(entries(node))) if kind == "vmatrix" else node
 
 
 def letters(word: str) -> bool:
-    """Say whether a run of letters can be a product of symbols: ``xy``, ``abc``; longer runs are words."""
-    return 2 <= len(word) <= 3 and word.lower() not in _SHORT_WORDS
-
-
-def as_scalar(node: Node) -> Node:
-    if node[0] == "base":
-        raise Unreadable("a numeral with a base inside an expression")
-    if not is_scalar(node):
-        raise Unreadable(f"a {node[0]} where a number was expected")
-    return node
-
-
-def scaled_container(factor: Node, node: Node) -> Node:
-    if node[0] == "matrix":
-        return ("matrix", tuple(tuple(mul([factor, as_scalar(e)]) for e in row) for row in node[1]))
-    return (node[0], node[1], node[2], tuple(mul([factor, as_scalar(e)]) for e in node[3]))
-
-
-def multiplied(factors: list[Node]) -> Node:
-    containers = [f for f in factors if not is_scalar(f)]
-    if not containers:
-        if factors[0][0] == "sym" and num(0) in factors:
-            raise Unreadable("a function value")  # I(0) is no product
-        return mul(factors)
-    if len(containers) == 1 and containers[0][0] in ("matrix", "tuple"):
-        return scaled_container(mul([f for f in factors if is_scalar(f)]), containers[0])
-    raise Unreadable("a product of things that are not numbers")
+    """Say whether a run of letters can be a product: up to three letters, six without a vowel, or in alphabetical order."""
+    if word.lower() in _NEVER or len(word) > 6:
+        return False
+    return len(word) <= 3 or not re.search("[aeiouAEIOU]", word) or word in _ALPHABET

@@ -5,10 +5,30 @@ Nothing is evaluated but rational arithmetic of bounded size, and no text is eve
 
 from __future__ import annotations
 
-from algorist.grading.atoms import Atoms, as_scalar, letters, multiplied, scaled_container
-from algorist.grading.tokens import tokenize
-from algorist.grading.tree import MINUS, Node, Unreadable, add, is_scalar, mul, neg, num, power, sym
-from algorist.grading.units import read_unit
+import re
+
+from algorist.grading.algebra.containers import as_scalar, multiplied, scaled_container
+from algorist.grading.algebra.names import formula_name
+from algorist.grading.algebra.parser_atoms import Atoms
+from algorist.grading.algebra.tokens import tokenize
+from algorist.grading.algebra.tree import (
+    MINUS,
+    Node,
+    Unreadable,
+    add,
+    divide,
+    is_scalar,
+    mul,
+    neg,
+    num,
+    power,
+    sym,
+    symbols,
+)
+from algorist.grading.algebra.units import CURRENCIES, NO_UNIT, one_letter_unit, read_unit
+
+_UNIT = r"(?: (?:m|s|g|h|l|L|N|J|K|V|W|kg|km|cm|mm|mol|Hz)(?: \^(?: -)? \d)?)"
+_LETTER_UNIT = re.compile(rf"{_UNIT}(?:(?: [*/])?{_UNIT})*")
 
 
 class Parser(Atoms):
@@ -68,7 +88,12 @@ class Parser(Atoms):
         operators: list[str] = []
         if self.peek()[0] == "rel" and self.peek()[1] in ("=", "~"):  # "= 5", "≈ 5"
             self.at += 1
-        terms = [self.ratio()]
+        name = formula_name(self.tokens, self.at)
+        if name is not None:
+            terms: list[Node] = [("formula", name[0])]
+            self.at = name[1] - 1
+        else:
+            terms = [self.ratio()]
         while self.peek()[0] == "rel":
             operators.append(str(self.peek()[1]))
             self.at += 1
@@ -84,28 +109,91 @@ class Parser(Atoms):
         return terms[0] if len(terms) == 1 else ("ratio", tuple(terms))
 
     def measured(self) -> Node:
-        """Parse an expression with the unit or the words that may follow it."""
-        currency = ""
-        if self.sees("$", "#"):
-            currency = "$"
-            self.at += 1
-        negative = currency == "" and self.sees("-") and self.peek(1) == ("op", "$")
-        if negative:
-            self.at += 2
-            currency = "$"
-        if self.peek()[0] in ("text", "word"):
+        """Parse an expression with the unit or the words that may follow it, or a currency before it."""
+        negative, currency = self._currency()
+        kind, value = self.peek()
+        whole_run = kind == "word" and str(value).isupper() and self._item_ends(1)
+        if kind in ("text", "word") and (whole_run or not self.is_product()):
             return self._words()
+        start = self.at
         node = self.sum()
+        if self.sees("over"):
+            self.at += 1
+            node = divide(as_scalar(node), as_scalar(self.sum()))
         if negative:
             node = self._with_sign("-", node)
-        unit = self._unit()
-        if currency:
-            unit = f"dollars {unit}".strip()
-        if unit and is_scalar(node):
-            return read_unit(node, unit)
-        if unit:
+        spelled = self._letter_unit()
+        unit = f"{currency} {spelled or self._unit()}".strip()
+        if not unit:
+            return node
+        if not is_scalar(node):
             raise Unreadable(f"words after it: {unit}")
-        return node
+        if spelled:
+            return self._maybe_unit(start, node, unit)
+        quantity = read_unit(node, unit)
+        if re.fullmatch("[a-zA-Z]{2,3}", unit) and quantity[0] == "quantity":  # 2mg may be 2·m·g
+            return ("maybe", mul([node, *(sym(letter) for letter in unit)]), quantity)
+        return quantity
+
+    def _currency(self) -> tuple[bool, str]:
+        """Take a currency before a number; return whether a minus stood before it, and its name."""
+        ahead = 1 if self.sees("-") else 0
+        kind, value = self.peek(ahead)
+        if kind == "op" and value in ("$", "#"):
+            name = "dollars"
+        elif (
+            kind in ("word", "text") and str(value).lower() in CURRENCIES and self.peek(ahead + 1)[0] == "num"
+        ):
+            name = str(value)
+        else:
+            return False, ""
+        self.at += ahead + 1
+        return ahead == 1, name
+
+    def _item_ends(self, ahead: int) -> bool:
+        kind, value = self.peek(ahead)
+        return (
+            kind == "end" or (kind == "op" and value in (",", ";", ")", "]", "\\}")) or value in ("and", "or")
+        )
+
+    def _letter_unit(self) -> str:
+        """Take a unit of single letters up to the end of the item, ``m`` or ``m/s^2``, and return it; else return ""."""
+        if not self._before_letter_unit():
+            return ""
+        spelled: list[str] = []
+        while not self._item_ends(0):
+            token = self.tokens[self.at]
+            value = str(token.value[1] if token.kind == "num" else token.value)  # type: ignore[index]
+            if value not in "{}":
+                spelled.append((" " if token.space else "") + value)
+            self.at += 1
+        return re.sub(r" ?([*/^-]) ?", r"\1", "".join(spelled)).strip()
+
+    def _before_letter_unit(self) -> bool:
+        """Say whether only units of one letter follow a number, after a blank or with a fraction stroke: ``5 m``, ``5m/s``."""
+        if (
+            self.inner
+            or self.units_are_letters
+            or self.peek()[0] != "sym"
+            or one_letter_unit(str(self.peek()[1])) is None
+        ):
+            return False
+        spelled, ahead = "", 0
+        while not self._item_ends(ahead) and ahead < 16:
+            kind, value = self.peek(ahead)
+            spelled += " " + str(value[1] if kind == "num" else value)  # type: ignore[index]
+            ahead += 1
+        return bool(_LETTER_UNIT.fullmatch(re.sub(r" [{}]", "", spelled))) and (
+            self.tokens[self.at].space or "/" in spelled
+        )
+
+    def _maybe_unit(self, start: int, node: Node, unit: str) -> Node:
+        """Return both readings of ``5 m``: the product of 5 and m, and five metres."""
+        end = self.at
+        self.at, self.units_are_letters = start, True
+        product = as_scalar(self.sum())
+        self.at, self.units_are_letters = end, False
+        return product if symbols(node) else ("maybe", product, read_unit(node, unit))
 
     def _unit(self) -> str:
         parts: list[str] = []
@@ -114,6 +202,8 @@ class Parser(Atoms):
             words = kind in ("text", "word") and value not in ("and", "or", "and/or")
             if words or (parts and kind == "sym") or self.sees("%", "degree"):
                 parts.append(str(value))
+            elif self.sees("$"):
+                parts.append("dollars")
             elif parts and kind == "op" and value in ("^", "/", "{", "}", "-", "*"):
                 parts.append(str(value) if value not in "{}" else "")
             elif parts and kind == "num" and parts[-1] in ("^", "", "-"):
@@ -132,7 +222,9 @@ class Parser(Atoms):
                 break
             parts.append(str(value))
             self.at += 1
-        if self.peek()[0] == "rel" and self.peek()[1] == "=" and len(parts) <= 2:  # "area = 5"
+        if self.peek()[0] == "rel" and self.peek()[1] == "=" and len(parts) <= 3:  # "area = 5"
+            if NO_UNIT & {word for part in parts for word in part.lower().split()}:
+                raise Unreadable("a name with a negation or a hedge")
             return ("name", " ".join(parts).lower())
         return ("text", " ".join(parts))
 
@@ -192,6 +284,8 @@ class Parser(Atoms):
             elif kind == "op" and value == "/" and self.peek(1) != ("op", "/"):
                 self.at += 1
                 factors.append(power(as_scalar(self._factor()), MINUS))
+            elif self._before_letter_unit():
+                break
             elif self._starts_factor():
                 mixed = self._mixed(factors, last_is_number)
                 if mixed:
@@ -249,17 +343,26 @@ class Parser(Atoms):
         if kind == "op":
             return value in ("(", "[", "{") or (value == "|" and not self.bars)
         if kind == "word":
-            spaced = self.at > 0 and self.tokens[self.at].space and self.tokens[self.at - 1].kind == "num"
-            return letters(str(value)) and not (spaced and len(str(value)) == 3)
+            return self.is_product()
         return kind == "cmd" and value in (
             "frac", "dfrac", "tfrac", "cfrac", "binom", "dbinom", "tbinom", "lfloor", "lceil", "infty",
         )  # fmt: skip
 
 
 def parse(text: str) -> Node:
-    """Return the tree of cleaned text.
+    """Return the tree of cleaned text; where names of units make no sense, they are read as products of letters.
 
     Raises:
         Unreadable: The text is not an answer that the grammar knows.
     """
-    return Parser(tokenize(text)).whole()
+    try:
+        return Parser(tokenize(text)).whole()
+    except Unreadable as error:
+        if error.code == "too_large":
+            raise
+        again = Parser(tokenize(text))
+        again.units_are_letters = True
+        try:
+            return again.whole()
+        except Unreadable:
+            raise error from None

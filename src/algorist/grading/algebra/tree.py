@@ -60,7 +60,21 @@ def neg(node: Node) -> Node:
 
 
 def _ordered(nodes: Iterable[Node]) -> tuple[Node, ...]:
-    return tuple(sorted(nodes, key=repr))
+    return tuple(sorted(nodes, key=_written))
+
+
+def _written(node: Node) -> str:
+    """Return the node as text; Python writes no integer of more than 4,300 digits in base ten, so those in base 16."""
+    try:
+        return repr(node)
+    except ValueError:
+        return _in_base_16(node)
+
+
+def _in_base_16(node: Any) -> str:
+    if isinstance(node, tuple):
+        return f"({','.join(_in_base_16(one) for one in node)})"
+    return f"{node.numerator:x}/{node.denominator:x}" if isinstance(node, Fraction) else repr(node)
 
 
 def _coefficient(term: Node) -> tuple[Fraction, Node]:

@@ -1,8 +1,9 @@
 """Slow decisions on two expressions, in a worker process: values with as many digits as the expressions can hide.
 
 Numbers written with n characters cannot agree with a different number much beyond a few times n digits, except by powers
-and exponentials of large size; so the working precision grows with the length of the text and with the spread of the
-magnitudes that occur. Expressions with symbols are compared at several points, negative ones included.
+and exponentials of large size; so the working precision grows with the length of the text and with twice the spread of the
+magnitudes that occur, those of numerators and denominators included. Expressions with symbols are compared at several points,
+negative ones included.
 """
 
 from __future__ import annotations
@@ -13,17 +14,12 @@ from typing import Any
 import mpmath
 from mpmath import mp
 
-from algorist.grading.probe import Unsure, points
-from algorist.grading.tree import Node, symbols
+from algorist.grading.algebra.decide_fast import has_real_root, points
+from algorist.grading.algebra.functions import FUNCTIONS, Unsure
+from algorist.grading.algebra.tree import Node, symbols
 
 _ROUNDS = 5
 _MOST_DIGITS = 20_000
-_SIMPLE = {
-    "sin": mp.sin, "cos": mp.cos, "tan": mp.tan, "cot": mp.cot, "sec": mp.sec, "csc": mp.csc, "arcsin": mp.asin, "arccos": mp.acos,
-    "arctan": mp.atan, "arccot": mp.acot, "sinh": mp.sinh, "cosh": mp.cosh, "tanh": mp.tanh, "coth": mp.coth, "ln": mp.ln,
-    "factorial": mp.gamma, "floor": mp.floor, "ceil": mp.ceil, "abs": mp.fabs, "re": mp.re, "im": mp.im, "arg": mp.arg, "sgn": mp.sign,
-    "double_factorial": mp.fac2,
-}  # fmt: skip
 
 
 class _Evaluation:
@@ -48,7 +44,9 @@ class _Evaluation:
     def value(self, node: Node) -> Any:
         kind = node[0]
         if kind == "num":
-            return self._seen(mp.mpf(node[1].numerator) / node[1].denominator)
+            self.high = max(self.high, node[1].numerator.bit_length())
+            self.low = min(self.low, -node[1].denominator.bit_length())
+            return mp.mpf(node[1].numerator) / node[1].denominator
         if kind == "sym":
             return self._symbol(node[1])
         if kind == "add":
@@ -56,7 +54,7 @@ class _Evaluation:
         if kind == "mul":
             return self._seen(mp.fprod(self.value(one) for one in node[1]))
         if kind == "pow":
-            return self._power(self.value(node[1]), self.value(node[2]))
+            return self._power(self.value(node[1]), self.value(node[2]), node[2])
         return self._seen(self._function(node[1], [self.value(one) for one in node[2]]))
 
     def _symbol(self, name: str) -> Any:
@@ -67,53 +65,21 @@ class _Evaluation:
         value = self.at[name]
         return mp.mpf(value.numerator) / value.denominator
 
-    def _power(self, base: Any, exponent: Any) -> Any:
+    def _power(self, base: Any, exponent: Any, written: Node) -> Any:
         if base == 0:
             raise Unsure
+        if mp.im(base) == 0 and mp.re(base) < 0 and has_real_root(written):
+            return self._seen((-1) ** written[1].numerator * mp.power(-mp.re(base), exponent))
         if abs(exponent) > 1 and abs(exponent) * abs(mp.log(abs(base)) if abs(base) != 1 else 0) > 10**6:
             raise Unsure
         return self._seen(mp.power(base, exponent))
 
-    def _function(self, name: str, values: list[Any]) -> Any:
-        x = values[0]
-        if abs(x) > 10**6 and name not in (
-            "ln",
-            "log",
-            "abs",
-            "floor",
-            "ceil",
-            "deg",
-            "re",
-            "im",
-            "sgn",
-            "max",
-            "min",
-            "root",
-        ):
+    @staticmethod
+    def _function(name: str, values: list[Any]) -> Any:
+        function = FUNCTIONS.get(name)
+        if function is None or (abs(values[0]) > 10**6 and not function.any_size):
             raise Unsure
-        if name == "factorial":
-            return mp.gamma(x + 1)
-        if name == "binomial":
-            return mp.binomial(*values)
-        if name == "log":
-            return mp.ln(x) / mp.ln(mp.sqrt(17))
-        if name == "deg":
-            return x * mp.pi / 180
-        if name == "root":
-            index = values[1]
-            if mp.im(x) == 0 and x < 0 and index == int(index) and int(index) % 2:
-                return -mp.root(-x, int(index))
-            return mp.power(x, 1 / index)
-        if name in ("max", "min"):
-            return max(values) if name == "max" else min(values)
-        if name == "determinant":
-            size = round(len(values) ** 0.5)
-            if size > 12:
-                raise Unsure
-            return mp.det(mp.matrix([values[i * size : (i + 1) * size] for i in range(size)]))
-        if name in _SIMPLE:
-            return _SIMPLE[name](x)
-        raise Unsure
+        return function.digits(mp, *values)
 
 
 def _at_point(a: Node, b: Node, at: dict[str, Fraction], digits: int) -> bool | None:
@@ -132,7 +98,7 @@ def _at_point(a: Node, b: Node, at: dict[str, Fraction], digits: int) -> bool | 
                 mpmath.libmp.NoConvergence,
             ):
                 return None
-            spread = int((evaluation.high - evaluation.low) * 0.302) + 1
+            spread = int((evaluation.high - evaluation.low) * 0.302) * 2 + 1
             if digits < 40 + spread:
                 digits = 50 + spread + digits
                 if digits > _MOST_DIGITS:

@@ -1,6 +1,6 @@
 """Two trees → equal, different, or None (only more digits can tell). Rules for what answers may be written like.
 
-``scalar`` decides on two expressions: ``probe.quick`` in this process, ``precise.decide`` in a worker.
+``scalar`` decides on two expressions: ``decide_fast`` in this process, ``decide_exact`` in a worker.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
-from algorist.grading.tree import (
+from algorist.grading.algebra import real_sets
+from algorist.grading.algebra.decide_fast import exact
+from algorist.grading.algebra.functions import Unsure
+from algorist.grading.algebra.tree import (
     MINUS,
-    ONE,
     Node,
     Unreadable,
     add,
@@ -24,196 +26,14 @@ from algorist.grading.tree import (
     sym,
     symbols,
 )
-from algorist.grading.units import number_in_words, one_letter_unit
+from algorist.grading.algebra.units import DEGREE, PERCENT, RADIAN, one_letter_unit
 
 Scalar = Callable[[Node, Node], bool | None]
-_FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
+FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
 _MOST_ITEMS = 40
+_INFINITY = sym("infty")
 
 
-def canonical(node: Node) -> Node:
-    """Return the tree with what does not change an answer taken off: ``x =``, a degree sign, ``±`` spelled out."""
-    kind = node[0]
-    if kind == "rel":
-        return _relation(node)
-    if kind == "list":
-        return _list(node)
-    if kind in ("set", "tuple"):
-        inner = tuple(canonical(one) if one[0] not in ("rel",) else one for one in node[-1])
-        items = tuple(
-            part for one in inner for part in (one[2] if kind == "set" and one[0] == "list" else (one,))
-        )
-        return (*node[:-1], items)
-    if kind == "union":
-        return ("union", tuple(canonical(one) for one in node[1]))
-    if kind == "text":
-        return _text(node[1])
-    if kind == "quantity":
-        return _quantity(node)
-    if is_scalar(node):
-        return _signs(_degrees(node))
-    return node
-
-
-def _quantity(node: Node) -> Node:
-    inner = canonical(node[1])
-    if inner[0] == "list":
-        return ("list", ",", tuple(("quantity", one, node[2]) for one in inner[2]))
-    return ("quantity", inner, node[2]) if is_scalar(inner) else node
-
-
-def _text(words: str) -> Node:
-    plain = re.sub(r"[^a-z0-9]+", " ", words.lower()).strip()
-    value = number_in_words(words)
-    if value is not None:
-        return num(value)
-    if plain in (
-        "no solution",
-        "no solutions",
-        "no real solution",
-        "no real solutions",
-        "empty set",
-        "the empty set",
-        "null set",
-    ):
-        return ("set", ())
-    if len(plain) == 1:
-        return sym(plain.upper())
-    choice = re.fullmatch(r"(?:option|choice|answer) ([a-j])", plain)
-    if choice:
-        return sym(choice[1].upper())
-    return ("text", plain)
-
-
-def _degrees(node: Node) -> Node:
-    """Take the degree sign off ``120°`` and ``90° - x``; inside ``sin 30°`` it stays."""
-    if node[0] == "fn" and node[1] == "deg":
-        return ("quantity", node[2][0], (Fraction(1), (("degree", 1),)))
-    parts = node[1] if node[0] in ("add", "mul") else ()
-    if any(part[0] == "fn" and part[1] == "deg" for part in parts):
-        bare = [part[2][0] if part[0] == "fn" and part[1] == "deg" else part for part in parts]
-        return ("quantity", add(bare) if node[0] == "add" else mul(bare), (Fraction(1), (("degree", 1),)))
-    return node
-
-
-def _signs(node: Node) -> Node:
-    """Spell ``a ± b`` out as the list of its two values."""
-    if node[0] == "quantity":
-        return node
-    names = symbols(node)
-    if "pm" not in names and "mp" not in names:
-        return node
-    values = [substitute(substitute(node, "pm", sign), "mp", neg(sign)) for sign in (ONE, MINUS)]
-    return ("list", ",", tuple(values))
-
-
-def _is_name(node: Node) -> bool:
-    """Say whether the node is ``x``, ``f(x)`` or words before an equals sign."""
-    if node[0] in ("sym", "name"):
-        return not (node[0] == "sym" and node[1] in ("e", "i", "pi", "infty"))
-    return (
-        node[0] == "mul"
-        and len(node[1]) == 2
-        and all(p[0] in ("sym", "num") for p in node[1])
-        and any(p[0] == "sym" and p[1] in "fghpqFGPQST" for p in node[1])
-    )
-
-
-def _relation(node: Node) -> Node:
-    operators, terms = node[1], node[2]
-    if operators == ("in",):
-        return canonical(terms[1])
-    if set(operators) == {"="}:
-        return _equation(terms)
-    if all(o in _FLIPPED for o in operators):
-        interval = _interval(operators, terms)
-        return interval if interval is not None else node
-    return node
-
-
-def _equation(terms: Sequence[Node]) -> Node:
-    if (
-        not _is_name(terms[0])
-        and len(terms) == 2
-        and _is_name(terms[1])
-        and terms[0][0] != "name"
-        and is_scalar(terms[0])
-        and not symbols(terms[1]) & symbols(terms[0])
-    ):
-        terms = (terms[1], terms[0])
-    name = terms[0] if _is_name(terms[0]) else None
-    values = [canonical(t) for t in (terms[1:] if name else terms)]
-    if name is not None and len(values) == 1:
-        return ("equals", name, values[0])
-    if len(values) > 1:
-        told = [equal(values[0], other, _exact_only) for other in values[1:]]
-        constant = not any(symbols(v) for v in values)
-        if (constant or name is not None) and False not in told:
-            last: Node = values[-1] if all(told) else ("chain", tuple(values))
-            return ("equals", name, last) if name else last
-    if name is None and len(values) == 2 and all(is_scalar(v) for v in values):
-        return ("equation", add([values[0], neg(values[1])]))
-    raise Unreadable("a chain of equalities that do not hold", "ambiguous")
-
-
-def _exact_only(a: Node, b: Node) -> bool | None:
-    from algorist.grading.probe import quick
-
-    return quick(a, b)
-
-
-def _interval(operators: Sequence[str], terms: Sequence[Node]) -> Node | None:
-    """Write ``a < x <= b`` or ``x > a`` as the tuple that the interval is; None for other inequalities."""
-    infinity = sym("infty")
-    if len(terms) == 2:
-        left, right = terms
-        operator = operators[0]
-        if right[0] == "sym" and not _is_variable(left):
-            left, right, operator = right, left, _FLIPPED[operator]
-        if not _is_variable(left) or not is_scalar(right) or symbols(left) & symbols(right):
-            return None
-        if operator in ("<", "<="):
-            return ("tuple", "(", "]" if "=" in operator else ")", (neg(infinity), right))
-        return ("tuple", "[" if "=" in operator else "(", ")", (right, infinity))
-    if len(terms) == 3 and _is_variable(terms[1]):
-        low, _, high = terms
-        first, second = operators
-        if first[0] != second[0]:
-            return None
-        if first[0] == ">":
-            low, high, first, second = high, low, second, first
-        return ("tuple", "[" if "=" in first else "(", "]" if "=" in second else ")", (low, high))
-    return None
-
-
-def _is_variable(node: Node) -> bool:
-    return node[0] == "sym" and node[1] not in ("e", "i", "pi", "infty")
-
-
-def _list(node: Node) -> Node:
-    items: list[Node] = []
-    names: list[str] = []
-    for one in node[2]:
-        told = canonical(one)
-        if told[0] == "equals":
-            names.append(str(told[1]))
-            told = told[2]
-        items.extend(told[2] if told[0] == "list" else (told,))
-    if len(set(names)) > 1:
-        if len(names) != len(items):
-            raise Unreadable("a list in which only some values have names")
-        return ("named", tuple(sorted(zip(names, items, strict=True), key=lambda pair: pair[0])))
-    if (
-        node[1] == "or"
-        and len(items) > 1
-        and all(i[0] in ("tuple", "union") for i in items)
-        and all(one[0] == "rel" for one in node[2])
-    ):
-        return ("union", tuple(items))
-    return ("list", node[1], tuple(items)) if len(items) > 1 else items[0]
-
-
-# -- equality ----------------------------------------------------------------------------------------------------
 def _all(told: Sequence[bool | None]) -> bool | None:
     if any(one is False for one in told):
         return False
@@ -263,6 +83,8 @@ def equal(a: Node, b: Node, scalar: Scalar) -> bool | None:
         return True
     if a[0] == "chain" or b[0] == "chain":
         return _chained(a, b, scalar)
+    if a[0] == "maybe" or b[0] == "maybe":
+        return _maybe_units(a, b, scalar)
     if a[0] == "equals" or b[0] == "equals":
         return _named_value(a, b, scalar)
     if a[0] == "quantity" or b[0] == "quantity":
@@ -270,6 +92,10 @@ def equal(a: Node, b: Node, scalar: Scalar) -> bool | None:
     if is_scalar(a) and is_scalar(b):
         return _scalars(a, b, scalar)
     kinds = {a[0], b[0]}
+    if kinds & real_sets.KINDS or ("rel" in kinds and kinds != {"rel"}):
+        same = _real_sets(a, b, scalar)
+        if same is not None:
+            return same
     if kinds == {"tuple"}:
         return _pairs(a[3], b[3], scalar) if a[1:3] == b[1:3] else False
     if kinds == {"set"}:
@@ -279,12 +105,10 @@ def equal(a: Node, b: Node, scalar: Scalar) -> bool | None:
     if kinds == {"set", "list"}:
         one, other = (a, b) if a[0] == "set" else (b, a)
         return _unordered(one[1], other[2], scalar, as_set=False)
-    if kinds == {"set"} | {"text"}:
-        return False
     if kinds == {"union"}:
         return _unordered(a[1], b[1], scalar, as_set=True)
     if kinds == {"cap"} or kinds == {"setminus"}:
-        return _pairs([canonical(x) for x in a[1]], [canonical(x) for x in b[1]], scalar)
+        return _pairs(a[1], b[1], scalar)
     if kinds == {"named"}:
         return (
             _pairs([v for _, v in a[1]], [v for _, v in b[1]], scalar)
@@ -327,9 +151,31 @@ def _others(a: Node, b: Node, scalar: Scalar) -> bool | None:
     if kinds == {"text", "sym"}:
         text, symbol = (a, b) if a[0] == "text" else (b, a)
         return bool(text[1] == symbol[1].lower())
-    if kinds == {"set", "list"} or "list" in kinds:
-        return False
     return False
+
+
+def _real_sets(a: Node, b: Node, scalar: Scalar) -> bool | None:
+    """Compare two sets of reals cut by cut; None where one of them cannot be read as such a set."""
+    reader = real_sets.RealSets()
+    left, right = reader.cuts(a), reader.cuts(b)
+    if left is None or right is None:
+        return None
+    if left == right:
+        return True
+    if [side for _, side in left] != [side for _, side in right]:
+        return False
+    nodes = [[reader.nodes.get(value, _INFINITY) for value, _ in cuts] for cuts in (left, right)]
+    return _all([scalar(one, other) for one, other in zip(*nodes, strict=True)])
+
+
+def _maybe_units(a: Node, b: Node, scalar: Scalar) -> bool | None:
+    """``5 m`` is five metres beside a number or a quantity, 5·m beside an expression, and either beside its like."""
+    if a[0] == b[0] == "maybe":
+        products, quantities = equal(a[1], b[1], scalar), equal(a[2], b[2], scalar)
+        return True if True in (products, quantities) else _all([products, quantities])
+    maybe, other = (a, b) if a[0] == "maybe" else (b, a)
+    letters = other[0] in ("equation", "rel") or (is_scalar(other) and symbols(other))
+    return equal(maybe[1] if letters else maybe[2], other, scalar)
 
 
 def _scalars(a: Node, b: Node, scalar: Scalar) -> bool | None:
@@ -340,28 +186,55 @@ def _scalars(a: Node, b: Node, scalar: Scalar) -> bool | None:
 
 def _named_value(a: Node, b: Node, scalar: Scalar) -> bool | None:
     """``x = 5`` is ``5``, and ``x = 5``, but not ``y = 5``; as equations ``y = 2x`` is ``2x - y = 0``."""
-    if a[0] == "equals" and b[0] == "equals":
-        if a[1] == b[1]:
+    if a[0] == b[0] == "equals":
+        if _same_name(a[1], b[1]):
             return equal(a[2], b[2], scalar)
-        if {a[1][0], b[1][0]} == {"mul", "sym"} and ("sym", "y") in (a[1], b[1]):  # y = … and f(x) = …
-            return equal(a[2], b[2], scalar)
-        if a[1] and b[1] and a[1][0] == b[1][0] == "name":
-            return False
-        if "name" in (a[1][0], b[1][0]) if a[1] and b[1] else True:
-            return equal(a[2], b[2], scalar)
-        return (
-            _equations(_difference(a), _difference(b), scalar)
-            if is_scalar(a[2]) and is_scalar(b[2])
-            else False
-        )
+        if not {a[1][0], b[1][0]} & {"name", "formula"} and is_scalar(a[2]) and is_scalar(b[2]):
+            return _equations(_difference(a), _difference(b), scalar)
+        return False
     named, other = (a, b) if a[0] == "equals" else (b, a)
     if other[0] == "equation":
+        readable = is_scalar(named[2]) and is_scalar(named[1])
+        return _equations(_difference(named), other[1], scalar) if readable else False
+    if other[0] == "named" and named[1][0] == "formula" and named[2][0] == "tuple":
+        values = dict(other[1])
+        in_order = [values.get(str(sym(letter))) for letter in named[1][1].strip("()").split(",")]
         return (
-            _equations(_difference(named), other[1], scalar)
-            if is_scalar(named[2]) and is_scalar(named[1])
+            _pairs([v for v in in_order if v is not None], named[2][3], scalar)
+            if len(in_order) == len(values)
             else False
         )
     return equal(named[2], other, scalar)
+
+
+def _same_name(a: Node, b: Node) -> bool:
+    """Say whether two left sides name one thing: the same name, ``y`` and ``f(x)``, or words beside a letter."""
+    if a == b:
+        return True
+    if {a[0], b[0]} == {"mul", "sym"} and sym("y") in (a, b):
+        return True
+    if "formula" in (a[0], b[0]) and sym("y") in (a, b):
+        return bool(re.fullmatch(r"[fgy]\(\w\)", (a if a[0] == "formula" else b)[1]))
+    return (a[0] == "name") != (b[0] == "name")
+
+
+def asked(answer: Node, gold: Node) -> Node:
+    """Return the right side of ``m + n = 113`` where the gold is a bare number: the left side only says what was asked."""
+    if answer[0] != "equation" or not is_scalar(gold) or symbols(gold):
+        return answer
+    left, right = answer[2], answer[3]
+    return right if _without_numbers(left) and symbols(left) and not symbols(right) else answer
+
+
+def _without_numbers(node: Node) -> bool:
+    """Say whether an expression is put together from letters only: a sum, a quotient, the sine of an angle."""
+    if node[0] == "num":
+        return bool(abs(node[1]) == 1)
+    if node[0] == "fn":
+        return node[1] in ("sin", "cos", "tan") and node[2][0][0] == "sym"
+    return node[0] == "sym" or all(
+        _without_numbers(part) for part in (node[1] if node[0] in ("add", "mul") else node[1:])
+    )
 
 
 def _chained(a: Node, b: Node, scalar: Scalar) -> bool | None:
@@ -387,8 +260,8 @@ def _equations(a: Node, b: Node, scalar: Scalar) -> bool | None:
     at_a, at_b = a, b
     for name, value in first.items():
         at_a, at_b = substitute(at_a, name, value), substitute(at_b, name, value)
-    if num(0) in (at_a, at_b):
-        return scalar(at_a, at_b) and None
+    if num(0) in (at_a, at_b):  # the point lies on one of the curves: it can only refute
+        return False if scalar(at_a, at_b) is False else None
     return scalar(mul([a, at_b]), mul([b, at_a]))
 
 
@@ -405,13 +278,23 @@ def _inequalities(a: Node, b: Node, scalar: Scalar) -> bool | None:
         if not (is_scalar(left) and is_scalar(right)):
             raise Unreadable("an inequality of things that are not numbers")
         if operator in (">", ">="):
-            operator, left, right = _FLIPPED[operator], right, left
+            operator, left, right = FLIPPED[operator], right, left
         return operator, add([left, neg(right)])
 
     (one, left), (other, right) = upward(a), upward(b)
     if one != other:
         return False
-    return scalar(left, right) if one not in ("!=", "~") else _equations(left, right, scalar)
+    if one in ("!=", "~"):
+        return _equations(left, right, scalar)
+    same = scalar(left, right)
+    if same is not False:
+        return same
+    at = dict.fromkeys(symbols(left) | symbols(right), Fraction(5, 7))
+    try:
+        positive = exact(left, at) * exact(right, at) > 0
+    except (Unsure, ZeroDivisionError, KeyError):
+        return False
+    return _equations(left, right, scalar) if positive else False
 
 
 def _quantities(a: Node, b: Node, scalar: Scalar) -> bool | None:
@@ -421,14 +304,9 @@ def _quantities(a: Node, b: Node, scalar: Scalar) -> bool | None:
         if one == other:
             scaled = [mul([num(f), n[1]]) for f, n in ((left, a), (right, b))]
             return scalar(scaled[0], scaled[1])
-        angles = {(("degree", 1),), (("radian", 1),)}
-        if {one, other} == angles:
-            return scalar(
-                *(
-                    mul([n[1], sym("pi"), num(Fraction(1, 180))]) if u == (("degree", 1),) else n[1]
-                    for n, u in ((a, one), (b, other))
-                )
-            )
+        if {one, other} == {DEGREE[1], RADIAN[1]}:
+            in_degrees, in_radians = (a, b) if one == DEGREE[1] else (b, a)
+            return scalar(mul([in_degrees[1], sym("pi"), num(Fraction(1, 180))]), in_radians[1])
         return False
     measured, bare = (a, b) if a[0] == "quantity" else (b, a)
     if bare[0] == "mul" and len(bare[1]) == 2 and bare[1][0][0] == "num" and bare[1][1][0] == "sym":
@@ -440,7 +318,7 @@ def _quantities(a: Node, b: Node, scalar: Scalar) -> bool | None:
     if not is_scalar(bare):
         return False
     told = scalar(measured[1], bare)
-    if told is not True and measured[2][1] == (("percent", 1),):
+    if told is not True and measured[2] == PERCENT:
         part = scalar(mul([num(Fraction(1, 100)), measured[1]]), bare)
         return part if part is not False else told
     return told

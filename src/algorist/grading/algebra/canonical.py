@@ -1,0 +1,279 @@
+"""The tree with what does not change an answer taken off: ``x =``, a degree sign, ``±`` spelled out, inequalities as intervals."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+
+from algorist.grading.algebra.compare import FLIPPED, equal
+from algorist.grading.algebra.decide_fast import quick
+from algorist.grading.algebra.tree import (
+    MINUS,
+    ONE,
+    Node,
+    Unreadable,
+    add,
+    is_scalar,
+    mul,
+    neg,
+    num,
+    substitute,
+    sym,
+    symbols,
+)
+from algorist.grading.algebra.units import DEGREE, number_in_words
+from algorist.grading.text import closing_brace
+
+_INFINITY = sym("infty")
+_NOTHING = frozenset(
+    (
+        "no solution",
+        "no solutions",
+        "no real solution",
+        "no real solutions",
+        "empty set",
+        "the empty set",
+        "null set",
+    )
+)
+_REALS = frozenset(
+    (
+        "all real numbers",
+        "all reals",
+        "real numbers",
+        "all real",
+        "the real numbers",
+        "the set of real numbers",
+    )
+)
+_BARE_SET = re.compile(r"\{(?=.*,)(.*)\}", re.DOTALL)
+_OVER = re.compile(r"\{([^{}\\]*)\\over(?![a-zA-Z])([^{}]*)\}")
+_UNIT_FRACTION = re.compile(
+    r"\\[dt]?frac\s*\{\s*\\(?:text|mathrm)\s*\{([^{}]*)\}\s*\}\s*\{\s*\\(?:text|mathrm)\s*\{([^{}]*)\}(\^\{?\d\}?)?\s*\}"
+)
+
+
+def respelled(text: str) -> str:
+    """Return the text with braces around a whole list as a set, and with a fraction of units as one unit."""
+    if text[:1] == "{" and closing_brace(text, 0) == len(text) - 1 and _BARE_SET.fullmatch(text):
+        text = f"\\{{{text[1:-1]}\\}}"
+    return (
+        _UNIT_FRACTION.sub(r"\\text{\1/\2\3}", text)
+        if "frac" in text and ("text" in text or "mathrm" in text)
+        else text
+    )
+
+
+def canonical(node: Node) -> Node:
+    """Return the tree with what does not change an answer taken off: ``x =``, a degree sign, ``±`` spelled out."""
+    kind = node[0]
+    if kind == "rel":
+        return _relation(node)
+    if kind == "list":
+        return _list(node)
+    if kind in ("set", "tuple"):
+        inner = tuple(canonical(one) if one[0] not in ("rel",) else one for one in node[-1])
+        items = tuple(
+            part for one in inner for part in (one[2] if kind == "set" and one[0] == "list" else (one,))
+        )
+        return (*node[:-1], items)
+    if kind == "union":
+        return ("union", tuple(canonical(one) for one in node[1]))
+    if kind == "text":
+        return _text(node[1])
+    if kind == "quantity":
+        return _quantity(node)
+    if kind == "maybe":
+        return ("maybe", canonical(node[1]), canonical(node[2]))
+    if kind in ("cap", "setminus"):
+        return (kind, tuple(canonical(one) for one in node[1]))
+    if is_scalar(node):
+        return _signs(_degrees(node))
+    return node
+
+
+def _quantity(node: Node) -> Node:
+    inner = canonical(node[1])
+    if inner[0] == "list":
+        return ("list", ",", tuple(("quantity", one, node[2]) for one in inner[2]))
+    return ("quantity", inner, node[2]) if is_scalar(inner) else node
+
+
+def _text(words: str) -> Node:
+    plain = re.sub(r"[^a-z0-9]+", " ", words.lower()).strip()
+    value = number_in_words(words)
+    if value is not None:
+        return num(value)
+    if plain in _NOTHING:
+        return ("set", ())
+    if plain in _REALS:
+        return ("set_named", "R")
+    if len(plain) == 1:
+        return sym(plain.upper())
+    choice = re.fullmatch(r"(?:option|choice|answer) ([a-j])", plain)
+    if choice:
+        return sym(choice[1].upper())
+    return ("text", plain)
+
+
+def _degrees(node: Node) -> Node:
+    """Take the degree sign off ``120°`` and ``90° - x``; inside ``sin 30°`` it stays."""
+    if node[0] == "fn" and node[1] == "deg":
+        return ("quantity", node[2][0], DEGREE)
+    parts = node[1] if node[0] in ("add", "mul") else ()
+    if any(part[0] == "fn" and part[1] == "deg" for part in parts):
+        bare = [part[2][0] if part[0] == "fn" and part[1] == "deg" else part for part in parts]
+        return ("quantity", add(bare) if node[0] == "add" else mul(bare), DEGREE)
+    return node
+
+
+def _signs(node: Node) -> Node:
+    """Spell ``a ± b`` out as the list of its two values."""
+    if node[0] == "quantity":
+        return node
+    names = symbols(node)
+    if "pm" not in names and "mp" not in names:
+        return node
+    values = [substitute(substitute(node, "pm", sign), "mp", neg(sign)) for sign in (ONE, MINUS)]
+    return ("list", ",", tuple(values))
+
+
+def _is_name(node: Node) -> bool:
+    """Say whether the node is ``x``, ``f(x)`` or words before an equals sign."""
+    if node[0] in ("sym", "name", "formula"):
+        return not (node[0] == "sym" and node[1] in ("e", "i", "pi", "infty"))
+    return (
+        node[0] == "mul"
+        and len(node[1]) == 2
+        and all(p[0] in ("sym", "num") for p in node[1])
+        and any(p[0] == "sym" and p[1] in "fghpqFGPQST" for p in node[1])
+    )
+
+
+def _relation(node: Node) -> Node:
+    operators, terms = node[1], node[2]
+    if operators == ("in",):
+        return canonical(terms[1])
+    if set(operators) == {"="}:
+        return _equation(terms)
+    if all(o in FLIPPED for o in operators):
+        interval = _interval(operators, terms)
+        return interval if interval is not None else node
+    return node
+
+
+def _equation(terms: Sequence[Node]) -> Node:
+    if (
+        not _is_name(terms[0])
+        and len(terms) == 2
+        and _is_name(terms[1])
+        and terms[0][0] != "name"
+        and is_scalar(terms[0])
+        and not symbols(terms[1]) & symbols(terms[0])
+    ):
+        terms = (terms[1], terms[0])
+    name = terms[0] if _is_name(terms[0]) else None
+    values = [canonical(t) for t in (terms[1:] if name else terms)]
+    if name is None:
+        values = [v[1] if v[0] == "maybe" else v for v in values]
+    if name is not None and len(values) == 1:
+        return ("equals", name, values[0])
+    if len(values) > 1:
+        told = [equal(values[0], other, quick) for other in values[1:]]
+        constant = not any(symbols(v) for v in values)
+        if (constant or name is not None) and False not in told:
+            last: Node = values[-1] if all(told) else ("chain", tuple(values))
+            return ("equals", name, last) if name else last
+    if name is None and len(values) == 2 and all(is_scalar(v) for v in values):
+        return ("equation", add([values[0], neg(values[1])]), *values)
+    raise Unreadable("a chain of equalities that do not hold", "ambiguous")
+
+
+def _interval(operators: Sequence[str], terms: Sequence[Node]) -> Node | None:
+    """Write ``a < x <= b``, ``x > a`` or ``-2x < 6`` as the tuple that the interval is; None for other inequalities."""
+    terms = [t[1] if t[0] == "maybe" else t for t in terms]
+    if len(terms) not in (2, 3) or not all(is_scalar(t) for t in terms):
+        return None
+    if len(terms) == 3 and operators[0][0] != operators[1][0]:
+        return None
+    if len(terms) == 2 and not _is_variable(terms[0]) and not _is_variable(terms[1]):
+        terms = [add([terms[0], neg(terms[1])]), num(0)]
+    if len(terms) == 2 and _is_variable(terms[1]) and not _is_variable(terms[0]):
+        terms, operators = [terms[1], terms[0]], [FLIPPED[operators[0]]]
+    if len(terms) == 2:  # x < a is -∞ < x < a
+        low = neg(_INFINITY) if operators[0][0] == "<" else _INFINITY
+        terms, operators = [low, *terms], [operators[0][0], operators[0]]
+    if operators[0][0] == ">":
+        terms, operators = terms[::-1], [FLIPPED[o] for o in operators[::-1]]
+    low, middle, high = terms
+    first, second = operators
+    scaled = _linear(middle)
+    if (
+        scaled is None
+        or scaled[2] in symbols(low) | symbols(high)
+        or _same_kind_of_letter(scaled[2], low, high)
+    ):
+        return None
+    factor, constant, _ = scaled
+    if middle[0] != "sym":
+        low, high = (_moved(end, factor, constant) for end in (low, high))
+        if factor < 0:
+            low, high, first, second = high, low, second, first
+    if low[0] == high[0] == "num" and low[1] >= high[1]:
+        return None  # 5 < x < 1 is no interval, and not the point (5, 1)
+    return ("tuple", "[" if "=" in first else "(", "]" if "=" in second else ")", (low, high))
+
+
+def _moved(end: Node, factor: Fraction, constant: Node) -> Node:
+    """Return (end - constant) / factor, where an end at infinity only changes its sign."""
+    if symbols(end) == {"infty"}:
+        return end if factor > 0 else neg(end)
+    return mul([num(1 / factor), add([end, neg(constant)])])
+
+
+def _linear(node: Node) -> tuple[Fraction, Node, str] | None:
+    """Split ``a·x + b`` into a, b and x; None for anything else."""
+    factor, name, constants = Fraction(0), "", []
+    for term in node[1] if node[0] == "add" else (node,):
+        rest = term[1][1] if term[0] == "mul" and len(term[1]) == 2 and term[1][0][0] == "num" else term
+        if not symbols(term):
+            constants.append(term)
+        elif _is_variable(rest) and not name:
+            factor, name = (term[1][0][1] if rest is not term else Fraction(1)), rest[1]
+        else:
+            return None
+    return (factor, add(constants), name) if name else None
+
+
+def _same_kind_of_letter(name: str, low: Node, high: Node) -> bool:
+    """Say whether an end is an unknown like the middle: ``x < y < z`` is no interval of y."""
+    unknown = set("xyztuvw")
+    return name in unknown and bool(unknown & (symbols(low) | symbols(high)))
+
+
+def _is_variable(node: Node) -> bool:
+    return node[0] == "sym" and node[1] not in ("e", "i", "pi", "infty")
+
+
+def _list(node: Node) -> Node:
+    items: list[Node] = []
+    names: list[str] = []
+    for one in node[2]:
+        told = canonical(one)
+        if told[0] == "equals":
+            names.append(str(told[1]))
+            told = told[2]
+        items.extend(told[2] if told[0] == "list" else (told,))
+    if len(set(names)) > 1:
+        if len(names) != len(items):
+            raise Unreadable("a list in which only some values have names")
+        return ("named", tuple(sorted(zip(names, items, strict=True), key=lambda pair: pair[0])))
+    if (
+        node[1] == "or"
+        and len(items) > 1
+        and all(i[0] in ("tuple", "union") for i in items)
+        and all(one[0] == "rel" for one in node[2])
+    ):
+        return ("union", tuple(items))
+    return ("list", node[1], tuple(items)) if len(items) > 1 else items[0]

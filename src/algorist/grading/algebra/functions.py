@@ -1,0 +1,91 @@
+"""Every function an answer may hold: name → its value over the rationals, in floating point, and with any number of digits.
+
+The third column gets ``mpmath``'s context, so that only a worker process imports it. None: this way cannot tell.
+"""
+
+from __future__ import annotations
+
+import cmath
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+LOG_BASE_SQUARED = 17
+"""``log`` without a base gets the base √17: none of the usual ones, so that ``log`` is neither ``ln`` nor ``lg``."""
+
+
+class Unsure(Exception):
+    """This way of computing cannot tell."""
+
+
+class Function(NamedTuple):
+    """One function in three arithmetics, and whether its argument may be large."""
+
+    exact: Callable[..., Fraction | int] | None
+    fast: Callable[..., complex] | None
+    digits: Callable[..., Any]
+    any_size: bool = False
+
+
+def _whole(function: Callable[..., int]) -> Callable[..., int]:
+    """Limit a function of integers to sizes that cost nothing."""
+
+    def limited(*values: Fraction) -> int:
+        if any(v.denominator != 1 or not 0 <= v <= 400 for v in values):
+            raise Unsure
+        return function(*(int(v) for v in values))
+
+    return limited
+
+
+def _determinant(mp: Any, *values: Any) -> Any:
+    size = math.isqrt(len(values))
+    if size > 12:
+        raise Unsure
+    return mp.det(mp.matrix([values[i * size : (i + 1) * size] for i in range(size)]))
+
+
+def _fast_log(x: complex) -> complex:
+    return cmath.log(x) / (math.log(LOG_BASE_SQUARED) / 2)
+
+
+FUNCTIONS: dict[str, Function] = {
+    "sin": Function(None, cmath.sin, lambda mp, x: mp.sin(x)),
+    "cos": Function(None, cmath.cos, lambda mp, x: mp.cos(x)),
+    "tan": Function(None, cmath.tan, lambda mp, x: mp.tan(x)),
+    "cot": Function(None, lambda x: 1 / cmath.tan(x), lambda mp, x: mp.cot(x)),
+    "sec": Function(None, lambda x: 1 / cmath.cos(x), lambda mp, x: mp.sec(x)),
+    "csc": Function(None, lambda x: 1 / cmath.sin(x), lambda mp, x: mp.csc(x)),
+    "arcsin": Function(None, cmath.asin, lambda mp, x: mp.asin(x)),
+    "arccos": Function(None, cmath.acos, lambda mp, x: mp.acos(x)),
+    "arctan": Function(None, cmath.atan, lambda mp, x: mp.atan(x)),
+    "arccot": Function(None, None, lambda mp, x: mp.acot(x)),
+    "sinh": Function(None, cmath.sinh, lambda mp, x: mp.sinh(x)),
+    "cosh": Function(None, cmath.cosh, lambda mp, x: mp.cosh(x)),
+    "tanh": Function(None, cmath.tanh, lambda mp, x: mp.tanh(x)),
+    "coth": Function(None, None, lambda mp, x: mp.coth(x)),
+    "ln": Function(None, cmath.log, lambda mp, x: mp.ln(x), any_size=True),
+    "log": Function(None, _fast_log, lambda mp, x: mp.ln(x) * 2 / mp.ln(LOG_BASE_SQUARED), any_size=True),
+    "deg": Function(None, lambda x: x * math.pi / 180, lambda mp, x: x * mp.pi / 180, any_size=True),
+    "abs": Function(abs, abs, lambda mp, x: mp.fabs(x), any_size=True),
+    "floor": Function(math.floor, None, lambda mp, x: mp.floor(x), any_size=True),
+    "ceil": Function(math.ceil, None, lambda mp, x: mp.ceil(x), any_size=True),
+    "max": Function(lambda *v: max(v), None, lambda mp, *v: max(v), any_size=True),
+    "min": Function(lambda *v: min(v), None, lambda mp, *v: min(v), any_size=True),
+    "re": Function(None, None, lambda mp, x: mp.re(x), any_size=True),
+    "im": Function(None, None, lambda mp, x: mp.im(x), any_size=True),
+    "arg": Function(None, None, lambda mp, x: mp.arg(x)),
+    "sgn": Function(None, None, lambda mp, x: mp.sign(x), any_size=True),
+    "factorial": Function(_whole(math.factorial), None, lambda mp, x: mp.gamma(x + 1)),
+    "double_factorial": Function(None, None, lambda mp, x: mp.fac2(x)),
+    "binomial": Function(_whole(math.comb), None, lambda mp, n, k: mp.binomial(n, k)),
+    "gcd": Function(_whole(math.gcd), None, lambda mp, *v: _unsure()),
+    "lcm": Function(_whole(math.lcm), None, lambda mp, *v: _unsure()),
+    "determinant": Function(None, None, _determinant),
+}
+"""``prime`` and ``det`` are read but have no value: they are only compared as they are written."""
+
+
+def _unsure() -> Any:
+    raise Unsure

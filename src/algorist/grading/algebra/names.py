@@ -1,0 +1,71 @@
+"""Left sides that only name what was asked: ``f'(x) =``, ``|AB| =``, ``\\angle A =``, ``(x,y) =``, ``S_1:S =``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from algorist.grading.algebra.tokens import Token
+
+_LETTER = r"(?:[A-Za-z]|<\w+>|\w+\(\w\))"
+_SUBSCRIPT = r"(?:_(?:\w|<\w+>|\{[\w,<>]+\}))?"
+_NAME = rf"(?:{_LETTER}{_SUBSCRIPT}'*|[A-Z]{{2,}})"
+_ARGUMENTS = r"\((?:[^()]|\([^()]*\))*\)"
+_DERIVATIVE = re.compile(
+    rf"frac\{{d(?P<y>{_LETTER})?\}}\{{d{_LETTER}\}}(?P<f>{_LETTER})?(?:{_ARGUMENTS})?|d(?P<z>{_LETTER})/d{_LETTER}"
+)
+_PRIMES = re.compile(rf"(?P<f>{_LETTER})(?P<p>'+)(?:{_ARGUMENTS})?")
+_PURE = re.compile(
+    rf"m?\{{?angle[A-Z<>\w]+\}}?|\{{?triangle[A-Z]+\}}?|{_LETTER}_\{{triangle[A-Z]+\}}|{_LETTER}triangle[A-Z]+|\|[A-Z]{{1,3}}\||[A-Z]{{2,}}"
+    rf"|[fghFGHPE](?:\^\{{?-1\}}?)?{_ARGUMENTS}|[yuvpqSTVRLr]\((?:{_NAME}|\d+)(?:,(?:{_NAME}|\d+))*\)|E\[[^\[\]]*\]"
+    rf"|\({_LETTER}circ{_LETTER}\){_ARGUMENTS}|\({_NAME}(?:,{_NAME})+\)|{_NAME}(?::{_NAME})+|[A-Z]\^\{{?-1\}}?|d{_LETTER}"
+)  # fmt: skip
+_MOST = 40
+
+
+def formula_name(tokens: Sequence[Token], start: int) -> tuple[str, int] | None:
+    """Return the name before the next equals sign and the place after the sign, or None where an expression stands there.
+
+    Plain letters (``x =``) and words (``area =``) are not looked for here: the grammar reads them itself.
+    """
+    depth, bars = 0, False
+    spelled: list[str] = []
+    for place in range(start, min(len(tokens), start + _MOST)):
+        token = tokens[place]
+        if token.kind == "rel" and depth == 0 and not bars:
+            if token.value != "=":
+                return None
+            name = _named("".join(spelled))
+            return (name, place + 1) if name else None
+        if token.kind == "op":
+            depth += {"(": 1, "[": 1, "{": 1, "\\{": 1, ")": -1, "]": -1, "}": -1, "\\}": -1}.get(
+                str(token.value), 0
+            )
+            bars ^= token.value == "|" and depth == 0
+        if token.value in (",", ";") and depth == 0:
+            return None
+        spelled.append(_spelled(token))
+    return None
+
+
+def _spelled(token: Token) -> str:
+    if token.kind == "num":
+        return str(token.value[1])  # type: ignore[index]
+    value = str(token.value)
+    if token.kind == "rel":
+        return value
+    return f"<{value}>" if token.kind == "sym" and len(value) > 1 and "(" not in value else value
+
+
+def _named(text: str) -> str | None:
+    """Return one spelling of a name, or None; ``y'``, ``f'(x)`` and ``dy/dx`` are one."""
+    if found := _DERIVATIVE.fullmatch(text):
+        letter = found["y"] or found["f"] or found["z"] or "y"
+        return ("y" if letter == "f" else letter) + "'"
+    if found := _PRIMES.fullmatch(text):
+        return ("y" if found["f"] == "f" else found["f"]) + found["p"]
+    if not _PURE.fullmatch(text):
+        return None
+    if text.startswith(("m{angle", "mangle")):
+        text = text[1:]
+    return re.sub(r"[{}|]", "", text)
