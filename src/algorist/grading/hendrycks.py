@@ -114,8 +114,6 @@ def _risky(text: str) -> bool:
 
 def hendrycks_sympy(answer: str, gold: str) -> bool | None:
     """Return the verdict of S3.31; None where the difference must be decided by the slow comparison."""
-    if len(answer) > MAX_ANSWER:
-        return False
     if normalise(answer) == normalise(gold):
         return True
     truth, told = _sympy_form(gold), _sympy_form(answer)

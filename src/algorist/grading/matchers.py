@@ -54,11 +54,18 @@ def _exact_no_space(answer: str, gold: str, limits: Limits) -> Verdict:
     return same, "equal_string" if same else "different"
 
 
+def _too_long(answer: str, gold: str) -> Verdict | None:
+    """Return the verdict where a text is longer than any answer; nothing else may look at it."""
+    if len(gold) > MAX_ANSWER:
+        return False, "unparseable_gold"
+    return (False, "unparseable_answer") if len(answer) > MAX_ANSWER else None
+
+
 @_matcher("numeric", "the same exact number; answers that are not numbers must be the same text")
 def _numeric(answer: str, gold: str, limits: Limits) -> Verdict:
+    if too_long := _too_long(answer, gold):
+        return too_long
     right = numeric_value(gold)
-    if len(answer) > MAX_ANSWER:
-        return False, "unparseable_answer"
     if right is None:
         told, truth = clean(answer), clean(gold)
         if not truth:
@@ -109,6 +116,8 @@ def _symbolic_fast(answer: str, gold: str, limits: Limits) -> Verdict:
 
 @_matcher("hendrycks_sympy", "MATH's normaliser, then PRM800K's rules (S3.31): unreduced fractions are wrong")
 def _hendrycks(answer: str, gold: str, limits: Limits) -> Verdict:
+    if too_long := _too_long(answer, gold):
+        return too_long
     same = hendrycks_sympy(answer, gold)
     return bool(same), "equal_symbolic" if same else "different"
 
@@ -118,6 +127,8 @@ def _hendrycks(answer: str, gold: str, limits: Limits) -> Verdict:
     "math-verify's verdict, in a worker process with a hard limit; as symbolic where math-verify is not installed",
 )
 def _latex_verify(answer: str, gold: str, limits: Limits) -> Verdict:
+    if too_long := _too_long(answer, gold):
+        return too_long
     if _missing:
         return symbolic(answer, gold, limits)
     found = pool_for("latex_verify", max(limits.timeout_s, 1.0), max(limits.memory_mb, 512)).ask(answer, gold)

@@ -24,7 +24,7 @@ _SIGNS = {
     "⌋": "\\rfloor ", "⌈": "\\lceil ", "⌉": "\\rceil ", "⟨": "\\langle ", "⟩": "\\rangle ", "〈": "\\langle ", "〉": "\\rangle ",
     "ℝ": "\\mathbb{R}", "ℤ": "\\mathbb{Z}", "ℕ": "\\mathbb{N}", "ℚ": "\\mathbb{Q}", "ℂ": "\\mathbb{C}",
     "“": '"', "”": '"', "‘": "'", "’": "'", "′": "'", "，": ",", "。": ".", "％": "%", "٪": "%", "٫": ".", "٬": ",",
-    "€": " euro ", "£": " sterling ", "₹": " rupee ", "¥": " yen ", "→": "\\to ", "∖": "\\setminus ", "∣": "|", "｜": "|", "∘": "\\circ ", "℅": "%",
+    "€": " euro ", "£": " sterling ", "₹": " rupee ", "¥": " yen ", "¢": " cents ", "Ω": "\\Omega ", "→": "\\to ", "∖": "\\setminus ", "∣": "|", "｜": "|", "∘": "\\circ ", "℅": "%",
 }  # fmt: skip
 _GREEK = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho _ sigma tau upsilon phi chi psi omega"
 _GREEK_SIGNS = {chr(0x3B1 + i): f"\\{name} " for i, name in enumerate(_GREEK.split()) if name != "_"}
@@ -152,12 +152,13 @@ def _cleaned(text: str) -> str | None:
     return _unwrap(text.strip())
 
 
+_BETWEEN_LETTERS = re.compile(r"(?<![\\a-zA-Z])([a-zA-Z]) +(?=[a-zA-Z](?![a-zA-Z]))")
 _TIGHT = re.compile(r"(?<![0-9A-Za-z])\s+|\s+(?![0-9A-Za-z])")
 
 
 def tight(text: str) -> str:
     """Return cleaned text without needless white space and with one name per command, for comparing as strings."""
-    text = _TIGHT.sub("", text)
+    text = _TIGHT.sub("", _BETWEEN_LETTERS.sub(r"\1", text) if " " in text else text)
     return (
         text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").replace("\\cfrac", "\\frac")
         if "frac" in text

@@ -48,6 +48,7 @@ _REALS = frozenset(
     )
 )
 _BARE_SET = re.compile(r"\{(?=.*,)(.*)\}", re.DOTALL)
+_PRIME = re.compile(r"\^\s*(?:\{\s*(?:\\prime\s*)+\}|\\prime(?![a-zA-Z]))")
 _OVER = re.compile(r"\{([^{}\\]*)\\over(?![a-zA-Z])([^{}]*)\}")
 _UNIT_FRACTION = re.compile(
     r"\\[dt]?frac\s*\{\s*\\(?:text|mathrm)\s*\{([^{}]*)\}\s*\}\s*\{\s*\\(?:text|mathrm)\s*\{([^{}]*)\}(\^\{?\d\}?)?\s*\}"
@@ -55,14 +56,18 @@ _UNIT_FRACTION = re.compile(
 
 
 def respelled(text: str) -> str:
-    """Return the text with braces around a whole list as a set, and with a fraction of units as one unit."""
+    """Return the text in the grammar's spelling: a braced list is a set, ``\\over`` is ``\\frac``, ``^\\prime`` is ``'``."""
     if text[:1] == "{" and closing_brace(text, 0) == len(text) - 1 and _BARE_SET.fullmatch(text):
         text = f"\\{{{text[1:-1]}\\}}"
-    return (
-        _UNIT_FRACTION.sub(r"\\text{\1/\2\3}", text)
-        if "frac" in text and ("text" in text or "mathrm" in text)
-        else text
-    )
+    if text.startswith("Rs."):
+        text = text.replace("Rs.", "Rs ", 1)
+    if "\\over" in text:
+        text = _OVER.sub(r"\\frac{\1}{\2}", text)
+    if "\\prime" in text:
+        text = _PRIME.sub(lambda m: "'" * m[0].count("prime"), text)
+    if "frac" in text and ("text" in text or "mathrm" in text):
+        text = _UNIT_FRACTION.sub(r"\\text{\1/\2\3}", text)
+    return text
 
 
 def canonical(node: Node) -> Node:

@@ -115,6 +115,10 @@ def equal(a: Node, b: Node, scalar: Scalar) -> bool | None:
             if [n for n, _ in a[1]] == [n for n, _ in b[1]]
             else False
         )
+    if "named" in kinds and kinds & {"set", "list"}:
+        named, other = (a, b) if a[0] == "named" else (b, a)
+        one_letter = len({name.partition("_")[0] for name, _ in named[1]}) == 1  # x_1 and x_2
+        return _unordered([v for _, v in named[1]], other[-1], scalar, as_set=False) if one_letter else False
     if kinds == {"named", "tuple"}:
         return _coordinates(a, b, scalar)
     if kinds == {"matrix"}:

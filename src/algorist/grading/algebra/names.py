@@ -16,9 +16,11 @@ _DERIVATIVE = re.compile(
 )
 _PRIMES = re.compile(rf"(?P<f>{_LETTER})(?P<p>'+)(?:{_ARGUMENTS})?")
 _PURE = re.compile(
-    rf"m?\{{?angle[A-Z<>\w]+\}}?|\{{?triangle[A-Z]+\}}?|{_LETTER}_\{{triangle[A-Z]+\}}|{_LETTER}triangle[A-Z]+|\|[A-Z]{{1,3}}\||[A-Z]{{2,}}"
+    rf"m?\{{?angle\{{?[A-Z<>\w]+\}}?\}}?|\{{?triangle[A-Z]+\}}?|{_LETTER}_\{{triangle[A-Z]+\}}|{_LETTER}triangle[A-Z]+|\|[A-Z]{{1,3}}\||[A-Z]{{2,}}"
     rf"|[fghFGHPE](?:\^\{{?-1\}}?)?{_ARGUMENTS}|[yuvpqSTVRLr]\((?:{_NAME}|\d+)(?:,(?:{_NAME}|\d+))*\)|E\[[^\[\]]*\]"
     rf"|\({_LETTER}circ{_LETTER}\){_ARGUMENTS}|\({_NAME}(?:,{_NAME})+\)|{_NAME}(?::{_NAME})+|[A-Z]\^\{{?-1\}}?|d{_LETTER}"
+    rf"|{_LETTER}\({_NAME}(?:,{_NAME})+\)|(?:det|dim|rank|tr|gcd|lcm|max|min|Var|Cov|Pr|sup|inf|deg|area|vol)(?:{_ARGUMENTS}|{_NAME})"
+    rf"|mathbb\{{[EP]\}}(?:{_ARGUMENTS}|\[[^\[\]]*\])|\|(?:[A-Z]|cup|cap)+\||{_LETTER}(?:\({_LETTER}\))?_\{{?(?:max|min)\}}?|{_LETTER}\^\{{?\*\}}?|lim_.+"
 )  # fmt: skip
 _MOST = 40
 
@@ -36,6 +38,8 @@ def formula_name(tokens: Sequence[Token], start: int) -> tuple[str, int] | None:
             if token.value != "=":
                 return None
             name = _named("".join(spelled))
+            if name and name.isupper() and not any(t.kind == "num" for t in tokens[place:]):
+                return None  # PV = nRT is an equation
             return (name, place + 1) if name else None
         if token.kind == "op":
             depth += {"(": 1, "[": 1, "{": 1, "\\{": 1, ")": -1, "]": -1, "}": -1, "\\}": -1}.get(

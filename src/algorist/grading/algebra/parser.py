@@ -27,7 +27,7 @@ from algorist.grading.algebra.tree import (
 )
 from algorist.grading.algebra.units import CURRENCIES, NO_UNIT, one_letter_unit, read_unit
 
-_UNIT = r"(?: (?:m|s|g|h|l|L|N|J|K|V|W|kg|km|cm|mm|mol|Hz)(?: \^(?: -)? \d)?)"
+_UNIT = r"(?: (?:m|s|g|h|l|L|N|J|K|V|W|kg|km|cm|mm|mol|Hz|Omega)(?: \^(?: -)? \d)?)"
 _LETTER_UNIT = re.compile(rf"{_UNIT}(?:(?: [*/])?{_UNIT})*")
 
 
@@ -71,8 +71,8 @@ class Parser(Atoms):
     def union(self) -> Node:
         parts = [self.relation()]
         operator = ""
-        while self.sees("cup", "cap", "setminus", "bigcup"):
-            name = str(self.peek()[1]).replace("bigcup", "cup")
+        while self.sees("cup", "cap", "setminus", "bigcup", "backslash"):
+            name = {"bigcup": "cup", "backslash": "setminus"}.get(str(self.peek()[1]), str(self.peek()[1]))
             if operator and operator != name:
                 raise Unreadable("mixed set operations")
             operator = name
@@ -112,7 +112,8 @@ class Parser(Atoms):
         """Parse an expression with the unit or the words that may follow it, or a currency before it."""
         negative, currency = self._currency()
         kind, value = self.peek()
-        whole_run = kind == "word" and str(value).isupper() and self._item_ends(1)
+        alone = self.at == 0 or self.tokens[self.at - 1].kind != "rel"
+        whole_run = kind == "word" and str(value).isupper() and alone and self._item_ends(1)
         if kind in ("text", "word") and (whole_run or not self.is_product()):
             return self._words()
         start = self.at
@@ -139,6 +140,9 @@ class Parser(Atoms):
         """Take a currency before a number; return whether a minus stood before it, and its name."""
         ahead = 1 if self.sees("-") else 0
         kind, value = self.peek(ahead)
+        if kind == "word" and value in ("US", "USD") and self.peek(ahead + 1) == ("op", "$"):
+            self.at += 1
+            kind, value = "op", "$"
         if kind == "op" and value in ("$", "#"):
             name = "dollars"
         elif (
@@ -236,7 +240,10 @@ class Parser(Atoms):
             sign = str(self.peek()[1])
             self.at += 1
             term = self.product()
-            terms.append(self._with_sign(sign, term))
+            if sign == "-" and term[0] == "set" and terms[0][0] == "set_named" and len(terms) == 1:
+                terms[0] = ("setminus", (terms[0], term))
+            else:
+                terms.append(self._with_sign(sign, term))
         self.depth -= 1
         return terms[0] if len(terms) == 1 else self._added(terms)
 

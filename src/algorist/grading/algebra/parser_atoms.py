@@ -87,7 +87,7 @@ class Atoms:
         """Say whether the run of letters here is a product: ``kx``, ``abc``; words and names of units are not."""
         kind, value = self.peek()
         word = str(value)
-        if kind != "word" or not (letters(word) or (self.inner and word in _SHORT)):
+        if kind != "word" or not (letters(word) or (word in _SHORT and self._in_a_formula())):
             return False
         if is_noun(word):
             return self.units_are_letters
@@ -96,6 +96,16 @@ class Atoms:
             return len(word) == 2 or not re.search("[aeiou]", word) or word in _ALPHABET
         after = self.peek(1)
         return before != "end" or not (after[0] in ("word", "text") and str(after[1]) not in ("and", "or"))
+
+    def _in_a_formula(self) -> bool:
+        """Say whether the word here stands between brackets, touches what is before it, or is raised to a power."""
+        touches = self.at > 0 and not self.tokens[self.at].space and self.tokens[self.at - 1].kind != "op"
+        return (
+            bool(self.inner)
+            or touches
+            or self.peek(1) == ("op", "^")
+            or self.tokens[self.at - 1].value == "}"
+        )
 
     def _split(self) -> None:
         """Put single letters in place of the run of letters here, so that a power belongs to the last one."""

@@ -47,6 +47,7 @@ _ESCAPED = {
     "\\_": "_",
     "\\&": "&",
 }
+_CURRENCIES = {"pounds": "sterling", "euro": "euro", "yen": "yen", "texteuro": "euro"}
 _PLAIN = {
     "lbrace": "\\{", "rbrace": "\\}", "lvert": "|", "rvert": "|", "vert": "|", "degree": "degree", "colon": ":", "lparen": "(",
     "rparen": ")", "lbrack": "[", "rbrack": "]", "times": "*", "cdot": "*", "ast": "*", "div": "/",
@@ -226,6 +227,8 @@ class Tokenizer:
             return close + 1
         elif name == "infty":
             self._put("sym", "infty", space)
+        elif name in _CURRENCIES:
+            self._put("word", _CURRENCIES[name], space)
         else:
             if name in ("lbrace", "lparen", "langle", "lfloor", "lceil", "lbrack"):
                 self.depth += 1

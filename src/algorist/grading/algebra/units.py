@@ -43,13 +43,15 @@ _add("tesla", T="1", tesla="1")
 _add("hertz", Hz="1", hertz="1")
 _add("pascal", Pa="1", pascal="1", kPa="1000")
 _add("mole", mol="1", mole="1")
+_add("ohm", Omega="1", ohm="1")
+_add("electronvolt", eV="1", keV="1000", MeV="1000000", GeV="1000000000")
 _add("celsius", degC="1")
 _add("fahrenheit", degF="1")
 
 CURRENCIES = frozenset(
     "dollar dollars usd euro euros eur sterling gbp rupee rupees rs inr yen jpy yuan rmb".split()
 )
-_LETTERS = frozenset("m s g h l L N J K V W".split())
+_LETTERS = frozenset("m s g h l L N J K V W Omega".split())
 """Units of one letter that may follow a number after a blank: ``5 m``. The others need ``\\text`` or ``\\mathrm``."""
 
 _SCALES = {
@@ -75,8 +77,14 @@ _NOUNS = frozenset(
 _ONES = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen".split()
 _TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
 _NUMBER_WORDS = {**{w: i for i, w in enumerate(_ONES)}, **{w: 10 * (i + 2) for i, w in enumerate(_TENS)}}
-_FILLER = frozenset("of the a an in total altogether each per unit".split())
+_FILLER = frozenset(
+    "of the a an in total altogether each per unit old tall long wide high deep left remaining apart ago".split()
+)
 _PERCENT = frozenset(("%", "percent", "percentage", "percent points", "percentage points", "per cent"))
+
+_SQUARED = re.compile(
+    r"\b(s|seconds?|m|meters?|metres?|cm|centimeters?|feet|inches|units?) (squared|cubed)\b"
+)
 
 Unit = tuple[Fraction, tuple[tuple[str, int], ...]]
 PERCENT: Unit = (Fraction(1), (("percent", 1),))
@@ -132,7 +140,10 @@ def read_unit(value: Node, text: str) -> Node:
     Raises:
         Unreadable: The words are no unit: a hedge, a comment, a negation.
     """
-    text = text.replace("\\", " ").strip()
+    text = _SQUARED.sub(
+        lambda m: m[1] + ("^2" if m[2] == "squared" else "^3"), re.sub(r"[\\{}]", " ", text)
+    ).strip()
+    text = re.sub(r"\^ +(?=[-\d])", "^", text)
     if re.search(r"[^A-Za-z0-9^/*%.\- ()']", text) or len(text) > 60:
         raise Unreadable("words that are no unit")
     if "%" in text or text.lower().startswith(("percent", "per cent")):
