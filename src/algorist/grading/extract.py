@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 from algorist.grading.markers import (
     MAX_COMPLETION,
+    Box,
     after_reasoning,
     find_boxes,
     hash_answers,
     is_denied,
     last_boxed,
-    outer_boxes,
+    outermost,
 )
 
 _BLOCKS = (("<answer>", "</answer>"), ("<SOLUTION>", "</SOLUTION>"))
@@ -65,7 +66,7 @@ def extract(text: str, *, last_number: bool = False) -> Extraction:
         if start in body:
             return _from_blocks(body, start, end)
     if "\\boxed" in body or "\\fbox" in body:
-        return from_boxes(body)
+        return from_boxes(body)[0]
     hashes = hash_answers(body, own_line=True)
     if hashes:
         return _decided(hashes, "####")
@@ -88,12 +89,15 @@ def _from_blocks(body: str, start: str, end: str) -> Extraction:
     return Extraction(inner, start, found.ambiguous) if inner is not None else found
 
 
-def from_boxes(body: str) -> Extraction:
-    """Return the answer that the boxes after the reasoning agree on; a last box that is denied or not closed is none."""
-    boxes, unclosed = find_boxes(body)
-    if unclosed or not boxes:
-        return Extraction(None, "unclosed box")
-    if is_denied(body, boxes[-1].command):
-        return Extraction(None, "denied box")
-    kept = [box for box in outer_boxes(body) if not is_denied(body, box.command)]
-    return _decided([body[box.start : box.end] for box in kept], "\\boxed")
+def from_boxes(body: str) -> tuple[Extraction, list[Box]]:
+    """Return the answer that the boxes after the reasoning agree on, and those boxes.
+
+    A last box that is not closed, or that is taken back ("not" before it), is no answer.
+    """
+    found, unclosed = find_boxes(body)
+    boxes = [box for box in outermost(found) if not is_denied(body, box.command)]
+    if unclosed or not found:
+        return Extraction(None, "unclosed box"), boxes
+    if not boxes or is_denied(body, found[-1].command):
+        return Extraction(None, "denied box"), boxes
+    return _decided([body[box.start : box.end] for box in boxes], "\\boxed"), boxes

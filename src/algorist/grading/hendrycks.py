@@ -82,6 +82,7 @@ def plain_form(answer: str) -> str:
     text = clean(answer) or "" if len(answer) <= MAX_ANSWER else ""
     text = _WRAPPED.sub(lambda m: m[1] if any(c.isdigit() for c in m[1]) else " ", text)
     text = _SIGNS.sub(" ", text).rpartition("=")[2].strip()
+    text = text[1:-1] if re.fullmatch(r"\{[^{}]*\}", text) else text
     return re.sub(r"[\s,]", "", _WORD_BEFORE.sub("", _UNIT_AFTER.sub("", text)))
 
 

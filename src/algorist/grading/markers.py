@@ -6,9 +6,9 @@ Only the last ``MAX_COMPLETION`` characters are looked at: an answer stands at t
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
-MAX_COMPLETION = 200_000
+MAX_COMPLETION = 100_000
 """Characters at the end of a completion in which boxes are looked for."""
 REASONING_TAGS = (
     ("<think>", "</think>"), ("<reasoning>", "</reasoning>"), ("<start_working_out>", "<end_working_out>"), ("<thinking>", "</thinking>"),
@@ -22,9 +22,11 @@ _DENIED = re.compile(
     re.IGNORECASE,
 )
 
+_ENDS_OF_DENIAL = "tTrReEqQgGlLoOsS=≠"
+"""Last letters of what ``_DENIED`` finds; most boxes follow something else."""
 
-@dataclass(frozen=True, slots=True)
-class Box:
+
+class Box(NamedTuple):
     """One brace-balanced ``\\boxed{…}``: where the command starts, and where its content starts and ends."""
 
     command: int
@@ -52,13 +54,13 @@ def find_boxes(text: str) -> tuple[list[Box], bool]:
             if command >= 0:
                 found.append(Box(command, start, mark.start()))
     closed = {box.command for box in found}
-    return sorted(found, key=lambda box: box.command), newest not in closed or last[-1] > newest
+    return sorted(found), newest not in closed or last[-1] > newest
 
 
-def outer_boxes(text: str) -> list[Box]:
-    """Return the balanced boxes that stand in no other one."""
+def outermost(boxes: list[Box]) -> list[Box]:
+    """Return the boxes that are in no other one."""
     found: list[Box] = []
-    for box in find_boxes(text)[0]:
+    for box in boxes:
         if not found or box.command > found[-1].end:
             found.append(box)
     return found
@@ -66,7 +68,7 @@ def outer_boxes(text: str) -> list[Box]:
 
 def boxed(text: str) -> list[str]:
     """Return the contents of all brace-balanced ``\\boxed{…}`` and ``\\fbox{…}``, outermost ones, in order."""
-    return [text[box.start : box.end] for box in outer_boxes(text)]
+    return [text[box.start : box.end] for box in outermost(find_boxes(text)[0])]
 
 
 def last_boxed(text: str) -> str | None:
@@ -77,7 +79,8 @@ def last_boxed(text: str) -> str | None:
 
 def is_denied(text: str, place: int) -> bool:
     """Say whether what stands just before a place takes back what follows: ``not \\boxed{5}``."""
-    return bool(_DENIED.search(text[max(0, place - 40) : place]))
+    before = text[max(0, place - 40) : place].rstrip(" :$\n\t")
+    return before[-1:] in _ENDS_OF_DENIAL and bool(before) and bool(_DENIED.search(before))
 
 
 def after_reasoning(text: str) -> str | None:

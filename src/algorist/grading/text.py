@@ -152,13 +152,17 @@ def _cleaned(text: str) -> str | None:
     return _unwrap(text.strip())
 
 
-_BETWEEN_LETTERS = re.compile(r"(?<![\\a-zA-Z])([a-zA-Z]) +(?=[a-zA-Z](?![a-zA-Z]))")
-_TIGHT = re.compile(r"(?<![0-9A-Za-z])\s+|\s+(?![0-9A-Za-z])")
+_NEEDED_SPACE = re.compile(r"(\\[a-zA-Z]+) +(?=[a-zA-Z])|\s+")
+
+
+def _splits_digits(text: str, gap: re.Match[str]) -> bool:
+    return text[gap.start() - 1 : gap.start()].isdigit() and text[gap.end() : gap.end() + 1].isdigit()
 
 
 def tight(text: str) -> str:
-    """Return cleaned text without needless white space and with one name per command, for comparing as strings."""
-    text = _TIGHT.sub("", _BETWEEN_LETTERS.sub(r"\1", text) if " " in text else text)
+    """Return cleaned text for comparing as strings: white space only where two digits or a command and a letter would meet."""
+    if " " in text or "\n" in text:
+        text = _NEEDED_SPACE.sub(lambda m: f"{m[1]} " if m[1] else " " * _splits_digits(text, m), text)
     return (
         text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").replace("\\cfrac", "\\frac")
         if "frac" in text

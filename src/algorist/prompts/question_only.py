@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from algorist.grading.extract import from_boxes
-from algorist.grading.markers import after_reasoning, outer_boxes
+from algorist.grading.markers import after_reasoning
 from algorist.prompts.base import PromptFormat, Tags, add_format
 from algorist.types import Parsed
 
@@ -20,8 +20,7 @@ class QuestionOnly(PromptFormat):
         body = after_reasoning(text)
         if body is None:
             return Parsed(text.strip() or None, None, False, ("unfinished_reasoning",))
-        found = from_boxes(body)
-        boxes = outer_boxes(body)
+        found, boxes = from_boxes(body)
         if found.answer is None:
             flag = "unclosed_answer" if "\\boxed" in body and not boxes else "no_answer"
             return Parsed(text.strip() or None, None, False, (flag,))
