@@ -20,11 +20,29 @@ from algorist.rewards import REWARDS, build_rewards, question_only_reward_fn, r1
 SIZE = 1_000_000
 NEEDS_TOKENS = {"target_length", "soft_overlong"}
 """Rewards that count tokens; they never look at the text."""
-TOKENS = (
+WORDS = (
     "\\boxed{ \\boxed <answer> </answer> <SOLUTION> </SOLUTION> <think> </think> <reasoning> </reasoning> { } #### \\frac{ \\sqrt{ ( x x+ \\ \\text{"
     " <answer>1</answer> \\boxed{1} <think></think> <start_working_out> <end_working_out> é ½ ** ` _ ^ | & % . ... 1. 0. \\overline{ \\left( = < > 9, $"
     " $1$ - \\fbox{ \\boxed{{} 1 9 𝟏 [ \\{ \\begin{pmatrix} \\over \\prime ' !"
-).split() + ["\n", "\n\n", "A: ", "answer is ", "the answer: ", "1 ", "1\n", " ", "\t", "not ", "</think> <answer>", "####\n", "wait ", "\n1. ", "\\boxed {", "\\boxed{1} "]  # fmt: skip
+)
+SPACED = (
+    "\n",
+    "\n\n",
+    "A: ",
+    "answer is ",
+    "1 ",
+    "1\n",
+    " ",
+    "\t",
+    "not ",
+    "</think> <answer>",
+    "####\n",
+    "wait ",
+    "\n1. ",
+    "\\boxed {",
+    "\\boxed{1} ",
+)
+TOKENS = (*WORDS.split(), *SPACED)
 
 
 def routes() -> Iterator[tuple[str, Callable[[str], Any]]]:

@@ -45,7 +45,7 @@ _STYLES = re.compile(
     r"|centering|rm|bf|it|large|Large)(?![a-zA-Z])|\\(?:hspace|vspace|hphantom|phantom|kern|label|tag)\*?\s*\{[^{}]*\}"
 )
 _SPACES = re.compile(r"(?<!\\)\\[,;:!> \n]|~|&nbsp;")
-_THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\,)\s*(?=\d{3}(?!\d))")
+_THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|,\s?\\!|\\,)\s*(?=\d{3}(?!\d))")
 _CLOCK = re.compile(r"\b([ap])\.\s?m\.?(?![a-z])", re.IGNORECASE)
 _WRAPS = (
     ("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"), ("$", "$"), ("***", "***"), ("**", "**"), ("__", "__"),

@@ -260,13 +260,16 @@ def _equations(a: Node, b: Node, scalar: Scalar) -> bool | None:
     names = symbols(a) | symbols(b)
     if symbols(a) != symbols(b) or not names:
         return scalar(a, b)
-    first = {name: num(Fraction(3 + 2 * place, 7)) for place, name in enumerate(sorted(names))}
-    at_a, at_b = a, b
-    for name, value in first.items():
-        at_a, at_b = substitute(at_a, name, value), substitute(at_b, name, value)
-    if num(0) in (at_a, at_b):  # the point lies on one of the curves: it can only refute
-        return False if scalar(at_a, at_b) is False else None
-    return scalar(mul([a, at_b]), mul([b, at_a]))
+    for start in (3, 11, 26):
+        at_a, at_b = a, b
+        for place, name in enumerate(sorted(names)):
+            value = num(Fraction(start + 2 * place, 7))
+            at_a, at_b = substitute(at_a, name, value), substitute(at_b, name, value)
+        if num(0) not in (at_a, at_b):
+            return scalar(mul([a, at_b]), mul([b, at_a]))
+        if scalar(at_a, at_b) is False:  # the point lies on one of the curves only
+            return False
+    return None
 
 
 def _inequalities(a: Node, b: Node, scalar: Scalar) -> bool | None:

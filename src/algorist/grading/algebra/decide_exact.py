@@ -14,7 +14,7 @@ from typing import Any
 import mpmath
 from mpmath import mp
 
-from algorist.grading.algebra.decide_fast import has_real_root, points
+from algorist.grading.algebra.decide_fast import has_real_root, points, rounds
 from algorist.grading.algebra.functions import FUNCTIONS, Unsure
 from algorist.grading.algebra.tree import Node, symbols
 
@@ -115,12 +115,14 @@ def decide(a: Node, b: Node, length: int) -> bool | None:
     names = symbols(a) | symbols(b)
     digits = 50 + 2 * length
     agreed = 0
-    for round_ in range(2 * _ROUNDS) if names else (0,):
+    most = rounds(a, b, names, 2 * _ROUNDS)
+    enough = _ROUNDS if most <= 2 * _ROUNDS else most
+    for round_ in range(most):
         same = _at_point(a, b, points(names, round_), digits)
         if same is False:
             return False
         agreed += same is True
-        if agreed == _ROUNDS:
+        if agreed == enough:
             break
     needed = 2 if names else 1
     return True if agreed >= needed else None

@@ -19,7 +19,7 @@ def _add(dimension: str, **names: str) -> None:
 _add("m", m="1", meter="1", metre="1", cm="1/100", centimeter="1/100", centimetre="1/100", mm="1/1000", millimeter="1/1000",
      km="1000", kilometer="1000", kilometre="1000", dm="1/10")  # fmt: skip
 _add("inch", inch="1", inche="1", ft="12", foot="12", feet="12", yd="36", yard="36", mile="63360", mi="63360")
-_add("g", g="1", gram="1", kg="1000", kilogram="1000", mg="1/1000", milligram="1/1000")
+_add("g", g="1", gram="1", gm="1", kg="1000", kilogram="1000", mg="1/1000", milligram="1/1000")
 _add("pound", lb="1", pound="1", oz="1/16", ounce="1/16")
 _add("s", s="1", sec="1", second="1", min="60", minute="60", hr="3600", hour="3600", h="3600", day="86400", week="604800", ms="1/1000")  # fmt: skip
 _add("year", year="1", yr="1", month="1/12")
@@ -72,7 +72,7 @@ NO_UNIT = frozenset(
 """Words after a number that make it another number, a guess, or no number; never a unit, never part of a name."""
 _NOUNS = frozenset(
     "people men women children feet fish sheep deer mice geese dice percent mph kph kmh rpm unit way cup day year month week person man woman child"
-    " student apple car book coin marble point square cubic sq cc ohm bit byte bp lbs".split()
+    " am pm student apple car book coin marble point square cubic sq cc ohm bit byte bp lbs".split()
 )
 _ONES = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen".split()
 _TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()

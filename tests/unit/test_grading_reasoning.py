@@ -1,0 +1,84 @@
+"""What is said inside the reasoning, or taken back, is no answer: in every prompt format, in free form, in the rewards."""
+
+from __future__ import annotations
+
+import pytest
+
+from algorist.grading import extract, grade_completion
+from algorist.prompts import FORMATS, get_format
+from algorist.rewards import build_rewards, question_only_reward_fn, r1_zero_reward_fn
+
+TAGGED = [name for name in FORMATS if name != "question_only"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<think>perhaps \\boxed{32}</think> I do not know.",
+        "<think>perhaps \\boxed{32}",
+        "<reasoning>\\boxed{32}",
+        "It is not \\boxed{32}.",
+        "The answer is not equal to $\\boxed{32}$",
+        "It isn't \\boxed{32}",
+        "x \\ne \\boxed{32}",
+        "\\boxed{32} or \\boxed{33}",
+        "\\boxed{33}, \\boxed{32",
+    ],
+)
+def test_no_route_pays_it(text: str) -> None:
+    assert not grade_completion(text, "32").correct
+    assert not grade_completion(text, "32", parsed=get_format("question_only").parse(text)).correct
+    if "or" not in text:  # the original pays the last of several boxes
+        assert question_only_reward_fn(text, "32")["reward"] == 0.0
+        assert build_rewards(["question_only"]).explain(text, "32").total == 0.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<think>first \\boxed{31}</think> It is \\boxed{32}.",
+        "<think>\\boxed{31} and \\boxed{30}</think> \\boxed{32}, that is \\boxed{32.0}",
+        "Not at all hard: \\boxed{32}",
+        "It is not \\boxed{31}, it is \\boxed{32}.",
+    ],
+)
+def test_a_right_box_after_the_reasoning_is_paid(text: str) -> None:
+    parsed = get_format("question_only").parse(text)
+    assert grade_completion(text, "32").correct
+    assert grade_completion(text, "32", parsed=parsed).correct, parsed
+    assert question_only_reward_fn(text, "32")["reward"] == 1.0
+
+
+@pytest.mark.parametrize("name", TAGGED)
+def test_an_answer_block_in_reasoning_that_never_ends(name: str) -> None:
+    prompt_format = get_format(name)
+    t = prompt_format.tags
+    for text in (
+        f"{t.reasoning_open} I try {t.answer_open}32{t.answer_close}",
+        f"{t.reasoning_open} a {t.reasoning_close} b {t.reasoning_open} {t.answer_open}32{t.answer_close}",
+    ):
+        parsed = prompt_format.parse(text)
+        assert parsed.answer is None and "unfinished_reasoning" in parsed.flags, parsed
+        assert "answer_in_reasoning" in parsed.flags and not parsed.well_formed
+        assert grade_completion(text, "32", parsed=parsed).reason == "no_answer"
+    right = prompt_format.parse(f"{t.reasoning_open} a {t.reasoning_close} {t.answer_open}32{t.answer_close}")
+    assert right.answer == "32" and right.well_formed
+
+
+@pytest.mark.parametrize("name", [n for n in TAGGED if FORMATS.get(n).prefilled_start])
+def test_a_prefilled_reasoning_that_never_ends(name: str) -> None:
+    t = get_format(name).tags
+    assert get_format(name).parse(f"I try {t.answer_open}32{t.answer_close}").answer is None
+
+
+def test_a_box_that_is_taken_back_inside_the_answer() -> None:
+    assert r1_zero_reward_fn("a</think> <answer>not \\boxed{4}</answer>", "4")["reward"] == 0.0
+    accuracy = build_rewards(["accuracy"])
+    assert accuracy.explain("<think>a</think><answer>not \\boxed{4}</answer>", "$4$").total == 0.0
+    assert accuracy.explain("<think>it is $4$", "$4$").total == 0.0
+    assert accuracy.explain("<think>a</think><answer>\\boxed{4}</answer>", "$4$").total == 1.0
+
+
+def test_reasoning_longer_than_what_is_looked_at() -> None:
+    assert extract("<think>" + "a " * 200_000 + "\\boxed{5}").answer is None
+    assert extract("<think>" + "a " * 200_000 + "</think>\\boxed{5}").answer == "5"
