@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from algorist.grading.algebra import Node, Unreadable, equal, is_close, read
 from algorist.grading.numeric import numeric_value
-from algorist.grading.text import MAX_ANSWER, clean, same_words, tight
+from algorist.grading.text import MAX_ANSWER, clean, letters_only, tight
 from algorist.grading.workers import pool_for
 from algorist.types import GradeReason
 
@@ -29,12 +29,17 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """An answer as it was read: one spelling, the tree if the grammar knows it, else why not."""
+    """An answer as it was read: one spelling, the tree if the grammar knows it, else why not.
+
+    ``tight`` is the text without needless blanks, ``letters`` the text as letters only where it is nothing else.
+    """
 
     text: str
     tree: Node | None
     why: str = ""
     code: str = ""
+    tight: str = ""
+    letters: str = ""
 
 
 def reading(text: str) -> Read:
@@ -49,10 +54,11 @@ def _reading(text: str) -> Read:
     cleaned = clean(text)
     if not cleaned:
         return Read("", None, "empty" if cleaned is not None else "control characters", "unparseable")
+    same = tight(cleaned), letters_only(cleaned)
     try:
-        return Read(cleaned, read(cleaned))
+        return Read(cleaned, read(cleaned), "", "", *same)
     except Unreadable as error:
-        return Read(cleaned, None, str(error), error.code)
+        return Read(cleaned, None, str(error), error.code, *same)
 
 
 def _balanced(text: str) -> bool:
@@ -94,7 +100,7 @@ def symbolic(answer: str, gold: str, limits: Limits, *, slow: bool = True) -> Ve
     said, truth = reading(answer), reading(gold)
     if not said.text:
         return False, "unparseable_answer"
-    if tight(said.text) == tight(truth.text) or same_words(said.text, truth.text):
+    if said.tight == truth.tight or (said.letters and _same_letters(said.letters, truth.letters)):
         return True, "equal_string"
     if said.tree is None:
         return False, "ambiguous" if said.code == "ambiguous" else "unparseable_answer"
@@ -110,6 +116,13 @@ def symbolic(answer: str, gold: str, limits: Limits, *, slow: bool = True) -> Ve
         return True, "equal_number" if said.tree[0] == "num" else "equal_symbolic"
     several = said.tree[0] == "list" and truth.tree[0] not in ("list", "set", "union", "named")
     return False, "ambiguous" if several else "different"
+
+
+def _same_letters(answer: str, gold: str) -> bool:
+    """Say whether two texts are the same letters; those of words (marked by a dot) or of more than three in any case."""
+    one, other = answer.lstrip("."), gold.lstrip(".")
+    any_case = answer[0] == "." or gold[:1] == "." or len(one) > 3
+    return one.casefold() == other.casefold() if any_case else one == other
 
 
 def _slowly(answer: str, gold: str, limits: Limits) -> Verdict:

@@ -174,12 +174,10 @@ _TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mbox|textrm)\s*\{([^{}\\]*)\
 _WORDS = re.compile(r"[A-Za-z][A-Za-z .-]*")
 
 
-def same_words(answer: str, gold: str) -> bool:
-    """Say whether two cleaned texts are the same letters: ``odd`` and ``\\text{odd}`` in any case, ``A B`` and ``AB``."""
-    bare = [(_TEXT.fullmatch(text), text) for text in (answer, gold)]
-    words = [found[1].strip() if found else text for found, text in bare]
-    if not all(_WORDS.fullmatch(w) for w in words):
-        return False
-    left, right = (re.sub(r"[\s.-]+", "", w) for w in words)
-    any_case = any(found for found, _ in bare) or len(left) > 3
-    return left.casefold() == right.casefold() if any_case else left == right
+def letters_only(text: str) -> str:
+    """Return the letters of a text that holds nothing else, after a dot where ``\\text`` says that they are words; else ""."""
+    if not text[0].isalpha() and text[0] != "\\":
+        return ""
+    found = _TEXT.fullmatch(text)
+    words = found[1].strip() if found else text
+    return ("." if found else "") + re.sub(r"[\s.-]+", "", words) if _WORDS.fullmatch(words) else ""

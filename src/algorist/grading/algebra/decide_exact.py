@@ -14,7 +14,7 @@ from typing import Any
 import mpmath
 from mpmath import mp
 
-from algorist.grading.algebra.decide_fast import has_real_root, points, rounds
+from algorist.grading.algebra.decide_fast import MORE_ROUNDS, has_real_root, has_steps, points
 from algorist.grading.algebra.functions import FUNCTIONS, Unsure
 from algorist.grading.algebra.tree import Node, symbols
 
@@ -115,9 +115,9 @@ def decide(a: Node, b: Node, length: int) -> bool | None:
     names = symbols(a) | symbols(b)
     digits = 50 + 2 * length
     agreed = 0
-    most = rounds(a, b, names, 2 * _ROUNDS)
-    enough = _ROUNDS if most <= 2 * _ROUNDS else most
-    for round_ in range(most):
+    more = MORE_ROUNDS if has_steps(a) or has_steps(b) else 0
+    enough = _ROUNDS + more
+    for round_ in range(2 * _ROUNDS + more) if names else (0,):
         same = _at_point(a, b, points(names, round_), digits)
         if same is False:
             return False

@@ -30,17 +30,12 @@ def points(names: frozenset[str], round_: int) -> dict[str, Fraction]:
     return values
 
 
+MORE_ROUNDS = 24
 _STEPS = frozenset({"floor", "ceil", "max", "min", "abs", "sgn", "gcd", "lcm"})
 
 
-def rounds(a: Node, b: Node, names: frozenset[str], usual: int) -> int:
-    """Return how many points to look at: one without symbols, more where a function with steps could hide between a few."""
-    if not names:
-        return 1
-    return usual + 24 if _has_steps(a) or _has_steps(b) else usual
-
-
-def _has_steps(node: Node) -> bool:
+def has_steps(node: Node) -> bool:
+    """Say whether a function with steps occurs, which a few points could miss."""
     stack: list[object] = [node]
     while stack:
         one = stack.pop()
@@ -170,6 +165,11 @@ def differ(a: Node, b: Node, names: frozenset[str]) -> bool:
     return False
 
 
+def _agree(a: Node, b: Node, names: frozenset[str], rounds: range) -> bool:
+    points_ = (points(names, round_) for round_ in rounds)
+    return all(exact(a, at) == exact(b, at) for at in points_)
+
+
 def quick(a: Node, b: Node) -> bool | None:
     """Return whether two scalars are equal, or None where only more digits can tell."""
     if a == b:
@@ -180,11 +180,11 @@ def quick(a: Node, b: Node) -> bool | None:
     if "infty" in names:
         return False if names == {"infty"} and (a[0] == "num" or b[0] == "num") else None
     try:
-        for round_ in range(rounds(a, b, names, 3)):
-            at = points(names, round_)
-            if exact(a, at) != exact(b, at):
-                return False
-        return True
+        if not _agree(a, b, names, range(3 if names else 1)):
+            return False
+        return not (names and (has_steps(a) or has_steps(b))) or _agree(
+            a, b, names, range(3, 3 + MORE_ROUNDS)
+        )
     except (Unsure, ZeroDivisionError):
         pass
     return False if differ(a, b, names) else None

@@ -88,7 +88,7 @@ class Parser(Atoms):
         operators: list[str] = []
         if self.peek()[0] == "rel" and self.peek()[1] in ("=", "~"):  # "= 5", "≈ 5"
             self.at += 1
-        name = formula_name(self.tokens, self.at)
+        name = formula_name(self.tokens, self.at) if self.has_relation else None
         if name is not None:
             terms: list[Node] = [("formula", name[0])]
             self.at = name[1] - 1

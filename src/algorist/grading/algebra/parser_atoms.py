@@ -46,6 +46,7 @@ class Atoms:
         self.bars = 0
         self.inner = 0
         self.units_are_letters = False
+        self.has_relation = any(token.kind == "rel" for token in tokens)
 
     # -- looking ahead -------------------------------------------------------------------------------------------
     def peek(self, ahead: int = 0) -> tuple[str, object]:
