@@ -135,9 +135,9 @@ def _cleaned(text: str) -> str | None:
         return None
     text = text.strip()
     if "\\" in text or "~" in text or "&" in text:
-        text = _SPACES.sub(" ", _STYLES.sub(" ", _SIZES.sub("", _THOUSANDS.sub(",", text))))
+        text = _SPACES.sub(" ", _STYLES.sub(" ", _SIZES.sub("", _THOUSANDS.sub("", text))))
     elif "{,}" in text:
-        text = _THOUSANDS.sub(",", text)
+        text = _THOUSANDS.sub("", text)
     text = _unwrap(text.strip().rstrip(",;"))
     if "$" in text:
         text = _dollars(text)

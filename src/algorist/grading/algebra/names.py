@@ -52,6 +52,11 @@ def formula_name(tokens: Sequence[Token], start: int) -> tuple[str, int] | None:
     return None
 
 
+def name_between(tokens: Sequence[Token], start: int, end: int) -> str | None:
+    """Return the name that the tokens from one place to another spell, or None: ``5 = |AB|``."""
+    return _named("".join(map(_spelled, tokens[start:end]))) if end - start <= _MOST else None
+
+
 def _spelled(token: Token) -> str:
     if token.kind == "num":
         return str(token.value[1])  # type: ignore[index]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from algorist.grading.algebra.containers import as_scalar, multiplied, scaled_container
-from algorist.grading.algebra.names import formula_name
+from algorist.grading.algebra.names import formula_name, name_between
 from algorist.grading.algebra.parser_atoms import Atoms
 from algorist.grading.algebra.tokens import tokenize
 from algorist.grading.algebra.tree import (
@@ -97,9 +97,13 @@ class Parser(Atoms):
         while self.peek()[0] == "rel":
             operators.append(str(self.peek()[1]))
             self.at += 1
+            start = self.at
             terms.append(self.ratio())
         if not operators:
             return terms[0]
+        if operators == ["="] and name is None and not symbols(terms[0]):  # 5 = |AB|
+            right = name_between(self.tokens, start, self.at)
+            terms = [("formula", right), terms[0]] if right else terms
         return ("rel", tuple(operators), tuple(terms))
 
     def ratio(self) -> Node:
