@@ -82,3 +82,28 @@ def test_a_box_that_is_taken_back_inside_the_answer() -> None:
 def test_reasoning_longer_than_what_is_looked_at() -> None:
     assert extract("<think>" + "a " * 200_000 + "\\boxed{5}").answer is None
     assert extract("<think>" + "a " * 200_000 + "</think>\\boxed{5}").answer == "5"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "$30$ or $32$",
+        "it is not $32$",
+        "$30$, $32$",
+        "$32$ or $30$",
+        "not $32$",
+        "$30$ and $32$",
+        "30=32",
+        "$30 = 32$",
+    ],
+)
+def test_accuracy_takes_no_formula_out_of_a_hedge(said: str) -> None:
+    accuracy = build_rewards(["accuracy"])
+    assert accuracy.explain(f"<think>a</think><answer>{said}</answer>", "$32$").total == 0.0
+
+
+@pytest.mark.parametrize("said", ["$32$", "so $x=32$", "as $a=1$ we find $32$", "\\boxed{32}"])
+def test_accuracy_takes_the_last_formula(said: str) -> None:
+    accuracy = build_rewards(["accuracy"])
+    assert accuracy.explain(f"<think>a</think><answer>{said}</answer>", "$32$").total == 1.0
+    assert accuracy.explain("<think>a</think><answer>$30$ or $32$</answer>", "$30$ or $32$").total == 1.0

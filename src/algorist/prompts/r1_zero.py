@@ -1,4 +1,9 @@
-"""The raw-text R1-Zero prompt: one paragraph, ``User:``, ``Assistant: <think>``; exactly one space between blocks."""
+"""The raw-text R1-Zero prompt: one paragraph, ``User:``, ``Assistant: <think>``; exactly one space between blocks.
+
+The wording is ours, after the published prompt (DeepSeek-R1, arXiv 2501.12948, table 1; the file of CS336's assignment 5): the same
+sentences in the same order, tags and line ends, in other words. Figures measured with the published text are not comparable to the
+digit; rows of ``prompt`` and ``response`` that carry it keep their own prompt only where the data adapter says so.
+"""
 
 from algorist.prompts.base import PromptFormat, Tags, add_format
 

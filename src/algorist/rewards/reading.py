@@ -12,6 +12,9 @@ from algorist.grading.markers import find_boxes, is_denied
 
 Decode = Callable[[list[int]], str]
 _MATH = re.compile(r"\$([^$]+)\$")
+_ALTERNATIVES = re.compile(
+    r"[,;/]|,?\s*(?:or|and|maybe|not|and/or)(?:\s+(?:maybe|perhaps|not))?", re.IGNORECASE
+)
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
 
 
@@ -86,10 +89,14 @@ def numbers_in(text: str) -> list[str]:
 
 
 def formula_in(text: str) -> str:
-    """Return the last box, else the last ``$…$``, else the whole text, stripped; a box that is taken back does not count."""
+    """Return the last box, else the last ``$…$``, else the whole text, stripped; one that is taken back, or one of two, is not taken alone."""
     boxes, unclosed = find_boxes(text)
     if boxes and not unclosed:
         box = boxes[-1]
         return text.strip() if is_denied(text, box.command) else text[box.start : box.end].strip()
-    found = _MATH.findall(text)
-    return (found[-1] if found else text).strip()
+    formulas = list(_MATH.finditer(text))
+    if not formulas or is_denied(text, formulas[-1].start()):
+        return text.strip()
+    between = text[formulas[-2].end() : formulas[-1].start()] if len(formulas) > 1 else ""
+    alternatives = _ALTERNATIVES.fullmatch(between.strip()) if between.strip() else None
+    return text.strip() if alternatives else formulas[-1][1].strip()
