@@ -33,6 +33,9 @@ ARGUED = {
 }
 
 
+EXAMPLES = 6
+
+
 def is_kept_aside(gold: str) -> bool:
     """Say whether a gold belongs to the fifth that is looked at only at the end."""
     return zlib.crc32(gold.encode()) % 5 == 0
@@ -126,14 +129,9 @@ def table(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the shares, and every answer that one of the graders decides wrong."""
+    """Return the shares, every mistake of ours, and the disagreements by kind and rule with examples."""
     fair, wrong = [r for r in rows if r["fair"]], [r for r in rows if not r["fair"]]
     shown = ("dataset", "gold", "rule", "answer", "reason")
-    kinds: dict[str, list[Any]] = {name: [] for name in ARGUED}
-    for row in rows:
-        if "math_verify" in row and row["ours"] != row["math_verify"]:
-            who = "we pay" if row["ours"] else "math-verify pays"
-            kinds[f"{'fair' if row['fair'] else 'near-miss'}, only {who}"].append({k: row[k] for k in shown})
     return {
         "fair": len(fair),
         "fair_paid": sum(r["ours"] for r in fair),
@@ -144,8 +142,25 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "slowest_call_cpu_s": max((r["cpu_s"] for r in rows), default=0.0),
         "missed": [{k: r[k] for k in shown} for r in fair if not r["ours"]],
         "wrongly_paid": [{k: r[k] for k in shown} for r in wrong if r["ours"]],
-        "disagreements": {kind: {"argument": ARGUED[kind], "pairs": found} for kind, found in kinds.items()},
+        "disagreements": disagreements(
+            [r for r in rows if "math_verify" in r and r["ours"] != r["math_verify"]]
+        ),
     }
+
+
+def disagreements(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return what the two graders decide differently: by kind with its argument, by rule with the number and examples."""
+    kinds: dict[str, dict[str, Any]] = {
+        name: {"argument": text, "rules": {}} for name, text in ARGUED.items()
+    }
+    for row in rows:
+        who = "we pay" if row["ours"] else "math-verify pays"
+        rules = kinds[f"{'fair' if row['fair'] else 'near-miss'}, only {who}"]["rules"]
+        entry = rules.setdefault(row["rule"], {"number": 0, "gold and answer": []})
+        entry["number"] += 1
+        if len(entry["gold and answer"]) < EXAMPLES:
+            entry["gold and answer"].append([row["gold"], row["answer"]])
+    return kinds
 
 
 def main() -> None:

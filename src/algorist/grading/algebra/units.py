@@ -55,7 +55,7 @@ _LETTERS = frozenset("m s g h l L N J K V W Omega".split())
 """Units of one letter that may follow a number after a blank: ``5 m``. The others need ``\\text`` or ``\\mathrm``."""
 
 _SCALES: dict[str, int | str] = {
-    "pair": 2, "dozen": 12, "score": 20, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12,
+    "pair": 2, "ten": 10, "dozen": 12, "score": 20, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12,
     "half": "1/2", "halve": "1/2", "third": "1/3", "fourth": "1/4", "quarter": "1/4", "fifth": "1/5", "sixth": "1/6", "seventh": "1/7",
     "eighth": "1/8", "ninth": "1/9", "tenth": "1/10", "hundredth": "1/100", "thousandth": "1/1000", "millionth": "1/1000000",
 }  # fmt: skip
