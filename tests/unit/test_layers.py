@@ -20,7 +20,7 @@ ROWS = [
     {"data", "rewards"},
     {"config", "prompts", "grading", "models", "store", "recipes"},
     {"objectives"},
-    {"types", "registry"},
+    {"types", "registry", "child_process"},
     {"errors"},
 ]
 # models are built from the recipe's model section, a plain typed object.
