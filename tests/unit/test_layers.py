@@ -24,7 +24,8 @@ ROWS = [
     {"errors"},
 ]
 # models are built from the recipe's model section, a plain typed object.
-SAME_ROW = {("models", "config")}
+# recipes are refused when they hold a secret, or come from elsewhere and name code: plain functions of the store.
+SAME_ROW = {("models", "config"), ("config", "store")}
 LIGHT = {"types", "errors", "registry", "config", "prompts", "grading", "store", "cli"}
 HEAVY = {"torch", "transformers", "trl", "peft", "datasets", "vllm"}
 ONLY_IN = {

@@ -161,6 +161,15 @@ def load_policy(
     return Policy(model, prepare_tokenizer(tokenizer, None))
 
 
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of a folder or hub model as training has it, with its chat template.
+
+    Raises:
+        ConfigError: It cannot be loaded, or its template is no template.
+    """
+    return prepare_tokenizer(_tokenizer(name, None), None)
+
+
 def prepare_tokenizer(
     tokenizer: PreTrainedTokenizerBase, chat_template: str | None
 ) -> PreTrainedTokenizerBase:
@@ -218,7 +227,7 @@ def _pretrained(
     dtype = dtype or pick_dtype(section.dtype, device)
     attention_for(section, device, dtype)
     with _in_words(name):
-        model, info = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             name,
             revision=section.revision or "main",
             dtype=dtype,
@@ -227,7 +236,7 @@ def _pretrained(
             ignore_mismatched_sizes=True,  # refused below, with the shapes
             output_loading_info=True,
         )
-    moved: Any = model
+    moved, info = loaded
     keys = {key: info[f"{key}_keys"] for key in ("missing", "unexpected", "mismatched")}
     check_weights(name, **keys, tensors=moved.named_parameters())
     rows = moved.get_input_embeddings().weight.shape[0]
