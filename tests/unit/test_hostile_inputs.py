@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
 import subprocess
@@ -231,10 +232,8 @@ def server() -> Iterator[Any]:
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
-            try:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 made.reply(self)  # type: ignore[attr-defined]
-            except (BrokenPipeError, ConnectionResetError):
-                pass
 
         def log_message(self, *_: Any) -> None:
             pass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import signal
 import sys
 from typing import Any
 
@@ -61,10 +62,28 @@ def main() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from algorist.store.safe_text import SafeStream
 
+    _hang_up_like_sigterm()
     safe: Any = (SafeStream(sys.stdout), SafeStream(sys.stderr))
     with contextlib.redirect_stdout(safe[0]), contextlib.redirect_stderr(safe[1]):
         code = _call(arguments, debug)
     sys.exit(code)
+
+
+def _hang_up_like_sigterm() -> None:
+    """Let a terminal that goes away (SIGHUP) stop a run as SIGTERM does, saved; under nohup it stays ignored."""
+    try:
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL:
+            return
+        terminals = [handle for handle in (0, 1, 2) if os.isatty(handle)]
+
+        def pass_on(*_: Any) -> None:
+            for handle in terminals:  # what is said from here on has no reader, and must not fail
+                os.dup2(os.open(os.devnull, os.O_RDWR), handle)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        signal.signal(signal.SIGHUP, pass_on)
+    except ValueError:  # not in the main thread: the caller handles signals
+        return
 
 
 def _help() -> str:
