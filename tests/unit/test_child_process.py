@@ -246,7 +246,8 @@ def test_a_reward_file_is_not_imported_here(tmp_path: Path) -> None:
         tmp_path, "here = os.getpid()\ndef f(completion, *, limit: int = 3):\n    return float(here)\n"
     )
     assert made(completions=["x"])[0] != os.getpid()
-    assert not any("mine" in name for name in sys.modules)
+    held = [str(getattr(module, "__file__", "")) for module in list(sys.modules.values())]
+    assert not any(file.endswith("mine.py") for file in held)
 
 
 def test_two_functions_of_a_file_share_one_process(tmp_path: Path) -> None:
@@ -315,3 +316,31 @@ def test_a_thousand_requests_leave_nothing_behind(child: Child) -> None:
             assert ask(child, 9.0, 0.05).error == "timeout"
     ask(child, 1)
     assert me.num_fds() == files and len(me.children(recursive=True)) == children
+
+
+def test_a_reward_that_leaks_raises_hangs_and_dies_at_random_leaves_the_others_as_they_are(
+    tmp_path: Path,
+) -> None:
+    """600 calls with faults: the other values are those of the same calls without; files and children stay as many."""
+    source = (
+        "import random\nheld = []\ndef f(completion, *, faults: bool = False):\n"
+        "    number = int(completion)\n    held.append(bytes(10**5))\n"
+        "    fault = random.Random(number).random() if faults else 1.0\n"
+        "    if fault < 0.02: time.sleep(60)\n    if fault < 0.04: os._exit(3)\n    if fault < 0.06: os.kill(os.getpid(), 19)\n"
+        "    if fault < 0.3: raise ValueError(number)\n    return number / 7\n"
+    )
+    file = tmp_path / "mine.py"
+    file.write_text("import os, time\n" + source)
+    spec = {"name": f"{file}:f", "timeout_s": 0.25}
+    whole, faulty = build_rewards([spec])[0], build_rewards([spec | {"params": {"faults": True}}])[0]
+    texts = [str(number) for number in range(600)]
+    right = whole(completions=texts)
+    me = psutil.Process()
+    faulty(completions=texts[:3])
+    files, children = me.num_fds(), len(me.children(recursive=True))
+    found = faulty(completions=texts)
+    assert 100 < faulty.failures < 300
+    assert all(a == b or b == 0.0 for a, b in zip(right, found, strict=True))
+    assert sum(a != b for a, b in zip(right, found, strict=True)) <= faulty.failures
+    whole(completions=texts[:1])
+    assert me.num_fds() <= files + 4 and len(me.children(recursive=True)) <= children + 1
