@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
@@ -13,7 +15,12 @@ from algorist.errors import ConfigError, EngineError
 from algorist.prompts import PromptFormat
 from algorist.prompts.answer import answer_row
 from algorist.prompts.chat import render_prompt
+from algorist.store.redact import redact
+from algorist.store.safe_text import one_line
 from algorist.types import Rollout
+
+MAX_REPLY = 16 * 2**20
+"""Largest reply of a server (bytes)."""
 
 
 @dataclass(frozen=True)
@@ -56,43 +63,88 @@ class Endpoint:
         if self.tokenizer is not None:
             rendered = render_prompt(self.prompt_format, self.tokenizer, question)
         if isinstance(rendered, str):
-            choice = self._post("/v1/completions", {**body, "prompt": rendered})["choices"][0]
-            return str(choice["text"]), str(choice["finish_reason"])
+            choice = self._choice("/v1/completions", {**body, "prompt": rendered})
+            return self._text(choice.get("text")), str(choice.get("finish_reason"))
         if self.prompt_format.prefill():
             raise ConfigError(
                 f"the format {self.prompt_format.name} starts the answer with {self.prompt_format.prefill().strip()!r}, which a "
                 "chat endpoint cannot do; give --model RUN too, so that the prompt is rendered here"
             )
-        choice = self._post("/v1/chat/completions", {**body, "messages": rendered})["choices"][0]
-        return str(choice["message"]["content"]), str(choice["finish_reason"])
+        choice = self._choice("/v1/chat/completions", {**body, "messages": rendered})
+        message = choice.get("message")
+        content = message.get("content") if isinstance(message, dict) else None
+        return self._text(content), str(choice.get("finish_reason"))
 
     def _first_model(self) -> str:
-        found = self._call("/v1/models", None).get("data") or []
-        if not found:
-            raise EngineError(f"{self.url} lists no model; name the one it serves with --served-model NAME")
-        return str(found[0]["id"])
+        found = self._call("/v1/models", None).get("data")
+        first = found[0] if isinstance(found, list) and found else None
+        if not isinstance(first, dict) or not isinstance(first.get("id"), str):
+            raise EngineError(
+                f"{self._shown} lists no model; name the one it serves with --served-model NAME"
+            )
+        return str(first["id"])
 
-    def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    def _choice(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         found = self._call(path, json.dumps(body).encode())
-        if not found.get("choices"):
-            raise EngineError(f"{self.url}{path} answered without choices: {str(found)[:200]}")
-        return found
+        choices = found.get("choices")
+        if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+            raise EngineError(f"{self._shown}{path} answered without choices: {_short(found)}")
+        return choices[0]
+
+    def _text(self, value: Any) -> str:
+        if not isinstance(value, str):
+            raise EngineError(f"{self._shown} answered without a text: {_short(value)}")
+        return value
+
+    @property
+    def _shown(self) -> str:
+        return _short(self.url)
 
     def _call(self, path: str, body: bytes | None) -> dict[str, Any]:
         url = self.url.rstrip("/").removesuffix("/v1") + path
         if not url.startswith(("http://", "https://")):
             raise ConfigError(
-                f"--endpoint is '{self.url}'; expected http://HOST:PORT, such as http://localhost:8000"
+                f"--endpoint is '{self._shown}'; expected http://HOST:PORT, such as http://localhost:8000"
             )
-        request = urllib.request.Request(url, data=body, headers={"Content-Type": "application/json"})
         try:
-            with urllib.request.urlopen(request, timeout=self.timeout_s) as answer:
-                return dict(json.load(answer))
+            return self._json(url, body)
         except urllib.error.HTTPError as error:
+            said = error.read(300).decode(errors="replace")
+            raise EngineError(f"{_short(url)}: {error.code} {_short(error.reason)}: {_short(said)}") from None
+        except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
             raise EngineError(
-                f"{url}: {error.code} {error.reason}: {error.read(300).decode(errors='replace')}"
+                f"{_short(url)} cannot be reached or answers no JSON ({_short(error)}); is it running? Start one: algorist serve "
+                "RUN"
             ) from None
-        except (OSError, ValueError) as error:
-            raise EngineError(
-                f"{url} cannot be reached or answers no JSON ({error}); is it running? Start one: algorist serve RUN"
-            ) from None
+
+    def _json(self, url: str, body: bytes | None) -> dict[str, Any]:
+        """Return the reply's object, within limits of size and overall time."""
+        request = urllib.request.Request(url, data=body, headers={"Content-Type": "application/json"})
+        deadline = time.monotonic() + self.timeout_s
+        with _opener.open(request, timeout=self.timeout_s) as answer:
+            parts, size = [], 0
+            while part := answer.read1(1 << 16):
+                parts.append(part)
+                size += len(part)
+                if size > MAX_REPLY:
+                    raise ValueError(f"its reply has more than {MAX_REPLY} bytes")
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"its reply takes longer than {self.timeout_s:g} s")
+        found = json.loads(b"".join(parts))
+        if not isinstance(found, dict):
+            raise ValueError(f"a {type(found).__name__} where an object is expected")
+        return found
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A question goes to the server that was named, nowhere else."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Refuse; the reply counts as an error."""
+
+
+_opener = urllib.request.build_opener(_NoRedirect)
+
+
+def _short(value: Any) -> str:
+    return redact(one_line(str(value)[:2000], 300))

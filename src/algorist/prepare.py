@@ -23,6 +23,7 @@ from algorist.rewards import build_rewards
 from algorist.store.redact import RedactSecrets
 from algorist.store.run_folder import RunFolder
 from algorist.store.safe_text import printable
+from algorist.store.trust import sign
 from algorist.types import Problem
 
 if TYPE_CHECKING:
@@ -97,8 +98,22 @@ class Problems:
 
 
 def run_path(recipe: Recipe) -> Path:
-    """Return the folder of a recipe's run."""
-    return Path(recipe.output_dir) / (recipe.run_name or recipe.name)
+    """Return the folder of a recipe's run.
+
+    Raises:
+        ConfigError: The run's name is no plain folder name, so that it would lie outside ``output_dir``.
+    """
+    name = recipe.run_name or recipe.name
+    if (
+        name in (".", "..")
+        or any(c in "/\\" or not c.isprintable() for c in name)
+        or len(name.encode()) > 200
+    ):
+        raise ConfigError(
+            f"run_name is '{printable(name[:80])}'; expected a plain folder name of at most 200 bytes, such as run_name=first; "
+            "another place is output_dir=FOLDER"
+        )
+    return Path(recipe.output_dir) / name
 
 
 def check_folder(recipe: Recipe, *, resume: bool) -> None:
@@ -213,6 +228,7 @@ def open_folder(recipe: Recipe, *, resume: bool) -> RunFolder:
         folder = RunFolder.create(path)
         folder.write_environment(seed=recipe.seed)
     folder.write_text("config.yaml", to_yaml(recipe))
+    sign(folder.path)
     return folder
 
 

@@ -20,11 +20,12 @@ ROWS = [
     {"data", "rewards"},
     {"config", "prompts", "grading", "models", "store", "recipes"},
     {"objectives"},
-    {"types", "registry"},
+    {"types", "registry", "child_process"},
     {"errors"},
 ]
-# models are built from the recipe's model section, a plain typed object; prompts and the grader read boxes with one function.
-SAME_ROW = {("models", "config"), ("prompts", "grading")}
+# models are built from the recipe's model section, a plain typed object.
+# recipes are refused when they hold a secret, or come from elsewhere and name code: plain functions of the store.
+SAME_ROW = {("prompts", "grading"), ("models", "config"), ("config", "store")}
 LIGHT = {"types", "errors", "registry", "config", "prompts", "grading", "store", "cli"}
 HEAVY = {"torch", "transformers", "trl", "peft", "datasets", "vllm"}
 ONLY_IN = {

@@ -146,15 +146,17 @@ def test_ordinary_text_stays(text: str) -> None:
     assert redact(text) == text
 
 
-def test_environment_values_are_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_values_are_hidden_where_text_leaves_and_kept_in_what_is_read_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MY_SERVICE_TOKEN", "correct-horse-battery")
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false-and-long-enough")
     monkeypatch.setenv("SSH_KEY_FILE", "/home/me/.ssh/id_file")
+    text = "tracking: correct-horse-battery false-and-long-enough /home/me/.ssh/id_file\n"
+    assert redact(text) == f"tracking: {HIDDEN} false-and-long-enough /home/me/.ssh/id_file\n"
     run = RunFolder.create(tmp_path)
-    run.write_text(
-        "config.yaml", "tracking: correct-horse-battery false-and-long-enough /home/me/.ssh/id_file\n"
-    )
-    assert run.config.read_text() == f"tracking: {HIDDEN} false-and-long-enough /home/me/.ssh/id_file\n"
+    run.write_text("config.yaml", text)
+    assert run.config.read_text() == text
     monkeypatch.setattr(sys, "argv", ["algorist", "run", "hub.x=correct-horse-battery"])
     run.write_environment(seed=1)
     assert "correct-horse" not in (tmp_path / "environment.json").read_text()

@@ -173,8 +173,9 @@ def test_a_tracker_that_fails_is_told_once_and_the_run_goes_on(
 
 
 def test_secrets_stay_out_of_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = recipe_of("description=uses correct-horse-battery")
     monkeypatch.setenv("SOME_API_KEY", "correct-horse-battery")
-    found = identity(recipe_of("description=uses correct-horse-battery"), tmp_path)
+    found = identity(recipe, tmp_path)
     assert found.config["description"] == "uses [redacted]"
     assert found.config["grpo"]["max_completion_tokens"] == 24
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -38,7 +37,9 @@ def compare(
     first, second = (read_artifact(*_evaluation(path)) for path in (before, after))
     found = compare_artifacts(first, second)
     if as_json:
-        print(json.dumps(asdict(found), ensure_ascii=False))
+        from algorist.store.safe_text import json_text
+
+        print(json_text(asdict(found)))
         return
     closing_table(Console(), first.metrics, second.metrics, found.differences, (before.stem, after.stem))
     print(_told(found, second.samples))

@@ -46,10 +46,10 @@ def show(
     """Show the first problems of a dataset. Next: algorist data check NAME."""
     from dataclasses import asdict
 
-    from algorist.store.safe_text import printable
+    from algorist.store.safe_text import json_text
 
     for problem in _load(name, path, split, column)[:count]:
-        print(printable(json.dumps(asdict(problem), ensure_ascii=False, indent=2)))
+        print(json_text(asdict(problem), indent=2))
 
 
 @app.command("check", epilog="Example: algorist data check gsm8k --path data/gsm8k --split test")

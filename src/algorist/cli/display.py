@@ -93,12 +93,12 @@ def closing_table(
     """Print two evaluations of the same problems, each with a 95 % interval, and the paired difference."""
     table = Table(title="held-out problems, 95 % intervals")
     for heading in ("", *names, "paired difference"):
-        table.add_column(heading, justify="left" if not heading else "right", no_wrap=True)
+        table.add_column(escape(printable(heading)), justify="left" if not heading else "right", no_wrap=True)
     for name in after:
         if name in before:
             difference = interval_text(paired[name], name, signed=True) if name in paired else ""
             row = (interval_text(before[name], name), interval_text(after[name], name), difference)
-            table.add_row(name.replace("_", " "), *row)
+            table.add_row(escape(printable(name.replace("_", " "))), *row)
     wide = console if console.width >= 120 else Console(width=120, highlight=False)
     wide.print(table)
 

@@ -86,7 +86,7 @@ def evaluate_model(
 
     _check(by or [], export)
     where, run = find_model(model)
-    recipe = load_run_recipe(run) if run else Recipe()
+    recipe = load_run_recipe(run, runs="all") if run else Recipe()
     benchmarks = _benchmarks(recipe, data, split=split, path=path, limit=limit)
     if data:
         recipe = recipe.model_copy(update={"matcher": "symbolic"})

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
+import signal
 import sys
+from typing import Any
 
 from algorist import __version__
 
@@ -46,7 +49,9 @@ def main() -> None:
     """Entry point: exit 2 for a user's mistake (one screen, no traceback unless --debug), 1 for a failure."""
     arguments = sys.argv[1:]
     debug = "--debug" in arguments
-    arguments = [a for a in arguments if a != "--debug"]
+    if "--trust" in arguments:
+        os.environ["ALGORIST_TRUST"] = "1"
+    arguments = [a for a in arguments if a not in ("--debug", "--trust")]
     if arguments in ([], ["--help"], ["-h"]):
         print(_help())
         sys.exit(0)
@@ -55,7 +60,30 @@ def main() -> None:
         sys.exit(0)
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    sys.exit(_call(arguments, debug))
+    from algorist.store.safe_text import SafeStream
+
+    _hang_up_like_sigterm()
+    safe: Any = (SafeStream(sys.stdout), SafeStream(sys.stderr))
+    with contextlib.redirect_stdout(safe[0]), contextlib.redirect_stderr(safe[1]):
+        code = _call(arguments, debug)
+    sys.exit(code)
+
+
+def _hang_up_like_sigterm() -> None:
+    """Let a terminal that goes away (SIGHUP) stop a run as SIGTERM does, saved; under nohup it stays ignored."""
+    try:
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL:
+            return
+        terminals = [handle for handle in (0, 1, 2) if os.isatty(handle)]
+
+        def pass_on(*_: Any) -> None:
+            for handle in terminals:  # what is said from here on has no reader, and must not fail
+                os.dup2(os.open(os.devnull, os.O_RDWR), handle)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        signal.signal(signal.SIGHUP, pass_on)
+    except ValueError:  # not in the main thread: the caller handles signals
+        return
 
 
 def _help() -> str:
@@ -66,7 +94,8 @@ def _help() -> str:
         "Turn a small language model into a mathematical reasoner.\n\n"
         f"{verbs}\n\n"
         "Example: algorist run quickstart\n"
-        "Help of a verb: algorist VERB --help · version: algorist --version · tracebacks: --debug"
+        "Help of a verb: algorist VERB --help · version: algorist --version · tracebacks: --debug\n"
+        "A run folder from elsewhere that names code (own rewards, trust_remote_code) runs it only with --trust"
     )
 
 
@@ -98,6 +127,8 @@ def _call(arguments: list[str], debug: bool) -> int:
         return 0
     except Exception as error:
         if hasattr(error, "show") and hasattr(error, "exit_code"):  # a usage error of the command line
+            if hasattr(error, "message"):
+                error.message = _shown(str(error.message))
             error.show()
             return 2
         if debug:
@@ -110,15 +141,33 @@ def _call(arguments: list[str], debug: bool) -> int:
 def _tell(error: Exception, *, mistake: bool) -> int:
     from algorist.errors import CheckpointError
 
+    text = str(error)
+    network = isinstance(error, (ConnectionError, TimeoutError))
+    if (
+        isinstance(error, OSError) and error.strerror and not network
+    ):  # the disk, a path, a permission: said where it happened
+        mistake = True
+        text = f"{error.filename or 'a file'}: {error.strerror}"
+    elif isinstance(error, RuntimeError) and ("PytorchStreamWriter" in text or "inline_container" in text):
+        mistake, text = True, f"weights cannot be written; is the disk full? ({text.splitlines()[0][:200]})"
     mistake = mistake or isinstance(error, CheckpointError)
     kind = "error" if mistake else f"failed: {type(error).__name__}"
-    print(f"{kind}: {error}", file=sys.stderr)
+    print(f"{kind}: {_shown(text)}", file=sys.stderr)
     if not mistake:
         print(
             "The traceback: add --debug. If this is our fault, please report it with that traceback.",
             file=sys.stderr,
         )
     return 2 if mistake else 1
+
+
+def _shown(text: str) -> str:
+    """Return what an error says, without secrets and invisible characters, and not longer than a screen or two."""
+    from algorist.store.redact import redact
+    from algorist.store.safe_text import printable
+
+    cut = text if len(text) <= 8000 else f"{text[:8000]} … ({len(text) - 8000} more characters)"
+    return printable(redact(cut))
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ def show(
     """Show a recipe's values and where each comes from. Next: algorist run NAME."""
     from algorist.config.explain import explain
     from algorist.config.load import load_recipe
+    from algorist.store.safe_text import json_text
 
     rows = [r for r in explain(load_recipe(name, overrides or [])) if resolved or r[2] != "default"]
     if as_json:
@@ -48,4 +49,4 @@ def show(
         return
     width = max(len(k) for k, _, _ in rows)
     for key, value, origin in rows:
-        print(f"{key:<{width}}  {json.dumps(value, ensure_ascii=False)}  ({origin})")
+        print(f"{key:<{width}}  {json_text(value)}  ({origin})")

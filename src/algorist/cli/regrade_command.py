@@ -76,9 +76,9 @@ def differences(run: Path, matcher: str | None) -> dict[str, Any]:
     for step in steps:
         for row in query(run, "SELECT * FROM rollouts WHERE step = ?", [step]):
             told = grade_completion(
-                row["completion"], row["gold"], parsed=form.parse(row["completion"]), matcher=name
+                row["completion"], row["gold"] or "", parsed=form.parse(row["completion"]), matcher=name
             )
-            reward = rewards.explain(row["completion"], row["gold"]).total
+            reward = rewards.explain(row["completion"], row["gold"] or "").total
             total, before, after = total + 1, before + bool(row["correct"]), after + told.correct
             other_verdict = (bool(row["correct"]), row["reason"]) != (told.correct, told.reason)
             other_reward = abs(reward - row["reward"]) > 1e-6

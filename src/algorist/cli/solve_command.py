@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -53,14 +52,16 @@ def solve(
     _quiet_libraries()
     from algorist.inference import Solver
 
-    recipe = load_run_recipe(run) if run else None
+    recipe = load_run_recipe(run, runs="model") if run else None
     solver = Solver.load(path, recipe=recipe, prompt_format=prompt_format)
     return _give(solver.solve(asked, max_new_tokens=max_new_tokens, temperature=temperature), save, as_json)
 
 
 def _give(rows: list[dict[str, Any]], save: Path | None, as_json: bool) -> int:
+    from algorist.store.safe_text import json_text
+
     for row in rows:
-        print(json.dumps(row, ensure_ascii=False) if as_json else _told(row))
+        print(json_text(row) if as_json else _told(row))
     if save:
         from algorist.inference import append_jsonl
 
@@ -86,11 +87,11 @@ def _from_server(
 
     tokenizer, recipe = None, None
     if model is not None:
-        from transformers import AutoTokenizer
+        from algorist.models.load import load_tokenizer
 
         path, run = find_model(model)
-        tokenizer = AutoTokenizer.from_pretrained(path)
         recipe = load_run_recipe(run) if run else None
+        tokenizer = load_tokenizer(str(path))
         served = served or str(path)
     form, limit = asked_format(recipe, prompt_format)
     return Endpoint(url, form, tokenizer, served).solve(

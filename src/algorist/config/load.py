@@ -11,16 +11,20 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from algorist.config.schema import DataSection, DatasetSection, Recipe
+from algorist.config.yaml_text import read_yaml
 from algorist.errors import CheckpointError, ConfigError, nearest
+from algorist.store.redact import refuse_secrets
+from algorist.store.trust import code_in, refuse_foreign_code
 
 MAX_RECIPE_BYTES = 1_000_000
 MAX_EXTENDS = 8
 OF_A_DATASET = ("path", "hub", "subset", "columns", "params")
 """Keys of a data section that mean nothing for a dataset of another name."""
+OF_A_RUN = ("environment.json", "metrics.jsonl", "stages.json", "rollouts", "eval", "sft", "grpo", ".lock")
+"""Beside one of these a ``config.yaml`` is that of a run."""
 _DATASET = DatasetSection.model_fields["name"].default
 
 
@@ -42,9 +46,11 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> LoadedRecip
     """Load a shipped recipe by name or a YAML file by path, and apply ``key=value`` overrides.
 
     Raises:
-        ConfigError: Unknown recipe, unreadable YAML, unknown key, wrong value or an impossible combination.
+        ConfigError: Unknown recipe, unreadable YAML, unknown key, wrong value, an impossible combination, a secret, or the
+            recipe of a foreign run that names code.
     """
     values, origins = _read_with_parents(name_or_path, ())
+    code = code_in(values)
     given = [parse_override(override) for override in overrides]
     named = {key.split(".")[1]: value for key, value in given if _names_dataset(key)}
     origins = _drop_former(values, origins, named)
@@ -53,25 +59,35 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> LoadedRecip
         above = _above(key)
         origins = {k: v for k, v in origins.items() if not k.startswith(f"{key}.") and k not in above}
         origins |= dict.fromkeys(_leaves(value, key), "command line")
+    refuse_secrets(values, f"recipe '{name_or_path}'")
+    folder = Path(name_or_path).parent
+    if Path(name_or_path).name == "config.yaml" and any((folder / name).exists() for name in OF_A_RUN):
+        refuse_foreign_code(folder, [found for found in code if found in code_in(values)])
     return LoadedRecipe(validate(values, where=f"recipe '{name_or_path}'"), origins)
 
 
-def load_run_recipe(run: Path) -> Recipe:
+def load_run_recipe(run: Path, *, runs: str = "nothing") -> Recipe:
     """Return the recipe that a run folder was made with.
+
+    Args:
+        run: The folder.
+        runs: What the caller will run of the code that the recipe names: ``nothing``, that of the ``model``, or ``all``.
 
     Raises:
         CheckpointError: The folder is not a run, or its ``config.yaml`` is damaged.
-        ConfigError: Its settings are not those of this version.
+        ConfigError: Its settings are not those of this version, or it is from elsewhere and names such code.
     """
     file = run / "config.yaml"
     if not file.is_file():
         raise CheckpointError(f"{run} is not a run folder (config.yaml is missing); runs lie under runs/")
     try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        values = read_yaml(_read_file(file), str(file))
+    except ConfigError as error:
         raise CheckpointError(f"{file} is damaged: {error}") from None
     if not isinstance(values, dict):
         raise CheckpointError(f"{file} is damaged: expected sections, found {type(values).__name__}")
+    if runs != "nothing":
+        refuse_foreign_code(run, code_in(values, model_only=runs == "model"))
     return validate(values, where=str(file))
 
 
@@ -94,9 +110,9 @@ def parse_override(text: str) -> tuple[str, Any]:
     if not equals or not key.strip():
         raise ConfigError(f"override '{text}' is not key=value; write for example grpo.max_steps=200")
     try:
-        return key.strip(), _read_number(yaml.safe_load(raw))
-    except yaml.YAMLError as error:
-        raise ConfigError(f"override '{text}': the value is not YAML ({error}); quote it") from None
+        return key.strip(), _read_number(read_yaml(raw, "the value"))
+    except ConfigError as error:
+        raise ConfigError(f"override '{text[:200]}': {error}; quote it") from None
 
 
 def _read_number(value: Any) -> Any:
@@ -113,7 +129,7 @@ def _locate(name_or_path: str, base: Path | None) -> tuple[str, Path | None, str
     """Return text, folder and label of a recipe."""
     for candidate in ([base / name_or_path] if base else []) + [Path(name_or_path)]:
         if candidate.suffix in (".yaml", ".yml"):
-            if candidate.is_file():
+            if _is_file(candidate):
                 return _read_file(candidate), candidate.parent, str(candidate)
             if candidate == Path(name_or_path):
                 beside = [p.name for p in sorted(candidate.parent.glob("*.y*ml"))[:1000]]
@@ -129,6 +145,13 @@ def _locate(name_or_path: str, base: Path | None) -> tuple[str, Path | None, str
             "or give the path of a .yaml file"
         )
     return (resources.files("algorist.recipes") / f"{name}.yaml").read_text(encoding="utf-8"), None, name
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError as error:
+        raise ConfigError(f"{str(path)[:200]} cannot be read: {error.strerror}") from None
 
 
 def _read_file(path: Path) -> str:
@@ -148,10 +171,7 @@ def _read_with_parents(
         raise ConfigError(
             f"recipe {label}: extends forms a loop or is too deep: {' → '.join((*chain, label))}"
         )
-    try:
-        values = yaml.safe_load(text) or {}
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise ConfigError(f"recipe {label} is not valid YAML: {error}") from None
+    values = read_yaml(text, f"recipe {label}") or {}
     if not isinstance(values, dict) or not all(isinstance(k, str) for k in values):
         raise ConfigError(
             f"recipe {label}: expected keys and values at the top, found {type(values).__name__}"

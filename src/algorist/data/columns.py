@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from algorist.errors import DataError, nearest
 from algorist.types import Problem
 
 log = logging.getLogger("algorist.data")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 ALIASES = {
     "question": ("question", "problem", "prompt", "Question", "input"),
@@ -90,6 +92,10 @@ def to_problems(
         if not asked or not gold:
             bad.append(f"row {number} has no {'question' if not asked else 'gold answer'}: {str(row)[:160]}")
             continue
+        texts = (asked, gold, _text(solution(row)))
+        if any(_SURROGATE.search(text) for text in texts):
+            bad.append(f"row {number} holds half a character (a lone surrogate): {ascii(row)[:160]}")
+            continue
         problem_id = _text(identity(row)) or hashlib.sha256(asked.encode()).hexdigest()[:12]
         while problem_id in seen:
             problem_id = f"{problem_id}-{number}"
@@ -157,7 +163,7 @@ def pick_columns(row: Row, wanted: dict[str, str], *, where: str) -> dict[str, s
 
 
 def _text(value: Any) -> str:
-    if value is None:
+    if value is None or value != value:  # a table's NaN is an empty cell
         return ""
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return str(int(value))

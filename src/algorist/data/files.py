@@ -13,6 +13,10 @@ from algorist.errors import DataError
 Row = dict[str, Any]
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 MAX_LINE_BYTES = 16 * 1024 * 1024
+MAX_TABLE_BYTES, MAX_ROWS = 8 * 1024**3, 20_000_000
+"""What a Parquet file may hold once it is unpacked."""
+MAX_GROWTH, FREE_BYTES = 300, 128 * 1024**2
+"""Beyond ``FREE_BYTES`` it may unpack to so many times its own size."""
 
 
 def read_rows(path: str | Path, *, split: str = "train") -> list[Row]:
@@ -120,6 +124,34 @@ def _parquet(file: Path) -> Iterator[Row]:
     import pyarrow.parquet
 
     try:
-        yield from pyarrow.parquet.read_table(file).to_pylist()
-    except pyarrow.ArrowException as error:
-        raise DataError(f"{file}: not a readable Parquet file ({error})") from None
+        most = min(MAX_TABLE_BYTES, max(FREE_BYTES, MAX_GROWTH * file.stat().st_size))
+        with pyarrow.parquet.ParquetFile(file) as table:
+            about, taken = table.metadata, 0
+            promised = sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
+            if promised <= most and about.num_rows <= MAX_ROWS:
+                for batch in table.iter_batches(batch_size=256):
+                    for row in batch.to_pylist():
+                        taken += _weight(
+                            row
+                        )  # repeated values are stored once: the file does not say how large it becomes
+                        yield row
+                    if taken > most:
+                        break
+            if max(promised, taken) > most or about.num_rows > MAX_ROWS:
+                raise DataError(
+                    f"{file}: {about.num_rows} rows that unpack to more than {max(promised, taken)} bytes; expected at most "
+                    f"{MAX_ROWS} rows and {most} bytes. Cut the file, or write it as .jsonl"
+                )
+    except (pyarrow.ArrowException, OverflowError, ValueError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{file}: not a readable Parquet file ({str(error)[:300]})") from None
+
+
+def _weight(value: Any) -> int:
+    """Return about how many bytes a value takes."""
+    if isinstance(value, (str, bytes)):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(_weight, value.values()))
+    return sum(map(_weight, value)) if isinstance(value, (list, tuple)) else 8

@@ -14,11 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from algorist.config.yaml_text import read_yaml
 from algorist.diagnosis.findings import Sample, Settings
 from algorist.diagnosis.weights import WeightChange, stage_change
-from algorist.errors import CheckpointError
+from algorist.errors import CheckpointError, ConfigError
 from algorist.store.read import metrics, query
 
 UNREADABLE = ("no_answer", "unparseable_answer", "ambiguous")
@@ -257,8 +256,8 @@ def read_settings(run: Path) -> Settings:
     if not file.is_file():
         return Settings()
     try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
+        values = read_yaml(file.read_text(encoding="utf-8"), "it")
+    except (ConfigError, OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{file} is damaged: {error}") from None
     return Settings(values if isinstance(values, Mapping) else {})
 

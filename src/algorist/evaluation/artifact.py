@@ -18,7 +18,6 @@ import pyarrow.parquet
 from algorist.errors import CheckpointError, ConfigError, DataError
 from algorist.evaluation.estimators import Interval
 from algorist.store.atomic import replace_file, replace_text
-from algorist.store.redact import redact
 from algorist.store.rows import SCHEMA, upgraded
 
 _NEEDED = ("problem_id", "greedy", "correct")
@@ -72,7 +71,7 @@ def write_artifact(
         "metrics": {key: _to_json(interval) for key, interval in metrics.items()},
     }
     path = folder / f"{name}.json"
-    replace_text(path, redact(json.dumps(content, indent=2, ensure_ascii=False, default=str) + "\n"))
+    replace_text(path, json.dumps(content, indent=2, ensure_ascii=False, default=str) + "\n")
     return path
 
 

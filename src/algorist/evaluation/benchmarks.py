@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from algorist.config.schema import DatasetSection
+from algorist.config.yaml_text import read_yaml
 from algorist.data import DATASETS
 from algorist.data.files import SUFFIXES
 from algorist.errors import ConfigError, nearest
@@ -82,6 +82,6 @@ def _read(text: str) -> tuple[str | None, dict[str, Any]]:
 
 def _value(text: str) -> Any:
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
+        return read_yaml(text, "the value")
+    except ConfigError:
         return text

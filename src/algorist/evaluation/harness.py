@@ -16,7 +16,7 @@ from typing import Any
 from algorist.evaluation.artifact import Artifact
 from algorist.evaluation.estimators import pass_at_k
 from algorist.store.atomic import replace_text
-from algorist.store.redact import redact
+from algorist.store.redact import redact, redact_tree
 
 NO_ANSWER = "[invalid]"
 
@@ -40,8 +40,8 @@ def export_harness(
     inside = folder / re.sub(r'["<>:/|\\?*\[\]]+', "__", redact(artifact.model).strip("/"))
     inside.mkdir(parents=True, exist_ok=True)
     path = inside / f"samples_{name}_{moment}.jsonl"
-    rows = harness_samples(artifact)
-    replace_text(path, redact("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)))
+    rows = redact_tree(harness_samples(artifact))
+    replace_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     return path
 
 

@@ -1,27 +1,23 @@
-"""A pool of killable worker processes with a wall clock and a memory limit.
+"""A bounded pool of killable worker processes, and counts of what became of their work.
 
-Plain subprocesses with pipes: no fork of the caller, no signal handler touched, usable from any thread, from asyncio
-(through ``asyncio.to_thread``) and inside data-loader workers. A worker over its limit is killed and replaced.
+Usable from any thread, from asyncio (through ``asyncio.to_thread``) and inside data-loader workers; no signal handler is
+touched. A worker over its limit is ended and replaced. The limits are those of ``child_process``: time that a worker waits for a
+processor does not count, so a busy machine changes no verdict.
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import json
 import os
-import selectors
-import subprocess
-import sys
 import threading
-import time
+from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 
+from algorist.child_process import Child
 from algorist.errors import GradingError
 
-_START_S = 30.0
-_ROOT = str(Path(__file__).resolve().parents[2])
+_counts: Counter[str] = Counter()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,152 +32,96 @@ class Told:
     detail: str = ""
 
 
-class _Worker:
-    def __init__(self, matcher: str, timeout_s: float, memory_mb: int) -> None:
-        paths = [_ROOT, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "algorist.grading.worker", matcher, str(timeout_s), str(memory_mb)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
-            bufsize=0,
-        )
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.sink, self.source = self.process.stdin, self.process.stdout
-        self.selector = selectors.DefaultSelector()
-        self.selector.register(self.source, selectors.EVENT_READ)
-        self.ready = False
-
-    def ask(self, answer: str, gold: str, timeout_s: float) -> Told:
-        if not self.ready:
-            first = self._line(_START_S)
-            if first is None:
-                raise GradingError(f"a grading worker did not start (exit code {self.process.poll()})")
-            hello = json.loads(first)
-            if "missing" in hello:
-                return Told(None, "missing", hello["missing"])
-            self.ready = True
-        try:
-            self.sink.write(json.dumps({"answer": answer, "gold": gold}).encode() + b"\n")
-        except (BrokenPipeError, OSError):
-            return Told(None, "crashed")
-        line = self._line(timeout_s)
-        if line is None:
-            return Told(None, "crashed" if self._ended() else "timeout")
-        found = json.loads(line)
-        return Told(found.get("told"), found.get("error", ""))
-
-    def _line(self, timeout_s: float) -> bytes | None:
-        deadline = time.monotonic() + timeout_s
-        parts: list[bytes] = []
-        while True:
-            left = deadline - time.monotonic()
-            if left <= 0 or not self.selector.select(left):
-                return None
-            part = os.read(self.source.fileno(), 65536)
-            if not part:
-                return None
-            parts.append(part)
-            if part.endswith(b"\n"):
-                return b"".join(parts)
-
-    def _ended(self) -> bool:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return self.process.wait(0.02) is not None
-        return False
-
-    def close(self, *, kill: bool) -> None:
-        if kill:
-            self.process.kill()
-        self.selector.close()
-        for pipe in (self.sink, self.source):
-            with contextlib.suppress(OSError):
-                pipe.close()
-        if kill:
-            self.process.wait()
-
-    def abandon(self) -> None:
-        """Forget the worker in a forked child: its pipes belong to the parent."""
-        for pipe in (self.sink, self.source):
-            with contextlib.suppress(OSError):
-                pipe.close()
-
-
 class Pool:
-    """Idle workers of one matcher; grows while all are busy, keeps ``keep`` of them."""
+    """Workers of one matcher: at most ``most`` at a time, ``keep`` of them stay; more questions wait, and that wait is free."""
 
-    def __init__(self, matcher: str, *, timeout_s: float = 1.0, memory_mb: int = 512, keep: int = 2) -> None:
+    def __init__(
+        self, matcher: str, *, timeout_s: float = 1.0, memory_mb: int = 512, keep: int = 2, most: int = 0
+    ) -> None:
         self.matcher, self.timeout_s, self.memory_mb, self.keep = matcher, timeout_s, memory_mb, keep
+        self.most = most or max(4, 2 * (os.cpu_count() or 2))
         self.replaced = 0
-        self._idle: list[_Worker] = []
-        self._busy: set[_Worker] = set()
-        self._lock = threading.Lock()
+        self._idle: list[Child] = []
+        self._busy: set[Child] = set()
+        self._room = threading.Condition()
 
     def ask(self, answer: str, gold: str) -> Told:
-        """Return a worker's verdict within ``timeout_s`` of its start of work.
+        """Return a worker's verdict within ``timeout_s`` of its work.
 
         Raises:
             GradingError: Workers do not start at all.
         """
-        with self._lock:
-            worker = self._idle.pop() if self._idle else None
-        if worker is None:
-            worker = self._new()
-        with self._lock:
+        with self._room:
+            self._room.wait_for(lambda: self._idle or len(self._busy) < self.most)
+            worker = self._idle.pop() if self._idle else self._new()
             self._busy.add(worker)
-        told = Told(None, "crashed")
+        error = "interrupted"
         try:
-            told = worker.ask(answer, gold, self.timeout_s)
-        except BaseException:
-            told = Told(None, "interrupted")
-            raise
+            told = self._ask(worker, answer, gold)
+            error = told.error
+            _counts.update(["asked", *([error] if error else [])])
+            return told
         finally:
-            self._give_back(worker, told)
-        return told
+            self._give_back(worker, error)
 
-    def _new(self) -> _Worker:
-        return _Worker(self.matcher, self.timeout_s, self.memory_mb)
+    def _ask(self, worker: Child, answer: str, gold: str) -> Told:
+        ready = worker.start()
+        if ready.error:
+            raise GradingError(f"a grading worker did not start ({ready.detail or ready.error})")
+        if "missing" in ready.value:
+            return Told(None, "missing", ready.value["missing"])
+        found = worker.ask(json.dumps([answer, gold]).encode(), self.timeout_s)
+        if not found.error:
+            return Told(found.value)
+        return Told(None, found.error if found.error in ("timeout", "memory") else "crashed", found.detail)
 
-    def _give_back(self, worker: _Worker, told: Told) -> None:
-        with self._lock:
-            self._busy.discard(worker)
+    def _new(self) -> Child:
+        return Child(
+            "algorist.grading.worker:prepare",
+            [self.matcher],
+            memory_mb=self.memory_mb,
+            environment={"OMP_NUM_THREADS": "1"},
+        )
+
+    def _give_back(self, worker: Child, error: str) -> None:
+        with self._room:
             surplus = len(self._idle) >= self.keep
-        if told.error:
-            worker.close(kill=True)
+        if error:
+            worker.close()
             self.replaced += 1
-            if surplus or told.error in ("interrupted", "missing"):
-                return
-            worker = self._new()  # starts while nobody waits for it
         elif surplus:
-            worker.close(kill=True)
-            return
-        with self._lock:
-            self._idle.insert(0, worker) if told.error else self._idle.append(worker)
+            worker.close()
+        stays = not surplus and error not in ("interrupted", "missing")
+        if stays and error:
+            worker.spawn()  # starts while nobody waits for it
+        with self._room:
+            self._busy.discard(worker)
+            if stays:
+                self._idle.insert(0, worker) if error else self._idle.append(worker)
+            self._room.notify()
 
     def processes(self) -> list[int]:
-        """Return the process ids of the workers."""
-        with self._lock:
-            return [w.process.pid for w in (*self._idle, *self._busy)]
+        """Return the process ids of the workers' guardians, each of which ends with its worker."""
+        with self._room:
+            return [w.pid for w in (*self._idle, *self._busy) if w.pid]
 
     def warm(self) -> None:
         """Start a worker now, so that the first slow answer does not wait for it."""
-        with self._lock:
+        with self._room:
             if not self._idle:
                 self._idle.append(self._new())
+                self._idle[-1].spawn()
 
     def close(self) -> None:
         """End all workers, busy ones too: nobody waits for their verdict any more."""
-        with self._lock:
+        with self._room:
             workers, self._idle = [*self._idle, *self._busy], []
         for worker in workers:
-            worker.close(kill=True)
+            worker.close()
 
     def abandon(self) -> None:
         """Forget all workers (in a forked child)."""
-        self._lock = threading.Lock()
-        for worker in (*self._idle, *self._busy):
-            worker.abandon()
+        self._room = threading.Condition()
         self._idle, self._busy = [], set()
 
 
@@ -194,10 +134,14 @@ def pool_for(matcher: str, timeout_s: float, memory_mb: int) -> Pool:
     key = (matcher, timeout_s, memory_mb)
     with _pools_lock:
         if key not in _pools:
-            _pools[key] = Pool(
-                matcher, timeout_s=timeout_s, memory_mb=memory_mb, keep=max(2, min(4, os.cpu_count() or 2))
-            )
+            keep = max(2, min(4, os.cpu_count() or 2))
+            _pools[key] = Pool(matcher, timeout_s=timeout_s, memory_mb=memory_mb, keep=keep)
         return _pools[key]
+
+
+def stats() -> dict[str, int]:
+    """Return how many questions the workers of this process were asked, and how many ended in each error."""
+    return {name: _counts[name] for name in ("asked", "timeout", "memory", "crashed")}
 
 
 def close_pools() -> None:

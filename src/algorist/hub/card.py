@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import yaml
 from algorist.config.load import load_run_recipe
 from algorist.config.schema import DatasetSection, Recipe
 from algorist.prepare import recipe_format
-from algorist.store.redact import redact
+from algorist.store.redact import redact, redact_tree
+from algorist.store.safe_text import markdown, one_line, printable
 from algorist.store.write import read_metrics
 
 CARD = "README.md"
@@ -37,19 +39,31 @@ def model_card(
     origin = (
         "a tiny model made from scratch"
         if base == "tiny"
-        else f"`{without_home(base)}`"
+        else _code(without_home(base))
         if base
         else "a model"
     )
     what = "A LoRA adapter for" if is_adapter else "Trained from"
-    head = yaml.safe_dump(_front_matter(recipe, base, is_adapter, stages), sort_keys=False)
+    head = yaml.safe_dump(redact_tree(_front_matter(recipe, base, is_adapter, stages)), sort_keys=False)
     parts = [
-        f"---\n{head}---\n\n# {title}",
+        f"---\n{head}---\n\n# {markdown(title)}",
         f"{what} {origin} on mathematical problems with algorist ({' → '.join(s.upper() for s in stages)}).",
         _how_to_load(recipe, name or "FOLDER", is_adapter),
         *(_of_run(run, recipe) if run and recipe else []),
     ]
-    return redact("\n\n".join(part for part in parts if part) + "\n")
+    return redact(printable("\n\n".join(part for part in parts if part) + "\n"))
+
+
+def _code(text: str) -> str:
+    """Return text as code of Markdown, whatever backticks it has."""
+    flat = one_line(text)
+    fence = "`" * (1 + max(map(len, re.findall("`+", flat)), default=0))
+    return f"{fence}{flat}{fence}" if "`" not in flat else f"{fence} {flat} {fence}"
+
+
+def _fenced(text: str, language: str) -> str:
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence}{language}\n{text.strip()}\n{fence}"
 
 
 def base_of(folder: Path) -> str | None:
@@ -140,9 +154,9 @@ def _of_run(run: Path, recipe: Recipe) -> list[str]:
     """Return the card's parts that only a run knows."""
     config = without_home((run / "config.yaml").read_text(encoding="utf-8"))
     data = "\n".join(
-        f"- {use}: {s.name}"
-        + (f" ({without_home(s.hub or s.path)})" if s.hub or s.path else "")
-        + f", split {s.split}"
+        f"- {use}: {markdown(s.name)}"
+        + (f" ({markdown(without_home(s.hub or s.path))})" if s.hub or s.path else "")
+        + f", split {markdown(s.split)}"
         + (f", {s.limit} problems" if s.limit else "")
         for use, s in _datasets(recipe).items()
     )
@@ -150,7 +164,7 @@ def _of_run(run: Path, recipe: Recipe) -> list[str]:
         _evaluations(run),
         f"## Data\n\n{data}",
         _curves(run),
-        f"## Recipe\n\n`algorist run recipe.yaml` with:\n\n```yaml\n{config.strip()}\n```",
+        f"## Recipe\n\n`algorist run recipe.yaml` with:\n\n{_fenced(config, 'yaml')}",
         _versions(run),
     ]
 
@@ -170,9 +184,9 @@ def _evaluations(run: Path) -> str:
     lines = [f"| | {' | '.join(found)} |", "|---" * (len(found) + 1) + "|"]
     for metric in metrics:
         cells = [_interval(evaluation["metrics"].get(metric)) for evaluation in found.values()]
-        lines.append(f"| {metric.replace('_', ' ')} | {' | '.join(cells)} |")
+        lines.append(f"| {markdown(metric.replace('_', ' '))} | {' | '.join(cells)} |")
     return (
-        f"## Evaluation\n\n{last['dataset']}, {last['n']} held-out problems, 95 % intervals in brackets.\n\n"
+        f"## Evaluation\n\n{markdown(last['dataset'])}, {last['n']} held-out problems, 95 % intervals in brackets.\n\n"
         + "\n".join(lines)
     )
 
@@ -209,5 +223,5 @@ def _versions(run: Path) -> str:
     except (OSError, ValueError):
         return ""
     versions = found.get("versions") or found.get("libraries") or {}
-    told = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
-    return f"## Versions\n\n{told}; Python {found.get('python', '?')}" if told else ""
+    told = ", ".join(markdown(f"{name} {version}") for name, version in versions.items() if version)
+    return f"## Versions\n\n{told}; Python {markdown(found.get('python', '?'))}" if told else ""

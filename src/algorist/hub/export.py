@@ -111,6 +111,8 @@ def export(
             (partial / CARD).write_text(model_card(partial, run, name=name, base=base_of(folder)), "utf-8")
         else:
             gather(folder, partial, run=run, name=name)
+            if not (partial / "adapter_config.json").is_file():
+                _check(folder)
         if target.exists():
             target.rmdir()
         partial.rename(target)
@@ -121,6 +123,13 @@ def export(
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return sorted(path.name for path in target.iterdir())
+
+
+def _check(folder: Path) -> None:
+    """Load the model once, so that no folder with missing or damaged weights is given away."""
+    import torch
+
+    load_policy(folder, device=torch.device("cpu"), dtype=torch.bfloat16)
 
 
 def _merge(folder: Path, target: Path, dtype: str) -> None:

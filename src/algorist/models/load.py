@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,19 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
 from algorist.config.schema import LoraSection, ModelSection
-from algorist.errors import CheckpointError, ConfigError
+from algorist.errors import AlgoristError, CheckpointError, ConfigError, is_out_of_memory
 from algorist.models.attention import attention_for, set_attention
 from algorist.models.families import lora_targets
+from algorist.models.templates import check_template
 from algorist.models.tiny import tiny_model, train_tokenizer
 from algorist.models.unsloth import check_unsloth, load_unsloth
+from algorist.models.weights import check_adapter, check_weights
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PLAIN_TEMPLATE = (
@@ -135,7 +139,7 @@ def load_policy(
     if (folder / "adapter_config.json").is_file():
         from peft import PeftModel
 
-        base_name = json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
+        base_name = _base_of(folder)
         revision = like.revision if like and like.name == base_name else None
         section = section.model_copy(
             update={"name": str(_base_folder(base_name, folder)), "revision": revision}
@@ -143,7 +147,11 @@ def load_policy(
         base, tokenizer = _pretrained(section, device, dtype)
         if (folder / "tokenizer_config.json").is_file():
             tokenizer = _tokenizer(str(folder), None)
-        model: Any = PeftModel.from_pretrained(base, str(folder), is_trainable=trainable)
+        with _in_words(str(folder)):
+            model: Any = PeftModel.from_pretrained(
+                base, str(folder), is_trainable=trainable, ignore_mismatched_sizes=True
+            )
+            check_adapter(folder, model)
         return Policy(model, prepare_tokenizer(tokenizer, None))
     if not (folder / "config.json").is_file():
         raise CheckpointError(
@@ -151,6 +159,15 @@ def load_policy(
         )
     model, tokenizer = _pretrained(section.model_copy(update={"name": str(folder)}), device, dtype)
     return Policy(model, prepare_tokenizer(tokenizer, None))
+
+
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of a folder or hub model as training has it, with its chat template.
+
+    Raises:
+        ConfigError: It cannot be loaded, or its template is no template.
+    """
+    return prepare_tokenizer(_tokenizer(name, None), None)
 
 
 def prepare_tokenizer(
@@ -166,7 +183,15 @@ def prepare_tokenizer(
         tokenizer.chat_template = path.read_text(encoding="utf-8") if is_file else chat_template
     elif not tokenizer.chat_template:
         tokenizer.chat_template = PLAIN_TEMPLATE
+    for template in _templates(tokenizer):
+        check_template(template, str(tokenizer.name_or_path or "the model"))
     return tokenizer
+
+
+def _templates(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Return the templates that are not ours; some tokenizers have several, by name."""
+    held: Any = tokenizer.chat_template
+    return [t for t in (held.values() if isinstance(held, dict) else [held]) if t != PLAIN_TEMPLATE]
 
 
 def add_lora(model: PreTrainedModel, section: LoraSection) -> Any:
@@ -196,20 +221,30 @@ def _pretrained(
             "config.json, model.safetensors and tokenizer.json in the hub's layout"
         )
     name = str(local) if looks_local else section.name
+    with _in_words(name):
+        _check_sizes(name, section.revision)
     tokenizer = _tokenizer(name, section.revision, section.trust_remote_code)
     dtype = dtype or pick_dtype(section.dtype, device)
     attention_for(section, device, dtype)
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
+    with _in_words(name):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             name,
             revision=section.revision or "main",
             dtype=dtype,
             trust_remote_code=section.trust_remote_code,
             attn_implementation=section.attn_implementation,
+            ignore_mismatched_sizes=True,  # refused below, with the shapes
+            output_loading_info=True,
         )
-    except (OSError, ValueError, ImportError) as error:
-        raise ConfigError(_not_loaded(name, error)) from None
-    moved: Any = model
+    moved, info = loaded
+    keys = {key: info[f"{key}_keys"] for key in ("missing", "unexpected", "mismatched")}
+    check_weights(name, **keys, tensors=moved.named_parameters())
+    rows = moved.get_input_embeddings().weight.shape[0]
+    if len(tokenizer) > rows:
+        raise CheckpointError(
+            f"the tokenizer of {name} has {len(tokenizer)} tokens, its model {rows}: they do not belong together; copy the "
+            "model's own tokenizer files beside config.json"
+        )
     moved.to(device)
     set_attention(moved, section, device, dtype)
     return moved, tokenizer
@@ -224,16 +259,67 @@ def _tokenizer(name: str, revision: str | None, trust_remote_code: bool = False)
             f"the model folder {folder} has no tokenizer (tokenizer.json, tokenizer_config.json); copy the tokenizer "
             "files of the model beside config.json"
         )
-    try:
-        return AutoTokenizer.from_pretrained(
+    with _in_words(name):
+        tokenizer = AutoTokenizer.from_pretrained(
             name, revision=revision or "main", trust_remote_code=trust_remote_code
         )
-    except (OSError, ValueError) as error:
-        raise ConfigError(_not_loaded(name, error)) from None
+        if not len(tokenizer):
+            raise ValueError("its tokenizer is empty")
+        return tokenizer
+
+
+@contextmanager
+def _in_words(name: str) -> Iterator[None]:
+    """Say in one sentence what a library cannot load, whatever it raises, and keep its report of tensors away."""
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    except AlgoristError:
+        raise
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        raise ConfigError(_not_loaded(name, error)) from error
+    finally:
+        logging.set_verbosity(level)
+
+
+def _check_sizes(name: str, revision: str | None) -> None:
+    """Refuse sizes that would build modules for ever or fill the memory, before anything is built."""
+    found, _ = PreTrainedConfig.get_config_dict(name, revision=revision or "main")
+    for part in (found, found.get("text_config")):
+        for key, most in (("num_hidden_layers", 1000), ("hidden_size", 10**6), ("vocab_size", 10**7)):
+            value = part.get(key) if isinstance(part, dict) else None
+            if value is not None and not (isinstance(value, int) and 0 < value <= most):
+                raise ValueError(
+                    f"{key} in config.json is {str(value)[:40]}; expected a number from 1 to {most}"
+                )
+
+
+def _base_of(adapter: Path) -> str:
+    file = adapter / "adapter_config.json"
+    try:
+        return str(json.loads(file.read_text(encoding="utf-8"))["base_model_name_or_path"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CheckpointError(
+            f"{file} does not say which model the adapter belongs to ({type(error).__name__}: {str(error)[:200]}); "
+            "copy the adapter again"
+        ) from None
 
 
 def _not_loaded(name: str, error: Exception) -> str:
-    reason = str(error).strip().splitlines()[0][:240] if str(error).strip() else type(error).__name__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    reason = " ".join(lines[:2] if lines[0].endswith(":") else lines[:1])[:300]
+    if not isinstance(error, (OSError, ValueError, ImportError)):
+        reason = f"{type(error).__name__}: {reason}"
+    if Path(name).is_dir():
+        return (
+            f"cannot load the model '{name}': {reason}\nThe folder is damaged or not in the hub's layout (config.json, "
+            "model.safetensors, tokenizer.json); copy it again from where it came"
+        )
     return (
         f"cannot load the model '{name}': {reason}\nIf this machine has no network, download the model elsewhere "
         f"(hf download {name} --local-dir FOLDER) and give the folder: model.name=/path/to/FOLDER. "

@@ -170,7 +170,7 @@ def _plan_unloaded(
             revision=section.revision or "main",
             trust_remote_code=section.trust_remote_code,
         )
-    except (OSError, ValueError, ImportError):
+    except Exception:
         return {}, True
     planned: dict[str, list[dict[str, str]]] = {}
     if getattr(config, "quantization_config", None):  # its weights are smaller than their shapes say

@@ -17,6 +17,7 @@ from algorist.evaluation.estimators import Interval
 from algorist.report.collect import collect
 from algorist.store.atomic import replace_text
 from algorist.store.run_folder import RunFolder
+from algorist.store.safe_text import printable_tree
 
 TITLES = {
     "greedy_accuracy": "greedy accuracy",
@@ -47,7 +48,8 @@ def build_report(run_folder: Path) -> Path:
 
 
 def render(data: dict[str, Any]) -> str:
-    """Return the page for what ``collect`` returned."""
+    """Return the page for what ``collect`` returned; names of metrics and datasets are as foreign as completions."""
+    data = printable_tree(data)
     here = files("algorist.report")
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(lambda name: here.joinpath(name).read_text(encoding="utf-8")),

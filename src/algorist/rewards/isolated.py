@@ -1,38 +1,72 @@
-"""A user's reward function in a process of its own: one that hangs is killed, one that crashes takes nothing with it.
+"""A user's reward functions in a process of their own: what hangs is killed, what crashes takes nothing with it.
 
-A loop without end inside a regular expression or a C extension cannot be stopped from within the process, so the
-function runs in another one, loaded from the same file. Arguments go there pickled, numbers come back as JSON.
+The file is imported there and nowhere else. Arguments go there pickled, plain values come back as JSON.
 """
 
 from __future__ import annotations
 
-import atexit
-import contextlib
-import functools
-import json
+import inspect
 import os
 import pickle
-import selectors
-import struct
-import subprocess
 import sys
-import time
-import weakref
-from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from algorist.child_process import START_S, Answer, Child
 from algorist.errors import RewardError
+from algorist.store.safe_text import printable
 
-START_S = 60.0
 MAX_TIMEOUTS = 3
 """So many time-outs in a row end the run: the function hangs always, not on one completion."""
-_ROOT = str(Path(__file__).resolve().parents[2])
-_open: weakref.WeakSet[Isolated] = weakref.WeakSet()
+
+
+class UserFile:
+    """One file of rewards and the process that has imported it; all its functions share that process."""
+
+    def __init__(self, path: Path) -> None:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**21
+        self.path = path
+        self.memory_mb = memory  # half of this machine's
+        self.child = Child(
+            "algorist.rewards.isolated_worker:prepare", [str(path)], memory_mb=memory, show=_show
+        )
+
+    def functions(self) -> list[str]:
+        """Import the file and return the names of the functions that it defines.
+
+        Raises:
+            RuntimeError: It cannot be imported; the first line says why.
+        """
+        return list(self._value(self.child.start(START_S), START_S)["functions"])
+
+    def describe(self, name: str) -> dict[str, Any]:
+        """Return what ``isolated_worker`` says about a name in the file."""
+        return dict(self.ask("describe", name, (), {}, START_S))
+
+    def ask(
+        self, what: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], timeout_s: float
+    ) -> Any:
+        """Return what ``name`` gave in the other process.
+
+        Raises:
+            TimeoutError: It took too long; the next call starts a new process.
+            RuntimeError: It raised, or the process was ended; the message holds its traceback.
+        """
+        return self._value(self.child.ask(pickle.dumps((what, name, args, kwargs)), timeout_s), timeout_s)
+
+    def _value(self, answer: Answer, timeout_s: float) -> Any:
+        if answer.error == "timeout":
+            raise TimeoutError(f"it took longer than {timeout_s:g} s and was killed")
+        if answer.error == "memory":
+            raise RuntimeError(f"it needed more than {self.memory_mb} MiB of memory, half of this machine's")
+        if answer.error:
+            raise RuntimeError(answer.detail or answer.error)
+        return answer.value
 
 
 class Isolated:
-    """Callable like ``function``, which lives in ``file`` under ``name``; each call may take ``timeout_s`` seconds.
+    """Callable like the function ``name`` of ``file``; each call may take ``timeout_s`` seconds.
 
     Raises, when called:
         TimeoutError: The call took too long (the process is killed, the next call starts a new one).
@@ -40,97 +74,68 @@ class Isolated:
         RuntimeError: The function raised, or the process died; the message holds its traceback.
     """
 
-    def __init__(self, function: Callable[..., Any], file: Path, name: str, timeout_s: float) -> None:
-        functools.update_wrapper(self, function)
+    def __init__(self, file: UserFile, name: str, about: dict[str, Any], timeout_s: float) -> None:
         self.file, self.name, self.timeout_s = file, name, timeout_s
         self.timeouts_in_a_row = 0
-        self._process: subprocess.Popen[bytes] | None = None
-        self._owner = os.getpid()
-        _open.add(self)
+        self.__name__, self.__doc__ = name, about["doc"]
+        self.__signature__ = inspect.Signature(
+            [
+                inspect.Parameter(
+                    parameter["name"],
+                    inspect._ParameterKind(parameter["kind"]),
+                    default=_default(parameter),
+                )
+                for parameter in about["parameters"]
+            ]
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the function returned: a number, None, or a list of them."""
-        payload = pickle.dumps((args, kwargs))
-        process = self._process
-        if process is None or self._owner != os.getpid() or process.poll() is not None:
-            process = self._start()
-        assert process.stdin is not None
         try:
-            process.stdin.write(struct.pack("<Q", len(payload)) + payload)
-            process.stdin.flush()
-        except BrokenPipeError:
-            raise RuntimeError(self._died(process)) from None
-        line = self._line(process, self.timeout_s)
-        if line is None:
-            self.close()
+            value = self.file.ask("call", self.name, args, kwargs, self.timeout_s)
+        except TimeoutError:
             self.timeouts_in_a_row += 1
             if self.timeouts_in_a_row >= MAX_TIMEOUTS:
+                self.timeouts_in_a_row = 0
                 raise RewardError(
-                    f"reward function '{self.name}' in {self.file} took longer than {self.timeout_s:g} s "
+                    f"reward function '{self.name}' in {self.file.path} took longer than {self.timeout_s:g} s "
                     f"{MAX_TIMEOUTS} times in a row, so it hangs rather than works. Correct it and continue with --resume, "
                     "or give it more time: rewards: [{name: …, timeout_s: 120}]"
-                )
-            raise TimeoutError(f"it took longer than {self.timeout_s:g} s and was killed")
-        if not line:
-            raise RuntimeError(self._died(process))
+                ) from None
+            raise
         self.timeouts_in_a_row = 0
-        told = json.loads(line)
-        if "error" in told:
-            raise RuntimeError(told["error"])
-        return told["value"]
+        return value
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        paths = [_ROOT, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-        self._owner = os.getpid()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "algorist.rewards.isolated_worker", str(self.file), self.name],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        )
-        if not self._line(self._process, START_S):  # it says when the file is loaded
-            raise RuntimeError(self._died(self._process))
-        return self._process
-
-    @staticmethod
-    def _line(process: subprocess.Popen[bytes], timeout_s: float) -> bytes | None:
-        """Return a line of the answer, empty when the process died, None when time is up."""
-        assert process.stdout is not None
-        deadline, parts = time.monotonic() + timeout_s, b""
-        with selectors.DefaultSelector() as selector:
-            selector.register(process.stdout, selectors.EVENT_READ)
-            while not parts.endswith(b"\n"):
-                left = deadline - time.monotonic()
-                if left <= 0 or not selector.select(left):
-                    return None
-                part = os.read(process.stdout.fileno(), 1 << 16)
-                if not part:
-                    return b""
-                parts += part
-        return parts
-
-    def _died(self, process: subprocess.Popen[bytes]) -> str:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(1.0)
-        self.close()
-        return f"its process died (exit code {process.returncode})"
+    def bounds(self, **params: Any) -> tuple[float, float]:
+        """Return the range that the function declares for these parameters."""
+        known = {key: value for key, value in params.items() if not isinstance(value, _Hidden)}
+        low, high = self.file.ask("bounds", self.name, (), known, self.timeout_s)
+        return float(low), float(high)
 
     def close(self) -> None:
-        """End the process, if there is one and it is ours."""
-        process, self._process = self._process, None
-        if process is None or self._owner != os.getpid():
-            return
-        process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            with contextlib.suppress(OSError):
-                assert pipe is not None
-                pipe.close()
+        """End the process."""
+        self.file.child.close()
 
 
-def _close_all() -> None:
-    for isolated in list(_open):
-        isolated.close()
+class _Hidden:
+    """A default value that only the other process has."""
 
 
-atexit.register(_close_all)
+def _default(parameter: dict[str, Any]) -> Any:
+    if not parameter["has_default"]:
+        return inspect.Parameter.empty
+    return parameter["default"] if "default" in parameter else _Hidden()
+
+
+def user_file(path: Path) -> UserFile:
+    """Return the file of a resolved path; one that has changed since is imported anew."""
+    return _file(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=64)
+def _file(path: Path, modified_ns: int) -> UserFile:
+    return UserFile(path)
+
+
+def _show(text: str) -> None:
+    sys.stderr.write(printable(text))

@@ -1,20 +1,99 @@
-"""The other process of ``isolated``: ``python -m algorist.rewards.isolated_worker FILE NAME``.
-
-Reads length-prefixed pickled arguments from standard input, writes one JSON line each to standard output. What the
-function prints goes to standard error.
-"""
+"""What the process of a user's reward file does (see ``child_process`` and ``isolated``)."""
 
 from __future__ import annotations
 
-import json
-import os
+import importlib.util
+import inspect
 import pickle
-import signal
-import struct
 import sys
-import traceback
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+
+
+def prepare(file: str) -> tuple[Callable[[bytes], Any], dict[str, Any]]:
+    """Import the file; return what answers a pickled ``(what, name, args, kwargs)``, and the names of its functions."""
+    sys.path.append(str(Path.cwd()))
+    module = import_file(Path(file))
+
+    def answer(request: bytes) -> Any:
+        what, name, args, kwargs = pickle.loads(request)
+        if what == "describe":
+            return describe(module, name)
+        function = getattr(module, name)
+        if what == "bounds":
+            declared = _declared(function)
+            assert declared is not None
+            return list(declared.range_with(kwargs))
+        return plain(function(*args, **kwargs))
+
+    defined = [
+        k for k, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__
+    ]
+    return answer, {"functions": defined}
+
+
+def import_file(path: Path) -> ModuleType:
+    """Import a file by path."""
+    name = f"algorist_user_rewards_{path.stem}_{abs(hash(path)):x}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None  # the name ends in .py
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickling in the user's file look their module up
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def describe(module: ModuleType, name: str) -> dict[str, Any]:
+    """Return plain facts about a function: signature, declared range, what it was registered as."""
+    function = getattr(module, name, None)
+    if not callable(function):
+        return {"callable": False}
+    declared = _declared(function)
+    about: dict[str, Any] = {
+        "callable": True,
+        "async": inspect.iscoroutinefunction(function),
+        "doc": inspect.getdoc(function),
+        "has_state": hasattr(function, "state_dict"),
+        "low": float(getattr(function, "low", 0.0)),
+        "high": float(getattr(function, "high", 1.0)),
+        "parameters": [_parameter(p) for p in inspect.signature(function).parameters.values()],
+        "registered": None,
+    }
+    if declared is not None:
+        about["registered"] = {
+            "name": declared.name,
+            "ours": str(getattr(function, "__module__", "")).startswith("algorist."),
+            "low": declared.low,
+            "high": declared.high,
+            "needs_gold": declared.needs_gold,
+            "source": declared.source,
+            "aliases": list(declared.aliases),
+            "has_bounds": declared.bounds is not None,
+        }
+    return about
+
+
+def _declared(function: Any) -> Any:
+    from algorist.rewards.base import REWARDS
+
+    return next((REWARDS.get(name) for name in REWARDS if REWARDS.get(name).function is function), None)
+
+
+def _parameter(parameter: inspect.Parameter) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "name": parameter.name,
+        "kind": int(parameter.kind),
+        "has_default": parameter.default is not parameter.empty,
+    }
+    if found["has_default"] and isinstance(parameter.default, (bool, int, float, str, type(None))):
+        found["default"] = parameter.default
+    return found
 
 
 def plain(value: Any) -> Any:
@@ -32,29 +111,3 @@ def plain(value: Any) -> Any:
     if getattr(value, "ndim", 0) or not hasattr(value, "__float__"):
         return [plain(v) for v in value]
     return float(value)
-
-
-def main(file: str, name: str) -> None:
-    """Answer until standard input ends. Ctrl-C is the run's business, which ends this process when it is done."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    source = os.fdopen(os.dup(0), "rb")
-    sink = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    from algorist.rewards.user import import_file
-
-    function = getattr(import_file(Path(file)), name)
-    sink.write("{}\n")
-    sink.flush()
-    while header := source.read(8):
-        args, kwargs = pickle.loads(source.read(struct.unpack("<Q", header)[0]))
-        try:
-            answer = json.dumps({"value": plain(function(*args, **kwargs))})
-        except Exception as error:
-            answer = json.dumps({"error": f"{error!r}\n{traceback.format_exc()}"})
-        sink.write(answer + "\n")
-        sink.flush()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from algorist.errors import ConfigError, nearest
 from algorist.rewards.base import REWARDS, Reward, make_reward
-from algorist.rewards.isolated import Isolated
+from algorist.rewards.isolated import Isolated, user_file
 
 _FORMS = "def f(completion, *, gold): …  or, as TRL calls it,  def f(completions, **kwargs): …"
 
@@ -49,10 +46,10 @@ class BatchReward:
 
 
 def load_user_reward(target: str, *, timeout_s: float = TIMEOUT_S) -> Reward | BatchReward:
-    """Load ``file.py:function``; calls run in another process and are killed after ``timeout_s`` seconds.
+    """Load ``file.py:function``; the file is imported in another process, and calls are killed after ``timeout_s`` seconds.
 
     A function with a ``state_dict`` or one that asks for what only this process has (``trainer_state``, ``log_metric``,
-    ``log_extra``) runs here, without a limit.
+    ``log_extra``) runs here, without a limit; only then is its file imported here too.
 
     A first parameter called ``completions`` (or ``prompts``, or only ``**kwargs``) means TRL's call form, anything
     else a reward of one completion, which names what it needs like those in the registry. A function may carry
@@ -69,58 +66,51 @@ def load_user_reward(target: str, *, timeout_s: float = TIMEOUT_S) -> Reward | B
             f"reward '{target}': no file at {path.resolve()}.{nearest(path.name, beside)} "
             f"Write file.py:function with a path from {Path.cwd()}"
         )
+    return _load(target, path.resolve(), path.stat().st_mtime_ns, name, timeout_s)
+
+
+@lru_cache(maxsize=256)
+def _load(target: str, path: Path, modified_ns: int, name: str, timeout_s: float) -> Reward | BatchReward:
+    file = user_file(path)
     try:
-        module = import_file(path.resolve())
-    except Exception as error:
-        raise ConfigError(f"reward '{target}': {path} cannot be imported: {error!r}") from error
-    function = getattr(module, name, None)
-    if not inspect.isroutine(function) and not callable(function):
-        there = [
-            k for k, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__
-        ]
+        there = file.functions()
+        about = file.describe(name)
+    except (RuntimeError, TimeoutError) as error:
+        file.child.close()
+        raise ConfigError(
+            f"reward '{target}': {path} cannot be imported: {(str(error).splitlines() or ['?'])[0]}"
+        ) from None
+    if not about["callable"]:
         raise ConfigError(
             f"reward '{target}': {path} has no function '{name}'.{nearest(name, there)} "
             f"There are: {', '.join(there) or 'none'}"
         )
-    return _wrap(target, name, function, path.resolve(), timeout_s)
-
-
-def _wrap(
-    target: str, name: str, function: Callable[..., Any], path: Path, timeout_s: float
-) -> Reward | BatchReward:
-    for known in REWARDS:
-        if REWARDS.get(known).function is function:
-            return REWARDS.get(known)
-    if inspect.iscoroutinefunction(function):
+    registered = about["registered"]
+    if registered and registered["ours"] and registered["name"] in REWARDS:
+        return REWARDS.get(registered["name"])
+    if about["async"]:
         raise ConfigError(f"reward '{target}' is async; write an ordinary function: {_FORMS}")
-    parameters = list(inspect.signature(function).parameters.values())
-    low, high = float(getattr(function, "low", 0.0)), float(getattr(function, "high", 1.0))
-    names = [p.name for p in parameters]
-    if not parameters:
+    names = [parameter["name"] for parameter in about["parameters"]]
+    if not names:
         raise ConfigError(f"reward '{target}' takes no arguments; expected {_FORMS}")
-    if not hasattr(function, "state_dict") and not set(names) & set(BOUND):
-        function = Isolated(function, path, name, timeout_s)
-    if "completions" in names or names[0] == "prompts" or parameters[0].kind is parameters[0].VAR_KEYWORD:
+    function: Any = Isolated(file, name, about, timeout_s)
+    if registered:
+        bounds = function.bounds if registered["has_bounds"] else None
+        given = {key: registered[key] for key in ("low", "high", "needs_gold", "source")}
+        return make_reward(registered["name"], function, bounds=bounds, **given)
+    if about["has_state"] or set(names) & set(BOUND):
+        function = _imported_here(target, path, name)
+    low, high = about["low"], about["high"]
+    variadic = about["parameters"][0]["kind"] == inspect.Parameter.VAR_KEYWORD
+    if "completions" in names or names[0] == "prompts" or variadic:
         return BatchReward(name, function, low, high)
     return make_reward(name, function, low=low, high=high)
 
 
-def import_file(path: Path) -> ModuleType:
-    """Import a file by its resolved path."""
-    return _module(path, path.stat().st_mtime_ns)
+def _imported_here(target: str, path: Path, name: str) -> Callable[..., Any]:
+    from algorist.rewards.isolated_worker import import_file
 
-
-@lru_cache(maxsize=64)
-def _module(path: Path, modified_ns: int) -> ModuleType:
-    """Import a file by path; a file that has changed since is imported anew."""
-    name = f"algorist_user_rewards_{path.stem}_{abs(hash((path, modified_ns))):x}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None  # the name ends in .py
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickling in the user's file look their module up
     try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
+        return getattr(import_file(path), name)
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"reward '{target}': {path} cannot be imported: {error!r}") from error

@@ -40,7 +40,7 @@ log = logging.getLogger("algorist.rollouts")
 # Settings of the recipe's ``grpo.vllm``; all but the last by TRL's names without ``vllm_``.
 SERVER_SETTINGS = ("server_base_url", "server_host", "server_port", "server_timeout", "sync_folder")
 START = (
-    "VLLM_SERVER_DEV_MODE=1 python -m vllm.entrypoints.openai.api_server --model MODEL --logprobs-mode processed_logprobs "
+    "VLLM_SERVER_DEV_MODE=1 python -m vllm.entrypoints.openai.api_server --model MODEL --host 127.0.0.1 --logprobs-mode processed_logprobs "
     "--generation-config vllm"
 )
 AGAIN = f"Look at its log, start it again ({START}) and continue from the last checkpoint: the same command with --resume"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -28,14 +29,20 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
         partial.replace(path)
         sync_folder(path.parent)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        _discard(partial)
         raise CheckpointError(
             f"cannot write {path}: {error.strerror or error}; free space or permit writing there, then continue "
             "with --resume"
         ) from error
     except BaseException:
-        partial.unlink(missing_ok=True)
+        _discard(partial)
         raise
+
+
+def _discard(partial: Path) -> None:
+    """Remove what is left; on a read-only disk that fails too, and must not hide why."""
+    with contextlib.suppress(OSError):
+        partial.unlink(missing_ok=True)
 
 
 def replace_text(path: Path, text: str) -> None:

@@ -158,6 +158,9 @@ def _connect(run: Path) -> Iterator[duckdb.DuckDBPyConnection]:
 def _make_rollouts(connection: duckdb.DuckDBPyConnection, run: Path) -> None:
     """Make the view over the full parts, which never change, and a copy of the last part, which may still grow."""
     parts = part_paths((run / "rollouts").resolve())
+    outside = next((part for part in parts if not part.resolve().is_relative_to(run.resolve())), None)
+    if outside is not None:
+        raise CheckpointError(f"{outside} is a link that leads out of the run folder; it is not read")
     if parts and pyarrow.parquet.read_schema(parts[0]).names != SCHEMA.names:  # of a former version
         whole = _with_numbers(pyarrow.concat_tables([read_part(part) for part in parts]))
         connection.register("_arrow", whole)

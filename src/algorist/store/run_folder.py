@@ -10,10 +10,11 @@ import platform
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from algorist.errors import CheckpointError
 from algorist.store.atomic import replace_text
@@ -116,7 +117,7 @@ class RunFolder:
         return self.path / "report.html"
 
     def write_text(self, name: str, text: str) -> None:
-        """Write a file of the run whole or not at all, without secrets.
+        """Write a file of the run whole or not at all, as it is: it is read back.
 
         Raises:
             CheckpointError: ``name`` leads out of the folder, or the disk refuses.
@@ -126,10 +127,10 @@ class RunFolder:
             target.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise CheckpointError(f"cannot make {target.parent}: {error.strerror}") from None
-        replace_text(target, redact(text))
+        replace_text(target, text)
 
     def write_json(self, name: str, content: Any) -> None:
-        """Write ``content`` as JSON whole or not at all, without secrets."""
+        """Write ``content`` as JSON whole or not at all."""
         self.write_text(name, json.dumps(content, indent=2, ensure_ascii=False, default=str) + "\n")
 
     def read_json(self, name: str) -> Any:
@@ -188,14 +189,12 @@ class RunFolder:
         except OSError as error:
             raise CheckpointError(f"cannot write in {self.path}: {error.strerror}") from None
         with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            if not _held(file):
                 file.seek(0)
                 raise CheckpointError(
                     f"{self.path} is in use by process {file.read().strip() or '?'}; wait for it, "
                     "or take another name: run_name=NAME"
-                ) from None
+                )
             file.truncate(0)
             file.write(str(os.getpid()))
             file.flush()
@@ -211,6 +210,17 @@ class RunFolder:
         except OSError:
             return True
         return False
+
+
+def _held(file: IO[str]) -> bool:
+    """Take the lock; one who only looks whether it is taken (``is_running``) has it for a moment, so try for a second."""
+    for _ in range(20):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            time.sleep(0.05)
+    return False
 
 
 def environment() -> dict[str, Any]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import csv
+import html
+import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, TextIO
 
@@ -23,6 +26,56 @@ def one_line(text: str, width: int | None = None) -> str:
     """Return ``text`` on one line, line ends shown as ``⏎``, cut to ``width`` characters with ``…``."""
     flat = printable(text.replace("\r\n", "\n")).replace("\n", " ⏎ ").replace("\t", " ")
     return flat if width is None or len(flat) <= width else flat[: max(0, width - 1)] + "…"
+
+
+def json_text(value: Any, **options: Any) -> str:
+    """Return JSON in which every invisible character is an escape of JSON: safe for a terminal, the same when read back."""
+    text = json.dumps(value, ensure_ascii=False, **options)
+    if text.isascii():
+        return text
+    return "".join(c if c in "\n\t" or c.isprintable() else json.dumps(c)[1:-1] for c in text)
+
+
+def markdown(text: Any) -> str:
+    """Return text for a page of Markdown or HTML: on one line, without markup of either."""
+    escaped = html.escape(one_line(str(text)), quote=False)
+    return re.sub(r"([\\`*_\[\]|#])", r"\\\1", escaped)
+
+
+def printable_tree(value: Any) -> Any:
+    """Return lists, mappings and texts with every text printable, keys too; other values stay."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, dict):
+        return {printable_tree(key): printable_tree(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+        return type(value)(printable_tree(item) for item in value)
+    return value
+
+
+class SafeStream:
+    """A text stream that shows invisible characters as escapes, whoever prints.
+
+    Rich writes past it, to ``rich_proxied_file``: it sends sequences of its own, and its text is made printable before. A return
+    at the beginning of a piece passes, for progress bars.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.rich_proxied_file = stream
+
+    def write(self, text: str) -> int:
+        """Write text, made printable."""
+        start = "\r" if text.startswith("\r") else ""
+        self.rich_proxied_file.write(start + printable(text[len(start) :]))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write lines, made printable."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.rich_proxied_file, name)
 
 
 def csv_cell(value: Any) -> Any:

@@ -12,6 +12,8 @@ import json
 import logging
 import os
 import re
+import sys
+import unicodedata
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,7 +27,8 @@ import yaml
 from algorist.config.explain import to_yaml
 from algorist.config.schema import Recipe, TrackingSection
 from algorist.errors import ConfigError, MissingExtraError
-from algorist.store.redact import first_line, redact
+from algorist.store.redact import first_line, redact, redact_tree
+from algorist.store.safe_text import printable
 from algorist.store.write import read_metrics
 
 log = logging.getLogger("algorist.training.tracking")
@@ -140,7 +143,8 @@ class WandbTracker:
         if run.offline:
             settings["mode"] = "offline"
         try:
-            self._run = wandb.init(**settings)
+            with _redacted_command():  # wandb sends it
+                self._run = wandb.init(**settings)
         except Exception as error:
             if run.offline:
                 raise
@@ -149,7 +153,8 @@ class WandbTracker:
                 "later: wandb sync FOLDER"
             )
             run.ids["wandb"] = uuid.uuid4().hex[:12]  # the failed attempt still holds the other one
-            self._run = wandb.init(**settings | {"mode": "offline", "id": run.ids["wandb"]})
+            with _redacted_command():
+                self._run = wandb.init(**settings | {"mode": "offline", "id": run.ids["wandb"]})
         for stage in ("sft", "grpo"):
             self._run.define_metric(f"{stage}/step", hidden=True)
             self._run.define_metric(f"{stage}/*", step_metric=f"{stage}/step")
@@ -331,11 +336,14 @@ def check_trackers(names: Sequence[str], section: TrackingSection | None = None)
 
 
 def _check_wandb_project(project: str, from_recipe: bool) -> None:
-    fits = re.sub(WANDB_REFUSES, "-", project)[:WANDB_LONGEST]
+    plain = "".join(
+        "-" if unicodedata.category(c) in ("So", "Cc", "Cf", "Cs", "Co", "Cn") else c for c in project
+    )
+    fits = re.sub(WANDB_REFUSES, "-", plain)[:WANDB_LONGEST]
     if project != fits:
         raise ConfigError(
-            f"{'tracking.project' if from_recipe else 'WANDB_PROJECT'} is '{project}'; wandb takes up to {WANDB_LONGEST} "
-            f"characters and none of / \\ # ? % : in a project's name. Take {fits}"
+            f"{'tracking.project' if from_recipe else 'WANDB_PROJECT'} is '{printable(project)}'; wandb takes up to "
+            f"{WANDB_LONGEST} characters and none of / \\ # ? % : nor an emoji in a project's name. Take {fits}"
         )
 
 
@@ -361,16 +369,26 @@ def identity(recipe: Recipe, folder: Path, say: Callable[[str], None] = print) -
     """Return what trackers are told about a run; secrets are left out of the recipe."""
     section = recipe.tracking
     return RunIdentity(
-        project=section.project,
-        entity=section.entity,
-        name=section.run_name or folder.name,
-        tags=list(section.tags),
+        project=section.project and redact(section.project),
+        entity=section.entity and redact(section.entity),
+        name=redact(section.run_name or folder.name),
+        tags=[redact(tag) for tag in section.tags],
         offline=section.offline,
-        config=yaml.safe_load(redact(to_yaml(recipe))),
+        config=redact_tree(yaml.safe_load(to_yaml(recipe))),
         folder=folder,
         ids=_read_ids(folder),
         say=say,
     )
+
+
+@contextmanager
+def _redacted_command() -> Iterator[None]:
+    command = sys.argv
+    sys.argv = [redact(word) for word in command]
+    try:
+        yield
+    finally:
+        sys.argv = command
 
 
 def _read_ids(folder: Path) -> dict[str, str]:

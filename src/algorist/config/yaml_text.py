@@ -1,0 +1,59 @@
+"""YAML from anywhere: the same values as ``yaml.safe_load``, with limits of depth, of size after aliases, and of numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from algorist.errors import ConfigError
+
+MAX_DEPTH, MAX_NODES, MAX_DIGITS, MAX_TEXT = 40, 100_000, 300, 1_000_000
+
+
+def read_yaml(text: str, where: str) -> Any:
+    """Return what YAML says.
+
+    Raises:
+        ConfigError: It is not YAML, an alias holds itself, or a limit is passed.
+    """
+    if len(text) > MAX_TEXT:
+        raise ConfigError(f"{where} has {len(text)} characters; expected at most {MAX_TEXT}")
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        if node is None:
+            return None
+        _size(node, {}, 0)
+        loader = yaml.SafeLoader("")
+        try:
+            return loader.construct_document(node)
+        finally:
+            loader.dispose()
+    except RecursionError:
+        raise ConfigError(f"{where} is nested too deeply; expected at most {MAX_DEPTH} levels") from None
+    except (yaml.YAMLError, ValueError, TypeError, OverflowError) as error:
+        said = " ".join(str(error).split())[:300]
+        raise ConfigError(f"{where} is not valid YAML: {said}") from None
+
+
+def _size(node: Any, known: dict[int, int], depth: int) -> int:
+    """Return how many nodes a node has once every alias is written out."""
+    if depth > MAX_DEPTH:
+        raise RecursionError
+    if id(node) in known:
+        if known[id(node)] < 0:
+            raise ValueError("an alias holds itself")
+        return known[id(node)]
+    if isinstance(node, yaml.ScalarNode):
+        if len(node.value) > MAX_DIGITS and node.tag.endswith((":int", ":float", ":timestamp")):
+            raise ValueError(f"a number of {len(node.value)} characters; expected at most {MAX_DIGITS}")
+        return 1
+    known[id(node)] = -1
+    parts = node.value
+    if isinstance(node, yaml.MappingNode):
+        parts = [part for pair in node.value for part in pair]
+    size = 1 + sum(_size(part, known, depth + 1) for part in parts)
+    if size > MAX_NODES:
+        raise ValueError(f"its aliases grow to more than {MAX_NODES} values")
+    known[id(node)] = size
+    return size

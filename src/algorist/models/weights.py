@@ -1,0 +1,102 @@
+"""Weights accounted for: what a folder lacks, has too much, has in another shape, or holds only in part is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from algorist.errors import CheckpointError
+
+SHOWN = 3
+"""So many names are written out in a message."""
+
+
+def check_weights(
+    where: str | Path,
+    *,
+    missing: Collection[str] = (),
+    unexpected: Collection[str] = (),
+    mismatched: Collection[Any] = (),
+    tensors: Iterable[tuple[str, torch.Tensor]] = (),
+    whole: bool = True,
+) -> None:
+    """Refuse weights that are not exactly those of the model.
+
+    Args:
+        where: The folder or hub name, for the message.
+        missing: Names that the model has and the folder lacks; heads tied to the embedding are not among them.
+        unexpected: Names that the folder has and the model lacks.
+        mismatched: Names of another shape; or tuples of name, shape in the folder, shape in the model.
+        tensors: Loaded tensors by name; those that are not finite are refused.
+        whole: Refuse matrices of zeros too, which a half-copied file has (a new adapter has them rightly).
+
+    Raises:
+        CheckpointError: One sentence with the names.
+    """
+    wrong, empty = [], []
+    for name, tensor in tensors:
+        if not tensor.is_floating_point() or tensor.is_meta or tensor.numel() == 0 or tensor.itemsize < 2:
+            continue
+        low, high = torch.aminmax(tensor.detach())
+        if not torch.isfinite(torch.stack([low, high])).all():
+            wrong.append(name)
+        elif whole and tensor.ndim > 1 and tensor.numel() > 1 and not low and not high:
+            empty.append(name)
+    other = [name if isinstance(name, str) else _shapes(*name) for name in mismatched]
+    parts = [
+        f"{text} {_listed(names)}"
+        for text, names in (
+            ("lacks", missing),
+            ("has what the model does not know:", unexpected),
+            ("has another shape of", other),
+            ("holds values that are not finite in", wrong),
+            ("holds nothing but zeros in", empty),
+        )
+        if names
+    ]
+    if parts:
+        raise CheckpointError(
+            f"the weights in {where} are not those of its model: it {'; '.join(parts)}. Copy or save it again; a half-copied "
+            "folder and a config.json of another model look like this"
+        )
+
+
+def check_adapter(where: Path, model: Any) -> None:
+    """Refuse an adapter whose file is not exactly what the loaded ``PeftModel`` has.
+
+    Raises:
+        CheckpointError: One sentence with the names.
+    """
+    from peft import get_peft_model_state_dict
+    from peft.utils import load_peft_weights
+
+    given = load_peft_weights(str(where), device="cpu")
+    known = get_peft_model_state_dict(model, save_embedding_layers=False)
+    base = set(model.get_base_model().state_dict())
+    unexpected = [n for n in given if n not in known and n.removeprefix("base_model.model.") not in base]
+    shapes = {name: (tuple(given[name].shape), tuple(known[name].shape)) for name in given if name in known}
+    check_weights(
+        where,
+        missing=[name for name in known if name not in given],
+        unexpected=unexpected,
+        mismatched=[(name, *pair) for name, pair in shapes.items() if pair[0] != pair[1]],
+        tensors=given.items(),
+        whole=False,
+    )
+
+
+def _shapes(name: str, folder: Any, model: Any) -> str:
+    return f"{name} ({_by(folder)} in the folder, {_by(model)} in the model)"
+
+
+def _by(shape: Any) -> str:
+    return "×".join(map(str, shape)) or "a number"
+
+
+def _listed(names: Collection[str]) -> str:
+    shown = sorted(map(str, names))
+    more = f" and {len(shown) - SHOWN} more" if len(shown) > SHOWN else ""
+    return ", ".join(shown[:SHOWN]) + more

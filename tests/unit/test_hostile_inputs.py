@@ -1,0 +1,310 @@
+"""Files, settings and replies from elsewhere: each ends in one sentence, within limits of size, depth and time."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from algorist.config.load import load_recipe, load_run_recipe
+from algorist.config.yaml_text import read_yaml
+from algorist.data.files import read_rows
+from algorist.endpoint import Endpoint
+from algorist.errors import AlgoristError, CheckpointError, ConfigError, DataError, EngineError
+from algorist.prepare import run_path
+from algorist.prompts import get_format
+from algorist.store.atomic import replace_file
+from algorist.store.run_folder import RunFolder
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefghij", "bcdefghijk", strict=True)
+)
+MERGE = "a: &a {k: 1}\n" + "".join(
+    f"{b}: &{b} {{<<: [{', '.join([f'*{a}'] * 9)}]}}\n"
+    for a, b in zip("abcdefghij", "bcdefghijk", strict=True)
+)
+YAML = {
+    "anchor bomb": (BOMB, "aliases grow"),
+    "merge bomb": (MERGE, "aliases grow"),
+    "holds itself": ("a: &a [*a]", "holds itself"),
+    "no such day": ("a: 2001-99-99", "not valid YAML: month must be"),
+    "huge number": (f"a: {'9' * 5000}", "a number of 5000 characters"),
+    "base 60": (f"a: {'1:' * 200_000}1", "characters; expected at most"),
+    "depth": ("[" * 5000, "nested too deeply"),
+    "depth of maps": ("".join(f"{' ' * n}a:\n" for n in range(200)), "nested too deeply"),
+    "control character": ("a: \x07", "not valid YAML"),
+    "a tag of Python": ("a: !!python/object/apply:os.system ['true']", "not valid YAML"),
+    "no mapping": ("[1, 2]", "expected keys and values"),
+    "unhashable": ("? [1]\n: 2", "not valid YAML"),
+    "large": ("a: " + "x" * 2_000_000, "at most"),
+}
+
+
+@pytest.mark.parametrize("case", YAML)
+def test_yaml_has_limits(case: str, tmp_path: Path) -> None:
+    text, message = YAML[case]
+    (tmp_path / "recipe.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=message) as found:
+        load_recipe(str(tmp_path / "recipe.yaml"))
+    assert len(str(found.value)) < 800
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises((CheckpointError, ConfigError)):
+        load_run_recipe(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "value", ["*a", "&a [*a]", "9" * 5000, "[" * 3000, "2001-99-99", "!!python/name:os.system"]
+)
+def test_overrides_have_the_same_limits(value: str) -> None:
+    with pytest.raises(ConfigError, match="override 'description="):
+        load_recipe("smoke-cpu", [f"description={value}"])
+
+
+def test_ordinary_yaml_reads_as_before() -> None:
+    assert read_yaml("a: &x {b: 1}\nc: *x\nd: {<<: *x, e: 2.5}\nf: 2001-01-02\ng: ~", "it")["d"] == {
+        "b": 1,
+        "e": 2.5,
+    }
+    assert read_yaml("", "it") is None
+
+
+@pytest.mark.parametrize("name", ["x" * 5000 + ".yaml", "a\0b.yaml", "/".join(["d"] * 3000) + ".yaml"])
+def test_paths_that_cannot_be(name: str) -> None:
+    with pytest.raises(ConfigError) as found:
+        load_recipe(name)
+    assert "\0" not in str(found.value) or len(str(found.value)) < 20_000
+
+
+@pytest.mark.parametrize("name", ["..", "../out", "/tmp/out", "a/b", ".", "a\x1b[2Jb", "x" * 300])
+def test_a_run_name_stays_inside_the_output_folder(name: str, tmp_path: Path) -> None:
+    recipe = load_recipe("smoke-cpu", [f"output_dir={tmp_path}", f"run_name={json.dumps(name)}"]).recipe
+    with pytest.raises(ConfigError, match="expected a plain folder name") as found:
+        run_path(recipe)
+    assert "\x1b" not in str(found.value)
+
+
+# --- data
+
+
+def rows_file(folder: Path, content: str) -> Path:
+    (folder / "rows.jsonl").write_text(content)
+    return folder / "rows.jsonl"
+
+
+def test_a_parquet_bomb_is_refused(tmp_path: Path) -> None:
+    """200 kB that unpack to 2 GB: one long text, repeated."""
+    text = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 20_000, pyarrow.int32()), ["x" * 100_000])
+    pyarrow.parquet.write_table(pyarrow.table({"question": text, "answer": text}), tmp_path / "bomb.parquet")
+    assert (tmp_path / "bomb.parquet").stat().st_size < 300_000
+    code = (
+        "import resource, sys\nfrom algorist.data.files import read_rows\nfrom algorist.errors import DataError\n"
+        "try:\n    read_rows(sys.argv[1])\nexcept DataError as e:\n    print('unpack to more than' in str(e))\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 900_000)\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "bomb.parquet")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "True\nTrue\n", done.stderr[-500:]
+
+
+def test_an_ordinary_table_reads_as_before(tmp_path: Path) -> None:
+    rows = [{"question": f"{n} + 1 = ?", "answer": str(n + 1)} for n in range(3000)]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "t.parquet")
+    assert read_rows(tmp_path / "t.parquet") == rows
+
+
+@pytest.mark.parametrize("damage", [b"PAR1", b"PAR1" + b"\xff" * 100 + b"PAR1", b""])
+def test_a_damaged_table_is_named(damage: bytes, tmp_path: Path) -> None:
+    (tmp_path / "t.parquet").write_bytes(damage)
+    with pytest.raises(DataError, match=r"t\.parquet"):
+        read_rows(tmp_path / "t.parquet")
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ('{"question": "a \\ud800 b", "answer": "1"}', "row 0 holds half a character"),
+        ('{"question": "a", "answer": NaN}', "row 0 has no gold answer"),
+        ('{"question": "a", "answer": ' + "[" * 20_000, "not JSON"),
+    ],
+)
+def test_rows_that_cannot_be_used_are_named(row: str, message: str, tmp_path: Path) -> None:
+    from algorist.config.schema import DatasetSection
+    from algorist.data import load_problems
+
+    section = DatasetSection(name="local", path=str(rows_file(tmp_path, row + "\n")))
+    with pytest.raises(DataError, match=message) as found:
+        load_problems(section)
+    str(found.value).encode()
+
+
+# --- replies of a server
+
+
+def ok(body: bytes, **headers: str) -> Callable[[Any], None]:
+    def reply(handler: Any) -> None:
+        handler.send_response(200)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            handler.send_header(name.replace("_", "-"), value)
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    return reply
+
+
+def chat(message: Any) -> Callable[[Any], None]:
+    return ok(json.dumps({"choices": [{"message": message, "finish_reason": "stop"}]}).encode())
+
+
+def endless(handler: Any) -> None:
+    handler.send_response(200)
+    handler.end_headers()
+    while True:
+        handler.wfile.write(b" " * 65536)
+
+
+def slow(handler: Any) -> None:
+    handler.send_response(200)
+    handler.end_headers()
+    while True:
+        handler.wfile.write(b" ")
+        time.sleep(0.05)
+
+
+def redirect(handler: Any) -> None:
+    handler.send_response(302)
+    handler.send_header("Location", "file:///etc/passwd")
+    handler.end_headers()
+
+
+def raw(data: bytes) -> Callable[[Any], None]:
+    def reply(handler: Any) -> None:
+        handler.wfile.write(data)
+        handler.close_connection = True
+
+    return reply
+
+
+REPLIES: dict[str, Callable[[Any], None]] = {
+    "empty": ok(b""),
+    "no JSON": ok(b"<html>"),
+    "a list": ok(b"[]"),
+    "a number": ok(b"1"),
+    "null": ok(b"null"),
+    "half": ok(b'{"choices": ['),
+    "no choices": ok(b'{"choices": []}'),
+    "choices of text": ok(b'{"choices": "abc"}'),
+    "choices of an object": ok(b'{"choices": {"0": 1}}'),
+    "choice of null": ok(b'{"choices": [null]}'),
+    "no message": ok(b'{"choices": [{}]}'),
+    "message of text": chat("hello"),
+    "message of null": chat({"content": None}),
+    "message of parts": chat({"content": [{"text": "x"}]}),
+    "deep": ok(b"[" * 100_000),
+    "huge number": ok(b'{"choices": ' + b"9" * 5000 + b"}"),
+    "not UTF-8": ok(b'{"choices": "\xff\xfe"}'),
+    "endless": endless,
+    "slow": slow,
+    "redirect": redirect,
+    "a wrong length": raw(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{}"),
+    "a length of text": raw(b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n{}"),
+    "no HTTP": raw(b"\x00\x01\x02\x03"),
+    "a huge header": raw(b"HTTP/1.1 200 OK\r\nX: " + b"a" * 200_000 + b"\r\n\r\n{}"),
+    "closed": raw(b""),
+    "an error with a terminal's sequences": raw(
+        b"HTTP/1.1 500 \x1b]0;x\x07\r\nContent-Length: 5\r\n\r\n\x1b[31m"
+    ),
+}
+
+
+@pytest.fixture
+def server() -> Iterator[Any]:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                made.reply(self)  # type: ignore[attr-defined]
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    made.daemon_threads = True
+    threading.Thread(target=made.serve_forever, daemon=True).start()
+    yield made
+    made.shutdown()
+    made.server_close()
+
+
+@pytest.mark.parametrize("case", REPLIES)
+def test_a_hostile_reply_is_an_error_in_words(case: str, server: Any) -> None:
+    server.reply = REPLIES[case]
+    url = f"http://127.0.0.1:{server.server_address[1]}"
+    for form in ("question_only", "reasoning_answer"):  # a prompt as text, a chat
+        asked = Endpoint(url, get_format(form), model="m", timeout_s=2.0)
+        with pytest.raises(EngineError) as found:
+            asked.solve(["1 + 1 = ?"])
+        assert len(str(found.value)) < 1500 and all(c == "\n" or c.isprintable() for c in str(found.value))
+
+
+def test_an_ordinary_reply_is_read(server: Any) -> None:
+    server.reply = ok(json.dumps({"choices": [{"text": "so \\boxed{2}", "finish_reason": "stop"}]}).encode())
+    url = f"http://127.0.0.1:{server.server_address[1]}/v1"
+    (row,) = Endpoint(url, get_format("question_only"), model="m").solve(["1 + 1 = ?"])
+    assert row["answer"] == "2"
+
+
+def test_a_password_in_the_address_is_not_shown() -> None:
+    asked = Endpoint(
+        "http://me:s3cret-word@127.0.0.1:9", get_format("question_only"), model="m", timeout_s=2.0
+    )
+    with pytest.raises(AlgoristError) as found:
+        asked.solve(["1 + 1 = ?"])
+    assert "s3cret" not in str(found.value)
+
+
+# --- disk and lock
+
+
+def test_a_disk_that_refuses_twice_is_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a read-only disk removing the partial file fails too; the first reason is what is told."""
+
+    def read_only(*_: Any, **__: Any) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "unlink", read_only)
+    with pytest.raises(CheckpointError, match=r"cannot write .*x\.json: Read-only file system; free space"):
+        replace_file(tmp_path / "x.json", read_only)
+
+
+def test_one_who_looks_does_not_make_a_starting_run_be_refused(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path)
+    with run.lock():
+        pass
+    stop = threading.Event()
+
+    def look() -> None:
+        while not stop.is_set():
+            run.is_running()
+
+    watchers = [threading.Thread(target=look) for _ in range(3)]
+    for watcher in watchers:
+        watcher.start()
+    try:
+        for _ in range(50):
+            with run.lock():
+                pass
+    finally:
+        stop.set()
+        for watcher in watchers:
+            watcher.join()
