@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
+from itertools import pairwise
 from typing import Any
 from unittest.mock import patch
 
@@ -20,6 +21,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_flatten, tree_map
+
+from algorist.models import precision
 
 NAME = "pretend"
 VIEWS = set(
@@ -189,10 +192,7 @@ def _attend_backward(
 
 def _pieces(edges_q: Tensor, edges_k: Tensor) -> list[tuple[slice, slice]]:
     assert edges_q.dtype == edges_k.dtype == torch.int32, "the kernel takes int32"
-    spans = [
-        [slice(a, b) for a, b in zip(e[:-1], e[1:], strict=True)]
-        for e in (edges_q.tolist(), edges_k.tolist())
-    ]
+    spans = [[slice(a, b) for a, b in pairwise(e)] for e in (edges_q.tolist(), edges_k.tolist())]
     return list(zip(*spans, strict=True))
 
 
@@ -284,7 +284,7 @@ class _Module:
         return 0
 
     def device_count(self) -> int:
-        return int(self.present)
+        return 1
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.float16, torch.bfloat16]
@@ -296,7 +296,7 @@ class _Module:
 
 
 @cache
-def _backend() -> tuple[_Module, list[Any]]:
+def register() -> tuple[_Module, list[Any]]:
     """Register the device with torch and CUDA's autocast rules for it, once per process."""
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
@@ -369,7 +369,7 @@ def pretend_gpu(
         reserved: Bytes that torch's allocator holds.
         allocated: Bytes of them in use.
     """
-    module, _ = _backend()
+    module, _ = register()
     answers = {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
@@ -389,6 +389,7 @@ def pretend_gpu(
         # The wrappers cannot be inference tensors.
         stack.enter_context(patch.object(torch, "inference_mode", lambda mode=True: torch.no_grad()))
         stack.enter_context(patch.object(module, "present", True))
+        stack.enter_context(patch.object(precision, "GPUS", {"cuda", NAME}))
         for mode in (_Function(), _Dispatch()):
             stack.enter_context(mode)
         try:
