@@ -21,10 +21,10 @@ from algorist.config.schema import LoraSection, ModelSection
 from algorist.errors import CheckpointError, ConfigError
 from algorist.models.attention import attention_for, set_attention
 from algorist.models.families import lora_targets
+from algorist.models.precision import Precision, pick_precision, set_compute
 from algorist.models.tiny import tiny_model, train_tokenizer
 from algorist.models.unsloth import check_unsloth, load_unsloth
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PLAIN_TEMPLATE = (
     "{% for message in messages %}"
     "{% if message['role'] == 'system' %}{{ message['content'] + '\n\n' }}"
@@ -58,13 +58,6 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """Return the weights' type: ``auto`` is bfloat16 on CUDA devices that support it, else float32."""
-    if name != "auto":
-        return DTYPES[name]
-    return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
-
-
 def make_policy(
     section: ModelSection,
     *,
@@ -73,6 +66,7 @@ def make_policy(
     texts: Iterable[str] = (),
     tags: Iterable[str] = (),
     longest: Callable[[PreTrainedTokenizerBase], int | None] | None = None,
+    trained: bool = True,
 ) -> Policy:
     """Make or load the policy that a recipe names.
 
@@ -84,23 +78,25 @@ def make_policy(
         tags: Tags that this tokenizer keeps whole.
         longest: Gives the most tokens of a prompt with its completion, for Unsloth, which sets room aside; None for the
             model's context.
+        trained: The weights may be trained; else they lie in the type of the products.
 
     Raises:
         ConfigError: The model cannot be found or has no tokenizer; the message names the way out.
         MissingExtraError: The backend is unsloth, which is not installed or has no GPU here.
     """
-    dtype = pick_dtype(section.dtype, device)
+    precision = pick_precision(section, device, trained=trained)
     if section.backend == "unsloth":
-        return _through_unsloth(section, device, dtype, seed, longest)
+        return _through_unsloth(section, device, precision.master, seed, longest)
     if section.name == "tiny":
         made = train_tokenizer(texts, vocab_size=section.tiny.vocab_size, tags=tags)
         shape = section.tiny.model_dump(exclude={"vocab_size"}, exclude_none=True)
         model: Any = tiny_model(made, seed=seed, **shape)
-        model.to(device, dtype)
-        set_attention(model, section, device, dtype)
+        model.to(device, precision.master)
+        set_attention(model, section, device, precision.compute)
+        set_compute(model, precision.compute)
         tokenizer: PreTrainedTokenizerBase = made
     else:
-        model, tokenizer = _pretrained(section, device)
+        model, tokenizer = _pretrained(section, device, precision)
     policy = Policy(model, prepare_tokenizer(tokenizer, section.chat_template))
     if section.lora is not None and not hasattr(policy.model, "peft_config"):
         with torch.random.fork_rng(devices=[]):
@@ -123,16 +119,22 @@ def load_policy(
         path: The folder.
         device: Where the weights go.
         dtype: Weights' type; that of ``like`` when left out.
-        trainable: Train the adapter on.
+        trainable: The weights, or the adapter's, are trained further.
         like: The section of the run that the folder belongs to: its type of weights, attention and trust in the model's
             code hold for the folder too. Our defaults when left out.
 
     Raises:
         CheckpointError: The folder holds neither a model nor an adapter, or no tokenizer.
     """
-    folder, kept = Path(path), {"dtype", "attn_implementation", "trust_remote_code"}
+    folder, kept = Path(path), {"dtype", "compute_dtype", "attn_implementation", "trust_remote_code"}
     section = ModelSection(**like.model_dump(include=kept)) if like else ModelSection()
-    if (folder / "adapter_config.json").is_file():
+    is_adapter = (folder / "adapter_config.json").is_file()
+    precision = (
+        Precision(dtype, dtype)
+        if dtype
+        else pick_precision(section, device, trained=trainable and not is_adapter)
+    )
+    if is_adapter:
         from peft import PeftModel
 
         base_name = json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
@@ -140,7 +142,7 @@ def load_policy(
         section = section.model_copy(
             update={"name": str(_base_folder(base_name, folder)), "revision": revision}
         )
-        base, tokenizer = _pretrained(section, device, dtype)
+        base, tokenizer = _pretrained(section, device, precision)
         if (folder / "tokenizer_config.json").is_file():
             tokenizer = _tokenizer(str(folder), None)
         model: Any = PeftModel.from_pretrained(base, str(folder), is_trainable=trainable)
@@ -149,7 +151,7 @@ def load_policy(
         raise CheckpointError(
             f"{folder} holds no model: neither config.json nor adapter_config.json is there"
         )
-    model, tokenizer = _pretrained(section.model_copy(update={"name": str(folder)}), device, dtype)
+    model, tokenizer = _pretrained(section.model_copy(update={"name": str(folder)}), device, precision)
     return Policy(model, prepare_tokenizer(tokenizer, None))
 
 
@@ -186,7 +188,7 @@ def add_lora(model: PreTrainedModel, section: LoraSection) -> Any:
 
 
 def _pretrained(
-    section: ModelSection, device: torch.device, dtype: torch.dtype | None = None
+    section: ModelSection, device: torch.device, precision: Precision
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     local = Path(section.name).expanduser()
     looks_local = local.is_dir() or section.name.startswith((".", "/", "~")) or section.name.count("/") > 1
@@ -197,13 +199,12 @@ def _pretrained(
         )
     name = str(local) if looks_local else section.name
     tokenizer = _tokenizer(name, section.revision, section.trust_remote_code)
-    dtype = dtype or pick_dtype(section.dtype, device)
-    attention_for(section, device, dtype)
+    attention_for(section, device, precision.compute)
     try:
         model = AutoModelForCausalLM.from_pretrained(
             name,
             revision=section.revision or "main",
-            dtype=dtype,
+            dtype=precision.master,
             trust_remote_code=section.trust_remote_code,
             attn_implementation=section.attn_implementation,
         )
@@ -211,7 +212,8 @@ def _pretrained(
         raise ConfigError(_not_loaded(name, error)) from None
     moved: Any = model
     moved.to(device)
-    set_attention(moved, section, device, dtype)
+    set_attention(moved, section, device, precision.compute)
+    set_compute(moved, precision.compute)
     return moved, tokenizer
 
 

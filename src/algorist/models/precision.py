@@ -76,6 +76,11 @@ def pick_precision(section: Any, device: torch.device, *, trained: bool = True) 
             f"model.compute_dtype is {section.compute_dtype} while model.dtype is {section.dtype}; products run in the weights' "
             f"type or in a smaller one. Leave model.compute_dtype out, or take model.dtype=float32"
         )
+    if compute == torch.float16 and master == torch.float32 and not on_gpu(device):
+        raise ConfigError(
+            f"model.compute_dtype is float16, whose gradients are scaled on GPUs only, but the device is {device}; leave it out, "
+            "or take bfloat16"
+        )
     return Precision(master, compute)
 
 
@@ -86,10 +91,20 @@ def set_compute(model: Any, dtype: torch.dtype) -> None:
 
 def compute_dtype(model: Any) -> torch.dtype:
     """Return the type of a model's products: what it was loaded with, else its weights' type."""
-    base = getattr(model, "module", model)
-    base = base.get_base_model() if hasattr(base, "get_base_model") else base
-    weights: torch.dtype = base.get_input_embeddings().weight.dtype
-    return getattr(base, "algorist_compute_dtype", weights) if weights == torch.float32 else weights
+    weights = weight_dtype(model)
+    noted: torch.dtype = getattr(_base(model), "algorist_compute_dtype", weights)
+    return noted if weights == torch.float32 else weights
+
+
+def weight_dtype(model: Any) -> torch.dtype:
+    """Return the type of a model's weights (of an adapter's base)."""
+    found: torch.dtype = _base(model).get_input_embeddings().weight.dtype
+    return found
+
+
+def _base(model: Any) -> Any:
+    inner = model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model
+    return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
 
 
 def mixed_precision(model: Any, device: torch.device) -> dict[str, bool]:
@@ -107,8 +122,5 @@ def mixed_precision(model: Any, device: torch.device) -> dict[str, bool]:
             "model.dtype=bfloat16"
         )
     # Bare bfloat16 needs no autocast: its products are bfloat16 anyway.
-    mixed = compute in HALF and torch.float32 in trained
-    return {
-        "bf16": mixed and compute == torch.bfloat16,
-        "fp16": mixed and compute == torch.float16 and on_gpu(device),
-    }
+    mixed = torch.float32 in trained and (on_gpu(device) or compute_dtype(model) != weight_dtype(model))
+    return {"bf16": mixed and compute == torch.bfloat16, "fp16": mixed and compute == torch.float16}

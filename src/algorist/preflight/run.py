@@ -12,7 +12,8 @@ from transformers import AutoConfig
 
 from algorist.config.schema import Recipe
 from algorist.grading import why_unreadable
-from algorist.models.load import Policy, load_policy, make_policy, pick_device, pick_dtype
+from algorist.models.load import Policy, load_policy, make_policy, pick_device
+from algorist.models.precision import pick_precision
 from algorist.preflight.advice import NEAR_LIMIT, advise
 from algorist.preflight.completions import sample
 from algorist.preflight.fit import Stage, memory_steps, plan_from_config
@@ -176,7 +177,7 @@ def _plan_unloaded(
     if getattr(config, "quantization_config", None):  # its weights are smaller than their shapes say
         return {}, True
     can_load, tokens = True, recipe.data.train.max_prompt_tokens or 256
-    dtype = pick_dtype(section.dtype, device)
+    dtype = pick_precision(section, device).master
     try:
         for stage in stages:
             plan = plan_from_config(recipe, stage, config, dtype=dtype, prompt_tokens=tokens)

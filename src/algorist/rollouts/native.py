@@ -83,7 +83,7 @@ class NativeEngine:
             # The module tier runs foreign code that may keep tensors (RoPE caches); these must not be inference tensors.
             quiet = torch.inference_mode() if isinstance(tier, DecoderTier) else torch.no_grad()
             try:
-                with self.setting.generating(), quiet:
+                with self.setting.generating(by_hand=isinstance(tier, DecoderTier)), quiet:
                     tier.run(prompts, rows, group_size, budget)
                 break
             except (RuntimeError, MemoryError) as error:
