@@ -61,6 +61,7 @@ class Log:
         self.launches: Counter[str] = Counter()
         self.syncs: Counter[str] = Counter()
         self.places: Counter[str] = Counter()
+        self.bytes = 0  # that operations wrote to new tensors
 
     def sync(self, kind: str) -> None:
         """Count a point where the host waits for the device."""
@@ -126,7 +127,7 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
     result = CUDA_ONLY.get(name, func)(*tree_map(open_, args), **tree_map(open_, kwargs))
     if ours or stays:
-        _count(name, args, ours, stays, asked is not None, bool(foreign))
+        _count(name, args, result, ours, stays, asked is not None, bool(foreign))
     if name == "_local_scalar_dense" or not stays:
         return result
     written = [
@@ -146,7 +147,7 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return wrapped
 
 
-def _count(name: str, args: Any, ours: bool, stays: bool, moved: bool, mixed: bool) -> None:
+def _count(name: str, args: Any, result: Any, ours: bool, stays: bool, moved: bool, mixed: bool) -> None:
     by_mask = name == "index" and any(
         isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) for i in args[1] or []
     )
@@ -158,6 +159,7 @@ def _count(name: str, args: Any, ours: bool, stays: bool, moved: bool, mixed: bo
         LOG.sync("copy")
     if name not in VIEWS and name not in NO_LAUNCH:
         LOG.launches[name] += 1
+        LOG.bytes += sum(t.nbytes for t in tree_flatten(result)[0] if isinstance(t, Tensor))
 
 
 # ---- kernels that exist on CUDA only ---------------------------------------------------------------------------------

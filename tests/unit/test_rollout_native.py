@@ -101,7 +101,7 @@ def test_a_subclass_or_a_foreign_linear_is_not_taken_for_the_original() -> None:
 
     model.model.layers[0].mlp.up_proj = Scaled(48, 96, bias=False)
     assert "a linear layer is a" in str(why_no_decoder(model))
-    assert "weights are of type torch.float16" in str(why_no_decoder(build("qwen2", torch.float16)))
+    assert "weights are of type torch.float64" in str(why_no_decoder(build("qwen2", torch.float64)))
 
 
 def test_a_shared_head_padded_beyond_the_vocabulary() -> None:

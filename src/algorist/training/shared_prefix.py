@@ -246,7 +246,10 @@ class _Varlen(torch.autograd.Function):
         if row.shared is not None:
             (rest, ends), (prompts, prompt_ends) = row.shared
             parts = _varlen_backward(
-                *(t[rest] if t is q or t is grad else t[prompts] for t in (grad, q, k, v)),
+                grad[rest],
+                q[rest],
+                k[prompts],
+                v[prompts],
                 out[rest],
                 lse[:, rest].contiguous(),
                 ends,
