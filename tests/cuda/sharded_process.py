@@ -17,9 +17,9 @@ from algorist.errors import EngineError
 from algorist.rollouts.base import SamplingParams
 from algorist.rollouts.native import NativeEngine
 from algorist.rollouts.transformers import TransformersEngine
-from algorist.training.packed import pack
+from algorist.training.batch import Batch
+from algorist.training.log_probs import packed_log_probs
 from algorist.training.processes import whole_weights
-from algorist.training.update import packed_forward
 
 rank = int(os.environ["RANK"])
 torch.set_num_threads(1)
@@ -61,13 +61,13 @@ found["refused"] = refused
 
 # The packed update: each process takes half of the rows; FSDP averages the gradients. The backward pass recomputes layers.
 torch.manual_seed(5)
-prompts = [[3, 4, 5], [3, 4, 5], [6, 7], [6, 7]]
 completions = [torch.randint(2, 200, (size,)).tolist() for size in (4, 9, 6, 2)]
+mask = torch.arange(9) < torch.tensor([[4], [9], [6], [2]])
+batch = Batch([[3, 4, 5], [6, 7]], completions, [0, 0, 1, 1], torch.ones(4), mask)
 
 
 def update(policy: torch.nn.Module, rows: list[int]) -> torch.Tensor:
-    layout = pack([prompts[r] for r in rows], [completions[r] for r in rows], rows, 9, torch.device("cpu"))
-    log_probs, _ = packed_forward(policy, policy, layout, 1.0, False, False)
+    log_probs, _ = packed_log_probs(policy, batch.take(rows))
     log_probs.sum().backward()
     return log_probs.detach()
 
@@ -76,8 +76,7 @@ model.train()
 model.gradient_checkpointing_enable()
 mine = update(model, [2 * rank, 2 * rank + 1])
 both = update(whole, [0, 1, 2, 3])
-half = sum(len(completions[r]) for r in (0, 1))
-found["log_probs"] = float((mine - (both[half:] if rank else both[:half])).abs().max())
+found["log_probs"] = float((mine - both[2 * rank : 2 * rank + 2, : mine.shape[1]]).abs().max())
 worst = 0.0
 for ours, theirs in zip(model.parameters(), whole.parameters(), strict=True):
     assert ours.grad is not None and theirs.grad is not None

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from algorist.training import shared_prefix
+from algorist.training.batch import Batch
+from algorist.training.log_probs import LogProbs, packed_log_probs
 from algorist.training.packed import pack
-from algorist.training.update import FastUpdate
 from tests.cuda.pretend import OnDevice, autocast, numbers, pretend_gpu, to_device
 from tests.cuda.test_rollout_on_gpu import model
 
-ROWS, PROMPT, WIDTH = 8, 6, 20
+PROMPT, WIDTH = 6, 20
 TYPES = {
     "float32": (torch.float32, None, 1e-5),
     "float32 as bfloat16": (torch.float32, torch.bfloat16, 2e-2),
@@ -26,14 +27,13 @@ TYPES = {
 }
 
 
-def batch() -> tuple[Tensor, Tensor]:
+def batch() -> Batch:
     torch.manual_seed(1)
-    ids = torch.randint(2, 4096, (ROWS, PROMPT + WIDTH))
-    ids[:4, :PROMPT], ids[4:, :PROMPT] = ids[0, :PROMPT], ids[4, :PROMPT]
-    mask = torch.ones_like(ids)
-    mask[1, -5:] = 0
-    mask[6, -9:] = 0
-    return ids, mask
+    prompts = torch.randint(2, 4096, (2, PROMPT)).tolist()
+    sizes = [WIDTH, WIDTH - 5, 7, 1, WIDTH, 3, WIDTH - 9, 12]
+    completions = [torch.randint(2, 4096, (size,)).tolist() for size in sizes]
+    mask = torch.arange(WIDTH) < torch.tensor(sizes)[:, None]
+    return Batch(prompts, completions, [0] * 4 + [1] * 4, torch.ones(8), mask)
 
 
 def policy(dtype: torch.dtype, lora: bool) -> Any:
@@ -54,11 +54,10 @@ def gradient(made: Any) -> Tensor:
     return torch.cat([numbers(p.grad).flatten().float() for p in made.parameters() if p.grad is not None])
 
 
-def run(made: Any, ids: Tensor, mask: Tensor, compute: torch.dtype | None = None) -> Tensor:
-    update = FastUpdate(verify=compute is None)
-    log_probs, entropy = update.log_probs(
-        made, ids, mask, WIDTH, compute_entropy=True, autocast=partial(autocast, compute)
-    ) or pytest.fail("the packed pass was not taken")
+def run(made: Any, rows: Batch, compute: torch.dtype | None = None) -> Tensor:
+    log_probs, entropy = packed_log_probs(
+        made, rows, compute_entropy=True, autocast=partial(autocast, compute)
+    )
     assert entropy is not None
     (log_probs.sum() + 0.1 * entropy.sum()).backward()
     return numbers(log_probs.detach())
@@ -71,19 +70,19 @@ def test_the_cpus_log_probs_and_gradients(
     kind: str, lora: bool, capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dtype, compute, within = TYPES[kind]
-    ids, mask = batch()
+    rows = batch()
     exact = policy(torch.float32, lora)
-    expected = run(exact, ids, mask)
+    expected = run(exact, rows)
     with pretend_gpu(capability=capability):
         ours = to_device(policy(dtype, lora))
         with monkeypatch.context() as patch:
             patch.setattr(shared_prefix, "reference_attention", lambda *_: pytest.fail("dense masks"))
-            found = run(ours, ids.to("pretend"), mask.to("pretend"), compute)
+            found = run(ours, rows.to("pretend"), compute)
         # Once more with each layer recomputed: the same numbers.
         again = to_device(policy(dtype, lora))
         again.gradient_checkpointing_enable({"use_reentrant": False})
         again.enable_input_require_grads()
-        same = run(again, ids.to("pretend"), mask.to("pretend"), compute)
+        same = run(again, rows.to("pretend"), compute)
     error = (gradient(ours) - gradient(exact)).norm() / gradient(exact).norm()
     assert error < within
     torch.testing.assert_close(found, expected, atol=50 * within, rtol=0)
@@ -95,13 +94,13 @@ def test_the_cpus_log_probs_and_gradients(
 @pytest.mark.parametrize("kernel", ["varlen", "blocks"])
 def test_kernels_agree_with_dense_masks(kernel: str, heads: tuple[int, int]) -> None:
     """Groups of one and of many, completions of one token (nothing to attend with), prompts of unequal length."""
-    prompts = [[3, 4, 5], [3, 4, 5], [6], [7, 8, 9, 2, 3], [7, 8, 9, 2, 3], [9, 9]]
+    prompts, prompt_of = [[3, 4, 5], [6], [7, 8, 9, 2, 3], [9, 9]], [0, 0, 1, 2, 2, 3]
     completions = [[1], [1, 2, 3, 4], [5, 6], [7] * 40, [8, 9, 1], [4]]
-    device = torch.device("pretend", 0)
+    rows = Batch(prompts, completions, prompt_of, torch.ones(6), torch.ones(6, 40, dtype=torch.bool))
     dtype = torch.bfloat16 if kernel == "varlen" else torch.float32
     torch.manual_seed(0)
     with pretend_gpu():
-        layout = pack(prompts, completions, list(range(6)), 40, device, block_tokens=32)
+        layout = pack(rows.to("pretend"), block_tokens=32)
         size = layout.tokens_N.shape[0]
         inputs = [torch.randn(1, h, size, 16, dtype=dtype) for h in (heads[0], heads[1], heads[1])]
         weights = OnDevice(torch.randn(1, heads[0], size, 16, dtype=dtype))
@@ -122,9 +121,18 @@ def test_kernels_agree_with_dense_masks(kernel: str, heads: tuple[int, int]) -> 
         torch.testing.assert_close(found, expected, atol=within, rtol=within)
 
 
+@pytest.mark.parametrize("kind", TYPES)
+def test_the_packed_pass_is_taken(kind: str) -> None:
+    """It is compared with the model's own pass at its first use, under the same autocast."""
+    dtype, compute, _ = TYPES[kind]
+    with pretend_gpu():
+        made = to_device(policy(dtype, lora=False))
+        assert LogProbs().why_plain(made, batch().to("pretend"), partial(autocast, compute)) is None
+
+
 def test_checkpointed_layers_give_the_cpus_gradients_too() -> None:
-    ids, mask = batch()
+    rows = batch()
     plain, checkpointed = (copy.deepcopy(policy(torch.float32, False)) for _ in range(2))
     checkpointed.gradient_checkpointing_enable()
-    torch.testing.assert_close(run(checkpointed, ids, mask), run(plain, ids, mask))
+    torch.testing.assert_close(run(checkpointed, rows), run(plain, rows))
     torch.testing.assert_close(gradient(checkpointed), gradient(plain), atol=1e-6, rtol=1e-3)
