@@ -10,10 +10,10 @@ import torch
 import transformers as hf
 
 from algorist.errors import EngineError
+from algorist.models.onednn import bucket, fixed_linear, onednn_works
 from algorist.rollouts import SamplingParams, make_engine
 from algorist.rollouts.decoder_tier import plan_room
 from algorist.rollouts.kv_cache import KVCache
-from algorist.rollouts.linear import bucket, fixed_linear, onednn_works
 from algorist.rollouts.native import NativeEngine, affordable_tokens
 from algorist.rollouts.transformers import TransformersEngine
 from algorist.rollouts.weights import why_no_decoder

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from algorist.errors import EngineError
+from algorist.models.onednn import bucket
 from algorist.rollouts.decoder import Decoder, GroupMap
-from algorist.rollouts.linear import bucket
 from algorist.rollouts.rows import Rows
 from algorist.rollouts.waves import too_small
 from algorist.rollouts.weights import read_weights

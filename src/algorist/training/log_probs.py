@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from algorist.models.onednn import fast_linear
 from algorist.training.batch import Batch
 from algorist.training.head import altered_logits, completion_log_probs
-from algorist.training.linear import fast_linear
 from algorist.training.packed import Layout, NotCovered, pack
 from algorist.training.shared_prefix import packed_attention
 

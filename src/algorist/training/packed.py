@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from algorist.errors import EngineError
+from algorist.models.onednn import row_bucket
 from algorist.training.batch import Batch
-from algorist.training.linear import row_bucket
 
 BLOCK_TOKENS = 2048
 """Rows of similar length are padded together in the attention to themselves, up to this many places."""

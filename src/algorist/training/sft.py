@@ -23,13 +23,13 @@ from trl import SFTConfig, SFTTrainer
 from algorist.config.schema import SFTSection
 from algorist.data import with_solutions
 from algorist.errors import DataError
+from algorist.models.onednn import fast_linear
 from algorist.models.precision import mixed_precision
 from algorist.prompts import PromptFormat
 from algorist.prompts.chat import render_prompt
 from algorist.training.arguments import optim_arguments
 from algorist.training.checkpoint import ExactCheckpoints
 from algorist.training.faults import FiniteSteps, Load, SmallerParts, load_of
-from algorist.training.linear import fast_linear
 from algorist.training.log_probs import recomputes, unwrap
 from algorist.training.rounding import bare_optimizer
 from algorist.training.sft_head import score_labels_only
