@@ -9,10 +9,14 @@ import torch
 import transformers as hf
 
 from algorist.config import load_recipe
+from algorist.config.schema import GRPOSection
+from algorist.models.precision import set_compute
 from algorist.preflight.fit import plan_from_config
-from algorist.preflight.memory import saved_bytes
 from algorist.training.batch import Batch
 from algorist.training.log_probs import packed_log_probs
+from algorist.training.part_size import saved_bytes, tokens_that_fit
+from tests.cuda.pretend import pretend_gpu, to_device
+from tests.cuda.test_rollout_on_gpu import model as small_model
 
 GB, LAYERS, PROMPT = 1e9, 28, 200
 SHAPE: dict[str, Any] = {
@@ -76,3 +80,29 @@ def test_float32_masters_cost_what_they_cost() -> None:
     assert mixed.activations - bare.activations > 2 * size
     recipe.grpo.optim = "adamw_8bit"
     assert plan_from_config(recipe, "grpo", config, **types).optimizer == 2 * size
+
+
+def test_tokens_of_one_forward_follow_from_the_memory_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "algorist.training.part_size.saved_bytes", lambda forward, model: (forward(), 10**6 * TOKENS.pop())[1]
+    )
+    section = GRPOSection()
+
+    def fit(section: GRPOSection = section, reserved: int = 0, **changes: Any) -> int:
+        TOKENS[:] = [32, 96]
+        with pretend_gpu(free=1 << 30, reserved=reserved):
+            made = to_device(small_model())
+            if changes.get("mixed"):
+                set_compute(made, torch.bfloat16)
+            found = tokens_that_fit(made, section)
+            assert found is not None
+            return found
+
+    assert fit() == pytest.approx(0.7 * (1 << 30) / 1e6, rel=0.05)
+    assert fit(reserved=1 << 30) == pytest.approx(2 * fit(), rel=0.05)
+    assert fit(GRPOSection(gradient_checkpointing=True)) > 1.9 * fit()
+    assert fit(GRPOSection(micro_batch_tokens=4000)) == 4000
+    assert tokens_that_fit(small_model(), section) is None  # the CPU's memory is not divided
+
+
+TOKENS: list[int] = []

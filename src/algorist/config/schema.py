@@ -295,8 +295,8 @@ class GRPOSection(OptimSection):
     """vLLM settings: ``mode`` (colocate or server), ``gpu_memory_utilization`` (share of the GPU's memory, 0.3),
     ``enable_sleep_mode`` (give it back during the update), ``server_base_url``, ``sync_folder``, …"""
     micro_batch_tokens: int | None = Field(None, ge=16)
-    """Most tokens of one forward and backward (each prompt once, every completion; one row at least). Left out, ``batch_size``
-    decides, and after running out of memory half of what did not fit."""
+    """Most tokens of one forward and backward (each prompt once, every completion; one row at least). Left out, a
+    GPU's free memory decides, and after running out of memory half of what did not fit."""
     fast_update: bool = True
     """Compute each prompt once per group, the head at completion positions only; off = stock TRL."""
     skip_zero_advantage: bool = True

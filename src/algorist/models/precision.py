@@ -26,6 +26,12 @@ def on_gpu(device: torch.device | str) -> bool:
     return torch.device(device).type in GPUS
 
 
+def unused_gpu_bytes(device: torch.device) -> int:
+    """Return the free memory of a GPU; what torch's allocator holds without using it is free for us, not for the driver."""
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0]) + unused
+
+
 def has_tensor_cores_for(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether products of a 16-bit type run at full speed: bfloat16 is emulated before compute capability 8.0.
 

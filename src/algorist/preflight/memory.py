@@ -25,6 +25,7 @@ from algorist.rollouts.decoder import cache_dtype
 from algorist.training.batch import Batch
 from algorist.training.head import CACHE_BYTES, CHUNK_ELEMENTS, TILE_COLUMNS, TILE_ROWS
 from algorist.training.log_probs import LogProbs, packed_log_probs, recomputes, unwrap
+from algorist.training.part_size import saved_bytes, state_bytes
 
 HOLES, ADAPTER_HOLES = 0.1, 0.4
 """Memory that the C allocator keeps in holes between what stays and what is freed, as a share of the activations (CPU only;
@@ -72,31 +73,6 @@ class Shape:
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int = 0
-
-
-def saved_bytes(forward: Callable[[], Tensor], model: nn.Module) -> int:
-    """Return the bytes that autograd keeps for the backward pass of ``forward``, each storage once, without weights."""
-
-    def place(tensor: Tensor) -> int:
-        storage = tensor.untyped_storage()
-        return storage.data_ptr() or int(
-            storage._cdata
-        )  # a model of shapes only (meta device) has no addresses
-
-    weights = {place(p) for p in model.parameters()}
-    seen: dict[int, int] = {}
-    alive: list[Tensor] = []
-
-    def pack(tensor: Tensor) -> Tensor:
-        where = place(tensor)
-        if where not in weights:
-            seen[where] = tensor.untyped_storage().nbytes()
-            alive.append(tensor)  # so that no address is used twice
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        forward()
-    return sum(seen.values())
 
 
 def plan_sft(
@@ -277,7 +253,7 @@ def _plan(
         for p in trained
     ]
     size = sum(p.numel() * itemsize for p, itemsize in zip(trained, sizes, strict=True))
-    states = sum(p.numel() for p in trained) * (2 if "8bit" in optim else 8)
+    states = sum(p.numel() for p in trained) * state_bytes(optim)
     # The backward pass holds the gradient of a layer's widest tensors beside what was kept: about a layer's worth.
     layers = max(1, int(getattr(unwrap(model).config, "num_hidden_layers", 1)))
     adapter = len(trained) < sum(1 for _ in model.parameters())

@@ -179,7 +179,7 @@ def _plan_unloaded(
         return {}, True
     can_load, tokens = True, recipe.data.train.max_prompt_tokens or 256
     kinds = pick_precision(section, device)
-    types = {"dtype": kinds.master, "compute": kinds.compute}
+    types: dict[str, Any] = {"dtype": kinds.master, "compute": kinds.compute}
     try:
         for stage in stages:
             plan = plan_from_config(recipe, stage, config, **types, prompt_tokens=tokens)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from algorist.errors import EngineError, is_out_of_memory, nearest
-from algorist.models.precision import compute_dtype, on_gpu
+from algorist.models.precision import compute_dtype, on_gpu, unused_gpu_bytes
 from algorist.models.sharding import is_sharded, why_not_by_forward
 from algorist.rollouts.base import Completion, SamplingParams
 from algorist.rollouts.decoder import cache_dtype
@@ -157,9 +157,7 @@ def affordable_tokens(model: Any, device: torch.device, least: int = 0) -> int |
 
 def _free_bytes(device: torch.device) -> int | None:
     if on_gpu(device):
-        # What torch's allocator holds without using it is free for us, though not for the driver.
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(torch.cuda.mem_get_info(device)[0]) + unused
+        return unused_gpu_bytes(device)
     try:
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):

@@ -27,6 +27,7 @@ from algorist.training.grpo import AlgoristGRPOTrainer, OnRollouts
 from algorist.training.log_probs import unwrap
 from algorist.training.order import Schedule
 from algorist.training.own import find_advantage, find_loss
+from algorist.training.part_size import tokens_that_fit
 from algorist.training.rounding import bare_optimizer
 from algorist.training.step import Objective
 from algorist.types import Problem
@@ -208,7 +209,7 @@ def make_grpo_trainer(
             args=args,
             schedule=schedule,
             engine=engine,
-            part_tokens=getattr(section, "micro_batch_tokens", None),
+            part_tokens=tokens_that_fit(model, section),
             **shared,
         )
     trainer.optimizer_cls_and_kwargs = bare_optimizer(model, section)
