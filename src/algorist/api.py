@@ -307,7 +307,9 @@ def _rewards(weights: Sequence[float] | None) -> RewardSet:
 def _check_bf16(wanted: bool | None, device: Any) -> None:
     import torch
 
-    found = device.type == "cuda" and torch.cuda.is_bf16_supported()
+    from algorist.models.precision import has_tensor_cores_for
+
+    found = has_tensor_cores_for(torch.bfloat16, device)
     if wanted is not None and wanted != found:
         raise ConfigError(
             f"grpo_args has bf16={wanted}, but bfloat16 follows the device: it is {found} on {device}. Leave bf16 out, or "

@@ -43,7 +43,7 @@ class Solver:
         if isinstance(model, Path):
             policy = load_policy(model, device=device, like=recipe.model if recipe else None)
         else:
-            policy = make_policy(ModelSection(name=model), device=device, seed=0)
+            policy = make_policy(ModelSection(name=model), device=device, seed=0, trained=False)
         return cls(policy, *asked_format(recipe, prompt_format))
 
     def solve(

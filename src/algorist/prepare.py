@@ -63,14 +63,15 @@ def check_machine(recipe: Recipe, device: torch.device) -> None:
         MissingExtraError: Unsloth without a GPU, or not installed.
     """
     from algorist.models.attention import attention_for
-    from algorist.models.load import pick_dtype
+    from algorist.models.precision import pick_precision
     from algorist.models.unsloth import check_unsloth
     from algorist.rollouts.vllm_sleep import check_sleep
 
+    precision = pick_precision(recipe.model, device)
     if recipe.model.backend == "unsloth":
         check_unsloth(recipe.model, device)
     else:
-        attention_for(recipe.model, device, pick_dtype(recipe.model.dtype, device))
+        attention_for(recipe.model, device, precision.compute)
     if recipe.grpo.engine == "vllm":
         check_sleep(recipe.grpo.vllm, device)
 

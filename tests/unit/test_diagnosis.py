@@ -205,8 +205,13 @@ def test_not_finite(runs: Runs, paying: Path) -> None:
 
 
 def test_weights_unchanged(runs: Runs) -> None:
-    stiff = runs("weights_unchanged", "model.dtype=bfloat16", "grpo.learning_rate=1e-7", "grpo.max_steps=8")
+    stiff = runs("weights_unchanged", "model.dtype=bfloat16", "grpo.learning_rate=1e-8", "grpo.max_steps=8")
     assert names(stiff) == ["weights_unchanged"]
+
+
+def test_weights_barely_move(runs: Runs) -> None:
+    coarse = runs("barely", "model.dtype=bfloat16", "grpo.learning_rate=2e-6", "grpo.max_steps=8")
+    assert names(coarse) == ["weights_barely_move"]
 
 
 def test_learning_rate_too_small(runs: Runs) -> None:

@@ -105,3 +105,18 @@ def test_s4_30_every_logged_line_has_it_and_the_report_sums_it_up(tmp_path: Path
         " % of one core in the mean"
     )
     assert told in build_report(tmp_path / "r").read_text(encoding="utf-8")
+
+
+def test_a_gpu_that_does_not_tell_its_load_is_named_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def missing() -> int:
+        raise ModuleNotFoundError("No module named 'pynvml'")
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "utilization", missing)
+    hardware = Hardware()
+    for _ in range(2):
+        hardware._looked = float("-inf")
+        assert "hardware/gpu_memory_gb" in hardware.read()
+    assert caplog.text.count("pip install nvidia-ml-py") == 1

@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from algorist.rollouts.linear import onednn_works
-from algorist.training.linear import _Linear, fast_linear, times_transposed, weight_gradient
+from algorist.models import onednn
+from algorist.models.onednn import (
+    BY_HAND,
+    _Linear,
+    fast_linear,
+    onednn_is_faster,
+    onednn_works,
+    times_transposed,
+    weight_gradient,
+)
+
+
+@pytest.fixture(params=["onednn", "torch"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Both ways, whichever is faster here."""
+    monkeypatch.setenv(BY_HAND, request.param)
+    onednn_is_faster.cache_clear()
+    yield request.param
+    onednn_is_faster.cache_clear()
 
 
 def relative(found: torch.Tensor, exact: torch.Tensor) -> float:
@@ -49,7 +69,9 @@ def test_products_of_views() -> None:
 
 
 @pytest.mark.skipif(not onednn_works(torch.float32), reason="this torch has no oneDNN linear")
-def test_only_float32_outside_autocast_is_taken() -> None:
+def test_only_float32_outside_autocast_is_taken(way: str) -> None:
+    if way != "onednn":
+        return
     layer, inputs = nn.Linear(32, 32), torch.randn(4, 64, 32)
 
     def node(product: torch.Tensor) -> str:
@@ -78,3 +100,38 @@ def test_frozen_weights_get_no_gradient() -> None:
     assert layer.weight.grad is None and layer.bias.grad is None
     assert inputs.grad is not None
     assert relative(inputs.grad, layer.weight.double().sum(0).expand(64, 32)) < 2e-6
+
+
+@pytest.mark.skipif(not onednn_works(torch.float32), reason="this torch has no oneDNN linear")
+@pytest.mark.parametrize(("torchs", "expected"), [(2.5, True), (1.2, False), (0.8, False)])
+def test_the_clearly_faster_one_is_taken(
+    torchs: float, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seconds of a clock of our own: torch's product takes ``torchs``, oneDNN's takes 1."""
+    monkeypatch.delenv(BY_HAND)
+    now, state = 0.0, torch.get_rng_state()
+
+    def plain(*given: torch.Tensor) -> torch.Tensor:
+        nonlocal now
+        now += torchs - 1.0
+        return torch.ones(())
+
+    def clock() -> float:
+        nonlocal now
+        now += 0.5 if clock.calls % 2 == 0 else 1.0
+        clock.calls += 1
+        return now
+
+    clock.calls = 0
+    monkeypatch.setattr(onednn.F, "linear", plain)
+    monkeypatch.setattr(time, "perf_counter", clock)
+    for kind in ("decode", "update"):
+        onednn_is_faster.cache_clear()
+        assert onednn_is_faster(kind, torch.float32) is expected
+    assert torch.equal(torch.get_rng_state(), state)  # what is drawn afterwards does not depend on it
+
+
+def test_the_choice_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = onednn_is_faster("update", torch.float32)
+    monkeypatch.setenv(BY_HAND, "onednn" if not chosen else "torch")
+    assert onednn_is_faster("update", torch.float32) is chosen

@@ -23,7 +23,13 @@ from transformers import (
 from algorist.training.batch import Batch
 from algorist.training.head import completion_log_probs
 from algorist.training.log_probs import LogProbs, plain_log_probs
-from algorist.training.packed import _SharedPrefixAttention, pack, reference_attention
+from algorist.training.packed import pack
+from algorist.training.shared_prefix import (
+    _cpu_backward,
+    _cpu_forward,
+    _SharedPrefixAttention,
+    reference_attention,
+)
 
 VOCAB = 60
 SHAPE: dict[str, Any] = {
@@ -91,8 +97,9 @@ def test_packed_attention_equals_the_reference() -> None:
     key, value = (torch.randn(1, 2, size, 8, requires_grad=True) for _ in range(2))
     weights = torch.randn(1, 4, size, 8)
     results = []
-    for function in (reference_attention, _SharedPrefixAttention.apply):
-        out = function(query, key, value, layout, 0.3)
+    kernel = _cpu_forward, _cpu_backward
+    for function, given in ((reference_attention, ()), (_SharedPrefixAttention.apply, kernel)):
+        out = function(query, key, value, layout, 0.3, *given)
         results.append((out, *torch.autograd.grad((out * weights).sum(), (query, key, value))))
     for expected, found in zip(*results, strict=True):
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)

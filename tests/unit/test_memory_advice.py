@@ -56,8 +56,8 @@ def steps(recipe: Recipe, size: str, limit: float) -> list[fit.Step]:
 def test_weights_gradients_and_optimizer_follow_from_the_configuration(size: str) -> None:
     plan = plan_from_config(numina(), "grpo", Qwen2Config(**SHAPES[size]), dtype=torch.bfloat16)
     weights = 2 * PARAMETERS[size]
-    assert (plan.base, plan.gradients, plan.optimizer) == (weights, weights, 2 * weights)
-    assert plan.activations > 0 and plan.peak > 4 * weights
+    assert (plan.base, plan.gradients, plan.optimizer) == (weights, weights, 4 * weights)  # moments in float32
+    assert plan.activations > 0 and plan.peak > 6 * weights
 
 
 @pytest.mark.parametrize(("size", "limit"), [("0.5B", 4.5), ("3B", 20.0), ("7B", 48.0)])
@@ -120,7 +120,7 @@ def test_a_smaller_model_and_processes_are_named_with_numbers_that_fit() -> None
     *_, model, zero = steps(numina(), "7B", 48.0)
     assert "it has 7.6 B" in model.why and "adapter: " in model.why
     assert model.peak < 0.9 * 48 * GB  # the adapter
-    assert "algorist launch -n 2 --config zero3" in zero.change and zero.peak <= 0.9 * 48 * GB
+    assert "algorist launch -n 3 --config zero3" in zero.change and zero.peak <= 0.9 * 48 * GB
 
 
 COLUMNS = [
@@ -143,7 +143,8 @@ def test_s4_34_the_table_in_the_docs_is_our_plan_beside_the_originals_figures(si
             load_recipe("r1-zero-numina", changes).recipe,
             "grpo",
             Qwen2Config(**SHAPES[size]),
-            dtype=torch.bfloat16,
+            dtype=torch.bfloat16 if any("lora" in change for change in changes) else torch.float32,
+            compute=torch.bfloat16,
         )
         for changes in COLUMNS
     ]

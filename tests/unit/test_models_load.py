@@ -16,7 +16,8 @@ from algorist.config.load import load_recipe
 from algorist.config.schema import GRPOSection, ModelSection, Recipe, SFTSection
 from algorist.errors import ConfigError
 from algorist.models.attention import FLASH, pick_attention, set_attention, takes_flash, told
-from algorist.models.load import load_policy, make_policy, pick_dtype
+from algorist.models.load import load_policy, make_policy
+from algorist.models.precision import Precision, mixed_precision, pick_precision, set_compute
 from algorist.pipeline import run_recipe
 from algorist.prepare import (
     Problems,
@@ -54,13 +55,19 @@ def tiny(**settings: Any) -> ModelSection:
 def test_s0_42_bf16_is_the_default_on_gpus_that_have_it(
     supported: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_, **__: supported)
-    assert pick_dtype("auto", CUDA) is (torch.bfloat16 if supported else torch.float32)
-    assert pick_dtype("auto", CPU) is pick_dtype("auto", torch.device("mps")) is torch.float32
-    assert pick_dtype("float32", CUDA) is torch.float32 and pick_dtype("float16", CPU) is torch.float16
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: supported)
+    fast = torch.bfloat16 if supported else torch.float16
+    assert pick_precision(tiny(), CUDA) == Precision(torch.float32, fast)
+    assert pick_precision(tiny(lora={}), CUDA) == Precision(fast, fast)
+    for device in (CPU, torch.device("mps")):
+        assert pick_precision(tiny(), device) == Precision(torch.float32, torch.float32)
+    assert pick_precision(tiny(dtype="float16"), CPU).master is torch.float16
     place = {"output_dir": tmp_path, "seed": 0, "report_to": ()}
+    model = make_policy(tiny(), device=CPU, seed=0, texts=TEXTS).model
+    set_compute(model, fast)  # as on such a GPU
     for section in (SFTSection(), GRPOSection()):
-        assert optim_arguments(section, device=CUDA, **place)["bf16"] is supported
+        found = optim_arguments(section, device=CUDA, **place, mixed=mixed_precision(model, CUDA))
+        assert found["bf16"] is supported and found["fp16"] is not supported
         assert optim_arguments(section, device=CPU, **place)["bf16"] is False
 
 

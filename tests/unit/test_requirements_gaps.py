@@ -27,7 +27,8 @@ from algorist.evaluation.artifact import read_artifact
 from algorist.evaluation.estimators import summarise
 from algorist.grading import grade, grade_completion
 from algorist.inference import Solver
-from algorist.models.load import make_policy, pick_dtype, prepare_tokenizer
+from algorist.models.load import make_policy, prepare_tokenizer
+from algorist.models.precision import pick_precision
 from algorist.pipeline import Quiet, Run, run_recipe
 from algorist.prepare import recipe_format
 from algorist.prompts import get_format
@@ -254,7 +255,8 @@ def test_s4_7_s4_25_no_code_of_the_models_runs_and_the_main_revision_is_taken() 
     assert model.trust_remote_code is False and model.revision is None
     assert settings("model.trust_remote_code=true").model.trust_remote_code is True
     assert settings("model.attn_implementation=flash_attention_2").model.attn_implementation is not None
-    assert pick_dtype("bfloat16", CPU) is torch.bfloat16 and pick_dtype("auto", CPU) is torch.float32
+    assert pick_precision(ModelSection(dtype="bfloat16"), CPU).master is torch.bfloat16
+    assert pick_precision(ModelSection(), CPU).master is torch.float32
 
 
 def test_s1_2_unsloth_that_is_not_installed_says_how_to_get_it() -> None:

@@ -10,10 +10,10 @@ import torch
 import transformers as hf
 
 from algorist.errors import EngineError
+from algorist.models.onednn import bucket, fixed_linear, onednn_works
 from algorist.rollouts import SamplingParams, make_engine
 from algorist.rollouts.decoder_tier import plan_room
 from algorist.rollouts.kv_cache import KVCache
-from algorist.rollouts.linear import bucket, fixed_linear, onednn_works
 from algorist.rollouts.native import NativeEngine, affordable_tokens
 from algorist.rollouts.transformers import TransformersEngine
 from algorist.rollouts.weights import why_no_decoder
@@ -101,7 +101,7 @@ def test_a_subclass_or_a_foreign_linear_is_not_taken_for_the_original() -> None:
 
     model.model.layers[0].mlp.up_proj = Scaled(48, 96, bias=False)
     assert "a linear layer is a" in str(why_no_decoder(model))
-    assert "weights are of type torch.float16" in str(why_no_decoder(build("qwen2", torch.float16)))
+    assert "weights are of type torch.float64" in str(why_no_decoder(build("qwen2", torch.float64)))
 
 
 def test_a_shared_head_padded_beyond_the_vocabulary() -> None:

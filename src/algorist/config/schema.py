@@ -84,10 +84,14 @@ class ModelSection(Section):
     revision: str | None = None
     """Branch, tag or commit on the hub."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Weights' type; ``auto`` takes bfloat16 on CUDA devices that support it and float32 elsewhere."""
+    """Type that the weights are kept in. ``auto`` is float32 for weights that are trained, the products' type for an adapter's
+    base; bfloat16 trains bare 16-bit weights, stochastically rounded."""
+    compute_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Type of the matrix products, under autocast where it is not the weights'. ``auto`` is bfloat16 on GPUs that have tensor
+    cores for it, float16 on older ones, and the weights' type elsewhere."""
     attn_implementation: str | None = None
     """Attention kernel (``sdpa``, ``flash_attention_2``, ``eager``) of the passes through the model's module. Left out:
-    ``flash_attention_2`` on CUDA with 16-bit weights where the package flash_attn is installed, else transformers chooses."""
+    ``flash_attention_2`` on CUDA with 16-bit products where the package flash_attn is installed, else transformers chooses."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model. Off unless you trust the model's author."""
     backend: Literal["transformers", "unsloth"] = "transformers"
@@ -290,6 +294,9 @@ class GRPOSection(OptimSection):
     vllm: dict[str, Any] = Field(default_factory=dict)
     """vLLM settings: ``mode`` (colocate or server), ``gpu_memory_utilization`` (share of the GPU's memory, 0.3),
     ``enable_sleep_mode`` (give it back during the update), ``server_base_url``, ``sync_folder``, …"""
+    micro_batch_tokens: int | None = Field(None, ge=16)
+    """Most tokens of one forward and backward (each prompt once, every completion; one row at least). Left out, a
+    GPU's free memory decides, and after running out of memory half of what did not fit."""
     fast_update: bool = True
     """Compute each prompt once per group, the head at completion positions only; off = stock TRL."""
     skip_zero_advantage: bool = True

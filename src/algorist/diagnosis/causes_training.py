@@ -7,7 +7,7 @@ import math
 from algorist.diagnosis.causes import CAUSES, per_step, percent, share, span
 from algorist.diagnosis.findings import Finding
 from algorist.diagnosis.signals import Signals
-from algorist.diagnosis.weights import MOVED_SHARE
+from algorist.diagnosis.weights import HALF_MOVED, MOVED_SHARE
 from algorist.diagnosis.windows import MIN_STEPS, Break, ends, middle, pooled, recent, steepest_drop, z_score
 
 LEAST_RATE = 1e-8
@@ -135,6 +135,34 @@ def weights_unchanged(signals: Signals) -> Finding | None:
             tuple(facts),
             (),
             signals.settings.change(model__dtype="float32", model__lora={"rank": 16, "alpha": 32}),
+            stage,
+        )
+    return None
+
+
+@CAUSES.register("weights_barely_move")
+def weights_barely_move(signals: Signals) -> Finding | None:
+    """Weights kept in 16 bit, of which fewer than half have changed: most steps are smaller than their last digit."""
+    for stage in ("grpo", "sft"):
+        change = signals.weights.get(stage)
+        if change is None or not change.half or change.empty_adapter:
+            continue
+        if (
+            not MOVED_SHARE <= change.share < HALF_MOVED
+            or _steps_with_gradient(signals, stage) < MOVING_STEPS
+        ):
+            continue
+        return Finding(
+            "weights_barely_move",
+            "Fewer than half of the weights have moved: they are kept in 16 bit, whose last digit is larger than most steps.",
+            3,
+            (
+                f"{change.start} and {stage}/{change.end}: at most {percent(change.share)} of the elements of any of "
+                f"{change.tensors} tensors differ, relative change {change.relative:.1e}",
+                f"learning rate {_rate(signals, stage):g}, dtype {signals.settings.get('model.dtype', 'auto')}",
+            ),
+            (),
+            signals.settings.change(model__dtype="float32"),
             stage,
         )
     return None

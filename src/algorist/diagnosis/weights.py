@@ -15,6 +15,8 @@ from algorist.errors import CheckpointError
 MOVED_SHARE = 0.01
 """A tensor counts as trained when one element in a hundred changed: bfloat16 weights that swallow small updates still
 change where they happen to be close to zero, and rows of an embedding change only for tokens that occur."""
+HALF_MOVED = 0.5
+"""Weights with room for Adam's steps nearly all change within a few of them; 16-bit ones round the steps away."""
 _TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 
@@ -22,8 +24,9 @@ _TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 class WeightChange:
     """The comparison of two sets of weights.
 
-    ``share`` is the largest share of changed elements of any tensor (a lower bound once it is above ``MOVED_SHARE``),
-    ``relative`` the largest |end - start| / |start| seen, ``empty_adapter`` whether every LoRA B matrix is zero.
+    ``share`` is the largest share of changed elements of any tensor (a lower bound once it is above ``HALF_MOVED``),
+    ``relative`` the largest |end - start| / |start| seen, ``empty_adapter`` whether every LoRA B matrix is zero, ``half``
+    whether the end is stored in 16 bit.
     """
 
     start: str
@@ -32,6 +35,7 @@ class WeightChange:
     share: float
     relative: float
     empty_adapter: bool = False
+    half: bool = False
 
 
 def stage_change(run: Path, stage: str, settings: Settings) -> WeightChange | None:
@@ -74,10 +78,11 @@ def compare(start: Path, end: Path) -> WeightChange | None:
         share = max(share, float(numpy.count_nonzero(difference)) / difference.size)
         size = float(numpy.linalg.norm(old))
         relative = max(relative, float(numpy.linalg.norm(difference)) / size if size else 0.0)
-        if share > MOVED_SHARE and relative > 1e-4:
+        if share > HALF_MOVED and relative > 1e-4:
             break
+    half = all(after[name][1] in ("BF16", "F16") for name in common)
     label = f"{start.parent.name}/{start.name}"
-    return WeightChange(label, end.name, len(common), share, relative, _empty_adapter(end))
+    return WeightChange(label, end.name, len(common), share, relative, _empty_adapter(end), half)
 
 
 Tensor = tuple[Path, str, tuple[int, ...], int, int]

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from algorist.errors import CheckpointError, ConfigError
 from algorist.hub.card import CARD, base_of, model_card
-from algorist.models.load import DTYPES, load_policy
+from algorist.models.load import load_policy
+from algorist.models.precision import DTYPES
 from algorist.training.checkpoint import checkpoints
 
 TRAINING_FILES = (

@@ -24,11 +24,11 @@ from algorist.errors import AlgoristError, CheckpointError, ConfigError, is_out_
 from algorist.models.attention import attention_for, set_attention
 from algorist.models.families import lora_targets
 from algorist.models.templates import check_template
+from algorist.models.precision import Precision, pick_precision, set_compute
 from algorist.models.tiny import tiny_model, train_tokenizer
 from algorist.models.unsloth import check_unsloth, load_unsloth
 from algorist.models.weights import check_adapter, check_weights
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PLAIN_TEMPLATE = (
     "{% for message in messages %}"
     "{% if message['role'] == 'system' %}{{ message['content'] + '\n\n' }}"
@@ -62,13 +62,6 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """Return the weights' type: ``auto`` is bfloat16 on CUDA devices that support it, else float32."""
-    if name != "auto":
-        return DTYPES[name]
-    return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
-
-
 def make_policy(
     section: ModelSection,
     *,
@@ -77,6 +70,7 @@ def make_policy(
     texts: Iterable[str] = (),
     tags: Iterable[str] = (),
     longest: Callable[[PreTrainedTokenizerBase], int | None] | None = None,
+    trained: bool = True,
 ) -> Policy:
     """Make or load the policy that a recipe names.
 
@@ -88,23 +82,25 @@ def make_policy(
         tags: Tags that this tokenizer keeps whole.
         longest: Gives the most tokens of a prompt with its completion, for Unsloth, which sets room aside; None for the
             model's context.
+        trained: The weights may be trained; else they lie in the type of the products.
 
     Raises:
         ConfigError: The model cannot be found or has no tokenizer; the message names the way out.
         MissingExtraError: The backend is unsloth, which is not installed or has no GPU here.
     """
-    dtype = pick_dtype(section.dtype, device)
+    precision = pick_precision(section, device, trained=trained)
     if section.backend == "unsloth":
-        return _through_unsloth(section, device, dtype, seed, longest)
+        return _through_unsloth(section, device, precision.master, seed, longest)
     if section.name == "tiny":
         made = train_tokenizer(texts, vocab_size=section.tiny.vocab_size, tags=tags)
         shape = section.tiny.model_dump(exclude={"vocab_size"}, exclude_none=True)
         model: Any = tiny_model(made, seed=seed, **shape)
-        model.to(device, dtype)
-        set_attention(model, section, device, dtype)
+        model.to(device, precision.master)
+        set_attention(model, section, device, precision.compute)
+        set_compute(model, precision.compute)
         tokenizer: PreTrainedTokenizerBase = made
     else:
-        model, tokenizer = _pretrained(section, device)
+        model, tokenizer = _pretrained(section, device, precision)
     policy = Policy(model, prepare_tokenizer(tokenizer, section.chat_template))
     if section.lora is not None and not hasattr(policy.model, "peft_config"):
         with torch.random.fork_rng(devices=[]):
@@ -127,16 +123,22 @@ def load_policy(
         path: The folder.
         device: Where the weights go.
         dtype: Weights' type; that of ``like`` when left out.
-        trainable: Train the adapter on.
+        trainable: The weights, or the adapter's, are trained further.
         like: The section of the run that the folder belongs to: its type of weights, attention and trust in the model's
             code hold for the folder too. Our defaults when left out.
 
     Raises:
         CheckpointError: The folder holds neither a model nor an adapter, or no tokenizer.
     """
-    folder, kept = Path(path), {"dtype", "attn_implementation", "trust_remote_code"}
+    folder, kept = Path(path), {"dtype", "compute_dtype", "attn_implementation", "trust_remote_code"}
     section = ModelSection(**like.model_dump(include=kept)) if like else ModelSection()
-    if (folder / "adapter_config.json").is_file():
+    is_adapter = (folder / "adapter_config.json").is_file()
+    precision = (
+        Precision(dtype, dtype)
+        if dtype
+        else pick_precision(section, device, trained=trainable and not is_adapter)
+    )
+    if is_adapter:
         from peft import PeftModel
 
         base_name = _base_of(folder)
@@ -144,7 +146,7 @@ def load_policy(
         section = section.model_copy(
             update={"name": str(_base_folder(base_name, folder)), "revision": revision}
         )
-        base, tokenizer = _pretrained(section, device, dtype)
+        base, tokenizer = _pretrained(section, device, precision)
         if (folder / "tokenizer_config.json").is_file():
             tokenizer = _tokenizer(str(folder), None)
         with _in_words(str(folder)):
@@ -157,7 +159,7 @@ def load_policy(
         raise CheckpointError(
             f"{folder} holds no model: neither config.json nor adapter_config.json is there"
         )
-    model, tokenizer = _pretrained(section.model_copy(update={"name": str(folder)}), device, dtype)
+    model, tokenizer = _pretrained(section.model_copy(update={"name": str(folder)}), device, precision)
     return Policy(model, prepare_tokenizer(tokenizer, None))
 
 
@@ -211,7 +213,7 @@ def add_lora(model: PreTrainedModel, section: LoraSection) -> Any:
 
 
 def _pretrained(
-    section: ModelSection, device: torch.device, dtype: torch.dtype | None = None
+    section: ModelSection, device: torch.device, precision: Precision
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     local = Path(section.name).expanduser()
     looks_local = local.is_dir() or section.name.startswith((".", "/", "~")) or section.name.count("/") > 1
@@ -224,13 +226,12 @@ def _pretrained(
     with _in_words(name):
         _check_sizes(name, section.revision)
     tokenizer = _tokenizer(name, section.revision, section.trust_remote_code)
-    dtype = dtype or pick_dtype(section.dtype, device)
-    attention_for(section, device, dtype)
+    attention_for(section, device, precision.compute)
     with _in_words(name):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             name,
             revision=section.revision or "main",
-            dtype=dtype,
+            dtype=precision.master,
             trust_remote_code=section.trust_remote_code,
             attn_implementation=section.attn_implementation,
             ignore_mismatched_sizes=True,  # refused below, with the shapes
@@ -246,7 +247,8 @@ def _pretrained(
             "model's own tokenizer files beside config.json"
         )
     moved.to(device)
-    set_attention(moved, section, device, dtype)
+    set_attention(moved, section, device, precision.compute)
+    set_compute(moved, precision.compute)
     return moved, tokenizer
 
 

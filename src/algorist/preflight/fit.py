@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from algorist.config.schema import GRPOSection, LoraSection, Recipe, SFTSection
 from algorist.diagnosis.findings import Settings
 from algorist.models.load import add_lora
+from algorist.models.precision import Precision
 from algorist.preflight.memory import MemoryPlan, Shape, plan_grpo, plan_sft
 from algorist.training.faults import smaller_batch
 
@@ -46,6 +47,7 @@ def plan_from_config(
     config: Any,
     *,
     dtype: torch.dtype,
+    compute: torch.dtype | None = None,
     prompt_tokens: int = 256,
     base_bytes: int = 0,
 ) -> MemoryPlan:
@@ -55,17 +57,30 @@ def plan_from_config(
         recipe: The resolved recipe.
         stage: The stage; its longest completions are what the recipe allows.
         config: The model's transformers configuration.
-        dtype: Type of the weights, gradients and optimizer states.
+        dtype: Type of the weights and gradients.
+        compute: Type of the products; the weights' when left out.
         prompt_tokens: Length of the longest prompt in tokens.
         base_bytes: What the process takes beside the weights.
     """
-    model = _shapes(config, dtype, recipe.model.lora)
-    base = base_bytes + sum(p.numel() * p.element_size() for p in model.parameters())
+    precision = Precision(dtype, compute or dtype)
+    model = _shapes(config, precision.compute, recipe.model.lora)
+    sizes = (
+        (p.numel(), dtype.itemsize if p.dtype == precision.compute else p.element_size())
+        for p in model.parameters()
+    )
+    base = base_bytes + sum(count * size for count, size in sizes)
     if stage == "sft":
         sft = recipe.sft
         longest = min(sft.max_length or 2048, prompt_tokens + recipe.grpo.max_completion_tokens)
         shape = Shape(sft.batch_size, 0, min(prompt_tokens, longest), max(0, longest - prompt_tokens))
-        return plan_sft(model, shape, base_bytes=base, recompute=sft.gradient_checkpointing)
+        return plan_sft(
+            model,
+            shape,
+            base_bytes=base,
+            recompute=sft.gradient_checkpointing,
+            precision=precision,
+            optim=sft.optim,
+        )
     grpo = recipe.grpo
     shape = Shape(
         rows=grpo.batch_size,
@@ -81,6 +96,9 @@ def plan_from_config(
         length=prompt_tokens + grpo.max_completion_tokens,
         base_bytes=base,
         recompute=grpo.gradient_checkpointing,
+        precision=precision,
+        optim=grpo.optim,
+        part_tokens=grpo.micro_batch_tokens,
     )
 
 
@@ -91,6 +109,7 @@ def memory_steps(
     *,
     dtype: torch.dtype,
     limit: int,
+    compute: torch.dtype | None = None,
     prompt_tokens: int = 256,
     base_bytes: int = 0,
 ) -> list[Step]:
@@ -102,7 +121,13 @@ def memory_steps(
 
     def plan(changed: Recipe) -> MemoryPlan:
         return plan_from_config(
-            changed, stage, config, dtype=dtype, prompt_tokens=prompt_tokens, base_bytes=base_bytes
+            changed,
+            stage,
+            config,
+            dtype=dtype,
+            compute=compute,
+            prompt_tokens=prompt_tokens,
+            base_bytes=base_bytes,
         )
 
     now = plan(recipe)
@@ -113,15 +138,12 @@ def memory_steps(
     section: SFTSection | GRPOSection = getattr(recipe, stage)
     checkpointing = _with(recipe, stage, gradient_checkpointing=True)
     then = plan(checkpointing)
-    if (
-        then.peak < now.peak
-    ):  # without the shared-prefix update a large vocabulary may cost more than is saved
-        costs = "" if stage == "sft" else " and the shared-prefix update"
+    if then.peak < now.peak:
         told.append(
             Step(
                 "gradient_checkpointing",
                 f"{start}; gradient checkpointing: {_gb(then.peak)} GB, {_gb(now.peak - then.peak)} less, for a second forward "
-                f"pass{costs} (a warning about caching is harmless)",
+                f"pass (a warning about caching is harmless)",
                 Settings({stage: section.model_dump()}).change(**{f"{stage}__gradient_checkpointing": True}),
                 then.peak,
             )

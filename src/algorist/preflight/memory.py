@@ -20,17 +20,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from algorist.models.precision import HALF, Precision, compute_dtype, on_gpu, weight_dtype
+from algorist.rollouts.decoder import cache_dtype
 from algorist.training.batch import Batch
-from algorist.training.head import CACHE_BYTES, CHUNK_ELEMENTS
+from algorist.training.head import CACHE_BYTES, CHUNK_ELEMENTS, TILE_COLUMNS, TILE_ROWS
 from algorist.training.log_probs import LogProbs, packed_log_probs, recomputes, unwrap
+from algorist.training.part_size import saved_bytes, state_bytes
 
 HOLES, ADAPTER_HOLES = 0.1, 0.4
 """Memory that the C allocator keeps in holes between what stays and what is freed, as a share of the activations (CPU only;
 measured with benchmarks/memory_plan.py: adapters make several short-lived tensors in each layer)."""
 
 
-_slopes: weakref.WeakKeyDictionary[nn.Module, float] = weakref.WeakKeyDictionary()
-"""Bytes per token of models that are shapes only and never change."""
+MIXED_BYTES = 10
+"""What a layer keeps more under autocast than in 16 bit, per token and width: its stream and norms are float32 (counted)."""
+_slopes: weakref.WeakKeyDictionary[nn.Module, dict[bool, float]] = weakref.WeakKeyDictionary()
+"""Bytes per token of models that are shapes only and never change, by whether the pass is packed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,33 +75,14 @@ class Shape:
     total_tokens: int = 0
 
 
-def saved_bytes(forward: Callable[[], Tensor], model: nn.Module) -> int:
-    """Return the bytes that autograd keeps for the backward pass of ``forward``, each storage once, without weights."""
-
-    def place(tensor: Tensor) -> int:
-        storage = tensor.untyped_storage()
-        return storage.data_ptr() or int(
-            storage._cdata
-        )  # a model of shapes only (meta device) has no addresses
-
-    weights = {place(p) for p in model.parameters()}
-    seen: dict[int, int] = {}
-    alive: list[Tensor] = []
-
-    def pack(tensor: Tensor) -> Tensor:
-        where = place(tensor)
-        if where not in weights:
-            seen[where] = tensor.untyped_storage().nbytes()
-            alive.append(tensor)  # so that no address is used twice
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        forward()
-    return sum(seen.values())
-
-
 def plan_sft(
-    model: Any, shape: Shape, *, base_bytes: int | None = None, recompute: bool | None = None
+    model: Any,
+    shape: Shape,
+    *,
+    base_bytes: int | None = None,
+    recompute: bool | None = None,
+    precision: Precision | None = None,
+    optim: str = "adamw_torch",
 ) -> MemoryPlan:
     """Return the plan of an SFT step: padded rows through the model's own forward, the head at completions only.
 
@@ -105,19 +91,22 @@ def plan_sft(
         shape: The largest micro-batch.
         base_bytes: What is taken before the step, weights included; what this process takes now when left out.
         recompute: Plan with gradient checkpointing, or without; as the model is set when left out.
+        precision: Types of weights and products, for a model of shapes only, which has the products' type.
+        optim: Name of the optimizer.
     """
     base = unwrap(model)
-    vocabulary = _head(base)
+    vocabulary, precision = _head(base), precision or _precision(model)
 
     def kept(tokens: int) -> int:
         ids = torch.randint(0, vocabulary, (1, tokens), device=next(base.parameters()).device)
         # The logits are left to their own line.
-        return saved_bytes(lambda: _forward(base, ids), base)
+        return saved_bytes(lambda: _forward(base, ids, precision), base)
 
     tokens = shape.rows * (shape.prompt_tokens + shape.completion_tokens)
     completions = shape.total_tokens or shape.rows * shape.completion_tokens
-    activations = _activations(base, kept, tokens, recompute)
-    return _plan(model, activations, _head_bytes(completions, vocabulary), 0, base_bytes)
+    activations = _activations(base, kept, tokens, recompute, precision, packed=False)
+    logits = _head_bytes(base, completions, precision)
+    return _plan(model, activations, logits, 0, base_bytes, precision, optim)
 
 
 def plan_grpo(
@@ -129,6 +118,9 @@ def plan_grpo(
     length: int,
     base_bytes: int | None = None,
     recompute: bool | None = None,
+    precision: Precision | None = None,
+    optim: str = "adamw_torch",
+    part_tokens: int | None = None,
 ) -> MemoryPlan:
     """Return the plan of a GRPO step.
 
@@ -139,13 +131,14 @@ def plan_grpo(
         group_rows: Rows that are sampled at once.
         length: Tokens of the longest sequence.
         base_bytes: As for ``plan_sft``.
-        recompute: As for ``plan_sft``; gradient checkpointing turns the fast update off.
+        recompute: As for ``plan_sft``.
+        precision: As for ``plan_sft``.
+        optim: As for ``plan_sft``.
+        part_tokens: Most tokens of one forward and backward.
     """
     base = unwrap(model)
-    vocabulary = _head(base)
+    vocabulary, precision = _head(base), precision or _precision(model)
     device = next(base.parameters()).device
-    shapes_only = device.type == "meta"
-    fast_update = fast_update and not (recomputes(base) if recompute is None else recompute)
 
     def kept(tokens: int) -> int:
         ids = torch.randint(0, vocabulary, (1, tokens), device=device)
@@ -153,12 +146,13 @@ def plan_grpo(
         mask = torch.ones(1, half, dtype=torch.bool, device=device)
 
         def forward() -> Tensor:
-            if fast_update and not shapes_only:
-                row = ids[0].tolist()
+            if fast_update:
+                row = [1] * tokens
                 batch = Batch([row[:-half]], [row[-half:]], [0], torch.zeros(1, device=device), mask)
                 if LogProbs(verify=False).why_plain(base, batch) is None:
-                    return packed_log_probs(base, batch)[0].sum()
-            return _forward(base, ids)
+                    with _autocast(base, precision):
+                        return packed_log_probs(base, batch)[0].sum()
+            return _forward(base, ids, precision)
 
         return saved_bytes(forward, base)
 
@@ -166,24 +160,53 @@ def plan_grpo(
     if fast_update:
         completions = shape.total_tokens or completions
         tokens = shape.prompts * shape.prompt_tokens + completions
-        logits = _head_bytes(completions, vocabulary)
+        if part_tokens and part_tokens < tokens:
+            tokens = max(part_tokens, shape.prompt_tokens + shape.completion_tokens)
+            completions = min(completions, tokens)
+        logits = _head_bytes(base, completions, precision)
     else:
         tokens = shape.rows * shape.prompt_tokens + completions
         logits = 3 * 4 * completions * vocabulary
-    cache = group_rows * length * _cache_bytes(base) + 3 * 4 * group_rows * vocabulary
-    return _plan(model, _activations(base, kept, tokens, recompute), logits, cache, base_bytes)
+    cache = group_rows * length * _cache_bytes(base, precision) + 3 * 4 * group_rows * vocabulary
+    if precision.autocast:  # the sampler's copy of the weights
+        cache += sum(p.numel() for p in base.parameters()) * precision.compute.itemsize
+    activations = _activations(base, kept, tokens, recompute, precision, packed=fast_update)
+    return _plan(model, activations, logits, cache, base_bytes, precision, optim)
 
 
-def _forward(base: Any, ids: Tensor) -> Tensor:
+def _precision(model: Any) -> Precision:
+    return Precision(weight_dtype(model), compute_dtype(model))
+
+
+def _autocast(base: Any, precision: Precision) -> contextlib.AbstractContextManager[Any]:
+    """Return the context of a pass; a model of shapes only lies in the products' type already."""
+    kind = next(base.parameters()).device.type
+    if not precision.autocast or kind == "meta":
+        return contextlib.nullcontext()
+    return torch.autocast(kind, dtype=precision.compute)
+
+
+def _forward(base: Any, ids: Tensor, precision: Precision) -> Tensor:
     """Return something to differentiate from the model's own forward, without the logits of more than one position."""
     mask = None
     if ids.device.type == "meta":  # the model would look into the values of its positions for packed rows
         mask = torch.ones(1, 1, ids.shape[1], ids.shape[1], dtype=torch.bool, device=ids.device)
-    found: Tensor = base(input_ids=ids, attention_mask=mask, use_cache=False, logits_to_keep=1).logits.sum()
+    with _autocast(base, precision):
+        found: Tensor = base(
+            input_ids=ids, attention_mask=mask, use_cache=False, logits_to_keep=1
+        ).logits.sum()
     return found
 
 
-def _activations(base: Any, kept: Callable[[int], int], tokens: int, recompute: bool | None) -> int:
+def _activations(
+    base: Any,
+    kept: Callable[[int], int],
+    tokens: int,
+    recompute: bool | None,
+    precision: Precision,
+    *,
+    packed: bool,
+) -> int:
     """Return what the forward pass keeps for the backward pass of ``tokens`` tokens (bytes).
 
     With gradient checkpointing that is each layer's input, and everything inside one layer at a time.
@@ -193,43 +216,65 @@ def _activations(base: Any, kept: Callable[[int], int], tokens: int, recompute: 
     if on:
         base.eval()  # checkpointing is in force in training only
     try:
-        per_token = _slopes.get(base)
-        if per_token is None:
-            per_token = _slope(kept)
-            if next(base.parameters()).device.type == "meta":
-                _slopes[base] = per_token
-        every = int(per_token * tokens)
+        shapes_only = next(base.parameters()).device.type == "meta"
+        known = _slopes.setdefault(base, {}) if shapes_only else {}
+        if packed not in known:
+            known[packed] = _slope(kept)
+        per_token = known[packed]
     finally:
         base.train(was)
-    if not recompute:
-        return every
     config = base.config.get_text_config()
-    layers = max(1, int(config.num_hidden_layers))
-    return (
-        tokens * int(config.hidden_size) * layers * next(base.parameters()).element_size() + every // layers
-    )
+    layers, width = max(1, int(config.num_hidden_layers)), int(config.hidden_size)
+    if shapes_only and precision.autocast:
+        per_token += MIXED_BYTES * width * layers
+    every = int(per_token * tokens)
+    # Under autocast each weight's 16-bit copy is kept until the backward pass.
+    copies = sum(p.numel() for p in base.parameters()) * precision.compute.itemsize * precision.autocast
+    if not recompute:
+        return every + copies
+    return tokens * width * layers * precision.master.itemsize + every // layers + copies
 
 
 def _plan(
-    model: nn.Module, activations: int, logits: int, cache: int, base_bytes: int | None = None
+    model: nn.Module,
+    activations: int,
+    logits: int,
+    cache: int,
+    base_bytes: int | None,
+    precision: Precision,
+    optim: str,
 ) -> MemoryPlan:
     trained = [p for p in model.parameters() if p.requires_grad]
-    size = sum(p.numel() * p.element_size() for p in trained)
+    shapes_only = bool(trained) and trained[0].device.type == "meta"
+    # A model of shapes only has the products' type; an adapter's factors have their own.
+    small = min(precision.compute.itemsize, precision.master.itemsize)
+    sizes = [
+        precision.master.itemsize if shapes_only and p.element_size() == small else p.element_size()
+        for p in trained
+    ]
+    size = sum(p.numel() * itemsize for p, itemsize in zip(trained, sizes, strict=True))
+    states = sum(p.numel() for p in trained) * state_bytes(optim)
     # The backward pass holds the gradient of a layer's widest tensors beside what was kept: about a layer's worth.
     layers = max(1, int(getattr(unwrap(model).config, "num_hidden_layers", 1)))
     adapter = len(trained) < sum(1 for _ in model.parameters())
     holes = 0.0 if torch.cuda.is_available() else ADAPTER_HOLES if adapter else HOLES
     activations += activations // layers
     taken = memory_now() if base_bytes is None else base_bytes
-    return MemoryPlan(taken, size, 2 * size, activations, logits, cache, allocator=int(holes * activations))
+    return MemoryPlan(taken, size, states, activations, logits, cache, allocator=int(holes * activations))
 
 
 def _slope(kept: Callable[[int], int], short: int = 32, long: int = 96) -> float:
     return (kept(long) - kept(short)) / (long - short)
 
 
-def _head_bytes(completions: int, vocabulary: int) -> int:
-    """Return what the chunked head takes: probabilities that are kept, and two chunks of logits."""
+def _head_bytes(base: Any, completions: int, precision: Precision) -> int:
+    """Return what the head takes: probabilities that are kept and two chunks of logits, or a tile and gradients in float32."""
+    weight = base.get_output_embeddings().weight
+    vocabulary = int(weight.shape[0])
+    if on_gpu(weight.device) or precision.compute in HALF:
+        rows, columns = min(TILE_ROWS, completions), min(TILE_COLUMNS, vocabulary)
+        gradients = completions * int(weight.shape[1]) + weight.numel() * weight.requires_grad
+        return rows * columns * precision.compute.itemsize + 4 * gradients
     chunk = min(CHUNK_ELEMENTS, completions * vocabulary) * 4
     kept = completions * vocabulary * 4
     return (kept if kept <= CACHE_BYTES else 0) + 2 * chunk
@@ -239,12 +284,13 @@ def _head(base: Any) -> int:
     return int(base.get_output_embeddings().weight.shape[0])
 
 
-def _cache_bytes(base: Any) -> int:
+def _cache_bytes(base: Any, precision: Precision) -> int:
     """Return the KV cache of one token in bytes."""
     config = base.config.get_text_config()
     heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
     width = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-    return 2 * int(config.num_hidden_layers) * heads * width * next(base.parameters()).element_size()
+    kind = cache_dtype(precision.compute, next(base.parameters()).device)
+    return 2 * int(config.num_hidden_layers) * heads * width * kind.itemsize
 
 
 def memory_now() -> int:
@@ -263,7 +309,7 @@ def memory_now() -> int:
 def memory_limit() -> int | None:
     """Return the memory of the device in bytes; None where the system does not say."""
     if torch.cuda.is_available():
-        return int(torch.cuda.get_device_properties(0).total_memory)
+        return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
     found = Path("/proc/meminfo")
     if not found.is_file():
         return None

@@ -12,7 +12,8 @@ from transformers import AutoConfig
 
 from algorist.config.schema import Recipe
 from algorist.grading import why_unreadable
-from algorist.models.load import Policy, load_policy, make_policy, pick_device, pick_dtype
+from algorist.models.load import Policy, load_policy, make_policy, pick_device
+from algorist.models.precision import compute_dtype, pick_precision, weight_dtype
 from algorist.preflight.advice import NEAR_LIMIT, advise
 from algorist.preflight.completions import sample
 from algorist.preflight.fit import Stage, memory_steps, plan_from_config
@@ -139,7 +140,8 @@ def _plan_smaller(recipe: Recipe, policy: Policy, found: Preflight) -> None:
                 recipe,
                 stage,
                 policy.model.config,
-                dtype=weights[0].dtype,
+                dtype=weight_dtype(policy.model),
+                compute=compute_dtype(policy.model),
                 limit=found.memory_limit,
                 prompt_tokens=int(found.prompts["p99"]),
                 base_bytes=max(0, memory["base"] - sum(p.numel() * p.element_size() for p in weights)),
@@ -176,12 +178,13 @@ def _plan_unloaded(
     if getattr(config, "quantization_config", None):  # its weights are smaller than their shapes say
         return {}, True
     can_load, tokens = True, recipe.data.train.max_prompt_tokens or 256
-    dtype = pick_dtype(section.dtype, device)
+    kinds = pick_precision(section, device)
+    types: dict[str, Any] = {"dtype": kinds.master, "compute": kinds.compute}
     try:
         for stage in stages:
-            plan = plan_from_config(recipe, stage, config, dtype=dtype, prompt_tokens=tokens)
+            plan = plan_from_config(recipe, stage, config, **types, prompt_tokens=tokens)
             if plan.base + plan.gradients + plan.optimizer > limit:
-                steps = memory_steps(recipe, stage, config, dtype=dtype, limit=limit, prompt_tokens=tokens)
+                steps = memory_steps(recipe, stage, config, **types, limit=limit, prompt_tokens=tokens)
                 planned[stage] = [step.as_dict() for step in steps]
             can_load = can_load and plan.base <= limit
     except Exception as error:  # code of the model's own, or a forward that cannot run on shapes

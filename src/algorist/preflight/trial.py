@@ -88,7 +88,7 @@ def try_sft(
             callbacks=[clock],
         )
         longest = lengths[-max(1, len(lengths) // 100)] if lengths else 1
-        plan = plan_sft(trainer.model, Shape(recipe.sft.batch_size, 0, 0, longest))
+        plan = plan_sft(trainer.model, Shape(recipe.sft.batch_size, 0, 0, longest), optim=recipe.sft.optim)
         reset_peak()
         trainer.train()
         return Trial(clock.median(), steps, plan, peak())
@@ -152,6 +152,8 @@ def try_grpo(
             fast_update=section.fast_update,
             group_rows=generation,
             length=longest + section.max_completion_tokens,
+            optim=section.optim,
+            part_tokens=section.micro_batch_tokens,
         )
         reset_peak()
         trainer.train()

@@ -13,8 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from algorist.models.precision import on_gpu
 from algorist.rollouts.kv_cache import KVCache
 from algorist.rollouts.weights import DecoderWeights, Layer
+
+_FLOAT32_RESULTS = hasattr(torch.ops.aten.bmm, "dtype")  # torch 2.8
 
 
 @dataclass(slots=True)
@@ -45,9 +48,9 @@ class Decoder:
         angle = position.unsqueeze(-1) * weights.inverse_frequency
         self._rotation = torch.polar(torch.full_like(angle, weights.rope_scale), angle).unsqueeze(1)
         device = weights.embedding_VH.device
-        self.dtype = weights.embedding_VH.dtype
-        # Half-precision scores would cost more accuracy than they save time on a CPU.
-        self.cache_dtype = torch.float32 if device.type == "cpu" else self.dtype
+        self.dtype = weights.dtype
+        # A 16-bit cache would cost more accuracy than it saves time on a CPU.
+        self.cache_dtype = cache_dtype(weights.dtype, device)
         self.cache = KVCache(
             len(weights.layers), weights.kv_heads, weights.head_dim, dtype=self.cache_dtype, device=device
         )
@@ -57,7 +60,7 @@ class Decoder:
         w = self.w
         prompts, size = ids_PT.shape
         x = self._embed(ids_PT.reshape(-1))
-        rotation = self._rotation[:size].repeat(prompts, 1, 1)
+        rotation = self._scaled(self._rotation[:size].repeat(prompts, 1, 1))
         for index, layer in enumerate(w.layers):
             qk, v = self._project(layer, x, rotation)
             qk = qk.view(prompts, size, self.width, w.head_dim).transpose(1, 2)
@@ -90,7 +93,7 @@ class Decoder:
             start_mask: (S·K, 1, now - first + 1), hides the times before a row's start; None when all started together.
         """
         x = self._embed(token_S)
-        rotation = self._rotation.index_select(0, position_S)
+        rotation = self._scaled(self._rotation.index_select(0, position_S))
         for index, layer in enumerate(self.w.layers):
             qk, v = self._project(layer, x, rotation)
             out = self._attend(index, qk, v, first, now, groups, start_mask)
@@ -104,20 +107,36 @@ class Decoder:
     def _project(self, layer: Layer, x: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor]:
         """Return rotated queries and keys (S, H + K, D) and values (S, K, D); queries are scaled already."""
         w = self.w
-        qkv = layer.qkv(F.rms_norm(x, x.shape[-1:], layer.attention_norm, w.eps)).view(
-            x.shape[0], -1, w.head_dim
-        )
+        qkv = layer.qkv(self._normed(x, layer.attention_norm))
         qk = qkv[:, : self.width].float()
         if layer.qk_norm_ND is not None:
             qk = F.rms_norm(qk, qk.shape[-1:], None, w.eps).mul_(layer.qk_norm_ND)
-        pairs = torch.view_as_complex(qk.unflatten(-1, (-1, 2))) * rotation
-        return torch.view_as_real(pairs).flatten(-2).to(self.cache_dtype), qkv[:, self.width :]
+        if w.interleaved:
+            pairs = torch.view_as_complex(qk.unflatten(-1, (-1, 2))) * rotation
+            turned = torch.view_as_real(pairs).flatten(-2)
+        else:
+            pairs = torch.complex(*qk.chunk(2, dim=-1)) * rotation
+            turned = torch.cat([pairs.real, pairs.imag], dim=-1)
+        return turned.to(self.cache_dtype), qkv[:, self.width :]
+
+    def _scaled(self, rotation_S1D: Tensor) -> Tensor:
+        """Return the rotation of queries and keys, with the factor of the scores that the weights do not hold."""
+        w = self.w
+        if w.query_scale == 1.0:
+            return rotation_S1D
+        parts = (
+            (rotation_S1D * w.query_scale).expand(-1, w.heads, -1),
+            rotation_S1D.expand(-1, w.kv_heads, -1),
+        )
+        return torch.cat(parts, dim=1)
+
+    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(x, x.shape[-1:], weight, self.w.eps).to(self.dtype)
 
     def _rest(self, layer: Layer, x: Tensor, attended: Tensor) -> Tensor:
         """Output projection and MLP, each added to the residual."""
         x = layer.output_add(attended.to(self.dtype), x)
-        hidden = layer.gate_up(F.rms_norm(x, x.shape[-1:], layer.mlp_norm, self.w.eps))
-        gate, up = hidden.chunk(2, dim=-1)
+        gate, up = layer.gate_up(self._normed(x, layer.mlp_norm))
         return layer.down_add(self.w.activation(gate) * up, x)
 
     def _attend(
@@ -141,14 +160,8 @@ class Decoder:
 
         own_q = qk[:, :heads].reshape(-1, queries, dim)
         group_q = qk.view(-1, dim).index_select(0, groups.slot_query).view(prompt_keys.shape[0], -1, dim)
-        if start_mask is None:
-            own = torch.bmm(own_q, keys.transpose(1, 2))
-        else:
-            own = torch.baddbmm(start_mask, own_q, keys.transpose(1, 2))
-        if groups.mask is None:
-            shared = torch.bmm(group_q, prompt_keys.transpose(1, 2))
-        else:
-            shared = torch.baddbmm(groups.mask, group_q, prompt_keys.transpose(1, 2))
+        own = _scores(own_q, keys, start_mask)
+        shared = _scores(group_q, prompt_keys, groups.mask)
         shared = shared.view(-1, size).index_select(0, groups.place)
         scores = torch.cat([shared, own.view(shared.shape[0], -1)], dim=-1)
         weight = torch.softmax(scores, dim=-1, dtype=torch.float32).to(values.dtype)
@@ -160,4 +173,21 @@ class Decoder:
         return torch.baddbmm(out, own_weight, values).view(slots, heads * dim)
 
     def _logits(self, x: Tensor) -> Tensor:
-        return self.w.head(F.rms_norm(x, x.shape[-1:], self.w.final_norm, self.w.eps))
+        return self.w.head(self._normed(x, self.w.final_norm))
+
+
+def cache_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """Return the type of keys and values for products of type ``dtype``."""
+    return torch.float32 if device.type == "cpu" else dtype
+
+
+def _scores(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
+    """Return query · keyᵀ + mask in float32: keys of some models are large, and 16-bit scores would be off by 10 % and more."""
+    key = key.transpose(1, 2)
+    if query.dtype == torch.float32:
+        return torch.bmm(query, key) if mask is None else torch.baddbmm(mask, query, key)
+    if on_gpu(query.device) and _FLOAT32_RESULTS:
+        scores = torch.bmm(query, key, out_dtype=torch.float32)
+    else:
+        scores = torch.bmm(query.float(), key.float())
+    return scores if mask is None else scores.add_(mask)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from algorist.errors import EngineError
+from algorist.models.onednn import bucket
 from algorist.rollouts.decoder import Decoder, GroupMap
-from algorist.rollouts.linear import bucket
 from algorist.rollouts.rows import Rows
 from algorist.rollouts.waves import too_small
 from algorist.rollouts.weights import read_weights
@@ -287,7 +287,7 @@ class _Run:
             return None
         mask = torch.zeros(places, 1, size).masked_fill_(hidden.unsqueeze(1), float("-inf"))
         mask = mask.repeat_interleave(self.decoder.w.kv_heads, 0)
-        return mask.to(self.device, self.decoder.cache_dtype)
+        return mask.to(self.device)
 
     def _make_time(self) -> None:
         """Make room for time ``now``: forget the past before the oldest row, else take more memory."""
@@ -311,6 +311,6 @@ class _Run:
         time = torch.arange(self.first, self.now + 1, device=self.device)
         hidden = time < self.start_S.unsqueeze(-1)
         hidden[:, -1] = False  # idle slots see at least their own token
-        mask = torch.zeros(hidden.shape, device=self.device, dtype=self.decoder.cache_dtype)
+        mask = torch.zeros(hidden.shape, device=self.device)
         mask = mask.masked_fill_(hidden, float("-inf")).unsqueeze(1)
         return mask.repeat_interleave(self.decoder.w.kv_heads, 0)

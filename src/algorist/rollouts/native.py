@@ -10,7 +10,10 @@ from typing import Any
 import torch
 
 from algorist.errors import EngineError, is_out_of_memory, nearest
+from algorist.models.precision import compute_dtype, on_gpu, unused_gpu_bytes
+from algorist.models.sharding import is_sharded, why_not_by_forward
 from algorist.rollouts.base import Completion, SamplingParams
+from algorist.rollouts.decoder import cache_dtype
 from algorist.rollouts.decoder_tier import DecoderTier
 from algorist.rollouts.module_tier import ModuleTier, why_no_module_tier
 from algorist.rollouts.setting import ModelSetting
@@ -61,7 +64,7 @@ class NativeEngine:
             )
         self._module: ModuleTier | None = None
         if reason or tier == "module":
-            self._module = self._module_tier()
+            self._module = self._module_tier(reason or "tier='module'")
 
     def generate(
         self,
@@ -75,7 +78,7 @@ class NativeEngine:
             return []
         state = torch.get_rng_state()
         longest = max(len(p) for p in prompts) + params.max_new_tokens
-        budget = self.token_budget or affordable_tokens(self.model, self.setting.device)
+        budget = self.token_budget or affordable_tokens(self.model, self.setting.device, longest)
         while True:
             torch.set_rng_state(state)
             rows = self.setting.new_rows(prompts, group_size, params, on_finished)
@@ -83,7 +86,7 @@ class NativeEngine:
             # The module tier runs foreign code that may keep tensors (RoPE caches); these must not be inference tensors.
             quiet = torch.inference_mode() if isinstance(tier, DecoderTier) else torch.no_grad()
             try:
-                with self.setting.generating(), quiet:
+                with self.setting.generating(by_hand=isinstance(tier, DecoderTier)), quiet:
                     tier.run(prompts, rows, group_size, budget)
                 break
             except (RuntimeError, MemoryError) as error:
@@ -96,8 +99,9 @@ class NativeEngine:
                     raise EngineError(f"out of memory with one row of {longest} tokens: {error}") from error
             budget = self.token_budget = asked // 2
             log.warning(
-                "out of memory while sampling; going on with at most %d tokens in the cache, same tokens",
+                "out of memory while sampling; continuing with at most %d tokens in the cache%s",
                 budget,
+                ", same tokens" if self.setting.device.type == "cpu" else "",
             )
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
@@ -110,15 +114,17 @@ class NativeEngine:
         if reason is None and window is not None and longest > window:
             reason = f"its sliding window of {window} is in effect at {longest} tokens"
         if self._wanted == "module" or reason is None:
-            return self._module_tier() if self._wanted == "module" else DecoderTier(self.model)
+            return self._module_tier("tier='module'") if self._wanted == "module" else DecoderTier(self.model)
         if self._wanted == "decoder":
             raise EngineError(f"the hand-written decoder cannot run this request: {reason}; take tier='auto'")
         if reason != self._said:
             log.info("rollouts of %s go through its own forward: %s", type(self.model).__name__, reason)
             self._said = reason
-        return self._module_tier()
+        return self._module_tier(reason)
 
-    def _module_tier(self) -> ModuleTier:
+    def _module_tier(self, why: str) -> ModuleTier:
+        if is_sharded(self.model):
+            raise EngineError(why_not_by_forward(self.model, why))
         if self._module is None:
             reason = why_no_module_tier(self.model)
             if reason:
@@ -129,8 +135,14 @@ class NativeEngine:
         return self._module
 
 
-def affordable_tokens(model: Any, device: torch.device) -> int | None:
-    """Return how many tokens of cache fit in half of the free memory, or None where that is not known."""
+def affordable_tokens(model: Any, device: torch.device, least: int = 0) -> int | None:
+    """Return how many tokens of cache fit in half of the free memory, or None where that is not known.
+
+    Args:
+        model: Its configuration and the type of its products give the size of a token.
+        device: Where the cache lies.
+        least: Tokens of the longest row: one row is tried in any case.
+    """
     config = model.config.get_text_config(decoder=True)
     heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", None)
     layers = getattr(config, "num_hidden_layers", None)
@@ -138,13 +150,14 @@ def affordable_tokens(model: Any, device: torch.device) -> int | None:
         return None
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     free = _free_bytes(device)
-    # Keys and values, at most float32, and the cache doubles when it grows.
-    return None if free is None else max(0, free // 2 // (2 * 2 * layers * heads * head_dim * 4))
+    size = cache_dtype(compute_dtype(model), device).itemsize
+    # Keys and values, and the cache doubles when it grows.
+    return None if free is None else max(least, free // 2 // (2 * 2 * layers * heads * head_dim * size))
 
 
 def _free_bytes(device: torch.device) -> int | None:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+    if on_gpu(device):
+        return unused_gpu_bytes(device)
     try:
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import torch
@@ -78,6 +79,7 @@ class Rows:
         self._is_stop_V[[i for i in stop_ids if 0 <= i < vocabulary]] = True
         self._length_R = [0] * self.count
         self._strings = StopStrings(params.stop_strings, decode) if params.stop_strings else None
+        self._tails: dict[int, deque[int]] = {}
         self.row_S = self.next_S = self.end_S = self.alive_S = torch.zeros(
             0, dtype=torch.int64, device=device
         )
@@ -156,13 +158,18 @@ class Rows:
 
     def _string_stops(self, token_S: Tensor, early_S: Tensor | None) -> Tensor:
         assert self._strings is not None
-        rows, ends = self.row_S.tolist(), self.next_S.tolist()
         looked_at = self.alive_S if early_S is None else self.alive_S * ~early_S
-        found = [False] * len(rows)
-        for i, (token, wanted) in enumerate(zip(token_S.tolist(), looked_at.tolist(), strict=True)):
-            if wanted and self._strings.may_end(token):
-                begin = max(rows[i] * self._steps, ends[i] - self._strings.window)
-                found[i] = self._strings.just_ended(self._token[begin : ends[i]].tolist())
+        # One copy per step: the texts are followed on the host.
+        state = torch.stack([self.row_S, token_S, self.alive_S, looked_at]).tolist()
+        found = [False] * len(self)
+        for slot, (row, token, alive, wanted) in enumerate(zip(*state, strict=True)):
+            if not alive:
+                continue
+            tail = self._tails.setdefault(row, deque(maxlen=self._strings.window))
+            tail.append(token)
+            found[slot] = (
+                bool(wanted) and self._strings.may_end(token) and self._strings.just_ended(list(tail))
+            )
         return torch.tensor(found, device=self.device)
 
     def finish(self, slots: Tensor) -> list[int]:

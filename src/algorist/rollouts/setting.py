@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from algorist.models.precision import compute_dtype, weight_dtype
 from algorist.rollouts.base import SamplingParams
 from algorist.rollouts.rows import Rows, check_request
 
@@ -73,15 +74,21 @@ class ModelSetting:
         return self.vocabulary if weight is None or weight.dim() != 2 else weight.shape[0]
 
     @contextmanager
-    def generating(self) -> Iterator[None]:
-        """Dropout off, autocast off; every submodule's training flag comes back as it was."""
+    def generating(self, *, by_hand: bool = False) -> Iterator[None]:
+        """Dropout off, products in the compute type; every submodule's training flag comes back as it was.
+
+        Args:
+            by_hand: Without autocast: the model's own forward is not called.
+        """
         training = [m for m in self.model.modules() if m.training]
         checkpointing = [m for m in training if getattr(m, "gradient_checkpointing", False)]
         self.model.eval()
         for module in checkpointing:
             module.gradient_checkpointing = False  # type: ignore[assignment]
         try:
-            with torch.autocast(self.device.type, enabled=False):
+            dtype = compute_dtype(self.model)
+            mixed = not by_hand and dtype != weight_dtype(self.model)
+            with torch.autocast(self.device.type, dtype=dtype if mixed else None, enabled=mixed):
                 yield
         finally:
             for module in training:

@@ -16,6 +16,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 from transformers.generation import StoppingCriteria, StoppingCriteriaList
 
 from algorist.errors import EngineError
+from algorist.models.sharding import is_sharded, why_not_by_forward
 from algorist.rollouts.base import Completion, SamplingParams
 from algorist.rollouts.rows import Rows
 from algorist.rollouts.setting import ModelSetting
@@ -55,6 +56,8 @@ class TransformersEngine:
         """Sample ``group_size`` completions per prompt; see ``RolloutEngine.generate``."""
         if not len(prompts):
             return []
+        if is_sharded(self.model):
+            raise EngineError(why_not_by_forward(self.model, "engine=transformers"))
         rows = self.setting.new_rows(prompts, group_size, params, on_finished)
         lengths = [len(p) for p in prompts]
         waves = plan_waves(lengths, group_size, params.max_new_tokens, self.token_budget)

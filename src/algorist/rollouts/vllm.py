@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from algorist.errors import ConfigError, EngineError, MissingExtraError, nearest
+from algorist.models.precision import compute_dtype
 from algorist.rollouts.base import Completion, SamplingParams
 from algorist.rollouts.rows import check_request
 from algorist.rollouts.setting import ModelSetting
@@ -72,7 +73,8 @@ class VLLMRollouts(ABC):
     ) -> None:
         self.model, self.tokenizer = model, tokenizer
         self.setting = ModelSetting(model, tokenizer, eos_token_ids, pad_token_id)
-        self._dtype = _weight_type(model)
+        _check_not_quantised(model)
+        self._dtype = compute_dtype(model)
 
     def generate(
         self,
@@ -280,7 +282,7 @@ def llm_arguments(settings: Mapping[str, Any], device: str, dtype: torch.dtype) 
     Args:
         settings: Of ``grpo.vllm``, see ``SETTINGS``; what is left out is ``DEFAULTS``' or vLLM's.
         device: Type of the device, such as ``cuda``.
-        dtype: The policy's.
+        dtype: Of the policy's products.
     """
     chosen = {SETTINGS[key]: value for key, value in {**DEFAULTS, **settings}.items()}
     if device == "cpu":
@@ -388,7 +390,7 @@ def is_filtered(params: SamplingParams) -> bool:
     return params.min_new_tokens > 0 or (filters and params.temperature > 0)
 
 
-def _weight_type(model: Any) -> torch.dtype:
+def _check_not_quantised(model: Any) -> None:
     base = base_of(model)
     dtypes = {p.dtype for p in base.parameters() if p.dim() > 1 and not p.dtype.is_floating_point}
     if dtypes:
@@ -396,7 +398,6 @@ def _weight_type(model: Any) -> torch.dtype:
             f"the weights of this {type(base).__name__} are quantised ({', '.join(sorted(map(str, dtypes)))}), which this "
             "engine cannot hand to vLLM; take grpo.vllm.integration=trl, or engine=transformers"
         )
-    return base.get_input_embeddings().weight.dtype
 
 
 def _check_head_size(base: Any) -> None:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from algorist.config.schema import OptimSection
+from algorist.models.precision import on_gpu
 
 
 def optim_arguments(
-    section: OptimSection, *, output_dir: Path, seed: int, device: torch.device, report_to: Sequence[str]
+    section: OptimSection,
+    *,
+    output_dir: Path,
+    seed: int,
+    device: torch.device,
+    report_to: Sequence[str],
+    mixed: Mapping[str, bool] | None = None,
 ) -> dict[str, Any]:
-    """Return the ``TrainingArguments`` that SFT and GRPO share."""
+    """Return the ``TrainingArguments`` that SFT and GRPO share; ``mixed`` is the model's ``mixed_precision``."""
     warmup: float = section.warmup_ratio if section.warmup_steps is None else section.warmup_steps
-    bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported()
     return {
         "output_dir": str(output_dir),
         "learning_rate": section.learning_rate,
@@ -33,9 +39,9 @@ def optim_arguments(
         "gradient_checkpointing": section.gradient_checkpointing,
         "seed": seed,
         "data_seed": seed,
-        "bf16": bf16,
+        **(mixed or {"bf16": False, "fp16": False}),
         "use_cpu": device.type == "cpu",
         "report_to": list(report_to) or "none",
         "disable_tqdm": True,
-        "dataloader_pin_memory": device.type == "cuda",
+        "dataloader_pin_memory": on_gpu(device),
     }

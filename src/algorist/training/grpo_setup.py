@@ -13,6 +13,7 @@ from transformers import PrinterCallback, TrainingArguments
 
 from algorist.config.schema import GRPOSection
 from algorist.errors import ConfigError, nearest
+from algorist.models.precision import mixed_precision
 from algorist.objectives.ratios import Correction
 from algorist.prompts import PromptFormat
 from algorist.rewards import RewardSet
@@ -26,6 +27,8 @@ from algorist.training.grpo import AlgoristGRPOTrainer, OnRollouts
 from algorist.training.log_probs import unwrap
 from algorist.training.order import Schedule
 from algorist.training.own import find_advantage, find_loss
+from algorist.training.part_size import tokens_that_fit
+from algorist.training.rounding import bare_optimizer
 from algorist.training.step import Objective
 from algorist.types import Problem
 
@@ -167,7 +170,14 @@ def make_grpo_trainer(
         engine = make_engine("vllm", model, tokenizer, vllm=section.vllm, together=True)
     if not section.gradient_checkpointing:  # SFT may have left it on
         unwrap(model).activation_checkpointing_disable()
-    common = optim_arguments(section, output_dir=output_dir, seed=seed, device=device, report_to=report_to)
+    common = optim_arguments(
+        section,
+        output_dir=output_dir,
+        seed=seed,
+        device=device,
+        report_to=report_to,
+        mixed=mixed_precision(model, device),
+    )
     common |= {"run_name": run_name, "num_train_epochs": section.epochs, "max_steps": section.max_steps or -1}
     shared: dict[str, Any] = {
         "model": model,
@@ -199,9 +209,10 @@ def make_grpo_trainer(
             args=args,
             schedule=schedule,
             engine=engine,
-            part_tokens=getattr(section, "micro_batch_tokens", None),
+            part_tokens=tokens_that_fit(model, section),
             **shared,
         )
+    trainer.optimizer_cls_and_kwargs = bare_optimizer(model, section)
     trainer.remove_callback(PrinterCallback)  # the display shows the lines
     return trainer
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import time
 
 import psutil
 import torch
+
+log = logging.getLogger("algorist.training.hardware")
 
 LOOK_EVERY_S = 10.0
 """Seconds between two looks for new child processes and for the load of the GPU, which cost more than the rest."""
@@ -60,8 +63,9 @@ class Hardware:
         if self._asks_gpu and torch.cuda.is_initialized():
             try:
                 self._gpu_percent = float(torch.cuda.utilization())
-            except Exception:  # no NVML binding, or a device that does not tell (MIG)
+            except Exception as error:  # no NVML binding, or a device that does not tell (MIG)
                 self._asks_gpu = False
+                log.warning("the load of the GPU is not recorded (%s); pip install nvidia-ml-py", error)
         self._looked = time.perf_counter()
 
     def _gpu(self) -> dict[str, float]:

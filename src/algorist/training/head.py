@@ -1,23 +1,27 @@
 """The language-model head at completion positions only: log-probs and entropies without the (N, V) logits.
 
-Scores chunks of positions; the softmax of a chunk is kept for the backward pass when it fits a budget and recomputed
-from the hidden states when it does not.
+On the CPU, chunks of positions are scored; the softmax of a chunk is kept for the backward pass when it fits a budget and
+recomputed from the hidden states when it does not. Elsewhere TRL's kernel does the same in tiles (Triton on GPUs), with the
+products' gradients added up in float32.
 """
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from algorist.training.linear import row_bucket, times_transposed, weight_gradient
+from algorist.models.onednn import row_bucket, times_transposed, weight_gradient
 
 CHUNK_ELEMENTS = 8_000_000
 """Logits of one chunk (32 MB in float32): large enough for the matrix product, small against the weights."""
 CACHE_BYTES = 160_000_000
 """Probabilities kept for the backward pass; above it they are recomputed (one more product with the weights)."""
+TILE_ROWS, TILE_COLUMNS = 4096, 32_768
+"""Tile of TRL's kernel: positions (its own constant) and entries of the vocabulary."""
 
 
 def altered_logits(config: Any) -> str | None:
@@ -175,13 +179,17 @@ def completion_log_probs(
     """
     vocab = weight_VH.shape[0]
     device = hidden_NH.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_NH.dtype
+    if device not in ("cpu", "meta"):
+        return _in_tiles(hidden_NH, weight_VH, bias_V, targets_N, temperature, compute_entropy, compute_top1)
+    shapes_only = device == "meta"  # which knows no autocast
+    mixed = not shapes_only and torch.is_autocast_enabled(device)
+    dtype = torch.get_autocast_dtype(device) if mixed else hidden_NH.dtype
     rows = hidden_NH.shape[0]
     cache = rows * vocab * 4 <= cache_bytes
     if device == "cpu":  # few distinct sizes, see ``row_bucket``
         fill = row_bucket(rows) - rows
         hidden_NH, targets_N = F.pad(hidden_NH, (0, 0, 0, fill)), F.pad(targets_N, (0, fill))
-    with torch.autocast(device, enabled=False):
+    with nullcontext() if shapes_only else torch.autocast(device, enabled=False):
         log_probs, entropy, top1 = _CompletionHead.apply(
             hidden_NH,
             weight_VH,
@@ -197,3 +205,22 @@ def completion_log_probs(
     return Scores(
         log_probs[:rows], None if entropy is None else entropy[:rows], None if top1 is None else top1[:rows]
     )
+
+
+def _in_tiles(
+    hidden_NH: Tensor,
+    weight_VH: Tensor,
+    bias_V: Tensor | None,
+    targets_N: Tensor,
+    temperature: float,
+    compute_entropy: bool,
+    compute_top1: bool,
+) -> Scores:
+    from algorist.training.trl_seam import ChunkedLogProbFunction
+
+    wanted = [n for n, on in (("entropy", compute_entropy), ("is_top1", compute_top1)) if on]
+    columns = min(TILE_COLUMNS, weight_VH.shape[0])
+    found = ChunkedLogProbFunction.apply(
+        hidden_NH, weight_VH, bias_V, targets_N, temperature, columns, None, 1.0, tuple(wanted)
+    )
+    return Scores(found[0], found[1], found[4])

@@ -18,10 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from algorist.models.onednn import fast_linear
 from algorist.training.batch import Batch
 from algorist.training.head import altered_logits, completion_log_probs
-from algorist.training.linear import fast_linear
-from algorist.training.packed import Layout, NotCovered, pack, packed_attention
+from algorist.training.packed import Layout, NotCovered, pack
+from algorist.training.shared_prefix import packed_attention
 
 log = logging.getLogger("algorist.training.log_probs")
 
@@ -186,7 +187,8 @@ def _add_packed_forward(base: Any) -> None:
 def _forward_packed(
     base: Any, layout: Layout, temperature: float, compute_entropy: bool, **_: Any
 ) -> dict[str, Tensor]:
-    with packed_attention(base.config.get_text_config(), layout), fast_linear():
+    # A checkpointed layer runs again in the backward pass, where fast_linear would not be in force.
+    with packed_attention(base, layout), nullcontext() if recomputes(base) else fast_linear():
         output = base.base_model(
             input_ids=layout.tokens_N[None],
             position_ids=layout.positions_N[None],
@@ -247,8 +249,6 @@ def _refusal(model: nn.Module, base: Any) -> str | None:
         return f"{name} is not a transformers causal language model"
     if not getattr(base, "_supports_attention_backend", False):
         return f"{name} does not take another attention function"
-    if torch.is_grad_enabled() and recomputes(base):
-        return "gradient checkpointing is on (the packed pass bounds memory by its parts instead)"
     config = base.config.get_text_config()
     odd = sorted(set(getattr(config, "layer_types", None) or []) - {"full_attention", "sliding_attention"})
     if odd:

@@ -21,6 +21,7 @@ import torch
 
 from algorist.errors import ConfigError, nearest
 from algorist.models.attention import FLASH
+from algorist.models.sharding import is_sharded
 from algorist.rollouts.base import SamplingParams
 from algorist.training.callbacks import StopSignal
 
@@ -190,12 +191,6 @@ def rank_draws(accelerator: Any, params: SamplingParams, first_row: int) -> Iter
         yield replace(params, seed=None)
     finally:
         torch.set_rng_state(before)
-
-
-def is_sharded(model: Any) -> bool:
-    """Whether the parameters lie in parts on several processes (FSDP, DeepSpeed ZeRO-3)."""
-    names = {k.__name__ for k in type(model).__mro__}
-    return "FSDPModule" in names or any(hasattr(p, "ds_id") for p in model.parameters())
 
 
 @contextmanager

@@ -23,13 +23,15 @@ from trl import SFTConfig, SFTTrainer
 from algorist.config.schema import SFTSection
 from algorist.data import with_solutions
 from algorist.errors import DataError
+from algorist.models.onednn import fast_linear
+from algorist.models.precision import mixed_precision
 from algorist.prompts import PromptFormat
 from algorist.prompts.chat import render_prompt
 from algorist.training.arguments import optim_arguments
 from algorist.training.checkpoint import ExactCheckpoints
 from algorist.training.faults import FiniteSteps, Load, SmallerParts, load_of
-from algorist.training.linear import fast_linear
 from algorist.training.log_probs import recomputes, unwrap
+from algorist.training.rounding import bare_optimizer
 from algorist.training.sft_head import score_labels_only
 from algorist.types import Problem
 
@@ -170,7 +172,14 @@ def make_sft_trainer(
             section.max_length,
         )
     args = SFTConfig(
-        **optim_arguments(section, output_dir=output_dir, seed=seed, device=device, report_to=report_to),
+        **optim_arguments(
+            section,
+            output_dir=output_dir,
+            seed=seed,
+            device=device,
+            report_to=report_to,
+            mixed=mixed_precision(model, device),
+        ),
         run_name=run_name,
         num_train_epochs=section.epochs,
         max_steps=section.max_steps or -1,
@@ -189,5 +198,6 @@ def make_sft_trainer(
         callbacks=list(callbacks),
         load=load_of("sft", section, device),
     )
+    trainer.optimizer_cls_and_kwargs = bare_optimizer(model, section)
     trainer.remove_callback(PrinterCallback)  # the display shows the lines
     return trainer

@@ -10,6 +10,7 @@ from typing import Any
 # TRL sends a request on every trainer construction unless this is set before it is imported.
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
+from trl.kernels import ChunkedLogProbFunction as ChunkedLogProbFunction
 from trl.trainer.utils import FusedCausalLMOutput as FusedCausalLMOutput
 
 PRIVATE_NAMES = {

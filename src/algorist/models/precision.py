@@ -1,0 +1,132 @@
+"""Master type and compute type: what weights are kept in, and what the matrix products run in.
+
+Adam's steps are far smaller than a 16-bit number of a weight's size can hold: at a learning rate of 1e-6, bfloat16 weights
+stay as they are in 98 of 100 cases. Trained weights are therefore float32 (the masters), and products run in 16 bit under
+autocast: bfloat16 where the GPU has tensor cores for it, else float16 with a scaled loss. What is not trained (the base of
+an adapter, a model that is evaluated) lies in the compute type; the adapter's factors are float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from algorist.errors import ConfigError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+HALF = (torch.bfloat16, torch.float16)
+GPUS = {"cuda"}
+"""Types of device with CUDA's kernels and torch.cuda's memory figures."""
+
+
+def on_gpu(device: torch.device | str) -> bool:
+    """Whether a device is an NVIDIA (or ROCm) GPU."""
+    return torch.device(device).type in GPUS
+
+
+def unused_gpu_bytes(device: torch.device) -> int:
+    """Return the free memory of a GPU; what torch's allocator holds without using it is free for us, not for the driver."""
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0]) + unused
+
+
+def has_tensor_cores_for(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether products of a 16-bit type run at full speed: bfloat16 is emulated before compute capability 8.0.
+
+    A model of shapes only (device meta) is taken for one on a recent GPU.
+    """
+    if device.type == "meta":
+        return True
+    if not on_gpu(device):
+        return False
+    return dtype != torch.bfloat16 or bool(torch.cuda.is_bf16_supported(including_emulation=False))
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """Types of a model's weights (``master``) and of its matrix products (``compute``)."""
+
+    master: torch.dtype
+    compute: torch.dtype
+
+    @property
+    def autocast(self) -> bool:
+        """Whether the products run under autocast."""
+        return self.compute != self.master
+
+
+def pick_precision(section: Any, device: torch.device, *, trained: bool = True) -> Precision:
+    """Return the types that a recipe's model section asks for.
+
+    Args:
+        section: ``dtype`` (of the weights), ``compute_dtype`` and ``lora``; ``auto`` leaves the choice to the device.
+        device: Where the model runs.
+        trained: All weights may be trained; else they need no more than the compute type.
+
+    Raises:
+        ConfigError: float32 products of 16-bit weights, or of one 16-bit type with weights of the other.
+    """
+    fast = torch.float32
+    if on_gpu(device):
+        fast = torch.bfloat16 if has_tensor_cores_for(torch.bfloat16, device) else torch.float16
+    master, compute = DTYPES.get(section.dtype), DTYPES.get(section.compute_dtype)
+    if master is None:
+        keeps = trained and section.lora is None
+        master = torch.float32 if keeps else compute or fast
+    if compute is None:
+        compute = fast if master == torch.float32 else master
+    if master in HALF and compute != master:
+        raise ConfigError(
+            f"model.compute_dtype is {section.compute_dtype} while model.dtype is {section.dtype}; products run in the weights' "
+            f"type or in a smaller one. Leave model.compute_dtype out, or take model.dtype=float32"
+        )
+    if compute == torch.float16 and master == torch.float32 and not on_gpu(device):
+        raise ConfigError(
+            f"model.compute_dtype is float16, whose gradients are scaled on GPUs only, but the device is {device}; leave it out, "
+            "or take bfloat16"
+        )
+    return Precision(master, compute)
+
+
+def set_compute(model: Any, dtype: torch.dtype) -> None:
+    """Note on a transformers model in which type its products run."""
+    model.algorist_compute_dtype = dtype
+
+
+def compute_dtype(model: Any) -> torch.dtype:
+    """Return the type of a model's products: what it was loaded with, else its weights' type."""
+    weights = weight_dtype(model)
+    noted: torch.dtype = getattr(_base(model), "algorist_compute_dtype", weights)
+    return noted if weights == torch.float32 else weights
+
+
+def weight_dtype(model: Any) -> torch.dtype:
+    """Return the type of a model's weights (of an adapter's base)."""
+    found: torch.dtype = _base(model).get_input_embeddings().weight.dtype
+    return found
+
+
+def _base(model: Any) -> Any:
+    inner = model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model
+    return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
+
+
+def mixed_precision(model: Any, device: torch.device) -> dict[str, bool]:
+    """Return transformers' ``bf16`` and ``fp16``: autocast in the compute type, float16 with a gradient scaler.
+
+    Raises:
+        ConfigError: Trained weights of float16, whose gradients cannot be scaled.
+    """
+    compute = compute_dtype(model)
+    trained = {p.dtype for p in model.parameters() if p.requires_grad}
+    if torch.float16 in trained:
+        raise ConfigError(
+            "model.dtype is float16 for weights that are trained: their gradients vanish, and a scaler cannot hold them. "
+            "Leave model.dtype out (float32 weights, float16 products), train an adapter (model.lora.rank=16), or take "
+            "model.dtype=bfloat16"
+        )
+    # Bare bfloat16 needs no autocast: its products are bfloat16 anyway.
+    mixed = torch.float32 in trained and (on_gpu(device) or compute_dtype(model) != weight_dtype(model))
+    return {"bf16": mixed and compute == torch.bfloat16, "fp16": mixed and compute == torch.float16}

@@ -1,0 +1,35 @@
+"""Models whose weights lie in parts on several processes: FSDP and DeepSpeed ZeRO-3."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_SHARDERS = ("torch.distributed.", "deepspeed.")
+
+
+def is_sharded(model: Any) -> bool:
+    """Whether the parameters lie in parts on several processes (FSDP, DeepSpeed ZeRO-3)."""
+    names = {k.__name__ for k in type(model).__mro__}
+    return "FSDPModule" in names or any(hasattr(p, "ds_id") for p in model.parameters())
+
+
+def plain_class(module: Any) -> type:
+    """Return a module's class without what FSDP2 put in front of it (``FSDPQwen2ForCausalLM`` → ``Qwen2ForCausalLM``)."""
+    kind = type(module)
+    bases = kind.__bases__
+    return bases[1] if len(bases) == 2 and bases[0].__name__ == "FSDPModule" else kind
+
+
+def is_sharding_hook(hook: Any) -> bool:
+    """Whether a forward hook only gathers or frees weights."""
+    function = getattr(hook, "func", hook)
+    return str(getattr(function, "__module__", None) or type(function).__module__).startswith(_SHARDERS)
+
+
+def why_not_by_forward(model: Any, reason: str) -> str:
+    """Return why a sharded model cannot sample through its own forward; ``reason`` is why it would have to."""
+    return (
+        f"the weights of {type(model).__name__} lie in parts on several processes, and its rollouts would go through its own "
+        f"forward ({reason}), which gathers them anew for every token while the processes finish at different tokens: the run "
+        "would hang. Start it without sharding (algorist launch --config ddp), or take grpo.engine=vllm"
+    )

@@ -1,0 +1,103 @@
+"""AdamW for bare bfloat16 weights: moments in float32, weights rounded up or down at random.
+
+A step that is smaller than the distance to the next bfloat16 number is lost when it is rounded to the nearest; rounded at
+random, with the probability of its share of that distance, it is right on average.
+
+Source: Gupta et al. 2015, Deep Learning with Limited Numerical Precision, section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from algorist.config.schema import OptimSection
+from algorist.errors import ConfigError
+
+_LOW_BITS = 1 << 16
+OPTIMIZERS = ("adamw_torch", "adamw_torch_fused")
+
+
+def bare_optimizer(model: Any, section: OptimSection) -> tuple[type, dict[str, Any]] | None:
+    """Return the optimizer for a model whose trained weights are bfloat16, or None where they are float32.
+
+    Raises:
+        ConfigError: Such weights with another optimizer than AdamW, which would round their updates away.
+    """
+    if torch.bfloat16 not in {p.dtype for p in model.parameters() if p.requires_grad}:
+        return None
+    if section.optim not in OPTIMIZERS:
+        raise ConfigError(
+            f"optim is {section.optim} for trained bfloat16 weights, which lose nearly every update without stochastic rounding; "
+            f"only {OPTIMIZERS[0]} rounds so here. Leave model.dtype out (float32 weights, 16-bit products), or optim"
+        )
+    betas = (section.adam_beta1, section.adam_beta2)
+    return RoundingAdamW, {"lr": section.learning_rate, "betas": betas, "eps": 1e-8}
+
+
+class RoundingAdamW(torch.optim.Optimizer):
+    """AdamW with decoupled weight decay whose results are rounded stochastically to bfloat16.
+
+    The random numbers depend on the step and the parameter only, so that a continued run draws the same.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-5,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        number = 0
+        for group in self.param_groups:
+            first, second = group["betas"]
+            for parameter in group["params"]:
+                number += 1
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state["step"] = torch.zeros(())
+                    state["exp_avg"] = torch.zeros_like(parameter, dtype=torch.float32)
+                    state["exp_avg_sq"] = torch.zeros_like(parameter, dtype=torch.float32)
+                state["step"] += 1
+                count = int(state["step"])
+                grad = parameter.grad.float()
+                mean = state["exp_avg"].lerp_(grad, 1 - first)
+                square = state["exp_avg_sq"].lerp_(grad.square(), 1 - second)
+                size = (square / (1 - second**count)).sqrt_().add_(group["eps"])
+                value = parameter.float().mul_(1 - group["lr"] * group["weight_decay"])
+                value.addcdiv_(mean, size, value=-group["lr"] / (1 - first**count))
+                seed = count * 1_000_003 + number
+                parameter.copy_(
+                    round_stochastically(value, seed) if parameter.dtype == torch.bfloat16 else value
+                )
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load without torch's cast of the moments to the weights' type."""
+        super().load_state_dict(state_dict)
+        saved = state_dict["state"]
+        order = [p for group in self.param_groups for p in group["params"]]
+        numbers = [n for group in state_dict["param_groups"] for n in group["params"]]
+        for parameter, number in zip(order, numbers, strict=True):
+            for name in ("exp_avg", "exp_avg_sq"):
+                if number in saved:
+                    self.state[parameter][name] = saved[number][name].to(parameter.device, copy=True)
+
+
+def round_stochastically(value: Tensor, seed: int) -> Tensor:
+    """Return float32 numbers as bfloat16, rounded up with the probability of the share that is cut off."""
+    generator = torch.Generator(value.device).manual_seed(seed)
+    noise = torch.randint(_LOW_BITS, value.shape, generator=generator, device=value.device, dtype=torch.int32)
+    kept = (value.view(torch.int32) + noise) & -_LOW_BITS
+    # Infinity and NaN have no neighbours.
+    return torch.where(value.isfinite(), kept.view(torch.float32), value).bfloat16()

@@ -1,0 +1,481 @@
+"""Attention of the packed row: a prompt attends to itself, a completion to its prompt and to itself.
+
+It is plugged into transformers' attention interface, so that the model's own forward runs, with its adapters and hooks.
+Each completion's attention has two parts, a rectangular one over its prompt and a causal one over itself, which are
+merged by their log-sum-exp: no masks, no copies of the prompt's keys. The backward kernels take the merged output and
+log-sum-exp, with which the gradient of each part is exact. The kernels: torch's flash attention for sequences of unequal
+length on GPUs of compute capability 8.0 and more in 16 bit; blocks of padded rows through the CPU's flash kernel and,
+on GPUs, through the memory-efficient one; ``reference_attention`` elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from algorist.models.precision import has_tensor_cores_for, on_gpu
+from algorist.training.packed import Layout, NotCovered, SelfBlock
+
+ATTENTION_NAME = "algorist_shared_prefix"
+_RECOMPUTE = "_gradient_checkpointing_func"
+"""transformers' name for what runs a checkpointed layer."""
+
+
+class Edges(NamedTuple):
+    """Where sequences of unequal length begin and end, one after the other (int32), and the longest of them."""
+
+    offsets: Tensor
+    longest: int
+
+
+class _Row:
+    """A layout and what the kernels need to know of it, made once for all layers."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+
+    @cached_property
+    def own(self) -> Edges:
+        """All prompts and completions as sequences of the packed row."""
+        blocks = (*self.layout.prompts, *self.layout.completions)
+        total, used = self.layout.tokens_N.shape[0], self.layout.used
+        starts = torch.cat([block.index_nL[:, 0] for block in blocks]).sort().values
+        ends = starts.new_tensor([used, total] if total > used else [used])
+        longest = max(block.index_nL.shape[1] for block in blocks)
+        return Edges(torch.cat([starts, ends]).int(), max(longest, total - used))
+
+    @cached_property
+    def shared(self) -> tuple[tuple[slice | Tensor, Edges], tuple[slice | Tensor, Edges]] | None:
+        """The completions of each group and the prompts that they share: places in the packed row, and edges."""
+        groups = [g for g in self.layout.groups if g.stop > g.middle]
+        if not groups:
+            return None
+        device = self.layout.tokens_N.device
+
+        def place(spans: list[tuple[int, int]]) -> tuple[slice | Tensor, Edges]:
+            sizes = [stop - start for start, stop in spans]
+            offsets = torch.tensor([0, *sizes], device=device).cumsum(0).int()
+            if len(spans) == 1:
+                return slice(*spans[0]), Edges(offsets, sizes[0])
+            every = torch.cat([torch.arange(*span) for span in spans])
+            return every.to(device), Edges(offsets, max(sizes))
+
+        return place([(g.middle, g.stop) for g in groups]), place([(g.start, g.middle) for g in groups])
+
+
+_ROW: ContextVar[_Row | None] = ContextVar("algorist_packed_row", default=None)
+
+
+@contextmanager
+def packed_attention(model: Any, layout: Layout) -> Iterator[None]:
+    """Let ``model`` (or a part of it) run its forward on the packed row of ``layout``.
+
+    Layers that are checkpointed one by one find the layout again when the backward pass recomputes them.
+    """
+    config, row = model.config.get_text_config(), _Row(layout)
+    checkpointed = [m for m in model.modules() if hasattr(m, _RECOMPUTE)]
+    before = [getattr(module, _RECOMPUTE) for module in checkpointed]
+    for module, run in zip(checkpointed, before, strict=True):
+        setattr(module, _RECOMPUTE, _inside(config, row, run))
+    try:
+        with _entered(config, row):
+            yield
+    finally:
+        for module, run in zip(checkpointed, before, strict=True):
+            setattr(module, _RECOMPUTE, run)
+
+
+@contextmanager
+def _entered(config: Any, row: _Row) -> Iterator[None]:
+    previous, config._attn_implementation = config._attn_implementation, ATTENTION_NAME
+    token = _ROW.set(row)
+    try:
+        yield
+    finally:
+        config._attn_implementation = previous
+        _ROW.reset(token)
+
+
+def _inside(config: Any, row: _Row, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``run(layer, …)`` with a layer that sees the row whenever it is called."""
+
+    def checkpoint(layer: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def seeing(*inputs: Any, **named: Any) -> Any:
+            with _entered(config, row):
+                return layer(*inputs, **named)
+
+        return run(seeing, *args, **kwargs)
+
+    return checkpoint
+
+
+def _interface(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention in transformers' interface: (1, heads, N, d) in, (1, N, heads, d) out."""
+    row = _ROW.get()
+    if row is None:
+        raise NotCovered(f"attention '{ATTENTION_NAME}' works inside packed_attention() only")
+    layout = row.layout
+    if dropout:
+        raise NotCovered(f"attention dropout is {dropout}")
+    if sliding_window is not None and layout.longest > sliding_window:
+        raise NotCovered(
+            f"sequences of {layout.longest} tokens do not fit the sliding window of {sliding_window}"
+        )
+    for name in ("softcap", "s_aux", "sinks", "position_bias"):
+        if kwargs.get(name) is not None:
+            raise NotCovered(f"attention with {name}")
+    if getattr(module, "is_causal", True) is False:
+        raise NotCovered("attention that is not causal")
+    if query.shape[0] != 1 or query.shape[2] != layout.tokens_N.shape[0]:
+        raise NotCovered(
+            f"attention input of shape {tuple(query.shape)} for {layout.tokens_N.shape[0]} packed tokens"
+        )
+    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    # Under autocast the rotary embedding leaves queries and keys in float32 beside values in 16 bit.
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    kernel = _kernel(query, value)
+    if kernel is None:
+        out = reference_attention(query, key, value, layout, scale)
+    elif kernel == "varlen":
+        out = _Varlen.apply(query, key, value, row, scale)
+    else:
+        out = _SharedPrefixAttention.apply(query, key, value, layout, scale, *kernel)
+    return out.transpose(1, 2), None
+
+
+AttentionInterface.register(ATTENTION_NAME, _interface)
+
+
+def _kernel(query: Tensor, value: Tensor) -> Any:
+    """Return ``varlen``, the forward and backward of a kernel for blocks, or None for plain operations."""
+    device, size = query.device, query.shape[-1]
+    if size != value.shape[-1]:
+        return None
+    if device.type == "cpu":
+        return _cpu_forward, _cpu_backward
+    if not on_gpu(device) and device.type != "meta":
+        return None
+    half = query.dtype in (torch.bfloat16, torch.float16)
+    if half and size % 8 == 0 and size <= 256 and has_tensor_cores_for(torch.bfloat16, device):
+        return "varlen"
+    return (_efficient_forward, _efficient_backward) if size % 8 == 0 else None
+
+
+def reference_attention(query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float) -> Tensor:
+    """Attention of the packed row by plain differentiable operations and dense masks; any device.
+
+    Args:
+        query: (1, Hq, N, d).
+        key: (1, Hk, N, d).
+        value: (1, Hk, N, d).
+        layout: The packed row.
+        scale: Factor of the scores.
+
+    Returns:
+        (1, Hq, N, d).
+    """
+    repeat = query.shape[1] // key.shape[1]
+    if repeat > 1:
+        key, value = key.repeat_interleave(repeat, 1), value.repeat_interleave(repeat, 1)
+    out = torch.zeros((*query.shape[:3], value.shape[-1]), dtype=value.dtype, device=query.device)
+    for block in (*layout.prompts, *layout.completions):
+        (start, length), width = block.prompt_n2.unbind(1), block.index_nL.shape[1]
+        places = torch.arange(block.longest_prompt, device=out.device)
+        at_prompt = start[:, None] + torch.minimum(places[None], length[:, None] - 1)
+        index = torch.cat([at_prompt, block.index_nL], 1)  # (n, P + L)
+        mask = torch.ones(width, index.shape[1], dtype=torch.bool, device=out.device).tril(len(places))
+        mask = mask.repeat(len(index), 1, 1)  # (n, L, P + L)
+        mask[:, :, : len(places)] &= (places[None] < length[:, None])[:, None]
+        own, keys, values = (
+            t[0][:, i].transpose(0, 1) for t, i in ((query, block.index_nL), (key, index), (value, index))
+        )
+        part = F.scaled_dot_product_attention(own, keys, values, attn_mask=mask[:, None], scale=scale)
+        flat = part.transpose(0, 1).flatten(1, 2).index_select(1, block.real_R)
+        out = out.index_copy(2, block.packed_R, flat[None])
+    return out
+
+
+# ---- sequences of unequal length: one call for all ------------------------------------------------------------------
+
+
+class _Varlen(torch.autograd.Function):
+    """Two calls per layer: every prompt and completion to itself, the completions of each group to their prompt."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, row: _Row, scale: float) -> Tensor:
+        q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))
+        out, lse = _varlen_forward(q, k, v, row.own, row.own, True, scale)
+        if row.shared is not None:
+            (rest, ends), (prompts, prompt_ends) = row.shared
+            cross, cross_lse = _varlen_forward(
+                q[rest], k[prompts], v[prompts], ends, prompt_ends, False, scale
+            )
+            own_lse = lse[:, rest]
+            total = torch.logaddexp(own_lse, cross_lse)
+            share = (own_lse - total).exp_().t()[..., None]
+            out[rest] = torch.lerp(cross.float(), out[rest].float(), share).to(out.dtype)
+            lse[:, rest] = total
+        ctx.save_for_backward(query, key, value, out, lse)
+        ctx.row, ctx.scale = row, scale
+        return out[None].transpose(1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        *inputs, out, lse = ctx.saved_tensors
+        row, scale = ctx.row, ctx.scale
+        grad, q, k, v = (t[0].transpose(0, 1) for t in (grads[0], *inputs))
+        slopes = _varlen_backward(grad, q, k, v, out, lse, row.own, row.own, True, scale)
+        if row.shared is not None:
+            (rest, ends), (prompts, prompt_ends) = row.shared
+            parts = _varlen_backward(
+                grad[rest],
+                q[rest],
+                k[prompts],
+                v[prompts],
+                out[rest],
+                lse[:, rest].contiguous(),
+                ends,
+                prompt_ends,
+                False,
+                scale,
+            )
+            for slope, at, part in zip(slopes, (rest, prompts, prompts), parts, strict=True):
+                slope[at] += part
+        return (*(slope[None].transpose(1, 2) for slope in slopes), None, None)
+
+
+def _varlen_forward(
+    q: Tensor, k: Tensor, v: Tensor, own: Edges, other: Edges, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Return the attention (N, H, d) and its log-sum-exp (H, N)."""
+    found = torch.ops.aten._flash_attention_forward(
+        q, k, v, own.offsets, other.offsets, own.longest, other.longest, 0.0, causal, False, scale=scale
+    )
+    return found[0], found[1]
+
+
+def _varlen_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    own: Edges,
+    other: Edges,
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    state = torch.zeros(2, dtype=torch.uint64, device=q.device)  # of the dropout that there is not
+    unused = torch.empty(0, device=q.device)
+    slopes: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
+        grad.contiguous(),
+        q,
+        k,
+        v,
+        out,
+        lse,
+        own.offsets,
+        other.offsets,
+        own.longest,
+        other.longest,
+        0.0,
+        causal,
+        state,
+        unused,
+        scale=scale,
+    )
+    return slopes
+
+
+# ---- blocks of padded rows -----------------------------------------------------------------------------------------
+
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+_efficient = torch.ops.aten._scaled_dot_product_efficient_attention
+_efficient_backward_op = torch.ops.aten._scaled_dot_product_efficient_attention_backward
+_LSE_ALIGNMENT = 32  # the memory-efficient kernel fills log-sum-exps up to it, with infinity
+
+
+def _cpu_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    out, lse = _flash(q, k, v, 0.0, causal, scale=scale)
+    return out, lse
+
+
+def _cpu_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    slopes: tuple[Tensor, Tensor, Tensor] = _flash_backward(grad, q, k, v, out, lse, 0.0, causal, scale=scale)
+    return slopes
+
+
+def _efficient_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
+    out, lse, *_ = _efficient(q, k, v, None, True, 0.0, causal, scale=scale)
+    return out, lse[:, :, : q.shape[2]]
+
+
+def _efficient_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    heads = k.shape[1]
+    k, v = (t.repeat_interleave(q.shape[1] // heads, 1) for t in (k, v))
+    lse = F.pad(lse, (0, -lse.shape[2] % _LSE_ALIGNMENT), value=float("inf")).contiguous()
+    seed = torch.zeros((), dtype=torch.int64, device=q.device)
+    wanted = [True, True, True, False]
+    dq, dk, dv, _ = _efficient_backward_op(
+        grad, q, k, v, None, out, lse, seed, seed, 0.0, wanted, causal, scale=scale
+    )
+    dk, dv = (t.unflatten(1, (heads, -1)).sum(2) for t in (dk, dv))
+    return dq, dk, dv
+
+
+class _SharedPrefixAttention(torch.autograd.Function):
+    """Completions attend to their prompt in one call per group, and to themselves in blocks of rows of similar length."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        layout: Layout,
+        scale: float,
+        kernel: Callable[..., tuple[Tensor, Tensor]],
+        kernel_backward: Callable[..., tuple[Tensor, Tensor, Tensor]],
+    ) -> Tensor:
+        heads, size = query.shape[1], query.shape[2]
+        out_NHd = query.new_empty((size, heads, value.shape[-1]))
+        lse_NH = torch.empty((size, heads), dtype=torch.float32, device=query.device)
+        out_NHd[layout.used :] = 0
+        inputs = tuple(t.transpose(1, 2)[0] for t in (query, key, value))
+        for block in layout.prompts:
+            own, own_lse = _attend_to_itself(kernel, inputs, block, scale)
+            out_NHd.index_copy_(0, block.packed_R, own)
+            lse_NH.index_copy_(0, block.packed_R, own_lse)
+        for group in layout.groups:
+            prompt, rest = slice(group.start, group.middle), slice(group.middle, group.stop)
+            if group.stop > group.middle:
+                part, part_lse = kernel(
+                    query[:, :, rest], key[:, :, prompt], value[:, :, prompt], False, scale
+                )
+                out_NHd[rest], lse_NH[rest] = part[0].transpose(0, 1), part_lse[0].t()
+        for block in layout.completions:
+            own, own_lse = _attend_to_itself(kernel, inputs, block, scale)
+            cross_lse = lse_NH[block.packed_R]
+            total = torch.logaddexp(own_lse, cross_lse)
+            share = (own_lse - total).exp_()[..., None].to(own.dtype)
+            out_NHd.index_copy_(0, block.packed_R, torch.lerp(out_NHd[block.packed_R], own, share))
+            lse_NH.index_copy_(0, block.packed_R, total)
+        ctx.save_for_backward(query, key, value, out_NHd, lse_NH)
+        ctx.layout, ctx.scale, ctx.kernel = layout, scale, kernel_backward
+        return out_NHd[None].transpose(1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        query, key, value, out_NHd, lse_NH = ctx.saved_tensors
+        layout, scale, kernel, grad_out = ctx.layout, ctx.scale, ctx.kernel, grads[0]
+        slopes = tuple(t.new_empty((t.shape[2], t.shape[1], t.shape[3])) for t in (query, key, value))
+        for slope in slopes:
+            slope[layout.used :] = 0
+        inputs = tuple(t.transpose(1, 2)[0] for t in (query, key, value))
+        given = (grad_out.transpose(1, 2)[0], out_NHd, lse_NH)
+        for block in layout.prompts:
+            for slope, part in zip(
+                slopes, _backward_of_itself(kernel, inputs, given, block, scale), strict=True
+            ):
+                slope.index_copy_(0, block.packed_R, part)
+        out, lse = out_NHd[None].transpose(1, 2), lse_NH[None].transpose(1, 2)
+        for group in layout.groups:
+            prompt, rest = slice(group.start, group.middle), slice(group.middle, group.stop)
+            if group.stop == group.middle:
+                continue
+            parts = kernel(
+                grad_out[:, :, rest],
+                query[:, :, rest],
+                key[:, :, prompt],
+                value[:, :, prompt],
+                out[:, :, rest],
+                lse[:, :, rest],
+                False,
+                scale,
+            )
+            slopes[0][rest] = parts[0][0].transpose(0, 1)
+            slopes[1][prompt] += parts[1][0].transpose(0, 1)
+            slopes[2][prompt] += parts[2][0].transpose(0, 1)
+        for block in layout.completions:
+            q_part, k_part, v_part = _backward_of_itself(kernel, inputs, given, block, scale)
+            slopes[0].index_add_(0, block.packed_R, q_part)
+            slopes[1].index_copy_(0, block.packed_R, k_part)
+            slopes[2].index_copy_(0, block.packed_R, v_part)
+        return (*(slope[None].transpose(1, 2) for slope in slopes), None, None, None, None)
+
+
+def _gather(tensor_Nx: Tensor, block: SelfBlock) -> Tensor:
+    """(N, heads, …) → (n, heads, L, …) of the block's rows."""
+    return tensor_Nx[block.index_nL].transpose(1, 2)
+
+
+def _only_real(tensor: Tensor, block: SelfBlock) -> Tensor:
+    """(n, heads, L, …) → (R, heads, …) without padding."""
+    return tensor.transpose(1, 2).flatten(0, 1).index_select(0, block.real_R)
+
+
+def _attend_to_itself(
+    kernel: Callable[..., tuple[Tensor, Tensor]], inputs: tuple[Tensor, ...], block: SelfBlock, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Return the causal attention of the block's rows (R, heads, d) and its log-sum-exp (R, heads)."""
+    out, lse = kernel(*(_gather(t, block) for t in inputs), True, scale)
+    return _only_real(out, block), _only_real(lse, block)
+
+
+def _backward_of_itself(
+    kernel: Callable[..., tuple[Tensor, Tensor, Tensor]],
+    inputs: tuple[Tensor, ...],
+    given: tuple[Tensor, ...],
+    block: SelfBlock,
+    scale: float,
+) -> list[Tensor]:
+    """Return the gradients (R, heads, d) of query, key and value; ``given``: output's gradient, output, log-sum-exp."""
+    grad_NHd, out_NHd, lse_NH = given
+    grad = grad_NHd.new_zeros((block.index_nL.numel(), *grad_NHd.shape[1:]))
+    grad.index_copy_(0, block.real_R, grad_NHd[block.packed_R])  # padded queries pass no gradient
+    parts = kernel(
+        grad.view(*block.index_nL.shape, *grad_NHd.shape[1:]).transpose(1, 2),
+        *(_gather(t, block) for t in (*inputs, out_NHd, lse_NH)),
+        True,
+        scale,
+    )
+    return [_only_real(part, block) for part in parts]

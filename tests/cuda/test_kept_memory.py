@@ -1,0 +1,108 @@
+"""What an update keeps for its backward pass on a GPU, counted on shapes (Qwen2.5-1.5B), and what preflight says of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+
+from algorist.config import load_recipe
+from algorist.config.schema import GRPOSection
+from algorist.models.precision import set_compute
+from algorist.preflight.fit import plan_from_config
+from algorist.training.batch import Batch
+from algorist.training.log_probs import packed_log_probs
+from algorist.training.part_size import saved_bytes, tokens_that_fit
+from tests.cuda.pretend import pretend_gpu, to_device
+from tests.cuda.test_rollout_on_gpu import model as small_model
+
+GB, LAYERS, PROMPT = 1e9, 28, 200
+SHAPE: dict[str, Any] = {
+    "hidden_size": 1536, "intermediate_size": 8960, "num_attention_heads": 12, "num_key_value_heads": 2,
+    "max_position_embeddings": 32768, "tie_word_embeddings": True, "vocab_size": 4096,
+}  # fmt: skip
+
+
+def kept(layers: int, rows: int, length: int, checkpointed: bool) -> int:
+    with torch.device("meta"):
+        model = hf.Qwen2ForCausalLM(hf.Qwen2Config(num_hidden_layers=layers, **SHAPE)).bfloat16().train()
+    if checkpointed:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    completions = [[5] * length] * rows
+    mask = torch.ones(rows, length, dtype=torch.bool, device="meta")
+    batch = Batch([[7] * PROMPT], completions, [0] * rows, torch.ones(rows, device="meta"), mask)
+    return saved_bytes(lambda: packed_log_probs(model, batch)[0].sum(), model)
+
+
+def held(rows: int, length: int) -> float:
+    """Bytes at the peak of 28 checkpointed layers: the inputs of all, everything inside one."""
+    one, two = kept(1, rows, length, True), kept(2, rows, length, True)
+    inside = kept(2, rows, length, False) - kept(1, rows, length, False)
+    return one + (LAYERS - 1) * (two - one) + inside
+
+
+@pytest.mark.parametrize(("rows", "length"), [(16, 1024), (1, 16384)])
+def test_bytes_kept_with_checkpointed_layers(rows: int, length: int) -> None:
+    """Dense masks and gathered keys would be 68 GB for one row of 16,384 tokens, and checkpointing was not possible."""
+    found = held(rows, length)
+    assert found <= 4 * GB
+    recipe = load_recipe(
+        "r1-zero-numina",
+        [
+            f"grpo.batch_size={rows}", f"grpo.max_completion_tokens={length}", "grpo.gradient_checkpointing=true",
+            f"grpo.group_size={max(2, rows)}",
+        ],
+    ).recipe  # fmt: skip
+    config = hf.Qwen2Config(num_hidden_layers=LAYERS, **SHAPE)
+    plan = plan_from_config(recipe, "grpo", config, dtype=torch.bfloat16, prompt_tokens=PROMPT)
+    assert plan.activations == pytest.approx(found, rel=0.10)
+
+
+def test_no_part_grows_with_the_square_of_the_length() -> None:
+    short, long = kept(1, 1, 4096, False), kept(1, 1, 16384, False)
+    assert long < 4.1 * short
+
+
+def test_float32_masters_cost_what_they_cost() -> None:
+    """Weights 4, gradients 4, Adam's moments 8 bytes; the products' copies 2, in the update and again while sampling."""
+    recipe = load_recipe("r1-zero-numina", ["grpo.batch_size=8"]).recipe
+    config = hf.Qwen2Config(num_hidden_layers=4, **SHAPE)
+    with torch.device("meta"):
+        size = sum(p.numel() for p in hf.Qwen2ForCausalLM(config).parameters())
+    types = {"dtype": torch.float32, "compute": torch.bfloat16}
+    mixed = plan_from_config(recipe, "grpo", config, **types)
+    assert (mixed.base, mixed.gradients, mixed.optimizer) == (4 * size, 4 * size, 8 * size)
+    bare = plan_from_config(recipe, "grpo", config, dtype=torch.bfloat16)
+    assert (bare.base, bare.gradients, bare.optimizer) == (2 * size, 2 * size, 8 * size)
+    assert mixed.kv_cache - bare.kv_cache == 2 * size
+    assert mixed.activations - bare.activations > 2 * size
+    recipe.grpo.optim = "adamw_8bit"
+    assert plan_from_config(recipe, "grpo", config, **types).optimizer == 2 * size
+
+
+def test_tokens_of_one_forward_follow_from_the_memory_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "algorist.training.part_size.saved_bytes", lambda forward, model: (forward(), 10**6 * TOKENS.pop())[1]
+    )
+    section = GRPOSection()
+
+    def fit(section: GRPOSection = section, reserved: int = 0, **changes: Any) -> int:
+        TOKENS[:] = [32, 96]
+        with pretend_gpu(free=1 << 30, reserved=reserved):
+            made = to_device(small_model())
+            if changes.get("mixed"):
+                set_compute(made, torch.bfloat16)
+            found = tokens_that_fit(made, section)
+            assert found is not None
+            return found
+
+    assert fit() == pytest.approx(0.7 * (1 << 30) / 1e6, rel=0.05)
+    assert fit(reserved=1 << 30) == pytest.approx(2 * fit(), rel=0.05)
+    assert fit(GRPOSection(gradient_checkpointing=True)) > 1.9 * fit()
+    assert fit(GRPOSection(micro_batch_tokens=4000)) == 4000
+    assert tokens_that_fit(small_model(), section) is None  # the CPU's memory is not divided
+
+
+TOKENS: list[int] = []
