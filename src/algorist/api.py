@@ -20,6 +20,7 @@ from algorist.data.gsm8k import extract_hash_answer
 from algorist.errors import ConfigError, DataError, EngineError, nearest
 from algorist.prepare import fitting_problems, tokenizer_texts
 from algorist.prompts import PromptFormat, get_format
+from algorist.prompts.attached import Asked, attach
 from algorist.rewards import DEFAULT_REWARD_WEIGHTS, DEFAULT_REWARDS, RewardSet, build_rewards
 from algorist.types import Message, Problem
 
@@ -187,6 +188,7 @@ def create_math_training_setup(
     policy = make_policy(
         ModelSection(name=model_name), device=place, seed=seed, texts=texts, tags=form.tags.all()
     )
+    attach(policy.tokenizer, Asked(form, section.max_completion_tokens))
     problems = fitting_problems(source, problems, form, policy.tokenizer)
     kept = {p.question for p in problems}
     formatted = format_for_grpo(load_gsm8k(split, path=path), system_prompt)

@@ -31,6 +31,7 @@ from algorist.models.load import Policy, keep_base, load_policy, make_policy, pi
 from algorist.prepare import (
     LogFile,
     Problems,
+    asked_in_training,
     check_folder,
     check_machine,
     check_names,
@@ -46,6 +47,7 @@ from algorist.prepare import (
     without_adapter,
 )
 from algorist.prompts import PromptFormat
+from algorist.prompts.attached import attach
 from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
 from algorist.store.rows import rows_of
@@ -354,6 +356,7 @@ def _load_start(run: Run) -> None:
         )
         if run.recipe.model.name == "tiny" and run.recipe.model.lora is not None:
             run.processes.from_main(partial(keep_base, run.policy, run.folder.path / "base"))
+    attach(run.policy.tokenizer, asked_in_training(run.recipe, run.prompt_format))
     run.train = fitting_problems(run.recipe.data.train, run.train, run.prompt_format, run.policy.tokenizer)
     count = sum(p.numel() for p in run.policy.model.parameters())
     trained = sum(p.numel() for p in run.policy.model.parameters() if p.requires_grad)

@@ -18,6 +18,7 @@ from algorist.data import load_problems, with_solutions
 from algorist.errors import CheckpointError, ConfigError, nearest
 from algorist.grading import MATCHERS, why_unreadable
 from algorist.prompts import PromptFormat, get_format, missing_tags
+from algorist.prompts.attached import Asked
 from algorist.prompts.chat import encode_prompt
 from algorist.rewards import build_rewards
 from algorist.store.redact import RedactSecrets
@@ -235,10 +236,27 @@ def recipe_format(recipe: Recipe) -> PromptFormat:
     return found
 
 
-def asked_format(recipe: Recipe | None, name: str | None) -> tuple[PromptFormat, int]:
-    """Return the prompt format and the completion length to ask a model with: ``name``'s, else the recipe's, else ours."""
-    found = get_format(name or "reasoning_answer") if name or recipe is None else recipe_format(recipe)
-    return found, recipe.grpo.max_completion_tokens if recipe else DEFAULT_TOKENS
+def asked_in_training(recipe: Recipe, prompt_format: PromptFormat) -> Asked:
+    """Return how a recipe asks its model."""
+    limit = recipe.eval.max_completion_tokens or recipe.grpo.max_completion_tokens
+    return Asked(prompt_format, limit, tuple(recipe.eval.stop_strings))
+
+
+def how_to_ask(recipe: Recipe | None, name: str | None, of_model: Asked | None = None) -> Asked:
+    """Return how to ask a model: as it was trained, unless another prompt format is wanted.
+
+    Args:
+        recipe: The recipe of the run that the model belongs to.
+        name: The prompt format that the user wants.
+        of_model: What the model itself carries (``prompts.attached``); it wins over the recipe.
+    """
+    trained = of_model or (asked_in_training(recipe, recipe_format(recipe)) if recipe else None)
+    if trained is not None and name in (None, trained.prompt_format.name):
+        return trained
+    found = get_format(name or "reasoning_answer")
+    closing = found.tags.answer_close
+    stops = (closing,) if closing and not found.is_chat else ()  # raw text has no turn that could end
+    return Asked(found, trained.max_completion_tokens if trained else DEFAULT_TOKENS, stops)
 
 
 def tokenizer_texts(problems: Iterable[Problem], prompt_format: PromptFormat) -> list[str]:

@@ -82,7 +82,8 @@ def _from_server(
 
     _quiet_libraries()
     from algorist.endpoint import Endpoint
-    from algorist.prepare import asked_format
+    from algorist.prepare import how_to_ask
+    from algorist.prompts.attached import attached
 
     tokenizer, recipe = None, None
     if model is not None:
@@ -92,9 +93,9 @@ def _from_server(
         tokenizer = AutoTokenizer.from_pretrained(path)
         recipe = load_run_recipe(run) if run else None
         served = served or str(path)
-    form, limit = asked_format(recipe, prompt_format)
-    return Endpoint(url, form, tokenizer, served).solve(
-        asked, max_new_tokens=max_new_tokens or limit, temperature=temperature
+    how = how_to_ask(recipe, prompt_format, attached(tokenizer) if tokenizer else None)
+    return Endpoint(url, how.prompt_format, tokenizer, served).solve(
+        asked, max_new_tokens=max_new_tokens or how.max_completion_tokens, temperature=temperature
     )
 
 

@@ -11,7 +11,8 @@ import yaml
 
 from algorist.config.load import load_run_recipe
 from algorist.config.schema import DatasetSection, Recipe
-from algorist.prepare import recipe_format
+from algorist.prepare import how_to_ask
+from algorist.prompts.attached import attached
 from algorist.store.redact import redact
 from algorist.store.write import read_metrics
 
@@ -46,7 +47,7 @@ def model_card(
     parts = [
         f"---\n{head}---\n\n# {title}",
         f"{what} {origin} on mathematical problems with algorist ({' → '.join(s.upper() for s in stages)}).",
-        _how_to_load(recipe, name or "FOLDER", is_adapter),
+        _how_to_load(folder, recipe, name or "FOLDER", is_adapter),
         *(_of_run(run, recipe) if run and recipe else []),
     ]
     return redact("\n\n".join(part for part in parts if part) + "\n")
@@ -104,7 +105,7 @@ def _datasets(recipe: Recipe | None) -> dict[str, DatasetSection]:
     return used | ({"held out": recipe.data.eval} if recipe.eval.enabled else {})
 
 
-def _how_to_load(recipe: Recipe | None, name: str, is_adapter: bool) -> str:
+def _how_to_load(folder: Path, recipe: Recipe | None, name: str, is_adapter: bool) -> str:
     library, kind = (
         ("peft", "AutoPeftModelForCausalLM") if is_adapter else ("transformers", "AutoModelForCausalLM")
     )
@@ -114,10 +115,11 @@ def _how_to_load(recipe: Recipe | None, name: str, is_adapter: bool) -> str:
         else f"from transformers import {kind}, AutoTokenizer"
     )
     question = "Mia has 12 pens. Mia loses 5. How many pens does Mia have now?"
-    prompt, prefill, form = repr(question), "", ""
-    if recipe is not None:
-        found = recipe_format(recipe)
-        rendered, form = found.render(question), f" --format {recipe.prompt.format}"
+    prompt, prefill = repr(question), ""
+    asked = attached(folder)
+    if asked is not None or recipe is not None:
+        found = how_to_ask(recipe, None, asked).prompt_format
+        rendered = found.render(question)
         prompt = repr(rendered)
         if not isinstance(rendered, str):
             listed = ",\n    ".join(repr(dict(message)) for message in rendered)
@@ -132,7 +134,7 @@ def _how_to_load(recipe: Recipe | None, name: str, is_adapter: bool) -> str:
         'inputs = tokenizer(prompt, return_tensors="pt")\n'
         "output = model.generate(**inputs, max_new_tokens=256, do_sample=False)\n"
         'print(tokenizer.decode(output[0, inputs["input_ids"].shape[1]:], skip_special_tokens=True))\n```\n\n'
-        f"Or: `algorist solve '{question}' --model {name}{form}`"
+        f"Or: `algorist solve '{question}' --model {name}`"
     )
 
 
@@ -169,7 +171,7 @@ def _evaluations(run: Path) -> str:
     last = list(found.values())[-1]
     lines = [f"| | {' | '.join(found)} |", "|---" * (len(found) + 1) + "|"]
     for metric in metrics:
-        cells = [_interval(evaluation["metrics"].get(metric)) for evaluation in found.values()]
+        cells = [_interval(metric, evaluation["metrics"].get(metric)) for evaluation in found.values()]
         lines.append(f"| {metric.replace('_', ' ')} | {' | '.join(cells)} |")
     return (
         f"## Evaluation\n\n{last['dataset']}, {last['n']} held-out problems, 95 % intervals in brackets.\n\n"
@@ -177,12 +179,16 @@ def _evaluations(run: Path) -> str:
     )
 
 
-def _interval(found: dict[str, Any] | None) -> str:
+def _interval(metric: str, found: dict[str, Any] | None) -> str:
     if not found or found.get("value") is None:
         return "–"
-    bounds = [found.get("low"), found.get("high")]
-    text = f"{found['value']:.4g}"
-    return text if None in bounds else f"{text} [{bounds[0]:.4g}, {bounds[1]:.4g}]"
+    plain = any(word in metric for word in ("tokens", "length", "characters", "reward"))
+    value, low, high = (
+        None if end is None else f"{end:.4g}" if plain else f"{100 * end:.1f}"
+        for end in (found["value"], found.get("low"), found.get("high"))
+    )
+    text = f"{value}" if plain else f"{value} %"
+    return text if None in (low, high) else f"{text} [{low}, {high}]"
 
 
 def _curves(run: Path) -> str:

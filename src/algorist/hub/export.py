@@ -111,6 +111,8 @@ def export(
             (partial / CARD).write_text(model_card(partial, run, name=name, base=base_of(folder)), "utf-8")
         else:
             gather(folder, partial, run=run, name=name)
+        for path in partial.iterdir():
+            path.chmod(0o644)  # safetensors writes for the owner alone
         if target.exists():
             target.rmdir()
         partial.rename(target)
