@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from algorist.config.changes import check_same_run
 from algorist.config.explain import to_yaml
+from algorist.config.inputs import INPUTS, check_same_inputs, keep_inputs
 from algorist.config.load import load_run_recipe
 from algorist.config.schema import DatasetSection, GRPOSection, Recipe
 from algorist.data import load_problems, with_solutions
@@ -117,9 +118,10 @@ def check_folder(recipe: Recipe, *, resume: bool) -> None:
     if resume and not (path / "config.yaml").exists():
         raise CheckpointError(f"nothing to resume: {path} holds no run (config.yaml is missing)")
     if resume:
-        before = load_run_recipe(path)
+        before = load_run_recipe(path, copies=False)
         same = _in_processes(_as_begun(recipe, before), before.grpo.processes)
         check_same_run(to_yaml(before), to_yaml(same), path)
+        check_same_inputs(recipe, path)
         _check_finished(recipe, before, RunFolder(path))
 
 
@@ -213,6 +215,7 @@ def open_folder(recipe: Recipe, *, resume: bool) -> RunFolder:
     else:
         folder = RunFolder.create(path)
         folder.write_environment(seed=recipe.seed)
+        folder.write_json(INPUTS, keep_inputs(recipe, path))
     folder.write_text("config.yaml", to_yaml(recipe))
     return folder
 

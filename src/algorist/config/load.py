@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from algorist.config.inputs import with_copies
 from algorist.config.schema import DataSection, DatasetSection, Recipe
 from algorist.errors import CheckpointError, ConfigError, nearest
 
@@ -56,8 +57,12 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> LoadedRecip
     return LoadedRecipe(validate(values, where=f"recipe '{name_or_path}'"), origins)
 
 
-def load_run_recipe(run: Path) -> Recipe:
+def load_run_recipe(run: Path, *, copies: bool = True) -> Recipe:
     """Return the recipe that a run folder was made with.
+
+    Args:
+        run: The folder.
+        copies: Take the user's files (rewards, prompt, template) from the folder, which has copies of them.
 
     Raises:
         CheckpointError: The folder is not a run, or its ``config.yaml`` is damaged.
@@ -72,7 +77,8 @@ def load_run_recipe(run: Path) -> Recipe:
         raise CheckpointError(f"{file} is damaged: {error}") from None
     if not isinstance(values, dict):
         raise CheckpointError(f"{file} is damaged: expected sections, found {type(values).__name__}")
-    return validate(values, where=str(file))
+    recipe = validate(values, where=str(file))
+    return with_copies(recipe, run) if copies else recipe
 
 
 def validate(values: dict[str, Any], *, where: str) -> Recipe:

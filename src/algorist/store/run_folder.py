@@ -44,7 +44,7 @@ LIBRARIES = (
 class RunFolder:
     """One run's folder.
 
-    ``config.yaml`` (resolved recipe), ``environment.json``, ``training.log``, ``metrics.jsonl``, ``stages.json``
+    ``config.yaml`` (resolved recipe), ``inputs.json`` and ``files/`` (the user's files), ``environment.json``, ``training.log``, ``metrics.jsonl``, ``stages.json``
     (finished stages and their results), ``rollouts/*.parquet``, ``sft/``, ``grpo/``, ``eval/``, ``report.html``.
     """
 
