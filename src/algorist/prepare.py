@@ -22,7 +22,6 @@ from algorist.prompts import PromptFormat, get_format, missing_tags
 from algorist.prompts.attached import Asked
 from algorist.prompts.chat import encode_prompt
 from algorist.rewards import build_rewards
-from algorist.store.redact import RedactSecrets
 from algorist.store.run_folder import RunFolder
 from algorist.store.safe_text import printable
 from algorist.types import Problem
@@ -312,23 +311,3 @@ def longest_sequence(
         longest = recipe.eval.max_completion_tokens or completion
         found.append(prompt(recipe.data.eval, problems.held_out) + longest)
     return max(found)
-
-
-class LogFile:
-    """Write the package's log records to ``training.log`` while the run lasts; in the main process only."""
-
-    def __init__(self, folder: RunFolder, main: bool = True) -> None:
-        self.handler: logging.Handler = logging.NullHandler()
-        if main:
-            self.handler = logging.FileHandler(folder.path / "training.log", encoding="utf-8")
-        self.handler.addFilter(RedactSecrets())
-        self.handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
-
-    def __enter__(self) -> None:
-        logger = logging.getLogger("algorist")
-        logger.setLevel(logging.INFO)
-        logger.addHandler(self.handler)
-
-    def __exit__(self, *_: object) -> None:
-        logging.getLogger("algorist").removeHandler(self.handler)
-        self.handler.close()

@@ -233,6 +233,15 @@ def environment() -> dict[str, Any]:
     }
 
 
+def started_as() -> str:
+    """Return one line about this process for the log: command, versions, machine."""
+    found = environment()
+    versions = ", ".join(
+        f"{name} {found['versions'][name]}" for name in LIBRARIES[:4] if name in found["versions"]
+    )
+    return f"{found['command']} · {versions} · Python {found['python']} · {found['cores']} cores, {found['processor']}"
+
+
 def _versions() -> dict[str, str]:
     found = {}
     for name in LIBRARIES:
