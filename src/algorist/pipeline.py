@@ -126,7 +126,7 @@ def run_recipe(
     began = time.monotonic()
     check_names(recipe)
     check_trackers(recipe.report_to, recipe.tracking)
-    check_eval_device(recipe.eval.device, recipe.grpo.engine)
+    check_eval_device(recipe.eval.device, recipe.eval.engine or recipe.grpo.engine)
     device = run_device(pick_device(recipe.device))
     check_machine(recipe, device)
     processes = Processes.join(device)
@@ -176,7 +176,7 @@ def run_sft(run: Run) -> None:
     trainer = make_sft_trainer(
         model=policy.model,
         tokenizer=policy.tokenizer,
-        demos=demonstrations(run.sft, run.prompt_format, policy.tokenizer),
+        demos=demonstrations(run.sft, run.prompt_format, policy.tokenizer, run.recipe.sft.source),
         section=run.recipe.sft,
         output_dir=run.folder.path / "sft",
         seed=run.recipe.seed,
@@ -257,7 +257,7 @@ def _evaluate(run: Run, stage: str, step: int | None) -> dict[str, Any]:
         folder,
         name,
         engine=make_engine(
-            recipe.grpo.engine,
+            recipe.eval.engine or recipe.grpo.engine,
             model_on(policy.model, recipe.eval.device),
             policy.tokenizer,
             vllm=recipe.grpo.vllm,
@@ -268,7 +268,7 @@ def _evaluate(run: Run, stage: str, step: int | None) -> dict[str, Any]:
         setting=setting,
         ks=recipe.eval.ks,
         rewards=rewards,
-        model=recipe.model.name,
+        model=str(model),
         dataset=recipe.data.eval.name,
         mark=mark if step is None else None,
         on_progress=lambda done, total: run.display.progress(f"eval {name}", done, total),

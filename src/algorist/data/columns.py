@@ -102,7 +102,7 @@ def to_problems(
                 _text(solution(row)),
                 _text(subject(row)),
                 _text(level(row)),
-                extra(row),
+                {"row": row} | extra(row),
             )
         )
     if bad and len(bad) <= known_gaps:
@@ -116,6 +116,13 @@ def to_problems(
             "Correct or remove these rows, or map the right columns with data.….columns"
         )
     return problems
+
+
+def written(row: Row) -> dict[str, Any]:
+    """Return a row's own ``prompt`` and ``response`` (or ``completion``) texts, for SFT on them as they are."""
+    response = row.get("response") or row.get("completion")
+    both = isinstance(row.get("prompt"), str) and isinstance(response, str)
+    return {"prompt": row["prompt"], "response": response} if both else {}
 
 
 def pick_columns(row: Row, wanted: dict[str, str], *, where: str) -> dict[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from algorist.data.base import Source, dataset
-from algorist.data.columns import load_source, pick_columns, to_problems
+from algorist.data.columns import load_source, pick_columns, to_problems, written
 from algorist.data.gsm8k import extract_hash_answer
 from algorist.errors import DataError
 from algorist.grading import last_boxed
@@ -40,6 +40,7 @@ def load_local(source: Source) -> list[Problem]:
         subject=column("subject"),
         level=column("level"),
         identity=column("id"),
+        extra=written,
     )
 
 

@@ -94,15 +94,29 @@ def _wrap(
     if inspect.iscoroutinefunction(function):
         raise ConfigError(f"reward '{target}' is async; write an ordinary function: {_FORMS}")
     parameters = list(inspect.signature(function).parameters.values())
-    low, high = float(getattr(function, "low", 0.0)), float(getattr(function, "high", 1.0))
     names = [p.name for p in parameters]
     if not parameters:
         raise ConfigError(f"reward '{target}' takes no arguments; expected {_FORMS}")
-    if not hasattr(function, "state_dict") and not set(names) & set(BOUND):
-        function = Isolated(function, path, name, timeout_s)
-    if "completions" in names or names[0] == "prompts" or parameters[0].kind is parameters[0].VAR_KEYWORD:
-        return BatchReward(name, function, low, high)
-    return make_reward(name, function, low=low, high=high)
+    isolated = not hasattr(function, "state_dict") and not set(names) & set(BOUND)
+    return as_reward(name, function, Isolated(function, path, name, timeout_s) if isolated else None)
+
+
+def as_reward(
+    name: str, function: Callable[..., Any], runs_as: Callable[..., Any] | None = None
+) -> Reward | BatchReward:
+    """Return a function as a reward of one completion, or of a batch where its signature is TRL's.
+
+    Args:
+        name: The reward's name.
+        function: Its signature and its ``low`` and ``high`` count.
+        runs_as: What is called; the function itself, in this process, when left out.
+    """
+    parameters = list(inspect.signature(function).parameters.values())
+    low, high = float(getattr(function, "low", 0.0)), float(getattr(function, "high", 1.0))
+    names, called = [p.name for p in parameters], runs_as or function
+    if "completions" in names or names[:1] == ["prompts"] or parameters[0].kind is parameters[0].VAR_KEYWORD:
+        return BatchReward(name, called, low, high)
+    return make_reward(name, called, low=low, high=high)
 
 
 def import_file(path: Path) -> ModuleType:
