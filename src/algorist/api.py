@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from algorist.config.load import load_recipe
+from algorist.config.other_names import TRL_NAMES
 from algorist.config.schema import DatasetSection, GRPOSection, ModelSection
 from algorist.data import Source, load_problems
 from algorist.data.columns import load_source, pick_columns, to_problems
@@ -38,26 +39,6 @@ RECIPE = "oneshot-gsm8k"
 FORMAT = "reasoning_answer"
 DEFAULT_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 DEFAULT_GENERATOR = "HarleyCooper/GRPOtuned"
-
-TRL_NAMES = {
-    "learning_rate": "learning_rate",
-    "lr_scheduler_type": "lr_scheduler",
-    "warmup_ratio": "warmup_ratio",
-    "num_train_epochs": "epochs",
-    "num_generations": "group_size",
-    "per_device_train_batch_size": "batch_size",
-    "gradient_accumulation_steps": "gradient_accumulation_steps",
-    "max_completion_length": "max_completion_tokens",
-    "weight_decay": "weight_decay",
-    "adam_beta1": "adam_beta1",
-    "adam_beta2": "adam_beta2",
-    "max_grad_norm": "max_grad_norm",
-    "logging_steps": "logging_steps",
-    "save_steps": "save_steps",
-    "epsilon": "clip_low",
-    "epsilon_high": "clip_high",
-}
-"""TRL's name of an argument → its key below ``grpo`` in a recipe, where the two differ or a default is shown."""
 
 OWN_KEYS = {"max_prompt_length", "bf16", "use_vllm", "vllm_mode", "vllm_gpu_memory_utilization", "seed"}
 TRAINER_KEYS = ("callbacks", "engine", "on_rollouts")

@@ -55,7 +55,8 @@ def find_model(model: str | None, runs: Path = Path("runs")) -> tuple[Path | str
         folder = Path(model).expanduser()
         if not folder.exists():
             beside = [p.parent.name for p in folder.parent.glob("*/config.yaml")]
-            if model.startswith((".", "/", "~")) or model.count("/") != 1 or beside:
+            is_path = folder.parent.is_dir() or folder.parts[0] in ("runs", "outputs", runs.name)
+            if model.startswith((".", "/", "~")) or model.count("/") != 1 or is_path:
                 raise ConfigError(
                     f"no run or model at '{model}'.{nearest(folder.name, beside)} Expected a run folder, a model folder or "
                     "a hub name owner/model"

@@ -15,6 +15,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from algorist.config.inputs import with_copies
+from algorist.config.other_names import ours_for
 from algorist.config.schema import DataSection, DatasetSection, Recipe
 from algorist.errors import CheckpointError, ConfigError, nearest
 
@@ -264,7 +265,8 @@ def _explain(item: Any) -> str:
     dotted = ".".join(location) or "recipe"
     if item["type"] == "extra_forbidden":
         valid = _field_names(location[:-1])
-        return f"{dotted}: unknown key.{nearest(location[-1], valid)} Known here: {', '.join(valid)}"
+        ours = ours_for(location[-1], ".".join(location[:-1]), valid)
+        return f"{dotted}: unknown key.{ours or nearest(location[-1], valid)} Known here: {', '.join(valid)}"
     message = item["msg"].removeprefix("Value error, ")
     if item["type"] == "value_error":
         return message

@@ -74,25 +74,27 @@ def to_problems(
     identity: Callable[[Row], Any] = lambda row: None,
     extra: Callable[[Row], dict[str, Any]] = lambda row: {},
     known_gaps: int = 0,
+    skip_bad: bool = False,
 ) -> list[Problem]:
     """Turn rows into problems; a row without question or gold answer is an error that names the row.
 
     ``known_gaps`` is the number of such rows that the published dataset is known to have: up to that many are left
-    out with a line in the log.
+    out with a line in the log; with ``skip_bad`` as many as there are. Rows are numbered from 1, as in the file without its
+    header.
 
     Raises:
         DataError: A row lacks its question or its gold answer; the first three such rows are named.
     """
     problems, bad = [], []
     seen: set[str] = set()
-    for number, row in enumerate(rows):
+    for number, row in enumerate(rows, start=1):
         asked, gold = _text(question(row)), _text(answer(row))
         if not asked or not gold:
             bad.append(f"row {number} has no {'question' if not asked else 'gold answer'}: {str(row)[:160]}")
             continue
         problem_id = _text(identity(row)) or hashlib.sha256(asked.encode()).hexdigest()[:12]
         while problem_id in seen:
-            problem_id = f"{problem_id}-{number}"
+            problem_id = f"{problem_id}-{number - 1}"
         seen.add(problem_id)
         problems.append(
             Problem(
@@ -105,15 +107,20 @@ def to_problems(
                 {"row": row} | extra(row),
             )
         )
-    if bad and len(bad) <= known_gaps:
+    if bad and (len(bad) <= known_gaps or (skip_bad and problems)):
         log.warning(
-            "dataset '%s': %d of %d rows have no gold answer and are left out", where, len(bad), len(rows)
+            "dataset '%s': %d of %d rows have no question or no gold answer and are left out, such as %s",
+            where,
+            len(bad),
+            len(rows),
+            bad[0],
         )
     elif bad:
         shown = "\n  ".join(bad[:3])
         raise DataError(
             f"dataset '{where}': {len(bad)} of {len(rows)} rows cannot be used:\n  {shown}\n"
-            "Correct or remove these rows, or map the right columns with data.….columns"
+            "Correct or remove these rows, map the right columns with data.….columns, or leave such rows out: "
+            "data.….params.skip_bad_rows=true (adapter local)"
         )
     return problems
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ import yaml
 
 from algorist.config.load import load_run_recipe
 from algorist.config.schema import DatasetSection, Recipe
+from algorist.errors import CheckpointError
+from algorist.evaluation.artifact import read_artifact
+from algorist.evaluation.told import solved_question
 from algorist.prepare import how_to_ask
 from algorist.prompts.attached import attached
 from algorist.store.redact import redact
@@ -47,7 +51,7 @@ def model_card(
     parts = [
         f"---\n{head}---\n\n# {title}",
         f"{what} {origin} on mathematical problems with algorist ({' → '.join(s.upper() for s in stages)}).",
-        _how_to_load(folder, recipe, name or "FOLDER", is_adapter),
+        _how_to_load(folder, recipe, name or "FOLDER", is_adapter, _question(run)),
         *(_of_run(run, recipe) if run and recipe else []),
     ]
     return redact("\n\n".join(part for part in parts if part) + "\n")
@@ -105,7 +109,20 @@ def _datasets(recipe: Recipe | None) -> dict[str, DatasetSection]:
     return used | ({"held out": recipe.data.eval} if recipe.eval.enabled else {})
 
 
-def _how_to_load(folder: Path, recipe: Recipe | None, name: str, is_adapter: bool) -> str:
+def _question(run: Path | None) -> str:
+    """Return a question to show: one that the run's last evaluation answered right."""
+    for stage in ("grpo", "sft", "base"):
+        if run is not None and (run / "eval" / f"{stage}.json").is_file():
+            try:
+                found = solved_question(read_artifact(run / "eval", stage).samples)
+            except CheckpointError:
+                continue
+            if found:
+                return found
+    return "Sam has 17 coins. Sam loses 2. Sam gives 2 to Lea. How many coins does Sam have now?"
+
+
+def _how_to_load(folder: Path, recipe: Recipe | None, name: str, is_adapter: bool, question: str) -> str:
     library, kind = (
         ("peft", "AutoPeftModelForCausalLM") if is_adapter else ("transformers", "AutoModelForCausalLM")
     )
@@ -114,7 +131,6 @@ def _how_to_load(folder: Path, recipe: Recipe | None, name: str, is_adapter: boo
         if library == "peft"
         else f"from transformers import {kind}, AutoTokenizer"
     )
-    question = "Mia has 12 pens. Mia loses 5. How many pens does Mia have now?"
     prompt, prefill = repr(question), ""
     asked = attached(folder)
     if asked is not None or recipe is not None:
@@ -134,7 +150,7 @@ def _how_to_load(folder: Path, recipe: Recipe | None, name: str, is_adapter: boo
         'inputs = tokenizer(prompt, return_tensors="pt")\n'
         "output = model.generate(**inputs, max_new_tokens=256, do_sample=False)\n"
         'print(tokenizer.decode(output[0, inputs["input_ids"].shape[1]:], skip_special_tokens=True))\n```\n\n'
-        f"Or: `algorist solve '{question}' --model {name}`"
+        f"Or: `algorist solve {shlex.quote(question)} --model {name}`"
     )
 
 
