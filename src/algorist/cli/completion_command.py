@@ -23,11 +23,11 @@ _BASH = """_algorist() {{
 complete -o nospace -F _algorist algorist"""
 
 
-@app.command(epilog='Example: eval "$(algorist completion bash)" · fish: algorist completion fish | source')
+@app.command(epilog="Example: algorist completion bash")
 def completion(
     shell: Annotated[str, typer.Argument(help="bash, zsh or fish.")],
 ) -> None:
-    """Print a completion script; put the example's line into the shell's start file to keep it."""
+    """Print a completion script. In the shell's start file: source <(algorist completion bash), in fish with a pipe to source."""
     from algorist.errors import ConfigError, nearest
 
     if shell not in SHELLS:

@@ -31,7 +31,7 @@ def list_recipes(as_json: Annotated[bool, typer.Option("--json", help="Print JSO
         print(f"{name:<{width}}  {description}")
 
 
-@app.command("settings", epilog="Example: algorist recipes settings > docs/settings.md")
+@app.command("settings", epilog="Example: algorist recipes settings")
 def settings() -> None:
     """Print every key of a recipe as a Markdown page: meaning, values, default."""
     from algorist.config.explain import settings_page
