@@ -115,11 +115,11 @@ def evaluate_benchmarks(
     solver = Solver.load(model, recipe=recipe if of_run else None, prompt_format=prompt_format)
     tokenizer, form = solver.policy.tokenizer, solver.prompt_format
     rewards = build_rewards(recipe.rewards if of_run else [], form, matcher=recipe.matcher)
-    section = recipe.eval.model_copy(
+    protocol = recipe.eval.model_copy(
         update={"stop_strings": recipe.eval.stop_strings or list(solver.stop_strings)}
     )
     setting = EvaluationSetting.from_section(
-        section, max_tokens=solver.max_new_tokens, matcher=recipe.matcher, seed=recipe.seed
+        protocol, max_tokens=solver.max_new_tokens, matcher=recipe.matcher, seed=recipe.seed
     )
     engine = make_engine("auto", solver.policy.model, tokenizer)
     for benchmark, problems in loaded:

@@ -66,10 +66,10 @@ def explain(
     resolved = load_recipe(recipe, overrides or []).recipe
     form = get_format(resolved.prompt.format, tags=resolved.prompt.tags)
     rewards = build_rewards(resolved.rewards, form, matcher=resolved.matcher)
-    logging.getLogger("algorist.rewards").addHandler(logging.NullHandler())  # failures are shown below, once
-    logging.getLogger("algorist.rewards").propagate = False
+    logging.disable(logging.WARNING)  # a failure is shown below, once
     length = len(completion.split()) if tokens is None else tokens
     found = rewards.explain(completion, answer, completion_ids=[0] * length)
+    logging.disable(logging.NOTSET)
     rows = {name: {"value": value, "weight": found.weights[name]} for name, value in found.components.items()}
     print(json.dumps({"total": found.total, "rewards": rows}, indent=2))
     failed = [reward for reward in rewards if reward.failures]
