@@ -381,6 +381,12 @@ def _build(
     if section.engine != "vllm" and "engine" not in settings:
         settings["engine"] = make_engine(section.engine, policy.model, policy.tokenizer)
     settings.setdefault("engine", None)
+    shared = {key: settings[key] for key in ("output_dir", "seed", "device", "report_to")}
+    arguments = optim_arguments(section, **shared) | {"run_name": settings["run_name"]}
+    arguments |= {"num_train_epochs": section.epochs, "max_steps": section.max_steps or -1}
+    config = stock_config(
+        section, arguments, rewards.weights
+    )  # before the trainer: making it resets accelerate's state
     trainer = make_grpo_trainer(
         model=policy.model,
         tokenizer=policy.tokenizer,
@@ -391,7 +397,4 @@ def _build(
         matcher="numeric",
         **settings,
     )
-    shared = {key: settings[key] for key in ("output_dir", "seed", "device", "report_to")}
-    arguments = optim_arguments(section, **shared) | {"run_name": settings["run_name"]}
-    arguments |= {"num_train_epochs": section.epochs, "max_steps": section.max_steps or -1}
-    return TrainingArtifacts(trainer, stock_config(section, arguments, rewards.weights))
+    return TrainingArtifacts(trainer, config)

@@ -184,7 +184,7 @@ def test_every_setting_is_on_its_page() -> None:
         "rewards[N].params",
     ):
         assert f"| `{key}` |" in page
-    assert describe("grpo.loss_type").endswith("Takes `grpo` or `bnpo` or `dr_grpo` or `dapo` or `cispo`.")
+    assert describe("sft.source").endswith("Takes `problems` or `prompt_response`.")
 
 
 def test_recipes_show_describes(call: Any) -> None:

@@ -117,17 +117,16 @@ def evaluate_model(
         on_progress=None if as_json else display.progress,
     )
     for done in _named_as_given(evaluated, data or []):
-        title = done.artifact.name
-        display.finished(title)
-        entry = {"artifact": str(folder / f"{title}.json"), **_summary(done.artifact, by or [])}
+        display.finished(done.artifact.name)
+        entry = {"artifact": str(folder / f"{done.artifact.name}.json"), **_summary(done.artifact, by or [])}
         if export is not None:
             entry["export"] = str(export_harness(done.artifact, export[1], task=done.label))
         told.append(entry)
         if not as_json:
             _show(display, done, entry)
     if as_json:
-        one = told[0] if len(told) == 1 else {}
-        print(json.dumps({"model": str(where), "evaluations": told, **one}, allow_nan=False))
+        alone = {"model": str(where), "evaluations": told, **(told[0] if len(told) == 1 else {})}
+        print(json.dumps(alone, allow_nan=False))
     return 0
 
 

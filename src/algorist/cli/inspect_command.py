@@ -93,7 +93,7 @@ def _sample(row: dict[str, Any]) -> str:
     from algorist.store.safe_text import printable
 
     verdict = f"{'right' if row['correct'] else 'wrong'} ({row['reason']})"
-    head = f"problem {row['problem_id']} · {verdict} · read {row['extracted']} · gold {row['gold']} · {row['tokens']} tokens"
+    head = f"problem {row['problem_id']} · {verdict} · read {row['extracted']} · gold {row['gold']} · {row['completion_tokens']} tokens"
     return printable(f"{head}\n{row['question']}\n→ {row['completion']}\n")
 
 

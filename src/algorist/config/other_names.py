@@ -26,11 +26,10 @@ TRL_NAMES = {
 
 OTHER_NAMES = {
     **{theirs: f"grpo.{ours}" for theirs, ours in TRL_NAMES.items()},
-    **{
-        key: f"grpo.{key}"
-        for key in ("max_steps", "beta", "temperature", "top_p", "top_k", "loss_type", "batch_size")
-    },
+    **{key: f"grpo.{key}" for key in ("max_steps", "beta", "temperature", "top_p", "top_k", "batch_size")},
     "lr": "grpo.learning_rate",
+    "loss_type": "grpo.loss",
+    "scale_rewards": "grpo.advantage",
     "epochs": "grpo.epochs",
     "group_size": "grpo.group_size",
     "max_new_tokens": "grpo.max_completion_tokens",
