@@ -15,6 +15,7 @@ from algorist.config.schema import Recipe, Section
 from algorist.data import load_problems
 from algorist.errors import ConfigError, DataError
 from algorist.pipeline import run_recipe
+from algorist.store.read import query
 from algorist.store.run_log import Quiet
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "algorist"
@@ -177,3 +178,25 @@ def test_the_api_takes_rewards_and_rows(tmp_path: Path, capsys: pytest.CaptureFi
     assert "grpo 1/1 · loss" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="reward_weights has 1 values, expected 2"):
         algorist.create_math_training_setup("x", reward_funcs=["correct", brief], reward_weights=[1])
+
+
+def test_a_reward_gets_any_column_of_the_file(tmp_path: Path) -> None:
+    rows = [
+        {"question": f"What is {n}?", "answer": str(n), "weight": n, "completion": "x"} for n in range(24)
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "mine.py").write_text(
+        "def f(completions, weight, level, **_):\n    return [float(w) for w in weight]\n"
+    )
+    data = f"data.train={{name: local, path: {tmp_path}/rows.jsonl, columns: {{level: weight}}}}"
+    settings = [
+        "sft.enabled=false",
+        "eval.enabled=false",
+        "threads=1",
+        "grpo.max_steps=1",
+        f"output_dir={tmp_path}",
+    ]
+    rewards = f"rewards=[{tmp_path}/mine.py:f]"
+    run_recipe(load_recipe("smoke-cpu", [data, rewards, *settings]).recipe, display=Quiet())
+    stored = query(tmp_path / "smoke-cpu", "SELECT gold, reward FROM rollouts")
+    assert stored and all(float(row["gold"]) == row["reward"] for row in stored)

@@ -50,9 +50,7 @@ def show(
     from algorist.store.safe_text import printable
 
     for problem in _load(name, path, split, column)[:count]:
-        shown = asdict(problem)
-        shown["columns"] = sorted(shown["extra"].pop("row", {}))
-        print(printable(json.dumps(shown, ensure_ascii=False, indent=2, default=str)))
+        print(printable(json.dumps(asdict(problem), ensure_ascii=False, indent=2, default=str)))
 
 
 @app.command("check", epilog="Example: algorist data check gsm8k --path data/gsm8k --split test")

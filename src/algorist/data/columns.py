@@ -23,6 +23,16 @@ ALIASES = {
     "id": ("id", "unique_id", "problem_id", "idx"),
 }
 FIELDS = tuple(ALIASES)
+OF_THE_CALL = (
+    "prompts",
+    "completions",
+    "completion",
+    "completion_ids",
+    "parsed",
+    "log_metric",
+    "trainer_state",
+)
+"""Names under which rewards get something else than a column of the data."""
 
 
 class ColumnError(DataError):
@@ -80,7 +90,7 @@ def to_problems(
 
     ``known_gaps`` is the number of such rows that the published dataset is known to have: up to that many are left
     out with a line in the log; with ``skip_bad`` as many as there are. Rows are numbered from 1, as in the file without its
-    header.
+    header. ``extra`` of a problem has every column of its row, which rewards may ask for by name.
 
     Raises:
         DataError: A row lacks its question or its gold answer; the first three such rows are named.
@@ -104,7 +114,7 @@ def to_problems(
                 _text(solution(row)),
                 _text(subject(row)),
                 _text(level(row)),
-                {"row": row} | extra(row),
+                {k: v for k, v in row.items() if isinstance(k, str) and k not in OF_THE_CALL} | extra(row),
             )
         )
     if bad and (len(bad) <= known_gaps or (skip_bad and problems)):
