@@ -167,18 +167,11 @@ def _where() -> str:
 
 
 def readme() -> str:
-    """The figures that matter most."""
-    chosen = [
-        row
-        for row in [
-            *_timed("step", "a whole GRPO step", "tokens/s"),
-            *_timed("update", "an update", "tokens/s"),
-            *_timed("sft", "an SFT step", "tokens/s"),
-            *_rollouts(),
-        ]
-        if ("1 thread" in row[0] or "whole" in row[0]) and "bfloat16" not in row[0]
+    """Three figures: a step, a run, a grade; the others are on the pages of engine and grader."""
+    steps = [
+        r for r in _timed("step", "a whole GRPO step", "tokens/s") if "small" in r[0] and "1 thread" in r[0]
     ]
-    return _table([*chosen, *_accuracy(), *_memory(), *_vllm(), *_grading()]) + _where()
+    return _table([*steps, *_accuracy(), *_grading()[:1]]) + _where()
 
 
 def engine() -> str:

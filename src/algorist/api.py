@@ -7,20 +7,26 @@ print(generate_math_solution("What is 15 * 23?", generator=build_text_generator(
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from algorist.config.load import load_recipe
-from algorist.config.schema import DatasetSection, GRPOSection, ModelSection, RewardSection
+from algorist.config.other_names import TRL_NAMES
+from algorist.config.schema import DatasetSection, GRPOSection, ModelSection
 from algorist.data import Source, load_problems
-from algorist.data.columns import load_source
+from algorist.data.columns import load_source, pick_columns, to_problems
 from algorist.data.gsm8k import extract_hash_answer
 from algorist.errors import ConfigError, DataError, EngineError, nearest
 from algorist.prepare import fitting_problems, tokenizer_texts
 from algorist.prompts import PromptFormat, get_format
+from algorist.prompts.attached import Asked, attach
+from algorist.prompts.chat import encode_prompt
 from algorist.rewards import DEFAULT_REWARD_WEIGHTS, DEFAULT_REWARDS, RewardSet, build_rewards
+from algorist.rewards.build import TrainerReward
+from algorist.rewards.build import as_reward
+from algorist.store.run_log import Display, Lines
 from algorist.types import Message, Problem
 
 if TYPE_CHECKING:
@@ -33,26 +39,6 @@ RECIPE = "oneshot-gsm8k"
 FORMAT = "reasoning_answer"
 DEFAULT_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 DEFAULT_GENERATOR = "HarleyCooper/GRPOtuned"
-
-TRL_NAMES = {
-    "learning_rate": "learning_rate",
-    "lr_scheduler_type": "lr_scheduler",
-    "warmup_ratio": "warmup_ratio",
-    "num_train_epochs": "epochs",
-    "num_generations": "group_size",
-    "per_device_train_batch_size": "batch_size",
-    "gradient_accumulation_steps": "gradient_accumulation_steps",
-    "max_completion_length": "max_completion_tokens",
-    "weight_decay": "weight_decay",
-    "adam_beta1": "adam_beta1",
-    "adam_beta2": "adam_beta2",
-    "max_grad_norm": "max_grad_norm",
-    "logging_steps": "logging_steps",
-    "save_steps": "save_steps",
-    "epsilon": "clip_low",
-    "epsilon_high": "clip_high",
-}
-"""TRL's name of an argument → its key below ``grpo`` in a recipe, where the two differ or a default is shown."""
 
 OWN_KEYS = {"max_prompt_length", "bf16", "use_vllm", "vllm_mode", "vllm_gpu_memory_utilization", "seed"}
 TRAINER_KEYS = ("callbacks", "engine", "on_rollouts")
@@ -138,7 +124,9 @@ def create_math_training_setup(
     output_dir: str | Path | None = None,
     run_name: str = "math-grpo",
     report_to: str | Sequence[str] = "none",
+    reward_funcs: Sequence[str | Mapping[str, Any] | Callable[..., Any]] | None = None,
     reward_weights: Sequence[float] | None = None,
+    dataset: Sequence[Mapping[str, Any]] | None = None,
     grpo_args: Mapping[str, Any] | None = None,
     trainer_kwargs: Mapping[str, Any] | None = None,
     path: str | Path | None = None,
@@ -154,7 +142,11 @@ def create_math_training_setup(
         output_dir: Folder of ``checkpoint-STEP`` and ``final``; ``outputs/RUN_NAME`` when left out.
         run_name: Name of the run, also in trackers.
         report_to: Trackers: ``"none"``, a name or names.
-        reward_weights: One weight for each of the three rewards; ``DEFAULT_REWARD_WEIGHTS`` when left out.
+        reward_funcs: Rewards: names of the registry, ``file.py:function``, functions of yours (of one completion, or as TRL
+            calls them), or ``{"name": …, "params": …}``; ``DEFAULT_REWARDS`` when left out.
+        reward_weights: One weight for each reward; ``DEFAULT_REWARD_WEIGHTS`` for the default ones, else 1.
+        dataset: Rows with ``question`` and ``answer`` (a ``datasets.Dataset`` or a list of mappings) instead of GSM8K; a worked
+            answer is read behind its ``####``.
         grpo_args: Arguments in TRL's names or keys of a recipe's ``grpo`` section, over ``DEFAULT_GRPO_ARGS``.
         trainer_kwargs: ``callbacks``, ``engine``, ``on_rollouts`` of ``make_grpo_trainer``.
         path: A local file or folder of GSM8K instead of the hub.
@@ -165,13 +157,15 @@ def create_math_training_setup(
         ConfigError: An unknown argument, a wrong number of weights, a model that cannot be loaded.
         DataError: The problems cannot be read.
     """
+    from datasets import Dataset
+
     from algorist.models.load import make_policy, pick_device
 
     merged = {**DEFAULT_GRPO_ARGS, **(grpo_args or {})}
     section = _grpo_section(merged)
     own = _known(trainer_kwargs or {}, TRAINER_KEYS, "trainer_kwargs")
-    rewards = _rewards(reward_weights)
     form = get_format(FORMAT, system_prompt=system_prompt)
+    rewards = _rewards(reward_funcs, reward_weights, form)
     place = pick_device(device)
     _check_bf16(merged.get("bf16"), place)
     source = DatasetSection(
@@ -182,15 +176,21 @@ def create_math_training_setup(
         max_prompt_tokens=merged["max_prompt_length"],
     )
     seed = int(merged.get("seed", 42))
-    problems = load_problems(source)
+    problems = load_problems(source) if dataset is None else _problems(dataset, limit)
     texts = tokenizer_texts(problems, form)
     policy = make_policy(
         ModelSection(name=model_name), device=place, seed=seed, texts=texts, tags=form.tags.all()
     )
-    problems = fitting_problems(source, problems, form, policy.tokenizer)
+    attach(policy.tokenizer, Asked(form, section.max_completion_tokens))
+    problems = (
+        fitting_problems(source, problems, form, policy.tokenizer)
+        if dataset is None
+        else [p for p in problems if _prompt_tokens(form, policy, p.question) <= merged["max_prompt_length"]]
+    )
     kept = {p.question for p in problems}
-    formatted = format_for_grpo(load_gsm8k(split, path=path), system_prompt)
-    dataset = formatted.filter(lambda row: row["question"].strip() in kept)
+    rows = load_gsm8k(split, path=path) if dataset is None else dataset
+    chosen = [dict(row) for row in rows if str(row["question"]).strip() in kept]
+    formatted = format_for_grpo(Dataset.from_list(chosen), system_prompt)
     names = [report_to] if isinstance(report_to, str) else list(report_to)
     artifacts = _build(
         policy,
@@ -205,12 +205,26 @@ def create_math_training_setup(
         device=place,
         **own,
     )
-    return MathTrainingSetup(dataset, rewards, artifacts, merged)
+    return MathTrainingSetup(formatted, rewards, artifacts, merged)
 
 
-def run_training(artifacts: TrainingArtifacts, *, resume_from_checkpoint: str | bool | None = None) -> Any:
-    """Train, save the model under ``output_dir/final`` and return transformers' ``TrainOutput``."""
-    trainer = artifacts.trainer
+def run_training(
+    artifacts: TrainingArtifacts,
+    *,
+    resume_from_checkpoint: str | bool | None = None,
+    display: Display | None = None,
+) -> Any:
+    """Train, save the model under ``output_dir/final`` and return transformers' ``TrainOutput``.
+
+    Args:
+        artifacts: The trainer, from ``create_math_training_setup``.
+        resume_from_checkpoint: A checkpoint's folder, or True for the newest.
+        display: Where progress is shown; lines on standard error when left out, nothing with ``Quiet()``.
+    """
+    from algorist.training.callbacks import ProgressCallback
+
+    trainer, shown = artifacts.trainer, display or Lines()
+    trainer.add_callback(ProgressCallback(lambda *state: shown.step("grpo", *state)))
     result = trainer.train(resume_from_checkpoint=resume_from_checkpoint)
     trainer.save_model(str(Path(artifacts.config.output_dir) / "final"))
     return result
@@ -293,15 +307,50 @@ def _known(given: Mapping[str, Any], valid: Sequence[str], what: str) -> dict[st
     return dict(given)
 
 
-def _rewards(weights: Sequence[float] | None) -> RewardSet:
-    chosen = list(DEFAULT_REWARD_WEIGHTS if weights is None else weights)
-    if len(chosen) != len(DEFAULT_REWARDS):
+def _rewards(
+    functions: Sequence[str | Mapping[str, Any] | Callable[..., Any]] | None,
+    weights: Sequence[float] | None,
+    form: PromptFormat,
+) -> RewardSet:
+    defaults = DEFAULT_REWARD_WEIGHTS if functions is None else [1.0] * len(functions)
+    functions = list(DEFAULT_REWARDS) if functions is None else list(functions)
+    chosen = list(defaults if weights is None else weights)
+    if len(chosen) != len(functions):
+        names = [f if isinstance(f, str) else getattr(f, "__name__", str(f)) for f in functions]
         raise ConfigError(
-            f"reward_weights has {len(chosen)} values, expected {len(DEFAULT_REWARDS)}: one each for "
-            f"{', '.join(DEFAULT_REWARDS)}, such as {DEFAULT_REWARD_WEIGHTS}"
+            f"reward_weights has {len(chosen)} values, expected {len(functions)}: one each for {', '.join(names)}, such as "
+            f"{list(defaults)}"
         )
-    specs = [RewardSection(name=n, weight=w) for n, w in zip(DEFAULT_REWARDS, chosen, strict=True)]
-    return build_rewards(specs, FORMAT, matcher="numeric")
+    return RewardSet([_reward(f, w, form) for f, w in zip(functions, chosen, strict=True)])
+
+
+def _reward(
+    function: str | Mapping[str, Any] | Callable[..., Any], weight: float, form: PromptFormat
+) -> TrainerReward:
+    """Return one reward; a function of the caller runs in this process."""
+    if not callable(function):
+        given = {"name": function} if isinstance(function, str) else dict(function)
+        return build_rewards([given | {"weight": weight}], form, matcher="numeric")[0]
+    name = getattr(function, "__name__", type(function).__name__)
+    around = build_rewards(["correct"], form, matcher="numeric")[0].around
+    return TrainerReward(name, as_reward(name, function), around, weight, {})
+
+
+def _problems(rows: Sequence[Mapping[str, Any]], limit: int | None) -> list[Problem]:
+    """Return the problems of the caller's rows."""
+    found = [dict(row) for row in rows]
+    names = pick_columns(found[0] if found else {}, {}, where="dataset")
+    problems = to_problems(
+        found,
+        where="dataset",
+        question=lambda row: row.get(names["question"]),
+        answer=lambda row: extract_hash_answer(str(row.get(names["answer"]))) or row.get(names["answer"]),
+    )
+    return problems[:limit]
+
+
+def _prompt_tokens(form: PromptFormat, policy: Policy, question: str) -> int:
+    return len(encode_prompt(form, policy.tokenizer, question))
 
 
 def _check_bf16(wanted: bool | None, device: Any) -> None:
@@ -334,6 +383,12 @@ def _build(
     if section.engine != "vllm" and "engine" not in settings:
         settings["engine"] = make_engine(section.engine, policy.model, policy.tokenizer)
     settings.setdefault("engine", None)
+    shared = {key: settings[key] for key in ("output_dir", "seed", "device", "report_to")}
+    arguments = optim_arguments(section, **shared) | {"run_name": settings["run_name"]}
+    arguments |= {"num_train_epochs": section.epochs, "max_steps": section.max_steps or -1}
+    config = stock_config(
+        section, arguments, rewards.weights
+    )  # before the trainer: making it resets accelerate's state
     trainer = make_grpo_trainer(
         model=policy.model,
         tokenizer=policy.tokenizer,
@@ -344,7 +399,4 @@ def _build(
         matcher="numeric",
         **settings,
     )
-    shared = {key: settings[key] for key in ("output_dir", "seed", "device", "report_to")}
-    arguments = optim_arguments(section, **shared) | {"run_name": settings["run_name"]}
-    arguments |= {"num_train_epochs": section.epochs, "max_steps": section.max_steps or -1}
-    return TrainingArtifacts(trainer, stock_config(section, arguments, rewards.weights))
+    return TrainingArtifacts(trainer, config)

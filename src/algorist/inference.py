@@ -16,9 +16,10 @@ from algorist.evaluation.benchmarks import Benchmark
 from algorist.evaluation.record import finished_evaluation, mark_of, record_evaluation
 from algorist.evaluation.run import EvaluationSetting
 from algorist.models.load import Policy, load_policy, make_policy, pick_device
-from algorist.prepare import asked_format, fitting_problems
+from algorist.prepare import fitting_problems, how_to_ask
 from algorist.prompts import PromptFormat
 from algorist.prompts.answer import answer_row
+from algorist.prompts.attached import attached
 from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
 from algorist.rollouts.base import SamplingParams
@@ -33,18 +34,20 @@ class Solver:
     policy: Policy
     prompt_format: PromptFormat
     max_new_tokens: int = 512
+    stop_strings: tuple[str, ...] = ()
 
     @classmethod
     def load(
         cls, model: Path | str, *, recipe: Recipe | None = None, prompt_format: str | None = None
     ) -> Solver:
-        """Load a model folder or hub model; the recipe gives prompt format and length."""
+        """Load a model folder or hub model; prompt format and length are those of its training, else the recipe's."""
         device = pick_device(recipe.device if recipe else "auto")
         if isinstance(model, Path):
             policy = load_policy(model, device=device, like=recipe.model if recipe else None)
         else:
             policy = make_policy(ModelSection(name=model), device=device, seed=0, trained=False)
-        return cls(policy, *asked_format(recipe, prompt_format))
+        asked = how_to_ask(recipe, prompt_format, attached(policy.tokenizer))
+        return cls(policy, asked.prompt_format, asked.max_completion_tokens, asked.stop_strings)
 
     def solve(
         self,
@@ -57,7 +60,10 @@ class Solver:
         """Return one row per question: question, completion, reasoning, answer, well_formed, truncated."""
         tokenizer = self.policy.tokenizer
         params = SamplingParams(
-            temperature=temperature, max_new_tokens=max_new_tokens or self.max_new_tokens, seed=seed
+            temperature=temperature,
+            max_new_tokens=max_new_tokens or self.max_new_tokens,
+            seed=seed,
+            stop_strings=self.stop_strings,
         )
         problems = [Problem(str(number), question, "") for number, question in enumerate(questions)]
         engine = make_engine("auto", self.policy.model, tokenizer)
@@ -109,8 +115,11 @@ def evaluate_benchmarks(
     solver = Solver.load(model, recipe=recipe if of_run else None, prompt_format=prompt_format)
     tokenizer, form = solver.policy.tokenizer, solver.prompt_format
     rewards = build_rewards(recipe.rewards if of_run else [], form, matcher=recipe.matcher)
+    protocol = recipe.eval.model_copy(
+        update={"stop_strings": recipe.eval.stop_strings or list(solver.stop_strings)}
+    )
     setting = EvaluationSetting.from_section(
-        recipe.eval, max_tokens=solver.max_new_tokens, matcher=recipe.matcher, seed=recipe.seed
+        protocol, max_tokens=solver.max_new_tokens, matcher=recipe.matcher, seed=recipe.seed
     )
     engine = make_engine("auto", solver.policy.model, tokenizer)
     for benchmark, problems in loaded:

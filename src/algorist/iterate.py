@@ -25,12 +25,13 @@ from algorist.evaluation.run import EvaluationSetting, evaluate
 from algorist.hub.export import export
 from algorist.hub.upload import check_hub
 from algorist.models.load import Policy, make_policy, pick_device
-from algorist.pipeline import Display, Quiet, run_recipe
+from algorist.pipeline import run_recipe
 from algorist.prepare import check_folder, check_names, fitting_problems, open_folder, recipe_format, run_path
 from algorist.report.build import build_report
 from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
 from algorist.store.run_folder import RunFolder
+from algorist.store.run_log import Display, Lines
 from algorist.store.write import RolloutWriter
 from algorist.training.processes import check_eval_device
 from algorist.training.tracking import check_trackers
@@ -99,7 +100,7 @@ def iterate(
         DataError: No completion of a round is right.
         CheckpointError: The folders hold other runs.
     """
-    drawing, display = drawing or Drawing(), display or Quiet()
+    drawing, display = drawing or Drawing(), display or Lines()
     _check(recipe, display)
     for number in range(1, 2 if resume else rounds + 1):
         check_folder(round_recipe(recipe, number, rounds, drawing), resume=resume)

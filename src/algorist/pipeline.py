@@ -9,12 +9,13 @@ from __future__ import annotations
 import gc
 import logging
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -29,8 +30,8 @@ from algorist.hub.upload import HubUpload, check_hub
 from algorist.models.attention import told
 from algorist.models.load import Policy, keep_base, load_policy, make_policy, pick_device
 from algorist.prepare import (
-    LogFile,
     Problems,
+    asked_in_training,
     check_folder,
     check_machine,
     check_names,
@@ -46,10 +47,12 @@ from algorist.prepare import (
     without_adapter,
 )
 from algorist.prompts import PromptFormat
+from algorist.prompts.attached import attach
 from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
 from algorist.store.rows import rows_of
-from algorist.store.run_folder import RunFolder
+from algorist.store.run_folder import RunFolder, started_as
+from algorist.store.run_log import Display, Lines, LogFile, Logged, Quiet, clock
 from algorist.store.write import MetricsWriter, NoMetrics, NoRollouts, RolloutWriter
 from algorist.training.callbacks import (
     EveryNSteps,
@@ -71,38 +74,6 @@ from algorist.training.tracking import Trackers, check_trackers, open_trackers
 from algorist.types import Group, Problem
 
 log = logging.getLogger("algorist.pipeline")
-
-
-class Display(Protocol):
-    """What a run shows. The CLI draws it; a script may pass ``Quiet``."""
-
-    def say(self, text: str) -> None:
-        """Show one line."""
-
-    def step(self, stage: str, step: int, steps: int, values: dict[str, float], seconds_left: float) -> None:
-        """Show the state of a training stage."""
-
-    def progress(self, stage: str, done: int, total: int) -> None:
-        """Show the state of long work that is not training."""
-
-    def finished(self, stage: str) -> None:
-        """A stage is over."""
-
-
-class Quiet:
-    """A display that shows nothing; the log file has it all."""
-
-    def say(self, text: str) -> None:
-        """Ignore."""
-
-    def step(self, stage: str, step: int, steps: int, values: dict[str, float], seconds_left: float) -> None:
-        """Ignore."""
-
-    def progress(self, stage: str, done: int, total: int) -> None:
-        """Ignore."""
-
-    def finished(self, stage: str) -> None:
-        """Ignore."""
 
 
 @dataclass
@@ -144,21 +115,23 @@ def run_recipe(
 
     Args:
         recipe: The resolved recipe.
-        display: Where progress is shown.
+        display: Where progress is shown; lines on standard error when left out, nothing with ``Quiet()``. ``training.log`` in
+            the run folder has all of it.
         resume: Continue the run in the same folder.
         stages: Which training stages to do; a stage that is switched off in the recipe is left out anyway.
 
     Raises:
         AlgoristError: Any user's mistake, before the first training step where it can be known.
     """
+    began = time.monotonic()
     check_names(recipe)
     check_trackers(recipe.report_to, recipe.tracking)
-    check_eval_device(recipe.eval.device, recipe.grpo.engine)
+    check_eval_device(recipe.eval.device, recipe.eval.engine or recipe.grpo.engine)
     device = run_device(pick_device(recipe.device))
     check_machine(recipe, device)
     processes = Processes.join(device)
     recipe = with_processes(recipe, processes.count)
-    display = display if display and processes.main else Quiet()
+    display = Logged((display or Lines()) if processes.main else Quiet())
     no_adapter = processes.from_main(
         partial(why_no_adapter, recipe, resume=resume, processes=processes.count)
     )
@@ -170,7 +143,7 @@ def run_recipe(
     folder = processes.from_main(lambda: open_folder(recipe, resume=resume))
     with (
         folder.lock() if processes.main else nullcontext(),
-        LogFile(folder, processes.main),
+        LogFile(folder.path, processes.main),
         open_trackers(recipe, folder.path, display.say, main=processes.main) as trackers,
     ):
         run = Run(recipe, folder, display, resume, device, recipe_format(recipe), **vars(problems))
@@ -185,6 +158,9 @@ def run_recipe(
         if "grpo" in stages and recipe.grpo.enabled and not run.stopped:
             _stage(run, "grpo", run_grpo)
         done = [s for s in ("sft", "grpo") if (folder.path / s / "final").is_dir()]
+        end = "stopped before the end" if run.stopped else "finished"
+        model = folder.path / done[-1] / "final" if done else "none yet"
+        log.info("the run %s after %s; its model: %s", end, clock(time.monotonic() - began), model)
         if processes.main and done and not run.stopped:
             run.hub.finish(done[-1])
     return run
@@ -200,7 +176,7 @@ def run_sft(run: Run) -> None:
     trainer = make_sft_trainer(
         model=policy.model,
         tokenizer=policy.tokenizer,
-        demos=demonstrations(run.sft, run.prompt_format, policy.tokenizer),
+        demos=demonstrations(run.sft, run.prompt_format, policy.tokenizer, run.recipe.sft.source),
         section=run.recipe.sft,
         output_dir=run.folder.path / "sft",
         seed=run.recipe.seed,
@@ -281,7 +257,7 @@ def _evaluate(run: Run, stage: str, step: int | None) -> dict[str, Any]:
         folder,
         name,
         engine=make_engine(
-            recipe.grpo.engine,
+            recipe.eval.engine or recipe.grpo.engine,
             model_on(policy.model, recipe.eval.device),
             policy.tokenizer,
             vllm=recipe.grpo.vllm,
@@ -292,7 +268,7 @@ def _evaluate(run: Run, stage: str, step: int | None) -> dict[str, Any]:
         setting=setting,
         ks=recipe.eval.ks,
         rewards=rewards,
-        model=recipe.model.name,
+        model=str(model),
         dataset=recipe.data.eval.name,
         mark=mark if step is None else None,
         on_progress=lambda done, total: run.display.progress(f"eval {name}", done, total),
@@ -300,7 +276,6 @@ def _evaluate(run: Run, stage: str, step: int | None) -> dict[str, Any]:
     run.display.finished(f"eval {name}")
     for line in lines_of(folder, stage, step, summary):
         run.display.say(line)
-        log.info("%s", line)
     run.summaries[name] = summary
     run.trackers.evaluation(stage, step, {key: interval.value for key, interval in summary.items()})
     return summary
@@ -309,9 +284,9 @@ def _evaluate(run: Run, stage: str, step: int | None) -> dict[str, Any]:
 def _prepare(run: Run, *warnings: str) -> None:
     """Say what the run works with, the ``warnings`` that are not empty, and what is wrong with its problems."""
     recipe = run.recipe
+    log.info("%s", started_as())
     run.display.say(f"run folder {run.folder.path} · device {run.device} · seed {recipe.seed}")
     for line in filter(None, warnings):
-        log.warning("%s", line)
         run.display.say(f"warning: {line}")
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
@@ -326,7 +301,8 @@ def _prepare(run: Run, *warnings: str) -> None:
             f"warning: {len(shared)} of {len(run.held_out)} held-out problems also stand in the training data"
         )
     run.display.say(
-        f"{len(run.train)} training problems, {len(run.sft)} demonstrations, {len(run.held_out)} held out"
+        f"{len(run.train)} training problems ({recipe.data.train.name}), {len(run.sft)} demonstrations, "
+        f"{len(run.held_out)} held out ({recipe.data.eval.name})"
     )
     for line in unreadable_golds(training=run.train, held_out=run.held_out):
         run.display.say(line)
@@ -354,6 +330,7 @@ def _load_start(run: Run) -> None:
         )
         if run.recipe.model.name == "tiny" and run.recipe.model.lora is not None:
             run.processes.from_main(partial(keep_base, run.policy, run.folder.path / "base"))
+    attach(run.policy.tokenizer, asked_in_training(run.recipe, run.prompt_format))
     run.train = fitting_problems(run.recipe.data.train, run.train, run.prompt_format, run.policy.tokenizer)
     count = sum(p.numel() for p in run.policy.model.parameters())
     trained = sum(p.numel() for p in run.policy.model.parameters() if p.requires_grad)
@@ -371,6 +348,7 @@ def _stage(run: Run, name: str, action: Callable[[Run], None]) -> None:
     """Do a stage and its evaluation unless they are finished."""
     if not _is_finished(run, name):
         _load_start(run)
+        log.info("%s begins", name)
         action(run)
         if run.stopped:
             return
@@ -413,7 +391,6 @@ def _train(
     checkpoint, refused = found or (None, [])
     for line in refused:
         run.display.say(f"{stage}: {line}")
-        log.warning("%s: %s", stage, line)
     step = step_of(checkpoint) if checkpoint else 0
     metrics.truncate_after(stage, step)
     if store is not None:
@@ -444,7 +421,6 @@ def _say_other_count(run: Run, stage: str, checkpoint: Path) -> None:
     if made_by != now:
         line = f"{stage}: {checkpoint.name} was made by {made_by} process(es), this run has {now}: it continues, not bit for bit"
         run.display.say(line)
-        log.warning("%s", line)
 
 
 def _save_final(run: Run, trainer: Any, final: Path) -> None:

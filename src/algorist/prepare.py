@@ -12,15 +12,16 @@ from pydantic import ValidationError
 
 from algorist.config.changes import check_same_run
 from algorist.config.explain import to_yaml
+from algorist.config.inputs import INPUTS, check_same_inputs, keep_inputs
 from algorist.config.load import load_run_recipe
 from algorist.config.schema import DatasetSection, GRPOSection, Recipe
 from algorist.data import load_problems, with_solutions
 from algorist.errors import CheckpointError, ConfigError, nearest
 from algorist.grading import MATCHERS, why_unreadable
 from algorist.prompts import PromptFormat, get_format, missing_tags
+from algorist.prompts.attached import Asked
 from algorist.prompts.chat import encode_prompt
 from algorist.rewards import build_rewards
-from algorist.store.redact import RedactSecrets
 from algorist.store.run_folder import RunFolder
 from algorist.store.safe_text import printable
 from algorist.store.trust import sign
@@ -132,9 +133,10 @@ def check_folder(recipe: Recipe, *, resume: bool) -> None:
     if resume and not (path / "config.yaml").exists():
         raise CheckpointError(f"nothing to resume: {path} holds no run (config.yaml is missing)")
     if resume:
-        before = load_run_recipe(path)
+        before = load_run_recipe(path, copies=False)
         same = _in_processes(_as_begun(recipe, before), before.grpo.processes)
         check_same_run(to_yaml(before), to_yaml(same), path)
+        check_same_inputs(recipe, path)
         _check_finished(recipe, before, RunFolder(path))
 
 
@@ -228,6 +230,7 @@ def open_folder(recipe: Recipe, *, resume: bool) -> RunFolder:
     else:
         folder = RunFolder.create(path)
         folder.write_environment(seed=recipe.seed)
+        folder.write_json(INPUTS, keep_inputs(recipe, path))
     folder.write_text("config.yaml", to_yaml(recipe))
     sign(folder.path)
     return folder
@@ -252,10 +255,27 @@ def recipe_format(recipe: Recipe) -> PromptFormat:
     return found
 
 
-def asked_format(recipe: Recipe | None, name: str | None) -> tuple[PromptFormat, int]:
-    """Return the prompt format and the completion length to ask a model with: ``name``'s, else the recipe's, else ours."""
-    found = get_format(name or "reasoning_answer") if name or recipe is None else recipe_format(recipe)
-    return found, recipe.grpo.max_completion_tokens if recipe else DEFAULT_TOKENS
+def asked_in_training(recipe: Recipe, prompt_format: PromptFormat) -> Asked:
+    """Return how a recipe asks its model."""
+    limit = recipe.eval.max_completion_tokens or recipe.grpo.max_completion_tokens
+    return Asked(prompt_format, limit, tuple(recipe.eval.stop_strings))
+
+
+def how_to_ask(recipe: Recipe | None, name: str | None, of_model: Asked | None = None) -> Asked:
+    """Return how to ask a model: as it was trained, unless another prompt format is wanted.
+
+    Args:
+        recipe: The recipe of the run that the model belongs to.
+        name: The prompt format that the user wants.
+        of_model: What the model itself carries (``prompts.attached``); it wins over the recipe.
+    """
+    trained = of_model or (asked_in_training(recipe, recipe_format(recipe)) if recipe else None)
+    if trained is not None and name in (None, trained.prompt_format.name):
+        return trained
+    found = get_format(name or "reasoning_answer")
+    closing = found.tags.answer_close
+    stops = (closing,) if closing and not found.is_chat else ()  # raw text has no turn that could end
+    return Asked(found, trained.max_completion_tokens if trained else DEFAULT_TOKENS, stops)
 
 
 def tokenizer_texts(problems: Iterable[Problem], prompt_format: PromptFormat) -> list[str]:
@@ -308,23 +328,3 @@ def longest_sequence(
         longest = recipe.eval.max_completion_tokens or completion
         found.append(prompt(recipe.data.eval, problems.held_out) + longest)
     return max(found)
-
-
-class LogFile:
-    """Write the package's log records to ``training.log`` while the run lasts; in the main process only."""
-
-    def __init__(self, folder: RunFolder, main: bool = True) -> None:
-        self.handler: logging.Handler = logging.NullHandler()
-        if main:
-            self.handler = logging.FileHandler(folder.path / "training.log", encoding="utf-8")
-        self.handler.addFilter(RedactSecrets())
-        self.handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
-
-    def __enter__(self) -> None:
-        logger = logging.getLogger("algorist")
-        logger.setLevel(logging.INFO)
-        logger.addHandler(self.handler)
-
-    def __exit__(self, *_: object) -> None:
-        logging.getLogger("algorist").removeHandler(self.handler)
-        self.handler.close()

@@ -57,8 +57,8 @@ def test_one_screen_and_exit_code_2(cli: Cli, arguments: list[str], parts: list[
     ("rows", "part"),
     [
         ([], "has no rows"),
-        ([{"question": "q", "answer": "no number here"}], "row 0 has no gold answer"),
-        ([{"frage": "q", "antwort": "1"}], "row 0 has no question"),
+        ([{"question": "q", "answer": "no number here"}], "row 1 has no gold answer"),
+        ([{"frage": "q", "antwort": "1"}], "row 1 has no question"),
     ],
 )
 def test_bad_rows(cli: Cli, tmp_path: Path, rows: list[dict[str, str]], part: str) -> None:

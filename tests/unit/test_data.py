@@ -121,8 +121,8 @@ def test_filters(tmp_path: Path) -> None:
             ["Did you mean 'question'"],
         ),
         ([{"question": "q", "answer": "1"}], {"columns": {"qestion": "q"}}, ["Did you mean 'question'"]),
-        ([{"question": "q", "answer": ""}], {}, ["row 0 has no gold answer"]),
-        ([{"question": "q", "answer": "no number"}], {"name": "gsm8k"}, ["row 0 has no gold answer"]),
+        ([{"question": "q", "answer": ""}], {}, ["row 1 has no gold answer"]),
+        ([{"question": "q", "answer": "no number"}], {"name": "gsm8k"}, ["row 1 has no gold answer"]),
         (
             [{"question": "q", "answer": "x"}],
             {"numeric_answers_only": True},

@@ -238,7 +238,7 @@ def test_sft_jsonl_reads_the_r1_zero_form_back(tmp_path: Path) -> None:
     assert (third.question, third.answer, third.solution) == ("What is 5?", "5", "It is five.")
     shown = r1_zero.demonstrate(second.solution, second.answer)
     assert shown == "One more. </think> <answer> 2 </answer>"
-    with pytest.raises(DataError, match="row 0 has no gold answer"):
+    with pytest.raises(DataError, match="row 1 has no gold answer"):
         load("sft_jsonl", jsonl(tmp_path, [{"prompt": "q", "response": "a"}], "bare.jsonl"), "train")
 
 

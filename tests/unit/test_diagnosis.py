@@ -126,6 +126,10 @@ def any_text(completions, **_):
     return [float(len(c) > 0) for c in completions]
 
 
+def nothing(completions, **_):
+    return [0.0 for _ in completions]
+
+
 def astronomic(completions, **_):
     return [3e38 * (len(c) % 2) for c in completions]
 """
@@ -276,6 +280,19 @@ def test_reward_hacking(runs: Runs, paying: Path) -> None:
 def test_log_prob_mismatch(runs: Runs) -> None:
     noisy = runs("mismatch", "model.lora={rank: 8, alpha: 256, dropout: 0.5}", "grpo.learning_rate=2e-3")
     assert "log_prob_mismatch" in names(noisy)
+
+
+def test_no_signal_after_two_steps(runs: Runs, paying: Path) -> None:
+    unpaid = runs("unpaid", f"rewards=[{{name: '{paying}:nothing'}}]", "grpo.max_steps=2")
+    assert names(unpaid) == ["no_signal"]
+    assert "WARNING no_signal: Nothing can be learned so far: every reward is 0" in (
+        unpaid / "training.log"
+    ).read_text(encoding="utf-8")
+
+
+def test_nothing_answered_after_one_step(runs: Runs) -> None:
+    cut = runs("unanswered", "grpo.max_completion_tokens=6", "grpo.max_steps=1")
+    assert names(cut) == ["nothing_answered"]
 
 
 def test_every_cause_has_a_test() -> None:

@@ -26,6 +26,9 @@ FormatOption = typer.Option(
     help="Prompt format: reasoning_answer, think_answer, working_solution, r1_zero or question_only; the run's when left out.",
 )
 
+STAGES = ("grpo", "sft")
+_MODEL = ("config.json", "adapter_config.json")
+
 
 def read_recipe(name: str, overrides: list[str] | None) -> Recipe:
     """Return the resolved recipe."""
@@ -52,26 +55,37 @@ def find_model(model: str | None, runs: Path = Path("runs")) -> tuple[Path | str
         folder = Path(model).expanduser()
         if not folder.exists():
             beside = [p.parent.name for p in folder.parent.glob("*/config.yaml")]
-            if model.startswith((".", "/", "~")) or model.count("/") != 1 or beside:
+            is_path = folder.parent.is_dir() or folder.parts[0] in ("runs", "outputs", runs.name)
+            if model.startswith((".", "/", "~")) or model.count("/") != 1 or is_path:
                 raise ConfigError(
                     f"no run or model at '{model}'.{nearest(folder.name, beside)} Expected a run folder, a model folder or "
                     "a hub name owner/model"
                 )
             return model, None
-    if (folder / "config.yaml").is_file():
+    if _is_run(folder):
         trained = _model_in(folder)
         if trained is None:
             raise CheckpointError(
                 f"{folder} has no trained model yet; continue it with algorist run … --resume"
             )
         return trained, folder
-    run = next((p for p in folder.parents if (p / "config.yaml").is_file()), None)
-    return folder, run
+    return folder, run_of(folder)
+
+
+def run_of(folder: Path) -> Path | None:
+    """Return the run that a stage's ``final`` or ``checkpoint-N`` folder lies in, or None."""
+    run, of_stage = folder.parent.parent, folder.parent.name in STAGES
+    return run if of_stage and _is_run(run) else None
+
+
+def _is_run(folder: Path) -> bool:
+    """Tell whether a folder is a run's: it has a recipe, and it is no model that has a ``config.yaml`` of its own."""
+    return (folder / "config.yaml").is_file() and not any((folder / name).is_file() for name in _MODEL)
 
 
 def _model_in(run: Path) -> Path | None:
     """Return the folder of a run's last model: the last stage's ``final``, else the newest checkpoint."""
-    for stage in ("grpo", "sft"):
+    for stage in STAGES:
         if (run / stage / "final").is_dir():
             return run / stage / "final"
     return max(run.glob("*/checkpoint-*"), key=lambda p: p.stat().st_mtime, default=None)

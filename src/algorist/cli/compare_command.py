@@ -27,15 +27,17 @@ def compare(
     after: ArtifactPath,
     as_json: Annotated[bool, typer.Option("--json", help="The comparison as one JSON object.")] = False,
 ) -> None:
-    """Compare two evaluations of the same problems: paired differences, McNemar's test, flipped problems."""
+    """Compare two evaluations on the problems that both have: paired differences, McNemar's test, flipped problems."""
     from rich.console import Console
 
     from algorist.cli.display import closing_table
     from algorist.evaluation.artifact import read_artifact
     from algorist.evaluation.compare import compare as compare_artifacts
+    from algorist.evaluation.compare import on_common_problems
 
     first, second = (read_artifact(*_evaluation(path)) for path in (before, after))
     found = compare_artifacts(first, second)
+    first, second, _ = on_common_problems(first, second)
     if as_json:
         from algorist.store.safe_text import json_text
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated
 
@@ -71,7 +72,14 @@ def check(
         for p, g in zip(problems, grades, strict=True)
         if not g.correct
     ]
-    text_only = [p for p in problems if not why_unreadable(p.answer) and is_text_only(p.answer)]
+    as_text = {
+        p.id
+        for p, g in zip(problems, grades, strict=True)
+        if g.reason == "equal_string" and not why_unreadable(p.answer) and _is_prose(p.answer)
+    }
+    text_only = [
+        p for p in problems if p.id in as_text or (not why_unreadable(p.answer) and is_text_only(p.answer))
+    ]
     repeated = sum(n - 1 for n in Counter(p.question for p in problems).values())
     if as_json:
         rows = [{"id": p.id, "gold": p.answer, "reason": why} for p, why in unreadable]
@@ -87,11 +95,19 @@ def check(
         print(printable(f"  {problem.id}: {problem.answer!r} ({why})"))
     if text_only:
         print(
-            f"  {len(text_only)} are compared as text only, because the grammar does not know them, such as:"
+            f"  {len(text_only)} are compared as text only, so only the same words are right (never with matcher numeric), such as:"
         )
         for problem in text_only[:5]:
             print(printable(f"    {problem.id}: {problem.answer!r}"))
     return 1 if unreadable else 0
+
+
+def _is_prose(gold: str) -> bool:
+    """Tell whether a gold answer is several words, which only the same words equal."""
+    from algorist.grading import numeric_value
+
+    words = re.findall(r"[^\W\d_]{2,}", re.sub(r"\\[a-zA-Z]+", " ", gold))
+    return len(words) >= 2 and numeric_value(gold) is None
 
 
 def _load(name: str, path: str | None, split: str, column: list[str] | None) -> list[Problem]:

@@ -24,10 +24,10 @@ def diagnose(
     run: Annotated[Path, typer.Argument(help="A run folder, finished or still training.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
-    """Say why a run does not learn: causes, evidence, what to change. Exit 0 when healthy, 1 when something was found."""
+    """Say why a run does not learn: causes, evidence, what to change. Exit 1 when something was found, else 0."""
     from rich.console import Console
 
-    from algorist.diagnosis.diagnose import find_causes
+    from algorist.diagnosis.diagnose import find_causes, too_little
     from algorist.diagnosis.signals import read_signals
     from algorist.store.run_folder import RunFolder
 
@@ -38,7 +38,12 @@ def diagnose(
         told = [f.as_dict() for f in findings]
         print(
             json.dumps(
-                {"run": str(run), "healthy": not findings, "looked_at": _counts(signals), "findings": told}
+                {
+                    "run": str(run),
+                    "healthy": None if not findings and too_little(signals) else not findings,
+                    "looked_at": _counts(signals),
+                    "findings": told,
+                }
             )
         )
     else:
@@ -57,8 +62,7 @@ def _counts(signals: Signals) -> dict[str, int]:
 def _show(console: Console, run: Path, signals: Signals, findings: list[Finding]) -> None:
     from rich.markup import escape
 
-    from algorist.diagnosis.diagnose import ALL_CAUSES
-    from algorist.diagnosis.windows import MIN_STEPS
+    from algorist.diagnosis.diagnose import ALL_CAUSES, too_little
     from algorist.store.safe_text import printable
 
     def line(text: str, style: str | None = None) -> None:
@@ -68,8 +72,8 @@ def _show(console: Console, run: Path, signals: Signals, findings: list[Finding]
     looked = (
         f"{seen['rollouts']} rollouts of {seen['grpo_steps']} GRPO steps, {seen['metric_lines']} metric lines"
     )
-    if not findings and seen["grpo_steps"] < MIN_STEPS and seen["metric_lines"] < MIN_STEPS:
-        line(f"{run}: too little to say anything yet ({looked}); look again after a few steps")
+    if not findings and (why := too_little(signals)):
+        line(f"{run}: too little to judge yet: {why} (looked at {looked}); look again after a few steps")
         return
     if not findings:
         line(f"{run}: nothing is wrong", style="bold green")

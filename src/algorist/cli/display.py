@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import Any
 
 from rich.console import Console
@@ -10,44 +11,42 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from algorist.store.run_log import SAY_EVERY_S, step_line
 from algorist.store.safe_text import printable
-
-SHOWN = (
-    ("loss", "loss {:.3f}"),
-    ("reward", "reward {:.3f}"),
-    ("rewards/correct/mean", "accuracy {:.2f}"),
-    ("groups/useful_share", "useful groups {:.2f}"),
-    ("completions/mean_length", "tokens {:.0f}"),
-    ("rollout/tokens_per_s", "{:.0f} tokens/s"),
-)
 
 
 class TerminalDisplay:
-    """Draws a run with rich; on a pipe it prints plain lines, every tenth step."""
+    """Draws a run with rich; on a pipe it prints plain lines: every GRPO step, SFT and evaluations now and then."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(stderr=False, highlight=False)
         self._progress: Progress | None = None
         self._tasks: dict[str, Any] = {}
         self._live = self.console.is_terminal
+        self._last = 0.0
 
     def say(self, text: str) -> None:
         """Print one line above the bars."""
+        self._last = time.monotonic()
         self.console.print(escape(printable(text)), soft_wrap=True)
 
     def step(self, stage: str, step: int, steps: int, values: dict[str, float], seconds_left: float) -> None:
         """Show a training step: a bar for SFT, a line for every GRPO step."""
-        told = " · ".join(form.format(values[key]) for key, form in SHOWN if key in values)
-        if stage == "grpo" or not self._live:
-            if stage == "grpo" or step % max(1, steps // 10) < 2:
-                self.say(f"{stage} {step}/{steps} · {told} · {_clock(seconds_left)} left")
-            return
-        self._bar(stage, step, steps, told)
+        line = step_line(stage, step, steps, values, seconds_left)
+        if stage != "grpo" and self._live:
+            self._bar(stage, step, steps, line.partition(" · ")[2].rpartition(" · ")[0])
+        elif stage == "grpo" or step % max(1, steps // 10) < 2 or self._is_late():
+            self.say(line)
 
     def progress(self, stage: str, done: int, total: int) -> None:
         """Show the state of other long work."""
         if self._live:
             self._bar(stage, done, total, "")
+        elif self._is_late():
+            self.say(f"{stage} {done}/{total}")
+
+    def _is_late(self) -> bool:
+        return time.monotonic() - self._last >= SAY_EVERY_S
 
     def finished(self, stage: str) -> None:
         """Take the stage's bar away."""
@@ -76,11 +75,6 @@ class TerminalDisplay:
         if stage not in self._tasks:
             self._tasks[stage] = self._progress.add_task(stage, total=total, told=told)
         self._progress.update(self._tasks[stage], completed=done, told=told)
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes}:{rest:02d}"
 
 
 def closing_table(

@@ -15,7 +15,7 @@ from algorist.config.load import load_run_recipe
 
 if TYPE_CHECKING:
     from algorist.cli.display import TerminalDisplay
-    from algorist.config.schema import Recipe
+    from algorist.config.schema import EvalSection, Recipe
     from algorist.evaluation.artifact import Artifact
     from algorist.evaluation.benchmarks import Benchmark
     from algorist.inference import Evaluated
@@ -38,7 +38,7 @@ def evaluate_model(
         typer.Option(
             "--data",
             "--dataset",
-            help="Adapter (algorist data list) or file, behind it ,key=value (path, limit, split, columns, …); may be "
+            help="Adapter (algorist data list) or file, then ,key=value (path, limit, split, columns, …); may be "
             "repeated. The run's own held-out set when left out.",
         ),
     ] = None,
@@ -55,6 +55,9 @@ def evaluate_model(
         typer.Option(help="Sampled completions per problem for pass@k; the run's when left out.", min=0),
     ] = None,
     prompt_format: Annotated[str | None, FormatOption] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="Longest completion in tokens; the model's when left out.", min=1)
+    ] = None,
     by: Annotated[
         list[str] | None, typer.Option(help=f"Break down by {', '.join(BY)}; may be repeated.")
     ] = None,
@@ -82,7 +85,6 @@ def evaluate_model(
     from algorist.config.schema import Recipe
     from algorist.errors import ConfigError
     from algorist.evaluation.harness import export_harness
-    from algorist.evaluation.protocols import with_protocol
 
     _check(by or [], export)
     where, run = find_model(model)
@@ -94,9 +96,9 @@ def evaluate_model(
         raise ConfigError(
             f"--name {name} would name {len(benchmarks)} artifacts; leave it out, or take --out FOLDER"
         )
-    evaluation = recipe.eval if protocol is None else with_protocol(recipe.eval, protocol)
-    if samples is not None:
-        evaluation = evaluation.model_copy(update={"samples": samples})
+    evaluation = _with_options(recipe.eval, protocol, samples, max_new_tokens)
+    if not as_json:
+        _announce(where, recipe if run else None, prompt_format, evaluation.max_completion_tokens)
     _quiet_libraries()
     from algorist.inference import evaluate_benchmarks
 
@@ -115,18 +117,69 @@ def evaluate_model(
         on_progress=None if as_json else display.progress,
     )
     for done in _named_as_given(evaluated, data or []):
-        title = done.artifact.name
-        display.finished(title)
-        entry = {"artifact": str(folder / f"{title}.json"), **_summary(done.artifact, by or [])}
+        display.finished(done.artifact.name)
+        entry = {"artifact": str(folder / f"{done.artifact.name}.json"), **_summary(done.artifact, by or [])}
         if export is not None:
             entry["export"] = str(export_harness(done.artifact, export[1], task=done.label))
         told.append(entry)
         if not as_json:
             _show(display, done, entry)
     if as_json:
-        one = told[0] if len(told) == 1 else {}
-        print(json.dumps({"model": str(where), "evaluations": told, **one}, allow_nan=False))
+        alone = {"model": str(where), "evaluations": told, **(told[0] if len(told) == 1 else {})}
+        print(json.dumps(alone, allow_nan=False))
     return 0
+
+
+def _with_options(
+    section: EvalSection, protocol: str | None, samples: int | None, max_new_tokens: int | None
+) -> EvalSection:
+    from algorist.evaluation.protocols import with_protocol
+
+    section = section if protocol is None else with_protocol(section, protocol)
+    given = {"samples": samples, "max_completion_tokens": max_new_tokens}
+    return section.model_copy(update={key: value for key, value in given.items() if value is not None})
+
+
+def _announce(where: Path | str, recipe: Recipe | None, name: str | None, limit: int | None) -> None:
+    """Say before the model is loaded how it will be asked."""
+    from algorist.prepare import how_to_ask
+    from algorist.prompts.attached import attached
+    from algorist.store.safe_text import printable
+
+    of_model = attached(where) if isinstance(where, Path) else None
+    asked = how_to_ask(recipe, name, of_model)
+    origin = (
+        "the option"
+        if name
+        else "its training"
+        if of_model or recipe
+        else "the default; another: --format NAME"
+    )
+    length = limit or asked.max_completion_tokens
+    print(
+        printable(
+            f"loading {where} · prompt format {asked.prompt_format.name} ({origin}) · completions of up to {length} tokens"
+            + ("" if limit else " (--max-new-tokens N)")
+        ),
+        flush=True,
+    )
+
+
+def _hints(done: Evaluated, artifact: str) -> list[str]:
+    """Return what to say of an evaluation in which hardly anything was answered."""
+    metrics, protocol = done.artifact.metrics, done.artifact.protocol
+    told = []
+    form, limit = protocol.get("prompt_format"), protocol.get("max_completion_tokens")
+    if "format" in metrics and metrics["format"].value == 0:
+        told.append(
+            f"no completion is written in the prompt format {form}, so answers may be there and not be read; look at them: "
+            f"algorist inspect {artifact} --wrong · take another format: --format question_only (the last box)"
+        )
+    if "truncated" in metrics and metrics["truncated"].value > 0.3:
+        told.append(
+            f"{100 * metrics['truncated'].value:.0f} % of the completions are cut off at {limit} tokens: --max-new-tokens {4 * int(limit or 128)}"
+        )
+    return told
 
 
 def _check(by: list[str], export: tuple[str, Path] | None) -> None:
@@ -199,8 +252,9 @@ def _show(display: TerminalDisplay, done: Evaluated, entry: dict[str, Any]) -> N
 
     artifact = done.artifact
     known = " · already evaluated (--again: anew)" if done.reused else ""
-    protocol = artifact.protocol.get("name", "")
-    display.say(f"{artifact.name}: {artifact.dataset}, {entry['n']} problems, {protocol}{known}")
+    told = artifact.protocol
+    how = f"{told.get('name', '')}, {told.get('prompt_format')}, up to {told.get('max_completion_tokens')} tokens"
+    display.say(f"{artifact.name}: {artifact.dataset}, {entry['n']} problems, {how}{known}")
     for key, interval in artifact.metrics.items():
         display.say(f"  {key.replace('_', ' '):<26} {interval_text(interval, key)}")
     for column, groups in entry["by"].items():
@@ -213,5 +267,7 @@ def _show(display: TerminalDisplay, done: Evaluated, entry: dict[str, Any]) -> N
             )
             found = Interval(value, low, high, int(numbers["n"]))
             display.say(f"    {label:<24} {interval_text(found, 'greedy_accuracy')} of {found.n}")
+    for text in _hints(done, entry["artifact"]):
+        display.say(f"  hint: {text}")
     exported = f", {entry['export']}" if "export" in entry else ""
     display.say(f"  written to {entry['artifact']} and .parquet{exported}")

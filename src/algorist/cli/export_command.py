@@ -17,7 +17,7 @@ _DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 @app.command(
-    epilog="Example: algorist export runs/quickstart --to my-model · Next: algorist solve 'Tom has 9 pens. Tom loses 4. How many pens does Tom have now?' --model my-model"
+    epilog="Example: algorist export runs/quickstart --to my-model · Next: algorist solve 'Sam has 17 coins. Sam loses 2. Sam gives 2 to Lea. How many coins does Sam have now?' --model my-model"
 )
 def export(
     model: Annotated[str, typer.Argument(help="Run, stage folder, checkpoint, model folder or hub name.")],

@@ -56,7 +56,7 @@ def iterate(
         _quiet_libraries()
         from algorist.iterate import Drawing
         from algorist.iterate import iterate as do_rounds
-        from algorist.pipeline import Quiet
+        from algorist.store.run_log import Quiet
 
         done = do_rounds(
             loaded,

@@ -33,8 +33,11 @@ VERBS = {
     "report": "Write a run's report.html: one file, opens offline.",
     "recipes": "List and show recipes, and where each value comes from.",
     "doctor": "Check the environment: versions, devices, optional engines.",
+    "completion": "Print the shell's completion of verbs, options, recipes and runs.",
 }
 
+WITH_RECIPE = ("preflight", "run", "launch", "sft", "grpo", "iterate")
+"""Verbs that take a recipe and settings."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C; typer returns it in place of the exception."""
 _AFTER_CTRL_C = {
@@ -103,6 +106,7 @@ def _call(arguments: list[str], debug: bool) -> int:
     from typer import Abort
 
     from algorist.cli.stopping import Stopped
+    from algorist.config.other_names import ours_for
     from algorist.errors import AlgoristError, nearest
 
     verb = arguments[0]
@@ -130,6 +134,8 @@ def _call(arguments: list[str], debug: bool) -> int:
             if hasattr(error, "message"):
                 error.message = _shown(str(error.message))
             error.show()
+            if verb in WITH_RECIPE and (ours := ours_for(str(getattr(error, "option_name", "")))):
+                print(f"Settings are key=value, without dashes.{ours}", file=sys.stderr)
             return 2
         if debug:
             raise

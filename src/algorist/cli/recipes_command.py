@@ -31,14 +31,26 @@ def list_recipes(as_json: Annotated[bool, typer.Option("--json", help="Print JSO
         print(f"{name:<{width}}  {description}")
 
 
+@app.command("settings", epilog="Example: algorist recipes settings")
+def settings() -> None:
+    """Print every key of a recipe as a Markdown page: meaning, values, default."""
+    from algorist.config.explain import settings_page
+
+    print(settings_page(), end="")
+
+
 @app.command("show", epilog="Example: algorist recipes show quickstart grpo.max_steps=20 --resolved")
 def show(
     name: Annotated[str, typer.Argument(help="A shipped recipe or a .yaml file.")],
     overrides: Overrides = None,
     resolved: Annotated[bool, typer.Option("--resolved", help="Show all values, defaults included.")] = False,
+    describe: Annotated[
+        bool, typer.Option("--describe", help="Say what each key means and which values it takes.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show a recipe's values and where each comes from. Next: algorist run NAME."""
+    from algorist.config.explain import describe as meaning_of
     from algorist.config.explain import explain
     from algorist.config.load import load_recipe
     from algorist.store.safe_text import json_text
@@ -50,3 +62,5 @@ def show(
     width = max(len(k) for k, _, _ in rows)
     for key, value, origin in rows:
         print(f"{key:<{width}}  {json_text(value)}  ({origin})")
+        if describe and (meaning := meaning_of(key)):
+            print(f"    {meaning}")

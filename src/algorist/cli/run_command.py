@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,7 +34,7 @@ HubModelId = Annotated[
 
 
 @app.command(
-    epilog="Example: algorist run quickstart · Next: algorist solve 'Tom has 14 apples. Tom buys 3 more. How many apples does Tom have now?'"
+    epilog="Example: algorist run quickstart · Next: algorist solve 'Sam has 17 coins. Sam loses 2. Sam gives 2 to Lea. How many coins does Sam have now?'"
 )
 def run(
     recipe: RecipeArgument,
@@ -123,10 +124,12 @@ def _close(display: Any, state: Any) -> None:
     from algorist.cli.display import closing_table
     from algorist.evaluation.artifact import read_artifact
     from algorist.evaluation.compare import paired_metrics
+    from algorist.evaluation.told import solved_question
+    from algorist.store.safe_text import printable
 
     folder = state.folder.path
     there = [s for s in ("base", "sft", "grpo") if (folder / "eval" / f"{s}.json").is_file()]
-    if len(there) >= 2:
+    if there[1:]:
         first, last = (read_artifact(folder / "eval", name) for name in there[-2:])
         paired = paired_metrics(first.samples, last.samples)
         closing_table(display.console, first.metrics, last.metrics, paired, _headings(there[-2:]))
@@ -138,7 +141,11 @@ def _close(display: Any, state: Any) -> None:
             display.say(f"{name.replace('_', ' ')}: {interval_text(interval, name)}")
     from algorist.report.build import build_report
 
-    then = [f"solve 'Mia has 12 pens. Mia loses 5. How many pens does Mia have now?' --model {folder}"]
+    solved = solved_question(read_artifact(folder / "eval", there[-1]).samples) if there else None
+    question = (
+        solved or "Sam has 17 coins. Sam loses 2. Sam gives 2 to Lea. How many coins does Sam have now?"
+    )
+    then = [f"solve {shlex.quote(printable(question))} --model {folder}"]
     then += [f"inspect {folder} --sort=-reward"] if list((folder / "rollouts").glob("*.parquet")) else []
     then += [f"compare {folder}/eval/{there[-2]}.json {folder}/eval/{there[-1]}.json"] if there[1:] else []
     display.say(

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from algorist.cli.arguments import FormatOption, find_model
 from algorist.config.load import load_run_recipe
+from algorist.store.safe_text import printable
+
+if TYPE_CHECKING:
+    from algorist.inference import Solver
 
 app = typer.Typer(add_completion=False)
 
 
 @app.command(
-    epilog="Example: algorist solve 'Mia has 12 pens. Mia loses 5. How many pens does Mia have now?' --json"
+    epilog="Example: algorist solve 'Sam has 17 coins. Sam loses 2. Sam gives 2 to Lea. How many coins does Sam have now?' --json"
 )
 def solve(
     questions: Annotated[
-        list[str] | None, typer.Argument(help="Questions; without any, one per line from stdin.")
+        list[str] | None,
+        typer.Argument(help="Questions; without any, one per line from stdin, or typed in a terminal."),
     ] = None,
     model: Annotated[
         str | None,
@@ -27,7 +32,9 @@ def solve(
     ] = None,
     prompt_format: Annotated[str | None, FormatOption] = None,
     file: Annotated[Path | None, typer.Option("--file", help="A JSONL file with a question column.")] = None,
-    save: Annotated[Path | None, typer.Option(help="Append prompts and answers to this JSONL file.")] = None,
+    save: Annotated[
+        Path | None, typer.Option(help="Append the answers to this JSONL file, one row per question.")
+    ] = None,
     max_new_tokens: Annotated[
         int | None, typer.Option(help="Longest completion in tokens; the run's when left out.", min=1)
     ] = None,
@@ -42,19 +49,55 @@ def solve(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per question.")] = False,
 ) -> int:
     """Answer questions: the reasoning and the answer, in the format the model was trained with."""
+    if not questions and file is None and sys.stdin.isatty() and endpoint is None:
+        return _converse(model, prompt_format, max_new_tokens, temperature, save, as_json)
     asked = _questions(questions, file)
     if endpoint is not None:
         rows = _from_server(endpoint, served_model, asked, model, prompt_format, max_new_tokens, temperature)
         return _give(rows, save, as_json)
+    solver = _load(model, prompt_format)
+    _note(f"answering {len(asked)} question{'s' if len(asked) > 1 else ''} …")
+    return _give(solver.solve(asked, max_new_tokens=max_new_tokens, temperature=temperature), save, as_json)
+
+
+def _load(model: str | None, prompt_format: str | None) -> Solver:
+    """Load the model; what takes seconds is said before it begins."""
     path, run = find_model(model)
+    _note(f"loading {path} …")
     from algorist.cli.run_command import _quiet_libraries
 
     _quiet_libraries()
     from algorist.inference import Solver
 
     recipe = load_run_recipe(run, runs="model") if run else None
-    solver = Solver.load(path, recipe=recipe, prompt_format=prompt_format)
-    return _give(solver.solve(asked, max_new_tokens=max_new_tokens, temperature=temperature), save, as_json)
+    return Solver.load(path, recipe=recipe, prompt_format=prompt_format)
+
+
+def _note(text: str) -> None:
+    print(printable(text), file=sys.stderr, flush=True)
+
+
+def _converse(
+    model: str | None,
+    prompt_format: str | None,
+    max_new_tokens: int | None,
+    temperature: float,
+    save: Path | None,
+    as_json: bool,
+) -> int:
+    """Answer one question after the other, each for itself, until an empty line or Ctrl-D."""
+    solver = _load(model, prompt_format)
+    _note("one question per line; an empty line or Ctrl-D ends")
+    while question := _typed():
+        _give(solver.solve([question], max_new_tokens=max_new_tokens, temperature=temperature), save, as_json)
+    return 0
+
+
+def _typed() -> str:
+    try:
+        return input("? ").strip()
+    except EOFError:
+        return ""
 
 
 def _give(rows: list[dict[str, Any]], save: Path | None, as_json: bool) -> int:
@@ -83,7 +126,8 @@ def _from_server(
 
     _quiet_libraries()
     from algorist.endpoint import Endpoint
-    from algorist.prepare import asked_format
+    from algorist.prepare import how_to_ask
+    from algorist.prompts.attached import attached
 
     tokenizer, recipe = None, None
     if model is not None:
@@ -93,15 +137,18 @@ def _from_server(
         recipe = load_run_recipe(run) if run else None
         tokenizer = load_tokenizer(str(path))
         served = served or str(path)
-    form, limit = asked_format(recipe, prompt_format)
-    return Endpoint(url, form, tokenizer, served).solve(
-        asked, max_new_tokens=max_new_tokens or limit, temperature=temperature
+    how = how_to_ask(recipe, prompt_format, attached(tokenizer) if tokenizer else None)
+    return Endpoint(url, how.prompt_format, tokenizer, served).solve(
+        asked, max_new_tokens=max_new_tokens or how.max_completion_tokens, temperature=temperature
     )
 
 
 def _questions(questions: list[str] | None, file: Path | None) -> list[str]:
-    from algorist.errors import ConfigError, DataError
+    from algorist.errors import ConfigError, DataError, nearest
 
+    if file is not None and not file.is_file():
+        beside = [p.name for p in file.parent.iterdir()] if file.parent.is_dir() else []
+        raise DataError(f"--file {file}: there is no such file.{nearest(file.name, beside)}")
     if file is not None:
         from algorist.data.files import read_rows
 
@@ -111,7 +158,9 @@ def _questions(questions: list[str] | None, file: Path | None) -> list[str]:
             None,
         )
         if missing is not None:
-            raise DataError(f"{file}: row {missing} has no 'question'; columns: {', '.join(rows[missing])}")
+            raise DataError(
+                f"{file}: row {missing + 1} has no 'question'; columns: {', '.join(rows[missing])}"
+            )
         return [str(r.get("question") or r.get("prompt")) for r in rows]
     if questions and questions != ["-"]:
         return questions
@@ -124,8 +173,6 @@ def _questions(questions: list[str] | None, file: Path | None) -> list[str]:
 
 
 def _told(row: dict[str, Any]) -> str:
-    from algorist.store.safe_text import printable
-
     answer = row["answer"] if row["answer"] is not None else f"no answer found in: {row['completion'][:200]}"
     return printable(
         f"question: {row['question']}\nreasoning: {row['reasoning'] or '(none)'}\nanswer: {answer}\n"

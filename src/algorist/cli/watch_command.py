@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from algorist.store.run_log import clock
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -110,7 +112,7 @@ def picture(now: dict[str, Any]) -> RenderableType:
     where = f"{now['stage']} {now['step']}{total}" if now["stage"] else "no step yet"
     head = (
         f"{now['run']} · {'running' if now['running'] else 'not running'} · {where}"
-        + (f" · last line {age:.0f} s ago" if age is not None else "")
+        + (f" · last line {clock(age)} ago" if age is not None else "")
         + f" · finished: {', '.join(now['finished_stages']) or 'nothing'}"
     )
     table = Table(box=None, pad_edge=False)

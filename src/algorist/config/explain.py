@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from algorist.config.load import LoadedRecipe
 from algorist.config.schema import Recipe
@@ -24,20 +25,109 @@ def explain(loaded: LoadedRecipe) -> list[tuple[str, Any, str]]:
 
 
 def describe(dotted: str) -> str:
-    """Return the documentation of a key, or an empty string."""
+    """Return what a key means and which values it takes, in one line; empty for keys below a free mapping."""
     model: type[BaseModel] | None = Recipe
     text = ""
     for part in dotted.split("."):
         info = model.model_fields.get(part) if model else None
         if info is None:
             return text
-        text = info.description or ""
-        model = (
-            info.annotation
-            if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel)
-            else None
-        )
+        text = f"{_line(info)} Takes {values_of(info)}."
+        model = _section_in(info.annotation)
     return text
+
+
+def values_of(info: FieldInfo) -> str:
+    """Return the values that a field takes, in words."""
+    bounds = {type(m).__name__: m for m in info.metadata}
+    limits = [
+        f"{sign} {getattr(bounds[name], name.lower()):g}"
+        for name, sign in (("Ge", "≥"), ("Gt", ">"), ("Le", "≤"), ("Lt", "<"))
+        if name in bounds
+    ]
+    kind, null, _ = _kind(info.annotation).partition(" or null")
+    return " ".join([kind, *limits]) + null
+
+
+def settings_page() -> str:
+    """Return ``docs/settings.md``: a table for each section, from the schema."""
+    lines = [
+        "# Settings",
+        "",
+        "Every key of a recipe: what it means, which values it takes, its default. Written by `algorist recipes settings`. On the command "
+        "line a key is dotted, as in `grpo.max_steps=200`; in a recipe file it stands in its section. "
+        "`algorist recipes show RECIPE --resolved --describe` says the same for one recipe, with the values in force.",
+    ]
+    sections: list[tuple[str, type[BaseModel]]] = [("", Recipe)]
+    while sections:
+        prefix, model = sections.pop(0)
+        below = []
+        lines += [
+            "",
+            f"## {prefix.rstrip('.') or 'The recipe'}",
+            "",
+            *((model.__doc__ or "").strip().split("\n")[:1]),
+            "",
+        ]
+        lines += ["| key | meaning | values | default |", "|---|---|---|---|"]
+        for name, info in model.model_fields.items():
+            inner = _section_in(info.annotation)
+            key = f"{prefix}{name}"
+            if inner is not None:
+                below.append((f"{key}[N]." if "list" in str(info.annotation) else f"{key}.", inner))
+            cells = (f"`{key}`", _line(info), values_of(info), _default(info))
+            lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+        sections = below + sections
+        if prefix.startswith("data.train."):  # the three datasets have the same keys
+            sections = [s for s in sections if s[0] not in ("data.sft.", "data.eval.")]
+            lines += ["", "`data.sft` and `data.eval` have the same keys."]
+    return "\n".join(lines) + "\n"
+
+
+def _line(info: FieldInfo) -> str:
+    return " ".join((info.description or "").replace("``", "`").split())
+
+
+def _default(info: FieldInfo) -> str:
+    if info.is_required():
+        return ""
+    value = info.get_default(call_default_factory=True)
+    if isinstance(value, BaseModel):
+        return "a section"
+    if isinstance(value, list):
+        value = [v.model_dump(exclude_defaults=True) if isinstance(v, BaseModel) else v for v in value]
+    text = (
+        yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("\n").removesuffix("\n...")
+    )
+    return f"`{text}`"
+
+
+def _section_in(annotation: Any) -> type[BaseModel] | None:
+    """Return the section that an annotation names, alone, in a list or beside None."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((s for a in get_args(annotation) if (s := _section_in(a)) is not None), None)
+
+
+def _kind(annotation: Any) -> str:
+    """Return a type in words: ``an integer``, ``auto, cpu or cuda``, ``a list of …``."""
+    if annotation is type(None):
+        return "null"
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return " or ".join(f"`{v}`" for v in inner)
+    if origin is list:
+        one = _kind(inner[0]).removeprefix("a ").removeprefix("an ")
+        return f"a list of {one if one.startswith('`') else one + 's'}"
+    if origin is dict:
+        return "a mapping"
+    if inner:
+        return " or ".join(_kind(a) for a in inner)
+    if _section_in(annotation) is not None:
+        return "a section"
+    return {int: "an integer", float: "a number", bool: "`true` or `false`", str: "a text"}.get(
+        annotation, "a value"
+    )
 
 
 def _walk(value: Any, prefix: str, origins: dict[str, str], rows: list[tuple[str, Any, str]]) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from algorist.config.inputs import with_copies
+from algorist.config.other_names import ours_for
 from algorist.config.schema import DataSection, DatasetSection, Recipe
 from algorist.config.yaml_text import read_yaml
 from algorist.errors import CheckpointError, ConfigError, nearest
@@ -66,12 +68,13 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> LoadedRecip
     return LoadedRecipe(validate(values, where=f"recipe '{name_or_path}'"), origins)
 
 
-def load_run_recipe(run: Path, *, runs: str = "nothing") -> Recipe:
+def load_run_recipe(run: Path, *, runs: str = "nothing", copies: bool = True) -> Recipe:
     """Return the recipe that a run folder was made with.
 
     Args:
         run: The folder.
         runs: What the caller will run of the code that the recipe names: ``nothing``, that of the ``model``, or ``all``.
+        copies: Take the user's files (rewards, prompt, template) from the folder, which has copies of them.
 
     Raises:
         CheckpointError: The folder is not a run, or its ``config.yaml`` is damaged.
@@ -88,7 +91,8 @@ def load_run_recipe(run: Path, *, runs: str = "nothing") -> Recipe:
         raise CheckpointError(f"{file} is damaged: expected sections, found {type(values).__name__}")
     if runs != "nothing":
         refuse_foreign_code(run, code_in(values, model_only=runs == "model"))
-    return validate(values, where=str(file))
+    recipe = validate(values, where=str(file))
+    return with_copies(recipe, run) if copies else recipe
 
 
 def validate(values: dict[str, Any], *, where: str) -> Recipe:
@@ -278,7 +282,8 @@ def _explain(item: Any) -> str:
     dotted = ".".join(location) or "recipe"
     if item["type"] == "extra_forbidden":
         valid = _field_names(location[:-1])
-        return f"{dotted}: unknown key.{nearest(location[-1], valid)} Known here: {', '.join(valid)}"
+        ours = ours_for(location[-1], ".".join(location[:-1]), valid)
+        return f"{dotted}: unknown key.{ours or nearest(location[-1], valid)} Known here: {', '.join(valid)}"
     message = item["msg"].removeprefix("Value error, ")
     if item["type"] == "value_error":
         return message

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from algorist.config.grpo_checks import check_grpo, with_names_of_now
-
-_HUB_NAME = r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]{0,95}"
-
-
-class Section(BaseModel):
-    """Base of all sections: unknown keys are refused, attribute docstrings become descriptions."""
-
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+from algorist.config.publishing import HubSection, TrackingSection
+from algorist.config.section import Section
 
 
 class TinySection(Section):
@@ -143,9 +136,19 @@ class DataSection(Section):
     train: DatasetSection = Field(default_factory=DatasetSection)
     """Problems of GRPO, and of SFT when ``data.sft`` is left out."""
     sft: DatasetSection | None = None
-    """Demonstrations of SFT: problems with worked solutions."""
+    """Demonstrations of SFT: problems with worked solutions. Without a ``name`` it is ``data.train`` with these changes."""
     eval: DatasetSection = Field(default_factory=lambda: DatasetSection(split="test"))
     """Held-out problems."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sft_without_a_name(cls, values: Any) -> Any:
+        """Take ``data.sft`` without a name for ``data.train`` with these changes."""
+        sft = values.get("sft") if isinstance(values, dict) else None
+        train = values.get("train") or {} if isinstance(values, dict) else {}
+        if not isinstance(sft, dict) or "name" in sft or not isinstance(train, dict):
+            return values
+        return {**values, "sft": {**train, **sft}}
 
 
 class PromptSection(Section):
@@ -257,7 +260,7 @@ class GRPOSection(OptimSection):
     gradient_accumulation_steps: int = Field(1, ge=1)
     """Micro-batches per optimiser step; completions per step = batch_size × gradient_accumulation_steps × processes."""
     processes: int = Field(1, ge=1)
-    """Processes that share a step; a run sets it to those it has, ``algorist launch -n`` before it starts them."""
+    """Processes that share a step; a run sets it to those it has, ``algorist launch`` before it starts them."""
     num_iterations: int = Field(1, ge=1)
     """Updates per rollout batch (μ)."""
     steps_per_generation: int | None = Field(None, ge=1)
@@ -270,6 +273,14 @@ class GRPOSection(OptimSection):
     """Nucleus sampling; 1 turns it off."""
     top_k: int = Field(0, ge=0)
     """Sample among the k likeliest tokens; 0 turns it off."""
+
+    @field_validator("top_k", mode="before")
+    @classmethod
+    def _check_top_k(cls, value: Any) -> Any:
+        if value == -1:
+            raise ValueError("grpo.top_k is -1, which vLLM takes for off; here 0 turns it off: grpo.top_k=0")
+        return value
+
     min_p: float = Field(0.0, ge=0, lt=1)
     """Drop tokens below this share of the likeliest token's probability; 0 turns it off."""
     loss: str = "dapo"
@@ -336,6 +347,8 @@ class EvalSection(Section):
     """A completion ends behind the first of these texts, which stays part of it; none: at the model's end token only."""
     baseline: bool = False
     """Evaluate the model before any training as well."""
+    engine: Literal["auto", "native", "transformers", "vllm"] | None = None
+    """Rollout engine of the evaluations; that of GRPO when left out."""
     device: str | None = None
     """Device of the evaluations, such as ``cuda:1`` or ``cpu``: each one runs there on a fresh copy of the policy, which
     takes the memory of one more model. Left out, they run where the training runs, without a copy."""
@@ -347,66 +360,6 @@ class EvalSection(Section):
             raise ValueError(
                 "eval.stop_strings has an empty text, which would end every completion at once; take it out, or write "
                 "for example eval.stop_strings=['</answer>']"
-            )
-        return value
-
-
-class TrackingSection(Section):
-    """What trackers (``report_to``) are told about the run."""
-
-    project: str | None = None
-    """Project (wandb, trackio) or experiment (mlflow); the tracker's own variable (WANDB_PROJECT, …) or ``algorist``
-    when left out."""
-    entity: str | None = None
-    """User or team in wandb; the account's default when left out."""
-    run_name: str | None = None
-    """Name of the run in trackers; the run folder's name when left out."""
-    tags: list[str] = Field(default_factory=list)
-    """Labels of the run in trackers."""
-    offline: bool = False
-    """Record wandb on this machine only, to be sent later with ``wandb sync``; the other trackers write locally
-    unless their own variables name a server."""
-
-
-class HubSection(Section):
-    """Upload to the Hugging Face hub. The token comes from HF_TOKEN or ``hf auth login``, never from a recipe."""
-
-    push: bool = False
-    """Upload the trained model; ``hub.model_id`` alone turns it on."""
-    model_id: str | None = None
-    """Repository ``owner/name``; the run's name under the token's owner when left out."""
-    private: bool = True
-    """Make the repository private when it is new."""
-    strategy: Literal["end", "every_save", "checkpoint", "all_checkpoints"] = "end"
-    """When: after the run; also the model at every checkpoint; that and the newest checkpoint in ``last-checkpoint/``;
-    or every checkpoint in its own folder."""
-    revision: str | None = None
-    """Branch of the repository; ``main`` when left out."""
-    commit_message: str | None = None
-    """Message of the last commit; names the base model when left out."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _check_keys(cls, values: Any) -> Any:
-        """Refuse a token; turn pushing on when only a name is given."""
-        if not isinstance(values, dict):
-            return values
-        token = next((key for key in values if "token" in str(key)), None)
-        if token is not None:
-            raise ValueError(
-                f"hub.{token}: a token is never part of a recipe, which is stored and uploaded; leave it out and "
-                "write in the shell: export HF_TOKEN=…, or once: hf auth login"
-            )
-        return {"push": True, **values} if values.get("model_id") else values
-
-    @field_validator("model_id")
-    @classmethod
-    def _check_name(cls, value: str | None) -> str | None:
-        """Refuse a name that the hub would refuse after the training."""
-        if value is not None and not re.fullmatch(_HUB_NAME, value):
-            raise ValueError(
-                f"hub.model_id is '{value}'; expected owner/name of letters, digits, '-', '_' and '.', such as "
-                "me/qwen-0.5b-gsm8k"
             )
         return value
 

@@ -25,6 +25,16 @@ ALIASES = {
     "id": ("id", "unique_id", "problem_id", "idx"),
 }
 FIELDS = tuple(ALIASES)
+OF_THE_CALL = (
+    "prompts",
+    "completions",
+    "completion",
+    "completion_ids",
+    "parsed",
+    "log_metric",
+    "trainer_state",
+)
+"""Names under which rewards get something else than a column of the data."""
 
 
 class ColumnError(DataError):
@@ -76,18 +86,20 @@ def to_problems(
     identity: Callable[[Row], Any] = lambda row: None,
     extra: Callable[[Row], dict[str, Any]] = lambda row: {},
     known_gaps: int = 0,
+    skip_bad: bool = False,
 ) -> list[Problem]:
     """Turn rows into problems; a row without question or gold answer is an error that names the row.
 
     ``known_gaps`` is the number of such rows that the published dataset is known to have: up to that many are left
-    out with a line in the log.
+    out with a line in the log; with ``skip_bad`` as many as there are. Rows are numbered from 1, as in the file without its
+    header. ``extra`` of a problem has every column of its row, which rewards may ask for by name.
 
     Raises:
         DataError: A row lacks its question or its gold answer; the first three such rows are named.
     """
     problems, bad = [], []
     seen: set[str] = set()
-    for number, row in enumerate(rows):
+    for number, row in enumerate(rows, start=1):
         asked, gold = _text(question(row)), _text(answer(row))
         if not asked or not gold:
             bad.append(f"row {number} has no {'question' if not asked else 'gold answer'}: {str(row)[:160]}")
@@ -98,7 +110,7 @@ def to_problems(
             continue
         problem_id = _text(identity(row)) or hashlib.sha256(asked.encode()).hexdigest()[:12]
         while problem_id in seen:
-            problem_id = f"{problem_id}-{number}"
+            problem_id = f"{problem_id}-{number - 1}"
         seen.add(problem_id)
         problems.append(
             Problem(
@@ -108,20 +120,32 @@ def to_problems(
                 _text(solution(row)),
                 _text(subject(row)),
                 _text(level(row)),
-                extra(row),
+                {k: v for k, v in row.items() if isinstance(k, str) and k not in OF_THE_CALL} | extra(row),
             )
         )
-    if bad and len(bad) <= known_gaps:
+    if bad and (len(bad) <= known_gaps or (skip_bad and problems)):
         log.warning(
-            "dataset '%s': %d of %d rows have no gold answer and are left out", where, len(bad), len(rows)
+            "dataset '%s': %d of %d rows have no question or no gold answer and are left out, such as %s",
+            where,
+            len(bad),
+            len(rows),
+            bad[0],
         )
     elif bad:
         shown = "\n  ".join(bad[:3])
         raise DataError(
             f"dataset '{where}': {len(bad)} of {len(rows)} rows cannot be used:\n  {shown}\n"
-            "Correct or remove these rows, or map the right columns with data.….columns"
+            "Correct or remove these rows, map the right columns with data.….columns, or leave such rows out: "
+            "data.….params.skip_bad_rows=true (adapter local)"
         )
     return problems
+
+
+def written(row: Row) -> dict[str, Any]:
+    """Return a row's own ``prompt`` and ``response`` (or ``completion``) texts, for SFT on them as they are."""
+    response = row.get("response") or row.get("completion")
+    both = isinstance(row.get("prompt"), str) and isinstance(response, str)
+    return {"prompt": row["prompt"], "response": response} if both else {}
 
 
 def pick_columns(row: Row, wanted: dict[str, str], *, where: str) -> dict[str, str]:

@@ -60,7 +60,7 @@ def _pick(path: Path, split: str) -> Path:
         near = [p.name for p in sorted(here.iterdir()) if p.suffix in SUFFIXES] if here else []
         there = f" In {here} there are: {', '.join(near[:8])}." if near else ""
         raise DataError(
-            f"no file or folder at {path}.{there} Check data.train.path, data.eval.path or --path"
+            f"no file or folder at {path}.{there} Give the path of a data file or a folder with one per split"
         )
     if path.is_file():
         if path.suffix.lower() not in SUFFIXES:
@@ -113,9 +113,15 @@ def _json(file: Path) -> Iterator[Row]:
 
 def _csv(file: Path) -> Iterator[Row]:
     with file.open(encoding="utf-8-sig", newline="") as lines:
-        for number, row in enumerate(csv.DictReader(lines), start=2):
+        reader = csv.DictReader(lines)
+        for row in reader:
             if None in row or None in row.values():
-                raise DataError(f"{file}:{number}: another number of cells than the header has columns")
+                columns = reader.fieldnames or ()
+                cells = sum(v is not None for k, v in row.items() if k is not None) + len(row.get(None) or ())
+                raise DataError(
+                    f"{file}:{reader.line_num}: {cells} cells, expected {len(columns)} ({', '.join(columns)}): "
+                    f"{str(list(row.values()))[:120]}; quote a text that has a comma"
+                )
             yield dict(row)
 
 

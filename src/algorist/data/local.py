@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from algorist.data.base import Source, dataset
-from algorist.data.columns import load_source, pick_columns, to_problems
+from algorist.data.columns import load_source, pick_columns, to_problems, written
 from algorist.data.gsm8k import extract_hash_answer
-from algorist.errors import DataError
+from algorist.errors import DataError, nearest
 from algorist.grading import last_boxed
 from algorist.types import Problem
+
+PARAMS = ("answer_from", "skip_bad_rows")
 
 
 @dataset("local")
@@ -18,7 +20,8 @@ def load_local(source: Source) -> list[Problem]:
     """JSONL, JSON, CSV, Parquet or a hub name; columns by ``data.….columns`` or by their usual names.
 
     An answer column that holds a worked solution is read behind ``####`` or in its last ``\\boxed{}``. The param
-    ``answer_from`` (``as_is``, ``hash``, ``boxed``, ``auto``) fixes the way; ``auto`` is the default.
+    ``answer_from`` (``as_is``, ``hash``, ``boxed``, ``auto``) fixes the way; ``auto`` is the default. With the param
+    ``skip_bad_rows`` rows without question or answer are left out and counted.
     """
     rows = load_source(source, hub=None, where="local")
     where = source.path or source.hub or "local"
@@ -26,6 +29,12 @@ def load_local(source: Source) -> list[Problem]:
     way = source.params.get("answer_from", "auto")
     if way not in ("as_is", "hash", "boxed", "auto"):
         raise DataError(f"data.….params.answer_from is '{way}'; expected as_is, hash, boxed or auto")
+
+    for key in source.params:
+        if key not in PARAMS:
+            raise DataError(
+                f"data.….params has the key '{key}'.{nearest(key, PARAMS)} Expected: {', '.join(PARAMS)}"
+            )
 
     def column(field: str) -> Callable[[Mapping[str, Any]], Any]:
         return (lambda row: row.get(names[field])) if field in names else (lambda row: "")
@@ -40,6 +49,8 @@ def load_local(source: Source) -> list[Problem]:
         subject=column("subject"),
         level=column("level"),
         identity=column("id"),
+        extra=written,
+        skip_bad=bool(source.params.get("skip_bad_rows", False)),
     )
 
 

@@ -60,7 +60,10 @@ def load_holdout(source: Source) -> list[Problem]:
     name, part = params.pop("of", None), params.pop("part", "train")
     share, seed = params.pop("share", 0.9), params.pop("seed", 3407)
     if not isinstance(name, str):
-        raise DataError("holdout: data.….params.of is missing; name the dataset to cut, such as of: dapo")
+        raise DataError(
+            f"holdout: data.….params.of is {'missing' if name is None else repr(name)}; expected the name of the dataset to cut, such as of: local, with path, "
+            "columns and split beside name, as for that dataset itself"
+        )
     if part not in ("train", "held_out"):
         raise DataError(f"holdout: data.….params.part is '{part}'; expected train or held_out")
     if not isinstance(share, (int, float)) or not 0 < share < 1:

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from algorist.data.base import Source, dataset
-from algorist.data.columns import load_source, to_problems
+from algorist.data.columns import load_source, to_problems, written
 from algorist.data.files import Row
 from algorist.data.golds import keep_readable, own_split, require_columns
 from algorist.grading import last_boxed
@@ -96,8 +96,8 @@ def load_bespoke_stratos(source: Source) -> list[Problem]:
 def load_sft_jsonl(source: Source) -> list[Problem]:
     """Rows of ``prompt`` and ``response`` in the r1_zero form, with ``ground_truth`` or ``answer`` if there is one.
 
-    The question is read out of the prompt, reasoning and answer out of the response; SFT renders them again. A
-    response without answer tags counts as reasoning as a whole.
+    The question is read out of the prompt, reasoning and answer out of the response; SFT renders them again, or takes both
+    as they are with ``sft.source=prompt_response``. A response without answer tags counts as reasoning as a whole.
     """
     where = "sft_jsonl"
     rows = load_source(source, hub=None, where=where)
@@ -122,7 +122,7 @@ def load_sft_jsonl(source: Source) -> list[Problem]:
         subject=lambda row: row.get("subject"),
         level=lambda row: row.get("level"),
         identity=lambda row: row.get("unique_id"),
-        extra=lambda row: {"demonstrated_answer": row["shown"]} if row["shown"] else {},
+        extra=lambda row: written(row) | ({"demonstrated_answer": row["shown"]} if row["shown"] else {}),
     )
 
 

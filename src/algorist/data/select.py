@@ -6,9 +6,11 @@ import logging
 import random
 import re
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from algorist.config.schema import DatasetSection
 from algorist.data.base import DATASETS, Source
+from algorist.data.files import SUFFIXES
 from algorist.errors import DataError
 from algorist.grading import grade_many, hash_answer, last_boxed, numeric_value
 from algorist.types import Problem
@@ -29,6 +31,11 @@ def load_problems(
         DataError: Unreadable source, or no problem left after the filters (the message says which filter took all).
     """
     source = Source(section.split, section.path, section.hub, section.subset, section.columns, section.params)
+    if section.name not in DATASETS and Path(section.name).suffix.lower() in SUFFIXES:
+        raise DataError(
+            f"the dataset's name is '{section.name}', a file; write name: local and path: {section.name} "
+            f"(data.train.name=local data.train.path={section.name})"
+        )
     problems = DATASETS.get(section.name)(source)
     problems = _keep(
         problems,

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from algorist.diagnosis import causes_early as _early
 from algorist.diagnosis import causes_training as _more_causes
 from algorist.diagnosis.causes import CAUSES, EXPLAINS
 from algorist.diagnosis.findings import Finding
 from algorist.diagnosis.signals import Signals, read_signals
+from algorist.diagnosis.windows import MIN_GROUPS, MIN_STEPS, recent
 
-__all__ = ["ALL_CAUSES", "diagnose", "find_causes"]
+__all__ = ["ALL_CAUSES", "diagnose", "find_causes", "too_little"]
 
 ALL_CAUSES = tuple(CAUSES.names())
-"""Names of all causes, those of ``causes_training`` included: it registers them when it is imported."""
-assert _more_causes.CAUSES is CAUSES
+"""Names of all causes, those of the other modules included: they register them when they are imported."""
+assert _more_causes.CAUSES is _early.CAUSES is CAUSES
 
 
 def diagnose(run_folder: str | Path) -> list[Finding]:
@@ -35,6 +37,16 @@ def find_causes(signals: Signals) -> list[Finding]:
     roots = found.keys() - _explained(found)
     kept = found.keys() - _explained(roots)
     return sorted((found[name] for name in kept), key=lambda f: (f.severity, f.name))
+
+
+def too_little(signals: Signals) -> str:
+    """Return why a run without findings cannot be judged yet, or an empty string."""
+    lines = sum(len(lines) for lines in signals.lines.values())
+    if not signals.batches:
+        return "" if lines >= MIN_STEPS else f"fewer than {MIN_STEPS} steps were logged"
+    if recent(signals.batches):
+        return ""
+    return f"it takes {MIN_STEPS} GRPO steps and {MIN_GROUPS} groups of completions"
 
 
 def _explained(names: Iterable[str]) -> set[str]:

@@ -9,7 +9,6 @@ from typing import Any
 from algorist.diagnosis.diagnose import find_causes
 from algorist.diagnosis.findings import Finding, Settings
 from algorist.diagnosis.signals import Signals
-from algorist.diagnosis.windows import MIN_STEPS
 from algorist.store.safe_text import one_line
 
 log = logging.getLogger("algorist.diagnosis")
@@ -53,7 +52,7 @@ class LiveDiagnosis:
 
     def _is_time(self, stage: str) -> bool:
         count = len(self.signals.lines[stage])
-        return count >= MIN_STEPS and count % max(1, count // CHECKS_PER_RUN) == 0
+        return count % max(1, count // CHECKS_PER_RUN) == 0
 
     def _look(self) -> list[Finding]:
         new = [f for f in find_causes(self.signals) if f.name not in self.said]
@@ -61,5 +60,4 @@ class LiveDiagnosis:
             self.said.append(finding.name)
             text = one_line(f"warning: {finding.one_line()} · more: algorist diagnose {self.run_folder}")
             self.say(text)
-            log.warning("%s", text)
         return new

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from algorist.errors import DataError
@@ -15,6 +15,7 @@ from algorist.evaluation.estimators import (
     paired_share_difference,
     permutation_test,
     sampled_groups,
+    summarise,
 )
 
 SHARES = {
@@ -49,11 +50,12 @@ class Comparison:
 
 
 def compare(first: Artifact, second: Artifact) -> Comparison:
-    """Compare two evaluation artifacts problem by problem.
+    """Compare two evaluation artifacts problem by problem; of different problems, those that both have.
 
     Raises:
-        DataError: They do not hold the same problems, or the same id stands for another question or answer.
+        DataError: They have no problem in common, or the same id stands for another question or answer.
     """
+    first, second, left_out = on_common_problems(first, second)
     differences = paired_metrics(first.samples, second.samples)
     gained, lost = flipped(first.samples, second.samples)
     p_sampled = None
@@ -69,7 +71,36 @@ def compare(first: Artifact, second: Artifact) -> Comparison:
         lost=lost,
         p_value=mcnemar(len(gained), len(lost)),
         sampled_p_value=p_sampled,
-        warnings=_warnings(first, second),
+        warnings=[*left_out, *_warnings(first, second)],
+    )
+
+
+def on_common_problems(first: Artifact, second: Artifact) -> tuple[Artifact, Artifact, list[str]]:
+    """Return both evaluations on the problems that both have, their metrics counted again, and what to say of it.
+
+    Raises:
+        DataError: They have no problem in common.
+    """
+    mine, theirs = (_greedy(a.samples).keys() for a in (first, second))
+    common = mine & theirs
+    if mine == theirs:
+        return first, second, []
+    if not common:
+        raise DataError(
+            f"the evaluations have no problem in common ({len(mine)} in the first, {len(theirs)} in the second); evaluate both "
+            "on the same dataset"
+        )
+    told = (
+        f"only the {len(common)} problems that both evaluations have are compared ({len(mine)} in the first, {len(theirs)} in "
+        "the second)"
+    )
+    return _only(first, common), _only(second, common), [told]
+
+
+def _only(artifact: Artifact, problems: Set[str]) -> Artifact:
+    samples = [row for row in artifact.samples if row["problem_id"] in problems]
+    return replace(
+        artifact, samples=samples, metrics=summarise(samples, ks=artifact.protocol.get("ks") or ())
     )
 
 

@@ -57,6 +57,8 @@ def record_evaluation(
     """
     progress = Progress(folder / f"{name}.progress.jsonl", mark) if mark else None
     began = time.perf_counter()
+    if on_progress:
+        on_progress(0, len(problems))
     samples = evaluate(
         engine,
         tokenizer,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,13 @@ def _accuracy(path: Path) -> float | None:
         return None if value is None else float(value)
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def solved_question(samples: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return the shortest question that every completion answers right, to show what the model can do; None without one."""
+    wrong = {row["problem_id"] for row in samples if not row["correct"]}
+    right = [str(row["question"]) for row in samples if row["problem_id"] not in wrong]
+    return min(right, key=len, default=None)
 
 
 def _percent(value: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,12 @@ from algorist.config.schema import DatasetSection, Recipe
 from algorist.prepare import recipe_format
 from algorist.store.redact import redact, redact_tree
 from algorist.store.safe_text import markdown, one_line, printable
+from algorist.errors import CheckpointError
+from algorist.evaluation.artifact import read_artifact
+from algorist.evaluation.told import solved_question
+from algorist.prepare import how_to_ask
+from algorist.prompts.attached import attached
+from algorist.store.redact import redact
 from algorist.store.write import read_metrics
 
 CARD = "README.md"
@@ -48,7 +55,7 @@ def model_card(
     parts = [
         f"---\n{head}---\n\n# {markdown(title)}",
         f"{what} {origin} on mathematical problems with algorist ({' → '.join(s.upper() for s in stages)}).",
-        _how_to_load(recipe, name or "FOLDER", is_adapter),
+        _how_to_load(folder, recipe, name or "FOLDER", is_adapter, _question(run)),
         *(_of_run(run, recipe) if run and recipe else []),
     ]
     return redact(printable("\n\n".join(part for part in parts if part) + "\n"))
@@ -118,7 +125,20 @@ def _datasets(recipe: Recipe | None) -> dict[str, DatasetSection]:
     return used | ({"held out": recipe.data.eval} if recipe.eval.enabled else {})
 
 
-def _how_to_load(recipe: Recipe | None, name: str, is_adapter: bool) -> str:
+def _question(run: Path | None) -> str:
+    """Return a question to show: one that the run's last evaluation answered right."""
+    for stage in ("grpo", "sft", "base"):
+        if run is not None and (run / "eval" / f"{stage}.json").is_file():
+            try:
+                found = solved_question(read_artifact(run / "eval", stage).samples)
+            except CheckpointError:
+                continue
+            if found:
+                return found
+    return "Sam has 17 coins. Sam loses 2. Sam gives 2 to Lea. How many coins does Sam have now?"
+
+
+def _how_to_load(folder: Path, recipe: Recipe | None, name: str, is_adapter: bool, question: str) -> str:
     library, kind = (
         ("peft", "AutoPeftModelForCausalLM") if is_adapter else ("transformers", "AutoModelForCausalLM")
     )
@@ -127,11 +147,11 @@ def _how_to_load(recipe: Recipe | None, name: str, is_adapter: bool) -> str:
         if library == "peft"
         else f"from transformers import {kind}, AutoTokenizer"
     )
-    question = "Mia has 12 pens. Mia loses 5. How many pens does Mia have now?"
-    prompt, prefill, form = repr(question), "", ""
-    if recipe is not None:
-        found = recipe_format(recipe)
-        rendered, form = found.render(question), f" --format {recipe.prompt.format}"
+    prompt, prefill = repr(question), ""
+    asked = attached(folder)
+    if asked is not None or recipe is not None:
+        found = how_to_ask(recipe, None, asked).prompt_format
+        rendered = found.render(question)
         prompt = repr(rendered)
         if not isinstance(rendered, str):
             listed = ",\n    ".join(repr(dict(message)) for message in rendered)
@@ -146,7 +166,7 @@ def _how_to_load(recipe: Recipe | None, name: str, is_adapter: bool) -> str:
         'inputs = tokenizer(prompt, return_tensors="pt")\n'
         "output = model.generate(**inputs, max_new_tokens=256, do_sample=False)\n"
         'print(tokenizer.decode(output[0, inputs["input_ids"].shape[1]:], skip_special_tokens=True))\n```\n\n'
-        f"Or: `algorist solve '{question}' --model {name}{form}`"
+        f"Or: `algorist solve {shlex.quote(question)} --model {name}`"
     )
 
 
@@ -185,18 +205,24 @@ def _evaluations(run: Path) -> str:
     for metric in metrics:
         cells = [_interval(evaluation["metrics"].get(metric)) for evaluation in found.values()]
         lines.append(f"| {markdown(metric.replace('_', ' '))} | {' | '.join(cells)} |")
+        cells = [_interval(metric, evaluation["metrics"].get(metric)) for evaluation in found.values()]
+        lines.append(f"| {metric.replace('_', ' ')} | {' | '.join(cells)} |")
     return (
         f"## Evaluation\n\n{markdown(last['dataset'])}, {last['n']} held-out problems, 95 % intervals in brackets.\n\n"
         + "\n".join(lines)
     )
 
 
-def _interval(found: dict[str, Any] | None) -> str:
+def _interval(metric: str, found: dict[str, Any] | None) -> str:
     if not found or found.get("value") is None:
         return "–"
-    bounds = [found.get("low"), found.get("high")]
-    text = f"{found['value']:.4g}"
-    return text if None in bounds else f"{text} [{bounds[0]:.4g}, {bounds[1]:.4g}]"
+    plain = any(word in metric for word in ("tokens", "length", "characters", "reward"))
+    value, low, high = (
+        None if end is None else f"{end:.4g}" if plain else f"{100 * end:.1f}"
+        for end in (found["value"], found.get("low"), found.get("high"))
+    )
+    text = f"{value}" if plain else f"{value} %"
+    return text if None in (low, high) else f"{text} [{low}, {high}]"
 
 
 def _curves(run: Path) -> str:

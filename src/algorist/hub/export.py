@@ -114,6 +114,8 @@ def export(
             gather(folder, partial, run=run, name=name)
             if not (partial / "adapter_config.json").is_file():
                 _check(folder)
+        for path in partial.iterdir():
+            path.chmod(0o644)  # safetensors writes for the owner alone
         if target.exists():
             target.rmdir()
         partial.rename(target)

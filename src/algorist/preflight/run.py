@@ -82,7 +82,7 @@ def preflight(
 
     check_names(recipe)
     check_trackers(recipe.report_to, recipe.tracking)
-    check_eval_device(recipe.eval.device, recipe.grpo.engine)
+    check_eval_device(recipe.eval.device, recipe.eval.engine or recipe.grpo.engine)
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
     sft, grpo = recipe.sft.enabled and model is None, recipe.grpo.enabled or model is not None

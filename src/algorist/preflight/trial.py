@@ -71,7 +71,7 @@ def try_sft(
     """Train a few SFT steps on the policy (which changes) and return what they took."""
     from algorist.training.sft import demonstrations, make_sft_trainer, tokenize_demonstrations
 
-    demos = demonstrations(problems, prompt_format, policy.tokenizer)
+    demos = demonstrations(problems, prompt_format, policy.tokenizer, recipe.sft.source)
     rows, _ = tokenize_demonstrations(demos, policy.tokenizer, max_length=recipe.sft.max_length)
     steps = sft_steps(recipe.sft, len(rows))
     lengths = sorted(len(row["input_ids"]) for row in rows)

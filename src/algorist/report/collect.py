@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from algorist.diagnosis.diagnose import find_causes, too_little
+from algorist.diagnosis.signals import read_settings, read_signals
 from algorist.errors import DataError
 from algorist.evaluation.artifact import Artifact, artifact_names, read_artifact
 from algorist.evaluation.breakdown import breakdown
@@ -18,6 +20,7 @@ from algorist.report.curves import charts, phases
 from algorist.store.read import metrics, query
 from algorist.store.redact import redact
 from algorist.store.run_folder import RunFolder
+from algorist.store.run_log import clock
 from algorist.store.safe_text import printable
 
 STAGES = ("base", "sft", "grpo")
@@ -44,6 +47,8 @@ def collect(run: RunFolder) -> dict[str, Any]:
     config = _text(run.config)
     return {
         "name": run.path.resolve().name,
+        "facts": _facts(run, lines),
+        "verdict": _verdict(run),
         "evaluations": [_evaluation(a) for a in evaluations],
         "comparisons": _comparisons(main),
         "breakdowns": _breakdowns(main[-2:]),
@@ -54,7 +59,9 @@ def collect(run: RunFolder) -> dict[str, Any]:
         "rollouts": _rollouts(run),
         "config": redact(config),
         "environment": [
-            (key, redact(_plain(value))) for key, value in (environment | _hardware(lines)).items()
+            (key.replace("_gib", ", GiB"), redact(_plain(value)))
+            for key, value in (environment | _hardware(lines)).items()
+            if value not in (None, "", [], {})
         ],
         "reproduce": _reproduce(run, environment),
     }
@@ -66,9 +73,48 @@ def _evaluation(artifact: Artifact) -> dict[str, Any]:
         "model": redact(str(artifact.model)),
         "dataset": artifact.dataset,
         "n": max((interval.n for interval in artifact.metrics.values()), default=0),
-        "protocol": redact(", ".join(f"{k} {v}" for k, v in artifact.protocol.items() if k != "seconds")),
+        "protocol": redact(_protocol(artifact.protocol)),
         "metrics": artifact.metrics,
     }
+
+
+def _protocol(told: dict[str, Any]) -> str:
+    """Return how an evaluation was done, in words."""
+    samples = told.get("samples") or 0
+    parts = [
+        "one greedy completion per problem"
+        + (f" and {samples} sampled at temperature {told.get('temperature', 1):g}" if samples else ""),
+        f"prompt format {told['prompt_format']}" if "prompt_format" in told else "",
+        f"up to {told['max_completion_tokens']} tokens" if "max_completion_tokens" in told else "",
+        f"matcher {told['matcher']}" if "matcher" in told else "",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _facts(run: RunFolder, lines: Sequence[dict[str, Any]]) -> str:
+    """Return model, data, recipe, seed and duration in one line."""
+    values = read_settings(run.path)
+    times = [float(line["time"]) for line in lines if isinstance(line.get("time"), (int, float))]
+    took = max(times) - min(times) if len(times) > 1 else 0.0
+    facts = {
+        "recipe": values.get("name"),
+        "model": values.get("model.name"),
+        "data": values.get("data.train.name"),
+        "seed": values.get("seed"),
+        "training": clock(took) if took else None,
+    }
+    return redact(
+        printable(" · ".join(f"{key} {value}" for key, value in facts.items() if value is not None))
+    )
+
+
+def _verdict(run: RunFolder) -> list[tuple[str, str]]:
+    """Return what ``diagnose`` says: (sentence, first piece of evidence) of each finding, or why there is none."""
+    signals = read_signals(run.path)
+    findings = find_causes(signals)
+    if findings:
+        return [(redact(f.sentence), redact(printable(f.evidence[0]))) for f in findings]
+    return [("", too_little(signals))]
 
 
 def _comparisons(main: Sequence[Artifact]) -> list[dict[str, Any]]:

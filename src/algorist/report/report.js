@@ -31,6 +31,13 @@
   const short = (v) => v === null || v === undefined ? "–"
     : v !== 0 && (Math.abs(v) < 0.001 || Math.abs(v) >= 1e6) ? v.toExponential(1) : String(+v.toPrecision(4));
 
+  /** A flat curve gets an axis around its value; uPlot's own would reach from 0 to 100. */
+  function around(plot, low, high) {
+    if (low === null || high === null) return [0, 1];
+    const room = high > low ? 0.08 * (high - low) : Math.max(0.5 * Math.abs(low), 0.5);
+    return [low - room, high + room];
+  }
+
   function plotData(entry) {
     const weight = Number(document.getElementById("smoothing")?.value ?? 0);
     return [entry.steps, ...entry.raw.flatMap((column) => [column, smooth(column, entry.chart.smooth && column.length > 8 ? weight : 0)])];
@@ -52,8 +59,8 @@
     entry.plot = new uPlot({
       width: host.clientWidth, height: 210,
       cursor: { sync: { key: entry.stage }, drag: { x: true, y: false } },
-      scales: { x: { time: false }, y: chart.share ? { range: [0, 1] } : {} },
-      axes: [{ ...axis, size: 34 }, { ...axis, size: 58, values: (_, ticks) => ticks.map(short) }],
+      scales: { x: { time: false }, y: chart.share ? { range: [0, 1] } : { range: around } },
+      axes: [{ ...axis, size: 34, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 1e5, 1e6] }, { ...axis, size: 58, values: (_, ticks) => ticks.map(short) }],
       series: [{ label: "step" }, ...series],
       hooks: { setSeries: [(u, i, opts) => {
         if (i && i % 2 === 0 && opts && opts.show !== undefined) u.setSeries(i - 1, { show: opts.show });
@@ -170,6 +177,10 @@
   options("step", [...new Set(rows.map((r) => r.step))].sort((a, b) => a - b));
   options("reason", [...new Set(rows.map((r) => r.reason).filter(Boolean))].sort());
 
+  rows.forEach((row, i) => {
+    row.first = i === 0 || ["stage", "step", "group"].some((key) => row[key] !== rows[i - 1][key]);
+  });
+
   browser("rollouts", rows,
     (row, w) => (!w.step || String(row.step) === w.step) && (!w.reason || row.reason === w.reason)
       && (w.low === "" || (row.reward !== null && row.reward >= Number(w.low)))
@@ -178,12 +189,15 @@
     (row) => {
       const item = element("div", "item");
       const prompt = element("details");
-      prompt.append(element("summary", "quiet", "prompt"), element("pre", "", prompts[row.prompt]));
-      item.append(facts([`step ${row.step}`, row.correct === null && !row.reason ? null : verdict(row.correct), row.reason,
+      prompt.append(element("summary", "quiet", prompts[row.prompt].replace(/<\|[^|]*\|>|\s+/g, " ").trim().slice(-160)),
+        element("pre", "", prompts[row.prompt]));
+      if (row.first) item.classList.add("first");
+      item.append(prompt, facts([`step ${row.step}`, row.correct === null && !row.reason ? null : verdict(row.correct), row.reason,
         `reward ${short(row.reward)}`, ...Object.entries(row.rewards).map(([k, v]) => `${k} ${short(v)}`),
         `advantage ${short(row.advantage)}`, `${row.tokens ?? "?"} tokens`, row.truncated ? "truncated" : null,
-        row.gold ? `answer ${row.gold}` : null, `group ${row.group}`, `problem ${row.problem}`]),
-      answer(row.text, row.correct), prompt);
+        row.extracted ? `read ${row.extracted}` : "no answer read", row.gold ? `answer ${row.gold}` : null,
+        `group ${row.group}`, `problem ${row.problem}`]),
+      answer(row.text, row.correct));
       return item;
     },
     (found, w) => {

@@ -311,7 +311,7 @@ def build_rewards(
             name = spec.__name__
             taken[name] = taken.get(name, 0) + 1
             unique = name if taken[name] == 1 else f"{name}_{taken[name]}"
-            built.append(TrainerReward(unique, _of_function(spec), around, 1.0, {}))
+            built.append(TrainerReward(unique, as_reward(spec.__name__, spec), around, 1.0, {}))
             continue
         name, weight, params, timeout_s = _spec(spec)
         if name.endswith(".py"):
@@ -328,14 +328,14 @@ def build_rewards(
     return RewardSet(built)
 
 
-def _of_function(function: Callable[..., Any]) -> Reward | BatchReward:
-    """Return the reward of a plain function: one that takes lists (``completions``, or ``**kwargs``), or one completion."""
+def as_reward(name: str, function: Callable[..., Any]) -> Reward | BatchReward:
+    """Return a function of this process as a reward: one that takes lists (``completions``, or ``**kwargs``), or one completion."""
     parameters = inspect.signature(function).parameters
     lists = "completions" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     low, high = float(getattr(function, "low", 0.0)), float(getattr(function, "high", 1.0))
     if lists:
-        return BatchReward(function.__name__, function, low, high)
-    return make_reward(function.__name__, function, low=low, high=high)
+        return BatchReward(name, function, low, high)
+    return make_reward(name, function, low=low, high=high)
 
 
 def _spec(spec: Any) -> tuple[str, float, dict[str, Any], float]:

@@ -45,7 +45,7 @@ LIBRARIES = (
 class RunFolder:
     """One run's folder.
 
-    ``config.yaml`` (resolved recipe), ``environment.json``, ``training.log``, ``metrics.jsonl``, ``stages.json``
+    ``config.yaml`` (resolved recipe), ``inputs.json`` and ``files/`` (the user's files), ``environment.json``, ``training.log``, ``metrics.jsonl``, ``stages.json``
     (finished stages and their results), ``rollouts/*.parquet``, ``sft/``, ``grpo/``, ``eval/``, ``report.html``.
     """
 
@@ -241,6 +241,15 @@ def environment() -> dict[str, Any]:
         "command": redact(shlex.join(["algorist", *sys.argv[1:]])),
         "folder": str(Path.cwd()),
     }
+
+
+def started_as() -> str:
+    """Return one line about this process for the log: command, versions, machine."""
+    found = environment()
+    versions = ", ".join(
+        f"{name} {found['versions'][name]}" for name in LIBRARIES[:4] if name in found["versions"]
+    )
+    return f"{found['command']} · {versions} · Python {found['python']} · {found['cores']} cores, {found['processor']}"
 
 
 def _versions() -> dict[str, str]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from datasets import Dataset
@@ -103,13 +103,18 @@ class Demonstration:
 
 
 def demonstrations(
-    problems: Sequence[Problem], prompt_format: PromptFormat, tokenizer: Any
+    problems: Sequence[Problem],
+    prompt_format: PromptFormat,
+    tokenizer: Any,
+    source: Literal["problems", "prompt_response"] = "problems",
 ) -> list[Demonstration]:
-    """Render problems with worked solutions as demonstrations.
+    """Render problems with worked solutions as demonstrations; ``prompt_response`` takes the data's own texts as they are.
 
     Raises:
-        DataError: No problem has a solution.
+        DataError: No problem has a solution, or one has no prompt and response of its own.
     """
+    if source == "prompt_response":
+        return [as_written(problem) for problem in problems]
     return [
         Demonstration(
             render_prompt(prompt_format, tokenizer, p.question),
@@ -119,18 +124,31 @@ def demonstrations(
     ]
 
 
+def as_written(problem: Problem) -> Demonstration:
+    """Return the prompt and response of a row, unchanged.
+
+    Raises:
+        DataError: The row has none.
+    """
+    prompt, response = problem.extra.get("prompt"), problem.extra.get("response")
+    if not isinstance(prompt, str) or not isinstance(response, str):
+        raise DataError(
+            f"sft.source is prompt_response, but problem {problem.id} has no text columns prompt and response; give data that "
+            "has them (data.sft.name=sft_jsonl or local), or render the problems: sft.source=problems"
+        )
+    return Demonstration(prompt, response)
+
+
 def tokenize_demonstrations(
     demos: Sequence[Demonstration], tokenizer: Any, *, max_length: int | None
 ) -> tuple[list[dict[str, list[int]]], int]:
     """Return rows of ``input_ids`` and ``labels`` (-100 on the prompt), and how many were longer than ``max_length``."""
     prompts = tokenizer([d.prompt for d in demos])["input_ids"]
     completions = tokenizer([d.completion for d in demos], add_special_tokens=False)["input_ids"]
+    end = tokenizer.eos_token_id
+    completions = [c if c and c[-1] == end else [*c, end] for c in completions]
     rows = [
-        {
-            "input_ids": p + c + [tokenizer.eos_token_id],
-            "labels": [-100] * len(p) + c + [tokenizer.eos_token_id],
-        }
-        for p, c in zip(prompts, completions, strict=True)
+        {"input_ids": p + c, "labels": [-100] * len(p) + c} for p, c in zip(prompts, completions, strict=True)
     ]
     kept = [row for row in rows if max_length is None or len(row["input_ids"]) <= max_length]
     return kept, len(rows) - len(kept)

@@ -1,0 +1,146 @@
+"""The files that a recipe names: the user's rewards, prompt and template are copied into the run, data is hashed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from algorist.config.schema import Recipe
+from algorist.errors import CheckpointError, ConfigError
+
+INPUTS = "inputs.json"
+"""Key of the recipe → ``path``, ``sha256`` and, where it was copied, ``copy``; in the run folder."""
+COPIES = "files"
+DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
+
+
+def written_files(recipe: Recipe) -> dict[str, Path]:
+    """Return key → file of what the user wrote: rewards, loss, advantage, system prompt, chat template."""
+    found = {f"rewards.{i}.name": r.name.rpartition(":")[0] for i, r in enumerate(recipe.rewards)}
+    found |= {f"grpo.{key}": getattr(recipe.grpo, key).rpartition(":")[0] for key in ("loss", "advantage")}
+    found["prompt.system_prompt_path"] = recipe.prompt.system_prompt_path or ""
+    found["model.chat_template"] = recipe.model.chat_template or ""
+    return {key: path for key, text in found.items() if (path := _file(text)) is not None}
+
+
+def data_files(recipe: Recipe) -> dict[str, Path]:
+    """Return key → file or folder of the local data."""
+    found: dict[str, Path] = {}
+
+    def walk(value: Any, key: str) -> None:
+        pairs = (
+            value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        )
+        for name, inner in pairs:
+            if name == "path" and isinstance(inner, str) and Path(inner).expanduser().exists():
+                found[f"{key}.path"] = Path(inner).expanduser()
+            else:
+                walk(inner, f"{key}.{name}")
+
+    walk(recipe.data.model_dump(mode="json"), "data")
+    return found
+
+
+def keep_inputs(recipe: Recipe, run: Path) -> dict[str, dict[str, str]]:
+    """Copy what the user wrote into the run, and return what ``inputs.json`` says of every file.
+
+    Raises:
+        CheckpointError: The disk refuses.
+    """
+    told = {key: {"path": str(path), "sha256": hash_of(path)} for key, path in data_files(recipe).items()}
+    for number, (key, path) in enumerate(written_files(recipe).items()):
+        entry = {"path": str(path), "sha256": hash_of(path)}
+        same = [e["copy"] for e in told.values() if "copy" in e and e["sha256"] == entry["sha256"]]
+        taken = any(e.get("copy") == f"{COPIES}/{path.name}" for e in told.values())
+        entry["copy"] = same[0] if same else f"{COPIES}/{f'{number}-' if taken else ''}{path.name}"
+        told[key] = entry
+        try:
+            (run / COPIES).mkdir(exist_ok=True)
+            shutil.copyfile(path, run / entry["copy"])
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot copy {path} into {run / COPIES}: {error.strerror or error}"
+            ) from None
+    return told
+
+
+def check_same_inputs(recipe: Recipe, run: Path) -> None:
+    """Refuse to continue a run with other rewards, prompts, templates or data than it began with.
+
+    Raises:
+        ConfigError: A file has changed; the message names it, its key and how to get the former one back.
+    """
+    then = _read(run)
+    lines = []
+    for key, path in (written_files(recipe) | data_files(recipe)).items():
+        before = then.get(key)
+        if before is None or hash_of(path) == before["sha256"]:
+            continue
+        back = f"; as it was: cp {run / before['copy']} {path}" if "copy" in before else ""
+        lines.append(f"  {path} ({key}){back}")
+    if lines:
+        raise ConfigError(
+            f"{run} began with other files than there are now, so this would be another run:\n"
+            + "\n".join(lines)
+            + "\nPut the former files back to resume, or start a new run with run_name=NAME"
+        )
+
+
+def with_copies(recipe: Recipe, run: Path) -> Recipe:
+    """Return a run's recipe with the user's files taken from the run folder, so that it works wherever the folder is."""
+    values, there = recipe.model_dump(), _read(run)
+    for key, entry in there.items():
+        copy = run / entry.get("copy", "/")
+        if "copy" not in entry or not copy.resolve().is_relative_to(run.resolve()) or not copy.is_file():
+            continue
+        node: Any = values
+        *above, last = (int(part) if part.isdigit() else part for part in key.split("."))
+        try:
+            for part in above:
+                node = node[part]
+            old = node[last]
+        except (KeyError, IndexError, TypeError):
+            continue
+        function = old.rpartition(":")[2] if key.startswith(("rewards.", "grpo.")) else ""
+        node[last] = f"{copy}:{function}" if function else str(copy)
+    return Recipe.model_validate(values) if there else recipe
+
+
+def hash_of(path: Path) -> str:
+    """Return the sha256 of a file, or of the data files in a folder with their names."""
+    digest = hashlib.sha256()
+    files = (
+        [path]
+        if path.is_file()
+        else sorted(p for p in path.rglob("*") if p.is_file() and p.suffix.lower() in DATA_SUFFIXES)
+    )
+    for file in files:
+        if file != path:
+            digest.update(file.relative_to(path).as_posix().encode())
+        with file.open("rb") as content:
+            while block := content.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def _read(run: Path) -> dict[str, dict[str, str]]:
+    file = run / INPUTS
+    if not file.is_file():
+        return {}
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        if all(isinstance(v, str) for entry in found.values() for v in entry.values()):
+            return dict(found)
+    except (OSError, ValueError, AttributeError):
+        pass
+    raise CheckpointError(f"{file} is damaged; take the file away to continue without comparing the inputs")
+
+
+def _file(text: str) -> Path | None:
+    if not text or len(text) > 1000 or "\n" in text:
+        return None
+    path = Path(text).expanduser()
+    return path if path.is_file() else None

@@ -1,0 +1,77 @@
+"""What other programs call our settings: a key or option of theirs is answered with ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+TRL_NAMES = {
+    "learning_rate": "learning_rate",
+    "lr_scheduler_type": "lr_scheduler",
+    "warmup_ratio": "warmup_ratio",
+    "num_train_epochs": "epochs",
+    "num_generations": "group_size",
+    "per_device_train_batch_size": "batch_size",
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "max_completion_length": "max_completion_tokens",
+    "weight_decay": "weight_decay",
+    "adam_beta1": "adam_beta1",
+    "adam_beta2": "adam_beta2",
+    "max_grad_norm": "max_grad_norm",
+    "logging_steps": "logging_steps",
+    "save_steps": "save_steps",
+    "epsilon": "clip_low",
+    "epsilon_high": "clip_high",
+}
+"""TRL's name of an argument → its key below ``grpo`` in a recipe, where the two differ or a default is shown."""
+
+OTHER_NAMES = {
+    **{theirs: f"grpo.{ours}" for theirs, ours in TRL_NAMES.items()},
+    **{key: f"grpo.{key}" for key in ("max_steps", "beta", "temperature", "top_p", "top_k", "batch_size")},
+    "lr": "grpo.learning_rate",
+    "loss_type": "grpo.loss",
+    "scale_rewards": "grpo.advantage",
+    "epochs": "grpo.epochs",
+    "group_size": "grpo.group_size",
+    "max_new_tokens": "grpo.max_completion_tokens",
+    "max_tokens": "grpo.max_completion_tokens",
+    "max_seq_length": "sft.max_length",
+    "max_prompt_length": "data.train.max_prompt_tokens",
+    "use_vllm": "grpo.engine=vllm",
+    "bf16": "model.dtype",
+    "torch_dtype": "model.dtype",
+    "model": "model.name",
+    "model_name": "model.name",
+    "model_name_or_path": "model.name",
+    "dataset": "data.train.name",
+    "dataset_name": "data.train.name",
+    "data_path": "data.train.path",
+    "split": "data.train.split",
+    "limit": "data.train.limit",
+    "system_prompt": "prompt.system_prompt",
+    "system_prompt_path": "prompt.system_prompt_path",
+    "lora_r": "model.lora.rank",
+    "lora_rank": "model.lora.rank",
+    "lora_alpha": "model.lora.alpha",
+    "lora_dropout": "model.lora.dropout",
+    "target_modules": "model.lora.target_modules",
+    "reward_funcs": "rewards",
+    "save_path": "output_dir",
+    "random_seed": "seed",
+}
+
+
+def ours_for(name: str, section: str = "", keys: Iterable[str] = ()) -> str:
+    """Return ``" Here it is grpo.group_size=VALUE."`` for a name of another program, or an empty string.
+
+    Args:
+        name: Their key or option.
+        section: Where it was written; its own key is named if it is among ``keys``.
+        keys: The section's keys.
+    """
+    key = OTHER_NAMES.get(name.lstrip("-").replace("-", "_"))
+    if key is None:
+        return ""
+    last = key.rpartition(".")[2]
+    if section and last in keys:
+        key = f"{section}.{last}"
+    return f" Here it is {key if '=' in key else f'{key}=VALUE'}."

@@ -1,0 +1,50 @@
+"""A run in which nothing is answered or nothing is paid is never called healthy, by the run or by ``diagnose``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from algorist.cli.main import main
+from algorist.config import load_recipe
+from algorist.pipeline import run_recipe
+
+
+@pytest.fixture
+def diagnose(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    def call(run: Path, *more: str) -> tuple[Any, str]:
+        monkeypatch.setattr(sys, "argv", ["algorist", "diagnose", str(run), *more])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        return stop.value.code, capsys.readouterr().out
+
+    return call
+
+
+def run(folder: Path, *more: str) -> Path:
+    settings = ["threads=1", "sft.enabled=false", "eval.enabled=false", f"output_dir={folder}", "run_name=r"]
+    run_recipe(load_recipe("smoke-cpu", [*settings, *more]).recipe)
+    return folder / "r"
+
+
+def test_two_steps_without_an_answer(tmp_path: Path, diagnose: Any, capsys: Any) -> None:
+    folder = run(tmp_path)  # an untrained model: 32 completions, none has an answer
+    assert "warning: nothing_answered: 32 of 32 completions have no answer" in capsys.readouterr().err
+    assert "WARNING nothing_answered: 32 of 32" in (folder / "training.log").read_text()
+    code, out = diagnose(folder)
+    assert code == 1 and "nothing is wrong" not in out
+    assert "32 of 32 completions have no answer that can be read" in out and "no_answer 32" in out
+    code, out = diagnose(folder, "--json")
+    assert json.loads(out)["healthy"] is False
+
+
+def test_too_little_is_not_healthy(tmp_path: Path, diagnose: Any) -> None:
+    (tmp_path / "long.py").write_text("def long(completion):\n    return float(len(completion))\n")
+    folder = run(tmp_path, "grpo.max_steps=1", f"rewards=[{tmp_path}/long.py:long]")
+    code, out = diagnose(folder)
+    assert code == 0 and "too little to judge yet" in out and "nothing is wrong" not in out
+    assert json.loads(diagnose(folder, "--json")[1])["healthy"] is None

@@ -1,0 +1,122 @@
+"""How a model was asked in training goes with the model: final, checkpoint, export, merge, copy; and every verb reads it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from algorist.cli.arguments import find_model
+from algorist.cli.main import main
+from algorist.config import load_recipe
+from algorist.evaluation.artifact import artifact_names, read_artifact
+from algorist.inference import Solver
+from algorist.pipeline import run_recipe
+from algorist.prompts import get_format
+from algorist.prompts.attached import attached
+
+SYSTEM = "Work it out, then answer."
+TAGS = {"reasoning_open": "<work>", "reasoning_close": "</work>"}
+QUESTION = "Tom has 4 pens. Tom buys 3 more. How many pens does Tom have now?"
+SETTINGS = [
+    "threads=1",
+    "grpo.enabled=false",
+    f"prompt.system_prompt={SYSTEM}",
+    "prompt.tags={reasoning_open: <work>, reasoning_close: </work>}",
+    "grpo.max_completion_tokens=23",
+    "eval.stop_strings=[</answer>]",
+]
+DATA = ["--data", "arithmetic,params={count: 12, seed: 3}"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    run_recipe(load_recipe("smoke-cpu", [*SETTINGS, f"output_dir={folder}", "run_name=r"]).recipe)
+    return folder / "r"
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Any:
+    def run(*words: str) -> str:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["algorist", *words])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        told = capsys.readouterr()
+        assert stop.value.code == 0, told.err
+        return told.out
+
+    return run
+
+
+def test_every_saved_model_carries_its_prompt(run: Path, call: Any, tmp_path: Path) -> None:
+    call("export", str(run), "--to", "given")
+    for folder in (run / "sft" / "final", *(run / "sft").glob("checkpoint-*"), tmp_path / "given"):
+        asked = attached(folder)
+        assert asked is not None and asked.max_completion_tokens == 23, folder
+        assert asked.stop_strings == ("</answer>",)
+        assert asked.prompt_format == get_format("reasoning_answer", system_prompt=SYSTEM, tags=TAGS)
+        assert (folder / "chat_template.jinja").is_file()
+
+
+def test_an_export_answers_as_the_run_does(run: Path, call: Any, tmp_path: Path) -> None:
+    call("export", str(run), "--to", "given")
+    shutil.copytree(run / "sft" / "final", tmp_path / "copied")
+    rows = [
+        json.loads(call("solve", QUESTION, "--json", "--model", str(model), *more))
+        for model in (run, "given", "copied")
+        for more in ([], ["--format", "reasoning_answer"])
+    ]
+    assert all(row == rows[0] for row in rows)
+    solver = Solver.load(tmp_path / "copied")
+    assert solver.prompt_format.system_prompt == SYSTEM and solver.max_new_tokens == 23
+    for model, out in ((str(run), "a"), ("given", "b")):
+        call("eval", model, *DATA, "--out", out, "--json")
+    first, second = (
+        [row["completion"] for row in read_artifact(folder, name).samples if row["greedy"]]
+        for folder in (tmp_path / "a", tmp_path / "b")
+        for name in artifact_names(folder)
+    )
+    assert first == second and len(first) == 12
+
+
+def test_another_format_asks_in_its_own_words(run: Path) -> None:
+    solver = Solver.load(run / "sft" / "final", prompt_format="r1_zero")
+    assert solver.prompt_format == get_format("r1_zero")
+    assert solver.stop_strings == ("</answer>",)  # raw text has no end of turn
+
+
+def test_a_config_above_a_model_is_not_a_run(run: Path, call: Any, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("my_app: {port: 80}\n")
+    shutil.copytree(run / "sft" / "final", tmp_path / "models" / "m")
+    assert find_model(str(tmp_path / "models" / "m"))[1] is None
+    assert call("solve", QUESTION, "--model", "models/m")
+    (tmp_path / "models" / "m" / "config.yaml").write_text("lr: 1\n")
+    assert find_model(str(tmp_path / "models" / "m")) == (tmp_path / "models" / "m", None)
+    assert find_model(str(run / "sft" / "final"))[1] == run
+
+
+def test_an_adapter_and_its_merge_carry_it(tmp_path: Path, call: Any) -> None:
+    settings = [*SETTINGS, "model.lora={rank: 2}", f"output_dir={tmp_path}", "run_name=r"]
+    run_recipe(load_recipe("smoke-cpu", settings).recipe)
+    call("export", "r", "--to", "merged", "--merge")
+    for folder in (tmp_path / "r" / "sft" / "final", tmp_path / "merged"):
+        asked = attached(folder)
+        assert asked is not None and asked.prompt_format.system_prompt == SYSTEM
+
+
+def test_a_damaged_entry_is_named(run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shutil.copytree(run / "sft" / "final", tmp_path / "m")
+    file = tmp_path / "m" / "tokenizer_config.json"
+    content = json.loads(file.read_text())
+    content["algorist"]["system_prompt"] = ["x"]
+    file.write_text(json.dumps(content))
+    monkeypatch.setattr(sys, "argv", ["algorist", "solve", QUESTION, "--model", str(tmp_path / "m")])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2

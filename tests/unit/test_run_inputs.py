@@ -1,0 +1,102 @@
+"""The user's files belong to the run: copied or hashed when it begins, compared when it continues, used from the copy."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from algorist.cli.main import main
+from algorist.config import load_recipe
+from algorist.config.load import load_run_recipe
+from algorist.errors import ConfigError
+from algorist.inference import Solver
+from algorist.pipeline import run_recipe
+
+TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant: "
+REWARD = "def short(completion):\n    return 1.0 / (1 + len(completion))\n"
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "short.py").write_text(REWARD)
+    (tmp_path / "system.txt").write_text("Think.\n")
+    (tmp_path / "chat.jinja").write_text(TEMPLATE)
+    rows = [{"question": f"What is {n} + 1?", "answer": str(n + 1), "solution": "count"} for n in range(24)]
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return [
+        "threads=1",
+        "data.train={name: local, path: mine.jsonl}",
+        "data.sft=null",
+        "rewards=[correct, short.py:short]",
+        "prompt={format: reasoning_answer, system_prompt_path: system.txt}",
+        "model.chat_template=chat.jinja",
+        "grpo.max_steps=1",
+        "eval.enabled=false",
+        "run_name=r",
+    ]
+
+
+@pytest.fixture
+def run(settings: list[str], tmp_path: Path) -> Path:
+    run_recipe(load_recipe("smoke-cpu", settings).recipe)
+    return tmp_path / "runs" / "r"
+
+
+def test_they_are_copied_and_hashed(run: Path) -> None:
+    inputs = json.loads((run / "inputs.json").read_text())
+    assert {key: entry.get("copy") for key, entry in inputs.items()} == {
+        "data.train.path": None,
+        "rewards.1.name": "files/short.py",
+        "prompt.system_prompt_path": "files/system.txt",
+        "model.chat_template": "files/chat.jinja",
+    }
+    assert (run / "files" / "short.py").read_text() == REWARD
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("short.py", "rewards.1.name"),
+        ("system.txt", "prompt.system_prompt_path"),
+        ("chat.jinja", "model.chat_template"),
+        ("mine.jsonl", "data.train.path"),
+    ],
+)
+def test_an_edited_file_is_reported_on_resume(
+    run: Path, settings: list[str], tmp_path: Path, name: str, key: str
+) -> None:
+    longer = load_recipe("smoke-cpu", settings).recipe
+    with (tmp_path / name).open("a") as file:
+        file.write(
+            "\n\n" if name != "mine.jsonl" else '{"question": "2+2?", "answer": "4", "solution": "s"}\n'
+        )
+    with pytest.raises(ConfigError) as error:
+        run_recipe(longer, resume=True)
+    assert f"{name} ({key})" in str(error.value) and "run_name=NAME" in str(error.value)
+    if name != "mine.jsonl":
+        shutil.copy(run / "files" / name, tmp_path / name)
+        run_recipe(longer, resume=True)
+
+
+def test_a_run_works_where_the_files_are_not(
+    run: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    shutil.move(run, elsewhere / "r")
+    for path in ("short.py", "system.txt", "chat.jinja"):
+        (run.parents[1] / path).unlink()
+    monkeypatch.chdir(elsewhere)
+    assert load_run_recipe(Path("r")).rewards[1].name == "r/files/short.py:short"
+    assert Solver.load(Path("r/grpo/final")).policy.tokenizer.chat_template == TEMPLATE
+    monkeypatch.setattr(sys, "argv", ["algorist", "eval", "r", "--data", "arithmetic,params={count: 2}"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    told = capsys.readouterr()
+    assert stop.value.code == 0, told.err
+    assert "rewards/short" in told.out

@@ -1,0 +1,202 @@
+"""A key of the schema does what it says: it is read somewhere, and those that were once ignored change something."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+import algorist
+from algorist.config import load_recipe
+from algorist.config.schema import Recipe, Section
+from algorist.data import load_problems
+from algorist.errors import ConfigError, DataError
+from algorist.pipeline import run_recipe
+from algorist.store.read import query
+from algorist.store.run_log import Quiet
+
+SOURCE = Path(__file__).resolve().parents[2] / "src" / "algorist"
+NOT_CODE = ("config/schema.py", "config/publishing.py", "config/changes.py")
+BY_SECTION = {"SFTSection": "sft", "EvalSection": "eval", "GRPOSection": "grpo", "LoraSection": "lora"}
+
+
+def sections(model: type[Section] = Recipe) -> set[type[Section]]:
+    """Return a section and all below it."""
+    found = {model}
+    for field in model.model_fields.values():
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if isinstance(kind, type) and issubclass(kind, Section) and kind not in found:
+                found |= sections(kind)
+    return found
+
+
+def reads() -> set[str]:
+    """Return every name that the package reads as an attribute, or names in a text."""
+    found: set[str] = set()
+    for path in SOURCE.rglob("*.py"):
+        if path.relative_to(SOURCE).as_posix() in NOT_CODE:
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute):
+                found.add(node.attr)
+                inner = node.value
+                if isinstance(inner, ast.Attribute | ast.Name):
+                    found.add(f"{inner.attr if isinstance(inner, ast.Attribute) else inner.id}.{node.attr}")
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.add(node.value)
+    return found
+
+
+def test_every_key_is_read_somewhere() -> None:
+    names = reads()
+    ignored = [
+        f"{section.__name__}.{key}"
+        for section in sections()
+        for key in section.model_fields
+        if key not in names
+    ]
+    assert ignored == []
+    # A common word is read somewhere in any case; these are read from their own section.
+    for dotted in (
+        "sft.source",
+        "eval.engine",
+        "eval.device",
+        "section.optim",
+        "recipe.matcher",
+        "recipe.threads",
+    ):
+        assert dotted in names, dotted
+
+
+PROMPT = "Q: {}\nA: <think>"
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    written = [
+        {
+            "prompt": PROMPT.format(n),
+            "response": f" it is {n} </think> <answer>{n}</answer>",
+            "answer": str(n),
+        }
+        for n in range(24)
+    ]
+    file = tmp_path / "sft.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in written))
+    return file
+
+
+@pytest.mark.parametrize("adapter", ["sft_jsonl", "local"])
+def test_prompt_and_response_are_taught_as_they_are(rows: Path, tmp_path: Path, adapter: str) -> None:
+    from algorist.training import sft
+
+    shown: list[Any] = []
+    make = sft.make_sft_trainer
+
+    def spy(**settings: Any) -> Any:
+        shown.extend(settings["demos"])
+        return make(**settings)
+
+    settings = [
+        f"data.sft={{name: {adapter}, path: {rows}}}",
+        "sft.source=prompt_response",
+        "grpo.enabled=false",
+    ]
+    own = ["eval.enabled=false", "threads=1", f"output_dir={tmp_path}"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sft, "make_sft_trainer", spy)
+        run_recipe(load_recipe("smoke-cpu", [*settings, *own]).recipe, display=Quiet())
+    assert [(d.prompt, d.completion) for d in shown] == [
+        (PROMPT.format(n), f" it is {n} </think> <answer>{n}</answer>") for n in range(24)
+    ]
+    with pytest.raises(DataError, match=r"sft\.source is prompt_response, but problem"):
+        run_recipe(load_recipe("smoke-cpu", [*settings[1:], *own, "run_name=other"]).recipe, display=Quiet())
+
+
+def test_sft_data_without_a_name_is_the_training_data() -> None:
+    data = load_recipe("math-sft", ["data.sft.correct_only=true", "data.train.path=x.jsonl"]).recipe.data
+    assert data.sft is not None
+    assert data.sft.model_dump() == data.train.model_dump() | {"correct_only": True}
+
+
+def test_correct_only_filters_the_files_own_rows(rows: Path) -> None:
+    with rows.open("a") as file:
+        file.write(
+            json.dumps({"prompt": "Q", "response": " x </think> <answer>1</answer>", "answer": "2"}) + "\n"
+        )
+    recipe = load_recipe("math-sft", ["data.sft.correct_only=true", f"data.train.path={rows}"]).recipe
+    assert recipe.data.sft is not None and len(load_problems(recipe.data.sft)) == 24
+    assert len(load_problems(recipe.data.train)) == 25
+
+
+def test_top_k_of_vllm_is_answered_with_ours() -> None:
+    with pytest.raises(ConfigError, match=r"here 0 turns it off: grpo\.top_k=0"):
+        load_recipe("quickstart", ["grpo.top_k=-1"])
+
+
+def test_the_api_takes_rewards_and_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_recipe(
+        load_recipe(
+            "smoke-cpu", ["grpo.enabled=false", "eval.enabled=false", f"output_dir={tmp_path}"]
+        ).recipe,
+        display=Quiet(),
+    )
+
+    def brief(completion: str) -> float:
+        return 1.0 / (1 + len(completion))
+
+    def batch(completions: list[Any], **columns: Any) -> list[float]:
+        return [0.5 for _ in completions]
+
+    setup = algorist.create_math_training_setup(
+        str(tmp_path / "smoke-cpu" / "sft" / "final"),
+        dataset=[{"question": f"What is {n} + 2?", "answer": f"so\n#### {n + 2}"} for n in range(8)],
+        reward_funcs=["correct", brief, batch, {"name": "well_formed"}],
+        reward_weights=[1, 1, 2, 1],
+        limit=6,
+        output_dir=tmp_path / "out",
+        device="cpu",
+        grpo_args={
+            "num_generations": 2,
+            "per_device_train_batch_size": 4,
+            "max_steps": 1,
+            "gradient_accumulation_steps": 1,
+            "max_completion_length": 8,
+        },
+    )
+    assert len(setup.dataset) == 6 and setup.reward_funcs.names == [
+        "correct",
+        "brief",
+        "batch",
+        "well_formed",
+    ]
+    assert setup.dataset[0]["reference_answer"] == "2"
+    algorist.run_training(setup.artifacts)
+    assert "grpo 1/1 · loss" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="reward_weights has 1 values, expected 2"):
+        algorist.create_math_training_setup("x", reward_funcs=["correct", brief], reward_weights=[1])
+
+
+def test_a_reward_gets_any_column_of_the_file(tmp_path: Path) -> None:
+    rows = [
+        {"question": f"What is {n}?", "answer": str(n), "weight": n, "completion": "x"} for n in range(24)
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "mine.py").write_text(
+        "def f(completions, weight, level, **_):\n    return [float(w) for w in weight]\n"
+    )
+    data = f"data.train={{name: local, path: {tmp_path}/rows.jsonl, columns: {{level: weight}}}}"
+    settings = [
+        "sft.enabled=false",
+        "eval.enabled=false",
+        "threads=1",
+        "grpo.max_steps=1",
+        f"output_dir={tmp_path}",
+    ]
+    rewards = f"rewards=[{tmp_path}/mine.py:f]"
+    run_recipe(load_recipe("smoke-cpu", [data, rewards, *settings]).recipe, display=Quiet())
+    stored = query(tmp_path / "smoke-cpu", "SELECT gold, reward FROM rollouts")
+    assert stored and all(float(row["gold"]) == row["reward"] for row in stored)
