@@ -19,7 +19,9 @@ if (
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _ABOVE = Path(__file__).resolve().parents
-SHARED_DATA = next((p / "shared/data" for p in _ABOVE if (p / "shared/data").is_dir()), _ABOVE[2] / "shared/data")
+SHARED_DATA = next(
+    (p / "shared/data" for p in _ABOVE if (p / "shared/data").is_dir()), _ABOVE[2] / "shared/data"
+)
 
 
 @pytest.fixture(scope="session")

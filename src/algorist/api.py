@@ -24,8 +24,7 @@ from algorist.prompts import PromptFormat, get_format
 from algorist.prompts.attached import Asked, attach
 from algorist.prompts.chat import encode_prompt
 from algorist.rewards import DEFAULT_REWARD_WEIGHTS, DEFAULT_REWARDS, RewardSet, build_rewards
-from algorist.rewards.build import TrainerReward
-from algorist.rewards.build import as_reward
+from algorist.rewards.build import TrainerReward, as_reward
 from algorist.store.run_log import Display, Lines
 from algorist.types import Message, Problem
 

@@ -139,6 +139,25 @@ def test_weights_losses_and_gradients_are_those_of_one_process(folder: Path) -> 
     assert any(0 < share < 1 for share in shares)
 
 
+def test_two_processes_equal_stock_trl_in_two_processes(folder: Path) -> None:
+    """The same completions, learned from by ``trl.GRPOTrainer`` itself, give the same weights."""
+    given = ["sft.enabled=false", "eval.enabled=false", "grpo.num_iterations=1", "grpo.max_steps=4"]
+    call(folder, "launch", "-n", "2", "smoke-cpu", "run_name=ours", *TWO, *settings(folder), *given)
+    call(
+        *(folder, "launch", "-n", "2", "smoke-cpu", "run_name=stock", *TWO, *settings(folder), *given),
+        "grpo.fast_update=false",
+    )
+    first, second = weights(folder / "runs/ours", "grpo"), weights(folder / "runs/stock", "grpo")
+    assert largest_difference(first, second) <= WEIGHTS
+    lines = [
+        [row for row in metrics(folder / "runs" / name) if "grad_norm" in row] for name in ("ours", "stock")
+    ]
+    assert len(lines[0]) == 4 and any(row["grad_norm"] > 0 for row in lines[0])
+    for mine, theirs in zip(*lines, strict=True):
+        for name in ("loss", "grad_norm", "reward", "completions/mean_length"):
+            assert mine[name] == pytest.approx(theirs[name], abs=NUMBERS), name
+
+
 def test_rollouts_are_those_of_one_process_each_stored_once(folder: Path) -> None:
     first, second = rollouts(folder / "runs/one"), rollouts(folder / "runs/two")
     assert len(second) == 32 * len(SAMPLED_AT)

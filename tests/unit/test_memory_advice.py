@@ -56,7 +56,11 @@ def steps(recipe: Recipe, size: str, limit: float) -> list[fit.Step]:
 def test_weights_gradients_and_optimizer_follow_from_the_configuration(size: str) -> None:
     plan = plan_from_config(numina(), "grpo", Qwen2Config(**SHAPES[size]), dtype=torch.bfloat16)
     weights = 2 * PARAMETERS[size]
-    assert (plan.base, plan.gradients, plan.optimizer) == (weights, weights, 4 * weights)  # moments in float32
+    assert (plan.base, plan.gradients, plan.optimizer) == (
+        weights,
+        weights,
+        4 * weights,
+    )  # moments in float32
     assert plan.activations > 0 and plan.peak > 6 * weights
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from algorist.training.update import FastUpdate
 from transformers import BloomConfig, BloomForCausalLM, Qwen2Config, Qwen2ForCausalLM
 from transformers.utils import is_flash_attn_2_available
 
@@ -35,7 +36,6 @@ from algorist.rollouts.vllm import llm_arguments
 from algorist.rollouts.vllm_sleep import SLEEPS_WITH_SEGMENTS, check_sleep
 from algorist.training.arguments import optim_arguments
 from algorist.training.grpo_setup import grpo_config
-from algorist.training.update import FastUpdate
 from algorist.types import Problem
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

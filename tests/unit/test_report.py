@@ -38,7 +38,6 @@ def make_run(
         for step in range(1, steps + 1):
             values = {
                 "reward": step / steps,
-                "reward": step / steps,
                 "rewards/correct/mean": step / steps,
                 "rewards/well_formed/mean": math.nan if step == 3 else 1.0,
                 "entropy": 0.5,

@@ -13,15 +13,13 @@ import yaml
 
 from algorist.config.load import load_run_recipe
 from algorist.config.schema import DatasetSection, Recipe
-from algorist.prepare import recipe_format
-from algorist.store.redact import redact, redact_tree
-from algorist.store.safe_text import markdown, one_line, printable
 from algorist.errors import CheckpointError
 from algorist.evaluation.artifact import read_artifact
 from algorist.evaluation.told import solved_question
 from algorist.prepare import how_to_ask
 from algorist.prompts.attached import attached
-from algorist.store.redact import redact
+from algorist.store.redact import redact, redact_tree
+from algorist.store.safe_text import markdown, one_line, printable
 from algorist.store.write import read_metrics
 
 CARD = "README.md"

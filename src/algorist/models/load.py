@@ -23,8 +23,8 @@ from algorist.config.schema import LoraSection, ModelSection
 from algorist.errors import AlgoristError, CheckpointError, ConfigError, is_out_of_memory
 from algorist.models.attention import attention_for, set_attention
 from algorist.models.families import lora_targets
-from algorist.models.templates import check_template
 from algorist.models.precision import Precision, pick_precision, set_compute
+from algorist.models.templates import check_template
 from algorist.models.tiny import tiny_model, train_tokenizer
 from algorist.models.unsloth import check_unsloth, load_unsloth
 from algorist.models.weights import check_adapter, check_weights

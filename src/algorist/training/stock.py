@@ -30,6 +30,7 @@ from algorist.rollouts.collect import reward_columns
 from algorist.training.checkpoint import ExactCheckpoints
 from algorist.training.faults import FiniteSteps, Load
 from algorist.training.log_probs import eval_mode
+from algorist.training.processes import rank_draws
 from algorist.training.step import Objective, advantages_of
 from algorist.types import Group, Problem, Rollout
 
@@ -149,8 +150,10 @@ def _rollouts(engine: RolloutEngine, sampling: SamplingParams) -> Any:
         count += 1
         ids = [list(trainer.processing_class(text)["input_ids"]) for text in prompts[::group]]
         policy = trainer.accelerator.unwrap_model(trainer.model_wrapped, keep_fp32_wrapper=True)
-        with eval_mode(policy), torch.no_grad():
-            groups = engine.generate(ids, group, replace(sampling, seed=seed))
+        first = trainer.accelerator.process_index * len(prompts)
+        drawing = rank_draws(trainer.accelerator, replace(sampling, seed=seed), first)
+        with eval_mode(policy), torch.no_grad(), drawing as drawn:
+            groups = engine.generate(ids, group, drawn)
         rows = [
             (prompt, completion) for prompt, found in zip(ids, groups, strict=True) for completion in found
         ]
