@@ -201,10 +201,8 @@ def _evaluations(run: Path) -> str:
     last = list(found.values())[-1]
     lines = [f"| | {' | '.join(found)} |", "|---" * (len(found) + 1) + "|"]
     for metric in metrics:
-        cells = [_interval(evaluation["metrics"].get(metric)) for evaluation in found.values()]
-        lines.append(f"| {markdown(metric.replace('_', ' '))} | {' | '.join(cells)} |")
         cells = [_interval(metric, evaluation["metrics"].get(metric)) for evaluation in found.values()]
-        lines.append(f"| {metric.replace('_', ' ')} | {' | '.join(cells)} |")
+        lines.append(f"| {markdown(metric.replace('_', ' '))} | {' | '.join(cells)} |")
     return (
         f"## Evaluation\n\n{markdown(last['dataset'])}, {last['n']} held-out problems, 95 % intervals in brackets.\n\n"
         + "\n".join(lines)
