@@ -66,7 +66,7 @@ def test_grpo_with_an_adapter_learns_and_plain_peft_agrees(cli: Cli, tmp_path: P
         f"data.eval={local(held_out)}",
         "model.tiny={vocab_size: 400, hidden_size: 64, layers: 2, heads: 2, kv_heads: 1}",
         "eval={samples: 0, batch_size: 128}",
-        "grpo={max_completion_tokens: 32, batch_size: 128, group_size: 8, loss_type: dr_grpo, scale_rewards: none}",
+        "grpo={max_completion_tokens: 32, batch_size: 128, group_size: 8, loss: dr_grpo, advantage: group_centered}",
     ]
     sft = cli(
         "run", "quickstart", *common, "sft.max_steps=200", "grpo.enabled=false", "run_name=base", timeout=600

@@ -80,10 +80,10 @@ def test_every_name_is_there_and_documented(name: str) -> None:
 
 
 def test_s3_functions_are_importable() -> None:
-    from algorist import objectives
+    from algorist import toolkit
 
     assert set(CS336) <= set(algorist.__all__)
-    assert all(getattr(algorist, name) is getattr(objectives, name) for name in CS336)
+    assert all(getattr(algorist, name) is getattr(toolkit, name) for name in CS336)
     assert algorist.r1_zero_reward_fn("so</think> <answer>4</answer>", "4")["reward"] == 1.0
     mean = algorist.masked_mean(torch.tensor([[1.0, 3.0, 9.0]]), torch.tensor([[1, 1, 0]]))
     assert float(mean) == 2.0

@@ -47,7 +47,7 @@ def make_samples(
                     "correct": correct,
                     "reason": "equal_number" if correct else "different",
                     "well_formed": True,
-                    "tokens": 10 + index,
+                    "completion_tokens": 10 + index,
                     "truncated": False,
                     "subject": "addition",
                     "level": str(problem % 3),
@@ -126,7 +126,7 @@ def test_compare_by_hand() -> None:
         after[index]["correct"] = True
     before[9]["correct"] = True
     for row in after:
-        row["tokens"] = 15
+        row["completion_tokens"] = 15
     found = compare(artifact(before), artifact(after, "grpo"))
     assert (found.gained, found.lost, found.n) == (["p1", "p2", "p3"], ["p9"], 10)
     assert found.p_value == mcnemar(3, 1) == 0.625

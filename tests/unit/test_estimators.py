@@ -273,7 +273,7 @@ def sample(problem: str, correct: bool, *, greedy: bool = True, **more: Any) -> 
         "correct": correct,
         "well_formed": True,
         "truncated": False,
-        "tokens": 10,
+        "completion_tokens": 10,
         "extracted": "1" if correct else "2",
     } | more
 

@@ -176,14 +176,20 @@ def test_an_artifact_tells_protocol_reasoning_and_each_reward(
     assert found.metrics["reward"].value == pytest.approx(sum(r["reward"] for r in greedy) / 7)
     parts = [found.metrics[f"rewards/{name}"].value for name in ("soft_overlong", "last_letter")]
     assert found.metrics["reward"].value == pytest.approx(parts[0] + 0.5 * parts[1])
-    assert all(row["rewards"]["soft_overlong"] == -1 for row in rows if row["tokens"] == 6)
+    assert all(row["rewards"]["soft_overlong"] == -1 for row in rows if row["completion_tokens"] == 6)
     assert len({row["reward"] for row in rows}) > 1, "equal rewards would show nothing"
     assert {"reasoning_present", "mean_reasoning_characters"} <= set(found.metrics)
 
 
 def test_reasoning_and_rewards_by_hand() -> None:
     def row(problem: str, characters: int, reward: float, single: dict[str, float]) -> dict[str, Any]:
-        same = {"greedy": True, "correct": False, "well_formed": False, "truncated": False, "tokens": 1}
+        same = {
+            "greedy": True,
+            "correct": False,
+            "well_formed": False,
+            "truncated": False,
+            "completion_tokens": 1,
+        }
         told = {"has_reasoning": characters > 0, "reasoning_characters": characters}
         return {"problem_id": problem, **same, **told, "reward": reward, "rewards": single}
 

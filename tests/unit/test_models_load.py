@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from algorist.training.update import FastUpdate
 from transformers import BloomConfig, BloomForCausalLM, Qwen2Config, Qwen2ForCausalLM
 from transformers.utils import is_flash_attn_2_available
 
@@ -35,7 +34,9 @@ from algorist.rollouts.native import NativeEngine
 from algorist.rollouts.vllm import llm_arguments
 from algorist.rollouts.vllm_sleep import SLEEPS_WITH_SEGMENTS, check_sleep
 from algorist.training.arguments import optim_arguments
+from algorist.training.batch import Batch
 from algorist.training.grpo_setup import grpo_config
+from algorist.training.log_probs import packed_log_probs
 from algorist.types import Problem
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -157,11 +158,12 @@ def test_the_fast_paths_do_not_depend_on_the_kernel() -> None:
     model, found = small(heads=4), []
     params = SamplingParams(max_new_tokens=8, seed=3)
     ids = torch.tensor([[5, 6, 7, 8, 9], [5, 6, 7, 4, 3]])
+    rows = Batch([[5, 6, 7]], [[8, 9], [4, 3]], [0, 0], torch.zeros(2), torch.ones(2, 2, dtype=torch.bool))
     for kernel in ("sdpa", FLASH):
         model.config._attn_implementation = kernel
         groups = NativeEngine(model, tier="decoder").generate([[5, 6, 7], [8, 9]], 3, params)
-        passed = FastUpdate(verify=False).log_probs(model, ids, torch.ones_like(ids), 2)
-        assert passed is not None and passed[0].requires_grad
+        passed = packed_log_probs(model, rows)
+        assert passed[0].requires_grad
         assert model.config._attn_implementation == kernel
         found.append(([(c.token_ids, c.log_probs) for g in groups for c in g], passed[0].tolist()))
     assert found[0] == found[1]

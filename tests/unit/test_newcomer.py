@@ -201,7 +201,7 @@ def test_a_typo_is_answered_with_the_nearest_name(call: Any, tmp_path: Path) -> 
     (tmp_path / "runs" / "brief" / "eval").mkdir(parents=True)
     for words, answer in (
         (("recipes", "show", "breif.yaml"), "no recipe file at breif.yaml. Did you mean 'brief.yaml'?"),
-        (("run", "brief.yaml", "grpo.loss_type=drgrpo"), "(got 'drgrpo') Did you mean 'dr_grpo'?"),
+        (("run", "brief.yaml", "grpo.loss=drgrpo"), "grpo.loss is 'drgrpo'. Did you mean 'dr_grpo'?"),
         (
             ("compare", "runs/breif", "runs/brief"),
             "no run or evaluation at runs/breif. Did you mean 'brief'?",

@@ -86,7 +86,7 @@ def sample(index: int, correct: bool, text: str) -> dict[str, Any]:
         "correct": correct,
         "reason": "equal_number" if correct else "different",
         "well_formed": True,
-        "tokens": 12,
+        "completion_tokens": 12,
         "truncated": False,
         "subject": "algebra" if index % 2 else "number theory",
         "level": str(index % 3),

@@ -431,7 +431,7 @@ def test_s3_20_a_completion_ends_behind_the_stop_string_and_is_graded_with_it(tm
     assert whole["completion"].strip() == told and not whole["correct"]
     assert stopped["completion"].strip() == "it is four </think> <answer> 4 </answer>"
     assert stopped["correct"] and stopped["well_formed"] and stopped["extracted"] == "4"
-    assert not stopped["truncated"] and stopped["tokens"] < whole["tokens"]
+    assert not stopped["truncated"] and stopped["completion_tokens"] < whole["completion_tokens"]
     assert all(r["completion"].endswith("</answer>") for r in found["stopped"].samples if not r["truncated"])
     assert found["stopped"].protocol["stop_strings"] == ["</answer>"]
     assert "stop_strings" not in found["whole"].protocol

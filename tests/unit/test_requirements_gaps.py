@@ -328,7 +328,7 @@ def test_s1_50_s1_66_the_four_outputs_of_the_original_test() -> None:
     for number, (text, gold) in enumerate(outputs):
         parsed = form.parse(text)
         told = grade_completion(text, gold, parsed=parsed, matcher="numeric")
-        same = {"greedy": True, "truncated": False, "tokens": 10, "problem_id": str(number)}
+        same = {"greedy": True, "truncated": False, "completion_tokens": 10, "problem_id": str(number)}
         rows.append({**same, "correct": told.correct, "well_formed": parsed.well_formed})
         assert (parsed.reasoning is not None) == (text != "345")  # reasoning in three of four
     found = summarise(rows)

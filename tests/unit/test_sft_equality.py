@@ -13,7 +13,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM
 from trl import SFTConfig, SFTTrainer
 
 from algorist.training.sft import AlgoristSFTTrainer
-from tests.unit.test_grpo_trainer import TOKENIZER, make_model
+from tests.tiny import TOKENIZER, make_model
 
 VOCAB = len(TOKENIZER)
 

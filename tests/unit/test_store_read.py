@@ -26,7 +26,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with MetricsWriter(folder.metrics) as writer:
         for step in range(1, 11):
             writer.write("grpo", step, {"loss": 1 / step, "kl": float("nan")})
-    samples: list[dict[str, Any]] = [{"problem_id": "a", "greedy": True, "correct": True, "tokens": 5}]
+    samples: list[dict[str, Any]] = [
+        {"problem_id": "a", "greedy": True, "correct": True, "completion_tokens": 5}
+    ]
     for name in ("sft", "grpo"):
         write_artifact(
             folder.evaluations, name, samples=samples, metrics={}, protocol={}, model="tiny", dataset="d"

@@ -40,12 +40,6 @@ def check_grpo(section: GRPOSection) -> None:
                 f"grpo.{key} is '{name}'.{nearest(name, registry.names())} Expected one of {', '.join(registry.names())}, "
                 "or a function of your own as file.py:function"
             )
-    if section.steps_per_generation and section.steps_per_generation % section.gradient_accumulation_steps:
-        raise ValueError(
-            f"grpo.steps_per_generation is {section.steps_per_generation}, no multiple of grpo.gradient_accumulation_steps = "
-            f"{section.gradient_accumulation_steps}; a rollout batch feeds whole steps: leave steps_per_generation out for one "
-            f"step, or take {2 * section.gradient_accumulation_steps} for two"
-        )
     if section.group_size == 1:
         raise ValueError(
             "grpo.group_size is 1: the advantage of a group of one is always 0, so nothing is learned; take 8 "
@@ -69,4 +63,10 @@ def check_grpo(section: GRPOSection) -> None:
         raise ValueError(
             f"grpo.batch_size × grpo.steps_per_generation{shared} = {generation} completions per rollout batch, not "
             f"divisible by grpo.group_size = {section.group_size}; leave grpo.steps_per_generation out"
+        )
+    if section.steps_per_generation and section.steps_per_generation % section.gradient_accumulation_steps:
+        raise ValueError(
+            f"grpo.steps_per_generation is {section.steps_per_generation}, no multiple of grpo.gradient_accumulation_steps = "
+            f"{section.gradient_accumulation_steps}; a rollout batch feeds whole steps: leave steps_per_generation out for one "
+            f"step, or take {2 * section.gradient_accumulation_steps} for two"
         )

@@ -17,7 +17,7 @@ import pyarrow
 
 from algorist.errors import CheckpointError, ConfigError, nearest
 from algorist.store.rows import SCHEMA
-from algorist.store.write import part_paths, read_metrics, read_part
+from algorist.store.write import part_paths, part_schema, read_metrics, read_part
 
 Sort = Literal[
     "step", "reward", "-reward", "advantage", "-advantage", "completion_tokens", "-completion_tokens", "-step"
@@ -161,7 +161,7 @@ def _make_rollouts(connection: duckdb.DuckDBPyConnection, run: Path) -> None:
     outside = next((part for part in parts if not part.resolve().is_relative_to(run.resolve())), None)
     if outside is not None:
         raise CheckpointError(f"{outside} is a link that leads out of the run folder; it is not read")
-    if parts and pyarrow.parquet.read_schema(parts[0]).names != SCHEMA.names:  # of a former version
+    if len(parts) > 1 and part_schema(parts[0]).names != SCHEMA.names:  # of a former version
         whole = _with_numbers(pyarrow.concat_tables([read_part(part) for part in parts]))
         connection.register("_arrow", whole)
         connection.execute(

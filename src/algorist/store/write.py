@@ -284,12 +284,26 @@ def read_part(path: Path, columns: list[str] | None = None) -> pyarrow.Table:
         CheckpointError: It is damaged.
     """
     try:
-        table = pyarrow.parquet.ParquetFile(path).read(columns=columns)
+        table = _opened(path).read(columns=columns)
     except (OSError, pyarrow.ArrowException) as error:
-        raise CheckpointError(
-            f"{path} is damaged ({error}); move it away to continue without its rollouts"
-        ) from None
+        raise _damaged(path, error) from None
     return table if columns is not None or table.schema.equals(SCHEMA) else upgraded(table)
+
+
+def part_schema(path: Path) -> pyarrow.Schema:
+    """Return the schema of a part (CheckpointError when it is damaged)."""
+    return _opened(path).schema_arrow
+
+
+def _opened(path: Path) -> pyarrow.parquet.ParquetFile:
+    try:
+        return pyarrow.parquet.ParquetFile(path)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise _damaged(path, error) from None
+
+
+def _damaged(path: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(f"{path} is damaged ({error}); move it away to continue without its rollouts")
 
 
 def _write_table(table: pyarrow.Table, path: Path) -> None:
