@@ -33,6 +33,9 @@ def preflight(
     problems: Annotated[int, typer.Option(min=1, help="Training problems to sample from.")] = 24,
     samples: Annotated[int, typer.Option(min=2, help="Completions per problem.")] = 8,
     trial: Annotated[bool, typer.Option(help="Also take a few real steps of each stage.")] = True,
+    minutes: Annotated[
+        float, typer.Option(min=0, help="About how long it may take once the model is loaded.")
+    ] = 1.0,
     model: Annotated[
         str | None,
         typer.Option(
@@ -57,6 +60,7 @@ def preflight(
         samples=samples,
         trial=trial,
         model=where,
+        minutes=minutes,
         say=lambda text: console.print(f"{text} …", style="dim"),
     )
     if as_json:

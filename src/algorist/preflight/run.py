@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ from algorist.preflight.trial import Trial, grpo_steps, sft_steps, try_grpo, try
 from algorist.prepare import Problems, check_names, fitting_problems, recipe_format, tokenizer_texts
 from algorist.prompts import PromptFormat
 from algorist.prompts.chat import encode_prompt
+from algorist.store.run_log import clock
 from algorist.training.processes import check_eval_device
 from algorist.training.tracking import check_trackers
 from algorist.types import Problem
@@ -30,6 +32,8 @@ from algorist.types import Problem
 log = logging.getLogger("algorist.preflight.run")
 
 STAGES: tuple[Stage, ...] = ("sft", "grpo")
+PROBE = 2
+"""Problems that are sampled first, to see how many fit into the time."""
 SHOWN_LENGTHS = (50, 90, 99, 100)
 
 
@@ -62,6 +66,7 @@ def preflight(
     samples: int = 8,
     trial: bool = True,
     model: Path | str | None = None,
+    minutes: float = 1.0,
     say: Callable[[str], None] = lambda _: None,
 ) -> Preflight:
     """Look at a recipe on this machine before any training; nothing is written.
@@ -73,7 +78,9 @@ def preflight(
         trial: Also take a few real steps of each stage.
         model: Sample from this model instead of the recipe's start: a folder with weights or an adapter, such as the
             checkpoint of an SFT stage, which then counts as done; or a hub name.
-        say: Shows what is being done.
+        minutes: About how long it may take after the model is loaded: fewer problems are sampled and fewer steps tried where
+            the time is not enough, one of each at least.
+        say: Shows what is being done, with the time left.
 
     Raises:
         AlgoristError: What would stop the run as well.
@@ -107,22 +114,56 @@ def preflight(
     if out_of_vocabulary(policy, prompts):
         found.advice = advise(recipe, found)
         return found
+    ends = time.monotonic() + 60 * minutes
     if sft and trial and "sft" not in found.planned:
-        say("trying a few SFT steps")
-        found.sft = try_sft(recipe, policy, data.sft, form, device).as_dict()
+        say(f"trying a few SFT steps ({_left(ends)})")
+        until = ends - 60 * minutes * (2 / 3 if grpo else 0)  # the rest is for GRPO
+        found.sft = try_sft(recipe, policy, data.sft, form, device, until=until).as_dict()
     if grpo:
-        say(f"sampling {samples} completions for {min(problems, len(data.train))} problems")
-        found.sampling = sample(recipe, data.train[:problems], policy, form, samples)
+        found.sampling = _sampled(
+            recipe, data.train[:problems], policy, form, samples, ends - 20 * minutes * trial, say
+        )
         hang = [name for name, told in found.sampling["rewards"].items() if told["hangs"]]
         if trial and recipe.grpo.enabled and not hang and "grpo" not in found.planned:
-            say("trying a few GRPO steps")
+            say(f"trying a few GRPO steps ({_left(ends)})")
             tried: Trial = try_grpo(
-                recipe, policy, data.train, form, device, lengths=found.sampling["tokens"]
+                recipe, policy, data.train, form, device, lengths=found.sampling["tokens"], until=ends
             )
             found.grpo = tried.as_dict()
     _plan_smaller(recipe, policy, found)
     found.advice = advise(recipe, found)
     return found
+
+
+def _sampled(
+    recipe: Recipe,
+    problems: Sequence[Problem],
+    policy: Policy,
+    form: PromptFormat,
+    samples: int,
+    until: float,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """Sample completions for as many problems as fit into the time; the first two say how many these are."""
+    say(f"sampling {samples} completions for {len(problems)} problems ({_left(until)})")
+    if len(problems) <= PROBE:
+        return sample(recipe, problems, policy, form, samples)
+    began = time.monotonic()
+    first = sample(recipe, problems[:PROBE], policy, form, samples)
+    now = time.monotonic()
+    fit = int(PROBE * max(0.0, until - now) / max(now - began, 1e-3))
+    if fit <= PROBE:
+        say(f"{PROBE} problems took {clock(now - began)}: the time is over; more with --minutes")
+        return first
+    if fit < len(problems):
+        say(
+            f"{PROBE} problems took {clock(now - began)}: {fit} fit into the time; more with --minutes ({_left(until)})"
+        )
+    return sample(recipe, problems[:fit], policy, form, samples)
+
+
+def _left(until: float) -> str:
+    return f"{clock(max(0.0, until - time.monotonic()))} left"
 
 
 def _plan_smaller(recipe: Recipe, policy: Policy, found: Preflight) -> None:

@@ -47,16 +47,19 @@ class Trial:
 
 
 class _Clock(TrainerCallback):
-    def __init__(self) -> None:
+    """Times the steps of a trial and ends it after enough of them, or at ``until`` (``time.monotonic``)."""
+
+    def __init__(self, until: float) -> None:
         self.seconds: list[float] = []
-        self._began = 0.0
+        self._began, self._until = 0.0, until
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         self._began = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.seconds.append(time.perf_counter() - self._began)
-        if len(self.seconds) >= STEPS and sum(self.seconds) >= ENOUGH_S:
+        enough = len(self.seconds) >= STEPS and sum(self.seconds) >= ENOUGH_S
+        if enough or time.monotonic() + self.seconds[-1] > self._until:
             control.should_training_stop = True
 
     def median(self) -> float:
@@ -66,9 +69,16 @@ class _Clock(TrainerCallback):
 
 
 def try_sft(
-    recipe: Recipe, policy: Policy, problems: Sequence[Problem], prompt_format: PromptFormat, device: Any
+    recipe: Recipe,
+    policy: Policy,
+    problems: Sequence[Problem],
+    prompt_format: PromptFormat,
+    device: Any,
+    *,
+    until: float = math.inf,
 ) -> Trial:
-    """Train a few SFT steps on the policy (which changes) and return what they took."""
+    """Train a few SFT steps on the policy (which changes) and return what they took; no step begins that would end after
+    ``until`` (``time.monotonic``), except the first."""
     from algorist.training.sft import demonstrations, make_sft_trainer, tokenize_demonstrations
 
     demos = demonstrations(problems, prompt_format, policy.tokenizer, recipe.sft.source)
@@ -76,7 +86,7 @@ def try_sft(
     steps = sft_steps(recipe.sft, len(rows))
     lengths = sorted(len(row["input_ids"]) for row in rows)
     with tempfile.TemporaryDirectory() as folder:
-        clock = _Clock()
+        clock = _Clock(until)
         trainer = make_sft_trainer(
             model=policy.model,
             tokenizer=policy.tokenizer,
@@ -102,6 +112,7 @@ def try_grpo(
     device: Any,
     *,
     lengths: Sequence[int],
+    until: float = math.inf,
 ) -> Trial:
     """Train a few GRPO steps on the policy (which changes) and return what they took.
 
@@ -112,6 +123,7 @@ def try_grpo(
         prompt_format: Their format.
         device: Device of training.
         lengths: Tokens of sampled completions, for the plan.
+        until: No step begins that would end after it (``time.monotonic``), except the first.
     """
     from algorist.training.grpo_setup import make_grpo_trainer
 
@@ -119,7 +131,7 @@ def try_grpo(
     generation = section.batch_size * (section.steps_per_generation or section.gradient_accumulation_steps)
     steps = grpo_steps(section, len(problems))
     with tempfile.TemporaryDirectory() as folder:
-        clock = _Clock()
+        clock = _Clock(until)
         trainer = make_grpo_trainer(
             model=policy.model,
             tokenizer=tokenizer,
