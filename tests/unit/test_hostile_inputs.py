@@ -308,3 +308,15 @@ def test_one_who_looks_does_not_make_a_starting_run_be_refused(tmp_path: Path) -
         stop.set()
         for watcher in watchers:
             watcher.join()
+
+
+def test_weights_on_a_full_disk_end_in_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+
+    from algorist.cli.main import _tell
+
+    with pytest.raises(RuntimeError) as found:
+        torch.save({"a": torch.zeros(10**6)}, "/dev/full")
+    assert _tell(found.value, mistake=False) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: ") and "is the disk full?" in err and err.count("\n") == 1

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from algorist.config.explain import to_yaml
@@ -59,6 +59,7 @@ WORDS = [
     "secret: multiplication",
     "git commit 819758b1403d6fe0efb3ddfbb3a41fcedf46ba55",
     "max_new_tokens=256",
+    "line ends that only YAML knows: \x85 \u2028 \u2029 \ufeff",
     "see http://localhost:8000/v1 and https://huggingface.co/Qwen/Qwen2.5-0.5B",
 ]
 
@@ -114,7 +115,12 @@ def test_a_run_with_such_words_can_be_read_back(tmp_path: Path, text: str) -> No
 TEXT = st.one_of(st.text(), st.sampled_from(WORDS), st.text(alphabet='\\"\n\t secret:=password'))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40,
+    deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(prompt=TEXT, tags=st.lists(TEXT, max_size=3), question=TEXT, weight=st.floats(-5, 5).filter(bool))
 def test_texts_and_settings_come_back_unchanged_from_every_file(
     tmp_path: Path, prompt: str, tags: list[str], question: str, weight: float
@@ -148,7 +154,7 @@ def test_texts_and_settings_come_back_unchanged_from_every_file(
     found = read_artifact(run.evaluations, "sft")
     assert found.protocol["system_prompt"] == clean and found.samples[0]["question"] == clean
     export = export_harness(found, tmp_path / "export")
-    (row,) = [json.loads(line) for line in export.read_text("utf-8").splitlines()]
+    (row,) = [json.loads(line) for line in export.read_text("utf-8").split("\n") if line]
     assert row["doc"]["question"] == redact(clean)
 
 

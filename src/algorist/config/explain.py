@@ -12,9 +12,22 @@ from algorist.config.load import LoadedRecipe
 from algorist.config.schema import Recipe
 
 
+class _Dumper(yaml.SafeDumper):
+    """Escapes the line ends that only YAML knows; as they are, they would be read back as blanks."""
+
+
+def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    style = '"' if any(c in text for c in "\x85\u2028\u2029\ufeff") else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)
+
+
 def to_yaml(recipe: Recipe) -> str:
     """Return the recipe as YAML that ``load_recipe`` reads back to the same recipe."""
-    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    values = recipe.model_dump(mode="json")
+    return str(yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True))
 
 
 def explain(loaded: LoadedRecipe) -> list[tuple[str, Any, str]]:
