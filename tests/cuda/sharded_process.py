@@ -23,7 +23,7 @@ from algorist.training.processes import whole_weights
 
 rank = int(os.environ["RANK"])
 torch.set_num_threads(1)
-dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=30))
+dist.init_process_group("gloo", timeout=datetime.timedelta(minutes=5))
 torch.manual_seed(0)
 shape = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
 config = hf.Qwen2Config(vocab_size=200, num_hidden_layers=2, max_position_embeddings=256, **shape)

@@ -27,7 +27,7 @@ def test_rollouts_and_update_of_a_sharded_model() -> None:
         )
         for rank in (0, 1)
     ]
-    ends = [process.communicate(timeout=120) for process in started]
+    ends = [process.communicate(timeout=400) for process in started]
     for process, (output, errors) in zip(started, ends, strict=True):
         assert process.returncode == 0, errors
         found = json.loads(output.splitlines()[-1])
