@@ -35,7 +35,6 @@ from algorist.rollouts.vllm import llm_arguments
 from algorist.rollouts.vllm_sleep import SLEEPS_WITH_SEGMENTS, check_sleep
 from algorist.training.arguments import optim_arguments
 from algorist.training.batch import Batch
-from algorist.training.grpo_setup import grpo_config
 from algorist.training.log_probs import packed_log_probs
 from algorist.types import Problem
 
@@ -245,8 +244,8 @@ def test_s1_11_sleep_beside_expandable_segments_needs_a_newer_vllm(name: str) ->
 
 
 def test_grpo_arguments_on_the_cpu_are_float32(tmp_path: Path) -> None:
-    found = grpo_config(GRPOSection(), weights=[1.0], output_dir=tmp_path, seed=0, device=CPU)
-    assert found.bf16 is False and found.fp16 is False
+    found = optim_arguments(GRPOSection(), output_dir=tmp_path, seed=0, device=CPU, report_to=[])
+    assert found["bf16"] is False and not found.get("fp16")
 
 
 # --- how long sequences get

@@ -34,8 +34,9 @@ from algorist.prepare import recipe_format
 from algorist.prompts import get_format
 from algorist.prompts.chat import render_prompt
 from algorist.rewards import build_rewards
-from algorist.training.grpo_setup import grpo_config
+from algorist.training.arguments import optim_arguments
 from algorist.training.sft import Demonstration, make_sft_trainer, tokenize_demonstrations
+from algorist.training.stock import stock_config
 from algorist.types import Problem
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -217,9 +218,8 @@ def settings(*overrides: str, name: str = "oneshot-gsm8k") -> Recipe:
 
 def arguments_of(recipe: Recipe, folder: Path) -> Any:
     weights = [r.weight for r in recipe.rewards]
-    return grpo_config(
-        recipe.grpo, weights=weights, output_dir=folder, seed=0, device=CPU, report_to=recipe.report_to
-    )
+    shared = optim_arguments(recipe.grpo, output_dir=folder, seed=0, device=CPU, report_to=recipe.report_to)
+    return stock_config(recipe.grpo, shared, weights)
 
 
 def test_s0_8_s0_42_s4_2_trackers_are_off_until_named_and_bf16_follows_the_device(tmp_path: Path) -> None:

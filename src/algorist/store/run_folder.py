@@ -11,7 +11,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -161,6 +161,14 @@ class RunFolder:
     def write_environment(self, *, seed: int) -> None:
         """Write ``environment.json``: versions, hardware, git commit, command, seed."""
         self.write_json("environment.json", environment() | {"seed": seed})
+
+    def keep(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return what the file ``name`` holds; ``make`` it and write it where it is not there yet."""
+        content = self.read_json(name)
+        if not isinstance(content, dict):
+            content = make()
+            self.write_json(name, content)
+        return content
 
     def stages(self) -> dict[str, Any]:
         """Return finished stages and their results, in the order they were finished."""

@@ -23,10 +23,9 @@ from transformers import AttentionInterface
 
 from algorist.models.precision import has_tensor_cores_for, on_gpu
 from algorist.training.packed import Layout, NotCovered, SelfBlock
+from algorist.training.trl_seam import RECOMPUTE
 
 ATTENTION_NAME = "algorist_shared_prefix"
-_RECOMPUTE = "_gradient_checkpointing_func"
-"""transformers' name for what runs a checkpointed layer."""
 
 
 class Edges(NamedTuple):
@@ -81,16 +80,16 @@ def packed_attention(model: Any, layout: Layout) -> Iterator[None]:
     Layers that are checkpointed one by one find the layout again when the backward pass recomputes them.
     """
     config, row = model.config.get_text_config(), _Row(layout)
-    checkpointed = [m for m in model.modules() if hasattr(m, _RECOMPUTE)]
-    before = [getattr(module, _RECOMPUTE) for module in checkpointed]
+    checkpointed = [m for m in model.modules() if hasattr(m, RECOMPUTE)]
+    before = [getattr(module, RECOMPUTE) for module in checkpointed]
     for module, run in zip(checkpointed, before, strict=True):
-        setattr(module, _RECOMPUTE, _inside(config, row, run))
+        setattr(module, RECOMPUTE, _inside(config, row, run))
     try:
         with _entered(config, row):
             yield
     finally:
         for module, run in zip(checkpointed, before, strict=True):
-            setattr(module, _RECOMPUTE, run)
+            setattr(module, RECOMPUTE, run)
 
 
 @contextmanager

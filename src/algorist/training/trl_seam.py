@@ -13,10 +13,12 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 from trl.kernels import ChunkedLogProbFunction as ChunkedLogProbFunction
 from trl.trainer.utils import FusedCausalLMOutput as FusedCausalLMOutput
 
+RECOMPUTE = "_gradient_checkpointing_func"
 PRIVATE_NAMES = {
     "_save_checkpoint": "transformers.Trainer, overridden: a checkpoint is written beside its place, then moved there",
     "_load_from_checkpoint": "transformers.Trainer, called: the weights of a checkpoint of the last step",
     "_metrics": "trl.SFTTrainer, read: what is logged at the next line, to count nothing twice",
+    RECOMPUTE: "transformers' layers, wrapped: a recomputed layer knows the packed row (shared_prefix.py)",
     "_total_train_tokens": "trl.SFTTrainer, read and set: tokens so far, kept in checkpoints",
 }
 
