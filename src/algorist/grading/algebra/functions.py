@@ -20,7 +20,7 @@ class Unsure(Exception):
 
 
 class Function(NamedTuple):
-    """One function in three arithmetics, and whether its argument may be large."""
+    """One function computed in three ways, and whether its argument may be large."""
 
     exact: Callable[..., Fraction | int] | None
     fast: Callable[..., complex] | None
