@@ -40,7 +40,7 @@ def test_reflexive(text: str) -> None:
     assert grade(text, text).correct
 
 
-@settings(max_examples=300)
+@settings(deadline=None, max_examples=300)
 @given(gold, answer)
 def test_symmetric_and_deterministic(one: str, other: str) -> None:
     there, back = grade(one, other), grade(other, one)
@@ -50,7 +50,7 @@ def test_symmetric_and_deterministic(one: str, other: str) -> None:
     assert (again.correct, again.reason) == (there.correct, there.reason)
 
 
-@settings(max_examples=200)
+@settings(deadline=None, max_examples=200)
 @given(gold, st.integers(0, 9))
 def test_unchanged_by_latex_spelling(text: str, way: int) -> None:
     bare = text.replace("\\left", "").replace("\\right", "")
@@ -102,7 +102,7 @@ def test_a_tolerance_only_where_it_is_declared(value: Fraction, tolerance: float
     assert not grade(written(near, 0), written(value, 0)).correct
 
 
-@settings(max_examples=300)
+@settings(deadline=None, max_examples=300)
 @given(st.text(max_size=80), gold)
 def test_any_text_is_a_verdict(text: str, truth: str) -> None:
     grade(text, truth)
