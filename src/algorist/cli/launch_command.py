@@ -187,7 +187,7 @@ def _call(command: list[str], environment: dict[str, str]) -> int:
                 process.terminate()
             else:
                 stop.touch()
-                print("stopping after this step; again Ctrl-C: stop at once", file=sys.stderr)
+                print("stopping after this step; Ctrl-C again: stop at once", file=sys.stderr)
 
         before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
         try:

@@ -46,7 +46,7 @@ class EveryNSteps(TrainerCallback):
 
 
 class StopSignal(TrainerCallback):
-    """Turns the first SIGINT or SIGTERM into: finish this step, save a checkpoint, stop. A second one ends at once.
+    """Turns the first SIGINT, SIGTERM or SIGHUP into: finish this step, save a checkpoint, stop. A second one ends at once.
 
     Use as a context manager around ``trainer.train()``; ``stopped`` tells whether a signal came.
     """
@@ -57,7 +57,9 @@ class StopSignal(TrainerCallback):
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignal:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue  # under nohup
             try:
                 self._before[number] = signal.signal(number, self._handle)
             except ValueError:  # not in the main thread: the caller handles signals
@@ -72,7 +74,7 @@ class StopSignal(TrainerCallback):
         if self.stopped:
             raise KeyboardInterrupt
         self.stopped = True
-        self.say("stopping after this step; what was done is being saved (again Ctrl-C: stop at once)")
+        self.say("stopping after this step; what was done is being saved (Ctrl-C again: stop at once)")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
         """Ask the trainer to save and stop."""

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
 from algorist.errors import TrainingError, is_out_of_memory
+from algorist.grading.workers import stats
 from algorist.objectives import token_losses
 from algorist.prompts import PromptFormat
 from algorist.rewards import RewardSet
@@ -38,6 +39,8 @@ from algorist.types import Group, Problem
 log = logging.getLogger("algorist.training.grpo")
 
 OnRollouts = Callable[[int, list[Group], Tensor], None]
+LIMITS = ("timeout", "memory", "crashed")
+"""Answers of a rollout batch that the grader could not decide within its limits, by reason: metrics ``grading/…``."""
 _SEED_STRIDE = 1_000_003
 
 
@@ -99,6 +102,7 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
         self.dealt: list[list[int]] = []
         self.tokens_per_step = 0.0
         self.averages = Averages()
+        self.graded = stats()
         super().__init__(model=model, args=args, processing_class=tokenizer, callbacks=list(callbacks))
         self.faults = FiniteSteps(self.state_of_step, self.averages.add)
         self.add_callback(self.faults)
@@ -304,6 +308,9 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
                 metrics.add(f"sampling/sampling_logp_difference/{kind}", gap, batch.mask)
             self._merge(metrics)
             self.averages.add(metrics.values())
+        limits = stats()
+        self.averages.add({f"grading/{n}": float(limits[n] - self.graded.get(n, 0)) for n in LIMITS})
+        self.graded = limits
         if self.on_rollouts is not None and self.accelerator.is_main_process:
             self.on_rollouts(self.state.global_step, groups, advantages_PG)
 
