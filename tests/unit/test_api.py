@@ -172,11 +172,13 @@ def test_setup_holds_its_artifacts(model: Path, shared_data: Path, tmp_path: Pat
     assert found.reward_funcs.weights == [2.0, 0.0, 0.5]
     assert found.grpo_args["num_generations"] == 4 and found.grpo_args["learning_rate"] == 5e-6
     config = found.artifacts.config
-    assert config is found.artifacts.trainer.args and config.run_name == "mine"
+    trainer = found.artifacts.trainer
+    assert config.run_name == "mine" == trainer.args.run_name and config.output_dir == trainer.args.output_dir
     assert (config.num_generations, config.epsilon, config.mask_truncated_completions) == (4, 0.1, True)
     assert config.reward_weights == [2.0, 0.0, 0.5] and config.output_dir == str(tmp_path / "run")
-    rows = found.artifacts.trainer.train_dataset
-    assert "Reply in" in rows[0]["prompt"] and rows[0]["answer"] == "72"
+    assert trainer.objective.parameters["clip_low"] == 0.1 and trainer.objective.mask_truncated
+    assert trainer.problems[0].answer == "72"
+    assert "Reply in" in str(trainer.prompt_format.render(trainer.problems[0].question))
 
 
 def test_prompts_that_are_too_long_are_left_out(model: Path, shared_data: Path, tmp_path: Path) -> None:
@@ -196,8 +198,8 @@ def test_prompts_that_are_too_long_are_left_out(model: Path, shared_data: Path, 
         path=tmp_path / "rows.jsonl",
         grpo_args={**SMALL, "max_prompt_length": 300},
     )
-    count = len(short.artifacts.trainer.train_dataset)
-    assert 0 < count < len(whole.artifacts.trainer.train_dataset) == 40
+    count = len(short.artifacts.trainer.problems)
+    assert 0 < count < len(whole.artifacts.trainer.problems) == 40
     assert len(short.dataset) == count
 
 
@@ -208,15 +210,17 @@ def first_rows(data: Path, folder: Path, count: int = 40) -> Path:
 
 
 def test_setup_trains_and_checkpoints(model: Path, shared_data: Path, tmp_path: Path) -> None:
-    batches: list[list[dict[str, Any]]] = []
-    found = setup_of(model, shared_data, tmp_path, trainer_kwargs={"on_rollouts": batches.append})
+    batches: list[Any] = []
+    found = setup_of(
+        model, shared_data, tmp_path, trainer_kwargs={"on_rollouts": lambda *batch: batches.append(batch)}
+    )
     result = algorist.run_training(found.artifacts)
     assert result.global_step == 2
-    assert [len(rows) for rows in batches] == [8, 8]
-    for row in (r for rows in batches for r in rows):
-        assert set(row["rewards"]) == {"correctness_numeric", "numeric", "tag_fraction"}
-        total = sum(w * v for w, v in zip(found.reward_funcs.weights, row["rewards"].values(), strict=True))
-        assert row["reward"] == pytest.approx(total, abs=1e-6)
+    assert [sum(len(group.rollouts) for group in groups) for _, groups, _ in batches] == [8, 8]
+    for rollout in (r for _, groups, _ in batches for group in groups for r in group.rollouts):
+        assert set(rollout.rewards) == {"correctness_numeric", "numeric", "tag_fraction"}
+        total = sum(w * v for w, v in zip(found.reward_funcs.weights, rollout.rewards.values(), strict=True))
+        assert rollout.reward == pytest.approx(total, abs=1e-6)
     assert {p.name for p in (tmp_path / "run").iterdir()} >= {"checkpoint-1", "checkpoint-2", "final"}
     saved = {p.name for p in (tmp_path / "run" / "final").iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json", "generation_config.json"} <= saved

@@ -279,7 +279,10 @@ def sample(problem: str, correct: bool, *, greedy: bool = True, **more: Any) -> 
 
 
 def test_summarise_by_hand() -> None:
-    rows = [sample("a", True, tokens=10), sample("b", False, tokens=30, well_formed=False)]
+    rows = [
+        sample("a", True, completion_tokens=10),
+        sample("b", False, completion_tokens=30, well_formed=False),
+    ]
     rows += [sample("a", c, greedy=False) for c in (True, True, False, False)]
     rows += [sample("b", c, greedy=False) for c in (False, False, False, True)]
     found = summarise(rows, ks=(1, 2, 4, 8))

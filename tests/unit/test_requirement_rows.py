@@ -383,7 +383,7 @@ def test_s0_48_a_users_own_wandb_run_gets_the_metrics(
             record.config.update if kind == "config" else record.run.config.update if kind == "run" else ()
         )
         config |= {i.key: json.loads(i.value_json) for i in update if i.key}
-    assert (config["num_generations"], config["max_steps"]) == (4, 2)
+    assert (config["per_device_train_batch_size"], config["max_steps"]) == (8, 2)
     assert config["learning_rate"] == DEFAULT_GRPO_ARGS["learning_rate"]
 
 

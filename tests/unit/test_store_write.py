@@ -63,7 +63,7 @@ def test_rows_come_back_with_the_schema(tmp_path: Path) -> None:
     assert [p.name for p in parts] == [f"part-00000{i}.parquet" for i in range(3)]
     assert [pyarrow.parquet.read_metadata(p).num_rows for p in parts] == [4, 4, 2]
     schema = pyarrow.parquet.read_schema(parts[0])
-    assert schema.names == SCHEMA.names and schema.metadata[b"algorist.rollouts"] == b"1"
+    assert schema.names == SCHEMA.names and schema.metadata[b"algorist.rollouts"] == b"2"
     first = stored(tmp_path)[1]
     assert first["stage"] == "grpo" and first["completion"] == "answer 0 1 ✓"
     assert dict(first["rewards"]) == {"correct": 1.0, "format": None}

@@ -152,4 +152,6 @@ def _rows(group: Group, greedy: bool) -> list[dict[str, Any]]:
         row["greedy"] = greedy and row["sample"] == 0
         row["seconds"] = group.seconds / len(rows)
         row["rewards"] = {name: value for name, value in row["rewards"].items() if value is not None}
+        if row["reward"] is None and not row["rewards"]:
+            del row["reward"], row["rewards"]
     return rows

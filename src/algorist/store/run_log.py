@@ -11,7 +11,7 @@ from typing import Protocol
 from algorist.store.redact import RedactSecrets
 from algorist.store.safe_text import printable
 
-log = logging.getLogger("algorist.run")
+log = logging.getLogger("algorist.store.run_log")
 
 SHOWN = (
     ("loss", "loss {:.3f}"),
