@@ -41,7 +41,7 @@ def median_centered(rewards: torch.Tensor) -> torch.Tensor:
 @loss("median_reinforce", reduction="token-mean", zero_advantage_adds_nothing=True)
 def reinforce(log_probs, advantages, mask):
     """Return -A·log p per token, (B, T), and how likely the tokens were that are now made likelier."""
-    return -advantages * log_probs, {"praised_log_prob": (log_probs * (advantages > 0)).detach()}
+    return -advantages * log_probs, {"praised_log_prob": log_probs * (advantages > 0)}
 
 
 def main(model: Path, steps: int = 20) -> None:
@@ -67,4 +67,6 @@ def main(model: Path, steps: int = 20) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit("give a model folder, such as runs/quickstart/sft/final, and if you like a number of steps")
     main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

@@ -63,6 +63,7 @@ from algorist.training.callbacks import (
     StopSignal,
 )
 from algorist.training.checkpoint import newest_checkpoint, processes_of, step_of, train_from
+from algorist.training.grpo_setup import check_enough_problems, make_grpo_trainer, objective_of
 from algorist.training.processes import (
     Processes,
     check_eval_device,
@@ -126,6 +127,8 @@ def run_recipe(
     """
     began = time.monotonic()
     check_names(recipe)
+    if recipe.grpo.enabled and "grpo" in stages:
+        objective_of(recipe.grpo)  # refuses what cannot be used, before anything is loaded
     check_trackers(recipe.report_to, recipe.tracking)
     check_eval_device(recipe.eval.device, recipe.eval.engine or recipe.grpo.engine)
     device = run_device(pick_device(recipe.device))
@@ -195,8 +198,6 @@ def run_sft(run: Run) -> None:
 
 def run_grpo(run: Run) -> None:
     """Train with verifiable rewards and save ``grpo/final``."""
-    from algorist.training.grpo_setup import check_enough_problems, make_grpo_trainer
-
     policy, section = _require_policy(run), run.recipe.grpo
     rewards = build_rewards(run.recipe.rewards, run.prompt_format, matcher=run.recipe.matcher)
     metrics = _metrics_writer(run)

@@ -168,7 +168,7 @@ def test_evaluations_during_training_are_told(run: Path) -> None:
             "format",
             "reasoning present",
             "reasoning 0 characters",
-            "completion_tokens",
+            "tokens",
             "reward",
             "correct",
             "pass@2",

@@ -117,10 +117,35 @@ def test_own_reward_in_a_run(folder: Path) -> None:
 
 def test_examples_are_few_short_and_public() -> None:
     scripts = sorted(EXAMPLES.glob("*.py"))
-    assert len(scripts) <= 5
+    assert len(scripts) <= 6
     for script in scripts:
         text = script.read_text(encoding="utf-8")
         assert text.count("\n") <= 80, script
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("algorist"):
                 assert not any(name.name.startswith("_") for name in node.names), script
+
+
+def test_own_algorithm_in_a_run_and_in_a_loop(folder: Path) -> None:
+    from algorist.store.read import metrics, query
+
+    command = [sys.executable, "-m", "algorist.cli.main", "run", "quickstart", "run_name=own", *TINY, *FEW]
+    own = EXAMPLES / "own_algorithm.py"
+    command += [f"grpo.advantage={own}:median_centered", f"grpo.loss={own}:reinforce"]
+    command.append(
+        "rewards=[{name: correct}, {name: xmlcount}]"
+    )  # a policy of two steps writes tags by chance
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = query(folder / "runs/own", 'SELECT step, "group", reward, advantage FROM rollouts ORDER BY ALL')
+    groups: dict[tuple[int, int], list[dict[str, float]]] = {}
+    for row in rows:
+        groups.setdefault((row["step"], row["group"]), []).append(row)
+    for members in groups.values():
+        median = sorted(row["reward"] for row in members)[(len(members) - 1) // 2]
+        assert all(row["advantage"] == pytest.approx(row["reward"] - median, abs=1e-6) for row in members)
+    lines = [line for line in metrics(folder / "runs/own", "grpo") if "loss" in line]
+    assert lines and all("loss/praised_log_prob" in line for line in lines)
+
+    printed = run(folder, "own_algorithm.py", "runs/own/sft/final", "2")
+    assert re.findall(r"^step (\d): reward -?\d\.\d{3}$", printed, re.MULTILINE) == ["1", "2"]

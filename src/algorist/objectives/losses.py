@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from algorist.errors import ConfigError
 from algorist.objectives.kl import k3
 from algorist.objectives.masks import masked_sum
 from algorist.objectives.ratios import log_ratio, sequence_ratio, token_ratio
@@ -40,6 +41,8 @@ class Loss:
     function: LossFunction
     reduction: Reduction
     zero_advantage_adds_nothing: bool = False
+    prefix: str = ""
+    """Put before the names of its metrics."""
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -74,6 +77,20 @@ def loss(
         return function
 
     return decorate
+
+
+def loss_named(loss: Loss | LossFunction | str) -> Loss:
+    """Return a loss by name, or that of a function (``token-mean`` without ``@loss``).
+
+    Raises:
+        ConfigError: Unknown name.
+    """
+    if isinstance(loss, Loss):
+        return loss
+    if isinstance(loss, str):
+        return LOSSES.get(loss)
+    declared = getattr(loss, "loss", None)
+    return declared if isinstance(declared, Loss) else Loss(loss.__name__, loss, "token-mean")
 
 
 def _ratio(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor, importance: Importance) -> Tensor:
@@ -227,7 +244,7 @@ def token_losses(
     advantages: Tensor,
     mask: Tensor,
     *,
-    loss: Loss | str = "dapo",
+    loss: Loss | LossFunction | str = "dapo",
     old_log_probs: Tensor | None = None,
     ref_log_probs: Tensor | None = None,
     beta: float = 0.0,
@@ -241,7 +258,7 @@ def token_losses(
         log_probs: (B, T) under the policy, with gradient.
         advantages: (B,), (B, 1) or (B, T).
         mask: (B, T), true for the tokens that count.
-        loss: A registered loss or its name.
+        loss: A registered loss, its name, or a function.
         old_log_probs: (B, T) under the policy that sampled; None means exactly on-policy (ratio 1, with gradient).
         ref_log_probs: (B, T) under the reference, needed when ``beta`` is not 0.
         beta: Weight of the k3 penalty, added per token.
@@ -256,7 +273,7 @@ def token_losses(
         ConfigError: Unknown loss.
         ValueError: ``beta`` without ``ref_log_probs``.
     """
-    entry = LOSSES.get(loss) if isinstance(loss, str) else loss
+    entry = loss_named(loss)
     if beta and ref_log_probs is None:
         raise ValueError(f"beta is {beta} and ref_log_probs is missing; pass them, or set beta=0")
     mask = mask.bool()
@@ -270,6 +287,8 @@ def token_losses(
     wanted = entry.parameters
     result = entry.function(**{k: v for k, v in given.items() if k in wanted}, **parameters)
     per_token, metrics = result if isinstance(result, tuple) else (result, {})
+    _check_shape(entry, per_token, mask)
+    metrics = {entry.prefix + name: value for name, value in metrics.items()}
     if sampler_weights is not None:
         per_token = per_token * sampler_weights
     if beta and ref_log_probs is not None:
@@ -278,6 +297,16 @@ def token_losses(
             kl = kl * _ratio(log_probs, given["old_log_probs"], mask, parameters.get("importance", "token"))
         per_token, metrics = per_token + beta * kl, metrics | {"kl": kl.detach()}
     return per_token.expand_as(log_probs).masked_fill(~mask, 0.0), metrics
+
+
+def _check_shape(entry: Loss, per_token: Any, mask: Tensor) -> None:
+    shape = tuple(getattr(per_token, "shape", ()))
+    if shape not in (tuple(mask.shape), (mask.shape[0], 1)):
+        what = f"shape {shape}" if hasattr(per_token, "shape") else type(per_token).__name__
+        raise ConfigError(
+            f"the loss '{entry.name}' returned {what}; expected the loss per token, {tuple(mask.shape)} like log_probs, or "
+            f"({mask.shape[0]}, 1): it is averaged afterwards (reduction {entry.reduction})"
+        )
 
 
 def token_weights(
@@ -336,7 +365,7 @@ def policy_loss(
     advantages: Tensor,
     mask: Tensor,
     *,
-    loss: Loss | str = "dapo",
+    loss: Loss | LossFunction | str = "dapo",
     denominator: float | Tensor | None = None,
     **settings: Any,
 ) -> Tensor:
@@ -346,14 +375,14 @@ def policy_loss(
         log_probs: (B, T) under the policy, with gradient.
         advantages: (B,), (B, 1) or (B, T).
         mask: (B, T), true for the tokens that count.
-        loss: A registered loss or its name.
+        loss: A registered loss, its name, or a function.
         denominator: See ``token_weights``.
         **settings: The other arguments of ``token_losses``.
 
     Returns:
         A scalar; 0 for a batch without tokens.
     """
-    entry = LOSSES.get(loss) if isinstance(loss, str) else loss
+    entry = loss_named(loss)
     per_token, _ = token_losses(log_probs, advantages, mask, loss=entry, **settings)
     weights = token_weights(mask, entry.reduction, denominator=denominator, like=per_token)
     return (per_token * weights).sum()

@@ -25,6 +25,7 @@ from algorist.prepare import Problems, check_names, fitting_problems, recipe_for
 from algorist.prompts import PromptFormat
 from algorist.prompts.chat import encode_prompt
 from algorist.store.run_log import clock
+from algorist.training.grpo_setup import objective_of
 from algorist.training.processes import check_eval_device
 from algorist.training.tracking import check_trackers
 from algorist.types import Problem
@@ -88,6 +89,8 @@ def preflight(
     import torch
 
     check_names(recipe)
+    if recipe.grpo.enabled:
+        objective_of(recipe.grpo)
     check_trackers(recipe.report_to, recipe.tracking)
     check_eval_device(recipe.eval.device, recipe.eval.engine or recipe.grpo.engine)
     if recipe.threads:

@@ -22,7 +22,9 @@ class Metrics:
         self.sums: dict[str, tuple[float, float]] = {}
 
     def add(self, name: str, values: Tensor, mask: Tensor) -> None:
-        """Count ``values``: (B, T) over the tokens of ``mask``, (B, 1) or (B,) over the completions that have tokens."""
+        """Count ``values``: (B, T) over the tokens of ``mask``, (B, 1), (B,) or one number over the completions that have tokens."""
+        values = torch.as_tensor(values).detach().to(mask.device)
+        values = values.expand(mask.shape[0]) if values.dim() == 0 else values
         per_token = values.dim() == 2 and values.shape[1] == mask.shape[1]
         chosen = values[mask] if per_token else values.reshape(mask.shape[0])[mask.any(1)]
         chosen = chosen[~chosen.isnan()]

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import inspect
 import sys
+import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from algorist.errors import ConfigError, nearest
 from algorist.objectives import ADVANTAGES, LOSSES, Loss
 from algorist.objectives.advantages import Advantage
+from algorist.objectives.losses import loss_named
 
 
 def find_loss(name: str) -> Loss:
@@ -19,13 +23,39 @@ def find_loss(name: str) -> Loss:
     if ".py:" not in name:
         return LOSSES.get(name)
     function = _load(name, "grpo.loss")
-    declared = getattr(function, "loss", None)
-    return declared if isinstance(declared, Loss) else Loss(name, function, "token-mean")
+    declared = loss_named(function)
+    return replace(declared, name=name, function=_in_words(name, function), prefix="loss/")
 
 
 def find_advantage(name: str) -> Advantage:
     """Return the advantage called ``name``, or that of ``file.py:function``."""
-    return ADVANTAGES.get(name) if ".py:" not in name else _load(name, "grpo.advantage")
+    if ".py:" not in name:
+        return ADVANTAGES.get(name)
+    function = _load(name, "grpo.advantage")
+    parameters = list(inspect.signature(function).parameters.values())
+    needed = [p.name for p in parameters[1:] if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    if not parameters or needed:
+        raise ConfigError(
+            f"grpo.advantage={name} takes ({', '.join(p.name for p in parameters)}); expected one argument, the rewards (P, G), and "
+            "default values for any other"
+        )
+    return _in_words(name, function)
+
+
+def _in_words(target: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function with its exceptions as a user's mistake: what was raised, and in which line."""
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            raise ConfigError(
+                f"{target} raised {type(error).__name__} in {Path(frame.filename).name}:{frame.lineno}: {error}"
+            ) from error
+
+    return called
 
 
 def _load(target: str, key: str) -> Callable[..., Any]:

@@ -33,6 +33,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from algorist.errors import ConfigError
 from algorist.objectives import Loss, sampler_weights, token_losses, token_weights
 from algorist.objectives.advantages import Advantage
 from algorist.objectives.ratios import Correction
@@ -75,12 +76,21 @@ def advantages_of(groups: Sequence[Group], objective: Objective) -> Tensor:
         [[math.nan if r.reward is None else r.reward for r in group.rollouts] for group in groups]
     )
     advantages_PG = objective.advantage(rewards_PG)
-    if advantages_PG.shape != rewards_PG.shape:
-        raise ValueError(
-            f"the advantage returned shape {tuple(advantages_PG.shape)} for rewards of shape {tuple(rewards_PG.shape)}; "
-            "expected the same shape"
+    name = getattr(objective.advantage, "__name__", "of the recipe")
+    if not isinstance(advantages_PG, Tensor) or advantages_PG.shape != rewards_PG.shape:
+        found = (
+            tuple(advantages_PG.shape) if isinstance(advantages_PG, Tensor) else type(advantages_PG).__name__
         )
-    return advantages_PG.float().masked_fill(rewards_PG.isnan(), 0.0)
+        raise ConfigError(
+            f"the advantage '{name}' returned {found} for rewards of shape {tuple(rewards_PG.shape)}; expected a tensor of that shape"
+        )
+    advantages_PG = advantages_PG.float().masked_fill(rewards_PG.isnan(), 0.0)
+    if not bool(advantages_PG.isfinite().all()):
+        row = int((~advantages_PG.isfinite()).any(1).nonzero()[0])
+        raise ConfigError(
+            f"the advantage '{name}' is not finite for the rewards {rewards_PG[row].tolist()}: {advantages_PG[row].tolist()}"
+        )
+    return advantages_PG
 
 
 # 3. batch
@@ -163,7 +173,11 @@ def loss_of(
         **objective.parameters,
     )
     for name, value in values.items():
-        metrics.add(name, value.detach(), batch.mask)
+        metrics.add(name, value, batch.mask)
+    if not per_token.requires_grad:
+        raise ConfigError(
+            f"the loss '{objective.loss.name}' does not depend on log_probs, so nothing can be learned from it"
+        )
     if entropy is not None:
         metrics.add("entropy", entropy.detach(), batch.mask)
     return (per_token * weights).sum()
