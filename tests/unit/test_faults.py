@@ -123,7 +123,7 @@ def test_out_of_memory_is_the_same_mathematics_in_smaller_parts(kind: str, tmp_p
 
 def test_out_of_memory_with_one_row_says_what_to_change(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.unit.out_of_memory_run", "grpo", "48", str(tmp_path)],
+        [sys.executable, "-m", "tests.unit.out_of_memory_run", "grpo", "32", str(tmp_path)],
         capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode != 0

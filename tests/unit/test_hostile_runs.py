@@ -236,7 +236,13 @@ def test_a_hang_up_saves_like_sigterm(number: signal.Signals, tmp_path: Path) ->
         "run_name=r",
     ]
     command = [sys.executable, "-m", "algorist", "run", "smoke-cpu", *settings]
-    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    run = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # these tests may run under nohup
+    )
     deadline = time.monotonic() + 240
     while not RunFolder(tmp_path / "r").metrics.is_file() and time.monotonic() < deadline:
         assert run.poll() is None, run.stderr and run.stderr.read()

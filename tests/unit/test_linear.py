@@ -22,13 +22,19 @@ from algorist.models.onednn import (
 )
 
 
+def forget() -> None:
+    """Forget what this process has timed and what its runs have chosen."""
+    onednn._is_faster.cache_clear()
+    onednn._chosen.clear()
+
+
 @pytest.fixture(params=["onednn", "torch"], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Both ways, whichever is faster here."""
     monkeypatch.setenv(BY_HAND, request.param)
-    onednn_is_faster.cache_clear()
+    forget()
     yield request.param
-    onednn_is_faster.cache_clear()
+    forget()
 
 
 def relative(found: torch.Tensor, exact: torch.Tensor) -> float:
@@ -126,7 +132,7 @@ def test_the_clearly_faster_one_is_taken(
     monkeypatch.setattr(onednn.F, "linear", plain)
     monkeypatch.setattr(time, "perf_counter", clock)
     for kind in ("decode", "update"):
-        onednn_is_faster.cache_clear()
+        forget()
         assert onednn_is_faster(kind, torch.float32) is expected
     assert torch.equal(torch.get_rng_state(), state)  # what is drawn afterwards does not depend on it
 

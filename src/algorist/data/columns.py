@@ -120,7 +120,7 @@ def to_problems(
                 _text(solution(row)),
                 _text(subject(row)),
                 _text(level(row)),
-                {k: v for k, v in row.items() if isinstance(k, str) and k not in OF_THE_CALL} | extra(row),
+                _others(row) | extra(row),
             )
         )
     if bad and (len(bad) <= known_gaps or (skip_bad and problems)):
@@ -194,3 +194,8 @@ def _text(value: Any) -> str:
     if isinstance(value, list) and len(value) == 1:
         return _text(value[0])
     return str(value).strip()
+
+
+def _others(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the columns that a row has a value in, for rewards that ask for them by name."""
+    return {k: v for k, v in row.items() if isinstance(k, str) and v is not None and k not in OF_THE_CALL}

@@ -164,7 +164,7 @@ def _how_to_load(folder: Path, recipe: Recipe | None, name: str, is_adapter: boo
         'inputs = tokenizer(prompt, return_tensors="pt")\n'
         "output = model.generate(**inputs, max_new_tokens=256, do_sample=False)\n"
         'print(tokenizer.decode(output[0, inputs["input_ids"].shape[1]:], skip_special_tokens=True))\n```\n\n'
-        f"Or: `algorist solve {shlex.quote(question)} --model {name}`"
+        f"Or:\n\n```\nalgorist solve {shlex.quote(one_line(question)).replace('`', '')} --model {name}\n```"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from algorist.models.tiny import tiny_model, train_tokenizer
 from algorist.models.unsloth import check_unsloth, load_unsloth
 from algorist.models.weights import check_adapter, check_weights
 
+log = logging.getLogger("algorist.models.load")
 PLAIN_TEMPLATE = (
     "{% for message in messages %}"
     "{% if message['role'] == 'system' %}{{ message['content'] + '\n\n' }}"
@@ -242,9 +244,12 @@ def _pretrained(
     check_weights(name, **keys, tensors=moved.named_parameters())
     rows = moved.get_input_embeddings().weight.shape[0]
     if len(tokenizer) > rows:
-        raise CheckpointError(
-            f"the tokenizer of {name} has {len(tokenizer)} tokens, its model {rows}: they do not belong together; copy the "
-            "model's own tokenizer files beside config.json"
+        log.warning(
+            "the tokenizer of %s has %d tokens, its model %d: a text with one of the others cannot be read; preflight says "
+            "whether prompts have one",
+            name,
+            len(tokenizer),
+            rows,
         )
     moved.to(device)
     set_attention(moved, section, device, precision.compute)

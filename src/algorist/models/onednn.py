@@ -77,16 +77,14 @@ def choose(chosen: Mapping[str, bool]) -> None:
 
 def onednn_is_faster(kind: Literal["decode", "update"], dtype: torch.dtype) -> bool:
     """Return whether oneDNN is clearly faster on this processor; the first call takes some milliseconds."""
-    if not onednn_works(dtype):
-        return False
-    if os.environ.get(BY_HAND) in ("onednn", "torch"):
-        return os.environ[BY_HAND] == "onednn"
     name = f"{kind} {dtype}"
-    return _chosen[name] if name in _chosen else _is_faster(kind, dtype)
+    return onednn_works(dtype) and (_chosen[name] if name in _chosen else _is_faster(kind, dtype))
 
 
 @cache
 def _is_faster(kind: Literal["decode", "update"], dtype: torch.dtype) -> bool:
+    if os.environ.get(BY_HAND) in ("onednn", "torch"):
+        return os.environ[BY_HAND] == "onednn"
     (rows, width, out), draw = _SHAPES[kind], torch.Generator().manual_seed(0)
     inputs, weight = (torch.randn(n, width, generator=draw).to(dtype) for n in (rows, out))
     laid_out = torch.ops.mkldnn._reorder_linear_weight(weight, rows) if kind == "decode" else weight

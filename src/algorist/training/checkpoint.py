@@ -13,7 +13,8 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,21 @@ def check_weights(model: Any, checkpoint: Path) -> None:
         log.warning("the checkpoint contains weights that the model does not have: %s", unexpected)
 
 
+@contextmanager
+def _quiet_about_ties() -> Iterator[None]:
+    """Leave out transformers' line on a tied head that is not in the file: ``check_weights`` has looked already."""
+
+    def keep(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith("There were missing keys")
+
+    logger = logging.getLogger("transformers.trainer")
+    logger.addFilter(keep)
+    try:
+        yield
+    finally:
+        logger.removeFilter(keep)
+
+
 class ExactCheckpoints(trl_seam.SavesCheckpoints):
     """Mixin for Hugging Face trainers: atomic checkpoints with all the state that an exact continuation needs."""
 
@@ -196,7 +212,8 @@ class ExactCheckpoints(trl_seam.SavesCheckpoints):
         if checkpoint:
             check_weights(self.model, Path(checkpoint))
             self._restore(Path(checkpoint))
-        return super().train(str(checkpoint) if checkpoint else None, *args, **kwargs)  # type: ignore[misc]
+        with _quiet_about_ties():
+            return super().train(str(checkpoint) if checkpoint else None, *args, **kwargs)  # type: ignore[misc]
 
     def _restore(self, checkpoint: Path) -> None:
         rank = self.args.process_index

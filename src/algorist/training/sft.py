@@ -43,9 +43,10 @@ class AlgoristSFTTrainer(ExactCheckpoints, SmallerParts, SFTTrainer):
 
     _most_rows: int | None = None
 
-    def __init__(self, *args: Any, load: Load, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, load: Load | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.load = load
+        given = self.args
+        self.load = load or Load("sft", given.per_device_train_batch_size, given.gradient_accumulation_steps)
         score_labels_only(unwrap(self.model))
         self.faults = FiniteSteps(lambda: list(self._window), lambda values: trl_seam.note(self, values))
         self.add_callback(self.faults)
