@@ -118,7 +118,7 @@ class Stepper:
             lr_scheduler="linear",
             save_steps=10**9,
         )
-        return make_grpo_trainer(
+        trainer = make_grpo_trainer(
             model=model,
             tokenizer=tokenizer,
             problems=[Problem(row["problem_id"], row["prompt"], "12") for row in rows],
@@ -131,6 +131,8 @@ class Stepper:
             device=torch.device("cpu"),
             on_rollouts=self._keep,
         )
+        trainer.args.save_strategy = "no"  # a run ends in a checkpoint, and here every step is a run
+        return trainer
 
     def _keep(self, step: int, groups: list[Group], advantages_PG: torch.Tensor) -> None:
         """Store every graded rollout, as a run does."""
