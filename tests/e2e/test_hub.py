@@ -85,7 +85,8 @@ def test_the_card_says_what_was_measured(pushed: tuple[Path, HubServer, str]) ->
     head = yaml.safe_load(card.split("---\n")[1])
     assert head["tags"] == ["algorist", "math", "sft", "grpo"] and head["library_name"] == "transformers"
     metrics = json.loads((run / "eval" / "grpo.json").read_text())["metrics"]["greedy_accuracy"]
-    cell = f"{metrics['value']:.4g} [{metrics['low']:.4g}, {metrics['high']:.4g}]"
+    value, low, high = (f"{100 * metrics[end]:.1f}" for end in ("value", "low", "high"))
+    cell = f"{value} % [{low}, {high}]"
     (row,) = [line for line in card.splitlines() if line.startswith("| greedy accuracy |")]
     assert row.endswith(f"| {cell} |") and "95 % intervals" in card
     recipe = card.partition("```yaml\n")[2].partition("\n```")[0]
