@@ -124,7 +124,7 @@ def test_s1_67_s1_70_s1_71_sources_compile_are_typed_and_log_under_the_package()
                 name = (
                     ast.literal_eval(node.args[0]) if isinstance(node.args[0], ast.Constant) else "algorist"
                 )
-                library = name in {"transformers", "trl", "datasets", "accelerate"}
+                library = name.partition(".")[0] in {"transformers", "trl", "datasets", "accelerate"}
                 assert library or f"{module}.".startswith(f"{name}."), f"{path.name}: logger {name}"
         for node in tree.body:
             if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
