@@ -22,7 +22,7 @@ from measure import compare, median_with_interval, ratio_with_interval, save_jso
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from algorist.rollouts.base import SamplingParams
-from algorist.rollouts.native import NativeEngine
+from algorist.rollouts.native.engine import NativeEngine
 
 EOS, PAD = 1, 0
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

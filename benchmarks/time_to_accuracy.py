@@ -28,14 +28,14 @@ from trl import GRPOTrainer
 from algorist.config.load import load_recipe
 from algorist.evaluation.run import EvaluationSetting, evaluate
 from algorist.models.load import load_policy
-from algorist.pipeline import run_recipe
-from algorist.prepare import Problems, recipe_format
 from algorist.prompts.chat import render_prompt
 from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
-from algorist.training.arguments import optim_arguments
+from algorist.runs.pipeline import run_recipe
+from algorist.runs.plan import Problems, recipe_format
 from algorist.training.grpo_setup import make_grpo_trainer
 from algorist.training.stock import stock_config
+from algorist.training.training_arguments import optim_arguments
 
 EVERY, MAX_STEPS = 10, 240
 

@@ -22,8 +22,8 @@ from measure import compare, median_with_interval, ratio_with_interval, save_jso
 from rollout import CASES, DTYPES, make_config, make_prompts, with_engine
 from transformers import Qwen2ForCausalLM
 
-from algorist.rollouts.native import NativeEngine
-from algorist.rollouts.vllm import VLLMEngine
+from algorist.rollouts.native.engine import NativeEngine
+from algorist.rollouts.vllm.engine import VLLMEngine
 
 
 def make_model(case: Any, dtype: torch.dtype) -> Qwen2ForCausalLM:

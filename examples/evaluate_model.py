@@ -17,8 +17,8 @@ from algorist.config.schema import DatasetSection, EvalSection
 from algorist.data import load_problems
 from algorist.evaluation.estimators import summarise
 from algorist.evaluation.run import EvaluationSetting, evaluate
-from algorist.inference import Solver
 from algorist.rollouts import make_engine
+from algorist.runs.solve import Solver
 
 
 def load(model: str) -> Solver:

@@ -12,7 +12,7 @@ import sys
 
 from algorist.config import load_recipe
 from algorist.data import Source, dataset
-from algorist.pipeline import run_recipe
+from algorist.runs.pipeline import run_recipe
 from algorist.types import Problem
 
 

@@ -16,25 +16,11 @@ for _name, _value in (("TRANSFORMERS_NO_TF", "1"), ("TRANSFORMERS_NO_TENSORFLOW"
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from algorist.api import (
-        DEFAULT_GRPO_ARGS,
-        MathTrainingSetup,
-        TrainingArtifacts,
-        build_chat_prompt,
-        build_text_generator,
-        create_math_training_setup,
-        format_for_grpo,
-        generate_math_solution,
-        load_gsm8k,
-        run_training,
-        save_prompt_and_response,
-    )
     from algorist.config import load_recipe
     from algorist.data.gsm8k import extract_hash_answer
     from algorist.grading import grade, grade_completion
     from algorist.models.load import load_policy
     from algorist.objectives import advantage, loss, policy_loss, token_losses
-    from algorist.pipeline import run_recipe
     from algorist.prompts import get_format
     from algorist.prompts.chat import encode_prompt
     from algorist.rewards import (
@@ -49,6 +35,7 @@ if TYPE_CHECKING:
     from algorist.rollouts import make_engine
     from algorist.rollouts.base import SamplingParams
     from algorist.rollouts.collect import collect
+    from algorist.runs.pipeline import run_recipe
     from algorist.toolkit import (
         compute_entropy,
         compute_group_normalized_rewards,
@@ -66,6 +53,19 @@ if TYPE_CHECKING:
         parse_mmlu_response,
         sft_microbatch_train_step,
         tokenize_prompt_and_output,
+    )
+    from algorist.toolkit.oneshot import (
+        DEFAULT_GRPO_ARGS,
+        MathTrainingSetup,
+        TrainingArtifacts,
+        build_chat_prompt,
+        build_text_generator,
+        create_math_training_setup,
+        format_for_grpo,
+        generate_math_solution,
+        load_gsm8k,
+        run_training,
+        save_prompt_and_response,
     )
     from algorist.training.batch import Batch
     from algorist.training.log_probs import LogProbs
@@ -141,7 +141,7 @@ _ELSEWHERE = {
     "grade": "grading",
     "grade_completion": "grading",
     "load_recipe": "config",
-    "run_recipe": "pipeline",
+    "run_recipe": "runs.pipeline",
     "DEFAULT_REWARD_WEIGHTS": "rewards",
     "RewardBreakdown": "rewards",
     "build_rewards": "rewards",
@@ -161,7 +161,7 @@ def __getattr__(name: str) -> Any:
         from algorist.errors import nearest
 
         raise AttributeError(f"module 'algorist' has no attribute '{name}'.{nearest(name, __all__)}")
-    module = "api" if name in _API else _ELSEWHERE.get(name, "toolkit")
+    module = "toolkit.oneshot" if name in _API else _ELSEWHERE.get(name, "toolkit")
     value = getattr(importlib.import_module(f"algorist.{module}"), name)
     globals()[name] = value
     return value

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 
 from algorist.errors import EngineError
 from algorist.rollouts.base import SamplingParams
-from algorist.rollouts.native import NativeEngine
+from algorist.rollouts.native.engine import NativeEngine
 from algorist.rollouts.transformers import TransformersEngine
 from algorist.training.batch import Batch
 from algorist.training.log_probs import packed_log_probs

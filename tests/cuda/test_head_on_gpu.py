@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorist.training.head import completion_log_probs
+from algorist.training.lm_head import completion_log_probs
 from tests.cuda.pretend import OnDevice, autocast, numbers, pretend_gpu
 
 
@@ -15,7 +15,7 @@ from tests.cuda.pretend import OnDevice, autocast, numbers, pretend_gpu
 def test_log_probs_entropies_and_gradients(
     dtype: torch.dtype, compute: torch.dtype | None, bias: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("algorist.training.head.TILE_COLUMNS", 64)  # several tiles
+    monkeypatch.setattr("algorist.training.lm_head.TILE_COLUMNS", 64)  # several tiles
     torch.manual_seed(0)
     start = [torch.randn(37, 16), torch.randn(150, 16) * 0.3, torch.randn(150) * 0.1]
     targets = torch.randint(0, 150, (37,))

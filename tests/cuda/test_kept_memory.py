@@ -11,7 +11,7 @@ import transformers as hf
 from algorist.config import load_recipe
 from algorist.config.schema import GRPOSection
 from algorist.models.precision import set_compute
-from algorist.preflight.fit import plan_from_config
+from algorist.preflight.memory_advice import plan_from_config
 from algorist.training.batch import Batch
 from algorist.training.log_probs import packed_log_probs
 from algorist.training.part_size import saved_bytes, tokens_that_fit

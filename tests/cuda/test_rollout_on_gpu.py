@@ -12,8 +12,8 @@ from torch import Tensor
 
 from algorist.models.precision import set_compute
 from algorist.rollouts.base import Completion, SamplingParams
-from algorist.rollouts.native import NativeEngine, affordable_tokens
-from algorist.rollouts.weights import _low_rank, _Reading, read_weights
+from algorist.rollouts.native.engine import NativeEngine, affordable_tokens
+from algorist.rollouts.native.weights import _low_rank, _Reading, read_weights
 from tests.cuda.pretend import pretend_gpu, to_device
 
 PROMPTS = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]

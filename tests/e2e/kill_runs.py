@@ -24,7 +24,7 @@ import torch
 
 from algorist.config import load_recipe
 from algorist.config.schema import Recipe
-from algorist.pipeline import run_recipe
+from algorist.runs.pipeline import run_recipe
 from algorist.store.read import query
 from algorist.training.checkpoint import checkpoints
 from tests.unit.test_checkpoint import metrics, rollouts

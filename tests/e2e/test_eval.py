@@ -18,7 +18,7 @@ from algorist.cli.eval_command import app
 from algorist.config.load import load_recipe
 from algorist.errors import ConfigError
 from algorist.evaluation.artifact import read_artifact
-from algorist.pipeline import run_recipe
+from algorist.runs.pipeline import run_recipe
 from algorist.store.read import rollouts
 
 TINY = "model.tiny={hidden_size: 64, layers: 2, vocab_size: 300, max_position_embeddings: 1024}"

@@ -10,8 +10,8 @@ import pyarrow.parquet
 import pytest
 
 from algorist.config.load import load_recipe
-from algorist.pipeline import Run, run_recipe
 from algorist.report.build import build_report
+from algorist.runs.pipeline import Run, run_recipe
 
 TINY = [
     "model.name=tiny",

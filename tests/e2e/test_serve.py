@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from algorist.config import load_recipe
-from algorist.pipeline import run_recipe
+from algorist.runs.pipeline import run_recipe
 
 from .conftest import Cli
 

@@ -23,9 +23,9 @@ from safetensors.torch import load_file
 from algorist.cli.launch_command import CONFIGS
 from algorist.config.load import load_recipe, load_run_recipe
 from algorist.errors import ConfigError
-from algorist.pipeline import Quiet, run_recipe
 from algorist.rollouts.base import SamplingParams
-from algorist.rollouts.native import NativeEngine
+from algorist.rollouts.native.engine import NativeEngine
+from algorist.runs.pipeline import Quiet, run_recipe
 from algorist.training.checkpoint import damage, processes_of, step_of
 from algorist.training.processes import is_sharded, whole_weights
 

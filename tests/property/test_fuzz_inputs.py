@@ -23,7 +23,7 @@ from algorist.config.load import load_recipe, recipe_names
 from algorist.config.schema import Recipe
 from algorist.data.base import DATASETS, Source
 from algorist.errors import AlgoristError, CheckpointError
-from algorist.pipeline import run_recipe
+from algorist.runs.pipeline import run_recipe
 from algorist.training.checkpoint import newest_checkpoint
 
 RELAXED = settings(

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from algorist.config import load_recipe
 from algorist.errors import CheckpointError
-from algorist.pipeline import run_recipe
+from algorist.runs.pipeline import run_recipe
 from algorist.store.read import query
 from algorist.training.checkpoint import (
     MANIFEST,

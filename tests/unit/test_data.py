@@ -14,7 +14,7 @@ from algorist.data.arithmetic import word_problems
 from algorist.data.files import read_rows
 from algorist.data.gsm8k import extract_hash_answer
 from algorist.errors import DataError
-from algorist.pipeline import run_recipe
+from algorist.runs.pipeline import run_recipe
 
 
 def section(**values: object) -> DatasetSection:

@@ -15,8 +15,8 @@ from algorist.config.schema import DatasetSection, Recipe
 from algorist.data import load_problems
 from algorist.errors import ConfigError, DataError
 from algorist.grading import grade
-from algorist.pipeline import Run, run_recipe
 from algorist.prompts import get_format
+from algorist.runs.pipeline import Run, run_recipe
 from algorist.store.read import rollouts
 
 

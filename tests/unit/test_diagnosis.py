@@ -16,8 +16,8 @@ import pytest
 from algorist.config import load_recipe
 from algorist.diagnosis.diagnose import ALL_CAUSES, diagnose
 from algorist.errors import AlgoristError
-from algorist.pipeline import run_recipe
-from algorist.prepare import check_names
+from algorist.runs.pipeline import run_recipe
+from algorist.runs.plan import check_names
 
 SMALL = [
     "model.tiny={vocab_size: 300, hidden_size: 48, layers: 2, heads: 4, kv_heads: 2}",

@@ -29,7 +29,7 @@ import yaml
 from algorist.cli.main import VERBS, main
 from algorist.config.load import load_recipe, recipe_names
 from algorist.config.schema import Recipe
-from algorist.prepare import check_names
+from algorist.runs.plan import check_names
 from algorist.store.read import query
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -266,8 +266,8 @@ ROWS = [
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a finished small run and a few rows in the form of GSM8K."""
-    from algorist.pipeline import run_recipe
     from algorist.report.build import build_report
+    from algorist.runs.pipeline import run_recipe
 
     folder = tmp_path_factory.mktemp("reader")
     recipe = load_recipe(

@@ -16,8 +16,9 @@ from algorist.config.load import load_recipe
 from algorist.config.schema import EvalSection, ModelSection, TinySection
 from algorist.errors import ConfigError
 from algorist.evaluation.artifact import Artifact, read_artifact
-from algorist.evaluation.benchmarks import read_benchmarks
+from algorist.evaluation.benchmark_option import read_benchmarks
 from algorist.evaluation.compare import paired_metrics
+from algorist.evaluation.console import summary_line, trend_line
 from algorist.evaluation.estimators import Interval, summarise
 from algorist.evaluation.harness import export_harness, harness_samples
 from algorist.evaluation.progress import Progress, fingerprint
@@ -25,14 +26,13 @@ from algorist.evaluation.protocols import protocol_name, with_protocol
 from algorist.evaluation.record import finished_evaluation, mark_of, record_evaluation
 from algorist.evaluation.rollout_notes import RolloutNotes
 from algorist.evaluation.run import EvaluationSetting, evaluate
-from algorist.evaluation.told import summary_line, trend_line
 from algorist.models.load import Policy, make_policy
-from algorist.pipeline import run_recipe
 from algorist.preflight.run import preflight
 from algorist.prompts import get_format
 from algorist.rewards import RewardSet, build_rewards
 from algorist.rollouts import make_engine
 from algorist.rollouts.base import SamplingParams
+from algorist.runs.pipeline import run_recipe
 from algorist.training.processes import model_on
 from algorist.types import Problem
 

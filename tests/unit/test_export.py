@@ -18,8 +18,8 @@ from algorist.errors import CheckpointError, ConfigError
 from algorist.hub.card import model_card
 from algorist.hub.export import export
 from algorist.models.load import load_policy, make_policy
-from algorist.pipeline import run_recipe
 from algorist.prompts import get_format
+from algorist.runs.pipeline import run_recipe
 
 CPU = torch.device("cpu")
 TINY = ModelSection(name="tiny", tiny=TinySection(hidden_size=32, layers=2, vocab_size=400))

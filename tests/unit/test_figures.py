@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
 from algorist.config.load import load_recipe
-from algorist.pipeline import run_recipe
+from algorist.runs.pipeline import run_recipe
 from algorist.store.read import query
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -299,7 +299,7 @@ def test_parts_of_any_size_are_the_same_step(tmp_path: Path) -> None:
 def test_the_reference_is_the_policy_that_was_passed(tmp_path: Path) -> None:
     """Also for a model from scratch, whose config names no folder, and after SFT, whose config names the base model."""
     from algorist.config import load_recipe
-    from algorist.pipeline import run_recipe
+    from algorist.runs.pipeline import run_recipe
     from algorist.store.read import metrics
 
     recipe = load_recipe(

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from algorist.config.load import load_recipe
-from algorist.pipeline import run_recipe
 from algorist.report.build import build_report
 from algorist.report.collect import collect
+from algorist.runs.pipeline import run_recipe
 from algorist.store.run_folder import RunFolder
-from algorist.training.hardware import Hardware
+from algorist.tracking.hardware import Hardware
 
 
 def busy(seconds: float) -> None:

@@ -20,10 +20,10 @@ import pytest
 from algorist.config.load import load_recipe, load_run_recipe
 from algorist.config.yaml_text import read_yaml
 from algorist.data.files import read_rows
-from algorist.endpoint import Endpoint
 from algorist.errors import AlgoristError, CheckpointError, ConfigError, DataError, EngineError
-from algorist.prepare import run_path
 from algorist.prompts import get_format
+from algorist.runs.endpoint import Endpoint
+from algorist.runs.plan import run_path
 from algorist.store.atomic import replace_file
 from algorist.store.run_folder import RunFolder
 

@@ -19,8 +19,8 @@ from algorist.config.load import load_recipe, load_run_recipe
 from algorist.errors import CheckpointError, ConfigError
 from algorist.evaluation.artifact import read_artifact, write_artifact
 from algorist.hub.card import model_card
-from algorist.prepare import open_folder
 from algorist.report.build import build_report
+from algorist.runs.plan import open_folder
 from algorist.store.read import query
 from algorist.store.run_folder import RunFolder
 from algorist.store.safe_text import json_text, markdown

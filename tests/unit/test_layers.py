@@ -11,11 +11,13 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "algorist"
 ROWS = [
-    {"cli", "api", "toolkit"},
-    {"iterate"},
-    {"pipeline", "inference", "report", "preflight", "endpoint"},
+    {"cli", "toolkit"},
+    {"preflight"},
+    {"runs"},
+    {"report"},
     {"hub"},
-    {"prepare", "training", "evaluation", "diagnosis"},
+    {"training", "evaluation", "diagnosis"},
+    {"tracking"},
     {"rollouts"},
     {"data", "rewards"},
     {"config", "prompts", "grading", "models", "store", "recipes"},
@@ -23,14 +25,14 @@ ROWS = [
     {"types", "registry", "child_process"},
     {"errors"},
 ]
-# models are built from the recipe's model section, a plain typed object.
+# models are built from the recipe's model section, and prompts from its prompt section: plain typed objects.
 # recipes are refused when they hold a secret, or come from elsewhere and name code: plain functions of the store.
-SAME_ROW = {("prompts", "grading"), ("models", "config"), ("config", "store")}
+SAME_ROW = {("prompts", "grading"), ("prompts", "config"), ("models", "config"), ("config", "store")}
 LIGHT = {"types", "errors", "registry", "config", "prompts", "grading", "store", "cli"}
 HEAVY = {"torch", "transformers", "trl", "peft", "datasets", "vllm"}
 ONLY_IN = {
     "trl": {"training/sft.py", "training/grpo_setup.py", "training/stock.py", "training/trl_seam.py"},
-    "vllm": {"rollouts/vllm.py", "cli/doctor_command.py"},
+    "vllm": {"rollouts/vllm/engine.py", "cli/doctor_command.py"},
 }
 
 

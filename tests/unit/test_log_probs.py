@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from algorist.training.batch import Batch
-from algorist.training.head import completion_log_probs
+from algorist.training.lm_head import completion_log_probs
 from algorist.training.log_probs import LogProbs, plain_log_probs
 from algorist.training.packed import pack
 from algorist.training.shared_prefix import (

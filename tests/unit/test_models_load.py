@@ -18,24 +18,24 @@ from algorist.errors import ConfigError
 from algorist.models.attention import FLASH, pick_attention, set_attention, takes_flash, told
 from algorist.models.load import load_policy, make_policy
 from algorist.models.precision import Precision, mixed_precision, pick_precision, set_compute
-from algorist.pipeline import run_recipe
-from algorist.prepare import (
+from algorist.prompts.chat import encode_prompt
+from algorist.prompts.of_recipe import recipe_format
+from algorist.rollouts.base import SamplingParams
+from algorist.rollouts.native.engine import NativeEngine
+from algorist.rollouts.vllm.engine import llm_arguments
+from algorist.rollouts.vllm.sleep import SLEEPS_WITH_SEGMENTS, check_sleep
+from algorist.runs.pipeline import run_recipe
+from algorist.runs.plan import (
     Problems,
     check_folder,
     longest_sequence,
-    recipe_format,
     run_path,
     why_no_adapter,
     without_adapter,
 )
-from algorist.prompts.chat import encode_prompt
-from algorist.rollouts.base import SamplingParams
-from algorist.rollouts.native import NativeEngine
-from algorist.rollouts.vllm import llm_arguments
-from algorist.rollouts.vllm_sleep import SLEEPS_WITH_SEGMENTS, check_sleep
-from algorist.training.arguments import optim_arguments
 from algorist.training.batch import Batch
 from algorist.training.log_probs import packed_log_probs
+from algorist.training.training_arguments import optim_arguments
 from algorist.types import Problem
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

@@ -22,8 +22,8 @@ from algorist.cli.main import main
 from algorist.config import load_recipe
 from algorist.config.explain import explain
 from algorist.errors import CheckpointError
-from algorist.iterate import Drawing
-from algorist.pipeline import run_recipe
+from algorist.runs.iterate import Drawing
+from algorist.runs.pipeline import run_recipe
 from algorist.training.checkpoint import write_manifest
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -78,7 +78,7 @@ def test_ctrl_c_before_the_first_step_says_how_to_start_again(call: Any, tmp_pat
 
 
 def test_ctrl_c_later_names_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from algorist.cli.stopping import stopped_at_once
+    from algorist.cli.interrupt import stopped_at_once
 
     run_recipe(load_recipe(SFT_ONLY[0], [*SFT_ONLY[1:], f"output_dir={tmp_path}", "run_name=r"]).recipe)
     monkeypatch.setattr(sys, "argv", ["algorist", "launch", "smoke-cpu", "--", "--mixed_precision", "no"])

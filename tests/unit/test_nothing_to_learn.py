@@ -11,7 +11,7 @@ import pytest
 
 from algorist.cli.main import main
 from algorist.config import load_recipe
-from algorist.pipeline import run_recipe
+from algorist.runs.pipeline import run_recipe
 
 
 @pytest.fixture

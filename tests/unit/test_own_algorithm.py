@@ -11,7 +11,7 @@ import torch
 from algorist.config import load_recipe
 from algorist.errors import ConfigError
 from algorist.objectives import LOSSES, policy_loss
-from algorist.pipeline import Quiet, run_recipe
+from algorist.runs.pipeline import Quiet, run_recipe
 from tests.tiny import make_trainer, parameters_of
 
 OWN = """

@@ -57,7 +57,7 @@ def test_counts_outside_the_range_are_refused() -> None:
 
 def test_batch_arithmetic_is_that_of_the_trainers(tmp_path: Path) -> None:
     """The step counts foretold without max_steps are those that TRL's trainers then take."""
-    from algorist.pipeline import run_recipe
+    from algorist.runs.pipeline import run_recipe
     from algorist.store.read import metrics, query
 
     recipe = load_recipe(
@@ -127,7 +127,7 @@ CHECKPOINT = [
 @pytest.fixture(scope="module", params=["adapter", "weights"])
 def sft_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run after its SFT stage: of an adapter, or of all weights."""
-    from algorist.pipeline import run_recipe
+    from algorist.runs.pipeline import run_recipe
 
     folder = tmp_path_factory.mktemp("sft")
     lora = "model.lora={rank: 32, alpha: 64}" if request.param == "adapter" else "model.lora=null"

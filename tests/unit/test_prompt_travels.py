@@ -14,10 +14,10 @@ from algorist.cli.arguments import find_model
 from algorist.cli.main import main
 from algorist.config import load_recipe
 from algorist.evaluation.artifact import artifact_names, read_artifact
-from algorist.inference import Solver
-from algorist.pipeline import run_recipe
 from algorist.prompts import get_format
 from algorist.prompts.attached import attached
+from algorist.runs.pipeline import run_recipe
+from algorist.runs.solve import Solver
 
 SYSTEM = "Work it out, then answer."
 TAGS = {"reasoning_open": "<work>", "reasoning_close": "</work>"}

@@ -12,9 +12,10 @@ from algorist.config.schema import Recipe
 from algorist.data import DATASETS
 from algorist.grading import MATCHERS
 from algorist.models.families import lora_targets
-from algorist.prepare import check_names, recipe_format
 from algorist.prompts import FORMATS
+from algorist.prompts.of_recipe import recipe_format
 from algorist.rewards import build_rewards
+from algorist.runs.plan import check_names
 
 # Recipe -> (item of the reference systems, dotted key, value). "weights" is name -> weight in the recipe's order.
 STATED: dict[str, list[tuple[str, str, Any]]] = {

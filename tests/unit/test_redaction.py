@@ -22,7 +22,7 @@ from algorist.hub.card import model_card
 from algorist.report.build import build_report
 from algorist.store.redact import HIDDEN, RedactSecrets, first_line, redact, redact_tree
 from algorist.store.run_folder import RunFolder
-from algorist.training.tracking import identity
+from algorist.tracking.trackers import identity
 
 LETTERS = "Ab3dEf6hIj9lMn2pQr5tUv8xYz1BcD4fGh7jK0mN"
 TOKENS = {

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from algorist.config import load_recipe
-from algorist.pipeline import run_recipe
 from algorist.report.build import build_report
+from algorist.runs.pipeline import run_recipe
 from algorist.store.run_log import Quiet
 
 

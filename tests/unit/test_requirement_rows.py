@@ -18,7 +18,6 @@ import pytest
 import torch
 
 import algorist
-from algorist.api import DEFAULT_GRPO_ARGS, _grpo_section
 from algorist.cli import launch_command
 from algorist.cli.doctor_command import bad_pair
 from algorist.config.load import load_recipe
@@ -28,10 +27,11 @@ from algorist.evaluation.artifact import read_artifact
 from algorist.evaluation.record import record_evaluation
 from algorist.evaluation.run import EvaluationSetting
 from algorist.models.load import Policy, make_policy
-from algorist.pipeline import Quiet, run_recipe
 from algorist.prompts import get_format
 from algorist.prompts.chat import render_prompt
 from algorist.rollouts import make_engine
+from algorist.runs.pipeline import Quiet, run_recipe
+from algorist.toolkit.oneshot import DEFAULT_GRPO_ARGS, _grpo_section
 from algorist.training.sft import AlgoristSFTTrainer, Demonstration, make_sft_trainer
 from algorist.types import Problem
 
@@ -119,7 +119,7 @@ def test_s1_55_after_each_stage_garbage_is_collected_and_the_cuda_cache_emptied(
 
     def in_train() -> bool:
         frame = sys._getframe(2)
-        return frame.f_code.co_name == "_train" and frame.f_globals["__name__"] == "algorist.pipeline"
+        return frame.f_code.co_name == "_train" and frame.f_globals["__name__"] == "algorist.runs.pipeline"
 
     def seen_collect(*given: Any) -> int:
         if in_train():

@@ -26,17 +26,17 @@ from algorist.errors import ConfigError, MissingExtraError
 from algorist.evaluation.artifact import read_artifact
 from algorist.evaluation.estimators import summarise
 from algorist.grading import grade, grade_completion
-from algorist.inference import Solver
 from algorist.models.load import make_policy, prepare_tokenizer
 from algorist.models.precision import pick_precision
-from algorist.pipeline import Quiet, Run, run_recipe
-from algorist.prepare import recipe_format
 from algorist.prompts import get_format
 from algorist.prompts.chat import render_prompt
+from algorist.prompts.of_recipe import recipe_format
 from algorist.rewards import build_rewards
-from algorist.training.arguments import optim_arguments
+from algorist.runs.pipeline import Quiet, Run, run_recipe
+from algorist.runs.solve import Solver
 from algorist.training.sft import Demonstration, make_sft_trainer, tokenize_demonstrations
 from algorist.training.stock import stock_config
+from algorist.training.training_arguments import optim_arguments
 from algorist.types import Problem
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -27,8 +27,8 @@ from algorist.rewards.form import (
 )
 from algorist.rewards.length import cosine, soft_overlong, target_length
 from algorist.rewards.mathematics import accuracy, accuracy_last_number, r1_zero
-from algorist.rewards.near import check_answer, check_numbers
-from algorist.rewards.shape import reasoning_steps, repetition
+from algorist.rewards.ratio_bands import check_answer, check_numbers
+from algorist.rewards.style import reasoning_steps, repetition
 
 PERFECT = "<reasoning>\nabc\n</reasoning>\n<answer>\n5\n</answer>\n"  # 50 characters
 

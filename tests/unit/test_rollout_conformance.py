@@ -10,7 +10,7 @@ import torch
 
 from algorist.errors import EngineError
 from algorist.rollouts import SamplingParams, make_engine
-from algorist.rollouts.native import NativeEngine
+from algorist.rollouts.native.engine import NativeEngine
 from algorist.rollouts.transformers import TransformersEngine
 from tests.unit.rollout_models import (
     COVERED,

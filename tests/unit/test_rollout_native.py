@@ -12,11 +12,11 @@ import transformers as hf
 from algorist.errors import EngineError
 from algorist.models.onednn import bucket, fixed_linear, onednn_works
 from algorist.rollouts import SamplingParams, make_engine
-from algorist.rollouts.decoder_tier import plan_room
-from algorist.rollouts.kv_cache import KVCache
-from algorist.rollouts.native import NativeEngine, affordable_tokens
+from algorist.rollouts.native.decoder_tier import plan_room
+from algorist.rollouts.native.engine import NativeEngine, affordable_tokens
+from algorist.rollouts.native.kv_cache import KVCache
+from algorist.rollouts.native.weights import why_no_decoder
 from algorist.rollouts.transformers import TransformersEngine
-from algorist.rollouts.weights import why_no_decoder
 from tests.unit.rollout_models import PAD, VOCAB, build, greedy_of_generate, model_of, prompts_of
 
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=24)

@@ -10,9 +10,9 @@ from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from algorist.errors import ConfigError
 from algorist.rollouts import SamplingParams
+from algorist.rollouts.padded_batches import plan_waves
 from algorist.rollouts.sampling import candidate_weights, draw_uniforms, pick, sample
-from algorist.rollouts.stopping import StopStrings
-from algorist.rollouts.waves import plan_waves
+from algorist.rollouts.stop_strings import StopStrings
 
 
 def kept_by_transformers(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:

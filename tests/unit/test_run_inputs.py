@@ -14,8 +14,8 @@ from algorist.cli.main import main
 from algorist.config import load_recipe
 from algorist.config.load import load_run_recipe
 from algorist.errors import ConfigError
-from algorist.inference import Solver
-from algorist.pipeline import run_recipe
+from algorist.runs.pipeline import run_recipe
+from algorist.runs.solve import Solver
 
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant: "
 REWARD = "def short(completion):\n    return 1.0 / (1 + len(completion))\n"

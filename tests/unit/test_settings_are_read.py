@@ -14,7 +14,7 @@ from algorist.config import load_recipe
 from algorist.config.schema import Recipe, Section
 from algorist.data import load_problems
 from algorist.errors import ConfigError, DataError
-from algorist.pipeline import run_recipe
+from algorist.runs.pipeline import run_recipe
 from algorist.store.read import query
 from algorist.store.run_log import Quiet
 

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from algorist.config import load_recipe
-from algorist.pipeline import Quiet, run_recipe
+from algorist.runs.pipeline import Quiet, run_recipe
 
 SETTINGS = [
     "threads=1",

@@ -20,9 +20,9 @@ import algorist
 from algorist.config.load import load_recipe
 from algorist.config.schema import Recipe
 from algorist.errors import ConfigError, DataError, MissingExtraError
-from algorist.pipeline import Quiet, run_recipe
+from algorist.runs.pipeline import Quiet, run_recipe
 from algorist.store.write import MetricsWriter
-from algorist.training.tracking import (
+from algorist.tracking.trackers import (
     TensorBoardTracker,
     Trackers,
     check_trackers,

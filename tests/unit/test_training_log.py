@@ -9,7 +9,7 @@ import pytest
 
 from algorist.config import load_recipe
 from algorist.errors import AlgoristError
-from algorist.pipeline import run_recipe
+from algorist.runs.pipeline import run_recipe
 from algorist.store.run_log import Quiet
 
 OWN = ["threads=1", "sft.logging_steps=1", "grpo.eval_every=1", "data.eval.limit=4"]

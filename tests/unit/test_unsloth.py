@@ -22,7 +22,7 @@ from algorist.config.load import load_recipe
 from algorist.config.schema import ModelSection
 from algorist.errors import ConfigError, MissingExtraError
 from algorist.models.load import make_policy
-from algorist.pipeline import run_recipe
+from algorist.runs.pipeline import run_recipe
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 TEXTS = ["Tom has 14 apples.", "Mia gives 3 bags of 6 to Ben."] * 20

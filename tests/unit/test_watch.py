@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 
 from algorist.cli.watch_command import blocks, picture, state
 from algorist.config import load_recipe
-from algorist.pipeline import run_recipe
+from algorist.runs.pipeline import run_recipe
 from algorist.store.run_folder import RunFolder
 
 

@@ -16,7 +16,7 @@ from algorist.cli.main import main
 from algorist.config import load_recipe
 from algorist.config.explain import describe, settings_page
 from algorist.errors import ConfigError
-from algorist.pipeline import run_recipe
+from algorist.runs.pipeline import run_recipe
 from algorist.store.run_log import Quiet
 
 DOCS = Path(__file__).parents[2] / "docs"

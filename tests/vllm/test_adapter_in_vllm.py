@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 
 from algorist.errors import EngineError
 from algorist.rollouts import SamplingParams, make_engine
-from algorist.rollouts.vllm_server import VLLMServerEngine
+from algorist.rollouts.vllm.server import VLLMServerEngine
 
 from ..unit.rollout_models import prompts_of
 from .servers import Server, make_folders

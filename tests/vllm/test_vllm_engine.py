@@ -19,8 +19,8 @@ pytest.importorskip(
 
 from algorist.errors import ConfigError, EngineError
 from algorist.rollouts import SamplingParams, make_engine
-from algorist.rollouts.native import NativeEngine
-from algorist.rollouts.vllm import VLLMEngine
+from algorist.rollouts.native.engine import NativeEngine
+from algorist.rollouts.vllm.engine import VLLMEngine
 
 from ..unit.rollout_models import build, fresh_log_probs, greedy_of_generate, prompts_of
 

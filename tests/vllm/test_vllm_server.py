@@ -23,8 +23,8 @@ from transformers import AutoModelForCausalLM
 
 from algorist.errors import ConfigError, EngineError
 from algorist.rollouts import SamplingParams, make_engine
-from algorist.rollouts.native import NativeEngine
-from algorist.rollouts.vllm_server import VLLMServerEngine
+from algorist.rollouts.native.engine import NativeEngine
+from algorist.rollouts.vllm.server import VLLMServerEngine
 
 from ..unit.rollout_models import fresh_log_probs, greedy_of_generate, prompts_of
 from .servers import NOWHERE, Server, free_port, like, make_folders

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from algorist.cli.display import TerminalDisplay
     from algorist.config.schema import EvalSection, Recipe
     from algorist.evaluation.artifact import Artifact
-    from algorist.evaluation.benchmarks import Benchmark
-    from algorist.inference import Evaluated
+    from algorist.evaluation.benchmark_option import Benchmark
+    from algorist.runs.solve import Evaluated
 
 app = typer.Typer(add_completion=False)
 BY = ("subject", "level", "dataset", "reason")
@@ -100,7 +100,7 @@ def evaluate_model(
     if not as_json:
         _announce(where, recipe if run else None, prompt_format, evaluation.max_completion_tokens)
     _quiet_libraries()
-    from algorist.inference import evaluate_benchmarks
+    from algorist.runs.solve import evaluate_benchmarks
 
     display = TerminalDisplay()
     folder = out or (run / "eval" if run else Path("eval"))
@@ -142,8 +142,8 @@ def _with_options(
 
 def _announce(where: Path | str, recipe: Recipe | None, name: str | None, limit: int | None) -> None:
     """Say before the model is loaded how it will be asked."""
-    from algorist.prepare import how_to_ask
     from algorist.prompts.attached import attached
+    from algorist.prompts.of_recipe import how_to_ask
     from algorist.store.safe_text import printable
 
     of_model = attached(where) if isinstance(where, Path) else None
@@ -197,7 +197,7 @@ def _benchmarks(
 ) -> list[Benchmark]:
     """Return what ``--data`` names, or the recipe's own held-out set."""
     from algorist.errors import ConfigError
-    from algorist.evaluation.benchmarks import Benchmark, read_benchmarks
+    from algorist.evaluation.benchmark_option import Benchmark, read_benchmarks
 
     if data:
         return read_benchmarks(data, split=split, path=path, limit=limit)

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from algorist.cli.arguments import Overrides, RecipeArgument, read_recipe
-from algorist.cli.stopping import Stopped, command_again
+from algorist.cli.interrupt import Stopped, command_again
 
 if TYPE_CHECKING:
     from algorist.config.schema import Recipe
-    from algorist.iterate import Iteration
+    from algorist.runs.iterate import Iteration
 
 app = typer.Typer(add_completion=False)
 DECIDED = ("sft.epochs", "sft.max_steps")
@@ -54,8 +54,8 @@ def iterate(
     try:
         loaded = read_recipe(recipe, overrides)
         _quiet_libraries()
-        from algorist.iterate import Drawing
-        from algorist.iterate import iterate as do_rounds
+        from algorist.runs.iterate import Drawing
+        from algorist.runs.iterate import iterate as do_rounds
         from algorist.store.run_log import Quiet
 
         done = do_rounds(

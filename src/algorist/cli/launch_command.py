@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import typer
 
 from algorist.cli.arguments import Overrides, RecipeArgument, read_recipe
-from algorist.cli.stopping import Stopped, command_again
+from algorist.cli.interrupt import Stopped, command_again
 
 app = typer.Typer(add_completion=False)
 
@@ -74,7 +74,7 @@ def launch(
         if on_cpu and count > 1 and not (processes or _given_count(flags)):
             count = 1
             loaded = read_recipe(recipe, [*settings, f"grpo.processes={count}"])
-        from algorist.prepare import check_folder
+        from algorist.runs.plan import check_folder
 
         check_folder(loaded, resume=resume)
     except KeyboardInterrupt:
@@ -212,7 +212,7 @@ def _work(recipe: str, settings: list[str], resume: bool, stages: tuple[str, ...
                 code = 130
         else:
             _quiet_libraries()
-            from algorist.pipeline import run_recipe
+            from algorist.runs.pipeline import run_recipe
 
             state = run_recipe(read_recipe(recipe, settings), resume=resume, stages=stages)
             code = 130 if state.stopped else 0

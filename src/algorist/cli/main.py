@@ -105,7 +105,7 @@ def _help() -> str:
 def _call(arguments: list[str], debug: bool) -> int:
     from typer import Abort
 
-    from algorist.cli.stopping import Stopped
+    from algorist.cli.interrupt import Stopped
     from algorist.config.other_names import ours_for
     from algorist.errors import AlgoristError, nearest
 

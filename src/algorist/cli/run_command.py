@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from algorist.cli.arguments import Overrides, RecipeArgument, read_recipe
-from algorist.cli.stopping import Stopped, command_again, stopped_at_once
+from algorist.cli.interrupt import Stopped, command_again, stopped_at_once
 
 if TYPE_CHECKING:
     from algorist.cli.display import TerminalDisplay
@@ -107,7 +107,7 @@ def run_stages(name: str, overrides: list[str] | None, resume: bool, stages: tup
 
 def _run(loaded: Recipe, display: TerminalDisplay, resume: bool, stages: tuple[str, ...]) -> int:
     _quiet_libraries()
-    from algorist.pipeline import run_recipe
+    from algorist.runs.pipeline import run_recipe
 
     state = run_recipe(loaded, display=display, resume=resume, stages=stages)
     if not state.processes.main:
@@ -124,7 +124,7 @@ def _close(display: Any, state: Any) -> None:
     from algorist.cli.display import closing_table
     from algorist.evaluation.artifact import read_artifact
     from algorist.evaluation.compare import paired_metrics
-    from algorist.evaluation.told import solved_question
+    from algorist.evaluation.console import solved_question
     from algorist.store.safe_text import printable
 
     folder = state.folder.path

@@ -13,7 +13,7 @@ from algorist.config.load import load_run_recipe
 from algorist.store.safe_text import printable
 
 if TYPE_CHECKING:
-    from algorist.inference import Solver
+    from algorist.runs.solve import Solver
 
 app = typer.Typer(add_completion=False)
 
@@ -67,7 +67,7 @@ def _load(model: str | None, prompt_format: str | None) -> Solver:
     from algorist.cli.run_command import _quiet_libraries
 
     _quiet_libraries()
-    from algorist.inference import Solver
+    from algorist.runs.solve import Solver
 
     recipe = load_run_recipe(run, runs="model") if run else None
     return Solver.load(path, recipe=recipe, prompt_format=prompt_format)
@@ -106,7 +106,7 @@ def _give(rows: list[dict[str, Any]], save: Path | None, as_json: bool) -> int:
     for row in rows:
         print(json_text(row) if as_json else _told(row))
     if save:
-        from algorist.inference import append_jsonl
+        from algorist.runs.solve import append_jsonl
 
         append_jsonl(save, rows)
     return 0
@@ -125,9 +125,9 @@ def _from_server(
     from algorist.cli.run_command import _quiet_libraries
 
     _quiet_libraries()
-    from algorist.endpoint import Endpoint
-    from algorist.prepare import how_to_ask
     from algorist.prompts.attached import attached
+    from algorist.prompts.of_recipe import how_to_ask
+    from algorist.runs.endpoint import Endpoint
 
     tokenizer, recipe = None, None
     if model is not None:

@@ -13,6 +13,6 @@ from algorist.data import (  # noqa: F401
     rollouts,
 )
 from algorist.data.base import DATASETS, Source, dataset
-from algorist.data.select import load_problems, overlap, with_solutions
+from algorist.data.load import load_problems, overlap, with_solutions
 
 __all__ = ["DATASETS", "Source", "dataset", "load_problems", "overlap", "with_solutions"]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from algorist.data.base import Source, dataset
+from algorist.data.cleaning import plain_number, without_dollars
 from algorist.data.columns import load_source, to_problems
 from algorist.data.files import Row
-from algorist.data.golds import plain_number, without_dollars
 from algorist.grading import last_boxed
 from algorist.types import Problem
 

@@ -6,9 +6,9 @@ import re
 from typing import Any
 
 from algorist.data.base import Source, dataset
+from algorist.data.cleaning import own_split, plain_number, without_dollars
 from algorist.data.columns import ground_truth, load_source, to_problems
 from algorist.data.files import Row
-from algorist.data.golds import own_split, plain_number, without_dollars
 from algorist.errors import DataError, nearest
 from algorist.grading import last_boxed
 from algorist.types import Problem

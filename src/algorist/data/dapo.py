@@ -6,9 +6,9 @@ import re
 from typing import Any
 
 from algorist.data.base import Source, dataset
+from algorist.data.cleaning import plain_number, require_columns
 from algorist.data.columns import ground_truth, load_source, to_problems
 from algorist.data.files import Row
-from algorist.data.golds import plain_number, require_columns
 from algorist.types import Problem
 
 BEFORE = re.compile(r"\A\s*Solve the following math problem step by step\..*?\n\n", re.DOTALL)

@@ -6,9 +6,9 @@ import re
 from typing import Any
 
 from algorist.data.base import Source, dataset
+from algorist.data.cleaning import keep_readable, own_split, require_columns
 from algorist.data.columns import load_source, to_problems, written
 from algorist.data.files import Row
-from algorist.data.golds import keep_readable, own_split, require_columns
 from algorist.grading import last_boxed
 from algorist.prompts import get_format
 from algorist.types import Parsed, Problem

@@ -9,7 +9,7 @@ from typing import Any
 
 from algorist.config.load import load_run_recipe
 from algorist.data.base import Source, dataset
-from algorist.data.select import load_problems
+from algorist.data.load import load_problems
 from algorist.errors import CheckpointError, DataError, nearest
 from algorist.prompts import PromptFormat, get_format
 from algorist.store.read import rollouts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from algorist.diagnosis.causes import CAUSES, EXPLAINS, larger_groups, percent, share, span
+from algorist.diagnosis.causes_rollouts import CAUSES, EXPLAINS, larger_groups, percent, share, span
 from algorist.diagnosis.findings import Finding
 from algorist.diagnosis.signals import Signals
 

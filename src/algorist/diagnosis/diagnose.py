@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from algorist.diagnosis import causes_early as _early
-from algorist.diagnosis import causes_training as _more_causes
-from algorist.diagnosis.causes import CAUSES, EXPLAINS
+from algorist.diagnosis import causes_optimisation as _more_causes
+from algorist.diagnosis.causes_rollouts import CAUSES, EXPLAINS
 from algorist.diagnosis.findings import Finding
 from algorist.diagnosis.signals import Signals, read_signals
 from algorist.diagnosis.windows import MIN_GROUPS, MIN_STEPS, recent

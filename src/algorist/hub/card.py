@@ -15,9 +15,9 @@ from algorist.config.load import load_run_recipe
 from algorist.config.schema import DatasetSection, Recipe
 from algorist.errors import CheckpointError
 from algorist.evaluation.artifact import read_artifact
-from algorist.evaluation.told import solved_question
-from algorist.prepare import how_to_ask
+from algorist.evaluation.console import solved_question
 from algorist.prompts.attached import attached
+from algorist.prompts.of_recipe import how_to_ask
 from algorist.store.redact import redact, redact_tree
 from algorist.store.safe_text import markdown, one_line, printable
 from algorist.store.write import read_metrics

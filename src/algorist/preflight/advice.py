@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from algorist.config.schema import Recipe
-from algorist.diagnosis.causes import COPIES, END_SHOWN, MOSTLY, NEARLY_ALL
+from algorist.diagnosis.causes_rollouts import COPIES, END_SHOWN, MOSTLY, NEARLY_ALL
 from algorist.diagnosis.findings import Settings
 from algorist.training.faults import smaller_batch
 

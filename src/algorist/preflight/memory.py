@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from algorist.models.precision import HALF, Precision, compute_dtype, on_gpu, weight_dtype
-from algorist.rollouts.decoder import cache_dtype
+from algorist.rollouts.native.decoder import cache_dtype
 from algorist.training.batch import Batch
-from algorist.training.head import CACHE_BYTES, CHUNK_ELEMENTS, TILE_COLUMNS, TILE_ROWS
+from algorist.training.lm_head import CACHE_BYTES, CHUNK_ELEMENTS, TILE_COLUMNS, TILE_ROWS
 from algorist.training.log_probs import LogProbs, packed_log_probs, recomputes, unwrap
 from algorist.training.part_size import saved_bytes, state_bytes
 

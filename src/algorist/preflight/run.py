@@ -17,17 +17,18 @@ from algorist.models.load import Policy, load_policy, make_policy, pick_device
 from algorist.models.precision import compute_dtype, pick_precision, weight_dtype
 from algorist.preflight.advice import NEAR_LIMIT, advise
 from algorist.preflight.completions import sample
-from algorist.preflight.fit import Stage, memory_steps, plan_from_config
 from algorist.preflight.memory import memory_limit
+from algorist.preflight.memory_advice import Stage, memory_steps, plan_from_config
 from algorist.preflight.tokenization import out_of_vocabulary, tokenization_faults
 from algorist.preflight.trial import Trial, grpo_steps, sft_steps, try_grpo, try_sft
-from algorist.prepare import Problems, check_names, fitting_problems, recipe_format, tokenizer_texts
 from algorist.prompts import PromptFormat
 from algorist.prompts.chat import encode_prompt
+from algorist.prompts.of_recipe import recipe_format
+from algorist.runs.plan import Problems, check_names, fitting_problems, tokenizer_texts
 from algorist.store.run_log import clock
+from algorist.tracking.trackers import check_trackers
 from algorist.training.grpo_setup import objective_of
 from algorist.training.processes import check_eval_device
-from algorist.training.tracking import check_trackers
 from algorist.types import Problem
 
 log = logging.getLogger("algorist.preflight.run")

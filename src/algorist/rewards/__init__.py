@@ -1,10 +1,10 @@
 """Rewards: named functions by theme; the total is their weighted sum.
 
-``correctness`` right or wrong, ``mathematics`` formulas, ``near`` ratio bands, ``form`` tags, ``shape`` steps and
-repetition, ``length``. ``build_rewards`` makes a recipe's list into callables for TRL.
+``correctness`` right or wrong, ``mathematics`` formulas, ``ratio_bands`` DAPO's, ``form`` tags, ``style``
+steps and repetition, ``length``. ``build_rewards`` makes a recipe's list into callables for TRL.
 """
 
-from algorist.rewards import correctness, form, length, mathematics, near, shape  # noqa: F401
+from algorist.rewards import correctness, form, length, mathematics, ratio_bands, style  # noqa: F401
 from algorist.rewards.base import REWARDS, Reward, reward
 from algorist.rewards.build import (
     GOLD_COLUMNS,
@@ -15,8 +15,8 @@ from algorist.rewards.build import (
     build_rewards,
 )
 from algorist.rewards.defaults import DEFAULT_REWARD_WEIGHTS, DEFAULT_REWARDS, default_reward_functions
+from algorist.rewards.extract import text_of
 from algorist.rewards.mathematics import question_only_reward_fn, r1_zero_reward_fn
-from algorist.rewards.reading import text_of
 from algorist.rewards.reference import reference_markdown
 from algorist.rewards.user import load_user_reward
 

@@ -13,7 +13,7 @@ from typing import Any, overload
 from algorist.errors import ConfigError, RewardError, nearest
 from algorist.prompts import PromptFormat, get_format
 from algorist.rewards.base import REWARDS, Reward, make_reward
-from algorist.rewards.reading import Decode, text_of
+from algorist.rewards.extract import Decode, text_of
 from algorist.rewards.user import BOUND, TIMEOUT_S, BatchReward, load_user_reward
 from algorist.types import Parsed
 

@@ -8,7 +8,7 @@ import re
 from algorist.grading import grade
 from algorist.prompts import Tags
 from algorist.rewards.base import reward
-from algorist.rewards.reading import plain_float
+from algorist.rewards.extract import plain_float
 from algorist.types import Parsed
 
 REASONING_TAGS = Tags("<reasoning>", "</reasoning>", "<answer>", "</answer>")

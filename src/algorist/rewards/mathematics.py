@@ -11,7 +11,7 @@ from algorist.grading.hendrycks import plain_form
 from algorist.grading.markers import after_reasoning, find_boxes, is_denied
 from algorist.prompts import Tags
 from algorist.rewards.base import reward
-from algorist.rewards.reading import first_block, follows, formula_in, numbers_in, plain_float
+from algorist.rewards.extract import first_block, follows, formula_in, numbers_in, plain_float
 
 THINK_TAGS = Tags("<think>", "</think>", "<answer>", "</answer>")
 _LATEX = re.compile(r"[\\$]")

@@ -18,9 +18,9 @@ from transformers.generation import StoppingCriteria, StoppingCriteriaList
 from algorist.errors import EngineError
 from algorist.models.sharding import is_sharded, why_not_by_forward
 from algorist.rollouts.base import Completion, SamplingParams
-from algorist.rollouts.rows import Rows
-from algorist.rollouts.setting import ModelSetting
-from algorist.rollouts.waves import left_pad, plan_waves
+from algorist.rollouts.model_info import ModelSetting
+from algorist.rollouts.padded_batches import left_pad, plan_waves
+from algorist.rollouts.row_state import Rows
 
 
 class TransformersEngine:

@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from algorist.training.hardware import Hardware
+from algorist.tracking.hardware import Hardware
 
 MetricsSink = Callable[[int, dict[str, float]], None]
 

@@ -18,10 +18,9 @@ from algorist.objectives.ratios import Correction
 from algorist.prompts import PromptFormat
 from algorist.rewards import RewardSet
 from algorist.rollouts.base import RolloutEngine, SamplingParams
-from algorist.rollouts.select import make_engine, own_server
-from algorist.rollouts.vllm import SETTINGS
-from algorist.rollouts.vllm_server import SERVER_SETTINGS
-from algorist.training.arguments import optim_arguments
+from algorist.rollouts.engines import make_engine, own_server
+from algorist.rollouts.vllm.engine import SETTINGS
+from algorist.rollouts.vllm.server import SERVER_SETTINGS
 from algorist.training.faults import load_of
 from algorist.training.grpo import AlgoristGRPOTrainer, OnRollouts
 from algorist.training.log_probs import unwrap
@@ -30,6 +29,7 @@ from algorist.training.own import find_advantage, find_loss
 from algorist.training.part_size import tokens_that_fit
 from algorist.training.rounding import bare_optimizer
 from algorist.training.step import Objective
+from algorist.training.training_arguments import optim_arguments
 from algorist.types import Problem
 
 TENSORS = ("log_probs", "old_log_probs", "advantages", "mask")

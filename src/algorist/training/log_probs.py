@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from algorist.models.onednn import fast_linear
 from algorist.training.batch import Batch
-from algorist.training.head import altered_logits, completion_log_probs
+from algorist.training.lm_head import altered_logits, completion_log_probs
 from algorist.training.packed import Layout, NotCovered, pack
 from algorist.training.shared_prefix import packed_attention
 

@@ -27,12 +27,12 @@ from algorist.models.onednn import fast_linear
 from algorist.models.precision import mixed_precision
 from algorist.prompts import PromptFormat
 from algorist.prompts.chat import render_prompt
-from algorist.training.arguments import optim_arguments
 from algorist.training.checkpoint import ExactCheckpoints
 from algorist.training.faults import FiniteSteps, Load, SmallerParts, load_of
 from algorist.training.log_probs import recomputes, unwrap
 from algorist.training.rounding import bare_optimizer
 from algorist.training.sft_head import score_labels_only
+from algorist.training.training_arguments import optim_arguments
 from algorist.types import Problem
 
 log = logging.getLogger("algorist.training.sft")

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from algorist.training.head import altered_logits, completion_log_probs
+from algorist.training.lm_head import altered_logits, completion_log_probs
 from algorist.training.trl_seam import FusedCausalLMOutput
 
 

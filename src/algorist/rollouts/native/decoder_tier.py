@@ -15,10 +15,10 @@ from torch import Tensor
 
 from algorist.errors import EngineError
 from algorist.models.onednn import bucket
-from algorist.rollouts.decoder import Decoder, GroupMap
-from algorist.rollouts.rows import Rows
-from algorist.rollouts.waves import too_small
-from algorist.rollouts.weights import read_weights
+from algorist.rollouts.native.decoder import Decoder, GroupMap
+from algorist.rollouts.native.weights import read_weights
+from algorist.rollouts.padded_batches import too_small
+from algorist.rollouts.row_state import Rows
 
 _FIRST_TIMES = 64
 _PREFILL_TOKENS = 8192

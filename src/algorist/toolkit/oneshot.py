@@ -19,20 +19,20 @@ from algorist.data import Source, load_problems
 from algorist.data.columns import load_source, pick_columns, to_problems
 from algorist.data.gsm8k import extract_hash_answer
 from algorist.errors import ConfigError, DataError, EngineError, nearest
-from algorist.prepare import fitting_problems, tokenizer_texts
 from algorist.prompts import PromptFormat, get_format
 from algorist.prompts.attached import Asked, attach
 from algorist.prompts.chat import encode_prompt
 from algorist.rewards import DEFAULT_REWARD_WEIGHTS, DEFAULT_REWARDS, RewardSet, build_rewards
 from algorist.rewards.build import TrainerReward, as_reward
+from algorist.runs.plan import fitting_problems, tokenizer_texts
 from algorist.store.run_log import Display, Lines
 from algorist.types import Message, Problem
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from algorist.inference import Solver
     from algorist.models.load import Policy
+    from algorist.runs.solve import Solver
 
 RECIPE = "oneshot-gsm8k"
 FORMAT = "reasoning_answer"
@@ -238,7 +238,7 @@ def build_text_generator(
         model_id: A hub name or a folder that was saved after training.
         prompt_format: A prompt format's name; ``reasoning_answer`` when left out.
     """
-    from algorist.inference import Solver
+    from algorist.runs.solve import Solver
 
     folder = Path(model_id).expanduser()
     return Solver.load(folder if folder.is_dir() else str(model_id), prompt_format=prompt_format or FORMAT)
@@ -271,7 +271,7 @@ def save_prompt_and_response(
     prompt: str, generated_output: str, path: str | Path = "math_results.jsonl", **extra: Any
 ) -> Path:
     """Append one line with ``prompt``, ``generated_output`` and what else is given; return the file's path."""
-    from algorist.inference import append_jsonl
+    from algorist.runs.solve import append_jsonl
 
     file = Path(path)
     append_jsonl(file, [{"prompt": prompt, "generated_output": generated_output, **extra}])
@@ -375,9 +375,9 @@ def _build(
 ) -> TrainingArtifacts:
     """Build the trainer with the engine that the section names."""
     from algorist.rollouts import make_engine
-    from algorist.training.arguments import optim_arguments
     from algorist.training.grpo_setup import make_grpo_trainer
     from algorist.training.stock import stock_config
+    from algorist.training.training_arguments import optim_arguments
 
     if section.engine != "vllm" and "engine" not in settings:
         settings["engine"] = make_engine(section.engine, policy.model, policy.tokenizer)

@@ -22,24 +22,27 @@ import torch
 from algorist.config.schema import Recipe
 from algorist.data import overlap
 from algorist.diagnosis.live import LiveDiagnosis
+from algorist.evaluation.console import lines_of
 from algorist.evaluation.record import mark_of, record_evaluation
 from algorist.evaluation.rollout_notes import RolloutNotes
 from algorist.evaluation.run import EvaluationSetting
-from algorist.evaluation.told import lines_of
 from algorist.hub.upload import HubUpload, check_hub
 from algorist.models import onednn
 from algorist.models.attention import told
 from algorist.models.load import Policy, keep_base, load_policy, make_policy, pick_device
-from algorist.prepare import (
+from algorist.prompts import PromptFormat
+from algorist.prompts.attached import attach
+from algorist.prompts.of_recipe import asked_in_training, recipe_format
+from algorist.rewards import build_rewards
+from algorist.rollouts import make_engine
+from algorist.runs.plan import (
     Problems,
-    asked_in_training,
     check_folder,
     check_machine,
     check_names,
     fitting_problems,
     longest_sequence,
     open_folder,
-    recipe_format,
     tokenizer_texts,
     unreadable_golds,
     why_from_the_model,
@@ -47,14 +50,11 @@ from algorist.prepare import (
     with_processes,
     without_adapter,
 )
-from algorist.prompts import PromptFormat
-from algorist.prompts.attached import attach
-from algorist.rewards import build_rewards
-from algorist.rollouts import make_engine
 from algorist.store.rows import rows_of
 from algorist.store.run_folder import RunFolder, started_as
 from algorist.store.run_log import Display, Lines, LogFile, Logged, Quiet, clock
 from algorist.store.write import MetricsWriter, NoMetrics, NoRollouts, RolloutWriter
+from algorist.tracking.trackers import Trackers, check_trackers, open_trackers
 from algorist.training.callbacks import (
     EveryNSteps,
     FlushBeforeSave,
@@ -72,10 +72,9 @@ from algorist.training.processes import (
     run_device,
     whole_weights,
 )
-from algorist.training.tracking import Trackers, check_trackers, open_trackers
 from algorist.types import Group, Problem
 
-log = logging.getLogger("algorist.pipeline")
+log = logging.getLogger("algorist.runs.pipeline")
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from algorist.diagnosis.causes import CAUSES, per_step, percent, share, span
+from algorist.diagnosis.causes_rollouts import CAUSES, per_step, percent, share, span
 from algorist.diagnosis.findings import Finding
 from algorist.diagnosis.signals import Signals
 from algorist.diagnosis.weights import HALF_MOVED, MOVED_SHARE

@@ -11,7 +11,7 @@ from torch import nn
 
 from algorist.models.precision import compute_dtype, weight_dtype
 from algorist.rollouts.base import SamplingParams
-from algorist.rollouts.rows import Rows, check_request
+from algorist.rollouts.row_state import Rows, check_request
 
 
 class ModelSetting:

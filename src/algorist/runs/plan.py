@@ -18,8 +18,7 @@ from algorist.config.schema import DatasetSection, GRPOSection, Recipe
 from algorist.data import load_problems, with_solutions
 from algorist.errors import CheckpointError, ConfigError, nearest
 from algorist.grading import MATCHERS, why_unreadable
-from algorist.prompts import PromptFormat, get_format, missing_tags
-from algorist.prompts.attached import Asked
+from algorist.prompts import PromptFormat, get_format
 from algorist.prompts.chat import encode_prompt
 from algorist.rewards import build_rewards
 from algorist.store.run_folder import RunFolder
@@ -30,10 +29,7 @@ from algorist.types import Problem
 if TYPE_CHECKING:
     import torch
 
-log = logging.getLogger("algorist.prepare")
-
-DEFAULT_TOKENS = 512
-"""Longest completion in tokens for a model that belongs to no run."""
+log = logging.getLogger("algorist.runs.plan")
 
 
 def check_names(recipe: Recipe) -> None:
@@ -66,7 +62,7 @@ def check_machine(recipe: Recipe, device: torch.device) -> None:
     from algorist.models.attention import attention_for
     from algorist.models.precision import pick_precision
     from algorist.models.unsloth import check_unsloth
-    from algorist.rollouts.vllm_sleep import check_sleep
+    from algorist.rollouts.vllm.sleep import check_sleep
 
     precision = pick_precision(recipe.model, device)
     if recipe.model.backend == "unsloth":
@@ -234,48 +230,6 @@ def open_folder(recipe: Recipe, *, resume: bool) -> RunFolder:
     folder.write_text("config.yaml", to_yaml(recipe))
     sign(folder.path)
     return folder
-
-
-def recipe_format(recipe: Recipe) -> PromptFormat:
-    """Return the prompt format of a recipe, its system prompt read from a file if one is named."""
-    section = recipe.prompt
-    system = section.system_prompt
-    if section.system_prompt_path is not None:
-        try:
-            system = Path(section.system_prompt_path).read_text(encoding="utf-8").strip()
-        except OSError as error:
-            raise ConfigError(f"prompt.system_prompt_path: {error}") from None
-    found = get_format(section.format, system_prompt=system, tags=section.tags)
-    missing = missing_tags(found)
-    if missing and recipe.model.name != "tiny" and not recipe.sft.enabled:
-        log.warning(
-            "the system prompt never shows %s; without SFT the model cannot know these tags",
-            ", ".join(missing),
-        )
-    return found
-
-
-def asked_in_training(recipe: Recipe, prompt_format: PromptFormat) -> Asked:
-    """Return how a recipe asks its model."""
-    limit = recipe.eval.max_completion_tokens or recipe.grpo.max_completion_tokens
-    return Asked(prompt_format, limit, tuple(recipe.eval.stop_strings))
-
-
-def how_to_ask(recipe: Recipe | None, name: str | None, of_model: Asked | None = None) -> Asked:
-    """Return how to ask a model: as it was trained, unless another prompt format is wanted.
-
-    Args:
-        recipe: The recipe of the run that the model belongs to.
-        name: The prompt format that the user wants.
-        of_model: What the model itself carries (``prompts.attached``); it wins over the recipe.
-    """
-    trained = of_model or (asked_in_training(recipe, recipe_format(recipe)) if recipe else None)
-    if trained is not None and name in (None, trained.prompt_format.name):
-        return trained
-    found = get_format(name or "reasoning_answer")
-    closing = found.tags.answer_close
-    stops = (closing,) if closing and not found.is_chat else ()  # raw text has no turn that could end
-    return Asked(found, trained.max_completion_tokens if trained else DEFAULT_TOKENS, stops)
 
 
 def tokenizer_texts(problems: Iterable[Problem], prompt_format: PromptFormat) -> list[str]:

@@ -12,18 +12,19 @@ from typing import Any
 from algorist.config.schema import ModelSection, Recipe
 from algorist.data import load_problems
 from algorist.evaluation.artifact import Artifact
-from algorist.evaluation.benchmarks import Benchmark
+from algorist.evaluation.benchmark_option import Benchmark
 from algorist.evaluation.record import finished_evaluation, mark_of, record_evaluation
 from algorist.evaluation.run import EvaluationSetting
 from algorist.models.load import Policy, load_policy, make_policy, pick_device
-from algorist.prepare import fitting_problems, how_to_ask
 from algorist.prompts import PromptFormat
 from algorist.prompts.answer import answer_row
 from algorist.prompts.attached import attached
+from algorist.prompts.of_recipe import how_to_ask
 from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
 from algorist.rollouts.base import SamplingParams
 from algorist.rollouts.collect import collect
+from algorist.runs.plan import fitting_problems
 from algorist.types import Problem
 
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from algorist.rollouts.rows import Rows
-from algorist.rollouts.waves import Wave, left_pad, plan_waves
+from algorist.rollouts.padded_batches import Wave, left_pad, plan_waves
+from algorist.rollouts.row_state import Rows
 
 
 def why_no_module_tier(model: Any) -> str | None:

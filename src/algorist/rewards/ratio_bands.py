@@ -7,7 +7,7 @@ from dataclasses import astuple, dataclass
 from algorist.errors import ConfigError, nearest
 from algorist.prompts import Tags
 from algorist.rewards.base import reward
-from algorist.rewards.reading import first_block, numbers_in, plain_float
+from algorist.rewards.extract import first_block, numbers_in, plain_float
 
 WORKING_TAGS = Tags("<start_working_out>", "<end_working_out>", "<SOLUTION>", "</SOLUTION>")
 

@@ -31,7 +31,7 @@ from algorist.store.redact import first_line, redact, redact_tree
 from algorist.store.safe_text import printable
 from algorist.store.write import read_metrics
 
-log = logging.getLogger("algorist.training.tracking")
+log = logging.getLogger("algorist.tracking.trackers")
 
 DEFAULT_PROJECT = "algorist"
 IDS = "trackers.json"

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from algorist.errors import ConfigError, EngineError, nearest
 from algorist.rollouts.base import Completion, SamplingParams
-from algorist.rollouts.vllm import (
+from algorist.rollouts.vllm.engine import (
     VLLMRollouts,
     base_of,
     check_lengths,

@@ -25,16 +25,23 @@ from algorist.evaluation.run import EvaluationSetting, evaluate
 from algorist.hub.export import export
 from algorist.hub.upload import check_hub
 from algorist.models.load import Policy, make_policy, pick_device
-from algorist.pipeline import run_recipe
-from algorist.prepare import check_folder, check_names, fitting_problems, open_folder, recipe_format, run_path
+from algorist.prompts.of_recipe import recipe_format
 from algorist.report.build import build_report
 from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
+from algorist.runs.pipeline import run_recipe
+from algorist.runs.plan import (
+    check_folder,
+    check_names,
+    fitting_problems,
+    open_folder,
+    run_path,
+)
 from algorist.store.run_folder import RunFolder
 from algorist.store.run_log import Display, Lines
 from algorist.store.write import RolloutWriter
+from algorist.tracking.trackers import check_trackers
 from algorist.training.processes import check_eval_device
-from algorist.training.tracking import check_trackers
 from algorist.types import Problem
 
 STAGE = "iterate"

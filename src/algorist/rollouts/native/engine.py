@@ -13,11 +13,11 @@ from algorist.errors import EngineError, is_out_of_memory, nearest
 from algorist.models.precision import compute_dtype, on_gpu, unused_gpu_bytes
 from algorist.models.sharding import is_sharded, why_not_by_forward
 from algorist.rollouts.base import Completion, SamplingParams
-from algorist.rollouts.decoder import cache_dtype
-from algorist.rollouts.decoder_tier import DecoderTier
-from algorist.rollouts.module_tier import ModuleTier, why_no_module_tier
-from algorist.rollouts.setting import ModelSetting
-from algorist.rollouts.weights import why_no_decoder, window_of
+from algorist.rollouts.model_info import ModelSetting
+from algorist.rollouts.native.decoder import cache_dtype
+from algorist.rollouts.native.decoder_tier import DecoderTier
+from algorist.rollouts.native.module_tier import ModuleTier, why_no_module_tier
+from algorist.rollouts.native.weights import why_no_decoder, window_of
 
 log = logging.getLogger("algorist.rollouts")
 TIERS = ("auto", "decoder", "module")

@@ -12,7 +12,7 @@ from torch import Tensor
 from algorist.errors import EngineError
 from algorist.rollouts.base import Completion, SamplingParams
 from algorist.rollouts.sampling import draw_uniforms, sample
-from algorist.rollouts.stopping import StopStrings
+from algorist.rollouts.stop_strings import StopStrings
 
 
 def check_request(

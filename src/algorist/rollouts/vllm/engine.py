@@ -23,10 +23,10 @@ from torch import Tensor
 from algorist.errors import ConfigError, EngineError, MissingExtraError, nearest
 from algorist.models.precision import compute_dtype
 from algorist.rollouts.base import Completion, SamplingParams
-from algorist.rollouts.rows import check_request
-from algorist.rollouts.setting import ModelSetting
-from algorist.rollouts.stopping import StopStrings
-from algorist.rollouts.vllm_sleep import check_sleep
+from algorist.rollouts.model_info import ModelSetting
+from algorist.rollouts.row_state import check_request
+from algorist.rollouts.stop_strings import StopStrings
+from algorist.rollouts.vllm.sleep import check_sleep
 
 log = logging.getLogger("algorist.rollouts")
 

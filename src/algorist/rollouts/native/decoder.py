@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from algorist.models.precision import on_gpu
-from algorist.rollouts.kv_cache import KVCache
-from algorist.rollouts.weights import DecoderWeights, Layer
+from algorist.rollouts.native.kv_cache import KVCache
+from algorist.rollouts.native.weights import DecoderWeights, Layer
 
 _FLOAT32_RESULTS = hasattr(torch.ops.aten.bmm, "dtype")  # torch 2.8
 

@@ -38,18 +38,18 @@ def make_engine(
         EngineError: Unknown name, or vLLM cannot run the model.
         MissingExtraError: ``vllm`` is not installed.
     """
-    from algorist.rollouts.module_tier import why_no_module_tier
-    from algorist.rollouts.native import NativeEngine
+    from algorist.rollouts.native.engine import NativeEngine
+    from algorist.rollouts.native.module_tier import why_no_module_tier
+    from algorist.rollouts.native.weights import why_no_decoder
     from algorist.rollouts.transformers import TransformersEngine
-    from algorist.rollouts.weights import why_no_decoder
 
     if name not in ENGINES:
         raise EngineError(
             f"unknown rollout engine '{name}'.{nearest(name, ENGINES)} Expected one of {', '.join(ENGINES)}"
         )
     if name == "vllm":
-        from algorist.rollouts.vllm import SETTINGS, VLLMEngine
-        from algorist.rollouts.vllm_server import SERVER_SETTINGS, VLLMServerEngine
+        from algorist.rollouts.vllm.engine import SETTINGS, VLLMEngine
+        from algorist.rollouts.vllm.server import SERVER_SETTINGS, VLLMServerEngine
 
         given = vllm or {}
         if own_server(given):

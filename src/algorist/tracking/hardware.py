@@ -8,7 +8,7 @@ import time
 import psutil
 import torch
 
-log = logging.getLogger("algorist.training.hardware")
+log = logging.getLogger("algorist.tracking.hardware")
 
 LOOK_EVERY_S = 10.0
 """Seconds between two looks for new child processes and for the load of the GPU, which cost more than the rest."""

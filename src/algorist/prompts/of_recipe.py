@@ -1,0 +1,58 @@
+"""The prompt format that a recipe names, and how a model is asked: as it was trained, unless another format is wanted."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from algorist.config.schema import Recipe
+from algorist.errors import ConfigError
+from algorist.prompts import PromptFormat, get_format, missing_tags
+from algorist.prompts.attached import Asked
+
+log = logging.getLogger("algorist.prompts.of_recipe")
+
+DEFAULT_TOKENS = 512
+"""Longest completion in tokens for a model that belongs to no run."""
+
+
+def recipe_format(recipe: Recipe) -> PromptFormat:
+    """Return the prompt format of a recipe, its system prompt read from a file if one is named."""
+    section = recipe.prompt
+    system = section.system_prompt
+    if section.system_prompt_path is not None:
+        try:
+            system = Path(section.system_prompt_path).read_text(encoding="utf-8").strip()
+        except OSError as error:
+            raise ConfigError(f"prompt.system_prompt_path: {error}") from None
+    found = get_format(section.format, system_prompt=system, tags=section.tags)
+    missing = missing_tags(found)
+    if missing and recipe.model.name != "tiny" and not recipe.sft.enabled:
+        log.warning(
+            "the system prompt never shows %s; without SFT the model cannot know these tags",
+            ", ".join(missing),
+        )
+    return found
+
+
+def asked_in_training(recipe: Recipe, prompt_format: PromptFormat) -> Asked:
+    """Return how a recipe asks its model."""
+    limit = recipe.eval.max_completion_tokens or recipe.grpo.max_completion_tokens
+    return Asked(prompt_format, limit, tuple(recipe.eval.stop_strings))
+
+
+def how_to_ask(recipe: Recipe | None, name: str | None, of_model: Asked | None = None) -> Asked:
+    """Return how to ask a model: as it was trained, unless another prompt format is wanted.
+
+    Args:
+        recipe: The recipe of the run that the model belongs to.
+        name: The prompt format that the user wants.
+        of_model: What the model itself carries (``prompts.attached``); it wins over the recipe.
+    """
+    trained = of_model or (asked_in_training(recipe, recipe_format(recipe)) if recipe else None)
+    if trained is not None and name in (None, trained.prompt_format.name):
+        return trained
+    found = get_format(name or "reasoning_answer")
+    closing = found.tags.answer_close
+    stops = (closing,) if closing and not found.is_chat else ()  # raw text has no turn that could end
+    return Asked(found, trained.max_completion_tokens if trained else DEFAULT_TOKENS, stops)

@@ -1,0 +1,1 @@
+"""Running: ``plan`` checks a recipe, ``pipeline`` runs its stages, ``iterate`` repeats them, ``solve`` and ``endpoint`` answer questions."""
