@@ -159,6 +159,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_broken_model_folder_is_refused_in_one_sentence(
     case: str, whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]

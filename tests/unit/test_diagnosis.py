@@ -239,6 +239,7 @@ def test_entropy_collapse(runs: Runs, paying: Path) -> None:
     assert "entropy_collapse" in names(sure)
 
 
+@pytest.mark.slow
 def test_reward_fails(runs: Runs) -> None:
     broken = runs.folder / "broken.py"
     broken.write_text("def broken(completion):\n    return 'good'\n", encoding="utf-8")

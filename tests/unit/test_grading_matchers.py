@@ -75,7 +75,7 @@ def test_verdicts(answer: str | None, gold: str, matcher: str, correct: bool, re
         ("tuesday", "Tuesday", True),
     ],
 )
-def test_s3_31_hendrycks_sympy(answer: str, gold: str, correct: bool) -> None:
+def test_hendrycks_sympy(answer: str, gold: str, correct: bool) -> None:
     assert grade(answer, gold, matcher="hendrycks_sympy").correct is correct
 
 

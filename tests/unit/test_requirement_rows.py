@@ -88,7 +88,7 @@ class Lines(Quiet):
         (("sft", "grpo"), ["sft.max_steps=1"], False),
     ],
 )
-def test_s1_6_s1_10_grpo_without_any_sft_is_told(
+def test_grpo_without_any_sft_is_told(
     tmp_path: Path, stages: tuple[str, ...], changes: list[str], told: bool
 ) -> None:
     display = Lines()
@@ -102,7 +102,7 @@ def test_s1_6_s1_10_grpo_without_any_sft_is_told(
         assert "GRPO starts from tiny as it is" in said[0] and "leave --skip-sft out" in said[0]
 
 
-def test_s1_6_s1_10_grpo_behind_a_finished_sft_is_not_warned_about(tmp_path: Path) -> None:
+def test_grpo_behind_a_finished_sft_is_not_warned_about(tmp_path: Path) -> None:
     recipe = recipe_of(tmp_path, "run_name=r", "grpo.max_steps=1", "sft.max_steps=1")
     run_recipe(recipe, stages=("sft",))
     display = Lines()
@@ -111,7 +111,7 @@ def test_s1_6_s1_10_grpo_behind_a_finished_sft_is_not_warned_about(tmp_path: Pat
     assert not [line for line in display.said if "GRPO starts from" in line]
 
 
-def test_s1_55_after_each_stage_garbage_is_collected_and_the_cuda_cache_emptied(
+def test_after_each_stage_garbage_is_collected_and_the_cuda_cache_emptied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[str] = []
@@ -144,9 +144,7 @@ def test_s1_55_after_each_stage_garbage_is_collected_and_the_cuda_cache_emptied(
     assert events == ["sft", "collect", "empty_cache", "grpo", "collect", "empty_cache"]
 
 
-def test_s3_16_the_process_group_is_destroyed_at_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_process_group_is_destroyed_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     distributed = torch.distributed
     destroyed: list[int] = []
     destroy = distributed.destroy_process_group
@@ -178,7 +176,7 @@ def test_s3_16_the_process_group_is_destroyed_at_the_end(
 # --- the batch rule
 
 
-def test_s4_10_the_recipe_counts_its_processes() -> None:
+def test_the_recipe_counts_its_processes() -> None:
     split = ["grpo.batch_size=4", "grpo.gradient_accumulation_steps=1", "grpo.group_size=8"]
     with pytest.raises(ConfigError, match=r"4 × 1 = 4 completions per step.*gradient_accumulation_steps=2"):
         load_recipe("smoke-cpu", split)
@@ -200,7 +198,7 @@ def test_s4_10_the_recipe_counts_its_processes() -> None:
         )
 
 
-def test_s4_10_a_run_counts_the_processes_that_it_has(tmp_path: Path) -> None:
+def test_a_run_counts_the_processes_that_it_has(tmp_path: Path) -> None:
     split = ["grpo.batch_size=4", "grpo.gradient_accumulation_steps=1", "grpo.group_size=8"]
     with pytest.raises(ConfigError, match=r"4 × 1 = 4 completions per step"):
         run_recipe(recipe_of(tmp_path, *split, "grpo.processes=2"))
@@ -222,16 +220,14 @@ def test_s4_10_a_run_counts_the_processes_that_it_has(tmp_path: Path) -> None:
         ("0.5.0", "2.0.0", True),  # of another TRL nothing is known; it is a problem of its own
     ],
 )
-def test_s0_6_a_vllm_that_does_not_fit_trl_is_a_bad_pair(vllm: str, trl: str, fits: bool) -> None:
+def test_a_vllm_that_does_not_fit_trl_is_a_bad_pair(vllm: str, trl: str, fits: bool) -> None:
     told = bad_pair(vllm, trl)
     assert (told == "") == fits
     assert fits or (vllm in told and ">=0.22,<0.33" in told)
 
 
 @pytest.mark.parametrize(("version", "fits"), [("0.21.0", False), ("0.22.0", True)])
-def test_s0_6_doctor_reports_a_vllm_that_imports_but_is_too_old(
-    tmp_path: Path, version: str, fits: bool
-) -> None:
+def test_doctor_reports_a_vllm_that_imports_but_is_too_old(tmp_path: Path, version: str, fits: bool) -> None:
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm" / "__init__.py").write_text(f"__version__ = '{version}'\n")
     (tmp_path / f"vllm-{version}.dist-info").mkdir()
@@ -259,7 +255,7 @@ def test_s0_6_doctor_reports_a_vllm_that_imports_but_is_too_old(
 # --- SFT batches
 
 
-def test_s3_14_labels_of_the_trainers_batches_are_the_output_only(
+def test_labels_of_the_trainers_batches_are_the_output_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy = tiny_policy()
@@ -303,7 +299,7 @@ def test_s3_14_labels_of_the_trainers_batches_are_the_output_only(
 # --- the Python API
 
 
-def test_s0_44_use_vllm_turns_vllm_on(model: Path, shared_data: Path, tmp_path: Path) -> None:
+def test_use_vllm_turns_vllm_on(model: Path, shared_data: Path, tmp_path: Path) -> None:
     asked = {**DEFAULT_GRPO_ARGS, "use_vllm": True}
     assert _grpo_section(asked).engine == "vllm" and _grpo_section(DEFAULT_GRPO_ARGS).engine == "auto"
     assert _grpo_section(asked).vllm["gpu_memory_utilization"] == 0.3
@@ -325,7 +321,7 @@ def test_s0_44_use_vllm_turns_vllm_on(model: Path, shared_data: Path, tmp_path: 
         assert setup().artifacts.trainer.engine.name == "vllm"
 
 
-def test_s0_50_s0_51_the_defaults_of_the_text_generator() -> None:
+def test_the_defaults_of_the_text_generator() -> None:
     build = inspect.signature(algorist.build_text_generator).parameters
     assert build["model_id"].default == "HarleyCooper/GRPOtuned"
     ask = inspect.signature(algorist.generate_math_solution).parameters
@@ -335,12 +331,12 @@ def test_s0_50_s0_51_the_defaults_of_the_text_generator() -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed")
-def test_s0_48_a_users_own_wandb_run_gets_the_metrics(
+def test_a_users_own_wandb_run_gets_the_metrics(
     model: Path, shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import wandb
 
-    from tests.unit.test_tracking import wandb_records
+    from tests.runs.test_tracking import wandb_records
 
     monkeypatch.setenv("WANDB_SILENT", "true")
     own = wandb.init(mode="offline", project="mine", dir=str(tmp_path))
@@ -390,7 +386,7 @@ def test_s0_48_a_users_own_wandb_run_gets_the_metrics(
 # --- evaluation
 
 
-def test_s3_20_a_completion_ends_behind_the_stop_string_and_is_graded_with_it(tmp_path: Path) -> None:
+def test_a_completion_ends_behind_the_stop_string_and_is_graded_with_it(tmp_path: Path) -> None:
     form, policy = get_format("r1_zero"), tiny_policy("r1_zero")
     problem = Problem("p", "2 + 2?", "4")
     prompt = render_prompt(form, policy.tokenizer, problem.question)
@@ -437,7 +433,7 @@ def test_s3_20_a_completion_ends_behind_the_stop_string_and_is_graded_with_it(tm
     assert "stop_strings" not in found["whole"].protocol
 
 
-def test_s3_20_an_empty_stop_string_is_refused() -> None:
+def test_an_empty_stop_string_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"eval\.stop_strings has an empty text"):
         load_recipe("math-baseline", ["eval.stop_strings=['']"])
 
@@ -457,7 +453,7 @@ def untyped(tree: ast.AST) -> list[str]:
     return found
 
 
-def test_s1_70_every_function_and_method_is_typed_and_mypy_asks_for_it() -> None:
+def test_every_function_and_method_is_typed_and_mypy_asks_for_it() -> None:
     assert untyped(ast.parse("class A:\n    def f(self, x) -> int: ...\ndef g(*a: int): ...")) == [
         "g()",
         "f(x)",
@@ -469,7 +465,7 @@ def test_s1_70_every_function_and_method_is_typed_and_mypy_asks_for_it() -> None
     assert told["disallow_untyped_defs"] is True and told["files"] == ["src/algorist"]
 
 
-def test_s0_23_the_hub_is_asked_for_main_and_train(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hub_is_asked_for_main_and_train(monkeypatch: pytest.MonkeyPatch) -> None:
     """The call that would go over the network, by name, configuration and split; the rows are read as any others."""
     import datasets
 

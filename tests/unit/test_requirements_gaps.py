@@ -64,7 +64,7 @@ def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
 # --- install, environment, documents
 
 
-def test_s0_4_s0_5_installed_with_the_stated_dependencies() -> None:
+def test_installed_with_the_stated_dependencies() -> None:
     direct = importlib.metadata.distribution("algorist").read_text("direct_url.json")
     assert direct is not None and json.loads(direct)["dir_info"]["editable"]  # as make test installs it
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -80,7 +80,7 @@ def _below(version: str) -> str:
 
 
 @pytest.mark.parametrize(("given", "expected"), [({}, "1 1 0"), ({"USE_TF": "1"}, "1 1 1")])
-def test_s0_45_tensorflow_is_kept_out_unless_asked_for(given: dict[str, str], expected: str) -> None:
+def test_tensorflow_is_kept_out_unless_asked_for(given: dict[str, str], expected: str) -> None:
     code = (
         "import os, algorist; "
         "print(*(os.environ[n] for n in ('TRANSFORMERS_NO_TF', 'TRANSFORMERS_NO_TENSORFLOW', 'USE_TF')))"
@@ -89,7 +89,7 @@ def test_s0_45_tensorflow_is_kept_out_unless_asked_for(given: dict[str, str], ex
     assert done.stdout.split() == expected.split(), done.stderr
 
 
-def test_s0_6_s1_64_doctor_reports_versions_devices_and_a_broken_vllm(tmp_path: Path) -> None:
+def test_doctor_reports_versions_devices_and_a_broken_vllm(tmp_path: Path) -> None:
     command = ("-m", "algorist.cli.main", "doctor", "--json", "--no-hub")
     found = json.loads(python(*command).stdout)
     assert found["versions"]["trl"].startswith("1.16.") and found["versions"]["python"]
@@ -107,7 +107,7 @@ def test_s0_6_s1_64_doctor_reports_versions_devices_and_a_broken_vllm(tmp_path: 
     assert any("install vllm first, then trl" in text for text in told["problems"])
 
 
-def test_s0_6_s0_47_s1_54_documents_say_what_must_be_said() -> None:
+def test_documents_say_what_must_be_said() -> None:
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     text = " ".join(" ".join(p.read_text(encoding="utf-8") for p in pages).split())
     assert re.search(r"vLLM [^.]*installed before trl", text)
@@ -115,7 +115,7 @@ def test_s0_6_s0_47_s1_54_documents_say_what_must_be_said() -> None:
     assert (ROOT / "docs" / "evaluation.md").is_file()
 
 
-def test_s1_67_s1_70_s1_71_sources_compile_are_typed_and_log_under_the_package() -> None:
+def test_sources_compile_are_typed_and_log_under_the_package() -> None:
     for path in sorted(SOURCE.rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         module = "algorist." + path.relative_to(SOURCE).with_suffix("").as_posix().replace("/", ".")
@@ -138,7 +138,7 @@ def test_s1_67_s1_70_s1_71_sources_compile_are_typed_and_log_under_the_package()
 
 
 @pytest.mark.parametrize("name", ["reasoning_answer", "working_solution", "think_answer"])
-def test_s0_2_s1_35_s2_3_s4_28_each_tag_stands_on_its_own_line(name: str) -> None:
+def test_each_tag_stands_on_its_own_line(name: str) -> None:
     form = get_format(name)
     lines = (form.prefill() + form.demonstrate("6 * 7", "42")).split("\n")
     gap = [] if name != "think_answer" else [""]
@@ -148,7 +148,7 @@ def test_s0_2_s1_35_s2_3_s4_28_each_tag_stands_on_its_own_line(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", ["reasoning_answer", "working_solution", "think_answer"])
-def test_s0_3_s1_37_s4_28_system_prompts_show_their_tags(name: str) -> None:
+def test_system_prompts_show_their_tags(name: str) -> None:
     form = get_format(name)
     assert all(tag in form.system_prompt for tag in form.tags.all())
     assert form.system_prompt == form.system_prompt.strip()
@@ -156,13 +156,13 @@ def test_s0_3_s1_37_s4_28_system_prompts_show_their_tags(name: str) -> None:
         assert form.system_prompt.count("\n...\n") == 2
 
 
-def test_s1_34_s0_26_a_prompt_is_a_system_and_a_user_message() -> None:
+def test_a_prompt_is_a_system_and_a_user_message() -> None:
     rendered = get_format("working_solution").render("  1 + 1? \n")
     assert isinstance(rendered, list)
     assert [m["role"] for m in rendered] == ["system", "user"] and rendered[1]["content"] == "1 + 1?"
 
 
-def test_s3_21_s3_26_raw_prompts() -> None:
+def test_raw_prompts() -> None:
     text = get_format("r1_zero").render("1 + 1?")
     assert isinstance(text, str)
     assert text.endswith("\nUser: 1 + 1?\nAssistant: <think>") and text.count("\n") == 2
@@ -171,7 +171,7 @@ def test_s3_21_s3_26_raw_prompts() -> None:
     assert plain == "1 + 1?" or (isinstance(plain, list) and [m["content"] for m in plain] == ["1 + 1?"])
 
 
-def test_s0_13_s0_19_system_prompt_from_a_file_is_stripped(tmp_path: Path) -> None:
+def test_system_prompt_from_a_file_is_stripped(tmp_path: Path) -> None:
     file = tmp_path / "system.txt"
     file.write_text("\n  Réponds en <answer>.\n\n", encoding="utf-8")
     recipe = load_recipe("oneshot-gsm8k", [f"prompt.system_prompt_path={file}"]).recipe
@@ -180,14 +180,14 @@ def test_s0_13_s0_19_system_prompt_from_a_file_is_stripped(tmp_path: Path) -> No
         recipe_format(load_recipe("oneshot-gsm8k", [f"prompt.system_prompt_path={tmp_path}/no"]).recipe)
 
 
-def test_s0_56_a_system_prompt_without_tags_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_system_prompt_without_tags_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
     recipe_format(load_recipe("oneshot-gsm8k").recipe)
     assert not caplog.records
     recipe_format(load_recipe("oneshot-gsm8k", ["prompt.system_prompt=Just answer."]).recipe)
     assert "never shows <reasoning>, </reasoning>, <answer>, </answer>" in caplog.text
 
 
-def test_s1_36_s1_38_chat_template_of_the_recipe_takes_any_text() -> None:
+def test_chat_template_of_the_recipe_takes_any_text() -> None:
     recipe = load_recipe("sft-grpo-dapo").recipe
     section = TINY.model_copy(update={"chat_template": recipe.model.chat_template})
     tags = get_format("working_solution").tags.all()
@@ -198,7 +198,7 @@ def test_s1_36_s1_38_chat_template_of_the_recipe_takes_any_text() -> None:
     assert text == f"It's {{{{ 'so' }}}}: {{% raw %}}{end}What's 15 * 23?<start_working_out>\n"
 
 
-def test_s2_22_s4_29_a_tokenizer_without_template_and_pad_gets_both() -> None:
+def test_a_tokenizer_without_template_and_pad_gets_both() -> None:
     tokenizer = make_policy(TINY, device=CPU, seed=0, texts=TEXTS).tokenizer
     tokenizer.pad_token, tokenizer.chat_template = None, None
     prepare_tokenizer(tokenizer, None)
@@ -222,19 +222,19 @@ def arguments_of(recipe: Recipe, folder: Path) -> Any:
     return stock_config(recipe.grpo, shared, weights)
 
 
-def test_s0_8_s0_42_s4_2_trackers_are_off_until_named_and_bf16_follows_the_device(tmp_path: Path) -> None:
+def test_trackers_are_off_until_named_and_bf16_follows_the_device(tmp_path: Path) -> None:
     plain = arguments_of(settings(), tmp_path)
     assert plain.report_to == [] and not plain.bf16 and not plain.use_vllm
     assert arguments_of(settings("report_to=[wandb]"), tmp_path).report_to == ["wandb"]
     assert (plain.max_completion_length, settings().data.train.max_prompt_tokens) == (200, 256)
 
 
-def test_s0_44_s1_57_vllm_settings_reach_trl(tmp_path: Path) -> None:
+def test_vllm_settings_reach_trl(tmp_path: Path) -> None:
     asked = arguments_of(settings("grpo.engine=vllm"), tmp_path)
     assert (asked.use_vllm, asked.vllm_mode, asked.vllm_gpu_memory_utilization) == (True, "colocate", 0.3)
 
 
-def test_s1_9_a_zero_override_counts_or_is_refused() -> None:
+def test_a_zero_override_counts_or_is_refused() -> None:
     recipe = settings("grpo.weight_decay=0", "grpo.min_p=0", "seed=0", name="sft-grpo-dapo")
     assert (recipe.grpo.weight_decay, recipe.grpo.min_p, recipe.seed) == (0.0, 0.0, 0)
     with pytest.raises(ConfigError, match=r"grpo\.learning_rate"):
@@ -242,7 +242,7 @@ def test_s1_9_a_zero_override_counts_or_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("batch", "accumulation", "works"), [(4, 1, 2), (2, 2, 4), (1, 1, 8)])
-def test_s4_10_s4_12_the_batch_rule_names_what_works(batch: int, accumulation: int, works: int) -> None:
+def test_the_batch_rule_names_what_works(batch: int, accumulation: int, works: int) -> None:
     wrong = (f"grpo.batch_size={batch}", f"grpo.gradient_accumulation_steps={accumulation}")
     with pytest.raises(ConfigError, match=f"take grpo.gradient_accumulation_steps={works}"):
         settings(*wrong, name="r1-zero-numina")
@@ -250,7 +250,7 @@ def test_s4_10_s4_12_the_batch_rule_names_what_works(batch: int, accumulation: i
     assert right.batch_size * right.gradient_accumulation_steps % right.group_size == 0
 
 
-def test_s4_7_s4_25_no_code_of_the_models_runs_and_the_main_revision_is_taken() -> None:
+def test_no_code_of_the_models_runs_and_the_main_revision_is_taken() -> None:
     model = settings(name="r1-zero-numina").model
     assert model.trust_remote_code is False and model.revision is None
     assert settings("model.trust_remote_code=true").model.trust_remote_code is True
@@ -259,7 +259,7 @@ def test_s4_7_s4_25_no_code_of_the_models_runs_and_the_main_revision_is_taken() 
     assert pick_precision(ModelSection(), CPU).master is torch.float32
 
 
-def test_s1_2_unsloth_that_is_not_installed_says_how_to_get_it() -> None:
+def test_unsloth_that_is_not_installed_says_how_to_get_it() -> None:
     if importlib.util.find_spec("unsloth") is not None:
         pytest.skip("unsloth is installed")
     with pytest.raises(MissingExtraError, match=r"pip install .*unsloth_zoo.*model\.backend=transformers"):
@@ -269,14 +269,14 @@ def test_s1_2_unsloth_that_is_not_installed_says_how_to_get_it() -> None:
 # --- data
 
 
-def test_s2_4_golds_of_gsm8k_lose_commas_and_dollars_and_must_be_there(tmp_path: Path) -> None:
+def test_golds_of_gsm8k_lose_commas_and_dollars_and_must_be_there(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"question": "q", "answer": "So $5.\n#### $1,234"}) + "\n")
     (problem,) = load_problems(DatasetSection(name="gsm8k", path=str(path)))
     assert (problem.answer, problem.solution) == ("1234", "So $5.")
 
 
-def test_s0_54_a_dataset_of_ones_own_is_one_function() -> None:
+def test_a_dataset_of_ones_own_is_one_function() -> None:
     @dataset("doubling_in_test")
     def load(source: Source) -> list[Problem]:
         """2 n for each n below params.count."""
@@ -289,14 +289,14 @@ def test_s0_54_a_dataset_of_ones_own_is_one_function() -> None:
         DATASETS._entries.pop("doubling_in_test")
 
 
-def test_s1_30_demonstrations_that_are_too_long_are_left_out_and_counted() -> None:
+def test_demonstrations_that_are_too_long_are_left_out_and_counted() -> None:
     tokenizer = make_policy(TINY, device=CPU, seed=0, texts=TEXTS).tokenizer
     demos = [Demonstration("1 + 1?", "2"), Demonstration("1 + 1?", "2 " * 50)]
     rows, left_out = tokenize_demonstrations(demos, tokenizer, max_length=20)
     assert (len(rows), left_out) == (1, 1) and rows[0]["input_ids"][-1] == tokenizer.eos_token_id
 
 
-def test_s3_17_the_rest_of_an_epoch_still_makes_a_step(tmp_path: Path) -> None:
+def test_the_rest_of_an_epoch_still_makes_a_step(tmp_path: Path) -> None:
     policy = make_policy(TINY, device=CPU, seed=0, texts=TEXTS)
     section = settings("sft.batch_size=2", "sft.gradient_accumulation_steps=2", "sft.epochs=1").sft
     demos = [Demonstration(f"{n} + 1?", str(n + 1)) for n in range(5)]
@@ -309,18 +309,18 @@ def test_s3_17_the_rest_of_an_epoch_still_makes_a_step(tmp_path: Path) -> None:
 # --- rewards and grades
 
 
-def test_s1_25_s4_3_a_reward_of_weight_zero_is_told_and_not_counted() -> None:
+def test_a_reward_of_weight_zero_is_told_and_not_counted() -> None:
     rewards = build_rewards([{"name": "correct", "weight": 1.0}, {"name": "well_formed", "weight": 0.0}])
     told = rewards.explain("<reasoning>\na\n</reasoning>\n<answer>\n7\n</answer>", "8")
     assert told.components == {"correct": 0.0, "well_formed": 1.0} and told.total == 0.0
 
 
 @pytest.mark.parametrize(("answer", "gold"), [("150", "15"), ("1.5", "15"), ("15.0004", "15"), ("15", "1.5")])
-def test_s1_51_contained_or_nearly_equal_answers_are_wrong(answer: str, gold: str) -> None:
+def test_contained_or_nearly_equal_answers_are_wrong(answer: str, gold: str) -> None:
     assert not grade(answer, gold).correct
 
 
-def test_s1_50_s1_66_the_four_outputs_of_the_original_test() -> None:
+def test_the_four_outputs_of_the_original_test() -> None:
     form = get_format("working_solution")
     shown = "15 times 23.\n<end_working_out>\n<SOLUTION>\n%s\n</SOLUTION>"
     outputs = [(shown % "345", "345"), (shown % "344", "345"), ("345", "345"), (shown % "15", "15")]
@@ -335,7 +335,7 @@ def test_s1_50_s1_66_the_four_outputs_of_the_original_test() -> None:
     assert (found["format"].value, found["greedy_accuracy"].value) == (0.75, 0.5)
 
 
-def test_s4_37_rewards_explain_on_the_command_line() -> None:
+def test_rewards_explain_on_the_command_line() -> None:
     completion = "<think>\nStep 1: a\nStep 2: b\nStep 3: c\n</think>\n\n<answer>\n4\n</answer>"
     command = ("-m", "algorist.cli.main", "rewards", "explain", "--recipe", "r1-zero-numina")
     done = python(*command, "--completion", completion, "--answer", "$4$")
@@ -386,7 +386,7 @@ def adapter(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "adapter_model.safetensors")
 
 
-def test_s1_6_s1_7_s1_10_grpo_alone_starts_from_the_adapter_of_sft(runs: tuple[Path, Watch, Run]) -> None:
+def test_grpo_alone_starts_from_the_adapter_of_sft(runs: tuple[Path, Watch, Run]) -> None:
     path, _, _ = runs
     sft, grpo = adapter(path / "sft" / "final"), adapter(path / "grpo" / "final")
     assert sft.keys() == grpo.keys()
@@ -394,14 +394,14 @@ def test_s1_6_s1_7_s1_10_grpo_alone_starts_from_the_adapter_of_sft(runs: tuple[P
     assert max(float(value.abs().max()) for key, value in sft.items() if "lora_B" in key) > 1e-3
 
 
-def test_s1_55_nothing_of_sft_is_alive_while_grpo_trains(tmp_path: Path) -> None:
+def test_nothing_of_sft_is_alive_while_grpo_trains(tmp_path: Path) -> None:
     watch = Watch()
     overrides = ("device=cpu", "threads=1", f"output_dir={tmp_path}", "eval.enabled=false")
     run_recipe(settings(*overrides, name="smoke-cpu"), display=watch)
     assert watch.alive and set(watch.alive) == {0}
 
 
-def test_s1_58_s1_59_s1_60_files_of_checkpoints_and_of_the_final_adapter(
+def test_files_of_checkpoints_and_of_the_final_adapter(
     runs: tuple[Path, Watch, Run],
 ) -> None:
     saved = {"adapter_config.json", "adapter_model.safetensors"}
@@ -414,7 +414,7 @@ def test_s1_58_s1_59_s1_60_files_of_checkpoints_and_of_the_final_adapter(
         assert saved | tokenizer <= final and not state & final
 
 
-def test_s1_49_s3_23_held_out_evaluation_during_training_keeps_subjects(
+def test_held_out_evaluation_during_training_keeps_subjects(
     runs: tuple[Path, Watch, Run],
 ) -> None:
     path, _, run = runs
@@ -426,7 +426,7 @@ def test_s1_49_s3_23_held_out_evaluation_during_training_keeps_subjects(
     assert any({"eval/greedy_accuracy", "eval/format"} <= set(row) for row in lines)
 
 
-def test_s4_30_s4_32_every_step_logs_each_reward_lengths_and_times(runs: tuple[Path, Watch, Run]) -> None:
+def test_every_step_logs_each_reward_lengths_and_times(runs: tuple[Path, Watch, Run]) -> None:
     lines = [json.loads(line) for line in (runs[0] / "metrics.jsonl").read_text().splitlines()]
     steps = [row for row in lines if row["stage"] == "grpo" and "loss" in row]
     wanted = {
@@ -443,7 +443,7 @@ def test_s4_30_s4_32_every_step_logs_each_reward_lengths_and_times(runs: tuple[P
     assert len(steps) == 2 and all(wanted <= set(row) for row in steps)
 
 
-def test_s1_12_s4_33_the_log_file_has_time_name_level_and_message(tmp_path: Path) -> None:
+def test_the_log_file_has_time_name_level_and_message(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(f'{{"question": "{n} + 1?", "answer": "{n + 1}"}}\n' for n in range(8)))
     same = f"{{name: local, path: '{rows}'}}"
@@ -461,7 +461,7 @@ def test_s1_12_s4_33_the_log_file_has_time_name_level_and_message(tmp_path: Path
     assert not live[0] and live[-1]
 
 
-def test_s1_62_s0_52_answers_from_an_adapter_are_saved(
+def test_answers_from_an_adapter_are_saved(
     runs: tuple[Path, Watch, Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from algorist.cli.solve_command import app
@@ -486,7 +486,8 @@ def test_s1_62_s0_52_answers_from_an_adapter_are_saved(
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == rows
 
 
-def test_s0_53_s2_23_eval_on_the_command_line_leaves_an_artifact(
+@pytest.mark.slow
+def test_eval_on_the_command_line_leaves_an_artifact(
     runs: tuple[Path, Watch, Run], shared_data: Path, tmp_path: Path
 ) -> None:
     file = shared_data / "gsm8k" / "test.jsonl"

@@ -37,7 +37,7 @@ def r1_zero(question: str, response: str, gold: str) -> dict[str, str]:
 # --- demonstrations whose answer is right (S3.19)
 
 
-def test_s3_19_only_right_demonstrations_are_kept_and_the_others_counted(
+def test_only_right_demonstrations_are_kept_and_the_others_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = [

@@ -263,7 +263,7 @@ def stop_after_one_step(run: Path) -> None:
     (run / "stages.json").write_text("{}")
 
 
-def test_s2_20_the_gist_in_two_processes_trains_all_weights(gsm8k: tuple[Path, list[str]]) -> None:
+def test_the_gist_in_two_processes_trains_all_weights(gsm8k: tuple[Path, list[str]]) -> None:
     path, changes = gsm8k
     run, given = path / "runs/full", [*changes, "run_name=full"]
     said = call(path, "launch", "-n", "2", "gist-gsm8k", *given)
@@ -281,7 +281,7 @@ def test_s2_20_the_gist_in_two_processes_trains_all_weights(gsm8k: tuple[Path, l
     assert load_run_recipe(run).model.lora is None
 
 
-def test_s2_20_an_adapter_run_that_goes_on_in_two_processes_keeps_it(
+def test_an_adapter_run_that_goes_on_in_two_processes_keeps_it(
     gsm8k: tuple[Path, list[str]],
 ) -> None:
     path, changes = gsm8k
@@ -347,7 +347,7 @@ def test_mistakes_are_told_before_any_process_starts(folder: Path) -> None:
 GROUP_OF_8 = ["grpo.group_size=8", "grpo.gradient_accumulation_steps=1"]
 
 
-def test_s4_10_the_batch_rule_counts_the_processes_before_any_starts(folder: Path) -> None:
+def test_the_batch_rule_counts_the_processes_before_any_starts(folder: Path) -> None:
     given = ["smoke-cpu", *GROUP_OF_8, "run_name=never", *settings(folder)[:1]]
     for words, told in (
         (["-n", "2", *given, "grpo.batch_size=3"], "3 × 1 × 2 = 6 completions per step"),
@@ -359,7 +359,7 @@ def test_s4_10_the_batch_rule_counts_the_processes_before_any_starts(folder: Pat
     assert not (folder / "runs/never").exists()
 
 
-def test_s4_10_a_group_may_lie_on_two_processes(folder: Path) -> None:
+def test_a_group_may_lie_on_two_processes(folder: Path) -> None:
     given = ["sft.enabled=false", "eval.enabled=false", "grpo.learning_rate=0.002", "grpo.max_steps=3"]
     changes = [*settings(folder), *given, *GROUP_OF_8, "grpo.num_iterations=1"]
     recipe = load_recipe(

@@ -1,4 +1,4 @@
-"""Write docs/requirements.md from tests/requirements.yaml: ``python docs/make_requirements.py`` (``--check`` only compares).
+"""Write README.md from table.yaml: ``python -m tests.acceptance.make_page`` (``--check`` only compares).
 
 The table maps each item of the five reference systems to the tests that show it. Its entries have:
 
@@ -20,9 +20,9 @@ from typing import Any
 
 import yaml
 
-ROOT = Path(__file__).resolve().parents[1]
-TABLE = ROOT / "tests" / "requirements.yaml"
-PAGE = ROOT / "docs" / "requirements.md"
+FOLDER = Path(__file__).resolve().parent
+TABLE = FOLDER / "table.yaml"
+PAGE = FOLDER / "README.md"
 KEYS = {"says", "tests", "reason", "missing"}
 SYSTEMS = {
     "S0": "OneShotGRPO: GSM8K, `<reasoning>` and `<answer>`",
@@ -32,9 +32,9 @@ SYSTEMS = {
     "S4": "the R1-Zero reproduction: NuminaMath-TIR, five rewards",
 }
 INTRODUCTION = """\
-# Requirements
+# Acceptance table
 
-Written by `python docs/make_requirements.py` from `tests/requirements.yaml`; a test compares the two and looks every
+Written by `python -m tests.acceptance.make_page` from `table.yaml`; a test compares the two and looks every
 named test up in its file. Each row is one item of the five reference systems (S0 … S4) and what shows that algorist
 does it. *Instead* says why a thing is not as in the original, **missing** what is not there yet.
 """
@@ -76,7 +76,7 @@ def mistakes(table: Mapping[str, Mapping[str, Any]]) -> list[str]:
 @cache
 def tests_in(path: str) -> frozenset[str]:
     """Return the names of the test functions of a file below ``tests/``; none if there is no such file."""
-    file = ROOT / "tests" / path
+    file = FOLDER.parent / path
     if not file.is_file():
         return frozenset()
     tree = ast.parse(file.read_text(encoding="utf-8"))

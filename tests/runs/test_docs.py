@@ -283,6 +283,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_page_runs_from_top_to_bottom(
     name: str, finished: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Cli
+from tests.conftest import Cli
 
 
 def folder_without_tokenizer(where: Path) -> Path:
@@ -44,8 +44,8 @@ def folder_without_tokenizer(where: Path) -> Path:
         (["frobnicate"], ["no verb 'frobnicate'"]),
     ],
 )
-def test_one_screen_and_exit_code_2(cli: Cli, arguments: list[str], parts: list[str]) -> None:
-    done = cli(*arguments)
+def test_one_screen_and_exit_code_2(call: Cli, arguments: list[str], parts: list[str]) -> None:
+    done = call(*arguments)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     assert done.stderr.count("\n") <= 20
@@ -61,23 +61,23 @@ def test_one_screen_and_exit_code_2(cli: Cli, arguments: list[str], parts: list[
         ([{"frage": "q", "antwort": "1"}], "row 1 has no question"),
     ],
 )
-def test_bad_rows(cli: Cli, tmp_path: Path, rows: list[dict[str, str]], part: str) -> None:
+def test_bad_rows(call: Cli, tmp_path: Path, rows: list[dict[str, str]], part: str) -> None:
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8")
-    done = cli("run", "quickstart", "data.train.name=gsm8k", "data.train.path=rows.jsonl")
+    done = call("run", "quickstart", "data.train.name=gsm8k", "data.train.path=rows.jsonl")
     assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
     assert part in done.stderr
 
 
-def test_a_model_folder_without_tokenizer(cli: Cli, tmp_path: Path) -> None:
+def test_a_model_folder_without_tokenizer(call: Cli, tmp_path: Path) -> None:
     path = folder_without_tokenizer(tmp_path)
-    done = cli("run", "quickstart", f"model.name={path}")
+    done = call("run", "quickstart", f"model.name={path}")
     assert done.returncode == 2
     assert "has no tokenizer" in done.stderr
 
 
-def test_a_reward_that_always_fails_is_told_at_once(cli: Cli, tmp_path: Path) -> None:
+def test_a_reward_that_always_fails_is_told_at_once(call: Cli, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def broken(completion):\n    raise ValueError('my bug')\n")
-    done = cli(
+    done = call(
         "run", "smoke-cpu", "rewards=[correct, {name: 'mine.py:broken'}]", "sft.enabled=false", "eval.enabled=false"
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -87,5 +87,5 @@ def test_a_reward_that_always_fails_is_told_at_once(cli: Cli, tmp_path: Path) ->
         json.loads(x) for x in (tmp_path / "runs" / "smoke-cpu" / "metrics.jsonl").read_text().splitlines()
     ]
     assert [x["rewards/broken/failures"] for x in lines if "rewards/broken/mean" in x] == [16.0, 16.0]
-    no_function = cli("run", "smoke-cpu", "run_name=b", "rewards=[{name: mine.py}]")
+    no_function = call("run", "smoke-cpu", "run_name=b", "rewards=[{name: mine.py}]")
     assert no_function.returncode == 2 and "mine.py:FUNCTION" in no_function.stderr

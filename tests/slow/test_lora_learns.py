@@ -17,8 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from algorist.prompts import get_format
 from algorist.prompts.chat import encode_prompt
 from algorist.rollouts import SamplingParams, make_engine
-
-from .conftest import Cli
+from tests.conftest import Cli
 
 NAMES = ["Tom", "Mia", "Ben", "Ana", "Leo", "Eva"]
 BOXES = ["bags", "boxes", "packs", "jars"]

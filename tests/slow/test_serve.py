@@ -17,8 +17,7 @@ import pytest
 
 from algorist.config import load_recipe
 from algorist.runs.pipeline import run_recipe
-
-from .conftest import Cli
+from tests.conftest import Cli
 
 QUESTIONS = [
     "Mia has 12 pens. Mia loses 5. How many pens does Mia have now?",

@@ -226,6 +226,7 @@ def test_a_reward_that_the_user_names_beside_a_foreign_run_needs_no_trust(
 # --- the end of a terminal
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_hang_up_saves_like_sigterm(number: signal.Signals, tmp_path: Path) -> None:
     settings = [

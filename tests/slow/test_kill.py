@@ -11,7 +11,7 @@ from pathlib import Path
 
 def test_killed_and_resumed_is_the_same_run(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.e2e.kill_runs", "--kills", "8", "--folder", str(tmp_path), "--seed", "3"],
+        [sys.executable, "-m", "tests.slow.kill_runs", "--kills", "8", "--folder", str(tmp_path), "--seed", "3"],
         capture_output=True, text=True, timeout=600, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

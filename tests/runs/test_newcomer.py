@@ -63,6 +63,7 @@ def interrupted(folder: Path, ready: Path, *words: str) -> tuple[int, str]:
     return process.returncode, output
 
 
+@pytest.mark.slow
 def test_ctrl_c_before_the_first_step_says_how_to_start_again(call: Any, tmp_path: Path) -> None:
     words = ["run", *SFT_ONLY, "run_name=early"]
     code, output = interrupted(tmp_path, tmp_path / "runs" / "early" / "config.yaml", *words)

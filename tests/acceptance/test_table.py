@@ -1,28 +1,17 @@
-"""The requirements table is whole: every item of the specification has an entry, every named test exists."""
+"""The acceptance table is whole: every item of the specification has an entry, every named test exists."""
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+
+from tests.acceptance import make_page as script
 
 ROOT = Path(__file__).resolve().parents[2]
 SPECIFICATION = ROOT.parent / "shared" / "spec" / "reference-systems.md"
 ITEM = re.compile(r"\b(S[0-4]\.\d+) \[")
-
-
-def load_script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_requirements", ROOT / "docs" / "make_requirements.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-script = load_script()
 
 
 def test_every_named_test_exists_and_every_entry_shows_something() -> None:
@@ -40,7 +29,7 @@ def test_every_item_of_the_specification_has_an_entry() -> None:
 
 def test_the_page_is_up_to_date() -> None:
     assert script.PAGE.read_text(encoding="utf-8") == script.page(script.read_table()), (
-        "run: python docs/make_requirements.py"
+        "run: python -m tests.acceptance.make_page"
     )
 
 
@@ -58,11 +47,11 @@ def test_items_that_test_files_name_exist() -> None:
 @pytest.mark.parametrize(
     ("entry", "words"),
     [
-        ({"says": "a.", "tests": ["unit/test_requirements.py::test_nothing_of_this_name"]}, "no test"),
+        ({"says": "a.", "tests": ["acceptance/test_table.py::test_nothing_of_this_name"]}, "no test"),
         ({"says": "a.", "tests": ["unit/nowhere.py::test_a"]}, "no test"),
-        ({"says": "a.", "tests": ["unit/test_requirements.py"]}, "no test"),
+        ({"says": "a.", "tests": ["acceptance/test_table.py"]}, "no test"),
         ({"says": "a."}, "neither tests nor reason nor missing"),
-        ({"tests": ["unit/test_requirements.py::test_the_page_is_up_to_date"]}, "says is missing"),
+        ({"tests": ["acceptance/test_table.py::test_the_page_is_up_to_date"]}, "says is missing"),
         ({"says": "a behind", "reason": "b"}, "says is missing or is no sentence"),
         ({"says": "a.", "reason": "b", "shown": "c"}, "unknown shown"),
     ],

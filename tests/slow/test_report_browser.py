@@ -13,7 +13,7 @@ import pytest
 
 from algorist.report.build import build_report
 from algorist.store.write import RolloutWriter
-from tests.e2e.chromium_page import BINARY, Browser
+from tests.slow.chromium_page import BINARY, Browser
 from tests.unit.test_report import make_run
 
 pytestmark = pytest.mark.skipif(

@@ -204,7 +204,7 @@ def test_a_tracker_that_is_not_installed_is_told_before_anything_is_made(
 
 
 @pytest.mark.skipif(not MISSING, reason="every tracker is installed here")
-def test_s0_9_the_tracker_is_checked_before_data_and_model(tmp_path: Path) -> None:
+def test_the_tracker_is_checked_before_data_and_model(tmp_path: Path) -> None:
     """The original checked it after the trainer was built. Here neither data nor model can be loaded, and still it comes first."""
     nowhere = [
         f"output_dir={tmp_path}",
@@ -223,7 +223,7 @@ PROJECTS = [("team/maths", "team-maths"), ("a?b:c", "a-b-c"), ("x" * 130, "x" * 
 
 @pytest.mark.skipif("wandb" not in INSTALLED, reason="wandb is not installed")
 @pytest.mark.parametrize(("project", "nearest"), PROJECTS)
-def test_s0_9_wandb_itself_refuses_such_a_project(project: str, nearest: str) -> None:
+def test_wandb_itself_refuses_such_a_project(project: str, nearest: str) -> None:
     """The contract behind the early check: wandb's own comes when its run is opened."""
     import wandb
 
@@ -233,7 +233,7 @@ def test_s0_9_wandb_itself_refuses_such_a_project(project: str, nearest: str) ->
 
 
 @pytest.mark.parametrize(("project", "nearest"), PROJECTS)
-def test_s0_9_a_project_that_wandb_refuses_is_told_early(
+def test_a_project_that_wandb_refuses_is_told_early(
     project: str, nearest: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tracking = recipe_of("report_to=none").tracking
@@ -309,6 +309,7 @@ def test_wandb_offline_has_names_recipe_metrics_and_an_end(run: Path) -> None:
     assert [r.exit.exit_code for r in records if r.WhichOneof("record_type") == "exit"] == [0]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("wandb" not in INSTALLED, reason="wandb is not installed")
 def test_wandb_that_cannot_be_reached_records_offline(tmp_path: Path) -> None:
     variables = {

@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
-from .conftest import Cli
+from tests.conftest import Cli
 
 # The quickstart without the sampled evaluation and with a third of its GRPO steps.
 STEPS = 40

@@ -1,6 +1,6 @@
 """SIGKILL at random moments of an SFT → GRPO run; each time resumed; the end compared with the uninterrupted run.
 
-``python -m tests.e2e.kill_runs --kills 50 --folder FOLDER [--seed 0]`` prints one JSON line. Everything is imported once and each
+``python -m tests.slow.kill_runs --kills 50 --folder FOLDER [--seed 0]`` prints one JSON line. Everything is imported once and each
 life of the run is a forked child, so that a kill costs tenths of a second instead of an import of torch.
 """
 

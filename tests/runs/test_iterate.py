@@ -91,7 +91,7 @@ def recipe(place: Path, folder: Path, *overrides: str) -> Recipe:
 
 
 @pytest.mark.slow
-def test_s3_37_a_round_raises_held_out_accuracy(
+def test_a_round_raises_held_out_accuracy(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = (f"model.name={place}/first/sft/final", f"output_dir={tmp_path}", "run_name=r")
@@ -119,6 +119,7 @@ def test_s3_37_a_round_raises_held_out_accuracy(
     assert stop.value.code == 0 and "pear" in capsys.readouterr().out.replace("apple", "pear")
 
 
+@pytest.mark.slow
 def test_rounds_go_on_where_they_stopped(place: Path, tmp_path: Path) -> None:
     whole = iterate(recipe(place, tmp_path / "whole"), rounds=2, drawing=FEW)
     cut = recipe(place, tmp_path / "cut")

@@ -106,6 +106,7 @@ def planned(*overrides: str) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stage", "lora"), [("sft", "null"), ("grpo", "{rank: 16}")])
 def test_planned_peak_is_near_the_measured_one(stage: str, lora: str) -> None:
     """Within 15 %; benchmarks/memory_plan.py shows three sizes."""
@@ -147,7 +148,7 @@ def called(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any
 
 
 @pytest.mark.parametrize("where", ["", "sft/final", "sft/checkpoint-30"])
-def test_s1_63_a_run_or_an_sft_checkpoint_is_looked_at(
+def test_a_run_or_an_sft_checkpoint_is_looked_at(
     sft_run: Path, where: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Completions at GRPO's settings from what SFT made, each tag's share, how different they are; the run is not touched."""
@@ -163,7 +164,7 @@ def test_s1_63_a_run_or_an_sft_checkpoint_is_looked_at(
     assert sorted(p.relative_to(sft_run) for p in sft_run.rglob("*")) == before
 
 
-def test_s1_63_identical_completions_and_missing_tags_are_diagnosed(
+def test_identical_completions_and_missing_tags_are_diagnosed(
     sft_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = str(sft_run / "sft/final")
@@ -188,7 +189,7 @@ def test_s1_63_identical_completions_and_missing_tags_are_diagnosed(
     )  # the prompt has it
 
 
-def test_s1_63_tokenization_faults_are_diagnosed(
+def test_tokenization_faults_are_diagnosed(
     sft_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The same weights with a tokenizer that drops the answer tag, and with one that has ids without embeddings."""
