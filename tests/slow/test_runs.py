@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from pathlib import Path
 
 import pyarrow.parquet
@@ -22,6 +23,27 @@ LEARN = ["eval.samples=0", f"grpo.max_steps={STEPS}", "seed=3"]
 
 def metrics(run: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def check_advantages_and_losses(run: Path, *, longest: int) -> None:
+    """Compare with what follows from the stored rewards and lengths alone: Dr. GRPO (2503.20783), every step on its own policy.
+
+    The ratio is 1 there, so a step's loss is minus the mean over completions of advantage times length / ``longest``. An optimiser
+    that divides by the gradient's size learns nearly as well with a wrong denominator: this sees it.
+    """
+    groups = defaultdict(list)
+    for row in pyarrow.parquet.read_table(run / "rollouts").to_pylist():
+        groups[row["step"], row["group"]].append(row)
+    terms: dict[int, list[float]] = defaultdict(list)
+    for (step, _), rows in groups.items():
+        mean = sum(row["reward"] for row in rows) / len(rows)
+        for row in rows:
+            assert row["advantage"] == pytest.approx(row["reward"] - mean, abs=1e-6)
+            terms[step].append(-(row["reward"] - mean) * row["completion_tokens"] / longest)
+    logged = {m["step"] - 1: m["loss"] for m in metrics(run) if m["stage"] == "grpo" and "loss" in m}
+    assert logged.keys() == terms.keys()
+    for step, values in terms.items():
+        assert logged[step] == pytest.approx(sum(values) / len(values), rel=1e-3, abs=1e-6), step
 
 
 @pytest.mark.slow
@@ -39,6 +61,7 @@ def test_the_whole_job_learns(cli: Cli, tmp_path: Path) -> None:
     assert all(
         r["reward"] == pytest.approx(r["correct"] + 0.2 * dict(r["rewards"])["well_formed"]) for r in rows
     )
+    check_advantages_and_losses(run, longest=80)
     solved = cli("solve", "--json", "Tom has 9 pens. Tom loses 4. How many pens does Tom have now?")
     answer = json.loads(solved.stdout)
     assert answer["well_formed"] and answer["answer"].isdigit()
