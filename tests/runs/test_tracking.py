@@ -14,14 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 import algorist
 from algorist.config.load import load_recipe
-from algorist.config.schema import Recipe
+from algorist.config.schema import ModelSection, Recipe
 from algorist.errors import ConfigError, DataError, MissingExtraError
+from algorist.models.load import Policy, make_policy
+from algorist.prompts import get_format
 from algorist.runs.pipeline import Quiet, run_recipe
 from algorist.store.write import MetricsWriter
+from algorist.toolkit.oneshot import DEFAULT_GRPO_ARGS
 from algorist.tracking.trackers import (
     TensorBoardTracker,
     Trackers,
@@ -359,3 +363,83 @@ def test_mlflow_has_names_recipe_metrics_and_an_end(run: Path) -> None:
     assert found.data.tags["tiny"] == "true" and found.data.params["grpo.group_size"] == "4"
     told = [(m.step, m.value) for m in client.get_metric_history(found.info.run_id, "grpo/loss")]
     assert told == [(r["step"], pytest.approx(r["loss"])) for r in logged(run, "grpo") if "loss" in r]
+
+
+def tiny_policy(prompt_format: str = "reasoning_answer") -> Policy:
+    section = ModelSection.model_validate(
+        {
+            "name": "tiny",
+            "tiny": {"hidden_size": 32, "layers": 2, "vocab_size": 400, "max_position_embeddings": 1024},
+        }
+    )
+    tags = get_format(prompt_format).tags.all()
+    return make_policy(section, device=CPU, seed=0, texts=[QUESTION] * 20, tags=tags)
+
+
+QUESTION = "Tom has 14 apples. Tom buys 3 more. How many apples does Tom have?"
+
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder in the hub's layout."""
+    folder = tmp_path_factory.mktemp("model")
+    policy = tiny_policy()
+    policy.model.save_pretrained(folder)
+    policy.tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed")
+def test_a_users_own_wandb_run_gets_the_metrics(
+    model: Path, shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import wandb
+
+    from tests.runs.test_tracking import wandb_records
+
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    own = wandb.init(mode="offline", project="mine", dir=str(tmp_path))
+    try:
+        setup = algorist.create_math_training_setup(
+            str(model),
+            path=shared_data / "gsm8k" / "train.jsonl",
+            limit=12,
+            output_dir=tmp_path / "run",
+            device="cpu",
+            report_to="wandb",
+            grpo_args={
+                "num_generations": 4,
+                "per_device_train_batch_size": 4,
+                "gradient_accumulation_steps": 2,
+                "max_completion_length": 12,
+                "max_steps": 2,
+            },
+        )
+        algorist.run_training(setup.artifacts)
+        assert wandb.run is own
+    finally:
+        wandb.finish()
+    (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    records = wandb_records(file)
+    lines = [
+        {"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in r.history.item}
+        for r in records
+        if r.WhichOneof("record_type") == "history"
+    ]
+    logged = [row for row in setup.artifacts.trainer.state.log_history if "loss" in row]
+    told = [row for row in lines if "train/loss" in row]
+    assert [row["train/global_step"] for row in told] == [1, 2]
+    for name in ("loss", "reward", "reward_std", "rewards/correctness_numeric/mean"):
+        assert [row[f"train/{name}"] for row in told] == pytest.approx([row[name] for row in logged])
+    config: dict[str, Any] = {}
+    for record in records:
+        kind = record.WhichOneof("record_type")
+        update = (
+            record.config.update if kind == "config" else record.run.config.update if kind == "run" else ()
+        )
+        config |= {i.key: json.loads(i.value_json) for i in update if i.key}
+    assert (config["per_device_train_batch_size"], config["max_steps"]) == (8, 2)
+    assert config["learning_rate"] == DEFAULT_GRPO_ARGS["learning_rate"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
 import json
 import subprocess
 import sys
@@ -14,9 +16,10 @@ import torch
 import algorist
 from algorist.config.load import load_recipe
 from algorist.config.schema import ModelSection
-from algorist.errors import ConfigError, DataError, EngineError
+from algorist.errors import ConfigError, DataError, EngineError, MissingExtraError
 from algorist.models.load import make_policy
 from algorist.prompts import get_format
+from algorist.toolkit.oneshot import DEFAULT_GRPO_ARGS, _grpo_section
 
 CS336 = """tokenize_prompt_and_output compute_group_normalized_rewards compute_entropy get_response_log_probs
     compute_naive_policy_gradient_loss compute_grpo_clip_loss compute_policy_gradient_loss masked_mean masked_normalize
@@ -300,3 +303,50 @@ def test_an_empty_completion_is_an_error(model: Path) -> None:
         generator.policy.model.lm_head.weight.zero_()
     with pytest.raises(EngineError, match="wrote nothing"):
         algorist.generate_math_solution("1 + 1?", generator=generator, max_new_tokens=3, temperature=0.0)
+
+
+def test_use_vllm_turns_vllm_on(model: Path, shared_data: Path, tmp_path: Path) -> None:
+    asked = {**DEFAULT_GRPO_ARGS, "use_vllm": True}
+    assert _grpo_section(asked).engine == "vllm" and _grpo_section(DEFAULT_GRPO_ARGS).engine == "auto"
+    assert _grpo_section(asked).vllm["gpu_memory_utilization"] == 0.3
+
+    def setup() -> Any:
+        return algorist.create_math_training_setup(
+            str(model),
+            path=shared_data / "gsm8k" / "train.jsonl",
+            limit=12,
+            output_dir=tmp_path,
+            device="cpu",
+            grpo_args={"use_vllm": True, "max_completion_length": 8},
+        )
+
+    if importlib.util.find_spec("vllm") is None:
+        with pytest.raises(MissingExtraError, match=r"vllm"):
+            setup()
+    else:
+        assert setup().artifacts.trainer.engine.name == "vllm"
+
+
+def test_the_defaults_of_the_text_generator() -> None:
+    build = inspect.signature(algorist.build_text_generator).parameters
+    assert build["model_id"].default == "HarleyCooper/GRPOtuned"
+    ask = inspect.signature(algorist.generate_math_solution).parameters
+    assert (ask["max_new_tokens"].default, ask["temperature"].default) == (200, 0.9)
+    assert ask["generator"].default is None  # then it builds its own
+    assert next(iter(ask)) == "question"
+
+
+def test_the_hub_is_asked_for_main_and_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call that would go over the network, by name, configuration and split; the rows are read as any others."""
+    import datasets
+
+    asked: list[Any] = []
+
+    def load_dataset(*given: Any, **named: Any) -> Any:
+        asked.append((given, named))
+        return datasets.Dataset.from_list([{"question": "1 + 1?", "answer": "1 + 1 = 2\n#### 2"}])
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    rows = algorist.load_gsm8k()
+    assert asked == [(("openai/gsm8k", "main"), {"split": "train"})]
+    assert [row["question"] for row in rows] == ["1 + 1?"]

@@ -9,12 +9,13 @@ import pytest
 
 from algorist.config.load import load_recipe
 from algorist.config.schema import DatasetSection
-from algorist.data import load_problems, overlap
+from algorist.data import DATASETS, Source, dataset, load_problems, overlap
 from algorist.data.arithmetic import word_problems
 from algorist.data.files import read_rows
 from algorist.data.gsm8k import extract_hash_answer
 from algorist.errors import DataError
 from algorist.runs.pipeline import run_recipe
+from algorist.types import Problem
 
 
 def section(**values: object) -> DatasetSection:
@@ -170,3 +171,23 @@ def test_sft_without_solutions_is_refused_before_anything_is_made(tmp_path: Path
     with pytest.raises(DataError, match="needs worked solutions, but none of 3"):
         run_recipe(load_recipe("smoke-cpu", settings).recipe)
     assert not (tmp_path / "runs").exists()
+
+
+def test_golds_of_gsm8k_lose_commas_and_dollars_and_must_be_there(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"question": "q", "answer": "So $5.\n#### $1,234"}) + "\n")
+    (problem,) = load_problems(DatasetSection(name="gsm8k", path=str(path)))
+    assert (problem.answer, problem.solution) == ("1234", "So $5.")
+
+
+def test_a_dataset_of_ones_own_is_one_function() -> None:
+    @dataset("doubling_in_test")
+    def load(source: Source) -> list[Problem]:
+        """2 n for each n below params.count."""
+        return [Problem(str(n), f"2 * {n}?", str(2 * n)) for n in range(source.params["count"])]
+
+    try:
+        found = load_problems(DatasetSection(name="doubling_in_test", params={"count": 3}))
+        assert [(p.question, p.answer) for p in found] == [("2 * 0?", "0"), ("2 * 1?", "2"), ("2 * 2?", "4")]
+    finally:
+        DATASETS._entries.pop("doubling_in_test")

@@ -162,3 +162,8 @@ def test_numeric_value(text: str, value: int | str) -> None:
 )
 def test_no_numeric_value(text: str) -> None:
     assert numeric_value(text) is None
+
+
+@pytest.mark.parametrize(("answer", "gold"), [("150", "15"), ("1.5", "15"), ("15.0004", "15"), ("15", "1.5")])
+def test_contained_or_nearly_equal_answers_are_wrong(answer: str, gold: str) -> None:
+    assert not grade(answer, gold).correct

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ from algorist.rewards import (
     text_of,
 )
 from algorist.rewards.base import make_reward
+from tests.conftest import Cli
 
 RIGHT = "<reasoning>\n3 * 4\n</reasoning>\n<answer>\n12\n</answer>"
 ROOT = Path(__file__).resolve().parents[2]
@@ -324,3 +326,18 @@ def test_each_reward_is_short_and_sourced() -> None:
         if one.function.__module__.startswith("algorist.rewards."):
             assert len(inspect.getsource(one.function).splitlines()) <= 45, name
             assert one.source and one.summary, name
+
+
+def test_a_reward_of_weight_zero_is_told_and_not_counted() -> None:
+    rewards = build_rewards([{"name": "correct", "weight": 1.0}, {"name": "well_formed", "weight": 0.0}])
+    told = rewards.explain("<reasoning>\na\n</reasoning>\n<answer>\n7\n</answer>", "8")
+    assert told.components == {"correct": 0.0, "well_formed": 1.0} and told.total == 0.0
+
+
+def test_rewards_explain_on_the_command_line(call: Cli) -> None:
+    completion = "<think>\nStep 1: a\nStep 2: b\nStep 3: c\n</think>\n\n<answer>\n4\n</answer>"
+    command = ("rewards", "explain", "--recipe", "r1-zero-numina")
+    done = call(*command, "--completion", completion, "--answer", "$4$")
+    told = json.loads(done.stdout)
+    assert list(told["rewards"]) == ["accuracy", "format", "reasoning_steps", "cosine", "repetition"]
+    assert told["total"] > 3.9, done.stderr

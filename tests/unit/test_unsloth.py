@@ -7,6 +7,7 @@ with a real PEFT adapter. The last test compares the keywords with the real ones
 
 from __future__ import annotations
 
+import importlib.metadata
 import inspect
 import sys
 import types
@@ -152,3 +153,10 @@ def test_unsloth_takes_these_keywords() -> None:
         (unsloth.FastLanguageModel.get_peft_model, ADAPTED),
     ):
         assert names <= inspect.signature(function).parameters.keys()
+
+
+def test_unsloth_that_is_not_installed_says_how_to_get_it() -> None:
+    if importlib.util.find_spec("unsloth") is not None:
+        pytest.skip("unsloth is installed")
+    with pytest.raises(MissingExtraError, match=r"pip install .*unsloth_zoo.*model\.backend=transformers"):
+        make_policy(ModelSection(name="Qwen/Qwen3-4B-Base", backend="unsloth"), device=CPU, seed=0)
