@@ -31,8 +31,14 @@ SHARED_DATA = next(
 
 
 @pytest.fixture(scope="session")
+def real_data() -> Path:
+    """Real rows of GSM8K and SVAMP that every clone has (``tests/data/README.md``)."""
+    return Path(__file__).with_name("data")
+
+
+@pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder of real datasets beside the checkout."""
+    """The folder of whole real datasets beside the checkout."""
     if not SHARED_DATA.is_dir():
         pytest.skip(f"the real datasets are not at {SHARED_DATA}")
     return SHARED_DATA

@@ -76,12 +76,12 @@ def lines(path: Path, count: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", ["oneshot-gsm8k", "gist-gsm8k"])
-def test_gsm8k_systems(name: str, tmp_path: Path, shared_data: Path) -> None:
+def test_gsm8k_systems(name: str, tmp_path: Path, real_data: Path) -> None:
     run = run_tiny(
         tmp_path,
         name,
-        f"data.train={{name: gsm8k, path: '{shared_data / 'gsm8k/train.jsonl'}', limit: 12}}",
-        f"data.eval={{name: gsm8k, path: '{shared_data / 'gsm8k/test.jsonl'}', split: test, limit: 4}}",
+        f"data.train={{name: gsm8k, path: '{real_data / 'gsm8k/train.jsonl'}', limit: 12}}",
+        f"data.eval={{name: gsm8k, path: '{real_data / 'gsm8k/test.jsonl'}', split: test, limit: 4}}",
         group=4,
     )
     check_grpo(run, steps=2, completions=4)

@@ -179,9 +179,9 @@ def test_answers_from_an_adapter_are_saved(
 
 @pytest.mark.slow
 def test_eval_on_the_command_line_leaves_an_artifact(
-    runs: tuple[Path, Watch, Run], shared_data: Path, tmp_path: Path, call: Cli
+    runs: tuple[Path, Watch, Run], real_data: Path, tmp_path: Path, call: Cli
 ) -> None:
-    file = shared_data / "gsm8k" / "test.jsonl"
+    file = real_data / "gsm8k" / "test.jsonl"
     command = ("eval", str(runs[0]), "--dataset", "gsm8k", "--path", str(file))
     done = call(
         *command, "--limit", "2", "--samples", "0", "--out", str(tmp_path), "--name", "test", "--json"

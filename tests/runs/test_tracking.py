@@ -394,7 +394,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed")
 def test_a_users_own_wandb_run_gets_the_metrics(
-    model: Path, shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import wandb
 
@@ -405,7 +405,7 @@ def test_a_users_own_wandb_run_gets_the_metrics(
     try:
         setup = algorist.create_math_training_setup(
             str(model),
-            path=shared_data / "gsm8k" / "train.jsonl",
+            path=real_data / "gsm8k" / "train.jsonl",
             limit=12,
             output_dir=tmp_path / "run",
             device="cpu",

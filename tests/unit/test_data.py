@@ -28,14 +28,22 @@ def jsonl(folder: Path, rows: list[dict[str, object]], name: str = "rows.jsonl")
     return str(path)
 
 
-def test_gsm8k_loads_every_row(shared_data: Path) -> None:
-    train = load_problems(section(name="gsm8k", path=str(shared_data / "gsm8k/train.jsonl")))
-    test = load_problems(section(name="gsm8k", path=str(shared_data / "gsm8k"), split="test"))
-    assert (len(train), len(test)) == (7473, 1319)
+def check_gsm8k(folder: Path, train_rows: int, test_rows: int) -> None:
+    train = load_problems(section(name="gsm8k", path=str(folder / "train.jsonl")))
+    test = load_problems(section(name="gsm8k", path=str(folder), split="test"))
+    assert (len(train), len(test)) == (train_rows, test_rows)
     assert overlap(train, test) == []
     assert train[0].answer == "72"
     assert "<<" not in train[0].solution and "####" not in train[0].solution
     assert all(p.answer.lstrip("-").replace(".", "").isdigit() for p in train + test)
+
+
+def test_gsm8k_loads_real_rows(real_data: Path) -> None:
+    check_gsm8k(real_data / "gsm8k", 80, 80)
+
+
+def test_gsm8k_loads_every_row(shared_data: Path) -> None:
+    check_gsm8k(shared_data / "gsm8k", 7473, 1319)
 
 
 def test_math_loads_every_row_with_a_gold_answer_in_both_layouts(shared_data: Path) -> None:
