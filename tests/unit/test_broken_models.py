@@ -255,6 +255,7 @@ def test_a_folder_that_lacks_a_tensor_is_not_given_away(whole: Path, tmp_path: P
     assert not (tmp_path / "copy").exists()
 
 
+@pytest.mark.slow
 def test_solve_ends_with_exit_2_and_one_sentence(whole: Path, tmp_path: Path) -> None:
     shutil.copytree(whole, tmp_path / "model")
     weights(lambda w: w.pop(NORM))(tmp_path / "model")
