@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from algorist.rollouts.base import SamplingParams
+from algorist.rollouts.engines import auto_engine
 from algorist.rollouts.native import graph_tier
 from algorist.rollouts.native.engine import NativeEngine
 from algorist.rollouts.native.weights import WeightPool, read_weights
@@ -148,3 +150,38 @@ def test_the_memory_goes_back_where_the_update_would_miss_it() -> None:
             first = engine.generate(PROMPTS, 4, params)
             assert (engine._graph.nbytes > 0) == kept  # type: ignore[union-attr]
             assert engine.generate(PROMPTS, 4, params) == first
+
+
+@pytest.mark.parametrize(
+    ("installed", "rows", "capability", "engine", "why"),
+    [
+        (False, 64, (9, 0), "auto", "CUDA graphs, attention in torch; not vLLM: it is not installed"),
+        (True, 64, (9, 0), "vllm", "is installed and pays for 64 rows"),
+        (True, 16, (9, 0), "auto", "it pays from 32 rows at a time or 3 billion weights, these are 16 and"),
+        (
+            True,
+            64,
+            (7, 5),
+            "auto",
+            "one kernel at a time (CUDA graphs take compute capability 8.0); not vLLM",
+        ),
+    ],
+)
+def test_auto_says_in_one_line_what_it_takes_and_why(
+    installed: bool,
+    rows: int,
+    capability: tuple[int, int],
+    engine: str,
+    why: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if installed:
+        (tmp_path / "vllm.py").touch()
+        monkeypatch.syspath_prepend(tmp_path)
+    assert auto_engine("auto", model(1), rows) == ("auto", ""), "nothing to choose on the CPU"
+    with pretend_gpu(capability=capability):
+        policy = to_device(model(1))
+        chosen, line = auto_engine("auto", policy, rows)
+        assert chosen == engine and why in line and "\n" not in line, line
+        assert auto_engine("native", policy, rows) == ("native", "")

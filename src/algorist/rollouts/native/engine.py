@@ -16,7 +16,7 @@ from algorist.rollouts.base import Completion, SamplingParams
 from algorist.rollouts.model_info import ModelSetting
 from algorist.rollouts.native.decoder import cache_dtype
 from algorist.rollouts.native.decoder_tier import DecoderTier
-from algorist.rollouts.native.graph_tier import GraphTier
+from algorist.rollouts.native.graph_tier import GraphTier, attention_kind
 from algorist.rollouts.native.module_tier import ModuleTier, why_no_module_tier
 from algorist.rollouts.native.weights import why_no_decoder, window_of
 
@@ -135,15 +135,20 @@ class NativeEngine:
         return self._module_tier(reason)
 
     def _by_hand(self) -> GraphTier | DecoderTier:
-        device = self.setting.device
-        if self._wanted == "auto" and not (
-            on_gpu(device) and torch.cuda.get_device_capability(device) >= _GRAPHS_FROM
-        ):
-            return DecoderTier(self.model)
-        if self._wanted == "decoder":
+        if self._wanted == "decoder" or (self._wanted == "auto" and not _takes_graphs(self.setting.device)):
             return DecoderTier(self.model)
         self._graph = self._graph or GraphTier(self.model)
         return self._graph
+
+    @staticmethod
+    def on_gpu_by(model: Any, device: torch.device) -> str:
+        """Say how rollouts of ``model`` run on a GPU."""
+        reason = why_no_decoder(model)
+        if reason:
+            return f"the model's own forward ({reason})"
+        if not _takes_graphs(device):
+            return "the native engine, one kernel at a time (CUDA graphs take compute capability 8.0)"
+        return f"the native engine with CUDA graphs, attention in {attention_kind(device).name}"
 
     def _module_tier(self, why: str) -> ModuleTier:
         if is_sharded(self.model):
@@ -156,6 +161,10 @@ class NativeEngine:
                 )
             self._module = ModuleTier(self.model, self.setting.pad_token_id)
         return self._module
+
+
+def _takes_graphs(device: torch.device) -> bool:
+    return on_gpu(device) and torch.cuda.get_device_capability(device) >= _GRAPHS_FROM
 
 
 def affordable_tokens(model: Any, device: torch.device, least: int = 0, held: int = 0) -> int | None:
