@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from algorist.errors import EngineError
-from algorist.models.onednn import bucket
+from algorist.models.products import bucket
 from algorist.rollouts.native.decoder import Decoder, GroupMap
 from algorist.rollouts.native.weights import read_weights
 from algorist.rollouts.padded_batches import too_small
