@@ -125,7 +125,7 @@ class _Reading:
 
         Merged into 16-bit weights, an adapter's small changes would be rounded away: there they stay factors.
         """
-        if type(module) is nn.Linear:
+        if plain_class(module) is nn.Linear:
             bias = None if module.bias is None else module.bias.detach().to(self.dtype)
             return _Matrix(module.weight.detach().to(self.dtype), bias)
         found = self.matrix(module.base_layer)
@@ -359,13 +359,13 @@ def _check_modules(causal: Any, decoder: Any) -> None:
         linears += [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
         linears += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
     embedding = decoder.embed_tokens
-    if type(embedding).__name__ not in ("Embedding", "GemmaTextScaledWordEmbedding") or not hasattr(
+    if plain_class(embedding).__name__ not in ("Embedding", "GemmaTextScaledWordEmbedding") or not hasattr(
         embedding, "weight"
     ):
         raise NotCovered(f"its embedding is a {type(embedding).__name__}")
     for linear in linears:
         base = getattr(linear, "base_layer", linear)
-        if type(base) is not nn.Linear or (base is not linear and not hasattr(linear, "lora_A")):
+        if plain_class(base) is not nn.Linear or (base is not linear and not hasattr(linear, "lora_A")):
             raise NotCovered(f"a linear layer is a {type(linear).__module__}.{type(linear).__name__}")
         if base is not linear and (linear.lora_variant or any(linear.lora_bias.values())):
             raise NotCovered("its adapter is a LoRA variant (DoRA, a LoRA bias, …)")
