@@ -25,7 +25,7 @@ from algorist.diagnosis.live import LiveDiagnosis
 from algorist.evaluation.console import lines_of
 from algorist.evaluation.record import mark_of, record_evaluation
 from algorist.evaluation.rollout_notes import RolloutNotes
-from algorist.evaluation.run import EvaluationSetting
+from algorist.evaluation.run import Alone, EvaluationSetting, Peers
 from algorist.hub.upload import HubUpload, check_hub
 from algorist.models import products
 from algorist.models.attention import told
@@ -254,12 +254,16 @@ def _rows_at_a_time(recipe: Recipe) -> int:
 
 
 def evaluate_stage(run: Run, stage: str, step: int | None = None) -> dict[str, Any]:
-    """Evaluate the current policy on the held-out problems and write ``eval/<stage>``; the main process does it."""
+    """Evaluate the current policy on the held-out problems and write ``eval/<stage>``; the processes take turns at the batches."""
+    engine = run.recipe.eval.engine or run.recipe.grpo.engine
+    alone = engine == "vllm" or run.recipe.eval.device is not None  # one vLLM, one other device
     with whole_weights(_require_policy(run).model):
-        return run.processes.from_main(lambda: _evaluate(run, stage, step))
+        if alone:
+            return run.processes.from_main(lambda: _evaluate(run, stage, step, Alone()))
+        return _evaluate(run, stage, step, run.processes)
 
 
-def _evaluate(run: Run, stage: str, step: int | None) -> dict[str, Any]:
+def _evaluate(run: Run, stage: str, step: int | None, peers: Peers) -> dict[str, Any]:
     policy = _require_policy(run)
     recipe = run.recipe
     setting = EvaluationSetting.from_section(
@@ -277,6 +281,7 @@ def _evaluate(run: Run, stage: str, step: int | None) -> dict[str, Any]:
     summary = record_evaluation(
         folder,
         name,
+        peers=peers,
         engine=make_engine(engine, on_device, policy.tokenizer, vllm=recipe.grpo.vllm),
         tokenizer=policy.tokenizer,
         problems=run.held_out,
