@@ -102,7 +102,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.hub = HubUpload(self.recipe, self.folder.path, self.display.say)
-        self.notes = RolloutNotes(self.display.say)
+        self.notes = RolloutNotes(self.display.say, self.recipe.grpo.samples_every)
         self.live = LiveDiagnosis(self.recipe, self.display.say, str(self.folder.path))
 
 
@@ -369,7 +369,7 @@ def _stage(run: Run, name: str, action: Callable[[Run], None]) -> None:
     """Do a stage and its evaluation unless they are finished."""
     if not _is_finished(run, name):
         _load_start(run)
-        log.info("%s begins", name)
+        run.display.say(f"{name} begins")
         action(run)
         if run.stopped:
             return
