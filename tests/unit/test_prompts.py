@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from algorist.errors import ConfigError
 from algorist.prompts import FORMATS, get_format, missing_tags
 
-TAGGED = [name for name in FORMATS if name != "question_only"]
+TAGGED = [name for name in FORMATS if FORMATS.get(name).tags.all()]
 words = st.text(alphabet="abc 0123456789+-*/=.\n", min_size=1).filter(lambda s: s.strip())
 answers = st.from_regex(r"-?[0-9]{1,9}", fullmatch=True)
 
