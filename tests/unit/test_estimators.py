@@ -308,6 +308,13 @@ def test_summarise_by_hand() -> None:
     assert all(v.n == 2 and v.low <= v.value <= v.high for v in found.values())
 
 
+def test_lenient_accuracy_stands_beside_the_strict_one() -> None:
+    rows = [sample(name, name == "a") | {"lenient": name != "c"} for name in "abc"]
+    found = summarise(rows)
+    assert list(found)[:2] == ["greedy_accuracy", "lenient_accuracy"]
+    assert [found[k].value for k in list(found)[:2]] == pytest.approx([1 / 3, 2 / 3])
+
+
 def test_summarise_of_nothing_tells_nothing() -> None:
     found = summarise([])
     assert math.isnan(found["greedy_accuracy"].value) and found["greedy_accuracy"].n == 0

@@ -18,7 +18,7 @@ from algorist.prompts import FORMATS, get_format, missing_tags
 from algorist.prompts.chat import render_prompt
 from algorist.prompts.of_recipe import recipe_format
 
-TAGGED = [name for name in FORMATS if name != "question_only"]
+TAGGED = [name for name in FORMATS if FORMATS.get(name).tags.all()]
 words = st.text(alphabet="abc 0123456789+-*/=.\n", min_size=1).filter(lambda s: s.strip())
 answers = st.from_regex(r"-?[0-9]{1,9}", fullmatch=True)
 

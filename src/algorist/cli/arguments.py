@@ -79,6 +79,8 @@ def find_model(model: str | None, runs: Path = Path("runs")) -> tuple[Path | str
         if not found:
             raise CheckpointError(f"no run under {runs}/; give --model, or make one: algorist run quickstart")
         folder = next((p.parent for p in found if _model_in(p.parent)), found[0].parent)
+    elif model == "smollm2":
+        return model, None
     else:
         folder = Path(model).expanduser()
         if not folder.exists():

@@ -48,6 +48,8 @@ def compare(
 
 
 def _told(found: Comparison, samples: Sequence[Mapping[str, Any]]) -> str:
+    from algorist.evaluation.compare import without_the_form
+    from algorist.evaluation.protocols import too_few
     from algorist.store.safe_text import one_line
 
     questions = {row["problem_id"]: row["question"] for row in samples}
@@ -55,6 +57,8 @@ def _told(found: Comparison, samples: Sequence[Mapping[str, Any]]) -> str:
         f"{found.n} problems · greedy answers: {len(found.gained)} turned right, {len(found.lost)} turned wrong, "
         f"McNemar's exact p = {found.p_value:.2g}"
     ]
+    remains = without_the_form(found.differences)
+    lines += [remains] if remains else []
     if found.sampled_p_value is not None:
         lines.append(f"sampled accuracy: permutation test p = {found.sampled_p_value:.2g}")
     for what, problems in (("turned right", found.gained), ("turned wrong", found.lost)):
@@ -63,6 +67,9 @@ def _told(found: Comparison, samples: Sequence[Mapping[str, Any]]) -> str:
             lines += [f"  {name}  {one_line(str(questions[name]), 90)}" for name in problems[:SHOWN]]
         if len(problems) > SHOWN:
             lines.append(f"  … and {len(problems) - SHOWN} more (--json has them all)")
+    draws = {name: sum(row["problem_id"] == name for row in samples) - 1 for name in list(questions)[:1]}
+    few = too_few(found.n, min(draws.values(), default=0))
+    lines += [f"warning: {few}"] if few else []
     return "\n".join([*lines, *(f"warning: {text}" for text in found.warnings)])
 
 

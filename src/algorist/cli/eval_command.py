@@ -48,7 +48,10 @@ def evaluate_model(
     split: Annotated[str, typer.Option(help="Split of the datasets.")] = "test",
     limit: Annotated[int | None, typer.Option(help="Only the first N problems of each.", min=1)] = None,
     protocol: Annotated[
-        str | None, typer.Option(help="greedy, sampled-N, sampled-N@TEMPERATURE; the run's when left out.")
+        str | None,
+        typer.Option(
+            help="greedy, sampled-N, sampled-N@TEMPERATURE, or a reference: gsm8k_cot_zeroshot; the run's when left out."
+        ),
     ] = None,
     samples: Annotated[
         int | None,
@@ -95,6 +98,7 @@ def evaluate_model(
         raise ConfigError(
             f"--name {name} would name {len(benchmarks)} artifacts; leave it out, or take --out FOLDER"
         )
+    prompt_format = _format_of(protocol, prompt_format)
     evaluation = _with_options(recipe.eval, protocol, samples, max_new_tokens)
     if not as_json:
         _announce(where, recipe if run else None, prompt_format, evaluation.max_completion_tokens)
@@ -128,6 +132,19 @@ def evaluate_model(
         alone = {"model": str(where), "evaluations": told, **(told[0] if len(told) == 1 else {})}
         print(json.dumps(alone, allow_nan=False))
     return 0
+
+
+def _format_of(protocol: str | None, prompt_format: str | None) -> str | None:
+    """Return the prompt format that a reference protocol fixes, else the one that was asked for."""
+    from algorist.errors import ConfigError
+    from algorist.evaluation.protocols import REFERENCES
+
+    fixed = REFERENCES[protocol].prompt_format if protocol in REFERENCES else None
+    if fixed and prompt_format not in (None, fixed):
+        raise ConfigError(
+            f"--protocol {protocol} has a prompt format of its own ({fixed}), but --format is {prompt_format}; leave one out"
+        )
+    return fixed or prompt_format
 
 
 def _with_options(
@@ -168,7 +185,11 @@ def _announce(where: Path | str, recipe: Recipe | None, name: str | None, limit:
 def _hints(done: Evaluated, artifact: str) -> list[str]:
     """Return what to say of an evaluation in which hardly anything was answered."""
     metrics, protocol = done.artifact.metrics, done.artifact.protocol
+    from algorist.evaluation.protocols import too_few
+
     told = []
+    few = too_few(len({r["problem_id"] for r in done.artifact.samples}), protocol.get("samples") or 0)
+    told += [few] if few else []
     form, limit = protocol.get("prompt_format"), protocol.get("max_completion_tokens")
     if "format" in metrics and metrics["format"].value == 0:
         told.append(

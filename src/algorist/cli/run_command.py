@@ -45,6 +45,10 @@ def run(
         bool, typer.Option("--skip-sft", help="Leave SFT out; a finished SFT stage is used.")
     ] = False,
     skip_grpo: Annotated[bool, typer.Option("--skip-grpo", help="Leave GRPO out.")] = False,
+    seeds: Annotated[
+        int | None,
+        typer.Option(help="Run it with N seeds, seed … seed + N - 1: mean, spread, one figure.", min=1),
+    ] = None,
     wandb_project: WandbProject = None,
     wandb_entity: WandbEntity = None,
     no_wandb: NoWandb = False,
@@ -56,7 +60,33 @@ def run(
         recipe, overrides, wandb_project, wandb_entity, no_wandb, push_to_hub, hub_model_id
     )
     stages = tuple(s for s, skip in (("sft", skip_sft), ("grpo", skip_grpo)) if not skip)
+    if seeds is not None:
+        return _run_seeds(recipe, overrides, resume, stages, seeds)
     return run_stages(recipe, overrides, resume, stages)
+
+
+def _run_seeds(
+    name: str, overrides: list[str] | None, resume: bool, stages: tuple[str, ...], count: int
+) -> int:
+    """Run a recipe once per seed and say mean and spread; with ``resume``, finished seeds are not repeated."""
+    from algorist.cli.display import TerminalDisplay
+    from algorist.runs.plan import check_folder, run_path
+    from algorist.runs.seeds import lines_of_seeds, recipes_of_seeds, summarise_seeds
+
+    loaded = read_recipe(name, overrides)
+    recipes, display = recipes_of_seeds(loaded, count), TerminalDisplay()
+    there = [resume and (run_path(r) / "config.yaml").is_file() for r in recipes]
+    for recipe, begun in zip(recipes, there, strict=True):
+        check_folder(recipe, resume=begun)  # before the first seed has taken its hours
+    for number, (recipe, begun) in enumerate(zip(recipes, there, strict=True), start=1):
+        display.say(f"seed {recipe.seed} ({number} of {count})")
+        _run(recipe, display, begun, stages)
+    found = summarise_seeds(loaded, [run_path(recipe) for recipe in recipes])
+    place = run_path(loaded)
+    for line in lines_of_seeds(found):
+        display.say(line)
+    display.say(f"written to {place}-seeds.json and {place}-seeds.svg")
+    return 0
 
 
 def with_flags(

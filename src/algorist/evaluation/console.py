@@ -32,6 +32,8 @@ def summary_line(name: str, summary: Mapping[str, Interval]) -> str:
     parts = [
         f"accuracy {_percent(accuracy.value)} [{100 * accuracy.low:.1f}, {100 * accuracy.high:.1f}] of {accuracy.n}"
     ]
+    if "lenient_accuracy" in summary:
+        parts.append(f"lenient {_percent(summary['lenient_accuracy'].value)}")
     parts += [
         f"{key} {_percent(found.value)}" for key, found in summary.items() if "@" in key and key != "maj@1"
     ]

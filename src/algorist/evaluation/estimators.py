@@ -156,7 +156,7 @@ def summarise(samples: Sequence[Mapping[str, Any]], ks: Sequence[int] = (1, 4, 8
     """Return the metrics of an evaluation from its rows (``evaluation.artifact`` tells their columns).
 
     Greedy rows give ``greedy_accuracy``, ``format``, ``truncated`` and ``mean_tokens``; where the rows tell them also
-    ``reasoning_present``, ``mean_reasoning_characters``, the total ``reward`` and each ``rewards/NAME``. Sampled rows give
+    ``lenient_accuracy``, ``reasoning_present``, ``mean_reasoning_characters``, the total ``reward`` and each ``rewards/NAME``. Sampled rows give
     ``pass@k`` and ``maj@k`` for each k up to the smallest number of samples that a problem has, and maj@ of that number.
 
     Raises:
@@ -187,6 +187,8 @@ def _greedy_metrics(greedy: Sequence[Mapping[str, Any]]) -> dict[str, Interval]:
 
     found: dict[str, Interval] = {}
     shares = {"greedy_accuracy": "correct", "format": "well_formed", "truncated": "truncated"}
+    if told("lenient"):  # beside the accuracy that it explains
+        shares = {"greedy_accuracy": "correct", "lenient_accuracy": "lenient"} | shares
     if told("has_reasoning"):
         shares["reasoning_present"] = "has_reasoning"
     for name, column in shares.items():

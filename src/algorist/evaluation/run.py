@@ -1,7 +1,8 @@
 """The one evaluator: during training, after it, and on any model. Greedy, and sampled when asked.
 
 Protocol: one greedy completion per problem; ``samples`` more at the stated temperature. Every completion is parsed by
-the prompt format and graded by the same grader as the reward. The samples are plain rows; numbers with intervals come
+the prompt format and graded by the same grader as the reward (``correct``), and once more whatever its form: ``lenient`` is
+``correct``, or its last number is the gold answer. The samples are plain rows; numbers with intervals come
 from ``evaluation.estimators``. With ``progress`` an evaluation that was killed continues with the batches that are missing
 and ends with the same samples: each batch draws with a seed of its own.
 """
@@ -14,7 +15,8 @@ from typing import Any, Protocol, TypeVar
 
 from algorist.config.schema import EvalSection
 from algorist.evaluation.progress import Progress
-from algorist.evaluation.protocols import protocol_name
+from algorist.evaluation.protocols import REFERENCES, protocol_name
+from algorist.grading import is_right_leniently
 from algorist.prompts import PromptFormat
 from algorist.rewards import RewardSet
 from algorist.rollouts.base import RolloutEngine, SamplingParams
@@ -57,6 +59,10 @@ class EvaluationSetting:
     def recorded(self, prompt_format: PromptFormat) -> dict[str, Any]:
         """Return what an artifact says of the protocol: its name, the settings, the prompt format."""
         name = protocol_name(self.samples, self.temperature, self.top_p)
+        for key, known in REFERENCES.items():
+            here = (prompt_format.name, self.samples, self.max_completion_tokens, self.stop_strings)
+            if here == (known.prompt_format, 0, known.max_completion_tokens, known.stop_strings):
+                name = f"{key}@{known.version}"
         settings = asdict(self) | {"stop_strings": list(self.stop_strings)}
         if not self.stop_strings:  # as artifacts without them say it
             del settings["stop_strings"]
@@ -197,6 +203,7 @@ def _collect(
 def _rows(group: Group, greedy: bool) -> list[dict[str, Any]]:
     rows = rows_of(group)
     for row in rows:
+        row["lenient"] = bool(row["correct"]) or is_right_leniently(row["completion"], row["gold"])
         row["greedy"] = greedy and row["sample"] == 0
         row["seconds"] = group.seconds / len(rows)
         row["rewards"] = {name: value for name, value in row["rewards"].items() if value is not None}

@@ -13,6 +13,7 @@ from transformers import AutoConfig
 
 from algorist.config.schema import Recipe
 from algorist.grading import why_unreadable
+from algorist.models.gguf import loadable_name
 from algorist.models.load import Policy, load_policy, make_policy, pick_device
 from algorist.models.precision import compute_dtype, pick_precision, weight_dtype
 from algorist.preflight.advice import NEAR_LIMIT, advise
@@ -212,10 +213,9 @@ def _plan_unloaded(
     if section.name == "tiny" or section.backend == "unsloth" or limit is None:
         return {}, True
     try:
+        name = loadable_name(section.name, section.revision)
         config = AutoConfig.from_pretrained(
-            str(Path(section.name).expanduser())
-            if Path(section.name).expanduser().is_dir()
-            else section.name,
+            str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name,
             revision=section.revision or "main",
             trust_remote_code=section.trust_remote_code,
         )

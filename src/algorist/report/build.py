@@ -13,6 +13,7 @@ import jinja2
 
 from algorist import __version__
 from algorist.errors import CheckpointError
+from algorist.evaluation.compare import without_the_form
 from algorist.evaluation.estimators import Interval
 from algorist.report.collect import collect
 from algorist.store.atomic import replace_text
@@ -21,6 +22,7 @@ from algorist.store.safe_text import printable_tree
 
 TITLES = {
     "greedy_accuracy": "greedy accuracy",
+    "lenient_accuracy": "last number right, whatever the form",
     "format": "well-formed",
     "truncated": "truncated",
     "mean_tokens": "mean tokens",
@@ -59,6 +61,7 @@ def render(data: dict[str, Any]) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"number": number, "interval": interval, "clock": clock, "points": points}
+    environment.filters |= {"without_the_form": without_the_form}
     shown = {key: data[key] for key in ("stages", "pairs", "rollouts")}
     return environment.get_template("report.html.j2").render(
         data=data,
