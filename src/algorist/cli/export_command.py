@@ -41,9 +41,9 @@ def export(
             f"--dtype {dtype} is unknown.{nearest(dtype, _DTYPES)} Expected one of {', '.join(_DTYPES)}"
         )
     folder, run = find_model(model)
-    from algorist.cli.run_command import _quiet_libraries
+    from algorist.cli.quiet import quiet_libraries
 
-    _quiet_libraries()
+    quiet_libraries()
     from algorist.config.load import validate
     from algorist.hub.card import base_warning
     from algorist.hub.export import export as write_folder

@@ -29,6 +29,7 @@ from algorist.config.schema import Recipe, TrackingSection
 from algorist.errors import ConfigError, MissingExtraError
 from algorist.store.redact import first_line, redact, redact_tree
 from algorist.store.safe_text import printable
+from algorist.store.stages import STAGES
 from algorist.store.write import read_metrics
 
 log = logging.getLogger("algorist.tracking.trackers")
@@ -155,7 +156,7 @@ class WandbTracker:
             run.ids["wandb"] = uuid.uuid4().hex[:12]  # the failed attempt still holds the other one
             with _redacted_command():
                 self._run = wandb.init(**settings | {"mode": "offline", "id": run.ids["wandb"]})
-        for stage in ("sft", "grpo"):
+        for stage in STAGES:
             self._run.define_metric(f"{stage}/step", hidden=True)
             self._run.define_metric(f"{stage}/*", step_metric=f"{stage}/step")
 
