@@ -55,7 +55,7 @@ MUTATIONS = {
     "ratio: sign": (RATIOS, "difference = log_probs - old_log_probs.detach()", "difference = old_log_probs.detach() - log_probs"),
     "ratio: gradient into the sampler's": (RATIOS, "log_probs - old_log_probs.detach()", "log_probs - old_log_probs"),
     "ratio: sequence without its length": (RATIOS, "(total / mask.sum(-1).clamp(min=1)).exp()", "total.exp()"),
-    "kl: k3 without the 1": (KL, " - 1", ""),
+    "kl: k3 without the 1": (KL, "difference.expm1() - difference", "difference.exp() - difference"),
     "step: only good completions are computed": (STEP, "(batch.advantages != 0)", "(batch.advantages > 0)"),
     "step: micro-batches added, not averaged": (STEP, " / len(parts) for part", " for part"),
     "step: no correction for the sampler": (STEP, "sampler_weights=sampler_correction(batch, objective)", "sampler_weights=None"),

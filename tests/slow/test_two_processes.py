@@ -90,7 +90,7 @@ class Lines(Quiet):
 
 def run_alone(folder: Path, *overrides: str, resume: bool = False) -> str:
     """Run in this process (no second start-up to wait for) and return what the run said."""
-    recipe = load_recipe("smoke-cpu", [f"output_dir={folder}/runs", *overrides, *settings(folder)]).recipe
+    recipe = load_recipe("smoke-cpu", [f"output_dir={folder}/runs", *settings(folder), *overrides]).recipe
     display = Lines()
     run_recipe(recipe, display=display, resume=resume)
     return "\n".join(display.said)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -120,6 +121,32 @@ def test_out_of_memory_is_the_same_mathematics_in_smaller_parts(kind: str, tmp_p
         assert left.keys() == right.keys()
         for key in ("loss", "grad_norm", "num_tokens"):  # nothing counted twice
             assert key not in left or left[key] == pytest.approx(right[key], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_process_that_runs_out_of_memory_does_its_share_again_while_the_other_waits(tmp_path: Path) -> None:
+    """Two gloo processes; the second has too little memory for its half of the step. The update is that of one process."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    ends, said = {}, {}
+    for count, extra_mb in ((1, 0), (2, 300)):
+        folder = tmp_path / str(count)
+        group = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        started = [
+            subprocess.Popen(
+                [sys.executable, "-m", "tests.unit.out_of_memory_run", "grpo", str(extra_mb), str(folder)],
+                env={**os.environ, "OMP_NUM_THREADS": "1", "RANK": str(r), "LOCAL_RANK": str(r), **group},
+                stderr=subprocess.PIPE, text=True,
+            )
+            for r in range(count)
+        ]  # fmt: skip
+        said[count] = [process.communicate(timeout=400)[1] for process in started]
+        assert [process.returncode for process in started] == [0] * count, said[count]
+        ends[count] = torch.load(folder / "end.pt", weights_only=True)["weights"]
+    assert "same mathematics" in said[2][1] and "out of memory" not in said[2][0]
+    for name, weight in ends[1].items():
+        assert torch.allclose(weight, ends[2][name], atol=1e-6, rtol=1e-5), name
 
 
 @pytest.mark.slow
