@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import Any
 
@@ -95,8 +94,3 @@ def closing_table(
             table.add_row(escape(printable(name.replace("_", " "))), *row)
     wide = console if console.width >= 120 else Console(width=120, highlight=False)
     wide.print(table)
-
-
-def warn(text: str) -> None:
-    """Print a warning to standard error."""
-    print(f"warning: {text}", file=sys.stderr)

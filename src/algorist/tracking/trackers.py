@@ -24,6 +24,7 @@ from typing import Any, Protocol
 
 import yaml
 
+from algorist.config.changes import flat
 from algorist.config.explain import to_yaml
 from algorist.config.schema import Recipe, TrackingSection
 from algorist.errors import ConfigError, MissingExtraError
@@ -221,9 +222,9 @@ class MlflowTracker:
             mlflow.start_run(run_id=run.ids["mlflow"])
         else:
             run.ids["mlflow"] = mlflow.start_run(run_name=run.name).info.run_id
-            flat = {key: str(value)[:500] for key, value in _flat(run.config).items()}
-            for start in range(0, len(flat), 100):  # the API's limit
-                mlflow.log_params(dict(list(flat.items())[start : start + 100]))
+            parameters = [(key, str(value)[:500]) for key, value in flat(run.config).items()]
+            for start in range(0, len(parameters), 100):  # the API's limit
+                mlflow.log_params(dict(parameters[start : start + 100]))
             mlflow.log_dict(run.config, "recipe.yaml")
         mlflow.set_tags(tags)
 
@@ -411,16 +412,6 @@ def _final(values: Mapping[str, float]) -> dict[str, float]:
 
 def _mlflow_name(name: str) -> str:
     return "".join(c if c.isalnum() or c in "_-. :/" else "_" for c in name)
-
-
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    if isinstance(value, dict) and value:
-        return {
-            k: v
-            for key, inner in value.items()
-            for k, v in _flat(inner, f"{prefix}.{key}" if prefix else str(key)).items()
-        }
-    return {prefix: value}
 
 
 def _yaml(value: Any) -> str:
