@@ -27,7 +27,7 @@ from algorist.evaluation.record import mark_of, record_evaluation
 from algorist.evaluation.rollout_notes import RolloutNotes
 from algorist.evaluation.run import EvaluationSetting
 from algorist.hub.upload import HubUpload, check_hub
-from algorist.models import onednn
+from algorist.models import products
 from algorist.models.attention import told
 from algorist.models.load import Policy, keep_base, load_policy, make_policy, pick_device
 from algorist.prompts import PromptFormat
@@ -154,7 +154,7 @@ def run_recipe(
         run = Run(recipe, folder, display, resume, device, recipe_format(recipe), **vars(problems))
         run.processes, run.trackers = processes, trackers
         # Products of another library round otherwise: every process, and every resume, takes the same.
-        onednn.choose(processes.from_main(lambda: folder.keep("products.json", onednn.choices)))
+        products.choose(processes.from_main(lambda: folder.keep("products.json", products.choices)))
         from_the_model = processes.from_main(lambda: why_from_the_model(recipe, stages, folder))
         _prepare(run, no_adapter, from_the_model)
         if recipe.eval.baseline and not _is_finished(run, "eval-base"):
