@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from algorist.cli.export_command import app
-from algorist.cli.run_command import with_flags
+from algorist.cli.flags import overrides_of
 from algorist.config.load import load_recipe
 from algorist.config.schema import ModelSection, Recipe, TinySection
 from algorist.errors import CheckpointError, ConfigError
@@ -143,7 +143,7 @@ def test_a_card_without_a_run_says_what_the_files_say(run: Path) -> None:
 
 
 def recipe_with(*flags: object, overrides: list[str] | None = None) -> Recipe:
-    return load_recipe("smoke-cpu", with_flags("smoke-cpu", overrides, *flags)).recipe  # type: ignore[arg-type]
+    return load_recipe("smoke-cpu", overrides_of("smoke-cpu", overrides, *flags)).recipe  # type: ignore[arg-type]
 
 
 def test_flags_become_settings() -> None:

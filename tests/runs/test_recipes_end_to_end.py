@@ -138,7 +138,7 @@ def test_math_sft_baseline_and_grpo(tmp_path: Path, shared_data: Path) -> None:
     held_out = f"data.eval={{name: math, path: '{other}', split: test}}"
     run = run_tiny(
         tmp_path,
-        "math-sft-unique-128",
+        "math-sft",
         held_out,
         f"data.train.path={demos}",
         "data.train.limit=10",

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from algorist.cli.regrade_command import differences
 from algorist.config import load_recipe
 from algorist.config.explain import to_yaml
 from algorist.errors import AlgoristError, ConfigError
+from algorist.evaluation.regrade import differences
 from algorist.store.run_folder import RunFolder
 from algorist.store.write import RolloutWriter
+from tests.conftest import Cli
 
 ANSWERS = [
     ("12", True, "equal_string"),
@@ -76,15 +75,9 @@ def test_mistakes(run: Path, tmp_path: Path) -> None:
         differences(tmp_path / "nowhere", None)
 
 
-def test_the_verb(run: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "algorist.cli.main", "regrade", str(run)]
-    done = subprocess.run(
-        [*command, "--matcher", "symbolic", "--changed", "c.jsonl"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
+def test_the_verb(run: Path, tmp_path: Path, call: Cli) -> None:
+    done = call("regrade", str(run), "--matcher", "symbolic", "--changed", "c.jsonl")
     assert done.returncode == 1 and "1 verdicts and 1 rewards change" in done.stdout, done.stderr
     assert json.loads((tmp_path / "c.jsonl").read_text())["new_reason"] == "equal_number"
-    same = subprocess.run([*command, "--json"], cwd=tmp_path, capture_output=True, text=True)
+    same = call("regrade", str(run), "--json")
     assert same.returncode == 0 and json.loads(same.stdout)["changed"] == 0

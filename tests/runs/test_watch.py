@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 from rich.console import Console, RenderableType
@@ -14,9 +12,10 @@ from algorist.cli.watch_command import blocks, picture, state
 from algorist.config import load_recipe
 from algorist.runs.pipeline import run_recipe
 from algorist.store.run_folder import RunFolder
+from tests.conftest import Cli
 
 
-def test_a_run_is_told(tmp_path: Path) -> None:
+def test_a_run_is_told(tmp_path: Path, call: Cli) -> None:
     run_recipe(load_recipe("smoke-cpu", [f"output_dir={tmp_path}", "run_name=r", "threads=1"]).recipe)
     folder = RunFolder.open(tmp_path / "r")
     now = state(folder)
@@ -25,15 +24,8 @@ def test_a_run_is_told(tmp_path: Path) -> None:
     assert now["finished_stages"] == ["sft", "eval-sft", "grpo", "eval-grpo"]
     with folder.lock():
         assert state(folder)["running"]
-        told = subprocess.run(
-            [sys.executable, "-m", "algorist.cli.main", "watch", str(tmp_path / "r"), "--json"],
-            capture_output=True, text=True, timeout=120,
-        )  # fmt: skip
-        assert json.loads(told.stdout)["running"] is True, told.stderr
-    shown = subprocess.run(
-        [sys.executable, "-m", "algorist.cli.main", "watch", str(tmp_path / "r"), "--once"],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        assert json.loads(call("watch", str(tmp_path / "r"), "--json").stdout)["running"] is True
+    shown = call("watch", str(tmp_path / "r"), "--once")
     assert "not running" in shown.stdout and "grpo 2/2" in shown.stdout and "accuracy" in shown.stdout
 
 

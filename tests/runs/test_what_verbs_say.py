@@ -81,6 +81,7 @@ def test_solve_does_not_ask_the_hub_for_a_folder(run: Path, call: Any) -> None:
     )
 
 
+@pytest.mark.slow
 def test_solve_in_a_terminal_answers_line_by_line(run: Path, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     process = subprocess.Popen(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from algorist.training.checkpoint import damage, processes_of
-from tests.e2e.test_two_processes import (
+from tests.slow.test_two_processes import (
     NUMBERS,
     ONE,
     REWARD,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from algorist.cli.doctor_command import bad_pair
+from algorist.diagnosis.environment import bad_pair
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ LIGHT = {"types", "errors", "registry", "config", "prompts", "grading", "store",
 HEAVY = {"torch", "transformers", "trl", "peft", "datasets", "vllm"}
 ONLY_IN = {
     "trl": {"training/sft.py", "training/grpo_setup.py", "training/stock.py", "training/trl_seam.py"},
-    "vllm": {"rollouts/vllm/engine.py", "cli/doctor_command.py"},
+    "vllm": {"rollouts/vllm/engine.py", "diagnosis/environment.py"},
 }
 
 

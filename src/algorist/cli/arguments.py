@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from algorist.errors import CheckpointError, ConfigError, nearest
+from algorist.store.stages import LAST_FIRST, STAGES
 
 if TYPE_CHECKING:
     from algorist.config.schema import Recipe
@@ -54,7 +55,6 @@ def read_template(options: list[str] | None) -> dict[str, Any]:
     return found
 
 
-STAGES = ("grpo", "sft")
 _MODEL = ("config.json", "adapter_config.json")
 
 
@@ -115,7 +115,7 @@ def _is_run(folder: Path) -> bool:
 
 def _model_in(run: Path) -> Path | None:
     """Return the folder of a run's last model: the last stage's ``final``, else the newest checkpoint."""
-    for stage in STAGES:
+    for stage in LAST_FIRST:
         if (run / stage / "final").is_dir():
             return run / stage / "final"
     return max(run.glob("*/checkpoint-*"), key=lambda p: p.stat().st_mtime, default=None)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from algorist.store.stages import EVALUATED, STAGES
+
 if TYPE_CHECKING:
     from algorist.evaluation.compare import Comparison
 
@@ -92,4 +94,4 @@ def _evaluation(path: Path) -> tuple[Path, str]:
         return path.parent, path.name.removesuffix(".json")
     folder = path / "eval" if (path / "eval").is_dir() else path
     there = artifact_names(folder)
-    return folder, next((name for name in ("grpo", "sft", "base") if name in there), (there or ["grpo"])[-1])
+    return folder, next((name for name in reversed(EVALUATED) if name in there), (there or [STAGES[-1]])[-1])

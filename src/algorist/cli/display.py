@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import Any
 
@@ -98,22 +97,8 @@ def closing_table(
         table.add_column(escape(printable(heading)), justify="left" if not heading else "right", no_wrap=True)
     for name in after:
         if name in before:
-            difference = interval_text(paired[name], name, signed=True) if name in paired else ""
-            row = (interval_text(before[name], name), interval_text(after[name], name), difference)
+            difference = paired[name].text(name, signed=True) if name in paired else ""
+            row = (before[name].text(name), after[name].text(name), difference)
             table.add_row(escape(printable(name.replace("_", " "))), *row)
     wide = console if console.width >= 120 else Console(width=120, highlight=False)
     wide.print(table)
-
-
-def interval_text(interval: Any, name: str, *, signed: bool = False) -> str:
-    """Return ``62.0 % [56.1, 67.5]``, or plain numbers for lengths and rewards; a ``signed`` one is a difference in points."""
-    plain = any(word in name for word in ("tokens", "length", "characters", "reward"))
-    factor, unit = (1, "") if plain else (100, " points" if signed else " %")
-    form = f"{'+' if signed else ''}.{2 if 'reward' in name else 1}f"
-    low, high = (f"{factor * end:{form}}" for end in (interval.low, interval.high))
-    return f"{factor * interval.value:{form}}{unit} [{low}, {high}]"
-
-
-def warn(text: str) -> None:
-    """Print a warning to standard error."""
-    print(f"warning: {text}", file=sys.stderr)

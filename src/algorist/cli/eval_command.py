@@ -83,7 +83,7 @@ def evaluate_model(
     An evaluation that was stopped or killed continues when the same command is given again.
     """
     from algorist.cli.display import TerminalDisplay
-    from algorist.cli.run_command import _quiet_libraries
+    from algorist.cli.quiet import quiet_libraries
     from algorist.config.schema import Recipe
     from algorist.errors import ConfigError
     from algorist.evaluation.harness import export_harness
@@ -102,7 +102,7 @@ def evaluate_model(
     evaluation = _with_options(recipe.eval, protocol, samples, max_new_tokens)
     if not as_json:
         _announce(where, recipe if run else None, prompt_format, evaluation.max_completion_tokens)
-    _quiet_libraries()
+    quiet_libraries()
     from algorist.runs.solve import evaluate_benchmarks
 
     display = TerminalDisplay()
@@ -268,7 +268,6 @@ def _numbers(metrics: Any) -> dict[str, dict[str, float | int | None]]:
 
 
 def _show(display: TerminalDisplay, done: Evaluated, entry: dict[str, Any]) -> None:
-    from algorist.cli.display import interval_text
     from algorist.evaluation.estimators import Interval
 
     artifact = done.artifact
@@ -277,7 +276,7 @@ def _show(display: TerminalDisplay, done: Evaluated, entry: dict[str, Any]) -> N
     how = f"{told.get('name', '')}, {told.get('prompt_format')}, up to {told.get('max_completion_tokens')} tokens"
     display.say(f"{artifact.name}: {artifact.dataset}, {entry['n']} problems, {how}{known}")
     for key, interval in artifact.metrics.items():
-        display.say(f"  {key.replace('_', ' '):<26} {interval_text(interval, key)}")
+        display.say(f"  {key.replace('_', ' '):<26} {interval.text(key)}")
     for column, groups in entry["by"].items():
         display.say(f"  greedy accuracy by {column}:")
         for label, metrics in groups.items():
@@ -287,7 +286,7 @@ def _show(display: TerminalDisplay, done: Evaluated, entry: dict[str, Any]) -> N
                 for key in ("value", "low", "high")
             )
             found = Interval(value, low, high, int(numbers["n"]))
-            display.say(f"    {label:<24} {interval_text(found, 'greedy_accuracy')} of {found.n}")
+            display.say(f"    {label:<24} {found.text('greedy_accuracy')} of {found.n}")
     for text in _hints(done, entry["artifact"]):
         display.say(f"  hint: {text}")
     exported = f", {entry['export']}" if "export" in entry else ""

@@ -202,7 +202,8 @@ def _call(command: list[str], environment: dict[str, str]) -> int:
 
 def _work(recipe: str, settings: list[str], resume: bool, stages: tuple[str, ...]) -> int:
     """Do one process's part; the main process also shows the run and writes the report."""
-    from algorist.cli.run_command import _quiet_libraries, run_stages
+    from algorist.cli.quiet import quiet_libraries
+    from algorist.cli.run_command import run_stages
 
     sys.argv[1:] = shlex.split(os.environ.get(_COMMAND, shlex.join(sys.argv[1:])))
     try:
@@ -213,7 +214,7 @@ def _work(recipe: str, settings: list[str], resume: bool, stages: tuple[str, ...
                 print(stopped, flush=True)
                 code = 130
         else:
-            _quiet_libraries()
+            quiet_libraries()
             from algorist.runs.pipeline import run_recipe
 
             state = run_recipe(read_recipe(recipe, settings), resume=resume, stages=stages)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import logging
 import shlex
 import sys
 from pathlib import Path
@@ -12,7 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from algorist.cli.arguments import Overrides, RecipeArgument, read_recipe
+from algorist.cli.flags import with_flags
 from algorist.cli.interrupt import Stopped, command_again, stopped_at_once
+from algorist.cli.quiet import quiet_libraries
+from algorist.store.stages import EVALUATED
 
 if TYPE_CHECKING:
     from algorist.cli.display import TerminalDisplay
@@ -20,23 +21,11 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False)
 
-WandbProject = Annotated[
-    str | None, typer.Option("--wandb-project", help="Track with wandb, in this project (tracking.project).")
-]
-WandbEntity = Annotated[
-    str | None, typer.Option("--wandb-entity", help="User or team in wandb (tracking.entity).")
-]
-NoWandb = Annotated[bool, typer.Option("--no-wandb", help="Leave wandb out, whatever the recipe says.")]
-PushToHub = Annotated[bool, typer.Option("--push-to-hub", help="Upload the model after the run (hub.push).")]
-HubModelId = Annotated[
-    str | None,
-    typer.Option("--hub-model-id", help="Repository owner/name; turns the upload on (hub.model_id)."),
-]
-
 
 @app.command(
     epilog="Example: algorist run quickstart · Next: algorist solve 'Sam has 17 coins. Sam loses 2. Sam gives 2 to Lea. How many coins does Sam have now?'"
 )
+@with_flags
 def run(
     recipe: RecipeArgument,
     overrides: Overrides = None,
@@ -49,16 +38,8 @@ def run(
         int | None,
         typer.Option(help="Run it with N seeds, seed … seed + N - 1: mean, spread, one figure.", min=1),
     ] = None,
-    wandb_project: WandbProject = None,
-    wandb_entity: WandbEntity = None,
-    no_wandb: NoWandb = False,
-    push_to_hub: PushToHub = False,
-    hub_model_id: HubModelId = None,
 ) -> int:
     """Run a recipe: data → model → SFT → evaluation → GRPO → evaluation → closing table."""
-    overrides = with_flags(
-        recipe, overrides, wandb_project, wandb_entity, no_wandb, push_to_hub, hub_model_id
-    )
     stages = tuple(s for s, skip in (("sft", skip_sft), ("grpo", skip_grpo)) if not skip)
     if seeds is not None:
         return _run_seeds(recipe, overrides, resume, stages, seeds)
@@ -89,34 +70,6 @@ def _run_seeds(
     return 0
 
 
-def with_flags(
-    name: str,
-    overrides: list[str] | None,
-    wandb_project: str | None,
-    wandb_entity: str | None,
-    no_wandb: bool,
-    push_to_hub: bool,
-    hub_model_id: str | None,
-) -> list[str]:
-    """Return the overrides with those that the flags stand for; shared by run, sft and grpo."""
-    added = [
-        f"{key}={json.dumps(value)}"
-        for key, value in (
-            ("tracking.project", wandb_project),
-            ("tracking.entity", wandb_entity),
-            ("hub.model_id", hub_model_id),
-        )
-        if value is not None
-    ]
-    if push_to_hub:
-        added.append("hub.push=true")
-    wanted = wandb_project is not None or wandb_entity is not None
-    if wanted or no_wandb:
-        rest = [t for t in read_recipe(name, overrides).report_to if t != "wandb"]
-        added.append(f"report_to={json.dumps([*rest, *(['wandb'] if wanted and not no_wandb else [])])}")
-    return [*(overrides or []), *added]
-
-
 def run_stages(name: str, overrides: list[str] | None, resume: bool, stages: tuple[str, ...]) -> int:
     """Run the given stages of a recipe with a terminal display; shared by run, sft and grpo.
 
@@ -137,7 +90,7 @@ def run_stages(name: str, overrides: list[str] | None, resume: bool, stages: tup
 
 
 def _run(loaded: Recipe, display: TerminalDisplay, resume: bool, stages: tuple[str, ...]) -> int:
-    _quiet_libraries()
+    quiet_libraries()
     if "torch" not in sys.modules and sys.stderr.isatty():
         print("loading torch and transformers …", file=sys.stderr, flush=True)
     from algorist.runs.pipeline import run_recipe
@@ -161,17 +114,15 @@ def _close(display: Any, state: Any) -> None:
     from algorist.store.safe_text import printable
 
     folder = state.folder.path
-    there = [s for s in ("base", "sft", "grpo") if (folder / "eval" / f"{s}.json").is_file()]
+    there = [s for s in EVALUATED if (folder / "eval" / f"{s}.json").is_file()]
     if there[1:]:
         first, last = (read_artifact(folder / "eval", name) for name in there[-2:])
         paired = paired_metrics(first.samples, last.samples)
         closing_table(display.console, first.metrics, last.metrics, paired, _headings(there[-2:]))
         _examples(display, first.samples, last.samples)
     elif there:
-        from algorist.cli.display import interval_text
-
         for name, interval in read_artifact(folder / "eval", there[0]).metrics.items():
-            display.say(f"{name.replace('_', ' ')}: {interval_text(interval, name)}")
+            display.say(f"{name.replace('_', ' ')}: {interval.text(name)}")
     from algorist.report.build import build_report
 
     solved = solved_question(read_artifact(folder / "eval", there[-1]).samples) if there else None
@@ -209,20 +160,3 @@ def _examples(display: Any, before: list[dict[str, Any]], after: list[dict[str, 
             verdict = "right" if row["correct"] else f"wrong: {row['reason']}"
             lines.append(f"{label} ({verdict}): " + " ⏎ ".join(row["completion"].split("\n")))
         display.console.print(Panel(Text(printable("\n".join(lines)))))
-
-
-def _quiet_libraries() -> None:
-    """Keep the libraries' notes out of the live display; warnings and errors still show."""
-    import warnings
-
-    for name in ("transformers", "trl", "datasets", "accelerate", "torch.distributed.elastic"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", category=UserWarning)
-    warnings.filterwarnings("ignore", category=FutureWarning)
-    import os
-
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.disable_progress_bar()
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")

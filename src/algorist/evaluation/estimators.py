@@ -31,6 +31,23 @@ class Interval:
     high: float
     n: int
 
+    def text(self, metric: str = "", *, signed: bool = False) -> str:
+        """Return ``62.0 % [56.1, 67.5]``; lengths and rewards are plain numbers, a ``signed`` share is a difference in points."""
+        if math.isnan(self.value):
+            return "–"
+        factor = 100 if is_share(metric) else 1
+        unit = "" if factor == 1 else " points" if signed else " %"
+        form = f"{'+' if signed else ''}.{2 if 'reward' in metric else 1}f"
+        value = f"{factor * self.value:{form}}{unit}"
+        if math.isnan(self.low):
+            return value
+        return f"{value} [{factor * self.low:{form}}, {factor * self.high:{form}}]"
+
+
+def is_share(metric: str) -> bool:
+    """Return whether a metric lies between 0 and 1 and is shown in percent."""
+    return not any(word in metric for word in ("tokens", "length", "characters", "seconds", "reward"))
+
 
 NOTHING = Interval(math.nan, math.nan, math.nan, 0)
 

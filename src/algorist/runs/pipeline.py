@@ -54,6 +54,7 @@ from algorist.runs.plan import (
 from algorist.store.rows import rows_of
 from algorist.store.run_folder import RunFolder, started_as
 from algorist.store.run_log import Display, Lines, LogFile, Logged, Quiet, clock
+from algorist.store.stages import LAST_FIRST, STAGES
 from algorist.store.write import MetricsWriter, NoMetrics, NoRollouts, RolloutWriter
 from algorist.tracking.trackers import Trackers, check_trackers, open_trackers
 from algorist.training.callbacks import (
@@ -111,7 +112,7 @@ def run_recipe(
     *,
     display: Display | None = None,
     resume: bool = False,
-    stages: Sequence[str] = ("sft", "grpo"),
+    stages: Sequence[str] = STAGES,
 ) -> Run:
     """Run a recipe and return the run.
 
@@ -163,7 +164,7 @@ def run_recipe(
             _stage(run, "sft", run_sft)
         if "grpo" in stages and recipe.grpo.enabled and not run.stopped:
             _stage(run, "grpo", run_grpo)
-        done = [s for s in ("sft", "grpo") if (folder.path / s / "final").is_dir()]
+        done = [s for s in STAGES if (folder.path / s / "final").is_dir()]
         end = "stopped before the end" if run.stopped else "finished"
         model = folder.path / done[-1] / "final" if done else "none yet"
         log.info("the run %s after %s; its model: %s", end, clock(time.monotonic() - began), model)
@@ -333,7 +334,7 @@ def _load_start(run: Run) -> None:
     """Load the policy that the next stage starts from: the newest finished stage, or the recipe's model."""
     if run.policy is not None:
         return
-    for stage in ("grpo", "sft"):
+    for stage in LAST_FIRST:
         final = run.folder.path / stage / "final"
         if _is_finished(run, stage) and final.is_dir():
             run.policy = load_policy(final, device=run.device, trainable=True, like=run.recipe.model)

@@ -18,12 +18,12 @@ from algorist.config.schema import Recipe
 from algorist.errors import ConfigError
 from algorist.evaluation.artifact import Artifact, artifact_names, read_artifact
 from algorist.evaluation.compare import paired_metrics
-from algorist.evaluation.console import STAGES
 from algorist.evaluation.estimators import mean_interval
 from algorist.runs.plan import run_path
 from algorist.store.atomic import replace_text
 from algorist.store.read import query
 from algorist.store.run_folder import RunFolder
+from algorist.store.stages import EVALUATED
 
 SHOWN = ("greedy_accuracy", "lenient_accuracy", "pass@1", "format")
 _COLOURS = ("#4063d8", "#cb3c33", "#389826", "#9558b2", "#c58a12", "#3f8f9b", "#7a7a7a", "#d0608d")
@@ -60,7 +60,7 @@ def summarise_seeds(recipe: Recipe, runs: Sequence[Path]) -> dict[str, Any]:
         CheckpointError: An evaluation is damaged, or the disk refuses.
     """
     evaluations = [_evaluations(run) for run in runs]
-    stages = [s for s in STAGES if evaluations and all(s in of_run for of_run in evaluations)]
+    stages = [s for s in EVALUATED if evaluations and all(s in of_run for of_run in evaluations)]
     found: dict[str, Any] = {
         "recipe": recipe.name,
         "runs": [str(run) for run in runs],
@@ -123,7 +123,7 @@ def figure(title: str, runs: Sequence[Path]) -> str:
 
 def _evaluations(run: Path) -> dict[str, Artifact]:
     folder = RunFolder.open(run).evaluations
-    return {name: read_artifact(folder, name) for name in artifact_names(folder) if name in STAGES}
+    return {name: read_artifact(folder, name) for name in artifact_names(folder) if name in EVALUATED}
 
 
 def _spread(values: Sequence[float]) -> dict[str, Any]:
