@@ -35,6 +35,8 @@ from algorist.prompts.attached import attach
 from algorist.prompts.of_recipe import asked_in_training, recipe_format
 from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
+from algorist.runs.best import START, KeepBest
+from algorist.runs.pass_rates import with_pass_rates
 from algorist.runs.plan import (
     Problems,
     check_folder,
@@ -53,7 +55,7 @@ from algorist.runs.plan import (
 from algorist.store.rows import rows_of
 from algorist.store.run_folder import RunFolder, started_as
 from algorist.store.run_log import Display, Lines, LogFile, Logged, Quiet, clock
-from algorist.store.write import MetricsWriter, NoMetrics, NoRollouts, RolloutWriter
+from algorist.store.write import MetricsWriter, NoMetrics, NoRollouts, RolloutWriter, read_metrics
 from algorist.tracking.trackers import Trackers, check_trackers, open_trackers
 from algorist.training.callbacks import (
     EveryNSteps,
@@ -62,7 +64,7 @@ from algorist.training.callbacks import (
     ProgressCallback,
     StopSignal,
 )
-from algorist.training.checkpoint import newest_checkpoint, processes_of, step_of, train_from
+from algorist.training.checkpoint import load_weights, newest_checkpoint, processes_of, step_of, train_from
 from algorist.training.grpo_setup import check_enough_problems, make_grpo_trainer, objective_of
 from algorist.training.processes import (
     Processes,
@@ -126,6 +128,7 @@ def run_recipe(
     """
     began = time.monotonic()
     check_names(recipe)
+    recipe = with_pass_rates(recipe)
     if recipe.grpo.enabled and "grpo" in stages:
         objective_of(recipe.grpo)  # refuses what cannot be used, before anything is loaded
     check_trackers(recipe.report_to, recipe.tracking)
@@ -215,6 +218,10 @@ def run_grpo(run: Run) -> None:
         run.trackers.rewards("grpo", rows)
 
     run.processes.from_main(lambda: check_enough_problems(len(run.train), section))
+    best: KeepBest | None = None
+    if section.keep_best and section.eval_every and run.recipe.eval.enabled:
+        folder = run.folder.path / "grpo" if run.processes.main else None
+        best = KeepBest(folder, section.stop, len(run.held_out), run.processes.from_main)
     with RolloutWriter(run.folder.path / "rollouts") if run.processes.main else NoRollouts() as store:
         trainer = make_grpo_trainer(
             model=policy.model,
@@ -232,12 +239,14 @@ def run_grpo(run: Run) -> None:
             device=run.device,
             on_rollouts=keep,
             callbacks=[
-                *_callbacks(run, "grpo", metrics, section.eval_every),
+                *_callbacks(run, "grpo", metrics, section.eval_every, best),
                 stop,
                 FlushBeforeSave(store.flush, metrics.flush),
             ],
         )
-        _train(run, "grpo", trainer, stop, metrics, store)
+        if best is not None:
+            trainer.best_checkpoint = lambda: best.best.checkpoint if best.best else ""
+        _train(run, "grpo", trainer, stop, metrics, store, best)
 
 
 def evaluate_stage(run: Run, stage: str, step: int | None = None) -> dict[str, Any]:
@@ -387,6 +396,7 @@ def _train(
     stop: StopSignal,
     metrics: MetricsWriter,
     store: RolloutWriter | None = None,
+    best: KeepBest | None = None,
 ) -> None:
     found = run.processes.from_main(
         lambda: newest_checkpoint(run.folder.path / stage) if run.resume else None
@@ -401,15 +411,25 @@ def _train(
     if checkpoint:
         run.display.say(f"{stage}: continuing from {checkpoint.name}")
         _say_other_count(run, stage, checkpoint)
+    if best is not None:
+        best.read(run.processes.from_main(lambda: read_metrics(metrics.path)))
+        if best.stop and best.last is None and not trainer.is_deepspeed_enabled:
+            _save_final(run, trainer, run.folder.path / stage / START)
+            _evaluate_during(run, stage, metrics, best, 0)
     try:
-        with stop:
-            train_from(trainer, checkpoint)
+        if best is None or best.ended is None:  # ended already: killed before the stage was closed
+            with stop:
+                train_from(trainer, checkpoint)
     finally:
         metrics.close()
     run.display.finished(stage)
     if stop.stopped:
         run.stopped = True
         return
+    if best is not None and best.best is not None:
+        if best.ended:
+            load_weights(trainer, run.folder.path / stage / best.best.checkpoint)
+        run.display.say(f"{stage}: {best.sentence()}")
     _save_final(run, trainer, run.folder.path / stage / "final")
     if is_sharded(_require_policy(run).model):
         run.policy = None  # read again from what was saved
@@ -437,7 +457,9 @@ def _save_final(run: Run, trainer: Any, final: Path) -> None:
     run.processes.wait()
 
 
-def _callbacks(run: Run, stage: str, metrics: MetricsWriter, eval_every: int | None) -> list[Any]:
+def _callbacks(
+    run: Run, stage: str, metrics: MetricsWriter, eval_every: int | None, best: KeepBest | None = None
+) -> list[Any]:
     def log_line(step: int, values: dict[str, float]) -> None:
         values |= run.notes.on_metrics(stage, step, values)
         metrics.write(stage, step, values)
@@ -450,13 +472,17 @@ def _callbacks(run: Run, stage: str, metrics: MetricsWriter, eval_every: int | N
         *run.hub.callbacks(stage),
     ]
     if eval_every and run.recipe.eval.enabled:
-        callbacks.append(EveryNSteps(eval_every, lambda step: _evaluate_during(run, stage, step, metrics)))
+        action = partial(_evaluate_during, run, stage, metrics, best)
+        callbacks += [EveryNSteps(eval_every, action), *([best] if best is not None else [])]
     return callbacks
 
 
-def _evaluate_during(run: Run, stage: str, step: int, metrics: MetricsWriter) -> None:
+def _evaluate_during(run: Run, stage: str, metrics: MetricsWriter, best: KeepBest | None, step: int) -> None:
     summary = evaluate_stage(run, stage, step)
-    metrics.write(stage, step, {f"eval/{name}": interval.value for name, interval in summary.items()})
+    values = {f"eval/{name}": interval.value for name, interval in summary.items()}
+    metrics.write(stage, step, values)
+    if best is not None:
+        best.see(step, values)
 
 
 def _require_policy(run: Run) -> Policy:
