@@ -26,6 +26,8 @@ from algorist.diagnosis.causes_optimisation import (
     LEAST_ENTROPY,
 )
 from algorist.store.atomic import replace_text
+from algorist.training.checkpoint import load_weights
+from algorist.training.processes import Processes
 
 ACCURACY = "eval/greedy_accuracy"
 FILE, START = "best.json", "start"
@@ -55,20 +57,20 @@ class KeepBest(TrainerCallback):
     """Saves and keeps the best checkpoint; ends the run as ``grpo.stop`` says.
 
     Args:
-        folder: The stage's folder, for ``best.json``; None writes nothing.
+        folder: The stage's folder.
         stop: Patience and reasons; None never ends a run.
         problems: Held-out problems, for the noise of an accuracy.
-        from_main: Returns what the main process's call returns; every process asks.
+        processes: The main one writes and decides.
     """
 
     def __init__(
         self,
-        folder: Path | None,
+        folder: Path,
         stop: StopSection | None,
         problems: int,
-        from_main: Callable[[Callable[[], Any]], Any] = lambda action: action(),
+        processes: Processes,
     ) -> None:
-        self.folder, self.stop, self.problems, self.from_main = folder, stop, max(1, problems), from_main
+        self.folder, self.stop, self.problems, self.processes = folder, stop, max(1, problems), processes
         self.best: Best | None = None
         self.last: Best | None = None
         self.ended: dict[str, Any] | None = None
@@ -78,13 +80,14 @@ class KeepBest(TrainerCallback):
 
     # ---- what is seen ------------------------------------------------------------------------------------------
 
-    def read(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Take the lines of the run so far."""
+    def begin(self, trainer: Any, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Take the lines of the run so far, and let ``trainer`` keep the best checkpoint."""
+        trainer.best_checkpoint = self.checkpoint
         for line in lines:
             if line.get("stage") == "grpo":
                 self.see(int(line["step"]), {k: v for k, v in line.items() if isinstance(v, (int, float))})
         self._unsaved = False
-        if self.folder is not None:
+        if self.processes.main:
             (self.folder / FILE).unlink(missing_ok=True)  # of evaluations that are done again
         self._write()
 
@@ -147,7 +150,7 @@ class KeepBest(TrainerCallback):
         self._write()
 
     def _write(self) -> None:
-        if self.folder is None or self.best is None:
+        if not self.processes.main or self.best is None:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         told = {
@@ -172,19 +175,25 @@ class KeepBest(TrainerCallback):
         if "train_runtime" not in values:
             self.see(state.global_step, values)
             if self.stop is not None:
-                self.ended = self.from_main(lambda: self.ended)
+                self.ended = self.processes.from_main(lambda: self.ended)
             if self.ended:
                 control.should_save = control.should_training_stop = True
         return control
 
-    def sentence(self) -> str:
-        """Return what became of the best checkpoint, for the closing lines; an empty text where nothing was evaluated."""
+    def checkpoint(self) -> str:
+        """Return the name of the best checkpoint; an empty text before the first evaluation."""
+        return self.best.checkpoint if self.best else ""
+
+    def finish(self, trainer: Any, say: Callable[[str], None]) -> None:
+        """Take the best weights where the run was ended, and say what became of the best checkpoint."""
         if self.best is None:
-            return ""
+            return
         best = f"grpo/{self.best.checkpoint} (held-out accuracy {self.best.accuracy:.3f})"
         if self.ended is None:
-            return f"the best checkpoint during training is {best}"
-        return (
-            f"ended after step {self.ended['step']}: {self.ended['reason']}, {self.ended['why']}; grpo/final is the best "
+            say(f"grpo: the best checkpoint during training is {best}")
+            return
+        load_weights(trainer, self.folder / self.best.checkpoint)
+        say(
+            f"grpo: ended after step {self.ended['step']}: {self.ended['reason']}, {self.ended['why']}; grpo/final is the best "
             f"checkpoint, {best}"
         )

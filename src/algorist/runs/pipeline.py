@@ -35,6 +35,7 @@ from algorist.prompts.attached import attach
 from algorist.prompts.of_recipe import asked_in_training, recipe_format
 from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
+from algorist.rollouts.engines import auto_engine
 from algorist.runs.best import START, KeepBest
 from algorist.runs.pass_rates import with_pass_rates
 from algorist.runs.plan import (
@@ -64,7 +65,7 @@ from algorist.training.callbacks import (
     ProgressCallback,
     StopSignal,
 )
-from algorist.training.checkpoint import load_weights, newest_checkpoint, processes_of, step_of, train_from
+from algorist.training.checkpoint import newest_checkpoint, processes_of, step_of, train_from
 from algorist.training.grpo_setup import check_enough_problems, make_grpo_trainer, objective_of
 from algorist.training.processes import (
     Processes,
@@ -201,6 +202,10 @@ def run_sft(run: Run) -> None:
 def run_grpo(run: Run) -> None:
     """Train with verifiable rewards and save ``grpo/final``."""
     policy, section = _require_policy(run), run.recipe.grpo
+    engine, line = auto_engine(section.engine, policy.model, _rows_at_a_time(run.recipe))
+    if line:
+        run.display.say(line)
+    section = section.model_copy(update={"engine": engine})
     rewards = build_rewards(run.recipe.rewards, run.prompt_format, matcher=run.recipe.matcher)
     metrics = _metrics_writer(run)
     stop = run.processes.stop_signal(run.display.say)
@@ -218,10 +223,9 @@ def run_grpo(run: Run) -> None:
         run.trackers.rewards("grpo", rows)
 
     run.processes.from_main(lambda: check_enough_problems(len(run.train), section))
-    best: KeepBest | None = None
+    best = None
     if section.keep_best and section.eval_every and run.recipe.eval.enabled:
-        folder = run.folder.path / "grpo" if run.processes.main else None
-        best = KeepBest(folder, section.stop, len(run.held_out), run.processes.from_main)
+        best = KeepBest(run.folder.path / "grpo", section.stop, len(run.held_out), run.processes)
     with RolloutWriter(run.folder.path / "rollouts") if run.processes.main else NoRollouts() as store:
         trainer = make_grpo_trainer(
             model=policy.model,
@@ -244,9 +248,15 @@ def run_grpo(run: Run) -> None:
                 FlushBeforeSave(store.flush, metrics.flush),
             ],
         )
-        if best is not None:
-            trainer.best_checkpoint = lambda: best.best.checkpoint if best.best else ""
         _train(run, "grpo", trainer, stop, metrics, store, best)
+
+
+def _rows_at_a_time(recipe: Recipe) -> int:
+    """Completions per engine call, of GRPO where there is one: evaluations between its steps take the same engine."""
+    grpo = recipe.grpo
+    if not grpo.enabled:
+        return recipe.eval.batch_size * max(1, recipe.eval.samples)
+    return grpo.batch_size * (grpo.steps_per_generation or grpo.gradient_accumulation_steps)
 
 
 def evaluate_stage(run: Run, stage: str, step: int | None = None) -> dict[str, Any]:
@@ -265,15 +275,15 @@ def _evaluate(run: Run, stage: str, step: int | None) -> dict[str, Any]:
     rewards = build_rewards(recipe.rewards, run.prompt_format, matcher=recipe.matcher)
     model = recipe.model.name if stage == "base" else run.folder.path / stage / "final"
     mark = mark_of(model, run.held_out, run.prompt_format, setting, recipe.eval.ks, rewards)
+    on_device = model_on(policy.model, recipe.eval.device)
+    wanted = recipe.eval.engine or recipe.grpo.engine
+    engine, line = auto_engine(wanted, on_device, _rows_at_a_time(recipe))
+    if line:
+        log.info("%s: %s", name, line)
     summary = record_evaluation(
         folder,
         name,
-        engine=make_engine(
-            recipe.eval.engine or recipe.grpo.engine,
-            model_on(policy.model, recipe.eval.device),
-            policy.tokenizer,
-            vllm=recipe.grpo.vllm,
-        ),
+        engine=make_engine(engine, on_device, policy.tokenizer, vllm=recipe.grpo.vllm),
         tokenizer=policy.tokenizer,
         problems=run.held_out,
         prompt_format=run.prompt_format,
@@ -412,7 +422,7 @@ def _train(
         run.display.say(f"{stage}: continuing from {checkpoint.name}")
         _say_other_count(run, stage, checkpoint)
     if best is not None:
-        best.read(run.processes.from_main(lambda: read_metrics(metrics.path)))
+        best.begin(trainer, run.processes.from_main(lambda: read_metrics(metrics.path)))
         if best.stop and best.last is None and not trainer.is_deepspeed_enabled:
             _save_final(run, trainer, run.folder.path / stage / START)
             _evaluate_during(run, stage, metrics, best, 0)
@@ -426,10 +436,8 @@ def _train(
     if stop.stopped:
         run.stopped = True
         return
-    if best is not None and best.best is not None:
-        if best.ended:
-            load_weights(trainer, run.folder.path / stage / best.best.checkpoint)
-        run.display.say(f"{stage}: {best.sentence()}")
+    if best is not None:
+        best.finish(trainer, run.display.say)
     _save_final(run, trainer, run.folder.path / stage / "final")
     if is_sharded(_require_policy(run).model):
         run.policy = None  # read again from what was saved

@@ -10,12 +10,12 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
@@ -36,9 +36,11 @@ from algorist.training.metrics import Averages, Metrics, rollout_metrics
 from algorist.training.order import ProblemOrder, Reserve, Schedule, join_groups, parts_of
 from algorist.training.policy_engine import PolicyEngine
 from algorist.training.pools import Pools
+from algorist.training.processes import reminder
 from algorist.training.reference import Reference
 from algorist.training.refill import Filled, refill
 from algorist.training.replay import Replay
+from algorist.training.sharding import average_gradients, passes_of_all
 from algorist.types import Group, Problem
 
 log = logging.getLogger("algorist.training.grpo")
@@ -203,7 +205,8 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
             extra={"trainer_state": self.state, "log_metric": lambda n, v: self.averages.add({n: v})},
         )
         self.generation_count += 1
-        return join_groups(self.accelerator, share, groups)
+        with reminder("for the rollouts of the other processes"):
+            return join_groups(self.accelerator, share, groups)
 
     def _filled(self, groups: list[Group], problems: Sequence[Problem]) -> Filled:
         """Return a rollout batch with its useless groups replaced, as far as the recipe wants that."""
@@ -267,7 +270,7 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
         """Return the log-probs (B, T) of a whole batch, part by part; or with ``entropy`` those of the next-token distributions."""
         found = torch.zeros(len(batch), batch.width, device=batch.mask.device)
         rows = batch.in_group_order(range(len(batch)))
-        for part in self._parts(batch, rows):
+        for part in self._passes(batch, self._parts(batch, rows)):
             both = self.log_probs(
                 model, batch.take(part), compute_entropy=entropy, autocast=self.accelerator.autocast
             )
@@ -276,48 +279,69 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
             found[torch.tensor(part, device=found.device), : values.shape[1]] = values
         return found
 
+    def _passes(self, batch: Batch, parts: list[list[int]]) -> list[list[int]]:
+        """Add passes over the shortest completion where other processes have more parts and each pass needs all of them."""
+        idle = passes_of_all(self.accelerator, len(parts)) - len(parts)
+        return parts + [[min(range(len(batch)), key=lambda row: len(batch.completions[row]))]] * idle
+
     # ---- update ------------------------------------------------------------------------------------------------
 
     def _update(self, model: Any, batch: Batch, fresh: bool) -> Tensor:
-        """Return the loss of a step, its gradient in the parameters; in smaller parts when memory runs out."""
+        """Return the loss of a step, its gradient in the parameters; in smaller parts when memory runs out.
+
+        Under DDP the parts run in the model inside, and the gradients are averaged when all are done: a process that runs out of
+        memory does its share again while the others wait for it.
+        """
+        replicated = isinstance(model, DistributedDataParallel)
+        policy = model.module if replicated else model
+        counted = self._top_entropy(policy, batch) if self.objective.top_entropy_share < 1 else None
         while True:
             try:
-                loss, metrics = self._in_parts(model, batch, fresh)
+                loss, metrics = self._in_parts(policy, batch, fresh, counted)
                 break
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                if self.args.world_size > 1 or not self._halve(batch):
-                    raise TrainingError(out_of_memory_text(self.load, error)) from error
+                alone = replicated or self.args.world_size == 1
+                if not alone or not self._halve(batch):
+                    raise TrainingError(out_of_memory_text(self.load, error, halves=alone)) from error
             # Here and not in the handler, whose traceback keeps the failed pass's tensors alive.
-            free_memory(model)  # a failed backward may have added a part of its gradient
+            free_memory(policy)  # a failed backward may have added a part of its gradient
+        if replicated:
+            with reminder("for the gradients of the other processes"):
+                average_gradients(policy)
         self._merge(metrics)
         self.averages.add(metrics.values())
         return loss
 
-    def _in_parts(self, model: Any, batch: Batch, fresh: bool) -> tuple[Tensor, Metrics]:
-        """Run forward and backward of each part of the step; return the loss and the metrics of this process."""
+    def _in_parts(
+        self, model: Any, batch: Batch, fresh: bool, counted: Tensor | None
+    ) -> tuple[Tensor, Metrics]:
+        """Return the loss and the metrics of this process after forward and backward of each part; ``counted`` are the tokens (B, T)."""
         objective, metrics = self.objective, Metrics()
         weights = step.step_weights(
             batch, objective, tokens=self.tokens_per_step, micro_batch=self.schedule.micro_batch
         )
-        if objective.top_entropy_share < 1:
-            weights = weights * self._top_entropy(model, batch)
+        if counted is not None:
+            weights = weights * counted
         rows = step.rows_to_compute(batch, objective)
         parts = self._parts(batch, rows)
         total = torch.zeros((), device=self.args.device)
-        for number, part in enumerate(parts, start=1):
+        passes = self._passes(batch, parts)
+        for number, part in enumerate(passes, start=1):
             piece = batch.take(part)
+            if number > len(parts):
+                self.accelerator.sync_gradients = number == len(passes)
+                log_probs, _ = self.log_probs(model, piece, autocast=self.accelerator.autocast)
+                self.accelerator.backward(log_probs.sum() * 0)
+                continue
             index = torch.tensor(part, device=weights.device)
-            last = number == len(parts)
-            with nullcontext() if last else self.accelerator.no_sync(model):
-                log_probs, entropy = self.log_probs(
-                    model, piece, compute_entropy=True, autocast=self.accelerator.autocast
-                )
-                loss = step.loss_of(
-                    log_probs, entropy, piece, weights[index, : piece.width], objective, metrics
-                )
-                self.accelerator.backward(loss)
+            self.accelerator.sync_gradients = number == len(passes)  # DeepSpeed's engine steps then
+            log_probs, entropy = self.log_probs(
+                model, piece, compute_entropy=True, autocast=self.accelerator.autocast
+            )
+            loss = step.loss_of(log_probs, entropy, piece, weights[index, : piece.width], objective, metrics)
+            self.accelerator.backward(loss)
             total += loss.detach()
             if fresh and objective.correction is None:
                 _add_gap(metrics, log_probs.detach(), piece)
