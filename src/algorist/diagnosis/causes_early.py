@@ -98,6 +98,7 @@ def ended_early(signals: Signals) -> Finding | None:
     rate = signals.settings.number("grpo.learning_rate", 1e-6)
     collapse = ended.get("reason") == "collapse"
     change = {"grpo__learning_rate": float(f"{rate / 10:.1e}")} if collapse else {}
+    every = int(signals.settings.number("grpo.eval_every", 10))
     patience = int(signals.settings.number("grpo.stop.patience", 20))
     what = "collapsed" if collapse else "stopped improving"
     return Finding(
@@ -110,5 +111,5 @@ def ended_early(signals: Signals) -> Finding | None:
             f"held-out accuracy of grpo/{best.get('checkpoint')}: {best.get('greedy_accuracy', 0.0):.3f}",
         ),
         (),
-        signals.settings.change(**change, grpo__stop__patience=2 * patience),
+        signals.settings.change(**change, grpo__eval_every=every, grpo__stop__patience=2 * patience),
     )
