@@ -31,6 +31,7 @@ from algorist.training import step
 from algorist.training.batch import Batch
 from algorist.training.checkpoint import ExactCheckpoints
 from algorist.training.faults import FiniteSteps, Load, free_memory, out_of_memory_text
+from algorist.training.group_rewards import useful
 from algorist.training.log_probs import LogProbs
 from algorist.training.metrics import Averages, Metrics, rollout_metrics
 from algorist.training.order import ProblemOrder, Reserve, Schedule, join_groups, parts_of
@@ -219,12 +220,11 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
             ids.update(problem.id for problem in fresh)
             return self._sample(fresh) if fresh else []
 
-        # Fewer completions than processes would leave one without work, and its share of the weights' gathering undone.
-        least = math.ceil(self.args.world_size / self.schedule.group_size)
+        least = math.ceil(self.args.world_size / self.schedule.group_size)  # work for every process
         return refill(groups, draw, self._useful, self.resample, least=least)
 
     def _useful(self, groups: Sequence[Group]) -> list[bool]:
-        return step.useful(groups, self.objective)
+        return useful(groups, step.single_rewards(self.objective))
 
     def _sampling(self) -> SamplingParams:
         seed = self.sampling.seed

@@ -28,7 +28,6 @@ What differs from the paper, on purpose:
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,10 +36,11 @@ import torch
 from torch import Tensor
 
 from algorist.errors import ConfigError
-from algorist.objectives import Loss, sampler_weights, token_losses, token_weights, useful_groups
+from algorist.objectives import Loss, sampler_weights, token_losses, token_weights
 from algorist.objectives.advantages import Advantage
 from algorist.objectives.ratios import Correction
 from algorist.training.batch import Batch
+from algorist.training.group_rewards import components_of, rewards_of
 from algorist.training.metrics import Metrics
 from algorist.types import Group
 
@@ -79,40 +79,21 @@ class Objective:
 
 
 # 2. advantages
-def rewards_of(groups: Sequence[Group]) -> Tensor:
-    """Return the rewards (P, G) of P groups of one size; NaN where none applies."""
-    return torch.tensor(
-        [[math.nan if r.reward is None else r.reward for r in group.rollouts] for group in groups]
-    )
-
-
-def components_of(groups: Sequence[Group], weights: Mapping[str, float]) -> Tensor:
-    """Return the single rewards (P, G, K) in the order of ``weights``; NaN where one does not apply."""
-    rows = [[[r.rewards.get(name) for name in weights] for r in group.rollouts] for group in groups]
-    return torch.tensor([[[math.nan if v is None else v for v in row] for row in group] for group in rows])
-
-
-def useful(groups: Sequence[Group], objective: Objective) -> list[bool]:
-    """Return which groups carry a signal; ``refill`` replaces the others where ``grpo.resample`` asks for it."""
-    if not groups:
-        return []
-    carries_P = useful_groups(rewards_of(groups))
-    if "components_PGK" in inspect.signature(objective.advantage).parameters:
-        weights = {name: weight for name, weight in objective.reward_weights.items() if weight}
-        for component_PG in components_of(groups, weights).unbind(-1):
-            carries_P |= useful_groups(component_PG)
-    return carries_P.tolist()  # type: ignore[no-any-return]
+def single_rewards(objective: Objective) -> Mapping[str, float] | None:
+    """Return the weights of the single rewards where the advantage asks for these, else None."""
+    wanted = inspect.signature(objective.advantage).parameters
+    return objective.reward_weights if "components_PGK" in wanted else None
 
 
 def advantages_of(groups: Sequence[Group], objective: Objective) -> Tensor:
     """Return the advantage (P, G) of every completion of P groups of one size; 0 where no reward applies."""
     rewards_PG = rewards_of(groups)
-    wanted = inspect.signature(objective.advantage).parameters
-    single = {
-        "components_PGK": components_of,
-        "weights_K": lambda _, weights: torch.tensor([*weights.values()]),
-    }
-    named = {name: make(groups, objective.reward_weights) for name, make in single.items() if name in wanted}
+    named: dict[str, Tensor] = {}
+    if (weights := single_rewards(objective)) is not None:
+        named = {
+            "components_PGK": components_of(groups, weights),
+            "weights_K": torch.tensor([*weights.values()]),
+        }
     advantages_PG = objective.advantage(rewards_PG, **named)
     name = getattr(objective.advantage, "__name__", "of the recipe")
     if not isinstance(advantages_PG, Tensor) or advantages_PG.shape != rewards_PG.shape:
