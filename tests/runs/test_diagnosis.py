@@ -12,12 +12,18 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from algorist.config import load_recipe
+from algorist.config.schema import Recipe
+from algorist.data.pass_rates import key_of, read_table
 from algorist.diagnosis.diagnose import ALL_CAUSES, diagnose
-from algorist.errors import AlgoristError
+from algorist.errors import AlgoristError, ConfigError, DataError
+from algorist.report.build import build_report
+from algorist.runs.pass_rates import rate, table_path, with_pass_rates
 from algorist.runs.pipeline import run_recipe
-from algorist.runs.plan import check_names
+from algorist.runs.plan import Problems, check_names
 
 SMALL = [
     "model.tiny={vocab_size: 300, hidden_size: 48, layers: 2, heads: 4, kv_heads: 2}",
@@ -310,6 +316,80 @@ def test_no_signal_after_two_steps(runs: Runs, paying: Path) -> None:
 def test_nothing_answered_after_one_step(runs: Runs) -> None:
     cut = runs("unanswered", "grpo.max_completion_tokens=6", "grpo.max_steps=1")
     assert names(cut) == ["nothing_answered"]
+
+
+def test_a_run_that_collapses_ends_at_its_best_checkpoint(runs: Runs) -> None:
+    """A learning rate a hundred times too large, ended within the patience; the report and ``diagnose`` say it."""
+    run = runs(
+        "ended_early",
+        "grpo.learning_rate=0.1",
+        "grpo.max_steps=40",
+        "grpo.save_total_limit=1",
+        "eval.enabled=true",
+        f"data.eval={{name: local, path: {runs.train}, limit: 40}}",
+        "grpo.eval_every=2",
+        "grpo.stop={patience: 4, on: [collapse, plateau]}",
+    )
+    best = json.loads((run / "grpo" / "best.json").read_text())
+    assert best["ended"]["reason"] == "collapse" and best["greedy_accuracy"] > 0.3
+    assert best["ended"]["step"] <= best["step"] + 2 + 4 < 12
+    kept = load_file(run / "grpo" / best["checkpoint"] / "model.safetensors")
+    final = load_file(run / "grpo" / "final" / "model.safetensors")
+    assert all(torch.equal(final[name], weight) for name, weight in kept.items())
+    last = max(run.glob("grpo/checkpoint-*"), key=lambda p: int(p.name.rpartition("-")[2]))
+    assert int(last.name.rpartition("-")[2]) == best["ended"]["step"]
+    assert "ended_early" in names(run)
+    evaluated = json.loads((run / "stages.json").read_text())["eval-grpo"]["greedy_accuracy"]
+    assert evaluated == best["greedy_accuracy"]
+    sentence = f"The run was ended after step {best['ended']['step']} because it collapsed"
+    assert sentence in build_report(run).read_text(encoding="utf-8")
+    assert "grpo/final is the best checkpoint" in (run / "training.log").read_text(encoding="utf-8")
+
+
+def test_rated_problems_are_filtered_and_a_killed_rating_continues(runs: Runs, tmp_path: Path) -> None:
+    """Here for its model: it solves some of the sums, and none of those whose gold answer is wrong."""
+    small = ["eval.batch_size=25", "grpo.max_completion_tokens=32", "sft.enabled=false", *SMALL]
+
+    def recipe(folder: Path, *changes: str) -> Recipe:
+        data = f"data.train={{name: local, path: {runs.hard}}}"
+        return load_recipe("quickstart", [*small, data, f"output_dir={folder}", *changes]).recipe
+
+    whole = read_table(rate(recipe(tmp_path / "whole"), samples=4, model=runs.model))
+    rights = {entry["id"]: entry["right"] for entry in whole["problems"].values()}
+    shifted = {key_of(p) for p in Problems.load(recipe(tmp_path)).train if int(p.answer) > 100}
+    assert not any(whole["problems"][key]["right"] for key in shifted) and max(rights.values()) == 4
+    assert len({entry["right"] for entry in whole["problems"].values()}) > 2
+
+    done: list[int] = []
+
+    def stop(count: int, _: int) -> None:
+        done.append(count)
+        if len(done) == 2:
+            raise KeyboardInterrupt
+
+    again = recipe(tmp_path / "again")
+    with pytest.raises(KeyboardInterrupt):
+        rate(again, samples=4, model=runs.model, on_progress=stop)
+    progress = next((tmp_path / "again" / "pass_rates").glob("*.progress.jsonl"))
+    before = progress.read_text().splitlines()
+    assert len(before) == 3 and not table_path(again, runs.model).exists()
+    path = rate(again, samples=4, model=runs.model)
+    assert read_table(path) == whole and not progress.exists()
+    rate(again, samples=4, model=runs.model, on_progress=lambda *_: pytest.fail("nothing is left to sample"))
+
+    with pytest.raises(ConfigError, match=r"has not been rated.*algorist data rate RECIPE"):
+        with_pass_rates(recipe(tmp_path / "again", "data.train.pass_rate=[0.2,0.8]"))
+    named = [f"model.name={runs.model}", f"data.train.pass_rates={path}"]
+    chosen = Problems.load(recipe(tmp_path, *named, "data.train.pass_rate=[0.2,0.8]"))
+    expected = {key for key, entry in whole["problems"].items() if 0.2 <= entry["right"] / 4 <= 0.8}
+    assert {key_of(p) for p in chosen.train} == expected and 0 < len(expected) < len(whole["problems"])
+    assert len(chosen.sft) > len(chosen.train), "demonstrations are not filtered"
+    found = with_pass_rates(
+        recipe(tmp_path / "again", f"model.name={runs.model}", "data.train.pass_rate=[0,0.1]")
+    )
+    assert found.data.train.pass_rates == str(table_path(found)), "found by model and protocol"
+    with pytest.raises(DataError, match=r"0 of \d+ problems of 'local' lie within 0.9 and 0.95"):
+        Problems.load(recipe(tmp_path, *named, "data.train.pass_rate=[0.9,0.95]"))
 
 
 def test_every_cause_has_a_test() -> None:

@@ -18,7 +18,10 @@ from algorist.objectives import (
     leave_one_out,
     masked_mean,
     masked_normalize,
+    per_reward_normalized,
     policy_loss,
+    reinforce_plus_plus,
+    reinforce_plus_plus_baseline,
     sampler_weights,
     sequence_ratio,
     token_weights,
@@ -277,6 +280,38 @@ def test_leave_one_out_is_reward_minus_the_others_mean() -> None:
     expected = [r - np.delete(g, i).mean() for g in rewards.reshape(2, 3) for i, r in enumerate(g)]
     close(leave_one_out(t(rewards.reshape(2, 3))).flatten(), np.array(expected))
     assert leave_one_out(torch.tensor([[5.0], [7.0]])).tolist() == [[0.0], [0.0]]
+
+
+def test_reinforce_plus_plus_by_hand() -> None:
+    rewards = np.array([[1.0, 2.0, 6.0], [0.0, 0.0, 0.0], [3.0, np.nan, 1.0]])
+    whole = (rewards - np.nanmean(rewards)) / np.nanstd(rewards, ddof=1)
+    close(reinforce_plus_plus(t(rewards)), np.nan_to_num(whole), atol=1e-7)
+    centred = rewards - np.nanmean(rewards, 1, keepdims=True)
+    close(
+        reinforce_plus_plus_baseline(t(rewards)),
+        np.nan_to_num(centred / np.nanstd(centred, ddof=1)),
+        atol=1e-7,
+    )
+    equal = torch.ones(2, 3, dtype=torch.float64)
+    assert not reinforce_plus_plus(equal).any() and not reinforce_plus_plus_baseline(equal).any()
+
+
+def test_per_reward_normalized_by_hand() -> None:
+    """Two rewards of which the larger would drown the other, and a group in which they cancel."""
+    components = np.zeros((2, 3, 2))
+    components[0] = [[0.0, 0.1], [100.0, 0.2], [50.0, 0.0]]
+    components[1] = [[1.0, -1.0], [0.0, 0.0], [3.0, -3.0]]
+    weights = np.array([1.0, 2.0])
+    spread = components.std(1, ddof=1, keepdims=True)
+    total = ((components - components.mean(1, keepdims=True)) / (spread + 1e-4) * weights).sum(-1)
+    expected = (total - total.mean()) / (total.std(ddof=1) + 1e-4)
+    sums = t((components * weights).sum(-1))
+    found = per_reward_normalized(sums, t(components), t(weights))
+    close(found, expected)
+    assert abs(float(found[0, 0]) - float(found[0, 2])) > 0.1, "the small reward is heard"
+    unscored = sums.clone()
+    unscored[0, 1] = math.nan
+    assert per_reward_normalized(unscored, t(components), t(weights))[0, 1] == 0
 
 
 def test_useful_groups() -> None:

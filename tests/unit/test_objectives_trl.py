@@ -17,6 +17,7 @@ from algorist.objectives import (
     group_normalized,
     policy_loss,
     token_losses,
+    top_entropy_mask,
 )
 from algorist.training.metrics import Metrics
 
@@ -173,3 +174,13 @@ def test_advantages_equal_trl_formulae() -> None:
     torch.testing.assert_close(group_centered(grouped).flatten(), centered)
     torch.testing.assert_close(group_normalized(grouped).flatten(), centered / (deviation + 1e-4))
     torch.testing.assert_close(batch_normalized(grouped).flatten(), centered / (nanstd(rewards) + 1e-4))
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 1.0])
+def test_top_entropy_mask_equals_trl(share: float) -> None:
+    b = batch()
+    entropy = -b["log_probs"]
+    theirs = TheirLoss(b["log_probs"], loss_type="dapo").get_high_entropy_mask(entropy, b["mask"], 1 - share)
+    ours = top_entropy_mask(entropy, b["mask"], entropy[b["mask"].bool()], share)
+    assert torch.equal(ours, theirs) and 0 < int(ours.sum()) <= int(b["mask"].sum())
+    assert not top_entropy_mask(entropy, b["mask"] * 0, entropy[:0, 0], share).any()

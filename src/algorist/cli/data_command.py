@@ -1,4 +1,4 @@
-"""``algorist data list | show | check``."""
+"""``algorist data list | show | check | rate``."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from algorist.cli.arguments import Overrides, find_model, read_recipe
+
 if TYPE_CHECKING:
     from algorist.types import Problem
 
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
-    help="List, show and check datasets.",
+    help="List, show, check and rate datasets.",
     epilog="Example: algorist data check gsm8k --path data/gsm8k --split test",
 )
 
@@ -100,6 +102,63 @@ def check(
         for problem in text_only[:5]:
             print(printable(f"    {problem.id}: {problem.answer!r}"))
     return 1 if unreadable else 0
+
+
+@app.command(
+    "rate",
+    epilog="Example: algorist data rate oneshot-gsm8k --model runs/oneshot-gsm8k/sft/final --samples 8",
+)
+def rate(
+    recipe: Annotated[str, typer.Argument(help="A shipped recipe or a .yaml file.")],
+    overrides: Overrides = None,
+    samples: Annotated[int, typer.Option(help="Completions per problem.", min=1)] = 8,
+    model: Annotated[
+        str | None,
+        typer.Option(help="A run, checkpoint, model folder or hub name instead of the recipe's model."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> int:
+    """Sample each training problem as GRPO would and write its pass rate. Next: data.train.pass_rate=[0.1,0.9]."""
+    loaded = read_recipe(recipe, overrides)
+    where = None if model is None else find_model(model)[0]
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from algorist.cli.quiet import quiet_libraries
+
+    quiet_libraries()
+    from algorist.data.pass_rates import read_table
+    from algorist.runs.pass_rates import rate as measure
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("rating", total=None)
+        path = measure(
+            loaded,
+            samples=samples,
+            model=where,
+            on_progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    entries = read_table(path)["problems"].values()
+    right = Counter(entry["right"] for entry in entries)
+    if as_json:
+        print(
+            json.dumps(
+                {
+                    "table": str(path),
+                    "problems": len(entries),
+                    "samples": samples,
+                    "right": dict(sorted(right.items())),
+                }
+            )
+        )
+        return 0
+    for count in range(samples + 1):
+        print(f"{count:>4} of {samples} right  {right[count]:>7}  {right[count] / len(entries):6.1%}")
+    named = f" data.train.pass_rates={path}" if model is not None else ""
+    print(
+        f"{len(entries)} problems in {path}\nNext: algorist run {recipe} 'data.train.pass_rate=[0.1,0.9]'{named}"
+    )
+    return 0
 
 
 def _is_prose(gold: str) -> bool:

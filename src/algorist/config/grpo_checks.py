@@ -45,6 +45,14 @@ def check_grpo(section: GRPOSection) -> None:
             "grpo.group_size is 1: the advantage of a group of one is always 0, so nothing is learned; take 8 "
             "(grpo.group_size=8), at least 2"
         )
+    replaces = "resample" if section.resample else "replay" if section.replay else ""
+    if replaces and section.advantage == "reinforce_plus_plus":
+        raise ValueError(
+            f"grpo.{replaces} replaces groups of equal rewards, but these teach under grpo.advantage=reinforce_plus_plus; leave "
+            f"grpo.{replaces} out, or take grpo.advantage=reinforce_plus_plus_baseline"
+        )
+    if not section.fast_update:
+        check_stock(section)
     per_micro, shared, factor = section.batch_size * section.processes, "", ""
     if section.processes > 1:
         shared, factor = " × processes", f" × {section.processes}"
@@ -69,4 +77,15 @@ def check_grpo(section: GRPOSection) -> None:
             f"grpo.steps_per_generation is {section.steps_per_generation}, no multiple of grpo.gradient_accumulation_steps = "
             f"{section.gradient_accumulation_steps}; a rollout batch feeds whole steps: leave steps_per_generation out for one "
             f"step, or take {2 * section.gradient_accumulation_steps} for two"
+        )
+
+
+def check_stock(section: GRPOSection) -> None:
+    """Refuse what is only in our own step (ValueError)."""
+    extras = [key for key in ("resample", "replay", "pools", "entropy_bonus") if getattr(section, key)]
+    extras += ["top_entropy_share"] if section.top_entropy_share < 1 else []
+    if extras:
+        raise ValueError(
+            f"grpo.{extras[0]} is set, which the stock TRL trainer does not get (grpo.fast_update=false, or TRL's own vLLM); leave it "
+            "out, or take grpo.fast_update=true and an engine of ours"
         )

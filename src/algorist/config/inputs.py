@@ -35,8 +35,12 @@ def data_files(recipe: Recipe) -> dict[str, Path]:
             value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
         )
         for name, inner in pairs:
-            if name == "path" and isinstance(inner, str) and Path(inner).expanduser().exists():
-                found[f"{key}.path"] = Path(inner).expanduser()
+            if (
+                name in ("path", "pass_rates")
+                and isinstance(inner, str)
+                and Path(inner).expanduser().exists()
+            ):
+                found[f"{key}.{name}"] = Path(inner).expanduser()
             else:
                 walk(inner, f"{key}.{name}")
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from algorist.config.grpo_checks import check_grpo, with_names_of_now
+from algorist.config.grpo_sections import PoolsSection, ReplaySection, ResampleSection, StopSection
 from algorist.config.publishing import HubSection, TrackingSection
 from algorist.config.section import Section
 
@@ -126,10 +127,24 @@ class DatasetSection(Section):
     """Drop problems whose gold answer is not a number."""
     correct_only: bool = False
     """Keep demonstrations whose own answer (the response's, or the solution's last box or ``####``) the grader finds right."""
+    pass_rate: list[float] | None = Field(None, min_length=2, max_length=2)
+    """Keep problems whose pass rate lies between these two, such as ``[0.1, 0.9]``: neither hopeless nor solved. The demonstrations of
+    SFT are not filtered."""
+    pass_rates: str | None = None
+    """The table of pass rates; the one that ``algorist data rate`` wrote for the recipe's model, prompt and sampling when left out."""
     max_prompt_percentile: float | None = Field(None, gt=0, le=100)
     """Drop prompts longer than this percentile of the prompt lengths in tokens."""
     max_prompt_tokens: int | None = Field(None, ge=1)
     """Drop prompts of more tokens."""
+
+    @field_validator("pass_rate")
+    @classmethod
+    def _check_pass_rate(cls, value: list[float] | None) -> list[float] | None:
+        if value is not None and not 0 <= value[0] <= value[1] <= 1:
+            raise ValueError(
+                f"pass_rate is {list(value)}; expected two shares, the lower first, such as [0.1, 0.9]"
+            )
+        return value
 
 
 class DataSection(Section):
@@ -316,9 +331,16 @@ class GRPOSection(OptimSection):
     """Parameters of the loss that have no key of their own, such as ``delta`` of the clipped losses."""
     advantage: str = "group_normalized"
     """Advantage by name: ``group_normalized`` (divided by the group's deviation), ``batch_normalized``, ``group_centered``
-    (Dr. GRPO), ``leave_one_out`` (RLOO); or a function of your own: ``file.py:function``."""
+    (Dr. GRPO), ``leave_one_out`` (RLOO), ``reinforce_plus_plus``, ``reinforce_plus_plus_baseline``, ``per_reward_normalized``
+    (GDPO: each reward by itself, then the sum); or a function of your own: ``file.py:function``."""
     beta: float = Field(0.0, ge=0)
     """Weight of the KL penalty to the reference; 0 loads no reference."""
+    entropy_bonus: float = Field(0.0, ge=0)
+    """Weight of the entropy of the next-token distributions, per token, subtracted from the loss; above 0 completions without an
+    advantage are computed too."""
+    top_entropy_share: float = Field(1.0, gt=0, le=1)
+    """Share of a step's tokens that the loss counts: those where the policy was least certain, found by one more forward pass. 1 counts
+    all of them; TRL's ``top_entropy_quantile``."""
     clip_low: float = Field(0.2, gt=0)
     """Lower clipping distance of the ratio."""
     clip_high: float = Field(0.2, gt=0)
@@ -339,6 +361,16 @@ class GRPOSection(OptimSection):
     """Compute each prompt once per group, the head at completion positions only; off = stock TRL."""
     skip_zero_advantage: bool = True
     """Leave rows of zero advantage out of the update where that is exact."""
+    resample: ResampleSection | None = None
+    """Replace groups whose rewards are all equal by fresh ones; left out, they stay and teach nothing."""
+    replay: ReplaySection | None = None
+    """Put useful groups of earlier rollout batches in places that are left without a signal; left out, nothing is used again."""
+    pools: PoolsSection | None = None
+    """Let problems that are solved, or hopeless, rest for some rollout batches; left out, every problem comes each epoch."""
+    keep_best: bool = True
+    """Save the best checkpoint by held-out accuracy (``eval_every``) and keep it beside the last ones."""
+    stop: StopSection | None = None
+    """End a run that collapses or no longer improves at its best checkpoint; left out, every run goes to its last step."""
     eval_every: int | None = Field(None, ge=1)
     """Steps between two held-out evaluations during the stage."""
     samples_every: int | None = Field(None, ge=1)
@@ -453,6 +485,11 @@ class Recipe(Section):
         if self.rewards and all(r.weight == 0 for r in self.rewards) and self.grpo.enabled:
             raise ValueError(
                 "every weight in rewards is 0 while grpo.enabled is true; nothing would be learned"
+            )
+        if self.grpo.stop and not (self.grpo.eval_every and self.grpo.keep_best and self.eval.enabled):
+            raise ValueError(
+                "grpo.stop is set, which needs held-out evaluations during the stage and its best checkpoint; take for example "
+                "grpo.eval_every=10, with eval.enabled and grpo.keep_best true"
             )
         if self.model.name == "tiny" and self.model.backend == "unsloth":
             raise ValueError(

@@ -11,6 +11,7 @@ from pathlib import Path
 from algorist.config.schema import DatasetSection
 from algorist.data.base import DATASETS, Source
 from algorist.data.files import SUFFIXES
+from algorist.data.pass_rates import read_table, within
 from algorist.errors import DataError
 from algorist.grading import grade_many, hash_answer, last_boxed, numeric_value
 from algorist.types import Problem
@@ -45,6 +46,13 @@ def load_problems(
     )
     if section.correct_only:
         problems = _correct(problems, section.name)
+    if section.pass_rate is not None:
+        if section.pass_rates is None:
+            raise DataError(
+                "pass_rate is set without pass_rates, the table to filter by; make one: algorist data rate RECIPE"
+            )
+        table = read_table(Path(section.pass_rates).expanduser())
+        problems = within(problems, section.pass_rate, table, section.name)
     if section.unique:
         problems = list({p.question: p for p in reversed(problems)}.values())[::-1]
     if section.shuffle_seed is not None:

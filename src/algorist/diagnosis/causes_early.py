@@ -87,3 +87,29 @@ def no_signal(signals: Signals) -> Finding | None:
 def _reasons(signals: Signals) -> str:
     reasons: Counter[str] = sum((b.reasons for b in signals.batches), Counter())
     return ", ".join(f"{name} {count}" for name, count in reasons.most_common(4))
+
+
+@CAUSES.register("ended_early")
+def ended_early(signals: Signals) -> Finding | None:
+    """``grpo.stop`` ended the run at its best checkpoint."""
+    best, ended = signals.best, signals.best.get("ended")
+    if not ended:
+        return None
+    rate = signals.settings.number("grpo.learning_rate", 1e-6)
+    collapse = ended.get("reason") == "collapse"
+    change = {"grpo__learning_rate": float(f"{rate / 10:.1e}")} if collapse else {}
+    every = int(signals.settings.number("grpo.eval_every", 10))
+    patience = int(signals.settings.number("grpo.stop.patience", 20))
+    what = "collapsed" if collapse else "stopped improving"
+    return Finding(
+        "ended_early",
+        f"The run was ended after step {ended.get('step')} because it {what}; grpo/final is its best checkpoint, of step "
+        f"{best.get('step')}.",
+        2 if collapse else 3,
+        (
+            str(ended.get("why")),
+            f"held-out accuracy of grpo/{best.get('checkpoint')}: {best.get('greedy_accuracy', 0.0):.3f}",
+        ),
+        (),
+        signals.settings.change(**change, grpo__eval_every=every, grpo__stop__patience=2 * patience),
+    )

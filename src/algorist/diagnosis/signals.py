@@ -19,6 +19,7 @@ from algorist.diagnosis.findings import Sample, Settings
 from algorist.diagnosis.weights import WeightChange, stage_change
 from algorist.errors import CheckpointError, ConfigError
 from algorist.store.read import metrics, query
+from algorist.store.run_folder import RunFolder
 from algorist.store.stages import STAGES
 
 UNREADABLE = ("no_answer", "unparseable_answer", "ambiguous")
@@ -155,6 +156,8 @@ class Signals:
     lines: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     weights: dict[str, WeightChange] = field(default_factory=dict)
     bad_steps: dict[str, int] = field(default_factory=dict)
+    best: Mapping[str, Any] = field(default_factory=dict)
+    """``grpo/best.json``: the best checkpoint, and why the run was ended."""
     _samples: dict[str, deque[Sample]] = field(default_factory=dict)
 
     def add_rollouts(self, records: Sequence[Mapping[str, Any]]) -> None:
@@ -239,6 +242,8 @@ def read_signals(run: Path) -> Signals:
             by_step.setdefault(row["step"], []).append(row)
         for step in sorted(by_step):
             signals.add_rollouts(by_step[step])
+    best = RunFolder(run).read_json("grpo/best.json")
+    signals.best = best if isinstance(best, dict) else {}
     for stage in STAGES:
         change = stage_change(run, stage, signals.settings)
         if change is not None:

@@ -11,6 +11,9 @@ from algorist.objectives.advantages import (
     group_centered,
     group_normalized,
     leave_one_out,
+    per_reward_normalized,
+    reinforce_plus_plus,
+    reinforce_plus_plus_baseline,
     useful_groups,
 )
 from algorist.objectives.kl import k1, k2, k3
@@ -22,7 +25,7 @@ from algorist.objectives.losses import (
     token_losses,
     token_weights,
 )
-from algorist.objectives.masks import masked_mean, masked_normalize, masked_sum
+from algorist.objectives.masks import masked_mean, masked_normalize, masked_sum, top_entropy_mask
 from algorist.objectives.ratios import (
     log_ratio,
     sampler_weights,
@@ -48,12 +51,16 @@ __all__ = [
     "masked_mean",
     "masked_normalize",
     "masked_sum",
+    "per_reward_normalized",
     "policy_loss",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
     "sampler_weights",
     "sequence_ratio",
     "token_losses",
     "token_ratio",
     "token_weights",
+    "top_entropy_mask",
     "truncated_weights",
     "useful_groups",
 ]

@@ -1,7 +1,7 @@
 """From rewards to advantages: each completion is compared with the others of its group.
 
 An advantage is a function of rewards (P, G), the G completions of a problem in one row, that returns advantages of the same
-shape. A reward may be NaN ("no verdict"): it is left out of its group's statistics and gets advantage 0. All standard
+shape. It may also take by name ``components_PGK``, the single rewards, and ``weights_K``, their weights in the sum. A reward may be NaN ("no verdict"): it is left out of its group's statistics and gets advantage 0. All standard
 deviations are unbiased (divisor G - 1), as torch and TRL take them; a group of one has deviation 0.
 """
 
@@ -68,6 +68,45 @@ def leave_one_out(rewards_PG: Tensor) -> Tensor:
     """
     count = (~rewards_PG.isnan()).sum(-1, keepdim=True)
     return group_centered(rewards_PG) * count / (count - 1).clamp(min=1)
+
+
+@advantage("reinforce_plus_plus")
+def reinforce_plus_plus(rewards_PG: Tensor, eps: float = 1e-8) -> Tensor:
+    """Return (reward - mean of all rewards) / (deviation of all rewards + eps): no baseline per group, so that groups of equal rewards
+    teach too.
+
+    Source: REINFORCE++ (2501.03262) eq. 7, the advantage normalised over the global batch; without its KL term, which is in the loss.
+    """
+    centred_PG = rewards_PG - rewards_PG.nanmean()
+    return (centred_PG / (deviation(rewards_PG.reshape(1, -1)) + eps)).nan_to_num(nan=0.0)
+
+
+@advantage("reinforce_plus_plus_baseline")
+def reinforce_plus_plus_baseline(rewards_PG: Tensor, eps: float = 1e-8) -> Tensor:
+    """Return rewards centred in their group, then divided by the deviation of all centred rewards.
+
+    Source: REINFORCE++-baseline (2501.03262) section 3.3.
+    """
+    centred_PG = rewards_PG - rewards_PG.nanmean(-1, keepdim=True)
+    return (centred_PG / (deviation(centred_PG.reshape(1, -1)) + eps)).nan_to_num(nan=0.0)
+
+
+@advantage("per_reward_normalized")
+def per_reward_normalized(
+    rewards_PG: Tensor, components_PGK: Tensor, weights_K: Tensor, eps: float = 1e-4
+) -> Tensor:
+    """Return the weighted sum of each reward's own group-normalised advantages, normalised over the batch.
+
+    A reward of small spread is not drowned by one of large spread, and rewards that cancel in the sum still teach. Equal to TRL's
+    ``multi_objective_aggregation="normalize_then_sum"``. Source: GDPO (2601.05242) eq. 4 to 6.
+    """
+    shape = components_PGK.shape
+    rows_NG = components_PGK.movedim(-1, 0).reshape(-1, shape[1])
+    normal_NG = group_normalized(rows_NG, eps)
+    normal_PGK = normal_NG.reshape(shape[2], shape[0], shape[1]).movedim(0, -1)
+    total_PG = (normal_PGK * weights_K).sum(-1).masked_fill(rewards_PG.isnan(), float("nan"))
+    spread = deviation(total_PG.reshape(1, -1)).nan_to_num(nan=0.0)
+    return ((total_PG - total_PG.nanmean()) / (spread + eps)).nan_to_num(nan=0.0)
 
 
 def useful_groups(rewards_PG: Tensor, tolerance: float = 1e-6) -> Tensor:

@@ -53,3 +53,22 @@ def masked_normalize(
         The shape of ``tensor`` without ``dim``, or a scalar.
     """
     return masked_sum(tensor, mask, dim) / normalize_constant
+
+
+def top_entropy_mask(entropy: Tensor, mask: Tensor, among: Tensor, share: float) -> Tensor:
+    """Return which tokens belong to the ``share`` of highest entropy: the forking tokens.
+
+    Args:
+        entropy: (B, T) of the next-token distributions.
+        mask: (B, T), true for the tokens that count.
+        among: (N,), the entropies of all tokens that are compared, those of other processes included.
+        share: In (0, 1].
+
+    Returns:
+        (B, T) bool, false outside the mask; all false when ``among`` is empty.
+
+    Source: 2506.01939 section 5; as TRL's ``top_entropy_quantile``.
+    """
+    if not among.numel():
+        return mask.bool() & False
+    return mask.bool() & (entropy >= among.float().quantile(1 - share))

@@ -25,6 +25,7 @@ from algorist.preflight.trial import Trial, grpo_steps, sft_steps, try_grpo, try
 from algorist.prompts import PromptFormat
 from algorist.prompts.chat import encode_prompt
 from algorist.prompts.of_recipe import recipe_format
+from algorist.runs.pass_rates import with_pass_rates
 from algorist.runs.plan import Problems, check_names, fitting_problems, tokenizer_texts
 from algorist.store.run_log import clock
 from algorist.store.stages import STAGES, Stage
@@ -91,6 +92,7 @@ def preflight(
     import torch
 
     check_names(recipe)
+    recipe = with_pass_rates(recipe)
     if recipe.grpo.enabled:
         objective_of(recipe.grpo)
     check_trackers(recipe.report_to, recipe.tracking)

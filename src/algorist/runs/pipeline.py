@@ -22,10 +22,7 @@ import torch
 from algorist.config.schema import Recipe
 from algorist.data import overlap
 from algorist.diagnosis.live import LiveDiagnosis
-from algorist.evaluation.console import lines_of
-from algorist.evaluation.record import mark_of, record_evaluation
 from algorist.evaluation.rollout_notes import RolloutNotes
-from algorist.evaluation.run import Alone, EvaluationSetting, Peers
 from algorist.hub.upload import HubUpload, check_hub
 from algorist.models import products
 from algorist.models.attention import told
@@ -36,6 +33,9 @@ from algorist.prompts.of_recipe import asked_in_training, recipe_format
 from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
 from algorist.rollouts.engines import auto_engine
+from algorist.runs.best import START, KeepBest
+from algorist.runs.evaluation import evaluate_stage, rows_at_a_time
+from algorist.runs.pass_rates import with_pass_rates
 from algorist.runs.plan import (
     Problems,
     check_folder,
@@ -55,7 +55,7 @@ from algorist.store.rows import rows_of
 from algorist.store.run_folder import RunFolder, started_as
 from algorist.store.run_log import Display, Lines, LogFile, Logged, Quiet, clock
 from algorist.store.stages import LAST_FIRST, STAGES
-from algorist.store.write import MetricsWriter, NoMetrics, NoRollouts, RolloutWriter
+from algorist.store.write import MetricsWriter, NoMetrics, NoRollouts, RolloutWriter, read_metrics
 from algorist.tracking.trackers import Trackers, check_trackers, open_trackers
 from algorist.training.callbacks import (
     EveryNSteps,
@@ -70,9 +70,7 @@ from algorist.training.processes import (
     Processes,
     check_eval_device,
     is_sharded,
-    model_on,
     run_device,
-    whole_weights,
 )
 from algorist.types import Group, Problem
 
@@ -106,6 +104,13 @@ class Run:
         self.notes = RolloutNotes(self.display.say, self.recipe.grpo.samples_every)
         self.live = LiveDiagnosis(self.recipe, self.display.say, str(self.folder.path))
 
+    def loaded(self) -> Policy:
+        """Return the policy; the model that the run starts from is loaded when it is first asked for."""
+        if self.policy is None:
+            _load_start(self)
+        assert self.policy is not None
+        return self.policy
+
 
 def run_recipe(
     recipe: Recipe,
@@ -128,6 +133,7 @@ def run_recipe(
     """
     began = time.monotonic()
     check_names(recipe)
+    recipe = with_pass_rates(recipe)
     if recipe.grpo.enabled and "grpo" in stages:
         objective_of(recipe.grpo)  # refuses what cannot be used, before anything is loaded
     check_trackers(recipe.report_to, recipe.tracking)
@@ -177,7 +183,7 @@ def run_sft(run: Run) -> None:
     """Train on demonstrations and save ``sft/final``."""
     from algorist.training.sft import demonstrations, make_sft_trainer
 
-    policy = _require_policy(run)
+    policy = run.loaded()
     metrics = _metrics_writer(run)
     stop = run.processes.stop_signal(run.display.say)
     trainer = make_sft_trainer(
@@ -199,8 +205,8 @@ def run_sft(run: Run) -> None:
 
 def run_grpo(run: Run) -> None:
     """Train with verifiable rewards and save ``grpo/final``."""
-    policy, section = _require_policy(run), run.recipe.grpo
-    engine, line = auto_engine(section.engine, policy.model, _rows_at_a_time(run.recipe))
+    policy, section = run.loaded(), run.recipe.grpo
+    engine, line = auto_engine(section.engine, policy.model, rows_at_a_time(run.recipe))
     if line:
         run.display.say(line)
     section = section.model_copy(update={"engine": engine})
@@ -221,6 +227,9 @@ def run_grpo(run: Run) -> None:
         run.trackers.rewards("grpo", rows)
 
     run.processes.from_main(lambda: check_enough_problems(len(run.train), section))
+    best = None
+    if section.keep_best and section.eval_every and run.recipe.eval.enabled:
+        best = KeepBest(run.folder.path / "grpo", section.stop, len(run.held_out), run.processes)
     with RolloutWriter(run.folder.path / "rollouts") if run.processes.main else NoRollouts() as store:
         trainer = make_grpo_trainer(
             model=policy.model,
@@ -238,69 +247,12 @@ def run_grpo(run: Run) -> None:
             device=run.device,
             on_rollouts=keep,
             callbacks=[
-                *_callbacks(run, "grpo", metrics, section.eval_every),
+                *_callbacks(run, "grpo", metrics, section.eval_every, best),
                 stop,
                 FlushBeforeSave(store.flush, metrics.flush),
             ],
         )
-        _train(run, "grpo", trainer, stop, metrics, store)
-
-
-def _rows_at_a_time(recipe: Recipe) -> int:
-    """Completions per engine call, of GRPO where there is one: evaluations between its steps take the same engine."""
-    grpo = recipe.grpo
-    if not grpo.enabled:
-        return recipe.eval.batch_size * max(1, recipe.eval.samples)
-    return grpo.batch_size * (grpo.steps_per_generation or grpo.gradient_accumulation_steps)
-
-
-def evaluate_stage(run: Run, stage: str, step: int | None = None) -> dict[str, Any]:
-    """Evaluate the current policy on the held-out problems and write ``eval/<stage>``; the processes take turns at the batches."""
-    engine = run.recipe.eval.engine or run.recipe.grpo.engine
-    alone = engine == "vllm" or run.recipe.eval.device is not None  # one vLLM, one other device
-    with whole_weights(_require_policy(run).model):
-        if alone:
-            return run.processes.from_main(lambda: _evaluate(run, stage, step, Alone()))
-        return _evaluate(run, stage, step, run.processes)
-
-
-def _evaluate(run: Run, stage: str, step: int | None, peers: Peers) -> dict[str, Any]:
-    policy = _require_policy(run)
-    recipe = run.recipe
-    setting = EvaluationSetting.from_section(
-        recipe.eval, max_tokens=recipe.grpo.max_completion_tokens, matcher=recipe.matcher, seed=recipe.seed
-    )
-    name, folder = stage if step is None else f"{stage}-step-{step}", run.folder.path / "eval"
-    rewards = build_rewards(recipe.rewards, run.prompt_format, matcher=recipe.matcher)
-    model = recipe.model.name if stage == "base" else run.folder.path / stage / "final"
-    mark = mark_of(model, run.held_out, run.prompt_format, setting, recipe.eval.ks, rewards)
-    on_device = model_on(policy.model, recipe.eval.device)
-    wanted = recipe.eval.engine or recipe.grpo.engine
-    engine, line = auto_engine(wanted, on_device, _rows_at_a_time(recipe))
-    if line:
-        log.info("%s: %s", name, line)
-    summary = record_evaluation(
-        folder,
-        name,
-        peers=peers,
-        engine=make_engine(engine, on_device, policy.tokenizer, vllm=recipe.grpo.vllm),
-        tokenizer=policy.tokenizer,
-        problems=run.held_out,
-        prompt_format=run.prompt_format,
-        setting=setting,
-        ks=recipe.eval.ks,
-        rewards=rewards,
-        model=str(model),
-        dataset=recipe.data.eval.name,
-        mark=mark if step is None else None,
-        on_progress=lambda done, total: run.display.progress(f"eval {name}", done, total),
-    ).metrics
-    run.display.finished(f"eval {name}")
-    for line in lines_of(folder, stage, step, summary):
-        run.display.say(line)
-    run.summaries[name] = summary
-    run.trackers.evaluation(stage, step, {key: interval.value for key, interval in summary.items()})
-    return summary
+        _train(run, "grpo", trainer, stop, metrics, store, best)
 
 
 def _prepare(run: Run, *warnings: str) -> None:
@@ -406,6 +358,7 @@ def _train(
     stop: StopSignal,
     metrics: MetricsWriter,
     store: RolloutWriter | None = None,
+    best: KeepBest | None = None,
 ) -> None:
     found = run.processes.from_main(
         lambda: newest_checkpoint(run.folder.path / stage) if run.resume else None
@@ -420,17 +373,25 @@ def _train(
     if checkpoint:
         run.display.say(f"{stage}: continuing from {checkpoint.name}")
         _say_other_count(run, stage, checkpoint)
+    if best is not None:
+        best.begin(trainer, run.processes.from_main(lambda: read_metrics(metrics.path)))
+        if best.stop and best.last is None and not trainer.is_deepspeed_enabled:
+            _save_final(run, trainer, run.folder.path / stage / START)
+            _evaluate_during(run, stage, metrics, best, 0)
     try:
-        with stop:
-            train_from(trainer, checkpoint)
+        if best is None or best.ended is None:  # ended already: killed before the stage was closed
+            with stop:
+                train_from(trainer, checkpoint)
     finally:
         metrics.close()
     run.display.finished(stage)
     if stop.stopped:
         run.stopped = True
         return
+    if best is not None:
+        best.finish(trainer, run.display.say)
     _save_final(run, trainer, run.folder.path / stage / "final")
-    if is_sharded(_require_policy(run).model):
+    if is_sharded(run.loaded().model):
         run.policy = None  # read again from what was saved
     del trainer
     gc.collect()
@@ -456,7 +417,9 @@ def _save_final(run: Run, trainer: Any, final: Path) -> None:
     run.processes.wait()
 
 
-def _callbacks(run: Run, stage: str, metrics: MetricsWriter, eval_every: int | None) -> list[Any]:
+def _callbacks(
+    run: Run, stage: str, metrics: MetricsWriter, eval_every: int | None, best: KeepBest | None = None
+) -> list[Any]:
     def log_line(step: int, values: dict[str, float]) -> None:
         values |= run.notes.on_metrics(stage, step, values)
         metrics.write(stage, step, values)
@@ -469,17 +432,14 @@ def _callbacks(run: Run, stage: str, metrics: MetricsWriter, eval_every: int | N
         *run.hub.callbacks(stage),
     ]
     if eval_every and run.recipe.eval.enabled:
-        callbacks.append(EveryNSteps(eval_every, lambda step: _evaluate_during(run, stage, step, metrics)))
+        action = partial(_evaluate_during, run, stage, metrics, best)
+        callbacks += [EveryNSteps(eval_every, action), *([best] if best is not None else [])]
     return callbacks
 
 
-def _evaluate_during(run: Run, stage: str, step: int, metrics: MetricsWriter) -> None:
+def _evaluate_during(run: Run, stage: str, metrics: MetricsWriter, best: KeepBest | None, step: int) -> None:
     summary = evaluate_stage(run, stage, step)
-    metrics.write(stage, step, {f"eval/{name}": interval.value for name, interval in summary.items()})
-
-
-def _require_policy(run: Run) -> Policy:
-    if run.policy is None:
-        _load_start(run)
-    assert run.policy is not None
-    return run.policy
+    values = {f"eval/{name}": interval.value for name, interval in summary.items()}
+    metrics.write(stage, step, values)
+    if best is not None:
+        best.see(step, values)

@@ -90,7 +90,9 @@ class Problems:
             DataError: A dataset, a column or a row is missing or unreadable.
         """
         train = load_problems(recipe.data.train)
-        sft = load_problems(recipe.data.sft) if recipe.data.sft else train
+        section = recipe.data.sft or recipe.data.train  # which may have inherited the filter
+        unrated = section.model_copy(update={"pass_rate": None})
+        sft = load_problems(unrated) if recipe.data.sft or section.pass_rate else train
         if recipe.sft.enabled:
             with_solutions(sft)
         return cls(train, sft, load_problems(recipe.data.eval) if recipe.eval.enabled else [])

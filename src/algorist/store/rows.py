@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isnan
 from typing import Any
 
 import pyarrow
@@ -52,7 +53,7 @@ def rows_of(
     Args:
         group: A group of graded rollouts.
         index: Place of the group in its batch.
-        advantages: The advantage that each rollout was trained with.
+        advantages: The advantage that each rollout was trained with; NaN for one that was sampled only, stored as null.
     """
     problem = group.problem
     rows = []
@@ -82,7 +83,7 @@ def rows_of(
                 "reason": grade.reason if grade else None,
                 "rewards": rollout.rewards,
                 "reward": rollout.reward,
-                "advantage": advantages[sample] if advantages is not None else None,
+                "advantage": None if advantages is None or isnan(advantages[sample]) else advantages[sample],
                 "sampler_log_prob_sum": float(sum(rollout.log_probs or ())) if known else None,
                 "seconds": group.seconds,
             }

@@ -119,11 +119,11 @@ def processes_of(checkpoint: Path) -> int:
     return max(1, len(list(checkpoint.glob(f"{STATE}*"))))
 
 
-def _rotate(folder: Path, limit: int | None) -> None:
-    """Keep the newest ``limit`` checkpoints."""
+def _rotate(folder: Path, limit: int | None, best: str) -> None:
+    """Keep the newest ``limit`` checkpoints, and the one called ``best``."""
     if limit is None or limit <= 0:
         return
-    for old in checkpoints(folder)[limit:]:
+    for old in [found for found in checkpoints(folder)[limit:] if found.name != best]:
         doomed = old.with_name(f".deleting-{old.name}")
         old.rename(doomed)  # gone at once, also when killed in between
         shutil.rmtree(doomed, ignore_errors=True)
@@ -144,10 +144,16 @@ def train_from(trainer: Any, checkpoint: Path | None) -> None:
     if trainer.args.should_save:
         _finish_deleting(Path(trainer.args.output_dir))
     if checkpoint is not None and step_of(checkpoint) >= _last_step(trainer):
-        check_weights(trainer.model, checkpoint)
-        trl_seam.load_weights(trainer, checkpoint)
+        load_weights(trainer, checkpoint)
     else:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+
+
+def load_weights(trainer: Any, checkpoint: Path) -> None:
+    """Load the weights of a checkpoint, or of a folder that ``save_model`` wrote, into the trainer's model."""
+    check_weights(trainer.model, checkpoint)
+    with _quiet_about_ties():
+        trl_seam.load_weights(trainer, checkpoint)
 
 
 def _last_step(trainer: Any) -> int:
@@ -201,6 +207,10 @@ class ExactCheckpoints(ShardedTraining, trl_seam.SavesCheckpoints):
     state: Any
     model: Any
     accelerator: Any
+
+    def best_checkpoint(self) -> str:
+        """Return the name of the checkpoint that is kept however old it is; set by who knows it."""
+        return ""
 
     def extra_state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps beyond the Hugging Face trainer's; tensors, numbers, strings, containers."""
@@ -260,7 +270,7 @@ class ExactCheckpoints(ShardedTraining, trl_seam.SavesCheckpoints):
             if main:
                 write_manifest(staging / name, self.state.global_step)
                 self._into_place(staging / name, folder / name)
-                _rotate(folder, limit)
+                _rotate(folder, limit, self.best_checkpoint())
         except (OSError, SafetensorError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and "PytorchStreamWriter" not in str(error):
                 raise  # not torch.save's

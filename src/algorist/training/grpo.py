@@ -7,6 +7,7 @@ steps that it feeds. The loop, the optimizer, schedules, callbacks and distribut
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,22 +19,28 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
+from algorist.config.grpo_sections import PoolsSection, ReplaySection, ResampleSection
 from algorist.errors import TrainingError, is_out_of_memory
 from algorist.grading.workers import stats
-from algorist.objectives import token_losses
+from algorist.objectives import token_losses, top_entropy_mask
 from algorist.prompts import PromptFormat
 from algorist.rewards import RewardSet
-from algorist.rollouts.base import Completion, RolloutEngine, SamplingParams
+from algorist.rollouts.base import RolloutEngine, SamplingParams
 from algorist.rollouts.collect import collect
 from algorist.training import step
 from algorist.training.batch import Batch
 from algorist.training.checkpoint import ExactCheckpoints
 from algorist.training.faults import FiniteSteps, Load, free_memory, out_of_memory_text
-from algorist.training.log_probs import LogProbs, eval_mode
+from algorist.training.group_rewards import useful
+from algorist.training.log_probs import LogProbs
 from algorist.training.metrics import Averages, Metrics, rollout_metrics
-from algorist.training.order import ProblemOrder, Schedule, join_groups
-from algorist.training.processes import rank_draws, reminder, whole_weights
+from algorist.training.order import ProblemOrder, Reserve, Schedule, join_groups, parts_of
+from algorist.training.policy_engine import PolicyEngine
+from algorist.training.pools import Pools
+from algorist.training.processes import reminder
 from algorist.training.reference import Reference
+from algorist.training.refill import Filled, refill
+from algorist.training.replay import Replay
 from algorist.training.sharding import average_gradients, passes_of_all
 from algorist.types import Group, Problem
 
@@ -63,8 +70,12 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
         matcher: How answers are compared for the stored verdict.
         packed: Use the packed log-prob pass where it applies.
         sampler_log_probs: Take old log-probs from the sampler where they are exact.
+        resample: Limits of the refill; None leaves useless groups in their places.
+        replay: How long useful groups are kept for places without one; None keeps none.
+        pools: How long problems rest that are solved or hopeless; None lets none rest.
         part_tokens: Most packed tokens of one forward and backward, besides the micro-batch's completions; None: no bound.
-        on_rollouts: Called by the main process with (steps done, groups, advantages (P, G)) for each rollout batch.
+        on_rollouts: Called by the main process with (steps done, groups, advantages (P, G)) for each rollout batch; groups that do
+            not train come last, their advantages are NaN.
         callbacks: transformers' callbacks.
     """
 
@@ -85,6 +96,9 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
         matcher: str = "symbolic",
         packed: bool = True,
         sampler_log_probs: bool = True,
+        resample: ResampleSection | None = None,
+        replay: ReplaySection | None = None,
+        pools: PoolsSection | None = None,
         part_tokens: int | None = None,
         on_rollouts: OnRollouts | None = None,
         callbacks: Sequence[Any] = (),
@@ -95,6 +109,9 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
         self.schedule, self.load = schedule, load
         self.engine, self.sampling = engine, sampling
         self.sampler_log_probs, self.part_tokens = sampler_log_probs, part_tokens
+        self.resample, self.reserve = resample, Reserve(self.problems, args.seed)
+        self.replay = Replay(replay, self.problems) if replay else None
+        self.pools = Pools(pools) if pools else None
         self.log_probs = LogProbs(temperature=sampling.temperature, packed=packed)
         self.reference = Reference(model) if objective.beta else None
         self.generation_count = 0
@@ -140,9 +157,45 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
     def _roll_out(self, model: Any, problems: Sequence[Problem]) -> Batch:
         """Collect a rollout batch: this process's share as a batch; everybody's groups for advantages, store and metrics."""
         began = time.perf_counter()
-        share = self.schedule.share(len(problems), self.args.process_index, self.args.world_size)
+        rank, processes = self.args.process_index, self.args.world_size
+        problems = self._awake(problems)
+        filled = self._filled(self._sample(problems), problems)
+        replayed: list[int] = []
+        if self.replay is not None:
+            replayed = self.replay.fill(filled, self._useful(filled.groups), self._useful(filled.spare))
+        groups = filled.groups
+        advantages_PG = step.advantages_of(groups, self.objective)
+        first = self.schedule.rows * rank
+        batch = Batch.from_groups(
+            parts_of(groups, self.schedule, rank, processes),
+            advantages_PG.flatten()[first : first + self.schedule.rows],
+            device=self.args.device,
+            mask_truncated=self.objective.mask_truncated,
+        )
+        batch = self._with_old_and_reference(model, batch, replayed)
+        self.dealt = step.deal(len(batch), self.schedule.shares)
+        tokens = self.accelerator.gather(batch.mask.sum()).sum() / self.schedule.shares
+        self.tokens_per_step = max(1.0, float(tokens)) / processes
+        self._log_rollouts(filled, advantages_PG, batch, replayed)
+        self.averages.add({"time/reward_s": time.perf_counter() - began - filled.seconds})
+        return batch
+
+    def _awake(self, problems: Sequence[Problem]) -> list[Problem]:
+        """Return the problems of a rollout batch with others for those that rest, as far as there are others."""
+        if self.pools is None:
+            return list(problems)
+        resting = self.pools.resting()
+        awake = [p for p in problems if p.id not in resting]
+        fresh = self.reserve.draw(len(problems) - len(awake), without=resting | {p.id for p in awake})
+        asleep = [p for p in problems if p.id in resting]
+        return [*awake, *fresh, *asleep][: len(problems)]
+
+    def _sample(self, problems: Sequence[Problem]) -> list[Group]:
+        """Return the groups of ``problems`` from all processes; every process must call this."""
+        rank, processes = self.args.process_index, self.args.world_size
+        share = self.schedule.share(len(problems), rank, processes)
         groups = collect(
-            _Policy(self),
+            PolicyEngine(self, first_row=rank * len(problems) * self.schedule.group_size // processes),
             self.tokenizer,
             [problems[place] for place, _ in share],
             self.prompt_format,
@@ -154,20 +207,24 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
         )
         self.generation_count += 1
         with reminder("for the rollouts of the other processes"):
-            everyone = join_groups(self.accelerator, share, groups)
-        advantages_PG = step.advantages_of(everyone, self.objective)
-        first = self.schedule.rows * self.args.process_index
-        own = advantages_PG.flatten()[first : first + self.schedule.rows]
-        batch = Batch.from_groups(
-            groups, own, device=self.args.device, mask_truncated=self.objective.mask_truncated
-        )
-        batch = self._with_old_and_reference(model, batch)
-        self.dealt = step.deal(len(batch), self.schedule.shares)
-        tokens = self.accelerator.gather(batch.mask.sum()).sum() / self.schedule.shares
-        self.tokens_per_step = max(1.0, float(tokens)) / self.args.world_size
-        self._log_rollouts(everyone, advantages_PG, batch)
-        self.averages.add({"time/reward_s": time.perf_counter() - began - everyone[0].seconds})
-        return batch
+            return join_groups(self.accelerator, share, groups)
+
+    def _filled(self, groups: list[Group], problems: Sequence[Problem]) -> Filled:
+        """Return a rollout batch with its useless groups replaced, as far as the recipe wants that."""
+        if self.resample is None:
+            return Filled(groups, seconds=groups[0].seconds)
+        ids = {problem.id for problem in problems} | (self.pools.resting() if self.pools else set())
+
+        def draw(number: int) -> list[Group]:
+            fresh = self.reserve.draw(number, without=ids)
+            ids.update(problem.id for problem in fresh)
+            return self._sample(fresh) if fresh else []
+
+        least = math.ceil(self.args.world_size / self.schedule.group_size)  # work for every process
+        return refill(groups, draw, self._useful, self.resample, least=least)
+
+    def _useful(self, groups: Sequence[Group]) -> list[bool]:
+        return useful(groups, step.single_rewards(self.objective))
 
     def _sampling(self) -> SamplingParams:
         seed = self.sampling.seed
@@ -175,14 +232,26 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
             return self.sampling
         return replace(self.sampling, seed=seed + _SEED_STRIDE * self.generation_count)
 
-    def _with_old_and_reference(self, model: Any, batch: Batch) -> Batch:
-        """Add what later steps compare with: log-probs of the policy that sampled, and of the reference."""
+    def _with_old_and_reference(self, model: Any, batch: Batch, replayed: Sequence[int] = ()) -> Batch:
+        """Add what later steps compare with: log-probs of the policy that sampled, and of the reference.
+
+        Args:
+            model: The policy.
+            batch: This process's completions.
+            replayed: Places of groups of an earlier policy, whose sampler's log-probs are those of that policy.
+        """
         correct = self.objective.correction is not None and batch.sampler_log_probs is not None
-        if correct or self.schedule.steps > 1:
+        if correct or self.schedule.steps > 1 or replayed:
             if self._sampler_is_exact(batch) and not correct:
                 batch = replace(batch, old_log_probs=batch.sampler_log_probs)
             else:
                 batch = replace(batch, old_log_probs=self._without_gradient(model, batch))
+        if replayed and batch.old_log_probs is not None and batch.sampler_log_probs is not None:
+            rows = self.schedule.rows_of(replayed, self.args.process_index)
+            old, sampler = batch.old_log_probs.clone(), batch.sampler_log_probs.clone()
+            old[rows] = sampler[rows]
+            sampler[rows] = math.nan  # nothing to compare the trainer of now with
+            batch = replace(batch, old_log_probs=old, sampler_log_probs=sampler)
         if self.reference is not None:
             with self.reference.active(self.accelerator.unwrap_model(model)) as reference:
                 found = self._without_gradient(reference if reference is not None else model, batch)
@@ -197,12 +266,16 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
         return self.sampler_log_probs and exact and known and self.sampling.temperature > 0
 
     @torch.no_grad()
-    def _without_gradient(self, model: Any, batch: Batch) -> Tensor:
-        """Return the log-probs (B, T) of a whole batch, part by part."""
+    def _without_gradient(self, model: Any, batch: Batch, *, entropy: bool = False) -> Tensor:
+        """Return the log-probs (B, T) of a whole batch, part by part; or with ``entropy`` those of the next-token distributions."""
         found = torch.zeros(len(batch), batch.width, device=batch.mask.device)
         rows = batch.in_group_order(range(len(batch)))
         for part in self._passes(batch, self._parts(batch, rows)):
-            values, _ = self.log_probs(model, batch.take(part), autocast=self.accelerator.autocast)
+            both = self.log_probs(
+                model, batch.take(part), compute_entropy=entropy, autocast=self.accelerator.autocast
+            )
+            values = both[entropy]
+            assert values is not None
             found[torch.tensor(part, device=found.device), : values.shape[1]] = values
         return found
 
@@ -221,9 +294,10 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
         """
         replicated = isinstance(model, DistributedDataParallel)
         policy = model.module if replicated else model
+        counted = self._top_entropy(policy, batch) if self.objective.top_entropy_share < 1 else None
         while True:
             try:
-                loss, metrics = self._in_parts(policy, batch, fresh)
+                loss, metrics = self._in_parts(policy, batch, fresh, counted)
                 break
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
@@ -240,12 +314,16 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
         self.averages.add(metrics.values())
         return loss
 
-    def _in_parts(self, model: Any, batch: Batch, fresh: bool) -> tuple[Tensor, Metrics]:
-        """Run forward and backward of each part of the step; return the loss and the metrics of this process."""
+    def _in_parts(
+        self, model: Any, batch: Batch, fresh: bool, counted: Tensor | None
+    ) -> tuple[Tensor, Metrics]:
+        """Return the loss and the metrics of this process after forward and backward of each part; ``counted`` are the tokens (B, T)."""
         objective, metrics = self.objective, Metrics()
         weights = step.step_weights(
             batch, objective, tokens=self.tokens_per_step, micro_batch=self.schedule.micro_batch
         )
+        if counted is not None:
+            weights = weights * counted
         rows = step.rows_to_compute(batch, objective)
         parts = self._parts(batch, rows)
         total = torch.zeros((), device=self.args.device)
@@ -269,6 +347,15 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
                 _add_gap(metrics, log_probs.detach(), piece)
         self._add_skipped(metrics, batch, rows)
         return total, metrics
+
+    def _top_entropy(self, model: Any, batch: Batch) -> Tensor:
+        """Return which tokens (B, T) the loss counts: those of highest entropy among the step's of all processes."""
+        entropy = self._without_gradient(model, batch, entropy=True)
+        own = self.accelerator.pad_across_processes(entropy[batch.mask], dim=0, pad_index=-1.0)
+        everyone = self.accelerator.gather(own)
+        return top_entropy_mask(
+            entropy, batch.mask, everyone[everyone >= 0], self.objective.top_entropy_share
+        )
 
     def _add_skipped(self, metrics: Metrics, batch: Batch, computed: Sequence[int]) -> None:
         """Count the completions that were left out: ratio 1, and as entropy what their own log-probs estimate."""
@@ -312,8 +399,20 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
 
     # ---- log ---------------------------------------------------------------------------------------------------
 
-    def _log_rollouts(self, groups: list[Group], advantages_PG: Tensor, batch: Batch) -> None:
-        self.averages.add(rollout_metrics(groups, self.rewards.names))
+    def _log_rollouts(
+        self, filled: Filled, advantages_PG: Tensor, batch: Batch, replayed: Sequence[int]
+    ) -> None:
+        fresh = [place for place in range(len(filled.groups)) if place not in replayed]
+        groups = [*(filled.groups[place] for place in fresh), *filled.spare]
+        advantages_PG = advantages_PG[fresh]
+        if self.pools is not None:
+            self.pools.see(groups)
+            self.averages.add({"groups/resting": float(len(self.pools.resting()))})
+        self.averages.add(rollout_metrics(groups, self.rewards.names, filled.seconds))
+        if self.resample is not None or self.replay is not None:
+            self.averages.add(filled.metrics(self._useful(filled.groups), len(replayed)))
+        not_trained = advantages_PG.new_full((len(filled.spare), advantages_PG.shape[1]), math.nan)
+        advantages_PG = torch.cat([advantages_PG, not_trained])
         self.state.num_input_tokens_seen += sum(
             len(group.prompt_ids) + len(r.completion_ids) for group in groups for r in group.rollouts
         )
@@ -372,6 +471,9 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
             "dealt": self.dealt,
             "tokens_per_step": self.tokens_per_step,
             "rewards": states,
+            "reserve": self.reserve.position,
+            "replay": self.replay.state_dict() if self.replay else None,
+            "pools": self.pools.state_dict() if self.pools else None,
         }
 
     def load_extra_state(self, state: dict[str, Any]) -> None:
@@ -381,38 +483,12 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
         kept = state["rollouts"]
         self.rollouts = Batch(**kept).to(self.args.device) if kept is not None else None
         self.dealt, self.tokens_per_step = state["dealt"], state["tokens_per_step"]
+        self.reserve.position = state.get("reserve", 0)  # not in checkpoints from before the refill
+        for part, name in ((self.replay, "replay"), (self.pools, "pools")):
+            if part is not None and state.get(name):
+                part.load_state_dict(state[name])
         for index, reward_state in state["rewards"].items():
             self.rewards[index].load_state_dict(reward_state)
-
-
-class _Policy:
-    """The trainer's engine on the weights of this moment: dropout off, whole weights, the random numbers of this process."""
-
-    def __init__(self, trainer: AlgoristGRPOTrainer) -> None:
-        self.trainer, self.name = trainer, trainer.engine.name
-        self.row = (
-            trainer.schedule.rows * trainer.args.process_index
-        )  # of the next completion in the global batch
-
-    def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        group_size: int,
-        params: SamplingParams,
-        on_finished: Callable[[int], None] | None = None,
-    ) -> list[list[Completion]]:
-        """Sample as ``RolloutEngine`` says."""
-        accelerator = self.trainer.accelerator
-        policy = accelerator.unwrap_model(self.trainer.model_wrapped, keep_fp32_wrapper=True)
-        with (
-            eval_mode(policy),
-            torch.no_grad(),
-            whole_weights(policy),
-            rank_draws(accelerator, params, self.row) as drawn,
-        ):
-            groups = self.trainer.engine.generate(prompts, group_size, drawn, on_finished)
-        self.row += len(prompts) * group_size
-        return groups
 
 
 def _add_gap(metrics: Metrics, log_probs: Tensor, batch: Batch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -93,6 +94,8 @@ def objective_of(section: GRPOSection) -> Objective:
         advantage=find_advantage(section.advantage),
         parameters={k: v for k, v in keys.items() if k in takes} | section.loss_params,
         beta=section.beta,
+        entropy_bonus=section.entropy_bonus,
+        top_entropy_share=section.top_entropy_share,
         longest=section.max_completion_tokens,
         mask_truncated=section.mask_truncated_completions,
         correction=_correction(section),
@@ -162,7 +165,8 @@ def make_grpo_trainer(
         MissingExtraError: ``engine`` is vllm, which cannot be imported.
     """
     check_enough_problems(len(problems), section)
-    objective = objective_of(section)
+    weights = dict(zip(rewards.names, rewards.weights, strict=True))
+    objective = replace(objective_of(section), reward_weights=weights)
     through_trl = engine is None and section.engine == "vllm" and _through_trl(section)
     if section.engine == "vllm":
         vllm_arguments(section)  # refuses unknown settings
@@ -209,6 +213,9 @@ def make_grpo_trainer(
             args=args,
             schedule=schedule,
             engine=engine,
+            resample=section.resample,
+            replay=section.replay,
+            pools=section.pools,
             part_tokens=tokens_that_fit(model, section),
             **shared,
         )

@@ -60,12 +60,12 @@ class Metrics:
         }
 
 
-def rollout_metrics(groups: Sequence[Group], reward_names: Sequence[str]) -> dict[str, float]:
-    """Return the metrics of a rollout batch under TRL's names; ``groups/useful_share`` is the share whose rewards differ."""
+def rollout_metrics(groups: Sequence[Group], reward_names: Sequence[str], seconds: float) -> dict[str, float]:
+    """Return the metrics of all groups sampled in ``seconds``, under TRL's names; ``groups/useful_share`` is the share whose rewards
+    differ."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     lengths = torch.tensor([float(len(r.completion_ids)) for r in rollouts])
     ended = lengths[[not r.truncated for r in rollouts]]
-    seconds = max((group.seconds for group in groups), default=0.0)
     metrics = {
         "time/rollout_s": seconds,
         "rollout/tokens_per_s": float(lengths.sum()) / max(seconds, 1e-9),

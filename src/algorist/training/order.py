@@ -57,14 +57,59 @@ class Schedule:
         return self.rows * processes // self.group_size
 
     def share(self, problems: int, rank: int, processes: int) -> list[tuple[int, int]]:
-        """Return (problem, completions) of one process: equal numbers of completions, so a group may be on two processes."""
-        rows = problems * self.group_size // processes
-        first, last = rank * rows, (rank + 1) * rows
+        """Return (problem, completions) of one process: as equal numbers of completions as can be, so a group may be on two."""
+        rows = problems * self.group_size
+        first, last = rank * rows // processes, (rank + 1) * rows // processes
+        if first == last:
+            return []
         found = []
         for problem in range(first // self.group_size, (last - 1) // self.group_size + 1):
             start, stop = problem * self.group_size, (problem + 1) * self.group_size
             found.append((problem, min(stop, last) - max(start, first)))
         return found
+
+    def rows_of(self, places: Sequence[int], rank: int) -> list[int]:
+        """Return which of a process's completions belong to the groups at ``places`` of the rollout batch."""
+        chosen, first = set(places), rank * self.rows
+        return [row for row in range(self.rows) if (first + row) // self.group_size in chosen]
+
+
+class Reserve:
+    """Problems beyond those of the data loader: permutations of all of them, one after another, by the seed alone.
+
+    Args:
+        problems: All problems.
+        seed: Seed of the permutations.
+
+    Attributes:
+        position: Problems drawn or passed over so far; all that a checkpoint needs.
+    """
+
+    def __init__(self, problems: Sequence[Problem], seed: int) -> None:
+        self.problems, self.seed, self.position = list(problems), seed, 0
+        self._order: tuple[int, list[int]] = (-1, [])
+
+    def draw(self, number: int, without: set[str]) -> list[Problem]:
+        """Return up to ``number`` different problems whose ids are not in ``without``; fewer where there are no more."""
+        drawn: list[Problem] = []
+        ids = set(without)
+        for _ in range(2 * len(self.problems)):
+            if len(drawn) == number:
+                break
+            problem = self.problems[self._index(self.position)]
+            self.position += 1
+            if problem.id not in ids:
+                ids.add(problem.id)
+                drawn.append(problem)
+        return drawn
+
+    def _index(self, position: int) -> int:
+        turn, place = divmod(position, len(self.problems))
+        if self._order[0] != turn:
+            # The first permutation of the data loader has the seed itself.
+            generator = torch.Generator().manual_seed(self.seed + 7919 * (turn + 1))
+            self._order = (turn, torch.randperm(len(self.problems), generator=generator).tolist())
+        return self._order[1][place]
 
 
 class ProblemOrder(Sampler[list[int]]):
@@ -109,7 +154,7 @@ class _Loader(DataLoader[Any]):
 
 
 def join_groups(accelerator: Any, share: Sequence[tuple[int, int]], groups: list[Group]) -> list[Group]:
-    """Return the groups of all processes in the order of the problems; parts of a group are put together.
+    """Return the groups of all processes in the order of the problems; parts of a group are put together (``parts_of`` cuts).
 
     ``seconds`` is the slowest process's. Every process must call this.
     """
@@ -124,3 +169,14 @@ def join_groups(accelerator: Any, share: Sequence[tuple[int, int]], groups: list
         before = whole[place].rollouts if place in whole else []
         whole[place] = replace(group, rollouts=[*before, *group.rollouts], seconds=seconds)
     return [whole[place] for place in sorted(whole)]
+
+
+def parts_of(groups: Sequence[Group], schedule: Schedule, rank: int, processes: int) -> list[Group]:
+    """Return what one process has of ``groups``: its share, groups at its ends cut."""
+    size = schedule.group_size
+    first = rank * len(groups) * size // processes
+    found = []
+    for place, count in schedule.share(len(groups), rank, processes):
+        start = max(0, first - place * size)
+        found.append(replace(groups[place], rollouts=groups[place].rollouts[start : start + count]))
+    return found

@@ -34,10 +34,11 @@ def find_advantage(name: str) -> Advantage:
     function = _load(name, "grpo.advantage")
     parameters = list(inspect.signature(function).parameters.values())
     needed = [p.name for p in parameters[1:] if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
-    if not parameters or needed:
+    single = [p.name for p in parameters if p.name in ("components_PGK", "weights_K")]
+    if not parameters or set(needed) - set(single) or len(single) == 1:
         raise ConfigError(
             f"grpo.advantage={name} takes ({', '.join(p.name for p in parameters)}); expected one argument, the rewards (P, G), and "
-            "default values for any other"
+            "default values for any other; or rewards, components_PGK and weights_K: the single rewards (P, G, K) and their weights"
         )
     return _in_words(name, function)
 

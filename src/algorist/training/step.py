@@ -20,12 +20,14 @@ What differs from the paper, on purpose:
    Otherwise log π_old is the sampler's where that is exact (float32 on both sides), else one pass of the trainer.
 4. A completion whose advantage is 0 is not computed where it would add exactly 0 to loss and gradient. It still counts in w_it.
 5. A step is computed in parts of bounded size, one backward each. The weights are fixed before, so the parts add up exactly.
-6. A sampler that differs from the trainer (vLLM, another type) is corrected by a truncated ratio per token or sequence.
+6. With ``grpo.resample`` groups of equal rewards are replaced before the step (``refill.py``): L is then the mean over useful groups.
+7. ``grpo.entropy_bonus`` subtracts c·H(π_θ(· | q, o_i,<t)) from the loss of each token, with the gradient of the whole distribution.
+8. A sampler that differs from the trainer (vLLM, another type) is corrected by a truncated ratio per token or sequence.
 """
 
 from __future__ import annotations
 
-import math
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,6 +40,7 @@ from algorist.objectives import Loss, sampler_weights, token_losses, token_weigh
 from algorist.objectives.advantages import Advantage
 from algorist.objectives.ratios import Correction
 from algorist.training.batch import Batch
+from algorist.training.group_rewards import components_of, rewards_of
 from algorist.training.metrics import Metrics
 from algorist.types import Group
 
@@ -49,7 +52,10 @@ class Objective:
     Attributes:
         loss: A registered or own loss; ``parameters`` are its settings (``clip_low``, …).
         advantage: Turns rewards (P, G) into advantages (P, G).
+        reward_weights: Each reward's weight in the sum, for advantages of single rewards.
         beta: Weight of the KL penalty.
+        entropy_bonus: Weight of the entropy, which is subtracted from the loss of each token.
+        top_entropy_share: Share of the step's tokens, those of highest entropy, that the loss counts.
         longest: The longest possible completion in tokens, for ``seq-mean-token-sum-norm``.
         mask_truncated: Completions that the length limit ended do not count.
         correction: Mode, least and greatest weight of the correction for the sampler; None for none.
@@ -59,7 +65,10 @@ class Objective:
     loss: Loss
     advantage: Advantage
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    reward_weights: Mapping[str, float] = field(default_factory=dict)
     beta: float = 0.0
+    entropy_bonus: float = 0.0
+    top_entropy_share: float = 1.0
     longest: int = 256
     mask_truncated: bool = False
     correction: tuple[Correction, float | None, float | None] | None = None
@@ -70,12 +79,22 @@ class Objective:
 
 
 # 2. advantages
+def single_rewards(objective: Objective) -> Mapping[str, float] | None:
+    """Return the weights of the single rewards where the advantage asks for these, else None."""
+    wanted = inspect.signature(objective.advantage).parameters
+    return objective.reward_weights if "components_PGK" in wanted else None
+
+
 def advantages_of(groups: Sequence[Group], objective: Objective) -> Tensor:
     """Return the advantage (P, G) of every completion of P groups of one size; 0 where no reward applies."""
-    rewards_PG = torch.tensor(
-        [[math.nan if r.reward is None else r.reward for r in group.rollouts] for group in groups]
-    )
-    advantages_PG = objective.advantage(rewards_PG)
+    rewards_PG = rewards_of(groups)
+    named: dict[str, Tensor] = {}
+    if (weights := single_rewards(objective)) is not None:
+        named = {
+            "components_PGK": components_of(groups, weights),
+            "weights_K": torch.tensor([*weights.values()]),
+        }
+    advantages_PG = objective.advantage(rewards_PG, **named)
     name = getattr(objective.advantage, "__name__", "of the recipe")
     if not isinstance(advantages_PG, Tensor) or advantages_PG.shape != rewards_PG.shape:
         found = (
@@ -121,7 +140,11 @@ def step_weights(batch: Batch, objective: Objective, *, tokens: float, micro_bat
 def rows_to_compute(batch: Batch, objective: Objective) -> list[int]:
     """Return the completions that need a forward pass, completions of a prompt together; always at least one."""
     counts = batch.mask.any(1)
-    if objective.skip and objective.loss.zero_advantage_adds_nothing and objective.beta == 0.0:
+    if (
+        objective.skip
+        and objective.loss.zero_advantage_adds_nothing
+        and not (objective.beta or objective.entropy_bonus)
+    ):
         counts = counts & (batch.advantages != 0)
     rows = counts.nonzero()[:, 0].tolist()
     if not rows:  # every parameter needs a gradient, and every process takes part in its reduction
@@ -154,7 +177,7 @@ def loss_of(
 
     Args:
         log_probs: (B, T) under the policy, with gradient.
-        entropy: (B, T) of its next-token distributions, for the log; or None.
+        entropy: (B, T) of its next-token distributions, for the log and the bonus; or None.
         batch: A part of the step.
         weights: (B, T) of ``step_weights``.
         objective: What is minimised.
@@ -180,4 +203,6 @@ def loss_of(
         )
     if entropy is not None:
         metrics.add("entropy", entropy.detach(), batch.mask)
+        if objective.entropy_bonus:
+            per_token = per_token - objective.entropy_bonus * entropy.masked_fill(~batch.mask, 0.0)
     return (per_token * weights).sum()

@@ -19,6 +19,7 @@ from algorist.training import trl_seam  # isort: skip  (sets TRL's telemetry swi
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
+from algorist.config.grpo_checks import check_stock
 from algorist.config.schema import GRPOSection
 from algorist.errors import ConfigError
 from algorist.grading import grade_completion
@@ -71,6 +72,10 @@ def make_stock_trainer(
     Raises:
         ConfigError: The section asks for what TRL does not have.
     """
+    try:
+        check_stock(section)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     if section.loss not in _LOSSES or section.advantage not in _SCALES:
         raise ConfigError(
             f"grpo.fast_update=false runs stock TRL, which has the losses {', '.join(_LOSSES)} and the advantages "

@@ -1,0 +1,140 @@
+"""Rates every training problem with the model that GRPO would start from, and finds the table again for a recipe."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from algorist.config.schema import ModelSection, Recipe
+from algorist.data import load_problems
+from algorist.data.pass_rates import key_of, read_table
+from algorist.errors import ConfigError
+from algorist.evaluation.progress import Progress, fingerprint
+from algorist.evaluation.run import EvaluationSetting, evaluate
+from algorist.models.load import Policy, load_policy, make_policy, pick_device
+from algorist.prompts.attached import attach
+from algorist.prompts.of_recipe import asked_in_training, recipe_format
+from algorist.rollouts import make_engine
+from algorist.runs.plan import check_names, fitting_problems
+from algorist.store.atomic import replace_text
+
+FOLDER = "pass_rates"
+
+
+def table_path(recipe: Recipe, model: Path | str | None = None) -> Path:
+    """Return where the table of a model under the recipe's protocol lies, whether it is there or not.
+
+    The name changes with whatever the rates depend on: model, prompt format, sampling, length, matcher.
+    """
+    mark = fingerprint(model or recipe.model.name, [], recipe_format(recipe), _protocol(recipe))
+    return Path(recipe.output_dir) / FOLDER / f"{mark}.json"
+
+
+def _protocol(recipe: Recipe) -> dict[str, Any]:
+    grpo = recipe.grpo
+    return {
+        "temperature": grpo.temperature,
+        "top_p": grpo.top_p,
+        "max_completion_tokens": grpo.max_completion_tokens,
+        "matcher": recipe.matcher,
+        "revision": recipe.model.revision,
+    }
+
+
+def with_pass_rates(recipe: Recipe) -> Recipe:
+    """Return the recipe with ``data.train.pass_rates`` set, where it filters by pass rate without naming a table.
+
+    Raises:
+        ConfigError: No table of its model and protocol has been made.
+    """
+    section = recipe.data.train
+    if section.pass_rate is None or section.pass_rates is not None:
+        return recipe
+    path = table_path(recipe)
+    if not path.is_file():
+        raise ConfigError(
+            f"data.train.pass_rate is {list(section.pass_rate)}, but {recipe.model.name} has not been rated with this recipe's prompt, "
+            f"sampling and length (there is no {path}). Rate it first: algorist data rate RECIPE with the same settings; or name a "
+            "table: data.train.pass_rates=FILE"
+        )
+    train = section.model_copy(update={"pass_rates": str(path)})
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"train": train})})
+
+
+def rate(
+    recipe: Recipe,
+    *,
+    samples: int = 8,
+    model: Path | str | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Path:
+    """Sample each training problem ``samples`` times, as GRPO would, and write or extend the table; return its path.
+
+    Killed and started again, it continues with the batch that was not finished. Problems that the table has are not sampled again,
+    unless it was made with another number of samples.
+
+    Args:
+        recipe: Names problems, prompt, sampling, matcher.
+        samples: Completions per problem.
+        model: A model folder or hub name; the recipe's model when left out.
+        on_progress: Called with (problems done, problems in all).
+
+    Raises:
+        AlgoristError: The model or the problems cannot be loaded.
+    """
+    check_names(recipe)
+    form, device = recipe_format(recipe), pick_device(recipe.device)
+    section = recipe.data.train.model_copy(update={"pass_rate": None, "pass_rates": None})
+    path = table_path(recipe, model)
+    policy = _policy(recipe, model, device)
+    attach(policy.tokenizer, asked_in_training(recipe, form))
+    problems = fitting_problems(section, load_problems(section), form, policy.tokenizer)
+    table: dict[str, Any] = read_table(path) if path.is_file() else {"samples": samples, "problems": {}}
+    known = table["problems"] if table["samples"] == samples else {}
+    new = list({key_of(p): p for p in problems if key_of(p) not in known}.values())
+    setting = EvaluationSetting(
+        samples,
+        recipe.grpo.temperature,
+        recipe.grpo.top_p,
+        recipe.grpo.max_completion_tokens,
+        recipe.eval.batch_size,
+        recipe.matcher,
+        recipe.seed,
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    mark = fingerprint(model or recipe.model.name, new, form, setting.recorded(form))
+    progress = Progress(path.with_suffix(".progress.jsonl"), mark)
+    engine = make_engine(recipe.grpo.engine, policy.model, policy.tokenizer, vllm=recipe.grpo.vllm)
+    rows = evaluate(
+        engine, policy.tokenizer, new, form, setting, progress=progress, on_progress=on_progress, greedy=False
+    )
+    for number, problem in enumerate(new):
+        right = sum(bool(row["correct"]) for row in rows[number * samples : (number + 1) * samples])
+        known[key_of(problem)] = {"id": problem.id, "right": right}
+    protocol = _protocol(recipe) | {"prompt_format": form.name}
+    told = {
+        "model": str(model or recipe.model.name),
+        "samples": samples,
+        "protocol": protocol,
+        "problems": known,
+    }
+    replace_text(path, json.dumps(told, indent=0) + "\n")
+    progress.remove()
+    return path
+
+
+def _policy(recipe: Recipe, model: Path | str | None, device: Any) -> Policy:
+    if isinstance(model, Path):
+        return load_policy(model, device=device, like=recipe.model)
+    name = model or recipe.model.name
+    if name == "tiny":
+        raise ConfigError(
+            "model.name is tiny: made from scratch, it solves nothing before it is trained. Rate what SFT has made of it: algorist "
+            "data rate RECIPE --model RUN/sft/final"
+        )
+    if Path(name).expanduser().is_dir():
+        return load_policy(Path(name).expanduser(), device=device, like=recipe.model)
+    section = recipe.model if model is None else ModelSection(name=name)
+    return make_policy(section, device=device, seed=0, trained=False)

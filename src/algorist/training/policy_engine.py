@@ -1,0 +1,45 @@
+"""The policy that is being trained, as a rollout engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from algorist.rollouts.base import Completion, SamplingParams
+from algorist.training.log_probs import eval_mode
+from algorist.training.processes import rank_draws, whole_weights
+
+
+class PolicyEngine:
+    """The trainer's engine on the weights of this moment: dropout off, whole weights, the random numbers of this process.
+
+    Args:
+        trainer: Has the engine, the policy and the accelerator.
+        first_row: Place of this process's first completion among those of all processes.
+    """
+
+    def __init__(self, trainer: Any, first_row: int) -> None:
+        self.trainer, self.name = trainer, trainer.engine.name
+        self.row = first_row  # of the next completion among those of all processes
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        group_size: int,
+        params: SamplingParams,
+        on_finished: Callable[[int], None] | None = None,
+    ) -> list[list[Completion]]:
+        """Sample as ``RolloutEngine`` says."""
+        accelerator = self.trainer.accelerator
+        policy = accelerator.unwrap_model(self.trainer.model_wrapped, keep_fp32_wrapper=True)
+        with (
+            eval_mode(policy),
+            torch.no_grad(),
+            whole_weights(policy),
+            rank_draws(accelerator, params, self.row) as drawn,
+        ):
+            groups = self.trainer.engine.generate(prompts, group_size, drawn, on_finished)
+        self.row += len(prompts) * group_size
+        return groups
