@@ -8,6 +8,7 @@ import pytest
 
 from algorist.errors import ConfigError
 from algorist.rewards import REWARDS, question_only_reward_fn, r1_zero_reward_fn
+from algorist.rewards.control import random_reward
 from algorist.rewards.correctness import (
     correctness_exact,
     correctness_numeric,
@@ -487,3 +488,15 @@ def test_names_of_the_systems() -> None:
 
 if __name__ == "__main__":
     raise SystemExit(pytest.main([__file__]))
+
+
+def test_the_random_control_knows_nothing_of_the_answer() -> None:
+    texts = [f"<answer>{n}</answer>" for n in range(2000)]
+    paid = [random_reward(text) for text in texts]
+    assert set(paid) == {0.0, 1.0} and abs(sum(paid) / 2000 - 0.5) < 0.05  # four standard deviations
+    assert paid == [random_reward(text) for text in texts]  # a resumed run draws the same
+    other = [random_reward(text, seed=1) for text in texts]
+    assert abs(sum(a == b for a, b in zip(paid, other, strict=True)) / 2000 - 0.5) < 0.05
+    assert abs(sum(random_reward(text, share=0.1) for text in texts) / 2000 - 0.1) < 0.03
+    with pytest.raises(ConfigError, match="share 1"):
+        random_reward("a", share=1)
