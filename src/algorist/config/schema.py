@@ -339,6 +339,8 @@ class GRPOSection(OptimSection):
     """Leave rows of zero advantage out of the update where that is exact."""
     eval_every: int | None = Field(None, ge=1)
     """Steps between two held-out evaluations during the stage."""
+    samples_every: int | None = Field(None, ge=1)
+    """Steps between two completions shown on the console, with question, gold answer and reward; none when left out."""
 
     @model_validator(mode="before")
     @classmethod
