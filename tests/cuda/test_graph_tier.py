@@ -140,6 +140,15 @@ def test_weights_that_moved_void_the_graphs() -> None:
     policy.lm_head.weight.data = policy.lm_head.weight.data.clone()
     read_weights(policy, 4, pool)
     assert pool.moved
+    # As FSDP2 does between rollouts: one storage, freed and taken again somewhere else.
+    storage = policy.lm_head.weight.untyped_storage()
+    size, address = storage.nbytes(), storage.data_ptr()
+    storage.resize_(0)
+    taken = torch.empty(size, dtype=torch.uint8)
+    storage.resize_(size)
+    read_weights(policy, 4, pool)
+    assert pool.moved == (storage.data_ptr() != address)
+    del taken
 
 
 def test_the_memory_goes_back_where_the_update_would_miss_it() -> None:

@@ -136,3 +136,16 @@ def test_checkpointed_layers_give_the_cpus_gradients_too() -> None:
     checkpointed.gradient_checkpointing_enable()
     torch.testing.assert_close(run(checkpointed, rows), run(plain, rows))
     torch.testing.assert_close(gradient(checkpointed), gradient(plain), atol=1e-6, rtol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float32"])
+def test_the_layout_of_a_part_is_copied_at_once(kind: str) -> None:
+    """However many blocks of rows: one copy of the layout and one of the groups' edges, and no other wait."""
+    dtype, compute, _ = TYPES[kind]
+    with pretend_gpu() as log:
+        made, rows = to_device(policy(dtype, False)), batch()
+        rows.mask = rows.mask.to("pretend")
+        log.reset()
+        packed_log_probs(made, rows, autocast=partial(autocast, compute))[0].sum().backward()
+        assert log.syncs["host to device"] <= 2, log.places
+        assert sum(log.syncs.values()) <= 2, log.places

@@ -7,6 +7,7 @@ Linear layers, norms and the feed-forward see one row without padding or repeate
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -38,6 +39,11 @@ class SelfBlock:
     packed_R: Tensor
     prompt_n2: Tensor
     longest_prompt: int
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What moves to the device."""
+        return self.index_nL, self.real_R, self.packed_R, self.prompt_n2
 
 
 class Span(NamedTuple):
@@ -120,43 +126,71 @@ def pack(batch: Batch, block_tokens: int = BLOCK_TOKENS) -> Layout:
     used = len(tokens)
     fill = row_bucket(used) - used if device.type == "cpu" else 0
 
-    def tensor(values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.long, device=device)
-
+    lists = (tokens + [0] * fill, positions + [0] * fill, predict, targets, scatter)
+    prompts = _blocks([Span(g.start, g.middle - g.start, 0, 0) for g in groups], block_tokens)
+    completions = _blocks(spans, block_tokens)
+    moved = iter(
+        in_one_copy(
+            [
+                *(torch.tensor(values, dtype=torch.long) for values in lists),
+                *(t for block in (*prompts, *completions) for t in block.tensors),
+            ],
+            device,
+        )
+    )
+    tokens_N, positions_N, predict_M, targets_M, scatter_M = (next(moved) for _ in lists)
+    prompts, completions = (
+        tuple(
+            SelfBlock(next(moved), next(moved), next(moved), next(moved), block.longest_prompt)
+            for block in blocks
+        )
+        for blocks in (prompts, completions)
+    )
     return Layout(
-        tensor(tokens + [0] * fill),
-        tensor(positions + [0] * fill),
+        tokens_N,
+        positions_N,
         used,
         tuple(groups),
-        _blocks([Span(g.start, g.middle - g.start, 0, 0) for g in groups], block_tokens, device),
-        _blocks(spans, block_tokens, device),
-        tensor(predict),
-        tensor(targets),
-        tensor(scatter),
+        prompts,
+        completions,
+        predict_M,
+        targets_M,
+        scatter_M,
         longest,
     )
 
 
-def _blocks(spans: list[Span], most: int, device: torch.device) -> tuple[SelfBlock, ...]:
+def in_one_copy(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Move int64 tensors of the host together: one pinned copy, for which the host does not wait."""
+    if device.type == "cpu":
+        return list(tensors)
+    packed = torch.cat([t.reshape(-1) for t in tensors])
+    if device.type == "cuda":
+        packed = packed.pin_memory()
+    parts = packed.to(device, non_blocking=True).split([t.numel() for t in tensors])
+    return [part.view(t.shape) for part, t in zip(parts, tensors, strict=True)]
+
+
+def _blocks(spans: list[Span], most: int) -> tuple[SelfBlock, ...]:
     """Cut spans, shortest first, into blocks of at most ``most`` padded places (or one row)."""
     found: list[list[Span]] = []
     for span in sorted(spans, key=lambda s: s.size):
         if not found or (len(found[-1]) + 1) * span.size > most:
             found.append([])
         found[-1].append(span)
-    return tuple(_self_block(block, device) for block in found)
+    return tuple(_self_block(block) for block in found)
 
 
-def _self_block(spans: list[Span], device: torch.device) -> SelfBlock:
+def _self_block(spans: list[Span]) -> SelfBlock:
     first_n, size_n, *prompt = torch.tensor(spans).unbind(1)
     offsets_L = torch.arange(int(size_n.max()))
     # Padding repeats the row's last token: a right-padded causal row never looks at it, and its output is dropped.
     index = first_n[:, None] + torch.minimum(offsets_L[None], size_n[:, None] - 1)
     real = (offsets_L[None] < size_n[:, None]).view(-1).nonzero()[:, 0]
     return SelfBlock(
-        index.to(device),
-        real.to(device),
-        index.view(-1)[real].to(device),
-        torch.stack(prompt, 1).to(device),
+        index,
+        real,
+        index.view(-1)[real],
+        torch.stack(prompt, 1),
         int(prompt[1].max()),
     )

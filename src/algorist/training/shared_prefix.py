@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from algorist.models.precision import has_tensor_cores_for, on_gpu
-from algorist.training.packed import Layout, NotCovered, SelfBlock
+from algorist.training.packed import Layout, NotCovered, SelfBlock, in_one_copy
 from algorist.training.trl_seam import RECOMPUTE
 
 ATTENTION_NAME = "algorist_shared_prefix"
@@ -47,7 +47,8 @@ class _Row:
         blocks = (*self.layout.prompts, *self.layout.completions)
         total, used = self.layout.tokens_N.shape[0], self.layout.used
         starts = torch.cat([block.index_nL[:, 0] for block in blocks]).sort().values
-        ends = starts.new_tensor([used, total] if total > used else [used])
+        # Filled on the device: a tensor made from a list would be a copy that the host waits for.
+        ends = torch.cat([starts.new_full((1,), end) for end in ([used, total] if total > used else [used])])
         longest = max(block.index_nL.shape[1] for block in blocks)
         return Edges(torch.cat([starts, ends]).int(), max(longest, total - used))
 
@@ -57,17 +58,17 @@ class _Row:
         groups = [g for g in self.layout.groups if g.stop > g.middle]
         if not groups:
             return None
-        device = self.layout.tokens_N.device
+        both = [(g.middle, g.stop) for g in groups], [(g.start, g.middle) for g in groups]
+        sizes = [[stop - start for start, stop in spans] for spans in both]
+        offsets = [torch.tensor([0, *lengths]).cumsum(0) for lengths in sizes]
+        every = [torch.cat([torch.arange(*span) for span in spans]) for spans in both]
+        moved = in_one_copy([*offsets, *every], self.layout.tokens_N.device)
 
-        def place(spans: list[tuple[int, int]]) -> tuple[slice | Tensor, Edges]:
-            sizes = [stop - start for start, stop in spans]
-            offsets = torch.tensor([0, *sizes], device=device).cumsum(0).int()
-            if len(spans) == 1:
-                return slice(*spans[0]), Edges(offsets, sizes[0])
-            every = torch.cat([torch.arange(*span) for span in spans])
-            return every.to(device), Edges(offsets, max(sizes))
+        def place(which: int) -> tuple[slice | Tensor, Edges]:
+            places = moved[2 + which] if len(groups) > 1 else slice(*both[which][0])
+            return places, Edges(moved[which].int(), max(sizes[which]))
 
-        return place([(g.middle, g.stop) for g in groups]), place([(g.start, g.middle) for g in groups])
+        return place(0), place(1)
 
 
 _ROW: ContextVar[_Row | None] = ContextVar("algorist_packed_row", default=None)

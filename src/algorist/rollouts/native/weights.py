@@ -170,6 +170,7 @@ class WeightPool:
 
     def __init__(self) -> None:
         self._tensors: list[Tensor] = []
+        self._addresses: list[int] = []  # a sharded weight's storage comes back elsewhere
         self._lent: set[int] = set()
         self._next = 0
         self.moved = False
@@ -184,27 +185,33 @@ class WeightPool:
         turn, self._next = self._next, self._next + 1
         if turn == len(self._tensors):
             self._tensors.append(tensor)
+            self._addresses.append(_address(tensor))
             self.moved = True
             return tensor
         old = self._tensors[turn]
         alike = (old.shape, old.stride(), old.dtype) == (tensor.shape, tensor.stride(), tensor.dtype)
-        if alike and _storage(old) == _storage(tensor) and old.storage_offset() == tensor.storage_offset():
+        same = _storage(old) == _storage(tensor) and old.storage_offset() == tensor.storage_offset()
+        if alike and same and self._addresses[turn] == _address(tensor):
             return old
         if alike and not {_storage(old), _storage(tensor)} & self._lent:
             return old.copy_(tensor)
-        self._tensors[turn] = tensor
+        self._tensors[turn], self._addresses[turn] = tensor, _address(tensor)
         self.moved = True
         return tensor
 
     def end(self) -> None:
         """End a reading."""
         self.moved |= self._next < len(self._tensors)
-        del self._tensors[self._next :]
+        del self._tensors[self._next :], self._addresses[self._next :]
 
     @property
     def own_bytes(self) -> int:
         """Memory of what is not the model's own."""
         return sum(t.nbytes for t in self._tensors if _storage(t) not in self._lent)
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.data_ptr() if tensor.device.type in ("cpu", "cuda") else 0
 
 
 def _storage(tensor: Tensor) -> int:
