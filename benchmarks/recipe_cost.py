@@ -23,7 +23,8 @@ from algorist.config.schema import DatasetSection, Recipe
 from algorist.models.load import add_lora, make_policy
 from algorist.preflight.run import batch_arithmetic
 from algorist.prompts.chat import encode_prompt
-from algorist.runs.plan import Problems, recipe_format, tokenizer_texts
+from algorist.prompts.of_recipe import recipe_format
+from algorist.runs.plan import Problems, tokenizer_texts
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "recipes.md"
 _QWEN_HALF = (
