@@ -41,6 +41,16 @@ BOUNDS = {"run_mb": 40.0, "files": 8.0, "processes": 1.0}
 """By how much the mean of the last quarter may exceed that of the second quarter."""
 
 
+WARM_STEPS = 20
+"""Steps before the looks count: imports, the first checkpoint and the caches of torch come before."""
+
+
+def steps_done(folder: Path) -> int:
+    """Return how many steps the run has logged."""
+    path = folder / "soak" / "metrics.jsonl"
+    return len(path.read_bytes().splitlines()) if path.is_file() else 0
+
+
 def looked_at(run: psutil.Process, source: random.Random) -> dict[str, float] | None:
     """Return one look at the run and its children; now and then stop a child for a moment, as a busy machine does."""
     try:
@@ -84,7 +94,7 @@ def main() -> int:
             began = time.monotonic()
             while process.poll() is None:
                 look = looked_at(run, source)
-                if look:
+                if look and steps_done(Path(folder)) >= WARM_STEPS:
                     looks.append(look)
                     children |= set(run.children(recursive=True)) if run.is_running() else set()
                 time.sleep(1.0)
