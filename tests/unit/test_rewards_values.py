@@ -27,9 +27,10 @@ from algorist.rewards.form import (
     xmlcount,
 )
 from algorist.rewards.length import cosine, soft_overlong, target_length
-from algorist.rewards.mathematics import accuracy, accuracy_last_number, r1_zero
-from algorist.rewards.ratio_bands import check_answer, check_numbers
 from algorist.rewards.style import reasoning_steps, repetition
+from algorist.rewards.systems.cs336 import r1_zero
+from algorist.rewards.systems.dapo import check_answer, check_numbers
+from algorist.rewards.systems.open_r1 import accuracy, accuracy_last_number
 
 PERFECT = "<reasoning>\nabc\n</reasoning>\n<answer>\n5\n</answer>\n"  # 50 characters
 

@@ -85,19 +85,14 @@ def evaluate_model(
     from algorist.cli.display import TerminalDisplay
     from algorist.cli.quiet import quiet_libraries
     from algorist.config.schema import Recipe
-    from algorist.errors import ConfigError
     from algorist.evaluation.harness import export_harness
 
     _check(by or [], export)
     where, run = find_model(model)
     recipe = load_run_recipe(run, runs="all") if run else Recipe()
-    benchmarks = _benchmarks(recipe, data, split=split, path=path, limit=limit)
+    benchmarks = _benchmarks(recipe, data, split=split, path=path, limit=limit, name=name)
     if data:
         recipe = recipe.model_copy(update={"matcher": "symbolic"})
-    if name is not None and len(benchmarks) > 1:
-        raise ConfigError(
-            f"--name {name} would name {len(benchmarks)} artifacts; leave it out, or take --out FOLDER"
-        )
     prompt_format = _format_of(protocol, prompt_format)
     evaluation = _with_options(recipe.eval, protocol, samples, max_new_tokens)
     if not as_json:
@@ -214,14 +209,25 @@ def _check(by: list[str], export: tuple[str, Path] | None) -> None:
 
 
 def _benchmarks(
-    recipe: Recipe, data: list[str] | None, *, split: str, path: str | None, limit: int | None
+    recipe: Recipe,
+    data: list[str] | None,
+    *,
+    split: str,
+    path: str | None,
+    limit: int | None,
+    name: str | None,
 ) -> list[Benchmark]:
-    """Return what ``--data`` names, or the recipe's own held-out set."""
+    """Return what ``--data`` names, or the recipe's own held-out set; ``name`` is that of one artifact."""
     from algorist.errors import ConfigError
     from algorist.evaluation.benchmark_option import Benchmark, read_benchmarks
 
     if data:
-        return read_benchmarks(data, split=split, path=path, limit=limit)
+        found = read_benchmarks(data, split=split, path=path, limit=limit)
+        if name is not None and len(found) > 1:
+            raise ConfigError(
+                f"--name {name} would name {len(found)} artifacts; leave it out, or take --out FOLDER"
+            )
+        return found
     if path is not None:
         raise ConfigError(f"--path needs the dataset it belongs to: --data NAME --path {path}")
     section = recipe.data.eval.model_copy(update={"limit": limit or recipe.data.eval.limit})

@@ -1,10 +1,10 @@
 """Rewards: named functions by theme; the total is their weighted sum.
 
-``correctness`` right or wrong, ``mathematics`` formulas, ``ratio_bands`` DAPO's, ``form`` tags, ``style``
-steps and repetition, ``length``, ``control`` the random control. ``build_rewards`` makes a recipe's list into callables for TRL.
+``correctness`` right or wrong, ``form`` tags, ``style`` steps and repetition, ``length``, ``control`` the random control;
+the reference systems' own rules in ``systems``. ``build_rewards`` makes a recipe's list into callables for TRL.
 """
 
-from algorist.rewards import control, correctness, form, length, mathematics, ratio_bands, style  # noqa: F401
+from algorist.rewards import control, correctness, form, length, style  # noqa: F401
 from algorist.rewards.base import REWARDS, Reward, reward
 from algorist.rewards.build import (
     GOLD_COLUMNS,
@@ -16,8 +16,9 @@ from algorist.rewards.build import (
 )
 from algorist.rewards.defaults import DEFAULT_REWARD_WEIGHTS, DEFAULT_REWARDS, default_reward_functions
 from algorist.rewards.extract import text_of
-from algorist.rewards.mathematics import question_only_reward_fn, r1_zero_reward_fn
 from algorist.rewards.reference import reference_markdown
+from algorist.rewards.systems import cs336, dapo, open_r1  # noqa: F401
+from algorist.rewards.systems.cs336 import question_only_reward_fn, r1_zero_reward_fn
 from algorist.rewards.user import load_user_reward
 
 __all__ = [

@@ -9,8 +9,8 @@ from algorist.prompts import Tags
 from algorist.rewards.base import reward
 from algorist.rewards.correctness import REASONING_TAGS
 from algorist.rewards.extract import follows
-from algorist.rewards.mathematics import THINK_TAGS
-from algorist.rewards.ratio_bands import WORKING_TAGS
+from algorist.rewards.systems.dapo import WORKING_TAGS
+from algorist.rewards.systems.open_r1 import THINK_TAGS
 from algorist.types import Parsed
 
 

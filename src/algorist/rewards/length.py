@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from algorist.errors import ConfigError
 from algorist.prompts import Tags
 from algorist.rewards.base import reward
-from algorist.rewards.mathematics import THINK_TAGS, accuracy
+from algorist.rewards.systems.open_r1 import THINK_TAGS, accuracy
 
 
 def _cosine_bounds(

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from algorist.rewards.base import REWARDS, Reward
-from algorist.rewards.ratio_bands import ANSWER_TABLES, NUMBER_TABLES
+from algorist.rewards.systems.dapo import ANSWER_TABLES, NUMBER_TABLES
 
 _HEAD = """\
 # Rewards

@@ -12,7 +12,7 @@ _SUBSCRIPT = r"(?:_(?:\w|<\w+>|\{[\w,<>]+\}))?"
 _NAME = rf"(?:{_LETTER}{_SUBSCRIPT}'*|[A-Z]{{2,}})"
 _ARGUMENTS = r"\((?:[^()]|\([^()]*\))*\)"
 _DERIVATIVE = re.compile(
-    rf"frac\{{d(?P<y>{_LETTER})?\}}\{{d{_LETTER}\}}(?P<f>{_LETTER})?(?:{_ARGUMENTS})?|d(?P<z>{_LETTER})/d{_LETTER}"
+    rf"[dt]?frac\{{d(?P<y>{_LETTER})?\}}\{{d{_LETTER}\}}(?P<f>{_LETTER})?(?:{_ARGUMENTS})?|d(?P<z>{_LETTER})/d{_LETTER}"
 )
 _PRIMES = re.compile(rf"(?P<f>{_LETTER})(?P<p>'+)(?:{_ARGUMENTS})?")
 _PURE = re.compile(

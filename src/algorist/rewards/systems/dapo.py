@@ -1,4 +1,4 @@
-"""Rewards that pay for being near: the ratio bands of the DAPO recipe. Wrong in exact arithmetic, so only there."""
+"""The DAPO recipe's rules: ratio bands pay for being near. Wrong in exact arithmetic, so only there."""
 
 from __future__ import annotations
 
