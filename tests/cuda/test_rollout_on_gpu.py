@@ -12,6 +12,7 @@ from torch import Tensor
 
 from algorist.models.precision import set_compute
 from algorist.rollouts.base import Completion, SamplingParams
+from algorist.rollouts.engines import make_engine
 from algorist.rollouts.native.engine import NativeEngine, affordable_tokens
 from algorist.rollouts.native.weights import _low_rank, _Reading, read_weights
 from tests.cuda.pretend import pretend_gpu, to_device
@@ -165,3 +166,16 @@ def test_weights_are_read_where_they_lie() -> None:
         log.reset()
         read_weights(policy, 16)
         assert log.bytes < 0.25 * size  # queries, keys and values, which are joined in a few steps
+
+
+def test_auto_says_that_vllm_is_there(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(
+        "algorist.rollouts.engines.find_spec", lambda name: object() if name == "vllm" else None
+    )
+    with pretend_gpu():
+        for name in ("native", "auto"):
+            assert "grpo.engine=vllm" not in caplog.text
+            assert isinstance(make_engine(name, to_device(model())), NativeEngine)
+    assert "grpo.engine=vllm" in caplog.text

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
 
 from algorist.errors import EngineError, nearest
+from algorist.models.precision import on_gpu
 from algorist.rollouts.base import RolloutEngine
 
 log = logging.getLogger("algorist.rollouts")
@@ -26,7 +28,7 @@ def make_engine(
 
     Args:
         name: ``auto`` and ``native`` take the native engine where it can run the model and fall back to ``transformers``
-            with one log line that says why; ``transformers`` always takes ``model.generate``; ``vllm`` takes vLLM in this
+            with one log line that says why; ``auto`` on a GPU says when vLLM is there; ``transformers`` always takes ``model.generate``; ``vllm`` takes vLLM in this
             process, or the server of ``vllm["mode"] == "server"``.
         model: A causal language model of transformers or PEFT.
         tokenizer: Gives end and pad tokens; stop strings need it.
@@ -63,6 +65,11 @@ def make_engine(
     if reason and why_no_decoder(model):
         log.warning("rollouts of %s go through model.generate: %s", type(model).__name__, reason)
         return TransformersEngine(model, tokenizer, token_budget=token_budget)
+    if name == "auto" and on_gpu(model.get_input_embeddings().weight.device) and find_spec("vllm"):
+        log.warning(
+            "rollouts by the native engine; vLLM is installed too, and samples large batches of large models faster "
+            "(from about 32 completions at a time or 3 billion weights on): grpo.engine=vllm"
+        )
     return NativeEngine(model, tokenizer, token_budget=token_budget)
 
 
