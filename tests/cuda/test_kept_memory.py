@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,11 +12,12 @@ import transformers as hf
 from algorist.config import load_recipe
 from algorist.config.schema import GRPOSection
 from algorist.models.precision import set_compute
+from algorist.preflight.memory import MIXED_BYTES
 from algorist.preflight.memory_advice import plan_from_config
 from algorist.training.batch import Batch
 from algorist.training.log_probs import packed_log_probs
 from algorist.training.part_size import saved_bytes, tokens_that_fit
-from tests.cuda.pretend import pretend_gpu, to_device
+from tests.cuda.pretend import OnDevice, autocast, pretend_gpu, to_device
 from tests.cuda.test_rollout_on_gpu import model as small_model
 
 GB, LAYERS, PROMPT = 1e9, 28, 200
@@ -80,6 +82,75 @@ def test_float32_masters_cost_what_they_cost() -> None:
     assert mixed.activations - bare.activations > 2 * size
     recipe.grpo.optim = "adamw_8bit"
     assert plan_from_config(recipe, "grpo", config, **types).optimizer == 2 * size
+
+
+def kept_on_gpu(
+    layers: int, tokens: int, weights: torch.dtype, compute: torch.dtype | None, checkpointed: bool
+) -> int:
+    """Bytes that autograd keeps with CUDA's autocast lists, weights' copies included; storages counted on the pretend device."""
+    shape = {"hidden_size": WIDTH, "intermediate_size": 256, "num_attention_heads": 2, "vocab_size": 64}
+    config = hf.Qwen2Config(num_hidden_layers=layers, num_key_value_heads=1, **shape)
+    seen: dict[int, int] = {}
+    alive: list[torch.Tensor] = []
+
+    def storage(tensor: torch.Tensor) -> torch.UntypedStorage:
+        return (tensor.inner if isinstance(tensor, OnDevice) else tensor).untyped_storage()
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if storage(tensor).data_ptr() not in own:
+            seen[storage(tensor).data_ptr()] = storage(tensor).nbytes()
+            alive.append(tensor)
+        return tensor
+
+    with pretend_gpu():
+        model = to_device(hf.Qwen2ForCausalLM(config).to(weights).train())
+        if checkpointed:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        own = {storage(p).data_ptr() for p in model.parameters()}
+        row, half = [5] * (tokens // 2), tokens // 2
+        mask = OnDevice(torch.ones(1, half, dtype=torch.bool))
+        batch = Batch([row], [row], [0], OnDevice(torch.ones(1)), mask)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            packed_log_probs(model, batch, autocast=partial(autocast, compute))
+    return sum(seen.values())
+
+
+WIDTH = 64
+
+
+def per_token_and_layer(*types: Any) -> float:
+    slopes = [(kept_on_gpu(n, 256, *types) - kept_on_gpu(n, 128, *types)) / 128 for n in (1, 2)]
+    return slopes[1] - slopes[0]
+
+
+def test_float32_masters_keep_what_preflight_adds() -> None:
+    """A float32 stream: 10 bytes more per token, layer and width than in bfloat16, 4 instead of 2 where layers are computed again."""
+    mixed, bare = (torch.float32, torch.bfloat16), (torch.bfloat16, None)
+    more = per_token_and_layer(*mixed, False) - per_token_and_layer(*bare, False)
+    assert more / WIDTH == pytest.approx(MIXED_BYTES, rel=0.05)
+    assert per_token_and_layer(*mixed, True) / WIDTH == pytest.approx(4, rel=0.05)
+    assert per_token_and_layer(*bare, True) / WIDTH == pytest.approx(2, rel=0.05)
+
+
+@pytest.mark.parametrize(("rows", "length", "most"), [(16, 1024, 5.2), (1, 16384, 5.2)])
+def test_bytes_kept_by_the_default_types(rows: int, length: int, most: float) -> None:
+    """Float32 masters: 4 GB are for bfloat16 weights; beside this the products' copies of the weights (3 GB here) are held."""
+    tokens = PROMPT + rows * (length - 1)
+    found = held(rows, length) + tokens * SHAPE["hidden_size"] * (2 * LAYERS + MIXED_BYTES)
+    assert found <= most * GB
+    recipe = load_recipe(
+        "r1-zero-numina",
+        [
+            f"grpo.batch_size={rows}", f"grpo.max_completion_tokens={length}", "grpo.gradient_checkpointing=true",
+            f"grpo.group_size={max(2, rows)}",
+        ],
+    ).recipe  # fmt: skip
+    config = hf.Qwen2Config(num_hidden_layers=LAYERS, **SHAPE)
+    types = {"dtype": torch.float32, "compute": torch.bfloat16}
+    plan = plan_from_config(recipe, "grpo", config, **types, prompt_tokens=PROMPT)
+    with torch.device("meta"):
+        copies = 2 * sum(p.numel() for p in hf.Qwen2ForCausalLM(config).parameters())
+    assert plan.activations - copies == pytest.approx(found, rel=0.10)
 
 
 def test_tokens_of_one_forward_follow_from_the_memory_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

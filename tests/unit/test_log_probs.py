@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from transformers import (
 
 from algorist.training.batch import Batch
 from algorist.training.lm_head import completion_log_probs
-from algorist.training.log_probs import LogProbs, plain_log_probs
+from algorist.training.log_probs import LogProbs, plain_log_probs, stop_recomputing
 from algorist.training.packed import pack
 from algorist.training.shared_prefix import (
     _cpu_backward,
@@ -265,3 +266,11 @@ def test_a_part_keeps_its_rows_own_numbers() -> None:
     assert torch.equal(part.old_log_probs, batch.old_log_probs[[3, 1], :2])
     plain, _ = plain_log_probs(build(COVERED["qwen2"]), part)
     assert plain.shape == (2, 2) and plain[0, 1] == 0
+
+
+def test_recomputing_is_switched_off_under_either_name() -> None:
+    """transformers 5.17, the oldest that is allowed, does not know the name of 5.23."""
+    calls: list[str] = []
+    for name in ("gradient_checkpointing_disable", "activation_checkpointing_disable"):
+        stop_recomputing(SimpleNamespace(**{name: lambda name=name: calls.append(name)}))
+    assert calls == ["gradient_checkpointing_disable", "activation_checkpointing_disable"]

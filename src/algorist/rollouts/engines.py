@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from algorist.errors import EngineError, nearest
+from algorist.models.precision import on_gpu
 from algorist.rollouts.base import RolloutEngine
 
 log = logging.getLogger("algorist.rollouts")
@@ -32,8 +33,8 @@ def make_engine(
 
     Args:
         name: ``auto`` and ``native`` take the native engine where it can run the model and fall back to ``transformers``
-            with one log line that says why (``auto_engine`` decides before whether it is vLLM); ``transformers`` always takes ``model.generate``; ``vllm`` takes vLLM in this
-            process, or the server of ``vllm["mode"] == "server"``.
+            with one log line that says why (``auto_engine`` decides before whether it is vLLM); ``transformers`` always
+            takes ``model.generate``; ``vllm`` takes vLLM in this process, or the server of ``vllm["mode"] == "server"``.
         model: A causal language model of transformers or PEFT.
         tokenizer: Gives end and pad tokens; stop strings need it.
         token_budget: Most tokens in the cache at a time; vLLM has settings of its own for that.
@@ -82,7 +83,6 @@ def auto_engine(name: str, model: Any, rows: int) -> tuple[str, str]:
         model: The policy.
         rows: Completions sampled at a time.
     """
-    from algorist.models.precision import on_gpu
     from algorist.rollouts.native.engine import NativeEngine
 
     device = model.get_input_embeddings().weight.device

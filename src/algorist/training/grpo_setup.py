@@ -24,7 +24,7 @@ from algorist.rollouts.vllm.engine import SETTINGS
 from algorist.rollouts.vllm.server import SERVER_SETTINGS
 from algorist.training.faults import load_of
 from algorist.training.grpo import AlgoristGRPOTrainer, OnRollouts
-from algorist.training.log_probs import unwrap
+from algorist.training.log_probs import stop_recomputing, unwrap
 from algorist.training.order import Schedule
 from algorist.training.own import find_advantage, find_loss
 from algorist.training.part_size import tokens_that_fit
@@ -173,7 +173,7 @@ def make_grpo_trainer(
     if engine is None and section.engine == "vllm" and not through_trl:
         engine = make_engine("vllm", model, tokenizer, vllm=section.vllm, together=True)
     if not section.gradient_checkpointing:  # SFT may have left it on
-        unwrap(model).activation_checkpointing_disable()
+        stop_recomputing(unwrap(model))
     common = optim_arguments(
         section,
         output_dir=output_dir,

@@ -241,9 +241,15 @@ def unwrap(model: nn.Module) -> Any:
 
 def recomputes(base: Any) -> bool:
     """Return whether the model is training with activation checkpointing."""
-    name = "is_activation_checkpointing"  # its name since transformers 5
+    name = "is_activation_checkpointing"  # its name in transformers 5.23; 5.17 has the other
     name = name if hasattr(type(base), name) else "is_gradient_checkpointing"
     return bool(base.training and getattr(base, name, False))
+
+
+def stop_recomputing(base: Any) -> None:
+    """Switch activation checkpointing off."""
+    newer = getattr(base, "activation_checkpointing_disable", None)  # transformers 5.23; 5.17 has the other
+    (newer or base.gradient_checkpointing_disable)()
 
 
 def _refusal(model: nn.Module, base: Any) -> str | None:
