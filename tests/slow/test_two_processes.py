@@ -50,6 +50,7 @@ SETTINGS = [
     "grpo.save_total_limit=20",
     "eval.samples=0",
     "data.eval.params.count=6",
+    "eval.batch_size=2",  # three batches: the processes take turns
 ]
 ONE = ["sft.batch_size=16", "grpo.batch_size=16"]
 TWO = ["sft.batch_size=8", "grpo.batch_size=8"]

@@ -1,16 +1,20 @@
-"""``algorist export RUN_OR_MODEL --to FOLDER | --push-to-hub OWNER/NAME``."""
+"""``algorist export RUN_OR_MODEL --to FOLDER | --push-to-hub OWNER/NAME | --gguf TYPE …``."""
 
 from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from algorist.cli.arguments import find_model
 from algorist.config.load import load_run_recipe
 from algorist.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from algorist.config.schema import DatasetSection, Recipe
+    from algorist.runs.solve import Solver
 
 app = typer.Typer(add_completion=False)
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -20,7 +24,13 @@ _DTYPES = ("auto", "float32", "bfloat16", "float16")
     epilog="Example: algorist export runs/quickstart --to my-model · Next: algorist solve 'Sam has 17 coins. Sam loses 2. Sam gives 2 to Lea. How many coins does Sam have now?' --model my-model"
 )
 def export(
-    model: Annotated[str, typer.Argument(help="Run, stage folder, checkpoint, model folder or hub name.")],
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL",
+            help="Run, stage folder, checkpoint, model folder or hub name. After --gguf: more types.",
+        ),
+    ],
     to: Annotated[Path | None, typer.Option("--to", help="A new folder for the model and its card.")] = None,
     merge: Annotated[bool, typer.Option("--merge", help="Merge an adapter into its base model.")] = False,
     dtype: Annotated[
@@ -32,8 +42,33 @@ def export(
     private: Annotated[
         bool | None, typer.Option("--private/--public", help="Of a new repository; default: private.")
     ] = None,
+    gguf: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--gguf", metavar="TYPE…", help="Write GGUF files for llama.cpp and Ollama: Q8_0 Q4_K_M …"
+        ),
+    ] = None,
+    verify: Annotated[
+        bool,
+        typer.Option("--verify", help="Evaluate each GGUF file through llama.cpp and print what it loses."),
+    ] = False,
+    data: Annotated[
+        str | None, typer.Option("--data", help="Problems of --verify; the run's held-out set when left out.")
+    ] = None,
+    limit: Annotated[int, typer.Option(help="Most problems of --verify.", min=1)] = 200,
 ) -> int:
-    """Write a model with its card into a folder, merged if wanted, and upload it if wanted."""
+    """Write a model with its card into a folder, merged if wanted; upload it, or write GGUF files, if wanted."""
+    model, types = words[0], [*(gguf or []), *words[1:]]
+    if gguf is None and (types or verify):
+        raise ConfigError(
+            "--verify needs GGUF files to verify: --gguf Q8_0 Q4_K_M"
+            if verify
+            else f"'{types[0]}' is one model too many; expected one. GGUF types follow --gguf"
+        )
+    if gguf is not None:
+        if push_to_hub is not None:
+            raise ConfigError("--gguf and --push-to-hub are two exports; give one command for each")
+        return _gguf(model, types, to, verify=verify, data=data, limit=limit)
     if to is None and push_to_hub is None:
         raise ConfigError("nowhere to export to; give --to FOLDER, --push-to-hub OWNER/NAME or both")
     if dtype not in _DTYPES:
@@ -73,3 +108,64 @@ def export(
             message = target.commit_message or commit_message(recipe, stage, run.name if run else model)
             print(f"uploaded to {upload(place, target, name=str(push_to_hub), message=message, say=print)}")
     return 0
+
+
+def _gguf(
+    model: str, types: list[str], to: Path | None, *, verify: bool, data: str | None, limit: int
+) -> int:
+    """Write GGUF files and a Modelfile, and verify the files if wanted."""
+    from algorist.cli.run_command import _quiet_libraries
+    from algorist.config.schema import Recipe
+    from algorist.evaluation.benchmark_option import read_benchmarks
+    from algorist.hub.gguf import check_kinds, write_gguf
+
+    kinds = check_kinds(types)
+    folder, run = find_model(model)
+    recipe = load_run_recipe(run) if run else Recipe()
+    if verify and not (run or data):
+        raise ConfigError(f"--verify needs problems for {model}, which belongs to no run: --data gsm8k")
+    name = run.name if run else Path(model).name
+    target = to or (run or Path(name)) / "gguf"
+    _quiet_libraries()
+    from algorist.hub.export import export as write_folder
+    from algorist.hub.export import fetch
+    from algorist.prompts.attached import Asked
+    from algorist.runs.solve import Solver
+
+    with tempfile.TemporaryDirectory(prefix="algorist-gguf-") as temporary:
+        whole = Path(temporary) / "model"
+        print(f"loading {folder} …", flush=True)
+        write_folder(folder if isinstance(folder, Path) else fetch(folder), whole, merge=True)
+        solver = Solver.load(whole, recipe=recipe if run else None)
+        asked = Asked(solver.prompt_format, solver.max_new_tokens, solver.stop_strings)
+        print(f"writing {', '.join(kinds)} …", flush=True)
+        files = write_gguf(whole, target, name, kinds, asked, solver.policy.tokenizer)
+        for file in files:
+            print(f"wrote {file} ({file.stat().st_size / 1e6:.1f} MB)")
+        print(f"with Ollama: cd {target} && ollama create {name.lower()} -f Modelfile")
+        if verify:
+            section = recipe.data.eval
+            if data:
+                section = read_benchmarks([data], split="test", path=None, limit=None)[0].section
+                recipe = recipe.model_copy(update={"matcher": "symbolic"})
+            section = section.model_copy(update={"limit": min(limit, section.limit or limit)})
+            _verify(solver, files, section, recipe, target)
+    return 0
+
+
+def _verify(solver: Solver, files: list[Path], section: DatasetSection, recipe: Recipe, target: Path) -> None:
+    from algorist.cli.display import TerminalDisplay
+    from algorist.runs.verify_gguf import verify_gguf
+
+    display = TerminalDisplay()
+    found = verify_gguf(solver, files, section, recipe, target / "eval", on_progress=display.progress)
+    display.close()
+    for file, (artifact, pair) in zip(files, found, strict=True):
+        loss, now = pair.differences["greedy_accuracy"], artifact.metrics["greedy_accuracy"].value
+        low, value, high = (f"{100 * x:+.1f}".replace("-", "−") for x in (loss.low, loss.value, loss.high))
+        kind = file.stem.rpartition("-")[2]
+        print(
+            f"{kind}: {value} points [{low}, {high}] of {100 * (now - loss.value):.1f} % through llama.cpp: {100 * now:.1f} %, "
+            f"{pair.n} problems, {len(pair.gained)} turned right, {len(pair.lost)} wrong"
+        )
+    print(f"paired, with 95 % intervals; compare A B shows which: {target / 'eval'}")

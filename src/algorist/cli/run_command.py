@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -107,6 +108,8 @@ def run_stages(name: str, overrides: list[str] | None, resume: bool, stages: tup
 
 def _run(loaded: Recipe, display: TerminalDisplay, resume: bool, stages: tuple[str, ...]) -> int:
     _quiet_libraries()
+    if "torch" not in sys.modules and sys.stderr.isatty():
+        print("loading torch and transformers …", file=sys.stderr, flush=True)
     from algorist.runs.pipeline import run_recipe
 
     state = run_recipe(loaded, display=display, resume=resume, stages=stages)

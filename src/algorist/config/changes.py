@@ -31,7 +31,7 @@ def check_same_run(before: str, after: str, path: Path) -> None:
         "hub",
         "description",
     )
-    free_last = ("logging_steps", "save_steps", "save_total_limit", "eval_every")
+    free_last = ("logging_steps", "save_steps", "save_total_limit", "eval_every", "samples_every")
     old, new = _flat(yaml.safe_load(before)), _flat(yaml.safe_load(after))
     changed = [
         key

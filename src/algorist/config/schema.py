@@ -371,6 +371,8 @@ class GRPOSection(OptimSection):
     """End a run that collapses or no longer improves at its best checkpoint; left out, every run goes to its last step."""
     eval_every: int | None = Field(None, ge=1)
     """Steps between two held-out evaluations during the stage."""
+    samples_every: int | None = Field(None, ge=1)
+    """Steps between two completions shown on the console, with question, gold answer and reward; none when left out."""
 
     @model_validator(mode="before")
     @classmethod

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from algorist.config.schema import EvalSection
 from algorist.evaluation.progress import Progress
@@ -21,6 +21,8 @@ from algorist.rollouts.base import RolloutEngine, SamplingParams
 from algorist.rollouts.collect import collect
 from algorist.store.rows import rows_of
 from algorist.types import Group, Problem
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,36 @@ class EvaluationSetting:
         return {"name": name, **settings, "prompt_format": prompt_format.name, **switches}
 
 
+class Peers(Protocol):
+    """The processes that evaluate together (``training.processes.Processes``), ``rank`` of ``count``."""
+
+    @property
+    def count(self) -> int: ...
+    @property
+    def rank(self) -> int: ...
+    def from_main(self, action: Callable[[], T]) -> T:
+        """Return what ``action`` returns in the process of rank 0."""
+
+    def gather(self, value: T) -> list[T]:
+        """Return the values of all processes, in the order of their ranks."""
+
+
+@dataclass(frozen=True)
+class Alone:
+    """One process."""
+
+    count: int = 1
+    rank: int = 0
+
+    def from_main(self, action: Callable[[], T]) -> T:
+        """Return what ``action`` returns."""
+        return action()
+
+    def gather(self, value: T) -> list[T]:
+        """Return the value."""
+        return [value]
+
+
 def evaluate(
     engine: RolloutEngine,
     tokenizer: Any,
@@ -75,8 +107,11 @@ def evaluate(
     progress: Progress | None = None,
     on_progress: Callable[[int, int], None] | None = None,
     greedy: bool = True,
+    peers: Peers = Alone(),
 ) -> list[dict[str, Any]]:
     """Return one row per completion: the problem, the completion, its parse, its grade and its rewards.
+
+    Several processes take the batches in turns. Each batch draws with a seed of its own, so the rows are those of one process.
 
     Args:
         engine: Any rollout engine.
@@ -85,23 +120,33 @@ def evaluate(
         prompt_format: Renders and parses.
         setting: Sampling and grading.
         rewards: The rewards of the recipe; their values go to ``rewards``, the weighted sum to ``reward``.
-        progress: Keeps finished batches, and gives those of an evaluation that was killed.
+        progress: Keeps finished batches, and gives those of an evaluation that was killed; the main process's.
         on_progress: Called with (problems done, problems in all) after each batch.
         greedy: Draw the greedy completion too; without it there are the sampled ones only.
+        peers: The processes that evaluate together; each must call this.
     """
-    rows: list[dict[str, Any]] = []
-    for start in range(0, len(problems), setting.batch_size):
-        batch = problems[start : start + setting.batch_size]
-        found = progress.rows_at(start, batch) if progress else None
-        if found is None:
-            groups = _collect(engine, tokenizer, batch, prompt_format, setting, start, greedy, rewards)
-            found = [row for group in groups for row in _rows(group, greedy)]
+    batches = {
+        start: problems[start : start + setting.batch_size]
+        for start in range(0, len(problems), setting.batch_size)
+    }
+    known = {start: progress.rows_at(start, batch) for start, batch in batches.items()} if progress else {}
+    done = {start: rows for start, rows in known.items() if rows is not None}
+    missing = peers.from_main(lambda: [start for start in batches if start not in done])
+    for first in range(0, len(missing), peers.count):
+        found: dict[int, list[dict[str, Any]]] = {}
+        for start in missing[first : first + peers.count][peers.rank : peers.rank + 1]:
+            groups = _collect(
+                engine, tokenizer, batches[start], prompt_format, setting, start, greedy, rewards
+            )
+            found[start] = [row for group in groups for row in _rows(group, greedy)]
+        for start, rows in sorted(item for part in peers.gather(found) for item in part.items()):
+            done[start] = rows
             if progress:
-                progress.add(start, found)
-        rows.extend(found)
+                progress.add(start, rows)
         if on_progress:
-            on_progress(min(start + len(batch), len(problems)), len(problems))
-    return rows
+            on_progress(sum(len(batches[start]) for start in done), len(problems))
+    # Only the main process has the batches that were there already.
+    return [row for start in batches for row in done.get(start, [])]
 
 
 def _collect(

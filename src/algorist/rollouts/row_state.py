@@ -10,14 +10,12 @@ import torch
 from torch import Tensor
 
 from algorist.errors import EngineError
-from algorist.rollouts.base import Completion, SamplingParams
+from algorist.rollouts.base import Completion, Completions, Prompts, SamplingParams
 from algorist.rollouts.sampling import draw_uniforms, sample, sample_longer
 from algorist.rollouts.stop_strings import StopStrings
 
 
-def check_request(
-    prompts: Sequence[Sequence[int]], group_size: int, context: int | None, vocabulary: int
-) -> None:
+def check_request(prompts: Prompts, group_size: int, context: int | None, vocabulary: int) -> None:
     """Refuse prompts that cannot be completed.
 
     Raises:
@@ -53,7 +51,7 @@ class Rows:
 
     def __init__(
         self,
-        prompts: Sequence[Sequence[int]],
+        prompts: Prompts,
         group_size: int,
         params: SamplingParams,
         *,
@@ -204,7 +202,7 @@ class Rows:
         begin = row * self._steps
         return begin, begin + int(self._limit_R[row])
 
-    def completions(self) -> list[list[Completion]]:
+    def completions(self) -> Completions:
         """Return what was sampled, grouped by prompt.
 
         Raises:
@@ -213,7 +211,7 @@ class Rows:
         tokens = self._token[: self._behind].view(self.count, self._steps).tolist()
         log_probs = self._log_prob[: self._behind].view(self.count, self._steps).tolist()
         stops = self._is_stop_V.cpu()
-        result: list[list[Completion]] = []
+        result: Completions = []
         for row, length in enumerate(self._length_R):
             ids = tokens[row][:length]
             if not math.isfinite(math.fsum(log_probs[row][:length])):

@@ -25,9 +25,9 @@ from algorist.diagnosis.live import LiveDiagnosis
 from algorist.evaluation.console import lines_of
 from algorist.evaluation.record import mark_of, record_evaluation
 from algorist.evaluation.rollout_notes import RolloutNotes
-from algorist.evaluation.run import EvaluationSetting
+from algorist.evaluation.run import Alone, EvaluationSetting, Peers
 from algorist.hub.upload import HubUpload, check_hub
-from algorist.models import onednn
+from algorist.models import products
 from algorist.models.attention import told
 from algorist.models.load import Policy, keep_base, load_policy, make_policy, pick_device
 from algorist.prompts import PromptFormat
@@ -104,7 +104,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.hub = HubUpload(self.recipe, self.folder.path, self.display.say)
-        self.notes = RolloutNotes(self.display.say)
+        self.notes = RolloutNotes(self.display.say, self.recipe.grpo.samples_every)
         self.live = LiveDiagnosis(self.recipe, self.display.say, str(self.folder.path))
 
 
@@ -156,7 +156,7 @@ def run_recipe(
         run = Run(recipe, folder, display, resume, device, recipe_format(recipe), **vars(problems))
         run.processes, run.trackers = processes, trackers
         # Products of another library round otherwise: every process, and every resume, takes the same.
-        onednn.choose(processes.from_main(lambda: folder.keep("products.json", onednn.choices)))
+        products.choose(processes.from_main(lambda: folder.keep("products.json", products.choices)))
         from_the_model = processes.from_main(lambda: why_from_the_model(recipe, stages, folder))
         _prepare(run, no_adapter, from_the_model)
         if recipe.eval.baseline and not _is_finished(run, "eval-base"):
@@ -260,12 +260,16 @@ def _rows_at_a_time(recipe: Recipe) -> int:
 
 
 def evaluate_stage(run: Run, stage: str, step: int | None = None) -> dict[str, Any]:
-    """Evaluate the current policy on the held-out problems and write ``eval/<stage>``; the main process does it."""
+    """Evaluate the current policy on the held-out problems and write ``eval/<stage>``; the processes take turns at the batches."""
+    engine = run.recipe.eval.engine or run.recipe.grpo.engine
+    alone = engine == "vllm" or run.recipe.eval.device is not None  # one vLLM, one other device
     with whole_weights(_require_policy(run).model):
-        return run.processes.from_main(lambda: _evaluate(run, stage, step))
+        if alone:
+            return run.processes.from_main(lambda: _evaluate(run, stage, step, Alone()))
+        return _evaluate(run, stage, step, run.processes)
 
 
-def _evaluate(run: Run, stage: str, step: int | None) -> dict[str, Any]:
+def _evaluate(run: Run, stage: str, step: int | None, peers: Peers) -> dict[str, Any]:
     policy = _require_policy(run)
     recipe = run.recipe
     setting = EvaluationSetting.from_section(
@@ -283,6 +287,7 @@ def _evaluate(run: Run, stage: str, step: int | None) -> dict[str, Any]:
     summary = record_evaluation(
         folder,
         name,
+        peers=peers,
         engine=make_engine(engine, on_device, policy.tokenizer, vllm=recipe.grpo.vllm),
         tokenizer=policy.tokenizer,
         problems=run.held_out,
@@ -370,7 +375,7 @@ def _stage(run: Run, name: str, action: Callable[[Run], None]) -> None:
     """Do a stage and its evaluation unless they are finished."""
     if not _is_finished(run, name):
         _load_start(run)
-        log.info("%s begins", name)
+        run.display.say(f"{name} begins")
         action(run)
         if run.stopped:
             return

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from algorist.models.onednn import fast_linear
+from algorist.models.products import fast_linear
 from algorist.training.batch import Batch
 from algorist.training.lm_head import altered_logits, completion_log_probs
 from algorist.training.packed import Layout, NotCovered, pack

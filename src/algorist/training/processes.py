@@ -116,13 +116,18 @@ class Processes:
             raise SystemExit(1)
         return value  # type: ignore[no-any-return]
 
-    def any(self, value: bool) -> bool:
-        """Return whether ``value`` is true in at least one process."""
+    def gather(self, value: T) -> list[T]:
+        """Return the values of all processes, in the order of their ranks."""
         if self.count == 1:
-            return value
+            return [value]
         from accelerate.utils import gather_object
 
-        return any(gather_object([value]))
+        with reminder("for the other processes"):
+            return list(gather_object([value]))
+
+    def any(self, value: bool) -> bool:
+        """Return whether ``value`` is true in at least one process."""
+        return any(self.gather(value))
 
     def stop_signal(self, say: Callable[[str], None]) -> StopSignal:
         """Return the callback for Ctrl-C: all processes stop after the same step."""

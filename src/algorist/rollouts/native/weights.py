@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from algorist.models.onednn import Linear, LinearAdd, fixed_linear
 from algorist.models.precision import HALF, compute_dtype
+from algorist.models.products import Linear, LinearAdd, fixed_linear
 from algorist.models.sharding import is_sharding_hook, plain_class
 
 # Families whose decoder is: RMS norm, rotary attention with grouped heads, gated MLP. Exact classes only: a subclass may

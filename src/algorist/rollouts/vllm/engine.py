@@ -13,7 +13,7 @@ import random
 import tempfile
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from algorist.errors import ConfigError, EngineError, MissingExtraError, nearest
 from algorist.models.precision import HALF, compute_dtype, round_stochastically
-from algorist.rollouts.base import Completion, SamplingParams
+from algorist.rollouts.base import Completion, Completions, OnFinished, Prompts, SamplingParams
 from algorist.rollouts.model_info import ModelSetting
 from algorist.rollouts.row_state import check_request
 from algorist.rollouts.stop_strings import StopStrings
@@ -78,12 +78,8 @@ class VLLMRollouts(ABC):
         self._dtype = compute_dtype(model)
 
     def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        group_size: int,
-        params: SamplingParams,
-        on_finished: Callable[[int], None] | None = None,
-    ) -> list[list[Completion]]:
+        self, prompts: Prompts, group_size: int, params: SamplingParams, on_finished: OnFinished = None
+    ) -> Completions:
         """Sample ``group_size`` completions per prompt with the present weights; see ``RolloutEngine.generate``."""
         if not len(prompts):
             return []
@@ -108,20 +104,18 @@ class VLLMRollouts(ABC):
     @abstractmethod
     def _sample(
         self,
-        prompts: Sequence[Sequence[int]],
+        prompts: Prompts,
         count: int,
         params: SamplingParams,
         stops: Sequence[int],
         seed: int,
-    ) -> list[list[Completion]]:
+    ) -> Completions:
         """Give vLLM the present weights and return its ``count`` completions per prompt, with its log-probs.
 
         Completion c of prompt p draws with ``seed + p × count + c``; ``stops`` end a completion.
         """
 
-    def _with_own_log_probs(
-        self, prompts: Sequence[Sequence[int]], groups: list[list[Completion]], temperature: float
-    ) -> list[list[Completion]]:
+    def _with_own_log_probs(self, prompts: Prompts, groups: Completions, temperature: float) -> Completions:
         """Replace the log-probs by those of the unfiltered distribution at ``temperature``."""
         result = []
         with self.setting.generating(), torch.no_grad():
@@ -186,12 +180,12 @@ class VLLMEngine(VLLMRollouts):
 
     def _sample(
         self,
-        prompts: Sequence[Sequence[int]],
+        prompts: Prompts,
         count: int,
         params: SamplingParams,
         stops: Sequence[int],
         seed: int,
-    ) -> list[list[Completion]]:
+    ) -> Completions:
         on_cpu = self.setting.device.type == "cpu"
         requests = _requests(len(prompts), count, params, stops, None if on_cpu else seed)
         running = self._vllm()
@@ -301,7 +295,7 @@ def llm_arguments(settings: Mapping[str, Any], device: str, dtype: torch.dtype) 
     }
 
 
-def check_lengths(prompts: Sequence[Sequence[int]], context: int, how: str) -> None:
+def check_lengths(prompts: Prompts, context: int, how: str) -> None:
     """Refuse prompts that leave no room for a completion; ``how`` says how to get a larger ``context`` (EngineError)."""
     for index, prompt in enumerate(prompts):
         if len(prompt) >= context:

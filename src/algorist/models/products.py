@@ -1,10 +1,11 @@
-"""Matrix products on the CPU, through oneDNN where it is clearly faster than what torch calls.
+"""Matrix products on the CPU, through the library that is fastest on this processor.
 
-For float32 torch calls MKL, which on AMD processors reaches a third of the speed of oneDNN (80 against 215 to 250 GFLOP/s on one
-Zen 5 core) and on Intel processors a little more than it. Both are timed once per process, for decoding (few rows, weights laid
-out beforehand) and for updates (many rows, forward and both gradients); oneDNN is reached through the operators that torch's own
-compiler uses. The two round differently, so the choice has a margin, to be the same in every process of a machine;
-``ALGORIST_CPU_PRODUCTS=onednn`` or ``torch`` makes it by hand.
+``torch``: ``F.linear``, which calls MKL for float32. ``mkl``: MKL with weights laid out beforehand, for decoding only. ``onednn``:
+oneDNN, with weights laid out beforehand for decoding. On one Zen 5 core MKL reaches a third of the speed of oneDNN (80 against 215
+to 250 GFLOP/s); on one core of an Intel Xeon with AVX-512, 32 rows, plain MKL 44 to 65, oneDNN 52 to 78, MKL laid out 65 to 108.
+Each is reached through the operators that torch's own compiler uses. They are timed once per process, for decoding (few rows) and
+for updates (many rows, forward and both gradients). They round differently, so the choice has a margin, to be the same in every
+process of a machine, and a run keeps it; ``ALGORIST_CPU_PRODUCTS`` set to one of the names makes it by hand.
 """
 
 from __future__ import annotations
@@ -25,14 +26,19 @@ from torch.overrides import TorchFunctionMode
 
 from algorist.errors import is_out_of_memory
 
-log = logging.getLogger("algorist.models.onednn")
+log = logging.getLogger("algorist.models.products")
 
+Kind = Literal["decode", "update"]
+Library = Literal["torch", "mkl", "onednn"]
 Linear = Callable[[Tensor], Tensor]
 LinearAdd = Callable[[Tensor, Tensor], Tensor]
 BY_HAND = "ALGORIST_CPU_PRODUCTS"
 MARGIN = 1.3
-"""oneDNN is taken when torch's product takes this many times as long: 2.5 on AMD's, 0.8 to 1.2 on Intel's processors."""
-_SHAPES = {"decode": (32, 512, 1536), "update": (256, 512, 512)}
+"""oneDNN is taken when MKL takes this many times as long: 2.5 on AMD's, 0.8 on Intel's processors."""
+_SHAPES: dict[str, tuple[tuple[int, int, int], ...]] = {
+    "decode": ((32, 512, 1536), (32, 512, 768), (16, 768, 512)),
+    "update": ((256, 512, 512),),
+}
 _REPEATS = 5
 
 LEAST_ROWS, LEAST_WIDTH = 32, 8
@@ -61,48 +67,77 @@ def onednn_works(dtype: torch.dtype) -> bool:
     return bool((plain == 5).all()) and bool((added == 9).all())
 
 
-_chosen: dict[str, bool] = {}
+@cache
+def mkl_works(dtype: torch.dtype) -> bool:
+    """Return whether MKL's linear operator with a laid-out weight is there and right for other numbers of rows than laid out for."""
+    if dtype != torch.float32 or not torch.backends.mkl.is_available():
+        return False
+    draw = torch.Generator().manual_seed(0)
+    weight, bias = torch.randn(40, 24, generator=draw), torch.randn(40, generator=draw)
+    try:
+        product = _mkl(weight, bias, 32)[0]
+        inputs = [torch.randn(rows, 24, generator=draw) for rows in (1, 2, 7, 32, 100)]
+        return all(torch.allclose(product(x), F.linear(x, weight, bias), atol=1e-4) for x in inputs)
+    except (RuntimeError, AttributeError, NotImplementedError):
+        return False
 
 
-def choices() -> dict[str, bool]:
-    """Return which products of this process go through oneDNN: what a run keeps, so that it continues to the bit."""
+_chosen: dict[str, Library] = {}
+
+
+def choices() -> dict[str, Library]:
+    """Return the library of each kind of product in this process: what a run keeps, so that it continues to the bit."""
     types = (torch.float32, torch.bfloat16)
-    return {f"{kind} {dtype}": onednn_is_faster(kind, dtype) for kind in _SHAPES for dtype in types}  # type: ignore[arg-type]
+    return {f"{kind} {dtype}": library(kind, dtype) for kind in ("decode", "update") for dtype in types}  # type: ignore[arg-type]
 
 
-def choose(chosen: Mapping[str, bool]) -> None:
-    """Take the choices of another process instead of this one's own timing."""
-    _chosen.update(chosen)
+def choose(chosen: Mapping[str, Library | bool]) -> None:
+    """Take the choices of another process instead of this one's own timing; older runs kept whether it was oneDNN."""
+    names: dict[bool, Library] = {True: "onednn", False: "torch"}
+    _chosen.update({kind: names[name] if isinstance(name, bool) else name for kind, name in chosen.items()})
 
 
-def onednn_is_faster(kind: Literal["decode", "update"], dtype: torch.dtype) -> bool:
-    """Return whether oneDNN is clearly faster on this processor; the first call takes some milliseconds."""
-    name = f"{kind} {dtype}"
-    return onednn_works(dtype) and (_chosen[name] if name in _chosen else _is_faster(kind, dtype))
+def library(kind: Kind, dtype: torch.dtype) -> Library:
+    """Return the library for products of this kind on this processor; the first call takes some milliseconds."""
+    name = _chosen.get(f"{kind} {dtype}") or _fastest(kind, dtype)
+    works = {"torch": True, "mkl": mkl_works(dtype), "onednn": onednn_works(dtype)}
+    return name if works[name] else "torch"
 
 
 @cache
-def _is_faster(kind: Literal["decode", "update"], dtype: torch.dtype) -> bool:
-    if os.environ.get(BY_HAND) in ("onednn", "torch"):
-        return os.environ[BY_HAND] == "onednn"
-    (rows, width, out), draw = _SHAPES[kind], torch.Generator().manual_seed(0)
-    inputs, weight = (torch.randn(n, width, generator=draw).to(dtype) for n in (rows, out))
-    laid_out = torch.ops.mkldnn._reorder_linear_weight(weight, rows) if kind == "decode" else weight
-    ways: tuple[Callable[[], Tensor], ...] = (
-        lambda: F.linear(inputs, weight),
-        lambda: torch.ops.mkldnn._linear_pointwise.default(inputs, laid_out, None, "none", [], ""),
-    )
-    seconds = [float("inf")] * len(ways)
+def _fastest(kind: Kind, dtype: torch.dtype) -> Library:
+    own: Library = "mkl" if kind == "decode" and mkl_works(dtype) else "torch"
+    by_hand = os.environ.get(BY_HAND)
+    if by_hand in ("torch", "onednn"):
+        return by_hand  # type: ignore[return-value]
+    if by_hand == "mkl" or not onednn_works(dtype):
+        return own
+    draw, totals = torch.Generator().manual_seed(0), [0.0, 0.0]
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
-        for turn in range(_REPEATS + 1):
-            for way, product in enumerate(ways):
-                began = time.perf_counter()
-                product()
-                if turn:  # the first one compiles
-                    seconds[way] = min(seconds[way], time.perf_counter() - began)
-    ratio = seconds[0] / seconds[1]
-    log.info("%s, %s: oneDNN has %.2f times the speed of torch's product", kind, dtype, ratio)
-    return ratio > MARGIN
+        for rows, width, out in _SHAPES[kind]:
+            inputs, weight = (torch.randn(n, width, generator=draw).to(dtype) for n in (rows, out))
+            plain = _mkl(weight, None, rows)[0] if own == "mkl" else lambda x, w=weight: F.linear(x, w)
+            laid_out = torch.ops.mkldnn._reorder_linear_weight(weight, rows) if kind == "decode" else weight
+
+            def onednn(x: Tensor, w: Tensor = laid_out) -> Tensor:
+                return torch.ops.mkldnn._linear_pointwise.default(x, w, None, "none", [], "")
+
+            totals = [total + s for total, s in zip(totals, _seconds(inputs, plain, onednn), strict=True)]
+    ratio = totals[0] / totals[1]
+    log.info("%s, %s: oneDNN has %.2f times the speed of %s", kind, dtype, ratio, own)
+    return "onednn" if ratio > MARGIN else own
+
+
+def _seconds(inputs: Tensor, *ways: Linear) -> list[float]:
+    """Return the least time of each way, in turns."""
+    seconds = [float("inf")] * len(ways)
+    for turn in range(_REPEATS + 1):
+        for way, product in enumerate(ways):
+            began = time.perf_counter()
+            product(inputs)
+            if turn:  # the first one compiles
+                seconds[way] = min(seconds[way], time.perf_counter() - began)
+    return seconds
 
 
 def fixed_linear(weight: Tensor, bias: Tensor | None, rows: int) -> tuple[Linear, LinearAdd]:
@@ -113,8 +148,10 @@ def fixed_linear(weight: Tensor, bias: Tensor | None, rows: int) -> tuple[Linear
         bias: (out,) or None.
         rows: Usual number of rows of x; a layout for very few rows is not worth its copy.
     """
-    if weight.device.type == "cpu" and rows >= 4 and onednn_is_faster("decode", weight.dtype):
-        return _onednn(weight, bias, rows)
+    if weight.device.type == "cpu" and rows >= 4:
+        name = library("decode", weight.dtype)
+        if name != "torch":
+            return (_onednn if name == "onednn" else _mkl)(weight, bias, rows)
 
     def plain(x: Tensor) -> Tensor:
         return F.linear(x, weight, bias)
@@ -123,6 +160,20 @@ def fixed_linear(weight: Tensor, bias: Tensor | None, rows: int) -> tuple[Linear
         return F.linear(x, weight, bias).add_(residual)
 
     return plain, plain_add
+
+
+def _mkl(weight: Tensor, bias: Tensor | None, rows: int) -> tuple[Linear, LinearAdd]:
+    packed = torch.ops.mkl._mkl_reorder_linear_weight(weight.contiguous(), rows)
+    linear = torch.ops.mkl._mkl_linear.default
+    shape = weight.new_empty(()).expand(weight.shape)  # only its sizes are read: the weight itself may go
+
+    def fast(x: Tensor) -> Tensor:
+        return linear(x, packed, shape, bias, x.shape[0])
+
+    def fast_add(x: Tensor, residual: Tensor) -> Tensor:
+        return linear(x, packed, shape, bias, x.shape[0]).add_(residual)
+
+    return fast, fast_add
 
 
 def _onednn(weight: Tensor, bias: Tensor | None, rows: int) -> tuple[Linear, LinearAdd]:
@@ -190,7 +241,7 @@ def _is_fast(left: Tensor, right: Tensor) -> bool:
         and left.device.type == right.device.type == "cpu"
         and min(left.shape) >= LEAST_WIDTH
         and min(right.shape) >= LEAST_WIDTH
-        and onednn_is_faster("update", torch.float32)
+        and library("update", torch.float32) == "onednn"
     )
 
 
@@ -231,5 +282,5 @@ class _FastLinear(TorchFunctionMode):
 @contextmanager
 def fast_linear() -> Iterator[None]:
     """Run every float32 ``F.linear`` on the CPU through oneDNN where it is faster; nothing changes under autocast or elsewhere."""
-    with _FastLinear() if onednn_is_faster("update", torch.float32) else nullcontext():
+    with _FastLinear() if library("update", torch.float32) == "onednn" else nullcontext():
         yield
