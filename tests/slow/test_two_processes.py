@@ -166,9 +166,7 @@ def test_two_processes_equal_stock_trl_in_two_processes(folder: Path) -> None:
 def test_rollouts_are_those_of_one_process_each_stored_once(folder: Path) -> None:
     first, second = rollouts(folder / "runs/one"), rollouts(folder / "runs/two")
     trained = [row for row in second if row["advantage"] is not None]
-    replayed = sum(8 * row.get("groups/replayed", 0) for row in metrics(folder / "runs/two")) / 2
-    assert len(trained) <= 32 * len(SAMPLED_AT) < len(second), "some groups were sampled to replace others"
-    assert replayed > 0
+    assert len(trained) == 32 * len(SAMPLED_AT) < len(second), "some groups were sampled to replace others"
     assert {row["step"] for row in second} == set(SAMPLED_AT)
     assert 4 * len({(row["step"], row["group"]) for row in second}) == len(second)
     assert [{**r, "advantage": 0} for r in first] == [{**r, "advantage": 0} for r in second]

@@ -44,6 +44,7 @@ from algorist.runs.plan import (
     fitting_problems,
     longest_sequence,
     open_folder,
+    other_count,
     tokenizer_texts,
     unreadable_golds,
     why_from_the_model,
@@ -64,7 +65,7 @@ from algorist.training.callbacks import (
     ProgressCallback,
     StopSignal,
 )
-from algorist.training.checkpoint import newest_checkpoint, processes_of, step_of, train_from
+from algorist.training.checkpoint import newest_checkpoint, step_of, train_from
 from algorist.training.grpo_setup import check_enough_problems, make_grpo_trainer, objective_of
 from algorist.training.processes import (
     Processes,
@@ -372,7 +373,8 @@ def _train(
         store.truncate_after(step)
     if checkpoint:
         run.display.say(f"{stage}: continuing from {checkpoint.name}")
-        _say_other_count(run, stage, checkpoint)
+        if line := other_count(stage, checkpoint, run.processes.count):
+            run.display.say(line)
     if best is not None:
         best.begin(trainer, run.processes.from_main(lambda: read_metrics(metrics.path)))
         if best.stop and best.last is None and not trainer.is_deepspeed_enabled:
@@ -397,13 +399,6 @@ def _train(
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def _say_other_count(run: Run, stage: str, checkpoint: Path) -> None:
-    made_by, now = processes_of(checkpoint), run.processes.count
-    if made_by != now:
-        line = f"{stage}: {checkpoint.name} was made by {made_by} process(es), this run has {now}: it continues, not bit for bit"
-        run.display.say(line)
 
 
 def _save_final(run: Run, trainer: Any, final: Path) -> None:

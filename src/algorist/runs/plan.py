@@ -235,6 +235,16 @@ def open_folder(recipe: Recipe, *, resume: bool) -> RunFolder:
     return folder
 
 
+def other_count(stage: str, checkpoint: Path, processes: int) -> str:
+    """Return that a checkpoint was made by another number of processes, or an empty text."""
+    from algorist.training.checkpoint import processes_of
+
+    made_by = processes_of(checkpoint)
+    if made_by == processes:
+        return ""
+    return f"{stage}: {checkpoint.name} was made by {made_by} process(es), this run has {processes}: it continues, not bit for bit"
+
+
 def tokenizer_texts(problems: Iterable[Problem], prompt_format: PromptFormat) -> list[str]:
     """Return the texts that the tokenizer of a model from scratch is trained on: questions and demonstrations."""
     return [text for p in problems for text in (p.question, prompt_format.demonstrate(p.solution, p.answer))]
