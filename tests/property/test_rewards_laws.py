@@ -96,7 +96,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_s3_33_hostile_text_neither_raises_nor_hangs(kind: str) -> None:
+def test_hostile_text_neither_raises_nor_hangs(kind: str) -> None:
     for name in NAMES:
         one = build_rewards([name], "think_answer")[0]
         # Parsing is the prompt formats' work; here only that rewards pass their time on.

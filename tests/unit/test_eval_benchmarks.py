@@ -447,7 +447,7 @@ def test_a_change_above_ten_percent_between_windows_is_told() -> None:
 
 
 @pytest.mark.parametrize("adapter", [False, True], ids=["whole", "adapter"])
-def test_s3_15_evaluations_on_a_second_device_are_the_same(tmp_path: Path, adapter: bool) -> None:
+def test_evaluations_on_a_second_device_are_the_same(tmp_path: Path, adapter: bool) -> None:
     """The copy is made anew for each evaluation: after each step of SFT, within GRPO, and after both."""
     lora = ("model.lora={rank: 4}",) if adapter else ()
     place = ("device=cpu", "threads=1", "sft.max_steps=3", "sft.eval_every=1", "sft.learning_rate=1e-2")

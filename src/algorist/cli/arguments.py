@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,8 +23,36 @@ Overrides = Annotated[
 ]
 FormatOption = typer.Option(
     "--format",
-    help="Prompt format: reasoning_answer, think_answer, working_solution, r1_zero or question_only; the run's when left out.",
+    help="Prompt format: reasoning_answer, think_answer, working_solution, r1_zero, few_shot or question_only; the run's when left out.",
 )
+LengthOption = typer.Option(
+    help="Longest completion in tokens; that of the model's training when left out.", min=1
+)
+TemplateOption = typer.Option(
+    "--template",
+    metavar="KEY=VALUE",
+    help="A switch of the model's chat template, such as enable_thinking=false; may be repeated.",
+)
+
+
+def read_template(options: list[str] | None) -> dict[str, Any]:
+    """Return ``--template KEY=VALUE …`` as switches, their values read as YAML.
+
+    Raises:
+        ConfigError: One is not KEY=VALUE.
+    """
+    from algorist.config.yaml_text import read_yaml
+
+    found: dict[str, Any] = {}
+    for text in options or []:
+        key, equals, value = text.partition("=")
+        if not equals or not key.isidentifier():
+            raise ConfigError(
+                f"--template {text} is not KEY=VALUE; write for example --template enable_thinking=false"
+            )
+        found[key] = read_yaml(value, f"--template {key}")
+    return found
+
 
 STAGES = ("grpo", "sft")
 _MODEL = ("config.json", "adapter_config.json")

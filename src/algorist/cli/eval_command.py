@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from algorist.cli.arguments import FormatOption, find_model
+from algorist.cli.arguments import FormatOption, LengthOption, TemplateOption, find_model, read_template
 from algorist.config.load import load_run_recipe
 
 if TYPE_CHECKING:
@@ -55,9 +55,8 @@ def evaluate_model(
         typer.Option(help="Sampled completions per problem for pass@k; the run's when left out.", min=0),
     ] = None,
     prompt_format: Annotated[str | None, FormatOption] = None,
-    max_new_tokens: Annotated[
-        int | None, typer.Option(help="Longest completion in tokens; the model's when left out.", min=1)
-    ] = None,
+    template: Annotated[list[str] | None, TemplateOption] = None,
+    max_new_tokens: Annotated[int | None, LengthOption] = None,
     by: Annotated[
         list[str] | None, typer.Option(help=f"Break down by {', '.join(BY)}; may be repeated.")
     ] = None,
@@ -113,6 +112,7 @@ def evaluate_model(
         name=name,
         of_run=run is not None,
         prompt_format=prompt_format,
+        template_kwargs=read_template(template),
         again=again,
         on_progress=None if as_json else display.progress,
     )

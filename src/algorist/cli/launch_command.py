@@ -112,8 +112,10 @@ def config_file(name: str, on_cpu: bool) -> Path:
             f"--config {name}: no such configuration or file.{nearest(name, CONFIGS)} Expected one of "
             f"{', '.join(CONFIGS)}, or a file that `accelerate config` wrote"
         )
-    if on_cpu and name != "ddp":
-        raise ConfigError(f"--config {name} needs GPUs, but this run is on the CPU; take --config ddp")
+    if on_cpu and name.startswith("zero"):
+        raise ConfigError(
+            f"--config {name} needs GPUs, but this run is on the CPU; take --config ddp or fsdp2"
+        )
     if name.startswith("zero") and find_spec("deepspeed") is None:
         raise MissingExtraError(
             f"--config {name} needs DeepSpeed, which is not installed: pip install deepspeed; or take --config fsdp2, "

@@ -20,6 +20,7 @@ VERBS = {
     "iterate": "Expert iteration: sample, keep what is right, SFT on it, evaluate; in rounds.",
     "eval": "Evaluate a run, a checkpoint or a model on held-out problems.",
     "solve": "Answer questions with a run, a checkpoint or a model.",
+    "chat": "Ask a model question after question; the reasoning appears as it is written.",
     "serve": "Serve a model with OpenAI-compatible endpoints (vLLM or transformers).",
     "grade": "Grade an answer or a completion, with the reason.",
     "regrade": "Grade the stored rollouts of a run again and show what changes.",

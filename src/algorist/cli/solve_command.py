@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from algorist.cli.arguments import FormatOption, find_model
+from algorist.cli.arguments import FormatOption, LengthOption, TemplateOption, find_model, read_template
 from algorist.config.load import load_run_recipe
 from algorist.store.safe_text import printable
 
@@ -31,14 +31,24 @@ def solve(
         typer.Option(help="Run, checkpoint, model folder or hub name; the newest run when left out."),
     ] = None,
     prompt_format: Annotated[str | None, FormatOption] = None,
+    template: Annotated[list[str] | None, TemplateOption] = None,
+    samples: Annotated[
+        int, typer.Option("--n", help="Completions per question; more than one are sampled.", min=1, max=1024)
+    ] = 1,
+    vote: Annotated[
+        bool, typer.Option("--vote", help="Give the answer that most of the --n samples agree on.")
+    ] = False,
     file: Annotated[Path | None, typer.Option("--file", help="A JSONL file with a question column.")] = None,
     save: Annotated[
         Path | None, typer.Option(help="Append the answers to this JSONL file, one row per question.")
     ] = None,
-    max_new_tokens: Annotated[
-        int | None, typer.Option(help="Longest completion in tokens; the run's when left out.", min=1)
+    max_new_tokens: Annotated[int | None, LengthOption] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            help="Sampling temperature; 0 is greedy, and the default for one completion; else 1.", min=0
+        ),
     ] = None,
-    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.", min=0)] = 0.0,
     endpoint: Annotated[
         str | None, typer.Option(help="Ask an OpenAI-compatible server, such as http://localhost:8000.")
     ] = None,
@@ -49,55 +59,50 @@ def solve(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per question.")] = False,
 ) -> int:
     """Answer questions: the reasoning and the answer, in the format the model was trained with."""
+    from algorist.errors import ConfigError
+
+    if vote and samples == 1:
+        raise ConfigError("--vote needs several samples to count; write for example --n 8 --vote")
+    if samples > 1 and (endpoint is not None or temperature == 0):
+        why = (
+            "a server is asked for one completion"
+            if endpoint
+            else "--temperature 0 gives the same completion each time"
+        )
+        raise ConfigError(f"--n {samples}: {why}; leave --{'endpoint' if endpoint else 'temperature'} out")
+    heat = temperature if temperature is not None else 0.0 if samples == 1 else 1.0
     if not questions and file is None and sys.stdin.isatty() and endpoint is None:
-        return _converse(model, prompt_format, max_new_tokens, temperature, save, as_json)
+        from algorist.cli.chat_command import converse
+
+        return converse(load_solver(model, prompt_format, template), max_new_tokens, heat, save)
     asked = _questions(questions, file)
     if endpoint is not None:
-        rows = _from_server(endpoint, served_model, asked, model, prompt_format, max_new_tokens, temperature)
-        return _give(rows, save, as_json)
-    solver = _load(model, prompt_format)
-    _note(f"answering {len(asked)} question{'s' if len(asked) > 1 else ''} …")
-    return _give(solver.solve(asked, max_new_tokens=max_new_tokens, temperature=temperature), save, as_json)
+        how = (prompt_format, read_template(template), max_new_tokens, heat)
+        return _give(_from_server(endpoint, served_model, asked, model, *how), save, as_json)
+    solver = load_solver(model, prompt_format, template)
+    each = f", {samples} samples each" if samples > 1 else ""
+    note(f"answering {len(asked)} question{'s' if len(asked) > 1 else ''}{each} …")
+    rows = solver.solve(asked, max_new_tokens=max_new_tokens, temperature=heat, samples=samples, vote=vote)
+    return _give(rows, save, as_json)
 
 
-def _load(model: str | None, prompt_format: str | None) -> Solver:
+def load_solver(model: str | None, prompt_format: str | None, template: list[str] | None) -> Solver:
     """Load the model; what takes seconds is said before it begins."""
+    switches = read_template(template)
     path, run = find_model(model)
-    _note(f"loading {path} …")
+    note(f"loading {path} …")
     from algorist.cli.run_command import _quiet_libraries
 
     _quiet_libraries()
     from algorist.runs.solve import Solver
 
     recipe = load_run_recipe(run, runs="model") if run else None
-    return Solver.load(path, recipe=recipe, prompt_format=prompt_format)
+    return Solver.load(path, recipe=recipe, prompt_format=prompt_format, template_kwargs=switches)
 
 
-def _note(text: str) -> None:
+def note(text: str) -> None:
+    """Say on standard error what takes its time."""
     print(printable(text), file=sys.stderr, flush=True)
-
-
-def _converse(
-    model: str | None,
-    prompt_format: str | None,
-    max_new_tokens: int | None,
-    temperature: float,
-    save: Path | None,
-    as_json: bool,
-) -> int:
-    """Answer one question after the other, each for itself, until an empty line or Ctrl-D."""
-    solver = _load(model, prompt_format)
-    _note("one question per line; an empty line or Ctrl-D ends")
-    while question := _typed():
-        _give(solver.solve([question], max_new_tokens=max_new_tokens, temperature=temperature), save, as_json)
-    return 0
-
-
-def _typed() -> str:
-    try:
-        return input("? ").strip()
-    except EOFError:
-        return ""
 
 
 def _give(rows: list[dict[str, Any]], save: Path | None, as_json: bool) -> int:
@@ -118,6 +123,7 @@ def _from_server(
     asked: list[str],
     model: str | None,
     prompt_format: str | None,
+    template_kwargs: dict[str, Any],
     max_new_tokens: int | None,
     temperature: float,
 ) -> list[dict[str, Any]]:
@@ -137,7 +143,7 @@ def _from_server(
         recipe = load_run_recipe(run) if run else None
         tokenizer = load_tokenizer(str(path))
         served = served or str(path)
-    how = how_to_ask(recipe, prompt_format, attached(tokenizer) if tokenizer else None)
+    how = how_to_ask(recipe, prompt_format, attached(tokenizer) if tokenizer else None, template_kwargs)
     return Endpoint(url, how.prompt_format, tokenizer, served).solve(
         asked, max_new_tokens=max_new_tokens or how.max_completion_tokens, temperature=temperature
     )
@@ -174,6 +180,7 @@ def _questions(questions: list[str] | None, file: Path | None) -> list[str]:
 
 def _told(row: dict[str, Any]) -> str:
     answer = row["answer"] if row["answer"] is not None else f"no answer found in: {row['completion'][:200]}"
+    votes = f" ({row['votes']} of {row['samples']} votes)" if "votes" in row else ""
     return printable(
-        f"question: {row['question']}\nreasoning: {row['reasoning'] or '(none)'}\nanswer: {answer}\n"
+        f"question: {row['question']}\nreasoning: {row['reasoning'] or '(none)'}\nanswer: {answer}{votes}\n"
     )

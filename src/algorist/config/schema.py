@@ -162,6 +162,31 @@ class PromptSection(Section):
     """A UTF-8 file with the system prompt."""
     tags: dict[str, str] = Field(default_factory=dict)
     """Replaces tags: reasoning_open, reasoning_close, answer_open, answer_close."""
+    template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Switches of the model's chat template, such as ``{enable_thinking: false}``; in force wherever a prompt is made."""
+    system_role: Literal["system", "user"] = "system"
+    """Who says the system prompt; ``user`` puts it before the question, for templates without a system role (Gemma)."""
+
+    @field_validator("template_kwargs")
+    @classmethod
+    def _check_template_kwargs(cls, value: dict[str, Any]) -> dict[str, Any]:
+        taken = sorted(
+            {
+                "messages",
+                "conversation",
+                "chat_template",
+                "add_generation_prompt",
+                "continue_final_message",
+                "tokenize",
+            }
+            & set(value)
+        )
+        if taken:
+            raise ValueError(
+                f"prompt.template_kwargs has {taken[0]}, which every prompt sets itself; take it out, and name what the "
+                "model's own template reads, such as enable_thinking"
+            )
+        return value
 
     @model_validator(mode="after")
     def _check(self) -> PromptSection:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 
@@ -62,3 +62,18 @@ def _choose(ways: np.ndarray, count: int, top: int | None) -> np.ndarray:
         else:
             result[taken:] += moved
     return result
+
+
+def elect(answers: Sequence[str | None], same: Callable[[str, str], bool]) -> tuple[str | None, int]:
+    """Return the answer that most samples give, in the words of its first, and how many give it; a tie goes to the earlier.
+
+    Args:
+        answers: What each sample answered; None does not vote.
+        same: Whether two answers are equal, such as ``1/2`` and ``0.5``.
+    """
+    counts: dict[str, int] = {}
+    for answer in answers:
+        if answer is not None:
+            name = next((known for known in counts if known == answer or same(answer, known)), answer)
+            counts[name] = counts.get(name, 0) + 1
+    return max(counts.items(), key=lambda item: item[1], default=(None, 0))

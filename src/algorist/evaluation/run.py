@@ -58,7 +58,10 @@ class EvaluationSetting:
         settings = asdict(self) | {"stop_strings": list(self.stop_strings)}
         if not self.stop_strings:  # as artifacts without them say it
             del settings["stop_strings"]
-        return {"name": name, **settings, "prompt_format": prompt_format.name}
+        switches = (
+            {"template_kwargs": dict(prompt_format.template_kwargs)} if prompt_format.template_kwargs else {}
+        )
+        return {"name": name, **settings, "prompt_format": prompt_format.name, **switches}
 
 
 def evaluate(

@@ -153,7 +153,8 @@ def _how_to_load(folder: Path, recipe: Recipe | None, name: str, is_adapter: boo
         prompt = repr(rendered)
         if not isinstance(rendered, str):
             listed = ",\n    ".join(repr(dict(message)) for message in rendered)
-            prompt = f"tokenizer.apply_chat_template([\n    {listed},\n], tokenize=False, add_generation_prompt=True)"
+            switches = "".join(f", {key}={value!r}" for key, value in found.template_kwargs.items())
+            prompt = f"tokenizer.apply_chat_template([\n    {listed},\n], tokenize=False, add_generation_prompt=True{switches})"
             prefill = f" + {found.prefill()!r}" if found.prefill() else ""
     return (
         "## How to load\n\n```python\n"

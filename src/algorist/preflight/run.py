@@ -113,7 +113,9 @@ def preflight(
         found.batch.pop("sft", None)
     found.prompts = prompt_lengths(recipe, data.train, policy, form)
     found.golds = gold_coverage(data.train)
-    found.tokenization = tokenization_faults(policy, form, data.train)
+    found.tokenization = tokenization_faults(
+        policy, form, data.train, data.sft if sft and recipe.sft.source == "prompt_response" else ()
+    )
     prompts = [encode_prompt(form, policy.tokenizer, p.question) for p in data.train[:problems]]
     if out_of_vocabulary(policy, prompts):
         found.advice = advise(recipe, found)

@@ -15,9 +15,16 @@ LOOKED_AT = 200
 
 
 def tokenization_faults(
-    policy: Policy, form: PromptFormat, problems: Sequence[Problem]
+    policy: Policy, form: PromptFormat, problems: Sequence[Problem], as_written: Sequence[Problem] = ()
 ) -> list[dict[str, str]]:
-    """Return what is wrong as ``why`` and ``change`` (YAML), of up to 200 prompts; empty when nothing is."""
+    """Return what is wrong as ``why`` and ``change`` (YAML), of up to 200 prompts; empty when nothing is.
+
+    Args:
+        policy: Model and tokenizer.
+        form: Renders the prompts.
+        problems: What is sampled with.
+        as_written: What SFT trains on with the data's own prompts (``sft.source=prompt_response``).
+    """
     tokenizer: Any = policy.tokenizer
     texts = [render_prompt(form, tokenizer, p.question) for p in problems[:LOOKED_AT]]
     rows = [list(tokenizer(text)["input_ids"]) for text in texts]
@@ -27,6 +34,8 @@ def tokenization_faults(
         *_unknown(tokenizer, texts, rows),
         *_two_starts(tokenizer, rows),
         *_no_end(tokenizer),
+        *_ends_at_once(tokenizer, rows),
+        *_trained_otherwise(tokenizer, form, as_written[:LOOKED_AT]),
     ]
 
 
@@ -106,5 +115,47 @@ def _no_end(tokenizer: Any) -> list[dict[str, str]]:
         {
             "why": "the tokenizer names no end-of-sequence token, so no completion ends before the limit",
             "change": "# eos_token in the model folder's tokenizer_config.json: the token that ends a turn in its chat template",
+        }
+    ]
+
+
+def _ends_at_once(tokenizer: Any, rows: Sequence[Sequence[int]]) -> list[dict[str, str]]:
+    end = tokenizer.eos_token_id
+    if end is None or not any(row and row[-1] == end for row in rows):
+        return []
+    return [
+        {
+            "why": f"prompts end with {tokenizer.eos_token}, which the tokenizer adds: completions begin after the end of a text",
+            "change": "# add_eos_token: false in the model folder's tokenizer_config.json (or its tokenizer.json's post_processor)",
+        }
+    ]
+
+
+def _trained_otherwise(
+    tokenizer: Any, form: PromptFormat, problems: Sequence[Problem]
+) -> list[dict[str, str]]:
+    """Compare, token by token, the prompts that SFT trains on as written with those that are sampled with."""
+    differ = []
+    for problem in problems:
+        text = str(problem.extra.get("prompt", ""))
+        trained, sampled = (
+            tokenizer(t)["input_ids"] for t in (text, render_prompt(form, tokenizer, problem.question))
+        )
+        if trained != sampled:
+            differ.append((trained, sampled))
+    if not differ:
+        return []
+    trained, sampled = differ[0]
+    place = next(
+        (i for i, (a, b) in enumerate(zip(trained, sampled)) if a != b), min(len(trained), len(sampled))
+    )
+    shown = [
+        one_line(str(tokenizer.decode(ids[place : place + 8])), 60) or "its end" for ids in (trained, sampled)
+    ]
+    return [
+        {
+            "why": f"{len(differ)} of {len(problems)} prompts of SFT differ from those that are sampled with, the first at token "
+            f"{place}: trained on '{shown[0]}', sampled with '{shown[1]}'",
+            "change": "sft:\n  source: problems  # or a prompt.format that writes what data.sft's prompt column has",
         }
     ]

@@ -1,6 +1,13 @@
 """Prompt formats: one file each; a format renders problems and demonstrations and parses completions."""
 
-from algorist.prompts import question_only, r1_zero, reasoning_answer, think_answer, working_solution  # noqa: F401
+from algorist.prompts import (  # noqa: F401
+    few_shot,
+    question_only,
+    r1_zero,
+    reasoning_answer,
+    think_answer,
+    working_solution,
+)
 from algorist.prompts.base import FORMATS, PromptFormat, Tags, add_format, get_format, missing_tags
 
 __all__ = ["FORMATS", "PromptFormat", "Tags", "add_format", "get_format", "missing_tags"]

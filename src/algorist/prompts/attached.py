@@ -17,6 +17,7 @@ from algorist.prompts.base import FORMATS, PromptFormat, Tags
 
 KEY = "algorist"
 _WORDING = ("system_prompt", "raw_template", "prefilled_start", "block_join", "inner")
+_TEMPLATE = ("template_kwargs", "system_role")
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ def attach(tokenizer: Any, asked: Asked) -> None:
         "prompt_format": form.name,
         "tags": asdict(form.tags),
         **{name: getattr(form, name) for name in _WORDING},
+        **({"template_kwargs": dict(form.template_kwargs)} if form.template_kwargs else {}),
+        **({"system_role": form.system_role} if form.system_role != "system" else {}),
         "max_completion_tokens": asked.max_completion_tokens,
         "stop_strings": list(asked.stop_strings),
     }
@@ -69,6 +72,9 @@ def _read(found: Mapping[str, Any]) -> Asked:
     name, tags, stops = found["prompt_format"], Tags(**found["tags"]), found["stop_strings"]
     form = FORMATS.get(name) if name in FORMATS.names() else PromptFormat(str(name), tags)
     wording = {key: found[key] for key in _WORDING}
+    template = {key: found[key] for key in _TEMPLATE if key in found}
+    if not isinstance(template.get("template_kwargs", {}), dict):
+        raise TypeError("expected template_kwargs as an object")
     texts = (
         *asdict(tags).values(),
         *stops,
@@ -81,4 +87,4 @@ def _read(found: Mapping[str, Any]) -> Asked:
     limit = found["max_completion_tokens"]
     if not isinstance(limit, int) or limit < 1:
         raise ValueError(f"max_completion_tokens is {limit!r}")
-    return Asked(replace(form, tags=tags, **wording), limit, tuple(stops))
+    return Asked(replace(form, tags=tags, **wording, **template), limit, tuple(stops))

@@ -7,7 +7,8 @@ answer block after the reasoning, never from inside it; two different answers ar
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from algorist.errors import ConfigError, nearest
 from algorist.registry import Registry
@@ -36,7 +37,8 @@ class PromptFormat:
     ``raw_template`` None means chat: the prompt is a system and a user message. A string means raw text, where
     ``{question}`` is replaced. ``prefilled_start`` says that the prompt already ends with the opening reasoning tag,
     so that a completion starts inside the reasoning. ``block_join`` stands between the two blocks, ``inner`` between
-    a tag and its content, in what we render; parsing accepts any whitespace there.
+    a tag and its content, in what we render; parsing accepts any whitespace there. ``template_kwargs`` are switches of
+    the chat template (``enable_thinking``); ``system_role`` user puts the system prompt before the question.
     """
 
     name: str
@@ -46,6 +48,8 @@ class PromptFormat:
     prefilled_start: bool = False
     block_join: str = "\n"
     inner: str = "\n"
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    system_role: Literal["system", "user"] = "system"
 
     @property
     def is_chat(self) -> bool:
@@ -56,11 +60,12 @@ class PromptFormat:
         """Return the prompt of a question: chat messages, or the raw text of a raw format."""
         if self.raw_template is not None:
             return self.raw_template.replace("{question}", question.strip())
-        messages: list[Message] = []
-        if self.system_prompt:
-            messages.append({"role": "system", "content": self.system_prompt})
-        messages.append({"role": "user", "content": question.strip()})
-        return messages
+        asked: Message = {"role": "user", "content": question.strip()}
+        if not self.system_prompt:
+            return [asked]
+        if self.system_role == "user":
+            return [{"role": "user", "content": f"{self.system_prompt}\n\n{question.strip()}"}]
+        return [{"role": "system", "content": self.system_prompt}, asked]
 
     def prefill(self) -> str:
         """Return the text that the prompt appends after the assistant header (chat formats only)."""
@@ -179,8 +184,8 @@ def _with_tags(found: PromptFormat, tags: Mapping[str, str]) -> PromptFormat:
             f"prompt.tags repeats a tag: {new.all()}; each of the four must differ from the others"
         )
     system = found.system_prompt
-    for field in valid:
-        old = getattr(found.tags, field)
+    for name in valid:
+        old = getattr(found.tags, name)
         if old:
-            system = system.replace(old, getattr(new, field))
+            system = system.replace(old, getattr(new, name))
     return replace(found, tags=new, system_prompt=system)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from functools import lru_cache
 from typing import Any
 
+from jinja2.exceptions import TemplateError
+
+from algorist.errors import ConfigError, nearest
 from algorist.prompts.base import PromptFormat
 
 
@@ -16,11 +21,31 @@ def render_prompt(prompt_format: PromptFormat, tokenizer: Any, question: str) ->
         prompt_format: The format; a raw format ignores the chat template.
         tokenizer: A transformers tokenizer with a chat template.
         question: The problem's text.
+
+    Raises:
+        ConfigError: The template refuses the messages, for example a system message, or never reads a switch.
     """
     rendered = prompt_format.render(question)
+    if prompt_format.template_kwargs:
+        _check_switches(prompt_format, tokenizer)
     if isinstance(rendered, str):
         return rendered
-    text = str(tokenizer.apply_chat_template(rendered, add_generation_prompt=True, tokenize=False))
+    try:
+        text = str(
+            tokenizer.apply_chat_template(
+                rendered, add_generation_prompt=True, tokenize=False, **prompt_format.template_kwargs
+            )
+        )
+    except TemplateError as error:
+        roles = {message["role"] for message in rendered}
+        way = (
+            "prompt.system_role=user puts the system prompt before the question"
+            if "system" in roles
+            else "correct the template, or give another: model.chat_template=FILE"
+        )
+        raise ConfigError(
+            f"the chat template of {tokenizer.name_or_path or 'the model'} refuses the prompt ({' '.join(str(error).split())[:200]}); {way}"
+        ) from None
     if tokenizer.bos_token and text.startswith(tokenizer.bos_token):
         empty = tokenizer("")["input_ids"]
         if empty and empty[0] == tokenizer.bos_token_id:
@@ -32,3 +57,26 @@ def render_prompt(prompt_format: PromptFormat, tokenizer: Any, question: str) ->
 def encode_prompt(prompt_format: PromptFormat, tokenizer: Any, question: str) -> list[int]:
     """Return the token ids of the prompt."""
     return list(tokenizer(render_prompt(prompt_format, tokenizer, question))["input_ids"])
+
+
+def _check_switches(prompt_format: PromptFormat, tokenizer: Any) -> None:
+    """Refuse a switch that the chat template never reads: it would change nothing, and silently."""
+    if not prompt_format.is_chat:
+        raise ConfigError(
+            f"prompt.template_kwargs is set, but the prompt format {prompt_format.name} is raw text and uses no chat template; "
+            "take it out, or take a chat format: prompt.format=reasoning_answer"
+        )
+    held = tokenizer.chat_template
+    words = _names_in(" ".join(held.values()) if isinstance(held, dict) else held or "")
+    unread = sorted(set(prompt_format.template_kwargs) - words)
+    if unread:
+        raise ConfigError(
+            f"prompt.template_kwargs has {unread[0]}, which the chat template of {tokenizer.name_or_path or 'the model'} never "
+            f"reads.{nearest(unread[0], words)} Take it out; what a template reads is in the model's tokenizer_config.json or "
+            "chat_template.jinja"
+        )
+
+
+@lru_cache(maxsize=32)
+def _names_in(template: str) -> frozenset[str]:
+    return frozenset(re.findall(r"[A-Za-z_]\w*", template))

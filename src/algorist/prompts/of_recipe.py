@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from algorist.config.schema import Recipe
 from algorist.errors import ConfigError
@@ -25,7 +28,11 @@ def recipe_format(recipe: Recipe) -> PromptFormat:
             system = Path(section.system_prompt_path).read_text(encoding="utf-8").strip()
         except OSError as error:
             raise ConfigError(f"prompt.system_prompt_path: {error}") from None
-    found = get_format(section.format, system_prompt=system, tags=section.tags)
+    found = replace(
+        get_format(section.format, system_prompt=system, tags=section.tags),
+        template_kwargs=section.template_kwargs,
+        system_role=section.system_role,
+    )
     missing = missing_tags(found)
     if missing and recipe.model.name != "tiny" and not recipe.sft.enabled:
         log.warning(
@@ -41,14 +48,27 @@ def asked_in_training(recipe: Recipe, prompt_format: PromptFormat) -> Asked:
     return Asked(prompt_format, limit, tuple(recipe.eval.stop_strings))
 
 
-def how_to_ask(recipe: Recipe | None, name: str | None, of_model: Asked | None = None) -> Asked:
-    """Return how to ask a model: as it was trained, unless another prompt format is wanted.
+def how_to_ask(
+    recipe: Recipe | None,
+    name: str | None,
+    of_model: Asked | None = None,
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> Asked:
+    """Return how to ask a model: as it was trained, unless another prompt format or other switches are wanted.
 
     Args:
         recipe: The recipe of the run that the model belongs to.
         name: The prompt format that the user wants.
         of_model: What the model itself carries (``prompts.attached``); it wins over the recipe.
+        template_kwargs: Switches of the chat template that differ from those of the training.
     """
+    asked = _asked_before(recipe, name, of_model)
+    form = asked.prompt_format
+    switches = {**form.template_kwargs, **(template_kwargs or {})}
+    return replace(asked, prompt_format=replace(form, template_kwargs=switches))
+
+
+def _asked_before(recipe: Recipe | None, name: str | None, of_model: Asked | None) -> Asked:
     trained = of_model or (asked_in_training(recipe, recipe_format(recipe)) if recipe else None)
     if trained is not None and name in (None, trained.prompt_format.name):
         return trained

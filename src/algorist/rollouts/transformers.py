@@ -7,7 +7,7 @@ same as in every other engine, whatever the model's generation config says.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ class TransformersEngine:
         model: Any causal language model of transformers or PEFT.
         tokenizer: Needed for stop strings; gives the end and pad tokens together with the model's generation config.
         token_budget: Most cached tokens at a time; None takes all rows together.
+        on_token: Called with each token of the first unfinished row, as it is chosen.
     """
 
     name = "transformers"
@@ -42,8 +43,9 @@ class TransformersEngine:
         eos_token_ids: Sequence[int] | None = None,
         pad_token_id: int | None = None,
         token_budget: int | None = None,
+        on_token: Callable[[int], None] | None = None,
     ) -> None:
-        self.model, self.token_budget = model, token_budget
+        self.model, self.token_budget, self.on_token = model, token_budget, on_token
         self.setting = ModelSetting(model, tokenizer, eos_token_ids, pad_token_id)
 
     def generate(
@@ -69,7 +71,7 @@ class TransformersEngine:
         return rows.completions()
 
     def _run_wave(self, ids: Tensor, mask: Tensor, rows: Rows) -> None:
-        chooser = _Chooser(rows, ids.shape[0], ids.device)
+        chooser = _Chooser(rows, ids.shape[0], ids.device, self.on_token)
         # The model's own generation config would fill what ours leaves open (repetition penalty, end tokens, …).
         neutral = GenerationConfig(
             do_sample=False,
@@ -98,13 +100,17 @@ class TransformersEngine:
 class _Chooser(LogitsProcessor):
     """Chooses the next token of every unfinished row and leaves it as the only possible one."""
 
-    def __init__(self, rows: Rows, size: int, device: torch.device) -> None:
-        self.rows = rows
+    def __init__(
+        self, rows: Rows, size: int, device: torch.device, on_token: Callable[[int], None] | None
+    ) -> None:
+        self.rows, self.on_token = rows, on_token
         self.place = torch.arange(size, device=device)
         self.finished = torch.zeros(size, dtype=torch.bool, device=device)
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         token, done = self.rows.take(scores[self.place].float())
+        if self.on_token:
+            self.on_token(int(token[0]))
         only = torch.full_like(scores, float("-inf"))
         only[:, 0] = 0.0
         only[self.place, 0] = float("-inf")

@@ -70,6 +70,8 @@ class Endpoint:
                 f"the format {self.prompt_format.name} starts the answer with {self.prompt_format.prefill().strip()!r}, which a "
                 "chat endpoint cannot do; give --model RUN too, so that the prompt is rendered here"
             )
+        if self.prompt_format.template_kwargs:  # the name that vLLM and llama.cpp's server take
+            body["chat_template_kwargs"] = dict(self.prompt_format.template_kwargs)
         choice = self._choice("/v1/chat/completions", {**body, "messages": rendered})
         message = choice.get("message")
         content = message.get("content") if isinstance(message, dict) else None

@@ -35,6 +35,7 @@ from algorist.prompts.attached import attach
 from algorist.prompts.of_recipe import asked_in_training, recipe_format
 from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
+from algorist.rollouts.engines import auto_engine
 from algorist.runs.plan import (
     Problems,
     check_folder,
@@ -198,6 +199,10 @@ def run_sft(run: Run) -> None:
 def run_grpo(run: Run) -> None:
     """Train with verifiable rewards and save ``grpo/final``."""
     policy, section = _require_policy(run), run.recipe.grpo
+    engine, line = auto_engine(section.engine, policy.model, _rows_at_a_time(run.recipe))
+    if line:
+        run.display.say(line)
+    section = section.model_copy(update={"engine": engine})
     rewards = build_rewards(run.recipe.rewards, run.prompt_format, matcher=run.recipe.matcher)
     metrics = _metrics_writer(run)
     stop = run.processes.stop_signal(run.display.say)
@@ -240,6 +245,14 @@ def run_grpo(run: Run) -> None:
         _train(run, "grpo", trainer, stop, metrics, store)
 
 
+def _rows_at_a_time(recipe: Recipe) -> int:
+    """Completions per engine call, of GRPO where there is one: evaluations between its steps take the same engine."""
+    grpo = recipe.grpo
+    if not grpo.enabled:
+        return recipe.eval.batch_size * max(1, recipe.eval.samples)
+    return grpo.batch_size * (grpo.steps_per_generation or grpo.gradient_accumulation_steps)
+
+
 def evaluate_stage(run: Run, stage: str, step: int | None = None) -> dict[str, Any]:
     """Evaluate the current policy on the held-out problems and write ``eval/<stage>``; the main process does it."""
     with whole_weights(_require_policy(run).model):
@@ -256,15 +269,15 @@ def _evaluate(run: Run, stage: str, step: int | None) -> dict[str, Any]:
     rewards = build_rewards(recipe.rewards, run.prompt_format, matcher=recipe.matcher)
     model = recipe.model.name if stage == "base" else run.folder.path / stage / "final"
     mark = mark_of(model, run.held_out, run.prompt_format, setting, recipe.eval.ks, rewards)
+    on_device = model_on(policy.model, recipe.eval.device)
+    wanted = recipe.eval.engine or recipe.grpo.engine
+    engine, line = auto_engine(wanted, on_device, _rows_at_a_time(recipe))
+    if line:
+        log.info("%s: %s", name, line)
     summary = record_evaluation(
         folder,
         name,
-        engine=make_engine(
-            recipe.eval.engine or recipe.grpo.engine,
-            model_on(policy.model, recipe.eval.device),
-            policy.tokenizer,
-            vllm=recipe.grpo.vllm,
-        ),
+        engine=make_engine(engine, on_device, policy.tokenizer, vllm=recipe.grpo.vllm),
         tokenizer=policy.tokenizer,
         problems=run.held_out,
         prompt_format=run.prompt_format,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,8 +14,10 @@ from algorist.config.schema import ModelSection, Recipe
 from algorist.data import load_problems
 from algorist.evaluation.artifact import Artifact
 from algorist.evaluation.benchmark_option import Benchmark
+from algorist.evaluation.majority import elect
 from algorist.evaluation.record import finished_evaluation, mark_of, record_evaluation
 from algorist.evaluation.run import EvaluationSetting
+from algorist.grading import grade
 from algorist.models.load import Policy, load_policy, make_policy, pick_device
 from algorist.prompts import PromptFormat
 from algorist.prompts.answer import answer_row
@@ -24,8 +27,9 @@ from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
 from algorist.rollouts.base import SamplingParams
 from algorist.rollouts.collect import collect
+from algorist.rollouts.transformers import TransformersEngine
 from algorist.runs.plan import fitting_problems
-from algorist.types import Problem
+from algorist.types import Group, Problem
 
 
 @dataclass
@@ -39,7 +43,12 @@ class Solver:
 
     @classmethod
     def load(
-        cls, model: Path | str, *, recipe: Recipe | None = None, prompt_format: str | None = None
+        cls,
+        model: Path | str,
+        *,
+        recipe: Recipe | None = None,
+        prompt_format: str | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
     ) -> Solver:
         """Load a model folder or hub model; prompt format and length are those of its training, else the recipe's."""
         device = pick_device(recipe.device if recipe else "auto")
@@ -47,7 +56,7 @@ class Solver:
             policy = load_policy(model, device=device, like=recipe.model if recipe else None)
         else:
             policy = make_policy(ModelSection(name=model), device=device, seed=0, trained=False)
-        asked = how_to_ask(recipe, prompt_format, attached(policy.tokenizer))
+        asked = how_to_ask(recipe, prompt_format, attached(policy.tokenizer), template_kwargs)
         return cls(policy, asked.prompt_format, asked.max_completion_tokens, asked.stop_strings)
 
     def solve(
@@ -57,8 +66,21 @@ class Solver:
         max_new_tokens: int | None = None,
         temperature: float = 0.0,
         seed: int | None = None,
+        samples: int = 1,
+        vote: bool = False,
+        on_text: Callable[[str], None] | None = None,
     ) -> list[dict[str, Any]]:
-        """Return one row per question: question, completion, reasoning, answer, well_formed, truncated."""
+        """Return one row per question and sample: question, completion, reasoning, answer, well_formed, truncated.
+
+        Args:
+            questions: What is asked, each by itself.
+            max_new_tokens: Longest completion in tokens; that of the training when left out.
+            temperature: 0 is greedy.
+            seed: Makes samples repeatable.
+            samples: Completions per question.
+            vote: One row per question: the first sample with the answer that most give, and ``votes`` and ``samples``.
+            on_text: Called with each piece of text as it is generated; one question, one sample.
+        """
         tokenizer = self.policy.tokenizer
         params = SamplingParams(
             temperature=temperature,
@@ -68,8 +90,34 @@ class Solver:
         )
         problems = [Problem(str(number), question, "") for number, question in enumerate(questions)]
         engine = make_engine("auto", self.policy.model, tokenizer)
-        groups = collect(engine, tokenizer, problems, self.prompt_format, params, 1, graded=False)
-        return [answer_row(group.problem.question, group.rollouts[0]) for group in groups]
+        if on_text is not None:
+            engine = TransformersEngine(
+                self.policy.model, tokenizer, on_token=_TextOfTokens(tokenizer, on_text)
+            )
+        groups = collect(engine, tokenizer, problems, self.prompt_format, params, samples, graded=False)
+        if vote:
+            return [_elected(group) for group in groups]
+        return [answer_row(group.problem.question, rollout) for group in groups for rollout in group.rollouts]
+
+
+def _elected(group: Group) -> dict[str, Any]:
+    answer, votes = elect([r.parsed.answer for r in group.rollouts], lambda a, b: grade(a, b).correct)
+    chosen = next(r for r in group.rollouts if r.parsed.answer == answer)
+    return {**answer_row(group.problem.question, chosen), "votes": votes, "samples": len(group.rollouts)}
+
+
+class _TextOfTokens:
+    """Turns tokens into pieces of text; a character of several tokens waits for its last one."""
+
+    def __init__(self, tokenizer: Any, on_text: Callable[[str], None]) -> None:
+        self.tokenizer, self.on_text, self.ids, self.shown = tokenizer, on_text, [], 0  # type: ignore[var-annotated]
+
+    def __call__(self, token: int) -> None:
+        self.ids.append(token)
+        text = str(self.tokenizer.decode(self.ids, skip_special_tokens=True))
+        if not text.endswith("\ufffd"):
+            self.on_text(text[self.shown :])
+            self.shown = len(text)
 
 
 @dataclass(frozen=True)
@@ -90,6 +138,7 @@ def evaluate_benchmarks(
     name: str | None = None,
     of_run: bool = False,
     prompt_format: str | None = None,
+    template_kwargs: Mapping[str, Any] | None = None,
     again: bool = False,
     on_progress: Callable[[str, int, int], None] | None = None,
 ) -> Iterator[Evaluated]:
@@ -106,6 +155,7 @@ def evaluate_benchmarks(
         name: Name of the artifact; model and benchmark when left out.
         of_run: The recipe is that of the run which made the model: its prompt format and rewards count.
         prompt_format: Another prompt format.
+        template_kwargs: Other switches of the chat template; the artifact is named after them.
         again: Evaluate anew what is already there.
         on_progress: Called with (name, problems done, problems in all).
 
@@ -113,7 +163,9 @@ def evaluate_benchmarks(
         AlgoristError: A dataset or the model cannot be loaded, or the disk refuses.
     """
     loaded = [(benchmark, load_problems(benchmark.section)) for benchmark in benchmarks]
-    solver = Solver.load(model, recipe=recipe if of_run else None, prompt_format=prompt_format)
+    solver = Solver.load(
+        model, recipe=recipe if of_run else None, prompt_format=prompt_format, template_kwargs=template_kwargs
+    )
     tokenizer, form = solver.policy.tokenizer, solver.prompt_format
     rewards = build_rewards(recipe.rewards if of_run else [], form, matcher=recipe.matcher)
     protocol = recipe.eval.model_copy(
@@ -126,7 +178,8 @@ def evaluate_benchmarks(
     for benchmark, problems in loaded:
         section = benchmark.section
         problems = fitting_problems(section, problems, form, tokenizer)
-        title = name or f"{_model_title(model, of_run)}-{benchmark.label}"
+        switches = "".join(f"-{key}-{value}" for key, value in (template_kwargs or {}).items())
+        title = name or f"{_model_title(model, of_run)}-{benchmark.label}{_plain(switches)}"
         mark = mark_of(model, problems, form, setting, recipe.eval.ks, rewards)
         if again:
             (folder / f"{title}.progress.jsonl").unlink(missing_ok=True)
@@ -149,6 +202,11 @@ def evaluate_benchmarks(
             on_progress=partial(on_progress, title) if on_progress else None,
         )
         yield Evaluated(benchmark.label, artifact, reused=False)
+
+
+def _plain(text: str) -> str:
+    """Return text that can be part of a file's name."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "_", text)[:80].lower()
 
 
 def _model_title(model: Path | str, of_run: bool) -> str:

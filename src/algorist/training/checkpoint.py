@@ -26,6 +26,7 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 from algorist.errors import CheckpointError
 from algorist.store.atomic import sync_folder
 from algorist.training import trl_seam
+from algorist.training.sharding import ShardedTraining
 
 log = logging.getLogger("algorist.training.checkpoint")
 
@@ -185,7 +186,7 @@ def _quiet_about_ties() -> Iterator[None]:
         logger.removeFilter(keep)
 
 
-class ExactCheckpoints(trl_seam.SavesCheckpoints):
+class ExactCheckpoints(ShardedTraining, trl_seam.SavesCheckpoints):
     """Mixin for Hugging Face trainers: atomic checkpoints with all the state that an exact continuation needs."""
 
     args: Any

@@ -38,7 +38,7 @@ class DecoderTier:
         slots, places = plan_room(len(prompts), longest, group_size, rows.params.max_new_tokens, token_budget)
         weights = read_weights(self.model, bucket(slots))
         decoder = Decoder(weights, longest + rows.params.max_new_tokens + 1)
-        _Run(prompts, rows, group_size, decoder, slots, places).run()
+        Schedule(prompts, rows, group_size, decoder, slots, places).run()
 
 
 def plan_room(
@@ -61,7 +61,7 @@ def plan_room(
     raise EngineError(too_small(token_budget, longest, max_new_tokens))
 
 
-class _Run:
+class Schedule:
     """The state of one request."""
 
     def __init__(

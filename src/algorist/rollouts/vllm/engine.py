@@ -11,6 +11,7 @@ import math
 import os
 import random
 import tempfile
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor
 
 from algorist.errors import ConfigError, EngineError, MissingExtraError, nearest
-from algorist.models.precision import compute_dtype
+from algorist.models.precision import HALF, compute_dtype, round_stochastically
 from algorist.rollouts.base import Completion, Completions, OnFinished, Prompts, SamplingParams
 from algorist.rollouts.model_info import ModelSetting
 from algorist.rollouts.row_state import check_request
@@ -318,7 +319,11 @@ def base_of(model: Any) -> Any:
 
 
 def named_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield a policy's weights by their checkpoint names, active adapters merged into copies."""
+    """Yield a policy's weights by their checkpoint names, active adapters merged into copies.
+
+    Merged in float32 and rounded to a 16-bit base's type at random: rounded to the nearest, an adapter's first updates, which
+    are smaller than the distance to the next number, would be lost. A weight is always rounded with the same random number.
+    """
     yield from _weights_of(base_of(model), "")
 
 
@@ -327,10 +332,18 @@ def _weights_of(module: Any, prefix: str) -> Iterator[tuple[str, Tensor]]:
         own = module.modules_to_save
         module = module.original_module if module.disable_adapters else own[module.active_adapter]
     if hasattr(module, "base_layer") and hasattr(module, "merge"):
+        base = module.get_base_layer()
         if not (module.disable_adapters or module.merged):
-            module = copy.deepcopy(module)
+            module = copy.deepcopy(module).float()
             module.merge()
-        module = module.get_base_layer()
+            for index, (name, parameter) in enumerate(
+                module.get_base_layer().named_parameters(recurse=False)
+            ):
+                weight, dtype = parameter.detach(), getattr(base, name).dtype
+                seed = zlib.crc32(prefix.encode()) + index
+                yield prefix + name, round_stochastically(weight, seed, dtype) if dtype in HALF else weight
+            return
+        module = base
     for name, parameter in module.named_parameters(recurse=False):
         yield prefix + name, parameter.detach()
     for name, child in module.named_children():
