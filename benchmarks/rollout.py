@@ -26,7 +26,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from algorist.rollouts.base import SamplingParams
 from algorist.rollouts.native.engine import NativeEngine
 
-EOS, PAD = 1, 0
+EOS, PAD, NO_END = 1, 0, -1
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -105,12 +105,15 @@ def make_prompts(case: Case) -> list[list[int]]:
 
 
 def prepared(case: Case, dtype: str, name: str | None) -> tuple[Any, list[list[int]], Case]:
-    """Return the model (a real one by name, else random weights), its prompts, and the case with its end token."""
+    """Return the model (a real one by name, else random weights), its prompts, and the case with its end token (none for a real model)."""
     if name is None:
         return make_model(case, DTYPES[dtype]), make_prompts(case), case
     model, tokenizer = load_model(name)
     prompts = [tokenizer(text)["input_ids"] for text in word_problems(case.prompts)]
-    return model.to(DTYPES[dtype]).eval(), prompts, replace(case, eos=tokenizer.eos_token_id)
+    model.generation_config.eos_token_id = (
+        None  # every completion is of full length, so both sides do the same work
+    )
+    return model.to(DTYPES[dtype]).eval(), prompts, replace(case, eos=NO_END)
 
 
 def with_generate(model: Any, prompts: list[list[int]], case: Case) -> Callable[[], float]:
@@ -134,7 +137,7 @@ def with_generate(model: Any, prompts: list[list[int]], case: Case) -> Callable[
                 top_p=1.0,
                 max_new_tokens=case.max_new,
                 pad_token_id=PAD,
-                eos_token_id=case.eos,
+                eos_token_id=None if case.eos == NO_END else case.eos,
             )[:, longest:]
         ended = (out == case.eos).int()
         return float((ended.cumsum(-1) - ended == 0).sum())
