@@ -93,6 +93,9 @@ class ModelSection(Section):
     """A Jinja2 chat template, or the path of a file that holds one; the tokenizer's own when left out."""
     lora: LoraSection | None = None
     """Train an adapter instead of all weights."""
+    quantization: Literal["4bit", "8bit"] | None = None
+    """Keep the base of an adapter, or a model that is only evaluated, in 4-bit NF4 (QLoRA) or 8-bit numbers, through
+    bitsandbytes; embeddings, norms and head stay in ``dtype``."""
     tiny: TinySection = Field(default_factory=TinySection)
     """Shape of the model when ``model.name`` is ``tiny``."""
 
@@ -449,6 +452,16 @@ class Recipe(Section):
         if self.rewards and all(r.weight == 0 for r in self.rewards) and self.grpo.enabled:
             raise ValueError(
                 "every weight in rewards is 0 while grpo.enabled is true; nothing would be learned"
+            )
+        if self.model.quantization and (self.sft.enabled or self.grpo.enabled) and self.model.lora is None:
+            raise ValueError(
+                f"model.quantization is {self.model.quantization} without model.lora; quantised weights are not trained, an "
+                "adapter on them is: model.lora={rank: 16}"
+            )
+        if self.model.quantization and (self.model.name == "tiny" or self.model.backend == "unsloth"):
+            raise ValueError(
+                f"model.quantization is {self.model.quantization}, which quantises saved models through transformers; take "
+                "model.name=FOLDER or a hub name, and model.backend=transformers"
             )
         if self.model.name == "tiny" and self.model.backend == "unsloth":
             raise ValueError(

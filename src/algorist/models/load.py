@@ -25,6 +25,7 @@ from algorist.errors import AlgoristError, CheckpointError, ConfigError, is_out_
 from algorist.models.attention import attention_for, set_attention
 from algorist.models.families import lora_targets
 from algorist.models.precision import Precision, pick_precision, set_compute
+from algorist.models.quantized import is_quantized, keep_as_trained, quantized_loading
 from algorist.models.templates import check_template
 from algorist.models.tiny import tiny_model, train_tokenizer
 from algorist.models.unsloth import check_unsloth, load_unsloth
@@ -133,6 +134,8 @@ def load_policy(
         CheckpointError: The folder holds neither a model nor an adapter, or no tokenizer.
     """
     folder, kept = Path(path), {"dtype", "compute_dtype", "attn_implementation", "trust_remote_code"}
+    if (folder / "adapter_config.json").is_file():
+        kept.add("quantization")
     section = ModelSection(**like.model_dump(include=kept)) if like else ModelSection()
     is_adapter = (folder / "adapter_config.json").is_file()
     precision = (
@@ -238,6 +241,7 @@ def _pretrained(
             attn_implementation=section.attn_implementation,
             ignore_mismatched_sizes=True,  # refused below, with the shapes
             output_loading_info=True,
+            **quantized_loading(section, device, precision.compute),
         )
     moved, info = loaded
     keys = {key: info[f"{key}_keys"] for key in ("missing", "unexpected", "mismatched")}
@@ -251,7 +255,10 @@ def _pretrained(
             len(tokenizer),
             rows,
         )
-    moved.to(device)
+    if is_quantized(moved):
+        keep_as_trained(moved)
+    else:
+        moved.to(device)
     set_attention(moved, section, device, precision.compute)
     set_compute(moved, precision.compute)
     return moved, tokenizer
