@@ -39,13 +39,13 @@ def shared_questions(
     for problem in held_out:
         text = normal(problem.question)
         skeleton = _without_numbers(text)
-        run = next((r for r in _runs(text, words) if r in runs), None)
+        common = [run for run in _runs(text, words) if run in runs]
         if text in exact:
             found["exact"].append((problem, exact[text]))
         elif skeleton in skeletons and re.search(r"[^\W\d]", skeleton):
             found["numbers_changed"].append((problem, skeletons[skeleton]))
-        elif run is not None:
-            found["ngram"].append((problem, runs[run]))
+        elif common:
+            found["ngram"].append((problem, runs[common[0]]))
     return found
 
 
