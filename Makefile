@@ -7,14 +7,15 @@ DOCS   := $(VENV)/.installed-docs
 VLLM   := .venv-vllm
 THREADS ?= 2
 
-.PHONY: quickstart install flash test test-vllm coverage check bench docs clean format
+.PHONY: quickstart install flash test test-all test-vllm coverage check bench docs clean format
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make quickstart   install, then train a tiny model from scratch and show what GRPO gained"
 	@echo "make install      only install, in .venv"
 	@echo "make flash        install, then flash-attn for CUDA (a wheel, else built from source; may take an hour)"
-	@echo "make test         install, then run the tests"
+	@echo "make test         install, then run the tests, but for those that take longer than ten seconds"
+	@echo "make test-all     install, then run all tests that need no GPU, vLLM or network"
 	@echo "make coverage     the tests, then which lines no test ran (one file: make coverage TESTS=tests/unit/test_data.py)"
 	@echo "make test-vllm    an environment of its own with vLLM for CPU (4 GB), then the tests that need it"
 	@echo "make check        formatter, linter, type checker, spelling"
@@ -45,13 +46,20 @@ flash: $(STAMP)
 quickstart: $(STAMP)
 	$(VENV)/bin/algorist run quickstart $(if $(wildcard runs/quickstart/config.yaml),--resume)
 
+PYTEST := $(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+ELSEWHERE := not gpu and not vllm and not network
+
 test: $(DEV)
-	$(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu and not vllm and not network"
+	$(PYTEST) -m "$(ELSEWHERE) and not slow"
+	@echo "left out: slow (run it with: make test-all)"
+
+test-all: $(DEV)
+	$(PYTEST) -m "$(ELSEWHERE)"
 	@echo "left out: gpu, vllm, network (run them with: pytest -m gpu, make test-vllm, pytest -m network)"
 
 TESTS ?= tests
 coverage: $(DEV)
-	$(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu and not vllm and not network" \
+	$(PYTEST) -m "$(ELSEWHERE)" \
 		--cov=algorist --cov-report=term-missing:skip-covered $(TESTS)
 
 # vLLM first: it decides on torch and transformers. The three packages that go fit another torch than its own and break
@@ -90,7 +98,7 @@ $(DOCS): $(STAMP)
 # The variable silences a note on the theme's end of life (May 2027); its successor, Zensical, reads mkdocs.yml.
 docs: $(DOCS)
 	$(PYTHON) -m algorist.rewards > docs/rewards.md
-	$(PYTHON) docs/make_requirements.py
+	$(PYTHON) -m tests.acceptance.make_page
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
 clean:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 from algorist.models.tiny import train_tokenizer
 
@@ -59,6 +59,23 @@ def make_model(size: str, tokenizer: Any = None) -> Qwen2ForCausalLM:
         for part in (model.config, model.generation_config):
             part.eos_token_id, part.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
     return model
+
+
+def load_model(name: str) -> tuple[Any, Any]:
+    """Return a real model in float32 and its tokenizer without a chat template, so that every trainer encodes a prompt alike."""
+    tokenizer = AutoTokenizer.from_pretrained(name)
+    tokenizer.chat_template = None
+    model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
+    return model, tokenizer
+
+
+def word_problems(count: int) -> list[str]:
+    """Return questions of about 60 tokens that differ in their numbers."""
+    return [
+        f"A farmer has {20 + n} boxes with {3 + n} apples in each of them. On Monday he sells {5 + n} boxes, and on Tuesday he gives "
+        f"{2 + n} apples to each of his {4 + n} neighbours. How many apples does he still have on Wednesday morning? Explain each step."
+        for n in range(count)
+    ]
 
 
 def make_batch(size: str, prompts: int, group_size: int = 16, seed: int = 0) -> dict[str, torch.Tensor]:

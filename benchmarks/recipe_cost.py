@@ -23,7 +23,8 @@ from algorist.config.schema import DatasetSection, Recipe
 from algorist.models.load import add_lora, make_policy
 from algorist.preflight.run import batch_arithmetic
 from algorist.prompts.chat import encode_prompt
-from algorist.runs.plan import Problems, recipe_format, tokenizer_texts
+from algorist.prompts.of_recipe import recipe_format
+from algorist.runs.plan import Problems, tokenizer_texts
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "recipes.md"
 _QWEN_HALF = (
@@ -67,6 +68,31 @@ MODELS: dict[str, tuple[type[PretrainedConfig], dict[str, int], int]] = {
         },
         1_235_814_400,
     ),
+    "smollm2": (
+        LlamaConfig,
+        {
+            "hidden_size": 576,
+            "num_hidden_layers": 30,
+            "num_attention_heads": 9,
+            "num_key_value_heads": 3,
+            "intermediate_size": 1536,
+            "vocab_size": 49152,
+        },
+        134_515_008,
+    ),
+    "Qwen/Qwen3-0.6B-Base": (
+        Qwen3Config,
+        {
+            "hidden_size": 1024,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "intermediate_size": 3072,
+            "vocab_size": 151936,
+        },
+        596_049_920,
+    ),
     "Qwen/Qwen3-4B-Base": (
         Qwen3Config,
         {
@@ -91,6 +117,7 @@ ROWS = {
     "numina_tir train": 72441,
     "numina_tir test": 99,
     "openmath_reasoning cot": 59,
+    "svamp_200 test": 200,
     "MATH/sft.jsonl": 1767,
     "MATH/sft_correct.jsonl": 1408,
 }
@@ -199,6 +226,7 @@ def _hub(recipe: Recipe) -> tuple[Any, int | None, dict[str, int]]:
 def _rows(section: DatasetSection) -> int:
     """Return the rows of a dataset, at most; 1 where ``max_steps`` makes them irrelevant and they are not known."""
     known = ROWS.get(section.path or f"{section.name} {section.split}")
+    known = known or section.params.get("count")  # a generator's
     return min(known or section.limit or 1, section.limit or math.inf)
 
 

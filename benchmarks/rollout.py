@@ -3,6 +3,7 @@
     python benchmarks/rollout.py                 # tiny and small, float32 and bfloat16, one and two threads
     python benchmarks/rollout.py --quick         # tiny, float32, one thread
     python benchmarks/rollout.py --scaling       # native tokens/s and cache size against group, completion, prompt length
+    python benchmarks/rollout.py --model FOLDER  # a real model: 16 completions of 48 tokens of one prompt
     python benchmarks/rollout.py --profile       # where the time of one native rollout goes
 
 Only useful tokens count: those up to and including the end token. Weights are random; the end token's logit is set so
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 from measure import compare, median_with_interval, ratio_with_interval, save_json
+from models import load_model, word_problems
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from algorist.rollouts.base import SamplingParams
@@ -47,6 +49,7 @@ class Case:
     longest: int = 128
     floor: float = 0.0
     aim: float = 0.0
+    eos: int = EOS
 
 
 TINY = Case("tiny_128_rows", 256, 192, 512, 4, 6, 2, False, 8, 16, 192, floor=4.5, aim=8.0)
@@ -54,6 +57,7 @@ SMALL = Case("small_64_rows", 32000, 512, 768, 8, 8, 2, True, 4, 16, 128, floor=
 CASES = {
     "tiny": TINY,
     "small64": SMALL,
+    "model": Case("model_16_rows", 0, 0, 0, 0, 0, 0, True, 1, 16, 48, floor=3.0, aim=4.0),
     "small32": replace(SMALL, name="small_32_rows", prompts=2, floor=1.7, aim=3.0),
 }
 
@@ -100,7 +104,16 @@ def make_prompts(case: Case) -> list[list[int]]:
     return [torch.randint(2, case.vocab, (n,), generator=generator).tolist() for n in lengths]
 
 
-def with_generate(model: Qwen2ForCausalLM, prompts: list[list[int]], case: Case) -> Callable[[], float]:
+def prepared(case: Case, dtype: str, name: str | None) -> tuple[Any, list[list[int]], Case]:
+    """Return the model (a real one by name, else random weights), its prompts, and the case with its end token."""
+    if name is None:
+        return make_model(case, DTYPES[dtype]), make_prompts(case), case
+    model, tokenizer = load_model(name)
+    prompts = [tokenizer(text)["input_ids"] for text in word_problems(case.prompts)]
+    return model.to(DTYPES[dtype]).eval(), prompts, replace(case, eos=tokenizer.eos_token_id)
+
+
+def with_generate(model: Any, prompts: list[list[int]], case: Case) -> Callable[[], float]:
     """Return a function that samples all rows with ``model.generate`` and counts the useful tokens."""
     longest = max(map(len, prompts))
     ids = torch.full((len(prompts), longest), PAD)
@@ -121,9 +134,9 @@ def with_generate(model: Qwen2ForCausalLM, prompts: list[list[int]], case: Case)
                 top_p=1.0,
                 max_new_tokens=case.max_new,
                 pad_token_id=PAD,
-                eos_token_id=EOS,
+                eos_token_id=case.eos,
             )[:, longest:]
-        ended = (out == EOS).int()
+        ended = (out == case.eos).int()
         return float((ended.cumsum(-1) - ended == 0).sum())
 
     return run
@@ -140,14 +153,16 @@ def with_engine(engine: Any, prompts: list[list[int]], case: Case) -> Callable[[
     return run
 
 
-def run_case(case: Case, dtype: str, threads: int, repeats: int, tiers: list[str]) -> dict[str, Any]:
-    """Measure one case and print its line."""
+def run_case(
+    case: Case, dtype: str, threads: int, repeats: int, tiers: list[str], name: str | None = None
+) -> dict[str, Any]:
+    """Measure one case, of random weights or of a real model, and print its line."""
     torch.set_num_threads(threads)
-    model, prompts = make_model(case, DTYPES[dtype]), make_prompts(case)
+    model, prompts, case = prepared(case, dtype, name)
     variants = {"generate": with_generate(model, prompts, case)}
     for tier in tiers:
         variants[f"native_{tier}"] = with_engine(
-            NativeEngine(model, eos_token_ids=[EOS], pad_token_id=PAD, tier=tier), prompts, case
+            NativeEngine(model, eos_token_ids=[case.eos], pad_token_id=PAD, tier=tier), prompts, case
         )
     samples = compare(variants, repeats=repeats, warmup=1)
     ratios, cpu_ratios = (
@@ -211,11 +226,11 @@ def run_scaling(repeats: int, threads: int) -> list[dict[str, Any]]:
     return found
 
 
-def run_profile(case: Case, dtype: str, threads: int) -> str:
+def run_profile(case: Case, dtype: str, threads: int, name: str | None = None) -> str:
     """Return torch's profile table of one native rollout."""
     torch.set_num_threads(threads)
-    engine = NativeEngine(make_model(case, DTYPES[dtype]), eos_token_ids=[EOS], pad_token_id=PAD)
-    run = with_engine(engine, make_prompts(case), case)
+    model, prompts, case = prepared(case, dtype, name)
+    run = with_engine(NativeEngine(model, eos_token_ids=[case.eos], pad_token_id=PAD), prompts, case)
     run()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         run()
@@ -230,6 +245,7 @@ def main() -> None:
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--tiers", default="auto", help="auto, module, or both with a comma")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--model", help="folder or hub name of a model, instead of --cases")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--scaling", action="store_true")
     parser.add_argument("--profile", action="store_true")
@@ -237,17 +253,19 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.cases, arguments.dtypes, arguments.threads = "tiny", "float32", "1"
+    if arguments.model:
+        arguments.cases = "model"
     names, dtypes = arguments.cases.split(","), arguments.dtypes.split(",")
     threads = [int(t) for t in arguments.threads.split(",")]
     if arguments.profile:
-        print(run_profile(CASES[names[0]], dtypes[0], threads[0]))
+        print(run_profile(CASES[names[0]], dtypes[0], threads[0], arguments.model))
         return
     if arguments.scaling:
         rows = run_scaling(arguments.repeats, threads[0])
         print(save_json(arguments.out or "rollout_scaling", {"threads": threads[0], "results": rows}))
         return
     results = [
-        run_case(CASES[name], dtype, count, arguments.repeats, arguments.tiers.split(","))
+        run_case(CASES[name], dtype, count, arguments.repeats, arguments.tiers.split(","), arguments.model)
         for name in names
         for dtype in dtypes
         for count in threads

@@ -2,6 +2,7 @@
 
     python benchmarks/step.py --size tiny       # 8 prompts × 16 completions a step
     python benchmarks/step.py --size small      # 2 prompts × 16 completions a step
+    python benchmarks/step.py --model FOLDER --rows 16 --tokens 48    # a real model: prompts of about 60 tokens
 
 Both train for real (sampling, rewards, logging, AdamW) from the same weights; TRL in its faster setting: no gradient
 checkpointing, float32. One token of 70 ends a completion, so lengths are near geometric; the figure is tokens per second
@@ -14,13 +15,14 @@ import argparse
 import json
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import measure
 import torch
 from datasets import Dataset
-from models import LONGEST, make_model, make_tokenizer
+from models import LONGEST, load_model, make_model, make_tokenizer, word_problems
 from transformers.trainer_callback import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
@@ -33,9 +35,38 @@ from algorist.store.write import RolloutWriter
 from algorist.training.grpo_setup import make_grpo_trainer
 from algorist.types import Group, Problem
 
-PROMPTS = {"tiny": 8, "small": 2}
 GROUP_SIZE = 16
 MEAN_LENGTH = 70
+
+
+@dataclass(frozen=True)
+class Work:
+    """One step: a size of ``models.py`` or a folder with a model, prompts a step, most tokens of a completion."""
+
+    name: str
+    prompts: int
+    longest: int
+
+    @property
+    def of_a_size(self) -> bool:
+        return self.name in LONGEST
+
+    def load(self) -> tuple[Any, Any]:
+        """Return model and tokenizer."""
+        if self.of_a_size:
+            tokenizer = make_tokenizer()
+            return calibrated_model(self.name, tokenizer), tokenizer
+        return load_model(self.name)
+
+    def rows(self) -> list[dict[str, str]]:
+        """Return four steps' prompts."""
+        count = self.prompts * 4
+        if self.of_a_size:
+            return prompts(count)
+        return [{"prompt": text, "problem_id": f"p{i}"} for i, text in enumerate(word_problems(count))]
+
+
+WORK = {"tiny": Work("tiny", 8, LONGEST["tiny"]), "small": Work("small", 2, LONGEST["small"])}
 
 
 def prompts(count: int) -> list[dict[str, str]]:
@@ -61,30 +92,29 @@ def calibrated_model(size: str, tokenizer: Any) -> Any:
 class Stepper:
     """Trains one optimizer step per call and returns the completion tokens it has sampled and learned from."""
 
-    def __init__(self, name: str, size: str, folder: str, rounds: int) -> None:
-        tokenizer = make_tokenizer()
+    def __init__(self, name: str, size: str | Work, folder: str, rounds: int) -> None:
+        work = WORK[size] if isinstance(size, str) else size
+        model, tokenizer = work.load()
         self.tokens = 0
 
         def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
             self.tokens += sum(len(ids) for ids in completion_ids)
             return [float(sum(ids) % 7) for ids in completion_ids]
 
-        model = calibrated_model(size, tokenizer)
-        rows = prompts(PROMPTS[size] * 4)
         make = self._stock if name == "trl" else self._ours
-        self.trainer = make(model, tokenizer, rows, reward, size, folder, name)
+        self.trainer = make(model, tokenizer, work.rows(), reward, work, folder, name)
         self.trainer.remove_callback(PrinterCallback)
         self.parts: list[dict[str, float]] = []
 
     def _stock(
-        self, model: Any, tokenizer: Any, rows: list[Any], reward: Any, size: str, folder: str, _: str
+        self, model: Any, tokenizer: Any, rows: list[Any], reward: Any, work: Work, folder: str, _: str
     ) -> Any:
         config = GRPOConfig(
             output_dir=folder,
             per_device_train_batch_size=GROUP_SIZE,
-            gradient_accumulation_steps=PROMPTS[size],
+            gradient_accumulation_steps=work.prompts,
             num_generations=GROUP_SIZE,
-            max_completion_length=LONGEST[size],
+            max_completion_length=work.longest,
             max_steps=1,
             learning_rate=1e-6,
             logging_steps=1,
@@ -104,15 +134,15 @@ class Stepper:
         )
 
     def _ours(
-        self, model: Any, tokenizer: Any, rows: list[Any], reward: Any, size: str, folder: str, name: str
+        self, model: Any, tokenizer: Any, rows: list[Any], reward: Any, work: Work, folder: str, name: str
     ) -> Any:
         form = get_format("question_only")
         self.store = RolloutWriter(Path(folder) / "rollouts")
         section = GRPOSection(
             batch_size=GROUP_SIZE,
-            gradient_accumulation_steps=PROMPTS[size],
+            gradient_accumulation_steps=work.prompts,
             group_size=GROUP_SIZE,
-            max_completion_tokens=LONGEST[size],
+            max_completion_tokens=work.longest,
             max_steps=1,
             learning_rate=1e-6,
             lr_scheduler="linear",
@@ -151,21 +181,21 @@ class Stepper:
         return float(self.tokens - before)
 
 
-def time_steps(size: str, engine: str, repeats: int, threads: int) -> dict[str, Any]:
+def time_steps(work: Work, engine: str, repeats: int, threads: int) -> dict[str, Any]:
     """Time both trainers in turns."""
     torch.set_num_threads(threads)
     with tempfile.TemporaryDirectory() as folder:
-        runs = {name: Stepper(name, size, folder, repeats + 1) for name in ("trl", engine)}
+        runs = {name: Stepper(name, work, folder, repeats + 1) for name in ("trl", engine)}
         result = measure.compare(dict(runs), repeats=repeats)
     per_cpu_second = {
         name: [work / cpu for work, cpu in zip(row["work"], row["cpu_seconds"], strict=True)]
         for name, row in result.items()
     }
     return {
-        "size": size,
+        "size": Path(work.name).name,
         "threads": threads,
         "engine": engine,
-        "rows": PROMPTS[size] * GROUP_SIZE,
+        "rows": work.prompts * GROUP_SIZE,
         "speed_up": measure.ratio_with_interval(result[engine]["rates"], result["trl"]["rates"]),
         "speed_up_cpu": measure.ratio_with_interval(per_cpu_second[engine], per_cpu_second["trl"]),
         "parts": {name: run.parts[1:] for name, run in runs.items()},
@@ -177,20 +207,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--size", choices=sorted(PROMPTS), default="tiny")
+    parser.add_argument("--size", choices=sorted(WORK), default="tiny")
+    parser.add_argument("--model", help="folder or hub name of a model, instead of --size")
+    parser.add_argument("--rows", type=int, default=GROUP_SIZE, help="completions a step, with --model")
+    parser.add_argument("--tokens", type=int, default=48, help="longest completion, with --model")
     parser.add_argument("--engine", default="native")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--save", action="store_true", help="write benchmarks/baselines/step-*.json")
     options = parser.parse_args()
-    payload = time_steps(options.size, options.engine, options.repeats, options.threads)
+    work = WORK[options.size]
+    if options.model:
+        work = Work(options.model, max(1, options.rows // GROUP_SIZE), options.tokens)
+    payload = time_steps(work, options.engine, options.repeats, options.threads)
     shown = {key: value for key, value in payload.items() if key not in ("variants", "parts")}
     print(json.dumps(shown, indent=2))
     for name, row in payload["variants"].items():
         print(name, "tokens/s", json.dumps(row["rate"]))
         print(name, "parts", json.dumps(payload["parts"][name][-1]))
     if options.save:
-        print(measure.save_json(f"step-{options.size}-{options.threads}t", payload))
+        print(measure.save_json(f"step-{payload['size']}-{options.threads}t", payload))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,13 @@
-"""What all tests share: where the real data lies, one thread for torch, no network, and Ctrl-C that is heard."""
+"""What all tests share: the command line, the real data, one thread for torch, no network, and Ctrl-C that is heard."""
 
 from __future__ import annotations
 
+import io
 import os
 import signal
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +22,8 @@ if (
 ):  # started in the background of a script; what we start must hear Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+Cli = Callable[..., subprocess.CompletedProcess[str]]
+
 _ABOVE = Path(__file__).resolve().parents
 SHARED_DATA = next(
     (p / "shared/data" for p in _ABOVE if (p / "shared/data").is_dir()), _ABOVE[2] / "shared/data"
@@ -25,8 +31,54 @@ SHARED_DATA = next(
 
 
 @pytest.fixture(scope="session")
+def real_data() -> Path:
+    """Real rows of GSM8K and SVAMP that every clone has (``tests/data/README.md``)."""
+    return Path(__file__).with_name("data")
+
+
+@pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder of real datasets beside the checkout."""
+    """The folder of whole real datasets beside the checkout."""
     if not SHARED_DATA.is_dir():
         pytest.skip(f"the real datasets are not at {SHARED_DATA}")
     return SHARED_DATA
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    """Run ``algorist`` in a process and folder of the test's own; stdout and stderr are captured."""
+
+    def call(*arguments: str, stdin: str = "", timeout: float = 240) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        command = [sys.executable, "-m", "algorist.cli.main", *arguments]
+        return subprocess.run(
+            command,
+            cwd=tmp_path,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            env=environment,
+        )
+
+    return call
+
+
+@pytest.fixture
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Run ``algorist`` in this process, in the test's own folder: seconds less than ``cli``, which starts Python anew."""
+    from algorist.cli.main import main
+
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["algorist", *arguments])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            main()
+        shown = capsys.readouterr()
+        return subprocess.CompletedProcess(list(arguments), int(stop.value.code or 0), shown.out, shown.err)
+
+    return call

@@ -81,8 +81,12 @@ def test_lora_layers_offer_their_delta() -> None:
     assert layer.lora_variant == {} and not any(layer.lora_bias.values())
 
 
-def test_onednn_operators_of_torchs_compiler() -> None:
+def test_linear_operators_of_torchs_compiler() -> None:
     linear = torch.ops.mkldnn._linear_pointwise.default._schema
     assert [a.name for a in linear.arguments] == ["X", "W", "B", "attr", "scalars", "algorithm"]
     binary = torch.ops.mkldnn._linear_pointwise.binary._schema
     assert [a.name for a in binary.arguments] == ["X", "other", "W", "B", "attr"]
+    if torch.backends.mkl.is_available():
+        laid_out = torch.ops.mkl._mkl_linear.default._schema
+        names = ["X", "MKL_W", "ORI_W", "B", "batch_size"]
+        assert [a.name for a in laid_out.arguments] == names

@@ -14,7 +14,7 @@ from tests.unit.test_unsloth import ADAPTED, LOADED
 
 
 @pytest.mark.network
-def test_s1_2_the_newest_unsloth_has_the_keywords(tmp_path: Path) -> None:
+def test_the_newest_unsloth_has_the_keywords(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(tmp_path), "unsloth"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     if "No matching distribution" in done.stderr:

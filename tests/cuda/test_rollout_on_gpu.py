@@ -32,6 +32,7 @@ def compare(ours: list[list[Completion]], theirs: list[list[Completion]], within
     torch.testing.assert_close(*(torch.tensor(f) for f in flat), atol=within, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [None, 200], ids=["one wave", "refilled"])
 def test_same_tokens_and_log_probs_as_on_the_cpu(budget: int | None) -> None:
     params = SamplingParams(max_new_tokens=40, seed=3)
@@ -55,6 +56,7 @@ def per_token(layers: int, dtype: torch.dtype) -> tuple[float, float]:
     return (found[1][0] - found[0][0]) / 20, (found[1][1] - found[0][1]) / 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 35), (torch.bfloat16, 44)])
 def test_launches_and_waits_per_token(dtype: torch.dtype, most: int) -> None:
     (one, waits), (two, _) = per_token(1, dtype), per_token(2, dtype)

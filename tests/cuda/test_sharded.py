@@ -9,9 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).with_name("sharded_process.py")
 
 
+@pytest.mark.slow
 def test_rollouts_and_update_of_a_sharded_model() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -96,14 +96,14 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_s3_33_hostile_text_neither_raises_nor_hangs(kind: str) -> None:
+def test_hostile_text_neither_raises_nor_hangs(kind: str) -> None:
     for name in NAMES:
         one = build_rewards([name], "think_answer")[0]
         # Parsing is the prompt formats' work; here only that rewards pass their time on.
         text = HOSTILE[kind][: 20_000 if "parsed" in REWARDS.get(name).context else None]
-        began = time.perf_counter()
+        began = time.process_time()
         one(completions=[text], answer=["7"], completion_ids=[[1]])
-        assert time.perf_counter() - began < 3.0, name
+        assert time.process_time() - began < 3.0, name
         assert one.failures == 0, name
 
 

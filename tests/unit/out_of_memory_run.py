@@ -1,7 +1,8 @@
 """One SFT or GRPO run under a memory limit that its update does not fit into; run as a process of its own.
 
 ``python -m tests.unit.out_of_memory_run grpo|sft EXTRA_MB FOLDER`` saves the final weights in FOLDER. EXTRA_MB is what the process may
-take beyond what it has when training begins (0: no limit); the kernel refuses more, as it does when memory is really full.
+take beyond what it has when training begins (0: no limit); the kernel refuses more, as it does when memory is really full. Started
+as one of two processes (RANK, WORLD_SIZE), each takes half of the step, and only the second has the limit.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
 from algorist.training.faults import Load
 from algorist.training.grpo_setup import make_grpo_trainer
+from algorist.training.processes import Processes
 from algorist.training.sft import AlgoristSFTTrainer
 from algorist.types import Problem
 
@@ -50,6 +52,9 @@ def length_reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
 def main(kind: str, extra_mb: int, folder: Path) -> None:
     """Train a step (SFT: two) and save the weights."""
     torch.set_num_threads(1)
+    processes = Processes.join(torch.device("cpu"))
+    if processes.count > 1 and processes.main:
+        extra_mb = 0
     texts = [f"what is {n} plus {n + 1}" for n in range(64)]
     tokenizer = train_tokenizer(texts, vocab_size=300)
     model = tiny_model(tokenizer, seed=1, hidden_size=192, layers=2)
@@ -63,7 +68,7 @@ def main(kind: str, extra_mb: int, folder: Path) -> None:
         form = get_format("question_only")
         # One step: a rounding error can turn a token of the second one's rollouts.
         section = GRPOSection(
-            max_steps=1, batch_size=32, gradient_accumulation_steps=2, group_size=8, max_completion_tokens=200,
+            max_steps=1, batch_size=32, gradient_accumulation_steps=2 // processes.count, group_size=8, max_completion_tokens=200,
             optim="sgd", learning_rate=0.05, lr_scheduler="linear", save_steps=10**9,
         )  # fmt: skip
         trainer = make_grpo_trainer(
@@ -95,6 +100,8 @@ def main(kind: str, extra_mb: int, folder: Path) -> None:
             load=Load("sft", 32, 2),
         )
     trainer.train()
+    if not processes.main:
+        return
     folder.mkdir(parents=True, exist_ok=True)
     torch.save({"weights": model.state_dict(), "log": trainer.state.log_history}, folder / "end.pt")
 

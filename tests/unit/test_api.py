@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
 import json
 import subprocess
 import sys
@@ -14,9 +16,10 @@ import torch
 import algorist
 from algorist.config.load import load_recipe
 from algorist.config.schema import ModelSection
-from algorist.errors import ConfigError, DataError, EngineError
+from algorist.errors import ConfigError, DataError, EngineError, MissingExtraError
 from algorist.models.load import make_policy
 from algorist.prompts import get_format
+from algorist.toolkit.oneshot import DEFAULT_GRPO_ARGS, _grpo_section
 
 CS336 = """tokenize_prompt_and_output compute_group_normalized_rewards compute_entropy get_response_log_probs
     compute_naive_policy_gradient_loss compute_grpo_clip_loss compute_policy_gradient_loss masked_mean masked_normalize
@@ -101,8 +104,8 @@ def test_build_chat_prompt() -> None:
     assert algorist.build_chat_prompt("q", " Reply in <answer>. ")[0]["content"] == "Reply in <answer>."
 
 
-def test_load_gsm8k_reads_real_rows(shared_data: Path) -> None:
-    rows = algorist.load_gsm8k("test", path=shared_data / "gsm8k")
+def test_load_gsm8k_reads_real_rows(real_data: Path) -> None:
+    rows = algorist.load_gsm8k("test", path=real_data / "gsm8k")
     assert len(rows) == 1319 and {"question", "answer"} <= set(rows.column_names)
 
 
@@ -151,10 +154,10 @@ def test_default_arguments() -> None:
     assert algorist.default_reward_functions().names == [r.name for r in recipe.rewards]
 
 
-def test_setup_holds_its_artifacts(model: Path, shared_data: Path, tmp_path: Path) -> None:
+def test_setup_holds_its_artifacts(model: Path, real_data: Path, tmp_path: Path) -> None:
     found = setup_of(
         model,
-        shared_data,
+        real_data,
         tmp_path,
         system_prompt="Reply in <reasoning></reasoning><answer></answer>.",
         reward_weights=[2.0, 0.0, 0.5],
@@ -181,18 +184,18 @@ def test_setup_holds_its_artifacts(model: Path, shared_data: Path, tmp_path: Pat
     assert "Reply in" in str(trainer.prompt_format.render(trainer.problems[0].question))
 
 
-def test_prompts_that_are_too_long_are_left_out(model: Path, shared_data: Path, tmp_path: Path) -> None:
+def test_prompts_that_are_too_long_are_left_out(model: Path, real_data: Path, tmp_path: Path) -> None:
     whole = setup_of(
         model,
-        shared_data,
+        real_data,
         tmp_path,
         limit=None,
-        path=first_rows(shared_data, tmp_path),
+        path=first_rows(real_data, tmp_path),
         grpo_args={**SMALL, "max_prompt_length": None},
     )
     short = setup_of(
         model,
-        shared_data,
+        real_data,
         tmp_path,
         limit=None,
         path=tmp_path / "rows.jsonl",
@@ -209,10 +212,10 @@ def first_rows(data: Path, folder: Path, count: int = 40) -> Path:
     return folder / "rows.jsonl"
 
 
-def test_setup_trains_and_checkpoints(model: Path, shared_data: Path, tmp_path: Path) -> None:
+def test_setup_trains_and_checkpoints(model: Path, real_data: Path, tmp_path: Path) -> None:
     batches: list[Any] = []
     found = setup_of(
-        model, shared_data, tmp_path, trainer_kwargs={"on_rollouts": lambda *batch: batches.append(batch)}
+        model, real_data, tmp_path, trainer_kwargs={"on_rollouts": lambda *batch: batches.append(batch)}
     )
     result = algorist.run_training(found.artifacts)
     assert result.global_step == 2
@@ -226,10 +229,10 @@ def test_setup_trains_and_checkpoints(model: Path, shared_data: Path, tmp_path: 
     assert {"config.json", "model.safetensors", "tokenizer.json", "generation_config.json"} <= saved
 
 
-def test_stock_trl_takes_the_dataset_and_the_rewards(model: Path, shared_data: Path, tmp_path: Path) -> None:
+def test_stock_trl_takes_the_dataset_and_the_rewards(model: Path, real_data: Path, tmp_path: Path) -> None:
     from trl import GRPOConfig, GRPOTrainer
 
-    found = setup_of(model, shared_data, tmp_path)
+    found = setup_of(model, real_data, tmp_path)
     ours = found.artifacts.trainer
     trainer = GRPOTrainer(
         model=ours.model,
@@ -255,10 +258,10 @@ def test_stock_trl_takes_the_dataset_and_the_rewards(model: Path, shared_data: P
 
 
 def test_output_dir_follows_the_run_name(
-    model: Path, shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    found = setup_of(model, shared_data, tmp_path, output_dir=None, run_name="first")
+    found = setup_of(model, real_data, tmp_path, output_dir=None, run_name="first")
     assert found.artifacts.config.output_dir == "outputs/first"
 
 
@@ -274,10 +277,10 @@ def test_output_dir_follows_the_run_name(
     ],
 )
 def test_mistakes_are_named(
-    model: Path, shared_data: Path, tmp_path: Path, changes: dict[str, Any], message: str
+    model: Path, real_data: Path, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        setup_of(model, shared_data, tmp_path, **changes)
+        setup_of(model, real_data, tmp_path, **changes)
 
 
 def test_generator_answers_and_saves(model: Path, tmp_path: Path) -> None:
@@ -300,3 +303,50 @@ def test_an_empty_completion_is_an_error(model: Path) -> None:
         generator.policy.model.lm_head.weight.zero_()
     with pytest.raises(EngineError, match="wrote nothing"):
         algorist.generate_math_solution("1 + 1?", generator=generator, max_new_tokens=3, temperature=0.0)
+
+
+def test_use_vllm_turns_vllm_on(model: Path, real_data: Path, tmp_path: Path) -> None:
+    asked = {**DEFAULT_GRPO_ARGS, "use_vllm": True}
+    assert _grpo_section(asked).engine == "vllm" and _grpo_section(DEFAULT_GRPO_ARGS).engine == "auto"
+    assert _grpo_section(asked).vllm["gpu_memory_utilization"] == 0.3
+
+    def setup() -> Any:
+        return algorist.create_math_training_setup(
+            str(model),
+            path=real_data / "gsm8k" / "train.jsonl",
+            limit=12,
+            output_dir=tmp_path,
+            device="cpu",
+            grpo_args={"use_vllm": True, "max_completion_length": 8},
+        )
+
+    if importlib.util.find_spec("vllm") is None:
+        with pytest.raises(MissingExtraError, match=r"vllm"):
+            setup()
+    else:
+        assert setup().artifacts.trainer.engine.name == "vllm"
+
+
+def test_the_defaults_of_the_text_generator() -> None:
+    build = inspect.signature(algorist.build_text_generator).parameters
+    assert build["model_id"].default == "HarleyCooper/GRPOtuned"
+    ask = inspect.signature(algorist.generate_math_solution).parameters
+    assert (ask["max_new_tokens"].default, ask["temperature"].default) == (200, 0.9)
+    assert ask["generator"].default is None  # then it builds its own
+    assert next(iter(ask)) == "question"
+
+
+def test_the_hub_is_asked_for_main_and_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call that would go over the network, by name, configuration and split; the rows are read as any others."""
+    import datasets
+
+    asked: list[Any] = []
+
+    def load_dataset(*given: Any, **named: Any) -> Any:
+        asked.append((given, named))
+        return datasets.Dataset.from_list([{"question": "1 + 1?", "answer": "1 + 1 = 2\n#### 2"}])
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    rows = algorist.load_gsm8k()
+    assert asked == [(("openai/gsm8k", "main"), {"split": "train"})]
+    assert [row["question"] for row in rows] == ["1 + 1?"]

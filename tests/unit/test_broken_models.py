@@ -159,6 +159,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_broken_model_folder_is_refused_in_one_sentence(
     case: str, whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -254,6 +255,7 @@ def test_a_folder_that_lacks_a_tensor_is_not_given_away(whole: Path, tmp_path: P
     assert not (tmp_path / "copy").exists()
 
 
+@pytest.mark.slow
 def test_solve_ends_with_exit_2_and_one_sentence(whole: Path, tmp_path: Path) -> None:
     shutil.copytree(whole, tmp_path / "model")
     weights(lambda w: w.pop(NORM))(tmp_path / "model")

@@ -100,6 +100,7 @@ def after_sft(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(tmp_path_factory.mktemp("sft"), "grpo.enabled=false")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
 def test_grpo_continued_from_any_checkpoint_is_the_same_run(
     tmp_path: Path, after_sft: Path, name: str

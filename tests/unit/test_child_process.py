@@ -318,6 +318,7 @@ def test_a_thousand_requests_leave_nothing_behind(child: Child) -> None:
     assert me.num_fds() == files and len(me.children(recursive=True)) == children
 
 
+@pytest.mark.slow
 def test_a_reward_that_leaks_raises_hangs_and_dies_at_random_leaves_the_others_as_they_are(
     tmp_path: Path,
 ) -> None:

@@ -131,7 +131,7 @@ def test_a_wrong_row_would_be_seen() -> None:
             parse(words)
 
 
-def test_s0_46_s1_53_s1_73_s4_34_facts_of_the_originals_are_quoted() -> None:
+def test_facts_of_the_originals_are_quoted() -> None:
     text = " ".join((PAGE + (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")).split())
     assert re.search(
         r"one A100, about 60 compute units \(7.50 USD\), 2 to 4 hours [^.]*24 GB for the 0.5 B", text

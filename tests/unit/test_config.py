@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from algorist.config import load_recipe, recipe_names, validate
 from algorist.config.explain import describe, explain, to_yaml
 from algorist.config.load import parse_override
+from algorist.config.schema import Recipe
 from algorist.errors import ConfigError
+from algorist.training.stock import stock_config
+from algorist.training.training_arguments import optim_arguments
 
 
 def write(folder: Path, name: str, text: str) -> str:
@@ -94,3 +99,66 @@ def test_every_key_has_a_description() -> None:
         assert describe(key) or key.split(".")[0] in {"rewards"}, (
             f"{key} is not documented in config/schema.py"
         )
+
+
+def test_the_recipe_counts_its_processes() -> None:
+    split = ["grpo.batch_size=4", "grpo.gradient_accumulation_steps=1", "grpo.group_size=8"]
+    with pytest.raises(ConfigError, match=r"4 × 1 = 4 completions per step.*gradient_accumulation_steps=2"):
+        load_recipe("smoke-cpu", split)
+    assert load_recipe("smoke-cpu", [*split, "grpo.processes=2"]).recipe.grpo.processes == 2
+    with pytest.raises(
+        ConfigError, match=r"4 × 1 × 3 = 12 .*gradient_accumulation_steps=2, or .*group_size=6"
+    ):
+        load_recipe("smoke-cpu", [*split, "grpo.processes=3"])
+    with pytest.raises(ConfigError, match=r"steps_per_generation × processes = 6"):
+        load_recipe(
+            "smoke-cpu",
+            [
+                "grpo.batch_size=3",
+                "grpo.gradient_accumulation_steps=4",
+                "grpo.group_size=8",
+                "grpo.processes=2",
+                "grpo.steps_per_generation=1",
+            ],
+        )
+
+
+def test_an_empty_stop_string_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"eval\.stop_strings has an empty text"):
+        load_recipe("math-baseline", ["eval.stop_strings=['']"])
+
+
+CPU = torch.device("cpu")
+
+
+def settings(*overrides: str, name: str = "oneshot-gsm8k") -> Recipe:
+    return load_recipe(name, list(overrides)).recipe
+
+
+def arguments_of(recipe: Recipe, folder: Path) -> Any:
+    weights = [r.weight for r in recipe.rewards]
+    shared = optim_arguments(recipe.grpo, output_dir=folder, seed=0, device=CPU, report_to=recipe.report_to)
+    return stock_config(recipe.grpo, shared, weights)
+
+
+def test_trackers_are_off_until_named_and_bf16_follows_the_device(tmp_path: Path) -> None:
+    plain = arguments_of(settings(), tmp_path)
+    assert plain.report_to == [] and not plain.bf16 and not plain.use_vllm
+    assert arguments_of(settings("report_to=[wandb]"), tmp_path).report_to == ["wandb"]
+    assert (plain.max_completion_length, settings().data.train.max_prompt_tokens) == (200, 256)
+
+
+def test_a_zero_override_counts_or_is_refused() -> None:
+    recipe = settings("grpo.weight_decay=0", "grpo.min_p=0", "seed=0", name="sft-grpo-dapo")
+    assert (recipe.grpo.weight_decay, recipe.grpo.min_p, recipe.seed) == (0.0, 0.0, 0)
+    with pytest.raises(ConfigError, match=r"grpo\.learning_rate"):
+        settings("grpo.learning_rate=0")
+
+
+@pytest.mark.parametrize(("batch", "accumulation", "works"), [(4, 1, 2), (2, 2, 4), (1, 1, 8)])
+def test_the_batch_rule_names_what_works(batch: int, accumulation: int, works: int) -> None:
+    wrong = (f"grpo.batch_size={batch}", f"grpo.gradient_accumulation_steps={accumulation}")
+    with pytest.raises(ConfigError, match=f"take grpo.gradient_accumulation_steps={works}"):
+        settings(*wrong, name="r1-zero-numina")
+    right = settings(wrong[0], f"grpo.gradient_accumulation_steps={works}", name="r1-zero-numina").grpo
+    assert right.batch_size * right.gradient_accumulation_steps % right.group_size == 0

@@ -9,12 +9,13 @@ import pytest
 
 from algorist.config.load import load_recipe
 from algorist.config.schema import DatasetSection
-from algorist.data import load_problems, overlap
+from algorist.data import DATASETS, Source, dataset, load_problems, overlap
 from algorist.data.arithmetic import word_problems
 from algorist.data.files import read_rows
 from algorist.data.gsm8k import extract_hash_answer
 from algorist.errors import DataError
 from algorist.runs.pipeline import run_recipe
+from algorist.types import Problem
 
 
 def section(**values: object) -> DatasetSection:
@@ -27,14 +28,22 @@ def jsonl(folder: Path, rows: list[dict[str, object]], name: str = "rows.jsonl")
     return str(path)
 
 
-def test_gsm8k_loads_every_row(shared_data: Path) -> None:
-    train = load_problems(section(name="gsm8k", path=str(shared_data / "gsm8k/train.jsonl")))
-    test = load_problems(section(name="gsm8k", path=str(shared_data / "gsm8k"), split="test"))
-    assert (len(train), len(test)) == (7473, 1319)
+def check_gsm8k(folder: Path, train_rows: int, test_rows: int) -> None:
+    train = load_problems(section(name="gsm8k", path=str(folder / "train.jsonl")))
+    test = load_problems(section(name="gsm8k", path=str(folder), split="test"))
+    assert (len(train), len(test)) == (train_rows, test_rows)
     assert overlap(train, test) == []
     assert train[0].answer == "72"
     assert "<<" not in train[0].solution and "####" not in train[0].solution
     assert all(p.answer.lstrip("-").replace(".", "").isdigit() for p in train + test)
+
+
+def test_gsm8k_loads_real_rows(real_data: Path) -> None:
+    check_gsm8k(real_data / "gsm8k", 80, 80)
+
+
+def test_gsm8k_loads_every_row(shared_data: Path) -> None:
+    check_gsm8k(shared_data / "gsm8k", 7473, 1319)
 
 
 def test_math_loads_every_row_with_a_gold_answer_in_both_layouts(shared_data: Path) -> None:
@@ -170,3 +179,23 @@ def test_sft_without_solutions_is_refused_before_anything_is_made(tmp_path: Path
     with pytest.raises(DataError, match="needs worked solutions, but none of 3"):
         run_recipe(load_recipe("smoke-cpu", settings).recipe)
     assert not (tmp_path / "runs").exists()
+
+
+def test_golds_of_gsm8k_lose_commas_and_dollars_and_must_be_there(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"question": "q", "answer": "So $5.\n#### $1,234"}) + "\n")
+    (problem,) = load_problems(DatasetSection(name="gsm8k", path=str(path)))
+    assert (problem.answer, problem.solution) == ("1234", "So $5.")
+
+
+def test_a_dataset_of_ones_own_is_one_function() -> None:
+    @dataset("doubling_in_test")
+    def load(source: Source) -> list[Problem]:
+        """2 n for each n below params.count."""
+        return [Problem(str(n), f"2 * {n}?", str(2 * n)) for n in range(source.params["count"])]
+
+    try:
+        found = load_problems(DatasetSection(name="doubling_in_test", params={"count": 3}))
+        assert [(p.question, p.answer) for p in found] == [("2 * 0?", "0"), ("2 * 1?", "2"), ("2 * 2?", "4")]
+    finally:
+        DATASETS._entries.pop("doubling_in_test")

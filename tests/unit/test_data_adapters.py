@@ -104,12 +104,16 @@ def test_columns_that_the_benchmarks_bring(shared_data: Path) -> None:
     assert {p.level for p in math500} == {"1", "2", "3", "4", "5"} and len({p.subject for p in math500}) == 7
     college = load("college_math", shared_data / "college_math")
     assert len({p.subject for p in college}) == 7 and "algebra" in {p.subject for p in college}
-    svamp = load("svamp", shared_data / "svamp")
+
+
+def test_svamp_joins_body_and_question(real_data: Path) -> None:
+    svamp = load("svamp", real_data / "svamp")
     assert svamp[0].question.endswith("organized into 93 groups. How big is each group of bananas?")
     assert svamp[0].extra["equation"] == "( 290.0 / 2.0 )" and svamp[0].id == "chal-777"
-    for row, problem in zip(read_rows(shared_data / "svamp/test.jsonl"), svamp, strict=True):
+    for row, problem in zip(read_rows(real_data / "svamp/test.jsonl"), svamp, strict=True):
         assert problem.question.startswith(row["Body"].strip())
         assert problem.question.endswith(row["Question"].strip())
+    assert len(svamp) == 200 and all(p.answer.lstrip("-").isdigit() for p in svamp)
 
 
 def test_dapo_loads_plain_problems(shared_data: Path) -> None:

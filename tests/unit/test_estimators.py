@@ -26,6 +26,8 @@ from algorist.evaluation.estimators import (
     wilson,
 )
 from algorist.evaluation.majority import majority_at_k
+from algorist.grading import grade_completion
+from algorist.prompts import get_format
 
 
 def test_wilson_against_published_values() -> None:
@@ -306,6 +308,13 @@ def test_summarise_by_hand() -> None:
     assert all(v.n == 2 and v.low <= v.value <= v.high for v in found.values())
 
 
+def test_lenient_accuracy_stands_beside_the_strict_one() -> None:
+    rows = [sample(name, name == "a") | {"lenient": name != "c"} for name in "abc"]
+    found = summarise(rows)
+    assert list(found)[:2] == ["greedy_accuracy", "lenient_accuracy"]
+    assert [found[k].value for k in list(found)[:2]] == pytest.approx([1 / 3, 2 / 3])
+
+
 def test_summarise_of_nothing_tells_nothing() -> None:
     found = summarise([])
     assert math.isnan(found["greedy_accuracy"].value) and found["greedy_accuracy"].n == 0
@@ -324,3 +333,18 @@ def test_breakdown_by_level_and_errors() -> None:
         breakdown(rows, "subjekt")
     with pytest.raises(DataError, match="no column 'dataset'"):
         breakdown(rows, "dataset")
+
+
+def test_the_four_outputs_of_the_original_test() -> None:
+    form = get_format("working_solution")
+    shown = "15 times 23.\n<end_working_out>\n<SOLUTION>\n%s\n</SOLUTION>"
+    outputs = [(shown % "345", "345"), (shown % "344", "345"), ("345", "345"), (shown % "15", "15")]
+    rows = []
+    for number, (text, gold) in enumerate(outputs):
+        parsed = form.parse(text)
+        told = grade_completion(text, gold, parsed=parsed, matcher="numeric")
+        same = {"greedy": True, "truncated": False, "completion_tokens": 10, "problem_id": str(number)}
+        rows.append({**same, "correct": told.correct, "well_formed": parsed.well_formed})
+        assert (parsed.reasoning is not None) == (text != "345")  # reasoning in three of four
+    found = summarise(rows)
+    assert (found["format"].value, found["greedy_accuracy"].value) == (0.75, 0.5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from algorist.evaluation.console import summary_line, trend_line
 from algorist.evaluation.estimators import Interval, summarise
 from algorist.evaluation.harness import export_harness, harness_samples
 from algorist.evaluation.progress import Progress, fingerprint
-from algorist.evaluation.protocols import protocol_name, with_protocol
+from algorist.evaluation.protocols import protocol_name, samples_for, too_few, with_protocol
 from algorist.evaluation.record import finished_evaluation, mark_of, record_evaluation
 from algorist.evaluation.rollout_notes import RolloutNotes
 from algorist.evaluation.run import EvaluationSetting, evaluate
@@ -99,6 +100,36 @@ def test_protocol_names_are_read_back() -> None:
     for wrong in ("sampled", "sampled-0", "gredy", "sampled-4@0", "sampled-4@1/2", "sampled-x"):
         with pytest.raises(ConfigError, match=f"no protocol '{wrong}'"):
             with_protocol(EvalSection(), wrong)
+
+
+def test_a_reference_protocol_fixes_prompt_sampling_limit_and_extraction() -> None:
+    form = get_format("gsm8k_cot_zeroshot")
+    section = with_protocol(EvalSection(samples=3), "gsm8k_cot_zeroshot")
+    setting = EvaluationSetting.from_section(section, max_tokens=9, matcher="symbolic", seed=0)
+    recorded = setting.recorded(form)
+    assert recorded["name"] == "gsm8k_cot_zeroshot@3.0"
+    assert (recorded["samples"], recorded["max_completion_tokens"]) == (0, 256)
+    assert recorded["stop_strings"] == ["Q:", "</s>", "<|im_end|>"]
+    assert replace(setting, max_completion_tokens=99).recorded(form)["name"] == "greedy"
+    assert form.render("How many?") == "Q: How many?\nA: Let's think step by step."
+    for text, answer in [
+        (" 3 + 4 = 7. The answer is 7.", "7"),
+        (
+            "The answer is 1,250 dollars. The answer is 3.",
+            "1,250",
+        ),  # the first match, as the harness takes it
+        ("The answer is 18", "1"),  # its pattern wants a character behind the number
+        ("It is 18.", None),
+        ("The answer is $18.", None),
+    ]:
+        assert form.parse(text).answer == answer, text
+    assert form.parse(form.demonstrate("1 + 2 = 3", "3")).answer == "3"
+
+
+def test_small_benchmarks_are_told_to_average() -> None:
+    assert [samples_for(n) for n in (30, 40, 272, 500, 1319)] == [32, 32, 4, 0, 0]
+    assert "one of them is 3.3 points" in too_few(30, 0) and "sampled-32@0.6/0.95" in too_few(30, 8)
+    assert not too_few(30, 32) and not too_few(1319, 0) and not too_few(0, 0)
 
 
 # --- a tiny model
@@ -447,7 +478,7 @@ def test_a_change_above_ten_percent_between_windows_is_told() -> None:
 
 
 @pytest.mark.parametrize("adapter", [False, True], ids=["whole", "adapter"])
-def test_s3_15_evaluations_on_a_second_device_are_the_same(tmp_path: Path, adapter: bool) -> None:
+def test_evaluations_on_a_second_device_are_the_same(tmp_path: Path, adapter: bool) -> None:
     """The copy is made anew for each evaluation: after each step of SFT, within GRPO, and after both."""
     lora = ("model.lora={rank: 4}",) if adapter else ()
     place = ("device=cpu", "threads=1", "sft.max_steps=3", "sft.eval_every=1", "sft.learning_rate=1e-2")

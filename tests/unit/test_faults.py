@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -98,6 +98,7 @@ def test_nan_weights_are_named_and_nothing_is_sampled_from_them(engine: str, tem
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sft", "grpo"])
 def test_out_of_memory_is_the_same_mathematics_in_smaller_parts(kind: str, tmp_path: Path) -> None:
     """The kernel refuses memory (RLIMIT_AS) in the middle of a window of two micro-batches."""
@@ -121,6 +122,33 @@ def test_out_of_memory_is_the_same_mathematics_in_smaller_parts(kind: str, tmp_p
             assert key not in left or left[key] == pytest.approx(right[key], rel=1e-4)
 
 
+@pytest.mark.slow
+def test_a_process_that_runs_out_of_memory_does_its_share_again_while_the_other_waits(tmp_path: Path) -> None:
+    """Two gloo processes; the second has too little memory for its half of the step. The update is that of one process."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    ends, said = {}, {}
+    for count, extra_mb in ((1, 0), (2, 300)):
+        folder = tmp_path / str(count)
+        group = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        started = [
+            subprocess.Popen(
+                [sys.executable, "-m", "tests.unit.out_of_memory_run", "grpo", str(extra_mb), str(folder)],
+                env={**os.environ, "OMP_NUM_THREADS": "1", "RANK": str(r), "LOCAL_RANK": str(r), **group},
+                stderr=subprocess.PIPE, text=True,
+            )
+            for r in range(count)
+        ]  # fmt: skip
+        said[count] = [process.communicate(timeout=400)[1] for process in started]
+        assert [process.returncode for process in started] == [0] * count, said[count]
+        ends[count] = torch.load(folder / "end.pt", weights_only=True)["weights"]
+    assert "same mathematics" in said[2][1] and "out of memory" not in said[2][0]
+    for name, weight in ends[1].items():
+        assert torch.allclose(weight, ends[2][name], atol=1e-6, rtol=1e-5), name
+
+
+@pytest.mark.slow
 def test_out_of_memory_with_one_row_says_what_to_change(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.unit.out_of_memory_run", "grpo", "32", str(tmp_path)],
@@ -145,7 +173,7 @@ FULL = Load(
 )
 
 
-def test_s1_56_memory_advice_names_the_recipes_keys_in_order() -> None:
+def test_memory_advice_names_the_recipes_keys_in_order() -> None:
     """The original's steps: vLLM's share 0.9 → 0.7, group 4 → 2, accumulation 1 → 2, the allocator's variable."""
     starts = [line.split(" (")[0] for line in memory_advice(FULL)]
     assert starts == [
@@ -170,7 +198,7 @@ def test_s1_56_memory_advice_names_the_recipes_keys_in_order() -> None:
 @pytest.mark.parametrize("batch", [2, 3, 4, 6, 9, 16, 24, 32])
 @pytest.mark.parametrize("accumulation", [1, 2, 3, 4])
 @pytest.mark.parametrize("named", [True, False], ids=["steps_per_generation", ""])
-def test_s1_56_advised_values_are_accepted_by_the_recipe(batch: int, accumulation: int, named: bool) -> None:
+def test_advised_values_are_accepted_by_the_recipe(batch: int, accumulation: int, named: bool) -> None:
     """Each advised change alone, and all of them together, make a valid recipe whose step holds as many completions."""
     step = batch * accumulation
     for group in (g for g in range(2, step + 1) if step % g == 0):
@@ -233,9 +261,8 @@ def built(path: Path, name: str, timeout_s: float = 1.0) -> Any:
 
 def test_a_reward_that_hangs_gets_its_floor_and_the_next_call_works(rewards: Path) -> None:
     reward = built(rewards, "loops")
-    began = time.monotonic()
     assert reward(completions=["fine", "loop", "fine"]) == [1.0, 0.0, 1.0]
-    assert time.monotonic() - began < 30 and reward.failures == 1
+    assert reward.failures == 1
 
 
 def test_a_reward_that_always_hangs_ends_the_run(rewards: Path) -> None:

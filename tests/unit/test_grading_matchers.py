@@ -75,7 +75,7 @@ def test_verdicts(answer: str | None, gold: str, matcher: str, correct: bool, re
         ("tuesday", "Tuesday", True),
     ],
 )
-def test_s3_31_hendrycks_sympy(answer: str, gold: str, correct: bool) -> None:
+def test_hendrycks_sympy(answer: str, gold: str, correct: bool) -> None:
     assert grade(answer, gold, matcher="hendrycks_sympy").correct is correct
 
 
@@ -162,3 +162,8 @@ def test_numeric_value(text: str, value: int | str) -> None:
 )
 def test_no_numeric_value(text: str) -> None:
     assert numeric_value(text) is None
+
+
+@pytest.mark.parametrize(("answer", "gold"), [("150", "15"), ("1.5", "15"), ("15.0004", "15"), ("15", "1.5")])
+def test_contained_or_nearly_equal_answers_are_wrong(answer: str, gold: str) -> None:
+    assert not grade(answer, gold).correct

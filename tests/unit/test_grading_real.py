@@ -19,6 +19,7 @@ EQUAL_NEIGHBOURS = {
         ("8", "K=8"), ("25\\%", "25"), ("120", "120^\\circ"), ("21\\text{ dogs}", "21"), ("18 \\text{ degrees}", "18"),
     },
     "math500": {("5", "x=5")},
+    "gaokao": {("$-2$", "$\\{-2\\}$")},
 }  # fmt: skip
 
 
@@ -52,8 +53,15 @@ def _solutions(path: Path) -> Iterator[tuple[str, str, bool]]:
             yield row[name]["solution"], gold, row[name]["is_correct"]
 
 
-def test_gsm8k_labelled_solutions(shared_data: Path) -> None:
-    rows = list(_solutions(shared_data / "gsm8k/example_model_solutions.jsonl"))
-    assert len(rows) == 5276
-    agree = [grade(extract(text).answer, gold).correct == label for text, gold, label in rows]
-    assert sum(agree) == 5276
+def check_solutions(path: Path, count: int) -> None:
+    rows = list(_solutions(path))
+    assert len(rows) == count and {label for _, _, label in rows} == {True, False}
+    assert [r for r in rows if grade(extract(r[0]).answer, r[1]).correct != r[2]] == []
+
+
+def test_labelled_solutions(real_data: Path) -> None:
+    check_solutions(real_data / "gsm8k/example_model_solutions.jsonl", 160)
+
+
+def test_all_labelled_solutions(shared_data: Path) -> None:
+    check_solutions(shared_data / "gsm8k/example_model_solutions.jsonl", 5276)

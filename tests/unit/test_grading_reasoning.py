@@ -8,7 +8,7 @@ from algorist.grading import extract, grade_completion
 from algorist.prompts import FORMATS, get_format
 from algorist.rewards import build_rewards, question_only_reward_fn, r1_zero_reward_fn
 
-TAGGED = [name for name in FORMATS if name != "question_only"]
+TAGGED = [name for name in FORMATS if FORMATS.get(name).tags.all()]
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def test_gpu_memory_is_that_of_the_tensors() -> None:
     assert 0 <= found.get("hardware/gpu_percent", 0) <= 100
 
 
-def test_s4_30_every_logged_line_has_it_and_the_report_sums_it_up(tmp_path: Path) -> None:
+def test_every_logged_line_has_it_and_the_report_sums_it_up(tmp_path: Path) -> None:
     place = ["device=cpu", "threads=1", "eval.enabled=false", f"output_dir={tmp_path}", "run_name=r"]
     run_recipe(load_recipe("smoke-cpu", place).recipe)
     rows = [json.loads(line) for line in (tmp_path / "r" / "metrics.jsonl").read_text().splitlines()]

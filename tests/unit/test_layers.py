@@ -32,7 +32,7 @@ LIGHT = {"types", "errors", "registry", "config", "prompts", "grading", "store",
 HEAVY = {"torch", "transformers", "trl", "peft", "datasets", "vllm"}
 ONLY_IN = {
     "trl": {"training/sft.py", "training/grpo_setup.py", "training/stock.py", "training/trl_seam.py"},
-    "vllm": {"rollouts/vllm/engine.py", "cli/doctor_command.py"},
+    "vllm": {"rollouts/vllm/engine.py", "diagnosis/environment.py"},
 }
 
 
@@ -110,3 +110,20 @@ def test_help_needs_no_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "Example: algorist run quickstart" in done.stdout
+
+
+LIBRARIES = {"transformers", "trl", "datasets", "accelerate"}
+
+
+def test_loggers_are_named_for_their_module() -> None:
+    for path in modules():
+        check_loggers(path)
+
+
+def check_loggers(path: Path) -> None:
+    module = "algorist." + path.relative_to(SOURCE).with_suffix("").as_posix().replace("/", ".")
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "logging.getLogger" and node.args:
+            name = ast.literal_eval(node.args[0]) if isinstance(node.args[0], ast.Constant) else "algorist"
+            library = name.partition(".")[0] in LIBRARIES
+            assert library or f"{module}.".startswith(f"{name}."), f"{path.name}: logger {name}"

@@ -1,4 +1,4 @@
-"""Linear layers through oneDNN: values and gradients against float64, and what is left to torch."""
+"""Linear layers through oneDNN and MKL: values and gradients against float64, and which library is taken."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from algorist.models import onednn
-from algorist.models.onednn import (
+from algorist.models import products
+from algorist.models.products import (
     BY_HAND,
     _Linear,
     fast_linear,
-    onednn_is_faster,
+    fixed_linear,
+    library,
+    mkl_works,
     onednn_works,
     times_transposed,
     weight_gradient,
@@ -24,8 +26,8 @@ from algorist.models.onednn import (
 
 def forget() -> None:
     """Forget what this process has timed and what its runs have chosen."""
-    onednn._is_faster.cache_clear()
-    onednn._chosen.clear()
+    products._fastest.cache_clear()
+    products._chosen.clear()
 
 
 @pytest.fixture(params=["onednn", "torch"], autouse=True)
@@ -109,11 +111,11 @@ def test_frozen_weights_get_no_gradient() -> None:
 
 
 @pytest.mark.skipif(not onednn_works(torch.float32), reason="this torch has no oneDNN linear")
-@pytest.mark.parametrize(("torchs", "expected"), [(2.5, True), (1.2, False), (0.8, False)])
+@pytest.mark.parametrize(("torchs", "expected"), [(2.5, "onednn"), (1.2, "own"), (0.8, "own")])
 def test_the_clearly_faster_one_is_taken(
-    torchs: float, expected: bool, monkeypatch: pytest.MonkeyPatch
+    torchs: float, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Seconds of a clock of our own: torch's product takes ``torchs``, oneDNN's takes 1."""
+    """Seconds of a clock of our own: MKL's product takes ``torchs``, oneDNN's takes 1."""
     monkeypatch.delenv(BY_HAND)
     now, state = 0.0, torch.get_rng_state()
 
@@ -129,15 +131,44 @@ def test_the_clearly_faster_one_is_taken(
         return now
 
     clock.calls = 0
-    monkeypatch.setattr(onednn.F, "linear", plain)
+    monkeypatch.setattr(products.F, "linear", plain)
+    monkeypatch.setattr(products, "_mkl", lambda *_: (plain, plain))
     monkeypatch.setattr(time, "perf_counter", clock)
     for kind in ("decode", "update"):
+        own = "mkl" if kind == "decode" and mkl_works(torch.float32) else "torch"
         forget()
-        assert onednn_is_faster(kind, torch.float32) is expected
+        assert library(kind, torch.float32) == ("onednn" if expected == "onednn" else own)
     assert torch.equal(torch.get_rng_state(), state)  # what is drawn afterwards does not depend on it
 
 
 def test_the_choice_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = onednn_is_faster("update", torch.float32)
-    monkeypatch.setenv(BY_HAND, "onednn" if not chosen else "torch")
-    assert onednn_is_faster("update", torch.float32) is chosen
+    chosen = library("update", torch.float32)
+    monkeypatch.setenv(BY_HAND, "torch" if chosen == "onednn" else "onednn")
+    assert library("update", torch.float32) == chosen
+
+
+def test_a_run_continues_with_the_choices_that_it_kept() -> None:
+    products.choose(
+        {"decode torch.float32": False, "update torch.float32": True}
+    )  # of a run before the names
+    assert library("decode", torch.float32) == "torch"
+    assert library("update", torch.float32) == ("onednn" if onednn_works(torch.float32) else "torch")
+    products.choose({"decode torch.float32": "mkl", "decode torch.bfloat16": "mkl"})
+    assert library("decode", torch.float32) == ("mkl" if mkl_works(torch.float32) else "torch")
+    assert library("decode", torch.bfloat16) == "torch"  # MKL's operator is float32's only
+
+
+@pytest.mark.parametrize("name", ["torch", "mkl", "onednn"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_fixed_weights_give_the_same_product_for_any_number_of_rows(name: str, bias: bool) -> None:
+    """Laid out for 32 rows, used while the batch shrinks; inputs that are views; weights that are gone."""
+    products.choose({"decode torch.float32": name})  # type: ignore[dict-item]
+    torch.manual_seed(0)
+    weight, added = torch.randn(96, 48), torch.randn(96) if bias else None
+    linear, linear_add = fixed_linear(weight.clone(), added, 32)
+    for rows in (1, 2, 5, 8, 24, 32, 40, 128):
+        for inputs in (torch.randn(rows, 48), torch.randn(rows, 96)[:, 48:], torch.randn(48, rows).t()):
+            residual = torch.randn(rows, 96)
+            exact = F.linear(inputs.double(), weight.double(), None if added is None else added.double())
+            assert relative(linear(inputs), exact) < 2e-6
+            assert relative(linear_add(inputs, residual.clone()), exact + residual) < 2e-6

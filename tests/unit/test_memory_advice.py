@@ -65,7 +65,7 @@ def test_weights_gradients_and_optimizer_follow_from_the_configuration(size: str
 
 
 @pytest.mark.parametrize(("size", "limit"), [("0.5B", 4.5), ("3B", 20.0), ("7B", 48.0)])
-def test_s4_34_the_advice_has_the_originals_order(size: str, limit: float) -> None:
+def test_the_advice_has_the_originals_order(size: str, limit: float) -> None:
     told = steps(numina(), size, limit)
     assert [step.name for step in told] == ORDER
     text = "\n".join(f"{step.why}\n{step.change}" for step in told)
@@ -138,7 +138,7 @@ SAID = {"0.5B": "12–15", "3B": "38–42", "7B": "60–70"}
 
 
 @pytest.mark.parametrize("size", SHAPES)
-def test_s4_34_the_table_in_the_docs_is_our_plan_beside_the_originals_figures(size: str) -> None:
+def test_the_table_in_the_docs_is_our_plan_beside_the_originals_figures(size: str) -> None:
     page = (Path(__file__).resolve().parents[2] / "docs/troubleshooting.md").read_text(encoding="utf-8")
     (row,) = [line for line in page.splitlines() if line.startswith(f"| {size} | ")]
     _, said, *ours = [cell.strip() for cell in row.strip("|").split("|")]

@@ -52,7 +52,7 @@ def tiny(**settings: Any) -> ModelSection:
 
 
 @pytest.mark.parametrize("supported", [True, False])
-def test_s0_42_bf16_is_the_default_on_gpus_that_have_it(
+def test_bf16_is_the_default_on_gpus_that_have_it(
     supported: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: supported)
@@ -84,7 +84,7 @@ def test_a_folder_is_loaded_like_the_run_it_belongs_to(tmp_path: Path) -> None:
 # --- attention kernel (S2.19)
 
 
-def test_s2_19_flash_attention_is_chosen_where_it_runs_and_nowhere_else() -> None:
+def test_flash_attention_is_chosen_where_it_runs_and_nowhere_else() -> None:
     works = {("cuda", torch.bfloat16, True), ("cuda", torch.float16, True)}
     for case in itertools.product(("cpu", "mps", "cuda"), TYPES, (True, False)):
         place, dtype, installed = case
@@ -102,7 +102,7 @@ def test_s2_19_flash_attention_is_chosen_where_it_runs_and_nowhere_else() -> Non
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine may have flash attention")
-def test_s2_19_flash_attention_that_is_not_there_is_told_before_anything_is_written(tmp_path: Path) -> None:
+def test_flash_attention_that_is_not_there_is_told_before_anything_is_written(tmp_path: Path) -> None:
     asked = f"model.attn_implementation={FLASH}"
     recipe = load_recipe("smoke-cpu", [asked, "device=cpu", f"output_dir={tmp_path}"]).recipe
     with pytest.raises(ConfigError, match="needs an NVIDIA GPU"):
@@ -141,7 +141,7 @@ def test_models_that_flash_attention_does_not_cover_are_known() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not is_flash_attn_2_available(), reason="needs CUDA and the package flash_attn")
-def test_s2_19_flash_attention_gives_the_log_probs_of_sdpa() -> None:
+def test_flash_attention_gives_the_log_probs_of_sdpa() -> None:
     found = []
     for asked in (None, "sdpa"):
         section = tiny(dtype="bfloat16", attn_implementation=asked)
@@ -178,7 +178,7 @@ def gist(folder: Path, *overrides: str) -> Recipe:
 
 
 @pytest.mark.parametrize("name", ["gist-gsm8k", "gist-gsm8k-llama"])
-def test_s2_20_the_adapter_goes_with_more_than_one_process_only(name: str, tmp_path: Path) -> None:
+def test_the_adapter_goes_with_more_than_one_process_only(name: str, tmp_path: Path) -> None:
     recipe = load_recipe(name, [f"output_dir={tmp_path}"]).recipe
     assert why_no_adapter(recipe, resume=False, processes=1) == ""
     reason = why_no_adapter(recipe, resume=False, processes=2)
@@ -191,13 +191,13 @@ def test_s2_20_the_adapter_goes_with_more_than_one_process_only(name: str, tmp_p
     assert why_no_adapter(trained, resume=False, processes=8) == ""
 
 
-def test_s2_20_off_is_understood_on_the_command_line(tmp_path: Path) -> None:
+def test_off_is_understood_on_the_command_line(tmp_path: Path) -> None:
     sections = [gist(tmp_path, f"model.lora.in_several_processes={v}").model.lora for v in ("off", "keep")]
     assert [s.in_several_processes for s in sections if s] == ["off", "keep"]
 
 
 @pytest.mark.parametrize("rule", ["off", "keep"])
-def test_s2_20_a_resumed_run_keeps_what_it_began_with(rule: str, tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_what_it_began_with(rule: str, tmp_path: Path) -> None:
     recipe = gist(tmp_path)
     run_path(recipe).mkdir()
     config = run_path(recipe) / "config.yaml"
@@ -218,7 +218,7 @@ def test_s2_20_a_resumed_run_keeps_what_it_began_with(rule: str, tmp_path: Path)
 # --- memory of GPUs (S0.44, S1.11)
 
 
-def test_s0_44_vllm_gets_30_percent_of_the_memory_unless_told_otherwise() -> None:
+def test_vllm_gets_30_percent_of_the_memory_unless_told_otherwise() -> None:
     arguments = llm_arguments({}, "cuda", torch.bfloat16)
     assert arguments["gpu_memory_utilization"] == 0.3
     assert (arguments["dtype"], arguments["enable_sleep_mode"]) == ("bfloat16", False)
@@ -230,7 +230,7 @@ def test_s0_44_vllm_gets_30_percent_of_the_memory_unless_told_otherwise() -> Non
 
 
 @pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
-def test_s1_11_sleep_beside_expandable_segments_needs_a_newer_vllm(name: str) -> None:
+def test_sleep_beside_expandable_segments_needs_a_newer_vllm(name: str) -> None:
     sleep, on = {"enable_sleep_mode": True}, {name: "max_split_size_mb:512, expandable_segments:True"}
     with pytest.raises(ConfigError, match=rf"{name}=.*vLLM 0\.19\.1 cannot sleep.*{SLEEPS_WITH_SEGMENTS}"):
         check_sleep(sleep, CUDA, "0.19.1", on)

@@ -37,7 +37,7 @@ def model(tokenizer: Any) -> Any:
     return tiny_model(tokenizer, hidden_size=32, layers=2, heads=2, kv_heads=1).eval()
 
 
-def test_s3_14_mask_covers_the_output_and_nothing_else(tokenizer: Any) -> None:
+def test_mask_covers_the_output_and_nothing_else(tokenizer: Any) -> None:
     batch = tokenize_prompt_and_output(PROMPTS, OUTPUTS, tokenizer)
     ids = [
         (tokenizer(p)["input_ids"], tokenizer(o)["input_ids"]) for p, o in zip(PROMPTS, OUTPUTS, strict=True)

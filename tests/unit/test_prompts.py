@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from algorist.config.load import load_recipe
+from algorist.config.schema import ModelSection
 from algorist.errors import ConfigError
+from algorist.models.load import make_policy, prepare_tokenizer
 from algorist.prompts import FORMATS, get_format, missing_tags
+from algorist.prompts.chat import render_prompt
+from algorist.prompts.of_recipe import recipe_format
 
-TAGGED = [name for name in FORMATS if name != "question_only"]
+TAGGED = [name for name in FORMATS if FORMATS.get(name).tags.all()]
 words = st.text(alphabet="abc 0123456789+-*/=.\n", min_size=1).filter(lambda s: s.strip())
 answers = st.from_regex(r"-?[0-9]{1,9}", fullmatch=True)
 
@@ -78,3 +87,86 @@ def test_own_tags_and_system_prompt() -> None:
         get_format("reasoning_answer", tags={"answer_opn": "<a>"})
     with pytest.raises(ConfigError, match="repeats"):
         get_format("reasoning_answer", tags={"answer_open": "<reasoning>"})
+
+
+TINY = ModelSection.model_validate(
+    {"name": "tiny", "tiny": {"hidden_size": 32, "layers": 2, "vocab_size": 400}}
+)
+
+
+TEXTS = ["Tom has 14 apples. Tom buys 3 more. How many apples does Tom have?"] * 20
+
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("name", ["reasoning_answer", "working_solution", "think_answer"])
+def test_each_tag_stands_on_its_own_line(name: str) -> None:
+    form = get_format(name)
+    lines = (form.prefill() + form.demonstrate("6 * 7", "42")).split("\n")
+    gap = [] if name != "think_answer" else [""]
+    t = form.tags
+    assert lines[:3] == [t.reasoning_open, "6 * 7", t.reasoning_close]
+    assert lines[3:] == [*gap, t.answer_open, "42", t.answer_close]
+
+
+@pytest.mark.parametrize("name", ["reasoning_answer", "working_solution", "think_answer"])
+def test_system_prompts_show_their_tags(name: str) -> None:
+    form = get_format(name)
+    assert all(tag in form.system_prompt for tag in form.tags.all())
+    assert form.system_prompt == form.system_prompt.strip()
+    if name == "reasoning_answer":
+        assert form.system_prompt.count("\n...\n") == 2
+
+
+def test_a_prompt_is_a_system_and_a_user_message() -> None:
+    rendered = get_format("working_solution").render("  1 + 1? \n")
+    assert isinstance(rendered, list)
+    assert [m["role"] for m in rendered] == ["system", "user"] and rendered[1]["content"] == "1 + 1?"
+
+
+def test_raw_prompts() -> None:
+    text = get_format("r1_zero").render("1 + 1?")
+    assert isinstance(text, str)
+    assert text.endswith("\nUser: 1 + 1?\nAssistant: <think>") and text.count("\n") == 2
+    assert "</think> <answer>" in text
+    plain = get_format("question_only").render("1 + 1?")
+    assert plain == "1 + 1?" or (isinstance(plain, list) and [m["content"] for m in plain] == ["1 + 1?"])
+
+
+def test_system_prompt_from_a_file_is_stripped(tmp_path: Path) -> None:
+    file = tmp_path / "system.txt"
+    file.write_text("\n  Réponds en <answer>.\n\n", encoding="utf-8")
+    recipe = load_recipe("oneshot-gsm8k", [f"prompt.system_prompt_path={file}"]).recipe
+    assert recipe_format(recipe).system_prompt == "Réponds en <answer>."
+    with pytest.raises(ConfigError, match="system_prompt_path"):
+        recipe_format(load_recipe("oneshot-gsm8k", [f"prompt.system_prompt_path={tmp_path}/no"]).recipe)
+
+
+def test_a_system_prompt_without_tags_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+    recipe_format(load_recipe("oneshot-gsm8k").recipe)
+    assert not caplog.records
+    recipe_format(load_recipe("oneshot-gsm8k", ["prompt.system_prompt=Just answer."]).recipe)
+    assert "never shows <reasoning>, </reasoning>, <answer>, </answer>" in caplog.text
+
+
+def test_chat_template_of_the_recipe_takes_any_text() -> None:
+    recipe = load_recipe("sft-grpo-dapo").recipe
+    section = TINY.model_copy(update={"chat_template": recipe.model.chat_template})
+    tags = get_format("working_solution").tags.all()
+    tokenizer = make_policy(section, device=CPU, seed=0, texts=TEXTS, tags=tags).tokenizer
+    form = replace(recipe_format(recipe), system_prompt="It's {{ 'so' }}: {% raw %}")
+    text = render_prompt(form, tokenizer, "What's 15 * 23?")
+    end = str(tokenizer.eos_token)
+    assert text == f"It's {{{{ 'so' }}}}: {{% raw %}}{end}What's 15 * 23?<start_working_out>\n"
+
+
+def test_a_tokenizer_without_template_and_pad_gets_both() -> None:
+    tokenizer = make_policy(TINY, device=CPU, seed=0, texts=TEXTS).tokenizer
+    tokenizer.pad_token, tokenizer.chat_template = None, None
+    prepare_tokenizer(tokenizer, None)
+    assert tokenizer.pad_token == tokenizer.eos_token
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
+    asked = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert asked == "s\n\nUser: q\nAssistant: "
+    assert tokenizer.apply_chat_template(messages, tokenize=False) == "s\n\nUser: q\n"

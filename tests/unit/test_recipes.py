@@ -175,37 +175,6 @@ STATED: dict[str, list[tuple[str, str, Any]]] = {
         ("S3.11", "sft.gradient_accumulation_steps", 8),
         ("S3.11", "sft.eval_every", 20),
     ],
-    "math-sft-unique-128": [
-        ("S3.11", "data.train.limit", 128),
-        ("S3.11", "sft.batch_size", 16),
-        ("S3.11", "sft.gradient_accumulation_steps", 8),
-        ("S3.11", "sft.eval_every", 4),
-        ("S3.10", "sft.epochs", 20),
-    ],
-    "math-sft-unique-256": [
-        ("S3.11", "data.train.limit", 256),
-        ("S3.11", "sft.batch_size", 32),
-        ("S3.11", "sft.gradient_accumulation_steps", 4),
-        ("S3.11", "sft.eval_every", 8),
-        ("S3.10", "sft.epochs", 20),
-    ],
-    "math-sft-unique-512": [
-        ("S3.11", "data.train.limit", 512),
-        ("S3.10", "sft.batch_size", 64),
-        ("S3.10", "sft.epochs", 20),
-    ],
-    "math-sft-unique-1024": [
-        ("S3.11", "data.train.limit", 1024),
-        ("S3.10", "sft.batch_size", 64),
-        ("S3.10", "sft.epochs", 20),
-    ],
-    "math-sft-unique-full": [
-        ("S3.11", "data.train.limit", None),
-        ("S3.11", "sft.epochs", 10),
-        ("S3.11", "sft.batch_size", 16),
-        ("S3.11", "sft.gradient_accumulation_steps", 8),
-        ("S3.11", "sft.eval_every", 20),
-    ],
     "math-baseline": [
         ("S3.6", "model.name", "Qwen/Qwen2.5-Math-1.5B-Instruct"),
         ("S3.20", "eval.baseline", True),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ from algorist.rewards import (
     text_of,
 )
 from algorist.rewards.base import make_reward
+from tests.conftest import Cli
 
 RIGHT = "<reasoning>\n3 * 4\n</reasoning>\n<answer>\n12\n</answer>"
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,7 +46,7 @@ ROOT = Path(__file__).resolve().parents[2]
     ],
     ids=["text", "message", "messages", "several", "texts", "tuple", "parts", "ids", "tensor"],
 )
-def test_s0_35_s4_14_forms_of_completions(completion: object) -> None:
+def test_forms_of_completions(completion: object) -> None:
     rewards = build_rewards(["correct", "well_formed"], decode=lambda ids: "".join(map(chr, ids)))
     assert [r(completions=[completion], answer=["12"]) for r in rewards] == [[1.0], [1.0]]
 
@@ -63,7 +65,7 @@ def test_token_ids_without_decode_say_what_to_write() -> None:
 
 
 @pytest.mark.parametrize("column", ["answer", "reference_answer", "solution", "ground_truth"])
-def test_s0_34_s4_22_gold_by_name_and_unknown_keywords(column: str) -> None:
+def test_gold_by_name_and_unknown_keywords(column: str) -> None:
     for one in build_rewards(["correct", "correctness_numeric", "accuracy", "cosine"]):
         right, wrong = one(
             prompts=["p", "p"],
@@ -135,7 +137,7 @@ def test_total_is_the_weighted_sum() -> None:
     assert breakdown({"a": 2.0, "b": 1.0, "c": None}, {"a": 0.5}).total == 2.0  # unknown weight 1 (S0.37)
 
 
-def test_s1_43_s1_46_range_of_the_total() -> None:
+def test_range_of_the_total() -> None:
     names = ["exact_format", "approx_format", "check_answer", "check_numbers"]
     rewards = build_rewards(names, "working_solution")
     assert rewards.bounds == (-6.5, 12.5)
@@ -148,12 +150,12 @@ def test_s1_43_s1_46_range_of_the_total() -> None:
         assert best == total
 
 
-def test_s2_13_greatest_total() -> None:
+def test_greatest_total() -> None:
     rewards = build_rewards(["xmlcount", "soft_format", "strict_format", "int", "correctness_exact"])
     assert rewards.explain(RIGHT + "\n", "12").total == pytest.approx(4.0)
 
 
-def test_s4_23_s4_39_totals() -> None:
+def test_totals() -> None:
     names = ["accuracy", "format", "reasoning_steps", "cosine", "repetition_penalty"]
     rewards = build_rewards(names, "think_answer")
     good = "<think>\nStep 1: two and two.\nStep 2: count.\nStep 3: four.\n</think>\n\n<answer>\n4\n</answer>"
@@ -286,7 +288,7 @@ def test_user_file_mistakes(user_file: Path, tmp_path: Path) -> None:
         build_rewards([f"{broken}:f"])
 
 
-def test_s0_38_extension_recipe() -> None:
+def test_extension_recipe() -> None:
     name = "short_in_test"
     if name not in REWARDS:
 
@@ -300,7 +302,7 @@ def test_s0_38_extension_recipe() -> None:
     assert f"`{name}`" in reference_markdown()
 
 
-def test_s1_48_sample_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_sample_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="algorist.rewards")
     rewards = build_rewards(["correct"], log_every=2)
     for _ in range(4):
@@ -324,3 +326,18 @@ def test_each_reward_is_short_and_sourced() -> None:
         if one.function.__module__.startswith("algorist.rewards."):
             assert len(inspect.getsource(one.function).splitlines()) <= 45, name
             assert one.source and one.summary, name
+
+
+def test_a_reward_of_weight_zero_is_told_and_not_counted() -> None:
+    rewards = build_rewards([{"name": "correct", "weight": 1.0}, {"name": "well_formed", "weight": 0.0}])
+    told = rewards.explain("<reasoning>\na\n</reasoning>\n<answer>\n7\n</answer>", "8")
+    assert told.components == {"correct": 0.0, "well_formed": 1.0} and told.total == 0.0
+
+
+def test_rewards_explain_on_the_command_line(call: Cli) -> None:
+    completion = "<think>\nStep 1: a\nStep 2: b\nStep 3: c\n</think>\n\n<answer>\n4\n</answer>"
+    command = ("rewards", "explain", "--recipe", "r1-zero-numina")
+    done = call(*command, "--completion", completion, "--answer", "$4$")
+    told = json.loads(done.stdout)
+    assert list(told["rewards"]) == ["accuracy", "format", "reasoning_steps", "cosine", "repetition"]
+    assert told["total"] > 3.9, done.stderr

@@ -60,11 +60,11 @@ def working(answer: str, middle: str = "\n") -> str:
         ("<answer>72</answer>", "He has 3 * 24 = 72\n#### 72", 1.0),  # the gold is read in the same way
     ],
 )
-def test_s0_29_s0_33_correctness_numeric(completion: str, gold: str, value: float) -> None:
+def test_correctness_numeric(completion: str, gold: str, value: float) -> None:
     assert correctness_numeric(completion, gold=gold) == value
 
 
-def test_s0_32_extraction_order() -> None:
+def test_extraction_order() -> None:
     assert tagged_or_hash("#### 1\n<answer> 2 </answer>") == "2"
     assert tagged_or_hash("x #### 1 y") == "1"
     assert tagged_or_hash("  bare \n") == "bare"
@@ -85,11 +85,11 @@ def test_s0_32_extraction_order() -> None:
         ("1_0", 0),
     ],
 )
-def test_s0_30_numeric(answer: str, value: float) -> None:
+def test_numeric(answer: str, value: float) -> None:
     assert numeric(f"<answer>{answer}</answer>") == value
 
 
-def test_s0_30_numeric_as_the_original_takes_nan() -> None:
+def test_numeric_as_the_original_takes_nan() -> None:
     assert numeric("<answer>nan</answer>", finite_only=False) == 1.0
     assert numeric("<answer>-inf</answer>", finite_only=False) == 1.0
     assert numeric("<answer>nancy</answer>", finite_only=False) == 0.0
@@ -105,7 +105,7 @@ def test_s0_30_numeric_as_the_original_takes_nan() -> None:
         ("", 0.0),
     ],
 )
-def test_s0_31_tag_fraction(text: str, value: float) -> None:
+def test_tag_fraction(text: str, value: float) -> None:
     assert tag_fraction(text) == value
 
 
@@ -129,11 +129,11 @@ def test_s0_31_tag_fraction(text: str, value: float) -> None:
         ("", 0.0),
     ],
 )
-def test_s1_39_s1_45_exact_format(text: str, value: float) -> None:
+def test_exact_format(text: str, value: float) -> None:
     assert exact_format(text) == value
 
 
-def test_s1_45_start_tag_is_needed_when_the_prompt_does_not_open_it() -> None:
+def test_start_tag_is_needed_when_the_prompt_does_not_open_it() -> None:
     assert exact_format(working("345"), prefilled=False) == 0.0
     assert exact_format("<start_working_out>" + working("345"), prefilled=False) == 3.0
 
@@ -148,7 +148,7 @@ def test_s1_45_start_tag_is_needed_when_the_prompt_does_not_open_it() -> None:
         (working("1") * 2, -3.0),
     ],
 )
-def test_s1_40_approx_format(text: str, value: float) -> None:
+def test_approx_format(text: str, value: float) -> None:
     assert approx_format(text) == value
 
 
@@ -172,16 +172,14 @@ CHECK_ANSWER = [
 
 
 @pytest.mark.parametrize(("block", "gold", "bounded", "origin", "notebook"), CHECK_ANSWER)
-def test_s1_41_s1_44_s1_47_check_answer(
-    block: str, gold: str, bounded: float, origin: float, notebook: float
-) -> None:
+def test_check_answer(block: str, gold: str, bounded: float, origin: float, notebook: float) -> None:
     text = f"<SOLUTION>{block}</SOLUTION>"
     assert check_answer(text, gold=gold) == bounded
     assert check_answer(text, gold=gold, variant="origin") == origin
     assert check_answer(text, gold=gold, variant="notebook") == notebook
 
 
-def test_s1_41_no_solution_tag() -> None:
+def test_no_solution_tag() -> None:
     for variant in ("bounded", "origin", "notebook"):
         assert check_answer("345", gold="345", variant=variant) == -2.0
 
@@ -200,9 +198,7 @@ CHECK_NUMBERS = [
 
 
 @pytest.mark.parametrize(("block", "gold", "bounded", "origin", "notebook"), CHECK_NUMBERS)
-def test_s1_42_s1_44_check_numbers(
-    block: str, gold: str, bounded: float, origin: float, notebook: float
-) -> None:
+def test_check_numbers(block: str, gold: str, bounded: float, origin: float, notebook: float) -> None:
     text = f"<SOLUTION>{block}</SOLUTION>"
     assert check_numbers(text, gold=gold) == bounded
     assert check_numbers(text, gold=gold, variant="origin") == origin
@@ -229,12 +225,12 @@ def test_unknown_variant_names_the_nearest() -> None:
         ("", 0.0),
     ],
 )
-def test_s2_11_s2_12_xmlcount(text: str, value: float) -> None:
+def test_xmlcount(text: str, value: float) -> None:
     assert len(PERFECT) == 50
     assert xmlcount(text) == pytest.approx(value, abs=1e-12)
 
 
-def test_s2_11_xmlcount_ends_at_its_floor() -> None:
+def test_xmlcount_ends_at_its_floor() -> None:
     assert xmlcount(PERFECT + "x" * 2000) == pytest.approx(0.5 - 4.0)
     assert xmlcount(PERFECT + "x" * 20000) == -10.0
 
@@ -254,7 +250,7 @@ def test_s2_11_xmlcount_ends_at_its_floor() -> None:
         ("", 0.0, 0.0, 0.0),
     ],
 )
-def test_s2_9_s2_10_formats(text: str, soft: float, strict: float, lenient: float) -> None:
+def test_formats(text: str, soft: float, strict: float, lenient: float) -> None:
     assert soft_format(text) == soft
     assert strict_format(text) == strict
     assert strict_format(text, require_final_newline=False) == lenient
@@ -274,7 +270,7 @@ def test_s2_9_s2_10_formats(text: str, soft: float, strict: float, lenient: floa
         ("", "5", 0.0, 0.0),
     ],
 )
-def test_s2_6_s2_7_s2_8_last_answer(text: str, gold: str, exact: float, whole: float) -> None:
+def test_last_answer(text: str, gold: str, exact: float, whole: float) -> None:
     assert correctness_exact(text, gold=gold) == exact
     assert integer(text) == whole
 
@@ -312,13 +308,11 @@ def triple(result: dict[str, float]) -> tuple[float, float, float]:
         ("so</think> <answer>4.0</answer>", "4", (1, 1, 1)),
     ],
 )
-def test_s3_27_s3_28_s3_29_s3_31_r1_zero(
-    response: str, truth: object, expected: tuple[int, int, int]
-) -> None:
+def test_r1_zero(response: str, truth: object, expected: tuple[int, int, int]) -> None:
     assert triple(r1_zero_reward_fn(response, truth)) == expected  # type: ignore[arg-type]
 
 
-def test_s3_31_equal_values_in_another_form_without_fast() -> None:
+def test_equal_values_in_another_form_without_fast() -> None:
     assert triple(r1_zero_reward_fn("</think> <answer>2/4</answer>", "1/2", fast=False)) == (1, 1, 1)
     assert triple(r1_zero_reward_fn("</think> <answer>8/2</answer>", "4", fast=False)) == (1, 1, 1)
 
@@ -338,7 +332,7 @@ def test_r1_zero_lenient_about_the_gap() -> None:
         ("", (0, 0, 0)),
     ],
 )
-def test_s3_30_question_only(response: str, expected: tuple[int, int, int]) -> None:
+def test_question_only(response: str, expected: tuple[int, int, int]) -> None:
     assert triple(question_only_reward_fn(response, "4")) == expected
 
 
@@ -357,11 +351,11 @@ def test_s3_30_question_only(response: str, expected: tuple[int, int, int]) -> N
         ("<answer>4</answer>", "", 0.5),
     ],
 )
-def test_s4_15_s4_39_accuracy(text: str, gold: str, value: float) -> None:
+def test_accuracy(text: str, gold: str, value: float) -> None:
     assert accuracy(text, gold=gold) == value
 
 
-def test_s4_15_plain_gold_is_neutral_on_request() -> None:
+def test_plain_gold_is_neutral_on_request() -> None:
     assert accuracy("<answer>4</answer>", gold="4", latex_gold_only=True) == 0.5
     assert accuracy("<answer>4</answer>", gold="4", latex_gold_only=True, neutral=0.0) == 0.0
     assert accuracy("<answer>4</answer>", gold="4") == 1.0
@@ -377,7 +371,7 @@ def test_s4_15_plain_gold_is_neutral_on_request() -> None:
         ("4", "4", 0.0),
     ],
 )
-def test_s4_16_last_number(text: str, gold: str, value: float) -> None:
+def test_last_number(text: str, gold: str, value: float) -> None:
     assert accuracy_last_number(text, gold=gold) == value
 
 
@@ -396,7 +390,7 @@ def test_s4_16_last_number(text: str, gold: str, value: float) -> None:
         ("", 0.0),
     ],
 )
-def test_s4_18_think_answer_format(text: str, value: float) -> None:
+def test_think_answer_format(text: str, value: float) -> None:
     assert think_answer_format(text) == value
 
 
@@ -412,7 +406,7 @@ def test_s4_18_think_answer_format(text: str, value: float) -> None:
         ("", 0.0),
     ],
 )
-def test_s4_19_reasoning_steps(text: str, value: float) -> None:
+def test_reasoning_steps(text: str, value: float) -> None:
     assert reasoning_steps(text) == pytest.approx(value)
 
 
@@ -420,7 +414,7 @@ def test_s4_19_reasoning_steps(text: str, value: float) -> None:
     ("length", "right", "wrong", "flipped"),
     [(20, None, None, None), (500, 0.9, -0.3, -0.3), (1000, 0.8, -0.1, -0.5), (2000, 0.8, -0.1, -0.5)],
 )
-def test_s4_20_cosine(length: int, right: float | None, wrong: float | None, flipped: float | None) -> None:
+def test_cosine(length: int, right: float | None, wrong: float | None, flipped: float | None) -> None:
     text = "<answer>4</answer>".ljust(length)
     if right is None:
         right = 0.8 + 0.1 * (1 + math.cos(math.pi * 0.02))
@@ -431,11 +425,11 @@ def test_s4_20_cosine(length: int, right: float | None, wrong: float | None, fli
     assert cosine(text, gold="5", flipped=True) == pytest.approx(flipped)
 
 
-def test_s4_20_cosine_of_nothing() -> None:
+def test_cosine_of_nothing() -> None:
     assert cosine("", gold="5") == pytest.approx(-0.5)
 
 
-def test_s4_23_unreadable_gold_counts_as_wrong() -> None:
+def test_unreadable_gold_counts_as_wrong() -> None:
     assert cosine("", gold="") == pytest.approx(-0.5)
 
 
@@ -443,16 +437,16 @@ def test_s4_23_unreadable_gold_counts_as_wrong() -> None:
     ("text", "value"),
     [("a b " * 4, -4 / 60), ("A b c a B C", -0.025), ("one two", 0.0), ("", 0.0), ("a b c d", 0.0)],
 )
-def test_s4_21_repetition(text: str, value: float) -> None:
+def test_repetition(text: str, value: float) -> None:
     assert repetition(text) == pytest.approx(value)
 
 
-def test_s4_21_positive_penalty_is_refused() -> None:
+def test_positive_penalty_is_refused() -> None:
     with pytest.raises(ValueError, match="0 or less"):
         repetition("a b c", max_penalty=0.1)
 
 
-def test_s4_24_tag_count() -> None:
+def test_tag_count() -> None:
     assert tag_count("<think></think><answer></answer>") == 1.0
     assert tag_count("<think><think></think>") == 0.25
 

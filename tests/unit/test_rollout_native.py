@@ -10,7 +10,7 @@ import torch
 import transformers as hf
 
 from algorist.errors import EngineError
-from algorist.models.onednn import bucket, fixed_linear, onednn_works
+from algorist.models.products import bucket, fixed_linear, onednn_works
 from algorist.rollouts import SamplingParams, make_engine
 from algorist.rollouts.native.decoder_tier import plan_room
 from algorist.rollouts.native.engine import NativeEngine, affordable_tokens

@@ -12,6 +12,7 @@ from peft import LoraConfig, get_peft_model
 from trl import GRPOTrainer
 
 from algorist.objectives import LOSSES
+from algorist.objectives.ratios import Correction
 from algorist.training.batch import Batch
 from tests.tiny import TOKENIZER, PlainEngine, make_model, make_trainer
 
@@ -61,6 +62,7 @@ def as_batch(inputs: dict[str, torch.Tensor]) -> Batch:
         mask=inputs["completion_mask"].bool(),
         old_log_probs=inputs.get("old_per_token_logps"),
         ref_log_probs=inputs["ref_per_token_logps"],
+        sampler_log_probs=inputs.get("sampling_per_token_logps"),
     )
 
 
@@ -176,6 +178,33 @@ def test_settings(trainers: tuple[Any, Any], switch: str, skip: bool) -> None:
         same(theirs(stock, inputs), ours(mine, inputs))
     finally:
         stock.args.delta = None
+
+
+@pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
+def test_a_sampler_that_differs_is_corrected(
+    trainers: tuple[Any, Any], mode: Correction, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TRL multiplies its loss by weights that it makes while it samples: here they are made by hand, in float64."""
+    stock, mine = trainers
+    settle(trainers, "grpo")
+    low, high, spread = 0.8, 1.3, 0.08 if mode.startswith("sequence") else 0.2
+    mine.objective = replace(mine.objective, correction=(mode, low, high))
+    inputs = with_old_and_reference(stock, padded(2), True)
+    noise = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(4))
+    inputs["sampling_per_token_logps"] = inputs["old_per_token_logps"] + spread * noise
+    inputs["sampling_per_token_logps"][0, 1] = torch.nan  # the sampler gave none: not corrected
+    difference = (
+        (inputs["old_per_token_logps"] - inputs["sampling_per_token_logps"]).double().nan_to_num(nan=0.0)
+    )
+    difference = difference * inputs["completion_mask"]
+    weights = (difference.sum(1, keepdim=True) if mode.startswith("sequence") else difference).exp()
+    outside = (weights < low) | (weights > high)
+    assert outside.any() and not outside.all()
+    weights = weights.clamp(low, high) if mode.endswith("truncate") else weights * ~outside
+    monkeypatch.setattr(stock, "use_vllm", True)
+    monkeypatch.setattr(stock, "vllm_importance_sampling_correction", True)
+    same(theirs(stock, {**inputs, "importance_sampling_ratio": weights.float()}), ours(mine, inputs))
+    mine.objective = replace(mine.objective, correction=None)
 
 
 def test_skipping_computes_fewer_rows_and_keeps_logged_means(

@@ -7,6 +7,7 @@ with a real PEFT adapter. The last test compares the keywords with the real ones
 
 from __future__ import annotations
 
+import importlib.metadata
 import inspect
 import sys
 import types
@@ -82,7 +83,7 @@ def section(folder: Path, **settings: Any) -> ModelSection:
     return ModelSection.model_validate(values)
 
 
-def test_s1_2_unsloth_gets_what_the_recipe_says(folder: Path, given: dict[str, dict[str, Any]]) -> None:
+def test_unsloth_gets_what_the_recipe_says(folder: Path, given: dict[str, dict[str, Any]]) -> None:
     asked = section(folder, revision="v2")
     torch.manual_seed(7)
     expected = torch.rand(3)
@@ -106,9 +107,7 @@ def test_s1_2_unsloth_gets_what_the_recipe_says(folder: Path, given: dict[str, d
     assert policy.tokenizer.padding_side == "left" and policy.tokenizer.pad_token is not None
 
 
-def test_s1_2_without_an_adapter_all_weights_are_trained(
-    folder: Path, given: dict[str, dict[str, Any]]
-) -> None:
+def test_without_an_adapter_all_weights_are_trained(folder: Path, given: dict[str, dict[str, Any]]) -> None:
     policy = make_policy(section(folder, lora=None), device=CUDA, seed=0)
     assert given["load"]["full_finetuning"] is True and "adapt" not in given
     assert given["load"]["max_seq_length"] == 384  # the model's context where nobody says more
@@ -125,7 +124,7 @@ def test_s1_2_without_an_adapter_all_weights_are_trained(
         ({"lora": {"target_modules": ["w_x"]}}, CUDA, ConfigError, r"none of these modules.*all-linear"),
     ],
 )
-def test_s1_2_what_unsloth_cannot_do_is_refused(
+def test_what_unsloth_cannot_do_is_refused(
     settings: dict[str, Any],
     device: torch.device,
     error: type[Exception],
@@ -138,7 +137,7 @@ def test_s1_2_what_unsloth_cannot_do_is_refused(
     assert "adapt" not in given
 
 
-def test_s1_2_a_run_without_a_gpu_ends_before_anything_is_written(folder: Path, tmp_path: Path) -> None:
+def test_a_run_without_a_gpu_ends_before_anything_is_written(folder: Path, tmp_path: Path) -> None:
     asked = [f"model.name={folder}", "model.backend=unsloth", "device=cpu", f"output_dir={tmp_path}"]
     with pytest.raises(MissingExtraError, match="NVIDIA GPU"):
         run_recipe(load_recipe("smoke-cpu", asked).recipe)
@@ -147,10 +146,17 @@ def test_s1_2_a_run_without_a_gpu_ends_before_anything_is_written(folder: Path, 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_s1_2_unsloth_takes_these_keywords() -> None:
+def test_unsloth_takes_these_keywords() -> None:
     unsloth = pytest.importorskip("unsloth", exc_type=ImportError)
     for function, names in (
         (unsloth.FastLanguageModel.from_pretrained, LOADED),
         (unsloth.FastLanguageModel.get_peft_model, ADAPTED),
     ):
         assert names <= inspect.signature(function).parameters.keys()
+
+
+def test_unsloth_that_is_not_installed_says_how_to_get_it() -> None:
+    if importlib.util.find_spec("unsloth") is not None:
+        pytest.skip("unsloth is installed")
+    with pytest.raises(MissingExtraError, match=r"pip install .*unsloth_zoo.*model\.backend=transformers"):
+        make_policy(ModelSection(name="Qwen/Qwen3-4B-Base", backend="unsloth"), device=CPU, seed=0)

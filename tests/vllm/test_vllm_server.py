@@ -266,9 +266,7 @@ def test_a_grpo_run_learns(adapter: bool, folders: Path, server: Server, tmp_pat
     assert all(abs(row["sampling/importance_sampling_ratio/mean"] - 1) <= GAP for row in rows)
 
 
-def test_s3_15_evaluations_of_sft_are_sampled_by_the_server(
-    folders: Path, server: Server, tmp_path: Path
-) -> None:
+def test_evaluations_of_sft_are_sampled_by_the_server(folders: Path, server: Server, tmp_path: Path) -> None:
     asked, synced = server.asked, server.syncs
     stage = ["sft={max_steps: 2, eval_every: 1, batch_size: 4}", "grpo.enabled=false"]
     finish(start_run(tmp_path, folders / "varied", server, *stage, skip=()))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from algorist.errors import CheckpointError, ConfigError, nearest
+from algorist.store.stages import LAST_FIRST, STAGES
 
 if TYPE_CHECKING:
     from algorist.config.schema import Recipe
@@ -54,7 +55,6 @@ def read_template(options: list[str] | None) -> dict[str, Any]:
     return found
 
 
-STAGES = ("grpo", "sft")
 _MODEL = ("config.json", "adapter_config.json")
 
 
@@ -79,6 +79,8 @@ def find_model(model: str | None, runs: Path = Path("runs")) -> tuple[Path | str
         if not found:
             raise CheckpointError(f"no run under {runs}/; give --model, or make one: algorist run quickstart")
         folder = next((p.parent for p in found if _model_in(p.parent)), found[0].parent)
+    elif model == "smollm2":
+        return model, None
     else:
         folder = Path(model).expanduser()
         if not folder.exists():
@@ -113,7 +115,7 @@ def _is_run(folder: Path) -> bool:
 
 def _model_in(run: Path) -> Path | None:
     """Return the folder of a run's last model: the last stage's ``final``, else the newest checkpoint."""
-    for stage in STAGES:
+    for stage in LAST_FIRST:
         if (run / stage / "final").is_dir():
             return run / stage / "final"
     return max(run.glob("*/checkpoint-*"), key=lambda p: p.stat().st_mtime, default=None)

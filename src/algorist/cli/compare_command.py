@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from algorist.store.stages import EVALUATED, STAGES
+
 if TYPE_CHECKING:
     from algorist.evaluation.compare import Comparison
 
@@ -48,6 +50,8 @@ def compare(
 
 
 def _told(found: Comparison, samples: Sequence[Mapping[str, Any]]) -> str:
+    from algorist.evaluation.compare import without_the_form
+    from algorist.evaluation.protocols import too_few
     from algorist.store.safe_text import one_line
 
     questions = {row["problem_id"]: row["question"] for row in samples}
@@ -55,6 +59,8 @@ def _told(found: Comparison, samples: Sequence[Mapping[str, Any]]) -> str:
         f"{found.n} problems · greedy answers: {len(found.gained)} turned right, {len(found.lost)} turned wrong, "
         f"McNemar's exact p = {found.p_value:.2g}"
     ]
+    remains = without_the_form(found.differences)
+    lines += [remains] if remains else []
     if found.sampled_p_value is not None:
         lines.append(f"sampled accuracy: permutation test p = {found.sampled_p_value:.2g}")
     for what, problems in (("turned right", found.gained), ("turned wrong", found.lost)):
@@ -63,6 +69,9 @@ def _told(found: Comparison, samples: Sequence[Mapping[str, Any]]) -> str:
             lines += [f"  {name}  {one_line(str(questions[name]), 90)}" for name in problems[:SHOWN]]
         if len(problems) > SHOWN:
             lines.append(f"  … and {len(problems) - SHOWN} more (--json has them all)")
+    draws = {name: sum(row["problem_id"] == name for row in samples) - 1 for name in list(questions)[:1]}
+    few = too_few(found.n, min(draws.values(), default=0))
+    lines += [f"warning: {few}"] if few else []
     return "\n".join([*lines, *(f"warning: {text}" for text in found.warnings)])
 
 
@@ -85,4 +94,4 @@ def _evaluation(path: Path) -> tuple[Path, str]:
         return path.parent, path.name.removesuffix(".json")
     folder = path / "eval" if (path / "eval").is_dir() else path
     there = artifact_names(folder)
-    return folder, next((name for name in ("grpo", "sft", "base") if name in there), (there or ["grpo"])[-1])
+    return folder, next((name for name in reversed(EVALUATED) if name in there), (there or [STAGES[-1]])[-1])

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
-from algorist.store.run_log import SAY_EVERY_S, step_line
+from algorist.store.run_log import LongWork, step_line
 from algorist.store.safe_text import printable
 
 
@@ -23,11 +29,11 @@ class TerminalDisplay:
         self._progress: Progress | None = None
         self._tasks: dict[str, Any] = {}
         self._live = self.console.is_terminal
-        self._last = 0.0
+        self._work = LongWork()
 
     def say(self, text: str) -> None:
         """Print one line above the bars."""
-        self._last = time.monotonic()
+        self._work.last = time.monotonic()
         self.console.print(escape(printable(text)), soft_wrap=True)
 
     def step(self, stage: str, step: int, steps: int, values: dict[str, float], seconds_left: float) -> None:
@@ -35,21 +41,21 @@ class TerminalDisplay:
         line = step_line(stage, step, steps, values, seconds_left)
         if stage != "grpo" and self._live:
             self._bar(stage, step, steps, line.partition(" · ")[2].rpartition(" · ")[0])
-        elif stage == "grpo" or step % max(1, steps // 10) < 2 or self._is_late():
+        elif stage == "grpo" or step % max(1, steps // 10) < 2 or self._work.line(stage, step, steps):
             self.say(line)
 
     def progress(self, stage: str, done: int, total: int) -> None:
         """Show the state of other long work."""
         if self._live:
             self._bar(stage, done, total, "")
-        elif self._is_late():
-            self.say(f"{stage} {done}/{total}")
-
-    def _is_late(self) -> bool:
-        return time.monotonic() - self._last >= SAY_EVERY_S
+        else:
+            line = self._work.line(stage, done, total)
+            if line:
+                self.say(line)
 
     def finished(self, stage: str) -> None:
         """Take the stage's bar away."""
+        self._work.over(stage)
         if self._progress and stage in self._tasks:
             self._progress.remove_task(self._tasks.pop(stage))
             if not self._tasks:
@@ -67,6 +73,7 @@ class TerminalDisplay:
                 TextColumn("{task.description}"),
                 BarColumn(),
                 MofNCompleteColumn(),
+                TimeElapsedColumn(),
                 TimeRemainingColumn(),
                 TextColumn("{task.fields[told]}"),
             )
@@ -90,22 +97,8 @@ def closing_table(
         table.add_column(escape(printable(heading)), justify="left" if not heading else "right", no_wrap=True)
     for name in after:
         if name in before:
-            difference = interval_text(paired[name], name, signed=True) if name in paired else ""
-            row = (interval_text(before[name], name), interval_text(after[name], name), difference)
+            difference = paired[name].text(name, signed=True) if name in paired else ""
+            row = (before[name].text(name), after[name].text(name), difference)
             table.add_row(escape(printable(name.replace("_", " "))), *row)
     wide = console if console.width >= 120 else Console(width=120, highlight=False)
     wide.print(table)
-
-
-def interval_text(interval: Any, name: str, *, signed: bool = False) -> str:
-    """Return ``62.0 % [56.1, 67.5]``, or plain numbers for lengths and rewards; a ``signed`` one is a difference in points."""
-    plain = any(word in name for word in ("tokens", "length", "characters", "reward"))
-    factor, unit = (1, "") if plain else (100, " points" if signed else " %")
-    form = f"{'+' if signed else ''}.{2 if 'reward' in name else 1}f"
-    low, high = (f"{factor * end:{form}}" for end in (interval.low, interval.high))
-    return f"{factor * interval.value:{form}}{unit} [{low}, {high}]"
-
-
-def warn(text: str) -> None:
-    """Print a warning to standard error."""
-    print(f"warning: {text}", file=sys.stderr)

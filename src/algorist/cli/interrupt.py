@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from algorist.store.stages import STAGES
+
 if TYPE_CHECKING:
     from algorist.store.run_folder import RunFolder
 
@@ -58,7 +60,7 @@ def _kept(folder: RunFolder) -> list[str]:
     except CheckpointError:
         finished = []
     found = [f"finished {stage}" for stage in finished]
-    for stage in ("sft", "grpo"):
+    for stage in STAGES:
         saved = [p.name for p in (folder.path / stage).glob("checkpoint-*") if p.name[11:].isdigit()]
         if saved and stage not in finished:
             found.append(f"{stage}/{max(saved, key=lambda name: int(name[11:]))}")

@@ -47,13 +47,13 @@ def iterate(
     Each round is a run of its own, NAME-round-1, NAME-round-2, …
     """
     from algorist.cli.display import TerminalDisplay
-    from algorist.cli.run_command import _quiet_libraries
+    from algorist.cli.quiet import quiet_libraries
 
     _check(overrides or [], epochs)
     display, loaded = TerminalDisplay(), None
     try:
         loaded = read_recipe(recipe, overrides)
-        _quiet_libraries()
+        quiet_libraries()
         from algorist.runs.iterate import Drawing
         from algorist.runs.iterate import iterate as do_rounds
         from algorist.store.run_log import Quiet
@@ -113,15 +113,13 @@ def _show(display: Any, done: Iteration) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from algorist.cli.display import interval_text
-
     table = Table(title="expert iteration; held-out greedy accuracy, 95 % intervals")
     for heading in ("round", "completions", "right", "problems solved", "accuracy", "format", "run"):
         table.add_column(heading, justify="left" if heading in ("round", "run") else "right", no_wrap=True)
 
     def held_out(metrics: dict[str, Any]) -> list[str]:
         found = [(name, metrics.get(name)) for name in ("greedy_accuracy", "format")]
-        return [interval_text(interval, name) if interval else "" for name, interval in found]
+        return [interval.text(name) if interval else "" for name, interval in found]
 
     if done.start:
         table.add_row("start", "", "", "", *held_out(done.start), "")

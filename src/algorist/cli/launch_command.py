@@ -112,8 +112,10 @@ def config_file(name: str, on_cpu: bool) -> Path:
             f"--config {name}: no such configuration or file.{nearest(name, CONFIGS)} Expected one of "
             f"{', '.join(CONFIGS)}, or a file that `accelerate config` wrote"
         )
-    if on_cpu and name != "ddp":
-        raise ConfigError(f"--config {name} needs GPUs, but this run is on the CPU; take --config ddp")
+    if on_cpu and name.startswith("zero"):
+        raise ConfigError(
+            f"--config {name} needs GPUs, but this run is on the CPU; take --config ddp or fsdp2"
+        )
     if name.startswith("zero") and find_spec("deepspeed") is None:
         raise MissingExtraError(
             f"--config {name} needs DeepSpeed, which is not installed: pip install deepspeed; or take --config fsdp2, "
@@ -200,7 +202,8 @@ def _call(command: list[str], environment: dict[str, str]) -> int:
 
 def _work(recipe: str, settings: list[str], resume: bool, stages: tuple[str, ...]) -> int:
     """Do one process's part; the main process also shows the run and writes the report."""
-    from algorist.cli.run_command import _quiet_libraries, run_stages
+    from algorist.cli.quiet import quiet_libraries
+    from algorist.cli.run_command import run_stages
 
     sys.argv[1:] = shlex.split(os.environ.get(_COMMAND, shlex.join(sys.argv[1:])))
     try:
@@ -211,7 +214,7 @@ def _work(recipe: str, settings: list[str], resume: bool, stages: tuple[str, ...
                 print(stopped, flush=True)
                 code = 130
         else:
-            _quiet_libraries()
+            quiet_libraries()
             from algorist.runs.pipeline import run_recipe
 
             state = run_recipe(read_recipe(recipe, settings), resume=resume, stages=stages)

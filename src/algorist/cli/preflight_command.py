@@ -46,9 +46,9 @@ def preflight(
 ) -> int:
     """Before GRPO, on this machine: batch arithmetic, prompts, pass rates, useful groups, variety, tags, memory, time, advice."""
     loaded, where = _what(recipe, overrides, model)
-    from algorist.cli.run_command import _quiet_libraries
+    from algorist.cli.quiet import quiet_libraries
 
-    _quiet_libraries()
+    quiet_libraries()
     from rich.console import Console
 
     from algorist.preflight import preflight as look

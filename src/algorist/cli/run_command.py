@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import logging
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from algorist.cli.arguments import Overrides, RecipeArgument, read_recipe
+from algorist.cli.flags import with_flags
 from algorist.cli.interrupt import Stopped, command_again, stopped_at_once
+from algorist.cli.quiet import quiet_libraries
+from algorist.store.stages import EVALUATED
 
 if TYPE_CHECKING:
     from algorist.cli.display import TerminalDisplay
@@ -19,23 +21,11 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False)
 
-WandbProject = Annotated[
-    str | None, typer.Option("--wandb-project", help="Track with wandb, in this project (tracking.project).")
-]
-WandbEntity = Annotated[
-    str | None, typer.Option("--wandb-entity", help="User or team in wandb (tracking.entity).")
-]
-NoWandb = Annotated[bool, typer.Option("--no-wandb", help="Leave wandb out, whatever the recipe says.")]
-PushToHub = Annotated[bool, typer.Option("--push-to-hub", help="Upload the model after the run (hub.push).")]
-HubModelId = Annotated[
-    str | None,
-    typer.Option("--hub-model-id", help="Repository owner/name; turns the upload on (hub.model_id)."),
-]
-
 
 @app.command(
     epilog="Example: algorist run quickstart · Next: algorist solve 'Sam has 17 coins. Sam loses 2. Sam gives 2 to Lea. How many coins does Sam have now?'"
 )
+@with_flags
 def run(
     recipe: RecipeArgument,
     overrides: Overrides = None,
@@ -44,46 +34,40 @@ def run(
         bool, typer.Option("--skip-sft", help="Leave SFT out; a finished SFT stage is used.")
     ] = False,
     skip_grpo: Annotated[bool, typer.Option("--skip-grpo", help="Leave GRPO out.")] = False,
-    wandb_project: WandbProject = None,
-    wandb_entity: WandbEntity = None,
-    no_wandb: NoWandb = False,
-    push_to_hub: PushToHub = False,
-    hub_model_id: HubModelId = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(help="Run it with N seeds, seed … seed + N - 1: mean, spread, one figure.", min=1),
+    ] = None,
 ) -> int:
     """Run a recipe: data → model → SFT → evaluation → GRPO → evaluation → closing table."""
-    overrides = with_flags(
-        recipe, overrides, wandb_project, wandb_entity, no_wandb, push_to_hub, hub_model_id
-    )
     stages = tuple(s for s, skip in (("sft", skip_sft), ("grpo", skip_grpo)) if not skip)
+    if seeds is not None:
+        return _run_seeds(recipe, overrides, resume, stages, seeds)
     return run_stages(recipe, overrides, resume, stages)
 
 
-def with_flags(
-    name: str,
-    overrides: list[str] | None,
-    wandb_project: str | None,
-    wandb_entity: str | None,
-    no_wandb: bool,
-    push_to_hub: bool,
-    hub_model_id: str | None,
-) -> list[str]:
-    """Return the overrides with those that the flags stand for; shared by run, sft and grpo."""
-    added = [
-        f"{key}={json.dumps(value)}"
-        for key, value in (
-            ("tracking.project", wandb_project),
-            ("tracking.entity", wandb_entity),
-            ("hub.model_id", hub_model_id),
-        )
-        if value is not None
-    ]
-    if push_to_hub:
-        added.append("hub.push=true")
-    wanted = wandb_project is not None or wandb_entity is not None
-    if wanted or no_wandb:
-        rest = [t for t in read_recipe(name, overrides).report_to if t != "wandb"]
-        added.append(f"report_to={json.dumps([*rest, *(['wandb'] if wanted and not no_wandb else [])])}")
-    return [*(overrides or []), *added]
+def _run_seeds(
+    name: str, overrides: list[str] | None, resume: bool, stages: tuple[str, ...], count: int
+) -> int:
+    """Run a recipe once per seed and say mean and spread; with ``resume``, finished seeds are not repeated."""
+    from algorist.cli.display import TerminalDisplay
+    from algorist.runs.plan import check_folder, run_path
+    from algorist.runs.seeds import lines_of_seeds, recipes_of_seeds, summarise_seeds
+
+    loaded = read_recipe(name, overrides)
+    recipes, display = recipes_of_seeds(loaded, count), TerminalDisplay()
+    there = [resume and (run_path(r) / "config.yaml").is_file() for r in recipes]
+    for recipe, begun in zip(recipes, there, strict=True):
+        check_folder(recipe, resume=begun)  # before the first seed has taken its hours
+    for number, (recipe, begun) in enumerate(zip(recipes, there, strict=True), start=1):
+        display.say(f"seed {recipe.seed} ({number} of {count})")
+        _run(recipe, display, begun, stages)
+    found = summarise_seeds(loaded, [run_path(recipe) for recipe in recipes])
+    place = run_path(loaded)
+    for line in lines_of_seeds(found):
+        display.say(line)
+    display.say(f"written to {place}-seeds.json and {place}-seeds.svg")
+    return 0
 
 
 def run_stages(name: str, overrides: list[str] | None, resume: bool, stages: tuple[str, ...]) -> int:
@@ -106,7 +90,9 @@ def run_stages(name: str, overrides: list[str] | None, resume: bool, stages: tup
 
 
 def _run(loaded: Recipe, display: TerminalDisplay, resume: bool, stages: tuple[str, ...]) -> int:
-    _quiet_libraries()
+    quiet_libraries()
+    if "torch" not in sys.modules and sys.stderr.isatty():
+        print("loading torch and transformers …", file=sys.stderr, flush=True)
     from algorist.runs.pipeline import run_recipe
 
     state = run_recipe(loaded, display=display, resume=resume, stages=stages)
@@ -128,17 +114,15 @@ def _close(display: Any, state: Any) -> None:
     from algorist.store.safe_text import printable
 
     folder = state.folder.path
-    there = [s for s in ("base", "sft", "grpo") if (folder / "eval" / f"{s}.json").is_file()]
+    there = [s for s in EVALUATED if (folder / "eval" / f"{s}.json").is_file()]
     if there[1:]:
         first, last = (read_artifact(folder / "eval", name) for name in there[-2:])
         paired = paired_metrics(first.samples, last.samples)
         closing_table(display.console, first.metrics, last.metrics, paired, _headings(there[-2:]))
         _examples(display, first.samples, last.samples)
     elif there:
-        from algorist.cli.display import interval_text
-
         for name, interval in read_artifact(folder / "eval", there[0]).metrics.items():
-            display.say(f"{name.replace('_', ' ')}: {interval_text(interval, name)}")
+            display.say(f"{name.replace('_', ' ')}: {interval.text(name)}")
     from algorist.report.build import build_report
 
     solved = solved_question(read_artifact(folder / "eval", there[-1]).samples) if there else None
@@ -176,20 +160,3 @@ def _examples(display: Any, before: list[dict[str, Any]], after: list[dict[str, 
             verdict = "right" if row["correct"] else f"wrong: {row['reason']}"
             lines.append(f"{label} ({verdict}): " + " ⏎ ".join(row["completion"].split("\n")))
         display.console.print(Panel(Text(printable("\n".join(lines)))))
-
-
-def _quiet_libraries() -> None:
-    """Keep the libraries' notes out of the live display; warnings and errors still show."""
-    import warnings
-
-    for name in ("transformers", "trl", "datasets", "accelerate", "torch.distributed.elastic"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", category=UserWarning)
-    warnings.filterwarnings("ignore", category=FutureWarning)
-    import os
-
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.disable_progress_bar()
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")

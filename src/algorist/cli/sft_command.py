@@ -7,15 +7,8 @@ from typing import Annotated
 import typer
 
 from algorist.cli.arguments import Overrides, RecipeArgument
-from algorist.cli.run_command import (
-    HubModelId,
-    NoWandb,
-    PushToHub,
-    WandbEntity,
-    WandbProject,
-    run_stages,
-    with_flags,
-)
+from algorist.cli.flags import with_flags
+from algorist.cli.run_command import run_stages
 
 app = typer.Typer(add_completion=False)
 
@@ -23,18 +16,11 @@ app = typer.Typer(add_completion=False)
 @app.command(
     epilog="Example: algorist sft quickstart run_name=first · Next: algorist grpo quickstart run_name=first --resume"
 )
+@with_flags
 def sft(
     recipe: RecipeArgument,
     overrides: Overrides = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the same folder.")] = False,
-    wandb_project: WandbProject = None,
-    wandb_entity: WandbEntity = None,
-    no_wandb: NoWandb = False,
-    push_to_hub: PushToHub = False,
-    hub_model_id: HubModelId = None,
 ) -> int:
     """Do the supervised fine-tuning stage of a recipe and evaluate it."""
-    overrides = with_flags(
-        recipe, overrides, wandb_project, wandb_entity, no_wandb, push_to_hub, hub_model_id
-    )
     return run_stages(recipe, overrides, resume, ("sft",))

@@ -31,8 +31,8 @@ def check_same_run(before: str, after: str, path: Path) -> None:
         "hub",
         "description",
     )
-    free_last = ("logging_steps", "save_steps", "save_total_limit", "eval_every")
-    old, new = _flat(yaml.safe_load(before)), _flat(yaml.safe_load(after))
+    free_last = ("logging_steps", "save_steps", "save_total_limit", "eval_every", "samples_every")
+    old, new = flat(yaml.safe_load(before)), flat(yaml.safe_load(after))
     changed = [
         key
         for key in sorted(set(old) | set(new))
@@ -50,11 +50,12 @@ def check_same_run(before: str, after: str, path: Path) -> None:
         )
 
 
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+def flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Return nested keys as dotted ones."""
     if isinstance(value, dict):
         return {
             k: v
             for key, inner in value.items()
-            for k, v in _flat(inner, f"{prefix}.{key}" if prefix else key).items()
+            for k, v in flat(inner, f"{prefix}.{key}" if prefix else key).items()
         }
     return {prefix: value}

@@ -211,7 +211,11 @@ def _dataset_names(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _drop_former(values: dict[str, Any], origins: dict[str, str], named: dict[str, Any]) -> dict[str, str]:
-    """Take out of ``values`` what belongs to a dataset that gets another name; return the origins, which tell of it."""
+    """Take out of ``values`` what belongs to a dataset that gets another name; return the origins, which tell of it.
+
+    ``quickstart data.train.name=gsm8k`` drops quickstart's ``data.train.params``: they say how arithmetic is made, and GSM8K
+    has none. The origin of ``data.train.params`` then reads "default; what quickstart says is for the dataset arithmetic".
+    """
     data = values.get("data")
     for section, name in named.items():
         before = data.get(section) if isinstance(data, dict) else None

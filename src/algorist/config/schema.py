@@ -73,7 +73,9 @@ class ModelSection(Section):
     """The policy."""
 
     name: str = "tiny"
-    """``tiny`` (made from scratch), a local folder in the hub's layout, or a hub name ``owner/model``."""
+    """``tiny`` (made from scratch), a local folder in the hub's layout, a ``.gguf`` file or a folder with one (extra ``gguf``),
+    ``smollm2`` (SmolLM2-135M-Instruct: of the extra ``smollm2`` where installed, else from the hub), or a hub name
+    ``owner/model``."""
     revision: str | None = None
     """Branch, tag or commit on the hub."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -293,7 +295,7 @@ class GRPOSection(OptimSection):
     """Updates per rollout batch (μ)."""
     steps_per_generation: int | None = Field(None, ge=1)
     """Micro-batches per rollout batch; ``gradient_accumulation_steps`` when left out."""
-    max_completion_tokens: int = Field(256, ge=1)
+    max_completion_tokens: int = Field(512, ge=1)
     """Longest completion in tokens."""
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature; the loss uses the same."""
@@ -342,6 +344,8 @@ class GRPOSection(OptimSection):
     """Leave rows of zero advantage out of the update where that is exact."""
     eval_every: int | None = Field(None, ge=1)
     """Steps between two held-out evaluations during the stage."""
+    samples_every: int | None = Field(None, ge=1)
+    """Steps between two completions shown on the console, with question, gold answer and reward; none when left out."""
 
     @model_validator(mode="before")
     @classmethod

@@ -11,6 +11,7 @@ from algorist.data import (  # noqa: F401
     mixture,
     reasoning_traces,
     rollouts,
+    story_problems,
 )
 from algorist.data.base import DATASETS, Source, dataset
 from algorist.data.leakage import overlap, shared_questions

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from importlib.resources import as_file, files
+
 from algorist.data.base import Source, dataset
 from algorist.data.cleaning import plain_number, without_dollars
 from algorist.data.columns import load_source, to_problems
 from algorist.data.files import Row
+from algorist.errors import DataError
 from algorist.grading import last_boxed
 from algorist.types import Problem
 
@@ -64,6 +68,17 @@ def load_svamp(source: Source) -> list[Problem]:
         identity=lambda row: row.get("ID"),
         extra=lambda row: {"equation": row["Equation"]} if row.get("Equation") else {},
     )
+
+
+@dataset("svamp_200")
+def load_svamp_200(source: Source) -> list[Problem]:
+    """The first 200 problems of SVAMP (Patel et al. 2021, MIT), which come with the package: no hub and no file needed."""
+    if source.path is not None or source.hub is not None:
+        raise DataError(
+            "svamp_200 comes with the package, but data.….path or hub is set; all of SVAMP is name=svamp"
+        )
+    with as_file(files("algorist.data") / "svamp_200.jsonl") as path:
+        return load_svamp(replace(source, path=str(path)))
 
 
 def _exercise(row: Row) -> str:

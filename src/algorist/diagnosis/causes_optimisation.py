@@ -9,6 +9,7 @@ from algorist.diagnosis.findings import Finding
 from algorist.diagnosis.signals import Signals
 from algorist.diagnosis.weights import HALF_MOVED, MOVED_SHARE
 from algorist.diagnosis.windows import MIN_STEPS, Break, ends, middle, pooled, recent, steepest_drop, z_score
+from algorist.store.stages import LAST_FIRST
 
 LEAST_RATE = 1e-8
 """Adam moves a weight by about the learning rate per step. At 1e-8 a thousand steps move it by 1e-5, a thousandth of
@@ -69,7 +70,7 @@ def _steps_at_rate(signals: Signals, stage: str) -> int:
 @CAUSES.register("not_finite")
 def not_finite(signals: Signals) -> Finding | None:
     """The loss or the gradient is NaN or infinite; such steps are skipped."""
-    for stage in ("grpo", "sft"):
+    for stage in LAST_FIRST:
         lines = signals.lines.get(stage, [])
         bad = [
             row["step"]
@@ -103,7 +104,7 @@ def not_finite(signals: Signals) -> Finding | None:
 @CAUSES.register("weights_unchanged")
 def weights_unchanged(signals: Signals) -> Finding | None:
     """The weights at the end are those of the start, or the gradient is exactly zero while groups differ."""
-    for stage in ("grpo", "sft"):
+    for stage in LAST_FIRST:
         change = signals.weights.get(stage)
         window = recent(signals.batches) if stage == "grpo" else []
         norms = [v for _, v in signals.series("grad_norm", stage)][-max(MIN_STEPS, len(window)) :]
@@ -143,7 +144,7 @@ def weights_unchanged(signals: Signals) -> Finding | None:
 @CAUSES.register("weights_barely_move")
 def weights_barely_move(signals: Signals) -> Finding | None:
     """Weights kept in 16 bit, of which fewer than half have changed: most steps are smaller than their last digit."""
-    for stage in ("grpo", "sft"):
+    for stage in LAST_FIRST:
         change = signals.weights.get(stage)
         if change is None or not change.half or change.empty_adapter:
             continue
@@ -171,7 +172,7 @@ def weights_barely_move(signals: Signals) -> Finding | None:
 @CAUSES.register("learning_rate_too_small")
 def learning_rate_too_small(signals: Signals) -> Finding | None:
     """There is a gradient, but steps are too small to change what is sampled."""
-    for stage in ("grpo", "sft"):
+    for stage in LAST_FIRST:
         if _steps_with_gradient(signals, stage) < MOVING_STEPS:
             continue
         rate, change = _rate(signals, stage), signals.weights.get(stage)

@@ -19,6 +19,7 @@ from algorist.diagnosis.findings import Sample, Settings
 from algorist.diagnosis.weights import WeightChange, stage_change
 from algorist.errors import CheckpointError, ConfigError
 from algorist.store.read import metrics, query
+from algorist.store.stages import STAGES
 
 UNREADABLE = ("no_answer", "unparseable_answer", "ambiguous")
 END_OF_TURN = re.compile(
@@ -238,7 +239,7 @@ def read_signals(run: Path) -> Signals:
             by_step.setdefault(row["step"], []).append(row)
         for step in sorted(by_step):
             signals.add_rollouts(by_step[step])
-    for stage in ("sft", "grpo"):
+    for stage in STAGES:
         change = stage_change(run, stage, signals.settings)
         if change is not None:
             signals.weights[stage] = change

@@ -16,6 +16,7 @@ import pyarrow
 import pyarrow.parquet
 
 from algorist.errors import CheckpointError, ConfigError, DataError
+from algorist.evaluation.breakdown import breakdown
 from algorist.evaluation.estimators import Interval
 from algorist.store.atomic import replace_file, replace_text
 from algorist.store.rows import SCHEMA, upgraded
@@ -70,6 +71,12 @@ def write_artifact(
         "protocol": dict(protocol),
         "metrics": {key: _to_json(interval) for key, interval in metrics.items()},
     }
+    if any(row.get("subject") for row in samples):
+        by_subject = breakdown(samples, "subject", ks=())
+        content["subjects"] = {
+            subject: {key: _to_json(interval) for key, interval in found.items()}
+            for subject, found in by_subject.items()
+        }
     path = folder / f"{name}.json"
     replace_text(path, json.dumps(content, indent=2, ensure_ascii=False, default=str) + "\n")
     return path

@@ -20,6 +20,7 @@ from algorist.evaluation.estimators import (
 
 SHARES = {
     "greedy_accuracy": "correct",
+    "lenient_accuracy": "lenient",
     "format": "well_formed",
     "truncated": "truncated",
     "reasoning_present": "has_reasoning",
@@ -114,7 +115,7 @@ def paired_metrics(before: Samples, after: Samples) -> dict[str, Interval]:
     found = {}
     both = [*first.values(), *second.values()]
     for name, column in SHARES.items():
-        if column == "has_reasoning" and any(row.get(column) is None for row in both):
+        if column in ("has_reasoning", "lenient") and any(row.get(column) is None for row in both):
             continue
         up = sum(bool(second[i][column]) and not row[column] for i, row in first.items())
         down = sum(bool(row[column]) and not second[i][column] for i, row in first.items())
@@ -139,6 +140,18 @@ def flipped(before: Samples, after: Samples) -> tuple[list[str], list[str]]:
     gained = [i for i, row in first.items() if second[i]["correct"] and not row["correct"]]
     lost = [i for i, row in first.items() if row["correct"] and not second[i]["correct"]]
     return gained, lost
+
+
+def without_the_form(differences: Mapping[str, Interval]) -> str:
+    """Return how much of a change of the accuracy is left when the form does not count; empty where it is not known."""
+    strict, lenient = differences.get("greedy_accuracy"), differences.get("lenient_accuracy")
+    if strict is None or lenient is None:
+        return ""
+    low, high = 100 * lenient.low, 100 * lenient.high
+    return (
+        f"of {100 * strict.value:+.1f} points, {100 * lenient.value:+.1f} [{low:+.1f}, {high:+.1f}] remain when the form does not "
+        "count (the last number of the same completions)"
+    )
 
 
 def _greedy(samples: Samples) -> dict[str, Mapping[str, Any]]:

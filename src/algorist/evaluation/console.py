@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from algorist.evaluation.estimators import Interval
+from algorist.store.stages import EVALUATED
 
-STAGES = ("base", "sft", "grpo")
 _SHARES = (("format", "format"), ("reasoning_present", "reasoning present"), ("truncated", "truncated"))
 _MEANS = (
     ("mean_reasoning_characters", "reasoning {:.0f} characters"),
@@ -32,6 +32,8 @@ def summary_line(name: str, summary: Mapping[str, Interval]) -> str:
     parts = [
         f"accuracy {_percent(accuracy.value)} [{100 * accuracy.low:.1f}, {100 * accuracy.high:.1f}] of {accuracy.n}"
     ]
+    if "lenient_accuracy" in summary:
+        parts.append(f"lenient {_percent(summary['lenient_accuracy'].value)}")
     parts += [
         f"{key} {_percent(found.value)}" for key, found in summary.items() if "@" in key and key != "maj@1"
     ]
@@ -63,17 +65,17 @@ def _points(folder: Path, stage: str) -> list[tuple[str, float]]:
     found: list[tuple[tuple[int, float], str, float]] = []
     for path in folder.glob("*.json"):
         name, _, step = path.stem.partition("-step-")
-        if name not in STAGES or (step and not step.isdigit()) or (step and name != stage):
+        if name not in EVALUATED or (step and not step.isdigit()) or (step and name != stage):
             continue
-        if STAGES.index(name) > STAGES.index(stage):
+        if EVALUATED.index(name) > EVALUATED.index(stage):
             continue
         value = _accuracy(path)
         if value is not None:
-            place = (STAGES.index(name), float(step) if step else math.inf)
+            place = (EVALUATED.index(name), float(step) if step else math.inf)
             found.append((place, path.stem, value))
     found.sort()
-    before = [point for point in found if point[0][0] < STAGES.index(stage)]
-    during = [point for point in found if point[0][0] == STAGES.index(stage)]
+    before = [point for point in found if point[0][0] < EVALUATED.index(stage)]
+    during = [point for point in found if point[0][0] == EVALUATED.index(stage)]
     return [(name, value) for _, name, value in [*before[-1:], *during]]
 
 

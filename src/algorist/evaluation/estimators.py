@@ -31,6 +31,23 @@ class Interval:
     high: float
     n: int
 
+    def text(self, metric: str = "", *, signed: bool = False) -> str:
+        """Return ``62.0 % [56.1, 67.5]``; lengths and rewards are plain numbers, a ``signed`` share is a difference in points."""
+        if math.isnan(self.value):
+            return "–"
+        factor = 100 if is_share(metric) else 1
+        unit = "" if factor == 1 else " points" if signed else " %"
+        form = f"{'+' if signed else ''}.{2 if 'reward' in metric else 1}f"
+        value = f"{factor * self.value:{form}}{unit}"
+        if math.isnan(self.low):
+            return value
+        return f"{value} [{factor * self.low:{form}}, {factor * self.high:{form}}]"
+
+
+def is_share(metric: str) -> bool:
+    """Return whether a metric lies between 0 and 1 and is shown in percent."""
+    return not any(word in metric for word in ("tokens", "length", "characters", "seconds", "reward"))
+
 
 NOTHING = Interval(math.nan, math.nan, math.nan, 0)
 
@@ -156,7 +173,7 @@ def summarise(samples: Sequence[Mapping[str, Any]], ks: Sequence[int] = (1, 4, 8
     """Return the metrics of an evaluation from its rows (``evaluation.artifact`` tells their columns).
 
     Greedy rows give ``greedy_accuracy``, ``format``, ``truncated`` and ``mean_tokens``; where the rows tell them also
-    ``reasoning_present``, ``mean_reasoning_characters``, the total ``reward`` and each ``rewards/NAME``. Sampled rows give
+    ``lenient_accuracy``, ``reasoning_present``, ``mean_reasoning_characters``, the total ``reward`` and each ``rewards/NAME``. Sampled rows give
     ``pass@k`` and ``maj@k`` for each k up to the smallest number of samples that a problem has, and maj@ of that number.
 
     Raises:
@@ -187,6 +204,8 @@ def _greedy_metrics(greedy: Sequence[Mapping[str, Any]]) -> dict[str, Interval]:
 
     found: dict[str, Interval] = {}
     shares = {"greedy_accuracy": "correct", "format": "well_formed", "truncated": "truncated"}
+    if told("lenient"):  # beside the accuracy that it explains
+        shares = {"greedy_accuracy": "correct", "lenient_accuracy": "lenient"} | shares
     if told("has_reasoning"):
         shares["reasoning_present"] = "has_reasoning"
     for name, column in shares.items():

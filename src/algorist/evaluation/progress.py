@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,45 @@ def fingerprint(
         "rewards": [str(r) for r in rewards],
     }
     return hashlib.sha256(json.dumps(told, default=str).encode()).hexdigest()[:16]
+
+
+class Pulse:
+    """Passes progress on, and repeats the last state every few seconds while a batch is sampled.
+
+    Args:
+        on_progress: Called with (problems done, problems in all); None for nobody.
+        total: Problems in all.
+        every_s: Seconds between two calls.
+    """
+
+    def __init__(
+        self, on_progress: Callable[[int, int], None] | None, total: int, every_s: float = 2.5
+    ) -> None:
+        self._on_progress, self._state, self._every_s = on_progress, (0, total), every_s
+        self._over, self._lock = threading.Event(), threading.Lock()
+        self._thread = threading.Thread(target=self._beat, name="evaluation-progress", daemon=True)
+
+    def __call__(self, done: int, total: int) -> None:
+        """Pass one state on."""
+        if self._on_progress:
+            with self._lock:
+                self._state = done, total
+                self._on_progress(done, total)
+
+    def _beat(self) -> None:
+        while not self._over.wait(self._every_s):
+            self(*self._state)
+
+    def __enter__(self) -> Pulse:
+        self(*self._state)
+        if self._on_progress:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self._thread.ident is not None:
+            self._thread.join()
 
 
 class Progress:

@@ -2,17 +2,84 @@
 
 ``greedy``: one greedy completion per problem. ``sampled-N@T``: N more at temperature T, such as ``sampled-8@1``;
 ``sampled-8`` takes temperature 1; ``sampled-16@0.6/0.95`` has a nucleus (top_p) of 0.95 as well.
+
+A reference protocol (``REFERENCES``) fixes everything that a published figure depends on: prompt, shots, sampling, limit and
+extraction. It has a version, which changes whenever one of them does.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from algorist.config.schema import EvalSection
 from algorist.errors import ConfigError, nearest
 
 _SAMPLED = re.compile(r"sampled-(\d+)(?:@(\d+(?:\.\d+)?)(?:/(\d+(?:\.\d+)?))?)?")
 _USUAL = ("greedy", "sampled-4", "sampled-8@1", "sampled-16@0.6/0.95")
+
+
+@dataclass(frozen=True)
+class Reference:
+    """How others evaluate a benchmark: the prompt format has prompt, shots and extraction."""
+
+    version: str
+    source: str
+    dataset: str
+    prompt_format: str
+    max_completion_tokens: int
+    stop_strings: tuple[str, ...]
+
+
+REFERENCES = {
+    "gsm8k_cot_zeroshot": Reference(
+        version="3.0",
+        source="EleutherAI/lm-evaluation-harness, lm_eval/tasks/gsm8k/gsm8k-cot-zeroshot.yaml",
+        dataset="gsm8k",
+        prompt_format="gsm8k_cot_zeroshot",
+        max_completion_tokens=256,  # the harness's max_gen_toks where a task says nothing
+        stop_strings=("Q:", "</s>", "<|im_end|>"),
+    )
+}
+"""Greedy, no shots. ``greedy_accuracy`` is the harness's strict-match, ``lenient_accuracy`` about its flexible-extract."""
+
+FEW = 100
+"""Below so many problems one greedy run says little about a difference between two models."""
+
+
+def with_reference(section: EvalSection, name: str) -> EvalSection:
+    """Return ``section`` with the sampling, limit and stop strings of a reference protocol."""
+    found = REFERENCES[name]
+    return section.model_copy(
+        update={
+            "samples": 0,
+            "max_completion_tokens": found.max_completion_tokens,
+            "stop_strings": list(found.stop_strings),
+        }
+    )
+
+
+def samples_for(problems: int) -> int:
+    """Return how many sampled completions per problem (avg@n) make a benchmark of this size worth comparing on.
+
+    About 1,000 completions, a power of two up to 64: 32 for AIME's 30 problems, none from 500 on.
+    """
+    wanted = 1
+    while wanted < 64 and wanted * problems < 900:
+        wanted *= 2
+    return wanted if problems < 500 and wanted > 1 else 0
+
+
+def too_few(problems: int, samples: int) -> str:
+    """Return a warning where ``problems`` and ``samples`` cannot tell two models apart, else an empty string."""
+    wanted = samples_for(problems)
+    if problems == 0 or problems >= FEW or samples >= wanted:
+        return ""
+    return (
+        f"{problems} problems: one of them is {100 / problems:.1f} points, and two runs of the same model may differ by "
+        f"{round(196 * (0.5 / problems) ** 0.5)} points; average {wanted} samples: --protocol sampled-{wanted}@0.6/0.95 (pass@1 is then "
+        f"avg@{wanted})"
+    )
 
 
 def protocol_name(samples: int, temperature: float, top_p: float) -> str:
@@ -35,9 +102,11 @@ def with_protocol(section: EvalSection, name: str) -> EvalSection:
     samples, temperature, top_p = (
         (int(match[1]), float(match[2] or 1), float(match[3] or 1)) if match else (0, 0, 0)
     )
+    if name in REFERENCES:
+        return with_reference(section, name)
     if samples < 1 or temperature <= 0 or not 0 < top_p <= 1:
         raise ConfigError(
-            f"no protocol '{name}'.{nearest(name, _USUAL)} Expected greedy, sampled-N, sampled-N@TEMPERATURE or "
+            f"no protocol '{name}'.{nearest(name, (*_USUAL, *REFERENCES))} Expected {', '.join(REFERENCES)}, greedy, sampled-N, sampled-N@TEMPERATURE or "
             "sampled-N@TEMPERATURE/TOP_P with N ≥ 1, a temperature above 0 and top_p in (0, 1], such as sampled-8@1"
         )
     return section.model_copy(update={"samples": samples, "temperature": temperature, "top_p": top_p})

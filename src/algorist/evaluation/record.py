@@ -10,8 +10,8 @@ from typing import Any
 from algorist.errors import CheckpointError
 from algorist.evaluation.artifact import Artifact, read_artifact, write_artifact
 from algorist.evaluation.estimators import summarise
-from algorist.evaluation.progress import Progress, fingerprint
-from algorist.evaluation.run import EvaluationSetting, evaluate
+from algorist.evaluation.progress import Progress, Pulse, fingerprint
+from algorist.evaluation.run import Alone, EvaluationSetting, Peers, evaluate
 from algorist.grading import deciding_matcher
 from algorist.prompts import PromptFormat
 from algorist.rewards import RewardSet
@@ -34,8 +34,9 @@ def record_evaluation(
     dataset: str,
     mark: str | None = None,
     on_progress: Callable[[int, int], None] | None = None,
+    peers: Peers = Alone(),  # noqa: B008  (frozen)
 ) -> Artifact:
-    """Evaluate, write ``folder/name`` and return it.
+    """Evaluate, write ``folder/name`` (the main process does) and return it.
 
     Args:
         folder: Gets the artifact.
@@ -51,38 +52,43 @@ def record_evaluation(
         dataset: Name of the dataset in the artifact.
         mark: ``mark_of`` the evaluation; with it a killed evaluation continues with the problems that are missing.
         on_progress: Called with (problems done, problems in all).
+        peers: The processes that evaluate together; each must call this.
 
     Raises:
         CheckpointError: The disk refuses.
     """
-    progress = Progress(folder / f"{name}.progress.jsonl", mark) if mark else None
+    progress = Progress(folder / f"{name}.progress.jsonl", mark) if mark and peers.rank == 0 else None
     began = time.perf_counter()
-    if on_progress:
-        on_progress(0, len(problems))
-    samples = evaluate(
-        engine,
-        tokenizer,
-        problems,
-        prompt_format,
-        setting,
-        rewards=rewards,
-        progress=progress,
-        on_progress=on_progress,
-    )
-    metrics = summarise(samples, ks=ks)
-    protocol = setting.recorded(prompt_format) | {
-        "ks": list(ks),
-        "matcher": deciding_matcher(setting.matcher),
-    }
-    if mark:
-        protocol["fingerprint"] = mark
-    protocol["seconds"] = time.perf_counter() - began
-    write_artifact(
-        folder, name, samples=samples, metrics=metrics, protocol=protocol, model=model, dataset=dataset
-    )
-    if progress:
-        progress.remove()
-    return Artifact(name, model, dataset, protocol, metrics, samples)
+    with Pulse(on_progress, len(problems)) as pulse:
+        samples = evaluate(
+            engine,
+            tokenizer,
+            problems,
+            prompt_format,
+            setting,
+            rewards=rewards,
+            progress=progress,
+            on_progress=pulse,
+            peers=peers,
+        )
+
+    def write() -> Artifact:
+        metrics = summarise(samples, ks=ks)
+        protocol = setting.recorded(prompt_format) | {
+            "ks": list(ks),
+            "matcher": deciding_matcher(setting.matcher),
+        }
+        if mark:
+            protocol["fingerprint"] = mark
+        protocol["seconds"] = time.perf_counter() - began
+        write_artifact(
+            folder, name, samples=samples, metrics=metrics, protocol=protocol, model=model, dataset=dataset
+        )
+        if progress:
+            progress.remove()
+        return Artifact(name, model, dataset, protocol, metrics, samples)
+
+    return peers.from_main(write)
 
 
 def mark_of(

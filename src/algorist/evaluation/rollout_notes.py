@@ -23,10 +23,13 @@ class RolloutNotes:
 
     Args:
         say: Shows one line on the console.
+        samples_every: Steps between two completions on the console; None for none.
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self.say = say
+    def __init__(self, say: Callable[[str], None], samples_every: int | None = None) -> None:
+        self.say, self.samples_every = say, samples_every
+        self._shown = 0
+        self._latest: Mapping[str, Any] | None = None
         self._lines = 0
         self._ends: dict[str, tuple[float, float]] = {}
         self._best: Mapping[str, Any] | None = None
@@ -57,6 +60,7 @@ class RolloutNotes:
 
     def on_rollouts(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Take the graded rollouts of one generation batch."""
+        self._latest = next((row for row in rows if row.get("reward") is not None), None)
         for row in rows:
             self._extend("reward", row.get("reward"))
             for name, value in (row.get("rewards") or {}).items():
@@ -82,6 +86,13 @@ class RolloutNotes:
         self._trends(step, values)
         if self._lines % EXAMPLES_EVERY == 0:
             self._examples(step)
+        if self.samples_every and self._latest is not None and step - self._shown >= self.samples_every:
+            self._shown = step - step % self.samples_every
+            row = self._latest
+            self.say(
+                f"sample at step {step}: reward {row['reward']:.3f}, {row['reason']} · question: {one_line(str(row['question']), 200)}"
+                f" · gold: {row['gold']} · completion: {one_line(str(row['completion']), 400)}"
+            )
         return ends
 
     def _extend(self, name: str, value: float | None) -> None:

@@ -1,7 +1,8 @@
 """The one evaluator: during training, after it, and on any model. Greedy, and sampled when asked.
 
 Protocol: one greedy completion per problem; ``samples`` more at the stated temperature. Every completion is parsed by
-the prompt format and graded by the same grader as the reward. The samples are plain rows; numbers with intervals come
+the prompt format and graded by the same grader as the reward (``correct``), and once more whatever its form: ``lenient`` is
+``correct``, or its last number is the gold answer. The samples are plain rows; numbers with intervals come
 from ``evaluation.estimators``. With ``progress`` an evaluation that was killed continues with the batches that are missing
 and ends with the same samples: each batch draws with a seed of its own.
 """
@@ -10,17 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from algorist.config.schema import EvalSection
 from algorist.evaluation.progress import Progress
-from algorist.evaluation.protocols import protocol_name
+from algorist.evaluation.protocols import REFERENCES, protocol_name
+from algorist.grading import is_right_leniently
 from algorist.prompts import PromptFormat
 from algorist.rewards import RewardSet
 from algorist.rollouts.base import RolloutEngine, SamplingParams
 from algorist.rollouts.collect import collect
 from algorist.store.rows import rows_of
 from algorist.types import Group, Problem
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,10 @@ class EvaluationSetting:
     def recorded(self, prompt_format: PromptFormat) -> dict[str, Any]:
         """Return what an artifact says of the protocol: its name, the settings, the prompt format."""
         name = protocol_name(self.samples, self.temperature, self.top_p)
+        for key, known in REFERENCES.items():
+            here = (prompt_format.name, self.samples, self.max_completion_tokens, self.stop_strings)
+            if here == (known.prompt_format, 0, known.max_completion_tokens, known.stop_strings):
+                name = f"{key}@{known.version}"
         settings = asdict(self) | {"stop_strings": list(self.stop_strings)}
         if not self.stop_strings:  # as artifacts without them say it
             del settings["stop_strings"]
@@ -62,6 +70,36 @@ class EvaluationSetting:
             {"template_kwargs": dict(prompt_format.template_kwargs)} if prompt_format.template_kwargs else {}
         )
         return {"name": name, **settings, "prompt_format": prompt_format.name, **switches}
+
+
+class Peers(Protocol):
+    """The processes that evaluate together (``training.processes.Processes``), ``rank`` of ``count``."""
+
+    @property
+    def count(self) -> int: ...
+    @property
+    def rank(self) -> int: ...
+    def from_main(self, action: Callable[[], T]) -> T:
+        """Return what ``action`` returns in the process of rank 0."""
+
+    def gather(self, value: T) -> list[T]:
+        """Return the values of all processes, in the order of their ranks."""
+
+
+@dataclass(frozen=True)
+class Alone:
+    """One process."""
+
+    count: int = 1
+    rank: int = 0
+
+    def from_main(self, action: Callable[[], T]) -> T:
+        """Return what ``action`` returns."""
+        return action()
+
+    def gather(self, value: T) -> list[T]:
+        """Return the value."""
+        return [value]
 
 
 def evaluate(
@@ -75,8 +113,11 @@ def evaluate(
     progress: Progress | None = None,
     on_progress: Callable[[int, int], None] | None = None,
     greedy: bool = True,
+    peers: Peers = Alone(),
 ) -> list[dict[str, Any]]:
     """Return one row per completion: the problem, the completion, its parse, its grade and its rewards.
+
+    Several processes take the batches in turns. Each batch draws with a seed of its own, so the rows are those of one process.
 
     Args:
         engine: Any rollout engine.
@@ -85,23 +126,33 @@ def evaluate(
         prompt_format: Renders and parses.
         setting: Sampling and grading.
         rewards: The rewards of the recipe; their values go to ``rewards``, the weighted sum to ``reward``.
-        progress: Keeps finished batches, and gives those of an evaluation that was killed.
+        progress: Keeps finished batches, and gives those of an evaluation that was killed; the main process's.
         on_progress: Called with (problems done, problems in all) after each batch.
         greedy: Draw the greedy completion too; without it there are the sampled ones only.
+        peers: The processes that evaluate together; each must call this.
     """
-    rows: list[dict[str, Any]] = []
-    for start in range(0, len(problems), setting.batch_size):
-        batch = problems[start : start + setting.batch_size]
-        found = progress.rows_at(start, batch) if progress else None
-        if found is None:
-            groups = _collect(engine, tokenizer, batch, prompt_format, setting, start, greedy, rewards)
-            found = [row for group in groups for row in _rows(group, greedy)]
+    batches = {
+        start: problems[start : start + setting.batch_size]
+        for start in range(0, len(problems), setting.batch_size)
+    }
+    known = {start: progress.rows_at(start, batch) for start, batch in batches.items()} if progress else {}
+    done = {start: rows for start, rows in known.items() if rows is not None}
+    missing = peers.from_main(lambda: [start for start in batches if start not in done])
+    for first in range(0, len(missing), peers.count):
+        found: dict[int, list[dict[str, Any]]] = {}
+        for start in missing[first : first + peers.count][peers.rank : peers.rank + 1]:
+            groups = _collect(
+                engine, tokenizer, batches[start], prompt_format, setting, start, greedy, rewards
+            )
+            found[start] = [row for group in groups for row in _rows(group, greedy)]
+        for start, rows in sorted(item for part in peers.gather(found) for item in part.items()):
+            done[start] = rows
             if progress:
-                progress.add(start, found)
-        rows.extend(found)
+                progress.add(start, rows)
         if on_progress:
-            on_progress(min(start + len(batch), len(problems)), len(problems))
-    return rows
+            on_progress(sum(len(batches[start]) for start in done), len(problems))
+    # Only the main process has the batches that were there already.
+    return [row for start in batches for row in done.get(start, [])]
 
 
 def _collect(
@@ -152,6 +203,7 @@ def _collect(
 def _rows(group: Group, greedy: bool) -> list[dict[str, Any]]:
     rows = rows_of(group)
     for row in rows:
+        row["lenient"] = bool(row["correct"]) or is_right_leniently(row["completion"], row["gold"])
         row["greedy"] = greedy and row["sample"] == 0
         row["seconds"] = group.seconds / len(rows)
         row["rewards"] = {name: value for name, value in row["rewards"].items() if value is not None}

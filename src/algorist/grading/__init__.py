@@ -5,7 +5,14 @@
 """
 
 from algorist.grading.extract import Extraction, extract
-from algorist.grading.grade import forget_verdicts, gold_texts, grade, grade_completion, grade_many
+from algorist.grading.grade import (
+    forget_verdicts,
+    gold_texts,
+    grade,
+    grade_completion,
+    grade_many,
+    is_right_leniently,
+)
 from algorist.grading.markers import boxed, hash_answer, last_boxed
 from algorist.grading.matchers import MATCHERS, deciding_matcher
 from algorist.grading.numeric import numeric_value
@@ -23,6 +30,7 @@ __all__ = [
     "grade_completion",
     "grade_many",
     "hash_answer",
+    "is_right_leniently",
     "is_text_only",
     "last_boxed",
     "numeric_value",

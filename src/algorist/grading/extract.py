@@ -80,6 +80,12 @@ def extract(text: str, *, last_number: bool = False) -> Extraction:
     return Extraction(None)
 
 
+def last_number(text: str) -> str | None:
+    """Return the last number of a text wherever it stands, without the comma of a sentence; None where there is none."""
+    numbers = _NUMBER.findall(text[-MAX_COMPLETION:])
+    return numbers[-1].strip().rstrip(",") if numbers else None
+
+
 def _from_blocks(body: str, start: str, end: str) -> Extraction:
     blocks = [part.partition(end)[0] for part in body.split(start)[1:] if end in part]
     if not blocks:

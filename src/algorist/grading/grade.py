@@ -9,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from algorist.grading.cache import ByteCache
-from algorist.grading.extract import extract
+from algorist.grading.extract import extract, last_number
 from algorist.grading.matchers import MATCHERS, Judge
+from algorist.grading.numeric import numeric_value
 from algorist.grading.symbolic import Limits, Verdict
 from algorist.types import Grade, Parsed
 
@@ -122,6 +123,12 @@ def grade_completion(
     if ambiguous:
         return Grade(False, "ambiguous", answer, next(iter(gold_texts(gold)), ""))
     return grade(answer, gold, matcher=matcher, tolerance=tolerance)
+
+
+def is_right_leniently(text: str, gold: Any) -> bool:
+    """Tell whether the last number of a completion is the gold answer, whatever the completion's form; never for other golds."""
+    numbers = [one for one in gold_texts(gold) if numeric_value(one) is not None]
+    return bool(numbers) and grade(last_number(text), numbers, matcher="numeric").correct
 
 
 def grade_many(

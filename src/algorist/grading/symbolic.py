@@ -17,6 +17,12 @@ Verdict = tuple[bool, GradeReason]
 MAX_GOLD = 2_000
 """Longer gold answers are unreadable (characters)."""
 
+_LABELLED = re.compile(
+    r"(?P<text>\\(?:text|textbf|mathrm|mathbf)\s*\{\s*)?\(?(?P<letter>[A-J])[).:](?(text)\s*\}|)[\s:~]*(?:\\[ ,;:]|\\q?quad)*\s*(?P<value>[^\s].*)",
+    re.DOTALL,
+)
+_CHOICE = re.compile(r"(?:\\(?:text|textbf|mathrm)\s*\{\s*)?\(?([A-J])\)?\s*\}?")
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -97,6 +103,16 @@ def symbolic(answer: str, gold: str, limits: Limits, *, slow: bool = True) -> Ve
             return True, "equal_string" if answer.strip() == gold.strip() else "equal_number"
     if why_unreadable(gold):
         return False, "unparseable_gold"
+    labelled = _LABELLED.fullmatch(answer.strip()) if len(answer) < 200 else None
+    if labelled and numeric_value(labelled["value"]) is not None:  # \textbf{(B)}\ 27
+        choice = _CHOICE.fullmatch(gold.strip())
+        if choice:
+            same = labelled["letter"] == choice[1]
+            return same, "equal_string" if same else "different"
+        if labelled["text"]:
+            answer = labelled["value"]
+    elif re.fullmatch(r"[A-J]\)", answer):  # B)
+        answer = answer[:-1]
     said, truth = reading(answer), reading(gold)
     if not said.text:
         return False, "unparseable_answer"

@@ -44,8 +44,13 @@ _STYLES = re.compile(
     r"\\(?:displaystyle|textstyle|limits|nolimits|strut|quad|qquad|thinspace|medspace|enspace|negthinspace|hfill|noindent"
     r"|centering|rm|bf|it|large|Large)(?![a-zA-Z])|\\(?:hspace|vspace|hphantom|phantom|kern|label|tag)\*?\s*\{[^{}]*\}"
 )
+_COLOURS = re.compile(r"\\(?:(?:text)?color|colorbox)\s*(?:\[[^\[\]]*\]\s*)?\{[^{}]*\}|\\bbox\s*\[[^\[\]]*\]")
+_ROMAN = re.compile(r"\{\s*\\rm(?![a-zA-Z])\s*([^{}\\]*)\}")
+_ENDS = ("\\checkmark", "\\blacksquare", "\\square", "\\Box", "\\qed", "\\", *"✓✔✅■□∎", " .", " \\")
+_STARTS = ("\\therefore", "\\implies", "\\Rightarrow", "\\Longrightarrow", "\\rightarrow", "\\to ", *"∴⇒→✅")
 _SPACES = re.compile(r"(?<!\\)\\[,;:!> \n]|~|&nbsp;")
 _THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|,\s?\\!|\\,)\s*(?=\d{3}(?!\d))")
+_TEXT_LEAD = re.compile(r"\\(?:text|textbf|textit|mathrm)\s*\{([^{}\\]*)\}\s*")
 _CLOCK = re.compile(r"\b([ap])\.\s?m\.?(?![a-z])", re.IGNORECASE)
 _WRAPS = (
     ("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"), ("$", "$"), ("***", "***"), ("**", "**"), ("__", "__"),
@@ -118,6 +123,20 @@ def _dollars(text: str) -> str:
     return re.sub(r"(?<!\\)\$", " ", text).strip() if len(bare) % 2 == 0 else text
 
 
+def _marks_off(text: str) -> str:
+    """Take off arrows in front, and ticks, ends of proofs and line breaks behind; never all of a text."""
+    changed = True
+    while changed:
+        changed = False
+        for mark in _ENDS:
+            if len(text) > len(mark) and text.endswith(mark):
+                text, changed = text[: -len(mark)].rstrip(), True
+        for mark in _STARTS:
+            if len(text) > len(mark) and text.startswith(mark):
+                text, changed = text[len(mark) :].lstrip(), True
+    return text
+
+
 def clean(text: str) -> str | None:
     """Return the text in one spelling, or None where it holds control characters.
 
@@ -129,12 +148,14 @@ def clean(text: str) -> str | None:
 
 @lru_cache(maxsize=16_384)
 def _cleaned(text: str) -> str | None:
+    text = _marks_off(text.strip())
     if not text.isascii():
-        text = _unicode(text)
+        text = _unicode(text).strip()
     if _CONTROL.search(text):
         return None
-    text = text.strip()
     if "\\" in text or "~" in text or "&" in text:
+        if "rm" in text or "color" in text or "bbox" in text:
+            text = _COLOURS.sub("", _ROMAN.sub(r"\\mathrm{\1}", text))
         text = _SPACES.sub(" ", _STYLES.sub(" ", _SIZES.sub("", _THOUSANDS.sub("", text))))
     elif "{,}" in text:
         text = _THOUSANDS.sub("", text)
@@ -143,6 +164,9 @@ def _cleaned(text: str) -> str | None:
         text = _dollars(text)
     if ".m" in text or ". m" in text:
         text = _CLOCK.sub(r"\1m", text)
+    worded = _TEXT_LEAD.match(text) if text[:2] in ("\\t", "\\m") else None
+    if worded and worded.end() < len(text) and _LEAD.fullmatch(worded[1].strip() + " "):
+        text = text[worded.end() :]
     if text[:1].isalpha():
         found = _LEAD.match(text)
         if found and found.end() < len(text):

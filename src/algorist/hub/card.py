@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from algorist.prompts.attached import attached
 from algorist.prompts.of_recipe import how_to_ask
 from algorist.store.redact import redact, redact_tree
 from algorist.store.safe_text import markdown, one_line, printable
+from algorist.store.stages import EVALUATED, STAGES
 from algorist.store.write import read_metrics
 
 CARD = "README.md"
@@ -39,7 +41,7 @@ def model_card(
     recipe = load_run_recipe(run) if run else None
     is_adapter = (folder / "adapter_config.json").is_file()
     base = base or (base_of(folder) if is_adapter else None) or (recipe.model.name if recipe else None)
-    stages = [s for s in ("sft", "grpo") if run and (run / s / "final").is_dir()] or ["sft", "grpo"]
+    stages = [s for s in STAGES if run and (run / s / "final").is_dir()] or [*STAGES]
     title = name or (run.name if run else folder.resolve().name)
     origin = (
         "a tiny model made from scratch"
@@ -125,7 +127,7 @@ def _datasets(recipe: Recipe | None) -> dict[str, DatasetSection]:
 
 def _question(run: Path | None) -> str:
     """Return a question to show: one that the run's last evaluation answered right."""
-    for stage in ("grpo", "sft", "base"):
+    for stage in reversed(EVALUATED):
         if run is not None and (run / "eval" / f"{stage}.json").is_file():
             try:
                 found = solved_question(read_artifact(run / "eval", stage).samples)
@@ -190,36 +192,23 @@ def _of_run(run: Path, recipe: Recipe) -> list[str]:
 
 def _evaluations(run: Path) -> str:
     """Return a table of the stages' evaluations: value and 95 % interval."""
-    found: dict[str, dict[str, Any]] = {}
-    for name in ("base", "sft", "grpo"):
-        try:
-            found[name] = json.loads((run / "eval" / f"{name}.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
+    found = {}
+    for name in EVALUATED:
+        with suppress(CheckpointError):
+            found[name] = read_artifact(run / "eval", name)
     if not found:
         return ""
-    metrics = list(dict.fromkeys(m for evaluation in found.values() for m in evaluation["metrics"]))
+    metrics = list(dict.fromkeys(m for evaluation in found.values() for m in evaluation.metrics))
     last = list(found.values())[-1]
     lines = [f"| | {' | '.join(found)} |", "|---" * (len(found) + 1) + "|"]
     for metric in metrics:
-        cells = [_interval(metric, evaluation["metrics"].get(metric)) for evaluation in found.values()]
+        cells = [e.metrics[metric].text(metric) if metric in e.metrics else "–" for e in found.values()]
         lines.append(f"| {markdown(metric.replace('_', ' '))} | {' | '.join(cells)} |")
+    count = len({row["problem_id"] for row in last.samples})
     return (
-        f"## Evaluation\n\n{markdown(last['dataset'])}, {last['n']} held-out problems, 95 % intervals in brackets.\n\n"
+        f"## Evaluation\n\n{markdown(last.dataset)}, {count} held-out problems, 95 % intervals in brackets.\n\n"
         + "\n".join(lines)
     )
-
-
-def _interval(metric: str, found: dict[str, Any] | None) -> str:
-    if not found or found.get("value") is None:
-        return "–"
-    plain = any(word in metric for word in ("tokens", "length", "characters", "reward"))
-    value, low, high = (
-        None if end is None else f"{end:.4g}" if plain else f"{100 * end:.1f}"
-        for end in (found["value"], found.get("low"), found.get("high"))
-    )
-    text = f"{value}" if plain else f"{value} %"
-    return text if None in (low, high) else f"{text} [{low}, {high}]"
 
 
 def _curves(run: Path) -> str:

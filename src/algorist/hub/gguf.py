@@ -53,7 +53,7 @@ def bindings() -> Any:
         import llama_cpp
     except (ImportError, OSError, RuntimeError) as error:
         raise MissingExtraError(
-            f"GGUF files need llama-cpp-python ({' '.join(str(error).split())[:150]}); pip install 'algorist[gguf]'. It is "
+            f"GGUF files need llama-cpp-python ({' '.join(str(error).split())[:150]}); pip install 'algorist[llama-cpp]'. It is "
             "compiled on installation: without a C++ compiler first apt install g++ cmake (or xcode-select --install)"
         ) from None
     return llama_cpp

@@ -18,6 +18,7 @@ from algorist.errors import AlgoristError, ConfigError, HubError
 from algorist.hub.card import base_warning, without_home
 from algorist.hub.export import gather, put_file
 from algorist.store.redact import first_line
+from algorist.store.stages import STAGES
 from algorist.training.checkpoint import checkpoints
 
 log = logging.getLogger("algorist.hub")
@@ -233,7 +234,7 @@ class HubUpload:
 
     def _add_checkpoints(self, staging: Path) -> None:
         """Add checkpoints that did not get through during training."""
-        found = [c for stage in ("sft", "grpo") for c in reversed(checkpoints(self.run / stage))]
+        found = [c for stage in STAGES for c in reversed(checkpoints(self.run / stage))]
         if self.section.strategy == "checkpoint":
             found = found[-1:]
         for checkpoint in found:

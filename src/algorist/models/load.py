@@ -24,6 +24,7 @@ from algorist.config.schema import LoraSection, ModelSection
 from algorist.errors import AlgoristError, CheckpointError, ConfigError, is_out_of_memory
 from algorist.models.attention import attention_for, set_attention
 from algorist.models.families import lora_targets
+from algorist.models.gguf import loadable_name, without_hub_hint
 from algorist.models.precision import Precision, pick_precision, set_compute
 from algorist.models.quantized import is_quantized, keep_as_trained, quantized_loading
 from algorist.models.templates import check_template
@@ -160,7 +161,9 @@ def load_policy(
             )
             check_adapter(folder, model)
         return Policy(model, prepare_tokenizer(tokenizer, None))
-    if not (folder / "config.json").is_file():
+    with _in_words(str(folder)):
+        converted = loadable_name(str(folder)) != str(folder)
+    if not converted and not (folder / "config.json").is_file():
         raise CheckpointError(
             f"{folder} holds no model: neither config.json nor adapter_config.json is there"
         )
@@ -174,7 +177,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     Raises:
         ConfigError: It cannot be loaded, or its template is no template.
     """
-    return prepare_tokenizer(_tokenizer(name, None), None)
+    return prepare_tokenizer(_tokenizer(loadable_name(name), None), None)
 
 
 def prepare_tokenizer(
@@ -220,14 +223,16 @@ def add_lora(model: PreTrainedModel, section: LoraSection) -> Any:
 def _pretrained(
     section: ModelSection, device: torch.device, precision: Precision
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    local = Path(section.name).expanduser()
-    looks_local = local.is_dir() or section.name.startswith((".", "/", "~")) or section.name.count("/") > 1
+    with _in_words(section.name):
+        name = loadable_name(section.name, section.revision)
+    local = Path(name).expanduser()
+    looks_local = local.is_dir() or name.startswith((".", "/", "~")) or name.count("/") > 1
     if looks_local and not (local / "config.json").is_file():
         raise ConfigError(
             f"model.name is '{section.name}', but there is no model folder at {local} (config.json is missing); expected "
             "config.json, model.safetensors and tokenizer.json in the hub's layout"
         )
-    name = str(local) if looks_local else section.name
+    converted, name = name != section.name, str(local) if looks_local else name
     with _in_words(name):
         _check_sizes(name, section.revision)
     tokenizer = _tokenizer(name, section.revision, section.trust_remote_code)
@@ -255,6 +260,8 @@ def _pretrained(
             len(tokenizer),
             rows,
         )
+    if converted:  # an adapter names its base as the recipe does, not by a folder in this machine's cache
+        moved.name_or_path = section.name
     if is_quantized(moved):
         keep_as_trained(moved)
     else:
@@ -329,6 +336,8 @@ def _not_loaded(name: str, error: Exception) -> str:
     reason = " ".join(lines[:2] if lines[0].endswith(":") else lines[:1])[:300]
     if not isinstance(error, (OSError, ValueError, ImportError)):
         reason = f"{type(error).__name__}: {reason}"
+    if name.lower().endswith(".gguf"):
+        return f"cannot read the GGUF file '{name}': {reason}\nIt is damaged, or of a family that transformers does not read from GGUF; take the model's folder instead"
     if Path(name).is_dir():
         return (
             f"cannot load the model '{name}': {reason}\nThe folder is damaged or not in the hub's layout (config.json, "
@@ -337,7 +346,7 @@ def _not_loaded(name: str, error: Exception) -> str:
     return (
         f"cannot load the model '{name}': {reason}\nIf this machine has no network, download the model elsewhere "
         f"(hf download {name} --local-dir FOLDER) and give the folder: model.name=/path/to/FOLDER. "
-        "For a model from scratch: model.name=tiny"
+        f"For a model from scratch: model.name=tiny.{without_hub_hint(name)}"
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from algorist.errors import ConfigError
 
@@ -111,6 +112,16 @@ def weight_dtype(model: Any) -> torch.dtype:
 def _base(model: Any) -> Any:
     inner = model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model
     return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
+
+
+def round_stochastically(value: Tensor, seed: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """Return float32 numbers in a 16-bit type, rounded up with the probability of the share that is cut off."""
+    cut = 1 << (16 if dtype == torch.bfloat16 else 13)  # the last bits of float32 that the type does not have
+    generator = torch.Generator(value.device).manual_seed(seed)
+    noise = torch.randint(cut, value.shape, generator=generator, device=value.device, dtype=torch.int32)
+    kept = (value.view(torch.int32) + noise) & -cut
+    # Infinity and NaN have no neighbours.
+    return torch.where(value.isfinite(), kept.view(torch.float32), value).to(dtype)
 
 
 def mixed_precision(model: Any, device: torch.device) -> dict[str, bool]:

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor, nn
 
@@ -306,15 +307,11 @@ def memory_now() -> int:
     return _status("VmRSS")
 
 
-def memory_limit() -> int | None:
-    """Return the memory of the device in bytes; None where the system does not say."""
+def memory_limit() -> int:
+    """Return the memory of the device in bytes: the card's, or this machine's within its control group."""
     if torch.cuda.is_available():
         return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
-    found = Path("/proc/meminfo")
-    if not found.is_file():
-        return None
-    values = dict(line.split(":") for line in found.read_text().splitlines())
-    limit = int(values["MemTotal"].split()[0]) * 1024
+    limit = int(psutil.virtual_memory().total)
     group = Path("/sys/fs/cgroup/memory.max")
     if group.is_file() and group.read_text().strip().isdigit():
         limit = min(limit, int(group.read_text()))

@@ -9,7 +9,7 @@ import copy
 import math
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -19,9 +19,9 @@ from algorist.diagnosis.findings import Settings
 from algorist.models.load import add_lora
 from algorist.models.precision import Precision
 from algorist.preflight.memory import MemoryPlan, Shape, plan_grpo, plan_sft
+from algorist.store.stages import Stage
 from algorist.training.faults import smaller_batch
 
-Stage = Literal["sft", "grpo"]
 ROOM = 0.9
 """Share of the memory that a plan may take; the rest is for what is not planned."""
 MOST_PROCESSES = 64

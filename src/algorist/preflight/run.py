@@ -13,12 +13,13 @@ from transformers import AutoConfig
 
 from algorist.config.schema import Recipe
 from algorist.grading import why_unreadable
+from algorist.models.gguf import loadable_name
 from algorist.models.load import Policy, load_policy, make_policy, pick_device
 from algorist.models.precision import compute_dtype, pick_precision, weight_dtype
 from algorist.preflight.advice import NEAR_LIMIT, advise
 from algorist.preflight.completions import sample
 from algorist.preflight.memory import memory_limit
-from algorist.preflight.memory_advice import Stage, memory_steps, plan_from_config
+from algorist.preflight.memory_advice import memory_steps, plan_from_config
 from algorist.preflight.tokenization import out_of_vocabulary, tokenization_faults
 from algorist.preflight.trial import Trial, grpo_steps, sft_steps, try_grpo, try_sft
 from algorist.prompts import PromptFormat
@@ -26,6 +27,7 @@ from algorist.prompts.chat import encode_prompt
 from algorist.prompts.of_recipe import recipe_format
 from algorist.runs.plan import Problems, check_names, fitting_problems, tokenizer_texts
 from algorist.store.run_log import clock
+from algorist.store.stages import STAGES, Stage
 from algorist.tracking.trackers import check_trackers
 from algorist.training.grpo_setup import objective_of
 from algorist.training.processes import check_eval_device
@@ -33,7 +35,6 @@ from algorist.types import Problem
 
 log = logging.getLogger("algorist.preflight.run")
 
-STAGES: tuple[Stage, ...] = ("sft", "grpo")
 PROBE = 2
 """Problems that are sampled first, to see how many fit into the time."""
 SHOWN_LENGTHS = (50, 90, 99, 100)
@@ -212,10 +213,9 @@ def _plan_unloaded(
     if section.name == "tiny" or section.backend == "unsloth" or limit is None:
         return {}, True
     try:
+        name = loadable_name(section.name, section.revision)
         config = AutoConfig.from_pretrained(
-            str(Path(section.name).expanduser())
-            if Path(section.name).expanduser().is_dir()
-            else section.name,
+            str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name,
             revision=section.revision or "main",
             trust_remote_code=section.trust_remote_code,
         )

@@ -2,6 +2,7 @@
 
 from algorist.prompts import (  # noqa: F401
     few_shot,
+    gsm8k_cot_zeroshot,
     question_only,
     r1_zero,
     reasoning_answer,

@@ -13,7 +13,8 @@ import jinja2
 
 from algorist import __version__
 from algorist.errors import CheckpointError
-from algorist.evaluation.estimators import Interval
+from algorist.evaluation.compare import without_the_form
+from algorist.evaluation.estimators import Interval, is_share
 from algorist.report.collect import collect
 from algorist.store.atomic import replace_text
 from algorist.store.run_folder import RunFolder
@@ -21,6 +22,7 @@ from algorist.store.safe_text import printable_tree
 
 TITLES = {
     "greedy_accuracy": "greedy accuracy",
+    "lenient_accuracy": "last number right, whatever the form",
     "format": "well-formed",
     "truncated": "truncated",
     "mean_tokens": "mean tokens",
@@ -58,7 +60,8 @@ def render(data: dict[str, Any]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"number": number, "interval": interval, "clock": clock, "points": points}
+    environment.filters |= {"interval": interval, "clock": clock, "points": points}
+    environment.filters |= {"without_the_form": without_the_form}
     shown = {key: data[key] for key in ("stages", "pairs", "rollouts")}
     return environment.get_template("report.html.j2").render(
         data=data,
@@ -83,35 +86,14 @@ def embedded_json(value: Any) -> str:
     return text
 
 
-def number(value: float, name: str = "", *, signed: bool = False) -> str:
-    """Return a metric's value: a percentage, or a plain number for lengths."""
-    if value is None or math.isnan(value):
-        return "–"
-    sign = "+" if signed else ""
-    if _is_reward(name):
-        return f"{value:{sign}.2f}"
-    return (
-        f"{value:{sign}.1f}"
-        if _is_length(name)
-        else f"{100 * value:{sign}.1f}{' points' if signed else ' %'}"
-    )
-
-
 def interval(found: Interval | None, name: str = "", *, signed: bool = False) -> str:
-    """Return ``62.0 % [56.1, 67.5]``."""
-    if found is None:
-        return "–"
-    if math.isnan(found.low):
-        return number(found.value, name, signed=signed)
-    factor, sign = (1 if _is_length(name) or _is_reward(name) else 100), "+" if signed else ""
-    form = f"{sign}.2f" if _is_reward(name) else f"{sign}.1f"
-    low, high = f"{factor * found.low:{form}}", f"{factor * found.high:{form}}"
-    return f"{number(found.value, name, signed=signed)} [{low}, {high}]"
+    """Return ``62.0 % [56.1, 67.5]``, or a dash for an evaluation that is not there."""
+    return "–" if found is None else found.text(name, signed=signed)
 
 
 def points(found: Interval) -> str:
     """Return a difference of shares: ``+12.4 points [+7.0, +17.5]``."""
-    return f"{100 * found.value:+.1f} points [{100 * found.low:+.1f}, {100 * found.high:+.1f}]"
+    return found.text(signed=True)
 
 
 def position(found: Interval) -> dict[str, float]:
@@ -131,16 +113,3 @@ def clock(seconds: float) -> str:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def is_share(name: str) -> bool:
-    """Return whether a metric lies between 0 and 1 and is shown in percent."""
-    return not (_is_length(name) or _is_reward(name))
-
-
-def _is_reward(name: str) -> bool:
-    return name == "reward" or name.startswith("rewards/")
-
-
-def _is_length(name: str) -> bool:
-    return any(word in name for word in ("tokens", "length", "characters", "seconds"))

@@ -22,8 +22,8 @@ from algorist.store.redact import redact
 from algorist.store.run_folder import RunFolder
 from algorist.store.run_log import clock
 from algorist.store.safe_text import printable
+from algorist.store.stages import EVALUATED
 
-STAGES = ("base", "sft", "grpo")
 PAIRS_CHARACTERS = 500_000
 ROLLOUT_CHARACTERS = 1_100_000
 LONGEST_TEXT = 6_000
@@ -41,7 +41,7 @@ def collect(run: RunFolder) -> dict[str, Any]:
     names = list(dict.fromkeys(str(line.get("stage")) for line in lines if line.get("stage")))
     evaluations = [read_artifact(run.evaluations, name) for name in artifact_names(run.evaluations)]
     evaluations.sort(key=lambda a: _order(a.name))
-    main = [a for name in STAGES for a in evaluations if a.name == name]
+    main = [a for name in EVALUATED for a in evaluations if a.name == name]
     environment = run.read_json("environment.json") or {}
     environment = environment if isinstance(environment, dict) else {}
     config = _text(run.config)
@@ -330,7 +330,7 @@ def _number(value: float | None) -> float | None:
 def _order(name: str) -> tuple[int, int, str]:
     """Order evaluations: base, those during SFT, sft, those during GRPO, grpo, others."""
     stage, _, step = name.partition("-step-")
-    rank = STAGES.index(stage) if stage in STAGES else len(STAGES)
+    rank = EVALUATED.index(stage) if stage in EVALUATED else len(EVALUATED)
     return (rank, int(step) if step.isdigit() else 10**9, name)
 
 

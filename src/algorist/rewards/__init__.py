@@ -1,10 +1,10 @@
 """Rewards: named functions by theme; the total is their weighted sum.
 
 ``correctness`` right or wrong, ``mathematics`` formulas, ``ratio_bands`` DAPO's, ``form`` tags, ``style``
-steps and repetition, ``length``. ``build_rewards`` makes a recipe's list into callables for TRL.
+steps and repetition, ``length``, ``control`` the random control. ``build_rewards`` makes a recipe's list into callables for TRL.
 """
 
-from algorist.rewards import correctness, form, length, mathematics, ratio_bands, style  # noqa: F401
+from algorist.rewards import control, correctness, form, length, mathematics, ratio_bands, style  # noqa: F401
 from algorist.rewards.base import REWARDS, Reward, reward
 from algorist.rewards.build import (
     GOLD_COLUMNS,

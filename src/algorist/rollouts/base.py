@@ -60,28 +60,29 @@ class Completion:
     finish_reason: FinishReason
 
 
+Prompts = Sequence[Sequence[int]]
+"""P token-id lists, each distinct prompt once, without padding."""
+OnFinished = Callable[[int], None] | None
+"""Called with the number of rows that have just finished (for progress bars)."""
+Completions = list[list[Completion]]
+"""``group_size`` completions for each prompt, in the order of the prompts."""
+
+
 class RolloutEngine(Protocol):
     """Samples completions from the policy. Every engine passes ``tests/unit/test_rollout_conformance.py``."""
 
     name: str
 
     def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        group_size: int,
-        params: SamplingParams,
-        on_finished: Callable[[int], None] | None = None,
-    ) -> list[list[Completion]]:
+        self, prompts: Prompts, group_size: int, params: SamplingParams, on_finished: OnFinished = None
+    ) -> Completions:
         """Sample ``group_size`` completions for each prompt.
 
         Args:
-            prompts: P token-id lists, each distinct prompt once, without padding.
+            prompts: See ``Prompts``.
             group_size: Completions per prompt.
             params: Sampling settings.
-            on_finished: Called with the number of rows that have just finished (for progress bars).
-
-        Returns:
-            P lists of ``group_size`` completions, in the order of the prompts.
+            on_finished: See ``OnFinished``.
 
         Raises:
             EngineError: The engine cannot do what was asked (empty prompt, prompt longer than the context, …).

@@ -12,7 +12,7 @@ from algorist.grading import grade_completion
 from algorist.prompts import PromptFormat
 from algorist.prompts.chat import render_prompt
 from algorist.rewards import RewardBreakdown, RewardSet
-from algorist.rollouts.base import Completion, RolloutEngine, SamplingParams
+from algorist.rollouts.base import Completion, Completions, RolloutEngine, SamplingParams
 from algorist.types import Grade, Group, Problem, Rollout
 
 
@@ -73,9 +73,9 @@ def _sample(
     sizes: Sequence[int],
     sampling: SamplingParams,
     on_finished: Callable[[int], None] | None,
-) -> list[list[Completion]]:
+) -> Completions:
     """Return the completions of each prompt; prompts with the same group size are sampled in one call, in their order."""
-    result: list[list[Completion]] = [[] for _ in prompts]
+    result: Completions = [[] for _ in prompts]
     for size in dict.fromkeys(sizes):
         places = [place for place, wanted in enumerate(sizes) if wanted == size]
         found = engine.generate([prompts[place] for place in places], size, sampling, on_finished)

@@ -34,7 +34,7 @@ class LlamaCppEngine:
             import llama_cpp
         except (ImportError, OSError, RuntimeError):
             raise MissingExtraError(
-                "GGUF files need llama-cpp-python: pip install 'algorist[gguf]'"
+                "GGUF files need llama-cpp-python: pip install 'algorist[llama-cpp]'"
             ) from None
         try:
             self.llama: Any = llama_cpp.Llama(model_path=str(file), n_ctx=context, verbose=False)

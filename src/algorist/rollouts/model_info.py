@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from algorist.models.precision import compute_dtype, weight_dtype
-from algorist.rollouts.base import SamplingParams
+from algorist.rollouts.base import Prompts, SamplingParams
 from algorist.rollouts.row_state import Rows, check_request
 
 
@@ -49,7 +49,7 @@ class ModelSetting:
 
     def new_rows(
         self,
-        prompts: Sequence[Sequence[int]],
+        prompts: Prompts,
         group_size: int,
         params: SamplingParams,
         on_finished: Callable[[int], None] | None,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from algorist.errors import EngineError
+from algorist.rollouts.base import Prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +58,7 @@ def too_small(token_budget: int, prompt_length: int, max_new_tokens: int) -> str
     )
 
 
-def left_pad(
-    prompts: Sequence[Sequence[int]], pad_token_id: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
+def left_pad(prompts: Prompts, pad_token_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return ids (P, T) and mask (P, T), both int64, padded on the left."""
     longest = max(len(p) for p in prompts)
     ids = torch.full((len(prompts), longest), pad_token_id, dtype=torch.int64)

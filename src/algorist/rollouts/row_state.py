@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from algorist.errors import EngineError
-from algorist.rollouts.base import Completion, SamplingParams
-from algorist.rollouts.sampling import draw_uniforms, sample
+from algorist.rollouts.base import Completion, Completions, Prompts, SamplingParams
+from algorist.rollouts.sampling import draw_uniforms, sample, sample_longer
 from algorist.rollouts.stop_strings import StopStrings
 
 
-def check_request(
-    prompts: Sequence[Sequence[int]], group_size: int, context: int | None, vocabulary: int
-) -> None:
+def check_request(prompts: Prompts, group_size: int, context: int | None, vocabulary: int) -> None:
     """Refuse prompts that cannot be completed.
 
     Raises:
@@ -53,7 +51,7 @@ class Rows:
 
     def __init__(
         self,
-        prompts: Sequence[Sequence[int]],
+        prompts: Prompts,
         group_size: int,
         params: SamplingParams,
         *,
@@ -125,7 +123,9 @@ class Rows:
         early_S = None
         if params.min_new_tokens:
             early_S = next_S - self.row_S * self._steps < params.min_new_tokens
-            token_S, log_prob_S = self._sample_not_stopping(logits_SV, early_S)
+            token_S, log_prob_S = sample_longer(
+                logits_SV, self._uniform.index_select(0, next_S), params, early_S, self._is_stop_V
+            )
         else:
             token_S, log_prob_S = sample(logits_SV, self._uniform.index_select(0, next_S), params)
         self._token.index_copy_(0, next_S, token_S)
@@ -146,16 +146,6 @@ class Rows:
         self.next_S[slots] = moved_R
         return token_R, done_R
 
-    def _sample_not_stopping(self, logits_SV: Tensor, early_S: Tensor) -> tuple[Tensor, Tensor]:
-        """Sample with stop tokens excluded in the rows that are still too short; log-probs stay unfiltered."""
-        uniform_S = self._uniform.index_select(0, self.next_S)
-        full_SV = logits_SV.float().clone()
-        barred_SV = full_SV.masked_fill(early_S.unsqueeze(-1) & self._is_stop_V, float("-inf"))
-        token_S, _ = sample(barred_SV, uniform_S, self.params)
-        scaled_SV = full_SV.div_(self.params.temperature or 1.0)
-        chosen_S = scaled_SV.gather(-1, token_S.unsqueeze(-1)).squeeze(-1)
-        return token_S, chosen_S - scaled_SV.logsumexp(-1)
-
     def _string_stops(self, token_S: Tensor, early_S: Tensor | None) -> Tensor:
         assert self._strings is not None
         looked_at = self.alive_S if early_S is None else self.alive_S * ~early_S
@@ -163,28 +153,56 @@ class Rows:
         state = torch.stack([self.row_S, token_S, self.alive_S, looked_at]).tolist()
         found = [False] * len(self)
         for slot, (row, token, alive, wanted) in enumerate(zip(*state, strict=True)):
-            if not alive:
-                continue
-            tail = self._tails.setdefault(row, deque(maxlen=self._strings.window))
-            tail.append(token)
-            found[slot] = (
-                bool(wanted) and self._strings.may_end(token) and self._strings.just_ended(list(tail))
-            )
+            if alive:
+                found[slot] = self.ends_string(row, token, bool(wanted))
         return torch.tensor(found, device=self.device)
+
+    def ends_string(self, row: int, token: int, may_stop: bool = True) -> bool:
+        """Follow the text of ``row`` by one token; return whether a stop string is complete with it."""
+        assert self._strings is not None
+        tail = self._tails.setdefault(row, deque(maxlen=self._strings.window))
+        tail.append(token)
+        return may_stop and self._strings.may_end(token) and self._strings.just_ended(list(tail))
 
     def finish(self, slots: Tensor) -> list[int]:
         """Record that the rows in ``slots`` are finished, make the slots idle, return the row numbers."""
         rows, ends = self.row_S[slots].tolist(), self.next_S[slots].tolist()
-        for row, end in zip(rows, ends, strict=True):
-            self._length_R[row] = end - row * self._steps
         self.next_S[slots] = self._behind
         self.end_S[slots] = self._behind + 1
         self.alive_S[slots] = 0
-        if self._on_finished is not None and rows:
-            self._on_finished(len(rows))
+        self.record({row: end - row * self._steps for row, end in zip(rows, ends, strict=True)})
         return rows
 
-    def completions(self) -> list[list[Completion]]:
+    def record(self, lengths: Mapping[int, int]) -> None:
+        """Note the lengths of rows that have just finished."""
+        for row, length in lengths.items():
+            self._length_R[row] = length
+        if self._on_finished is not None and lengths:
+            self._on_finished(len(lengths))
+
+    # ---- for an engine that samples on the device without asking the host ------------------------------------------
+
+    @property
+    def tables(self) -> dict[str, Tensor]:
+        """By place of the flat output (the last one is spare): uniform numbers, tokens, log-probs; and the stop tokens (V,)."""
+        return {
+            "uniform": self._uniform,
+            "token": self._token,
+            "log_prob": self._log_prob,
+            "is_stop": self._is_stop_V,
+        }
+
+    @property
+    def has_strings(self) -> bool:
+        """Whether stop strings have to be looked for on the host."""
+        return self._strings is not None
+
+    def span(self, row: int) -> tuple[int, int]:
+        """Return where the row's output begins, and the end that it must not pass."""
+        begin = row * self._steps
+        return begin, begin + int(self._limit_R[row])
+
+    def completions(self) -> Completions:
         """Return what was sampled, grouped by prompt.
 
         Raises:
@@ -193,7 +211,7 @@ class Rows:
         tokens = self._token[: self._behind].view(self.count, self._steps).tolist()
         log_probs = self._log_prob[: self._behind].view(self.count, self._steps).tolist()
         stops = self._is_stop_V.cpu()
-        result: list[list[Completion]] = []
+        result: Completions = []
         for row, length in enumerate(self._length_R):
             ids = tokens[row][:length]
             if not math.isfinite(math.fsum(log_probs[row][:length])):

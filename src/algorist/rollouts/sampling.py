@@ -33,13 +33,16 @@ def draw_uniforms(rows: int, steps: int, seed: int | None) -> Tensor:
     return torch.rand(rows, steps, generator=generator).mul_(_BELOW_ONE)
 
 
-def sample(logits_RV: Tensor, uniform_R: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
+def sample(
+    logits_RV: Tensor, uniform_R: Tensor, params: SamplingParams, *, may_wait: bool = True
+) -> tuple[Tensor, Tensor]:
     """Pick one token per row.
 
     Args:
         logits_RV: Any float type; float32 logits are overwritten.
         uniform_R: Numbers in [0, 1); unused when greedy.
         params: ``temperature`` (0 is greedy), ``top_k``, ``top_p``, ``min_p``.
+        may_wait: The host may look at numbers of the device, which saves top-p most of its sort; not inside a CUDA graph.
 
     Returns:
         Tokens (R,) int64 and their log-probs (R,) float32 at the temperature (1 when greedy), before the filters.
@@ -51,7 +54,7 @@ def sample(logits_RV: Tensor, uniform_R: Tensor, params: SamplingParams) -> tupl
     if params.temperature != 1:
         scaled_RV.div_(params.temperature)
     if params.top_k or params.top_p < 1:
-        return _sample_candidates(scaled_RV, uniform_R, params)
+        return _sample_candidates(scaled_RV, uniform_R, params, may_wait)
     top_R1 = scaled_RV.amax(dim=-1, keepdim=True)
     weight_RV = scaled_RV.sub_(top_R1).exp_()
     total_R = weight_RV.sum(dim=-1)
@@ -64,16 +67,37 @@ def sample(logits_RV: Tensor, uniform_R: Tensor, params: SamplingParams) -> tupl
     return token_R, chosen_R.log_().sub_(total_R.log_())
 
 
-def _sample_candidates(scaled_RV: Tensor, uniform_R: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
+def sample_longer(
+    logits_RV: Tensor,
+    uniform_R: Tensor,
+    params: SamplingParams,
+    early_R: Tensor,
+    is_stop_V: Tensor,
+    *,
+    may_wait: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """``sample`` without stop tokens in the rows that are still too short (``early_R``); log-probs stay unfiltered."""
+    full_RV = logits_RV.float().clone()
+    barred_RV = full_RV.masked_fill(early_R.unsqueeze(-1) & is_stop_V, float("-inf"))
+    token_R, _ = sample(barred_RV, uniform_R, params, may_wait=may_wait)
+    scaled_RV = full_RV.div_(params.temperature or 1.0)
+    chosen_R = scaled_RV.gather(-1, token_R.unsqueeze(-1)).squeeze(-1)
+    return token_R, chosen_R - scaled_RV.logsumexp(-1)
+
+
+def _sample_candidates(
+    scaled_RV: Tensor, uniform_R: Tensor, params: SamplingParams, may_wait: bool
+) -> tuple[Tensor, Tensor]:
     """Sample from the best tokens only; sorts all of them only where the best do not hold ``top_p``."""
     vocabulary = scaled_RV.shape[-1]
     log_total_R1 = scaled_RV.logsumexp(dim=-1, keepdim=True)
     count = min(params.top_k or _TOP_P_CANDIDATES, vocabulary)
-    value_RK, index_RK = scaled_RV.topk(count, dim=-1)
-    if not params.top_k and count < vocabulary:
-        mass_R = (value_RK - log_total_R1).exp().sum(dim=-1)
-        if bool((mass_R < params.top_p).any()):
-            value_RK, index_RK = scaled_RV.sort(dim=-1, descending=True)
+    complete = bool(params.top_k) or count == vocabulary
+    if complete or may_wait:
+        value_RK, index_RK = scaled_RV.topk(count, dim=-1)
+        complete = complete or not bool(((value_RK - log_total_R1).exp().sum(dim=-1) < params.top_p).any())
+    if not complete:
+        value_RK, index_RK = scaled_RV.sort(dim=-1, descending=True)
     log_prob_RK = value_RK - log_total_R1
     weight_RK = candidate_weights(log_prob_RK, params)
     place_R1 = pick(weight_RK, uniform_R).unsqueeze(-1)

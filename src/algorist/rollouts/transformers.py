@@ -17,7 +17,7 @@ from transformers.generation import StoppingCriteria, StoppingCriteriaList
 
 from algorist.errors import EngineError
 from algorist.models.sharding import is_sharded, why_not_by_forward
-from algorist.rollouts.base import Completion, SamplingParams
+from algorist.rollouts.base import Completions, OnFinished, Prompts, SamplingParams
 from algorist.rollouts.model_info import ModelSetting
 from algorist.rollouts.padded_batches import left_pad, plan_waves
 from algorist.rollouts.row_state import Rows
@@ -49,12 +49,8 @@ class TransformersEngine:
         self.setting = ModelSetting(model, tokenizer, eos_token_ids, pad_token_id)
 
     def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        group_size: int,
-        params: SamplingParams,
-        on_finished: Callable[[int], None] | None = None,
-    ) -> list[list[Completion]]:
+        self, prompts: Prompts, group_size: int, params: SamplingParams, on_finished: OnFinished = None
+    ) -> Completions:
         """Sample ``group_size`` completions per prompt; see ``RolloutEngine.generate``."""
         if not len(prompts):
             return []

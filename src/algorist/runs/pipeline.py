@@ -25,9 +25,9 @@ from algorist.diagnosis.live import LiveDiagnosis
 from algorist.evaluation.console import lines_of
 from algorist.evaluation.record import mark_of, record_evaluation
 from algorist.evaluation.rollout_notes import RolloutNotes
-from algorist.evaluation.run import EvaluationSetting
+from algorist.evaluation.run import Alone, EvaluationSetting, Peers
 from algorist.hub.upload import HubUpload, check_hub
-from algorist.models import onednn
+from algorist.models import products
 from algorist.models.attention import told
 from algorist.models.load import Policy, keep_base, load_policy, make_policy, pick_device
 from algorist.prompts import PromptFormat
@@ -35,6 +35,7 @@ from algorist.prompts.attached import attach
 from algorist.prompts.of_recipe import asked_in_training, recipe_format
 from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
+from algorist.rollouts.engines import auto_engine
 from algorist.runs.plan import (
     Problems,
     check_folder,
@@ -53,6 +54,7 @@ from algorist.runs.plan import (
 from algorist.store.rows import rows_of
 from algorist.store.run_folder import RunFolder, started_as
 from algorist.store.run_log import Display, Lines, LogFile, Logged, Quiet, clock
+from algorist.store.stages import LAST_FIRST, STAGES
 from algorist.store.write import MetricsWriter, NoMetrics, NoRollouts, RolloutWriter
 from algorist.tracking.trackers import Trackers, check_trackers, open_trackers
 from algorist.training.callbacks import (
@@ -101,7 +103,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.hub = HubUpload(self.recipe, self.folder.path, self.display.say)
-        self.notes = RolloutNotes(self.display.say)
+        self.notes = RolloutNotes(self.display.say, self.recipe.grpo.samples_every)
         self.live = LiveDiagnosis(self.recipe, self.display.say, str(self.folder.path))
 
 
@@ -110,7 +112,7 @@ def run_recipe(
     *,
     display: Display | None = None,
     resume: bool = False,
-    stages: Sequence[str] = ("sft", "grpo"),
+    stages: Sequence[str] = STAGES,
 ) -> Run:
     """Run a recipe and return the run.
 
@@ -152,7 +154,7 @@ def run_recipe(
         run = Run(recipe, folder, display, resume, device, recipe_format(recipe), **vars(problems))
         run.processes, run.trackers = processes, trackers
         # Products of another library round otherwise: every process, and every resume, takes the same.
-        onednn.choose(processes.from_main(lambda: folder.keep("products.json", onednn.choices)))
+        products.choose(processes.from_main(lambda: folder.keep("products.json", products.choices)))
         from_the_model = processes.from_main(lambda: why_from_the_model(recipe, stages, folder))
         _prepare(run, no_adapter, from_the_model)
         if recipe.eval.baseline and not _is_finished(run, "eval-base"):
@@ -162,7 +164,7 @@ def run_recipe(
             _stage(run, "sft", run_sft)
         if "grpo" in stages and recipe.grpo.enabled and not run.stopped:
             _stage(run, "grpo", run_grpo)
-        done = [s for s in ("sft", "grpo") if (folder.path / s / "final").is_dir()]
+        done = [s for s in STAGES if (folder.path / s / "final").is_dir()]
         end = "stopped before the end" if run.stopped else "finished"
         model = folder.path / done[-1] / "final" if done else "none yet"
         log.info("the run %s after %s; its model: %s", end, clock(time.monotonic() - began), model)
@@ -198,6 +200,10 @@ def run_sft(run: Run) -> None:
 def run_grpo(run: Run) -> None:
     """Train with verifiable rewards and save ``grpo/final``."""
     policy, section = _require_policy(run), run.recipe.grpo
+    engine, line = auto_engine(section.engine, policy.model, _rows_at_a_time(run.recipe))
+    if line:
+        run.display.say(line)
+    section = section.model_copy(update={"engine": engine})
     rewards = build_rewards(run.recipe.rewards, run.prompt_format, matcher=run.recipe.matcher)
     metrics = _metrics_writer(run)
     stop = run.processes.stop_signal(run.display.say)
@@ -240,13 +246,25 @@ def run_grpo(run: Run) -> None:
         _train(run, "grpo", trainer, stop, metrics, store)
 
 
+def _rows_at_a_time(recipe: Recipe) -> int:
+    """Completions per engine call, of GRPO where there is one: evaluations between its steps take the same engine."""
+    grpo = recipe.grpo
+    if not grpo.enabled:
+        return recipe.eval.batch_size * max(1, recipe.eval.samples)
+    return grpo.batch_size * (grpo.steps_per_generation or grpo.gradient_accumulation_steps)
+
+
 def evaluate_stage(run: Run, stage: str, step: int | None = None) -> dict[str, Any]:
-    """Evaluate the current policy on the held-out problems and write ``eval/<stage>``; the main process does it."""
+    """Evaluate the current policy on the held-out problems and write ``eval/<stage>``; the processes take turns at the batches."""
+    engine = run.recipe.eval.engine or run.recipe.grpo.engine
+    alone = engine == "vllm" or run.recipe.eval.device is not None  # one vLLM, one other device
     with whole_weights(_require_policy(run).model):
-        return run.processes.from_main(lambda: _evaluate(run, stage, step))
+        if alone:
+            return run.processes.from_main(lambda: _evaluate(run, stage, step, Alone()))
+        return _evaluate(run, stage, step, run.processes)
 
 
-def _evaluate(run: Run, stage: str, step: int | None) -> dict[str, Any]:
+def _evaluate(run: Run, stage: str, step: int | None, peers: Peers) -> dict[str, Any]:
     policy = _require_policy(run)
     recipe = run.recipe
     setting = EvaluationSetting.from_section(
@@ -256,15 +274,16 @@ def _evaluate(run: Run, stage: str, step: int | None) -> dict[str, Any]:
     rewards = build_rewards(recipe.rewards, run.prompt_format, matcher=recipe.matcher)
     model = recipe.model.name if stage == "base" else run.folder.path / stage / "final"
     mark = mark_of(model, run.held_out, run.prompt_format, setting, recipe.eval.ks, rewards)
+    on_device = model_on(policy.model, recipe.eval.device)
+    wanted = recipe.eval.engine or recipe.grpo.engine
+    engine, line = auto_engine(wanted, on_device, _rows_at_a_time(recipe))
+    if line:
+        log.info("%s: %s", name, line)
     summary = record_evaluation(
         folder,
         name,
-        engine=make_engine(
-            recipe.eval.engine or recipe.grpo.engine,
-            model_on(policy.model, recipe.eval.device),
-            policy.tokenizer,
-            vllm=recipe.grpo.vllm,
-        ),
+        peers=peers,
+        engine=make_engine(engine, on_device, policy.tokenizer, vllm=recipe.grpo.vllm),
         tokenizer=policy.tokenizer,
         problems=run.held_out,
         prompt_format=run.prompt_format,
@@ -315,7 +334,7 @@ def _load_start(run: Run) -> None:
     """Load the policy that the next stage starts from: the newest finished stage, or the recipe's model."""
     if run.policy is not None:
         return
-    for stage in ("grpo", "sft"):
+    for stage in LAST_FIRST:
         final = run.folder.path / stage / "final"
         if _is_finished(run, stage) and final.is_dir():
             run.policy = load_policy(final, device=run.device, trainable=True, like=run.recipe.model)
@@ -351,7 +370,7 @@ def _stage(run: Run, name: str, action: Callable[[Run], None]) -> None:
     """Do a stage and its evaluation unless they are finished."""
     if not _is_finished(run, name):
         _load_start(run)
-        log.info("%s begins", name)
+        run.display.say(f"{name} begins")
         action(run)
         if run.stopped:
             return

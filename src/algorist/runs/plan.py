@@ -23,6 +23,7 @@ from algorist.prompts.chat import encode_prompt
 from algorist.rewards import build_rewards
 from algorist.store.run_folder import RunFolder
 from algorist.store.safe_text import printable
+from algorist.store.stages import STAGES
 from algorist.store.trust import sign
 from algorist.types import Problem
 
@@ -138,7 +139,7 @@ def check_folder(recipe: Recipe, *, resume: bool) -> None:
 
 def _check_finished(recipe: Recipe, before: Recipe, folder: RunFolder) -> None:
     """Refuse another length for a stage that is finished: ``config.yaml`` would say what was not done."""
-    for stage in ("sft", "grpo"):
+    for stage in STAGES:
         old, new = getattr(before, stage), getattr(recipe, stage)
         for name in ("max_steps", "epochs"):
             was, now = getattr(old, name), getattr(new, name)

@@ -19,6 +19,7 @@ from typing import IO, Any
 from algorist.errors import CheckpointError
 from algorist.store.atomic import replace_text
 from algorist.store.redact import redact
+from algorist.store.stages import STAGES
 
 LIBRARIES = (
     "algorist",
@@ -85,7 +86,7 @@ class RunFolder:
 
     def has_begun(self) -> bool:
         """Return whether anything was learned, sampled or evaluated here; a run that never began may be started anew."""
-        made = ("metrics.jsonl", "stages.json", "sft", "grpo")
+        made = ("metrics.jsonl", "stages.json", *STAGES)
         filled = ("rollouts", "eval")
         return any((self.path / name).exists() for name in made) or any(
             any((self.path / name).glob("*")) for name in filled

@@ -24,8 +24,29 @@ SHOWN = (
     ("rollout/tokens_per_s", "{:.0f} tokens/s"),
 )
 ONLY_LOGGED = ("learning_rate", "grad_norm")
-SAY_EVERY_S = 20.0
-"""Where no bar can be drawn, long work shows a line at least this often."""
+SAY_EVERY_S = (4.0, 20.0)
+"""Where no bar can be drawn, long work shows its first line after the first time, and one at least as often as the second."""
+
+
+class LongWork:
+    """Says when a line about long work is due: soon at first, then after a quarter of the time it has taken."""
+
+    def __init__(self) -> None:
+        self.last = time.monotonic()
+        self._began: dict[str, float] = {}
+
+    def line(self, stage: str, done: int, total: int) -> str | None:
+        """Return the line that is due, or None."""
+        now = time.monotonic()
+        began = self._began.setdefault(stage, now)
+        least, most = SAY_EVERY_S
+        if now - self.last < min(most, max(least, (now - began) / 4)):
+            return None
+        return f"{stage} {done}/{total} · {clock(now - began)}"
+
+    def over(self, stage: str) -> None:
+        """Forget the stage."""
+        self._began.pop(stage, None)
 
 
 class Display(Protocol):
@@ -61,15 +82,15 @@ class Quiet:
 
 
 class Lines(Quiet):
-    """Prints plain lines on standard error: what is said, every logged step, long work every 20 seconds."""
+    """Prints plain lines on standard error: what is said, every logged step, long work every few seconds."""
 
     def __init__(self) -> None:
-        self._last = time.monotonic()
+        self._work = LongWork()
 
     def say(self, text: str) -> None:
         """Print one line."""
         print(printable(text), file=sys.stderr, flush=True)
-        self._last = time.monotonic()
+        self._work.last = time.monotonic()
 
     def step(self, stage: str, step: int, steps: int, values: dict[str, float], seconds_left: float) -> None:
         """Print a logged step."""
@@ -77,8 +98,13 @@ class Lines(Quiet):
 
     def progress(self, stage: str, done: int, total: int) -> None:
         """Print how far long work is, now and then."""
-        if time.monotonic() - self._last >= SAY_EVERY_S:
-            self.say(f"{stage} {done}/{total}")
+        line = self._work.line(stage, done, total)
+        if line:
+            self.say(line)
+
+    def finished(self, stage: str) -> None:
+        """Forget the stage."""
+        self._work.over(stage)
 
 
 class Logged:

@@ -24,11 +24,13 @@ from typing import Any, Protocol
 
 import yaml
 
+from algorist.config.changes import flat
 from algorist.config.explain import to_yaml
 from algorist.config.schema import Recipe, TrackingSection
 from algorist.errors import ConfigError, MissingExtraError
 from algorist.store.redact import first_line, redact, redact_tree
 from algorist.store.safe_text import printable
+from algorist.store.stages import STAGES
 from algorist.store.write import read_metrics
 
 log = logging.getLogger("algorist.tracking.trackers")
@@ -155,7 +157,7 @@ class WandbTracker:
             run.ids["wandb"] = uuid.uuid4().hex[:12]  # the failed attempt still holds the other one
             with _redacted_command():
                 self._run = wandb.init(**settings | {"mode": "offline", "id": run.ids["wandb"]})
-        for stage in ("sft", "grpo"):
+        for stage in STAGES:
             self._run.define_metric(f"{stage}/step", hidden=True)
             self._run.define_metric(f"{stage}/*", step_metric=f"{stage}/step")
 
@@ -220,9 +222,9 @@ class MlflowTracker:
             mlflow.start_run(run_id=run.ids["mlflow"])
         else:
             run.ids["mlflow"] = mlflow.start_run(run_name=run.name).info.run_id
-            flat = {key: str(value)[:500] for key, value in _flat(run.config).items()}
-            for start in range(0, len(flat), 100):  # the API's limit
-                mlflow.log_params(dict(list(flat.items())[start : start + 100]))
+            parameters = [(key, str(value)[:500]) for key, value in flat(run.config).items()]
+            for start in range(0, len(parameters), 100):  # the API's limit
+                mlflow.log_params(dict(parameters[start : start + 100]))
             mlflow.log_dict(run.config, "recipe.yaml")
         mlflow.set_tags(tags)
 
@@ -410,16 +412,6 @@ def _final(values: Mapping[str, float]) -> dict[str, float]:
 
 def _mlflow_name(name: str) -> str:
     return "".join(c if c.isalnum() or c in "_-. :/" else "_" for c in name)
-
-
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    if isinstance(value, dict) and value:
-        return {
-            k: v
-            for key, inner in value.items()
-            for k, v in _flat(inner, f"{prefix}.{key}" if prefix else str(key)).items()
-        }
-    return {prefix: value}
 
 
 def _yaml(value: Any) -> str:

@@ -1,0 +1,1 @@
+"""Training: ``step`` is the algorithm on one page; ``grpo`` and ``sft`` the trainers; checkpoints, faults, distribution, kernels per device."""

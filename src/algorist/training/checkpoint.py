@@ -26,6 +26,7 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 from algorist.errors import CheckpointError
 from algorist.store.atomic import sync_folder
 from algorist.training import trl_seam
+from algorist.training.sharding import ShardedTraining
 
 log = logging.getLogger("algorist.training.checkpoint")
 
@@ -128,12 +129,20 @@ def _rotate(folder: Path, limit: int | None) -> None:
         shutil.rmtree(doomed, ignore_errors=True)
 
 
+def _finish_deleting(folder: Path) -> None:
+    """Delete what a kill left of rotated checkpoints."""
+    for left in folder.glob(".deleting-*"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
 def train_from(trainer: Any, checkpoint: Path | None) -> None:
     """Train from a checkpoint (None: from the start) to the last step.
 
     When the checkpoint is of the last step already (the process ended before the stage was closed) only its weights are
     loaded: transformers' loop would do one step too many.
     """
+    if trainer.args.should_save:
+        _finish_deleting(Path(trainer.args.output_dir))
     if checkpoint is not None and step_of(checkpoint) >= _last_step(trainer):
         check_weights(trainer.model, checkpoint)
         trl_seam.load_weights(trainer, checkpoint)
@@ -185,7 +194,7 @@ def _quiet_about_ties() -> Iterator[None]:
         logger.removeFilter(keep)
 
 
-class ExactCheckpoints(trl_seam.SavesCheckpoints):
+class ExactCheckpoints(ShardedTraining, trl_seam.SavesCheckpoints):
     """Mixin for Hugging Face trainers: atomic checkpoints with all the state that an exact continuation needs."""
 
     args: Any
@@ -240,8 +249,7 @@ class ExactCheckpoints(trl_seam.SavesCheckpoints):
         main = self.args.should_save
         if main:
             shutil.rmtree(staging, ignore_errors=True)
-            for left in folder.glob(".deleting-*"):
-                shutil.rmtree(left, ignore_errors=True)
+            _finish_deleting(folder)
         self.accelerator.wait_for_everyone()
         self.args.output_dir, self.args.save_total_limit = str(staging), None
         try:

@@ -103,8 +103,9 @@ class SmallerParts:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                if self.accelerator.num_processes > 1 or not self.can_halve():
-                    raise TrainingError(out_of_memory_text(self.load, error)) from error
+                alone = self.accelerator.num_processes == 1
+                if not alone or not self.can_halve():
+                    raise TrainingError(out_of_memory_text(self.load, error, halves=alone)) from error
             # Here and not in the handler, whose traceback keeps the failed pass's tensors alive.
             # The failed backward may have added a part of its gradients: the window starts over.
             free_memory(model)
@@ -220,12 +221,12 @@ def load_of(stage: str, section: Any, device: torch.device) -> Load:
     )
 
 
-def out_of_memory_text(load: Load, error: BaseException) -> str:
-    """Return the message for an update that does not fit; on one line."""
+def out_of_memory_text(load: Load, error: BaseException, *, halves: bool) -> str:
+    """Return the message for an update that does not fit; on one line. ``halves``: smaller parts were tried."""
     how = (
         "also with one row at a time"
-        if load.processes == 1
-        else "and with several processes a batch is not halved by itself"
+        if halves
+        else "and smaller parts are not tried where processes work in step"
     )
     said = (str(error).splitlines() or [type(error).__name__])[0]
     return (

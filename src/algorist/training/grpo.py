@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
@@ -32,8 +32,9 @@ from algorist.training.faults import FiniteSteps, Load, free_memory, out_of_memo
 from algorist.training.log_probs import LogProbs, eval_mode
 from algorist.training.metrics import Averages, Metrics, rollout_metrics
 from algorist.training.order import ProblemOrder, Schedule, join_groups
-from algorist.training.processes import rank_draws, whole_weights
+from algorist.training.processes import rank_draws, reminder, whole_weights
 from algorist.training.reference import Reference
+from algorist.training.sharding import average_gradients, passes_of_all
 from algorist.types import Group, Problem
 
 log = logging.getLogger("algorist.training.grpo")
@@ -152,7 +153,8 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
             extra={"trainer_state": self.state, "log_metric": lambda n, v: self.averages.add({n: v})},
         )
         self.generation_count += 1
-        everyone = join_groups(self.accelerator, share, groups)
+        with reminder("for the rollouts of the other processes"):
+            everyone = join_groups(self.accelerator, share, groups)
         advantages_PG = step.advantages_of(everyone, self.objective)
         first = self.schedule.rows * self.args.process_index
         own = advantages_PG.flatten()[first : first + self.schedule.rows]
@@ -199,26 +201,41 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
         """Return the log-probs (B, T) of a whole batch, part by part."""
         found = torch.zeros(len(batch), batch.width, device=batch.mask.device)
         rows = batch.in_group_order(range(len(batch)))
-        for part in self._parts(batch, rows):
+        for part in self._passes(batch, self._parts(batch, rows)):
             values, _ = self.log_probs(model, batch.take(part), autocast=self.accelerator.autocast)
             found[torch.tensor(part, device=found.device), : values.shape[1]] = values
         return found
 
+    def _passes(self, batch: Batch, parts: list[list[int]]) -> list[list[int]]:
+        """Add passes over the shortest completion where other processes have more parts and each pass needs all of them."""
+        idle = passes_of_all(self.accelerator, len(parts)) - len(parts)
+        return parts + [[min(range(len(batch)), key=lambda row: len(batch.completions[row]))]] * idle
+
     # ---- update ------------------------------------------------------------------------------------------------
 
     def _update(self, model: Any, batch: Batch, fresh: bool) -> Tensor:
-        """Return the loss of a step, its gradient in the parameters; in smaller parts when memory runs out."""
+        """Return the loss of a step, its gradient in the parameters; in smaller parts when memory runs out.
+
+        Under DDP the parts run in the model inside, and the gradients are averaged when all are done: a process that runs out of
+        memory does its share again while the others wait for it.
+        """
+        replicated = isinstance(model, DistributedDataParallel)
+        policy = model.module if replicated else model
         while True:
             try:
-                loss, metrics = self._in_parts(model, batch, fresh)
+                loss, metrics = self._in_parts(policy, batch, fresh)
                 break
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                if self.args.world_size > 1 or not self._halve(batch):
-                    raise TrainingError(out_of_memory_text(self.load, error)) from error
+                alone = replicated or self.args.world_size == 1
+                if not alone or not self._halve(batch):
+                    raise TrainingError(out_of_memory_text(self.load, error, halves=alone)) from error
             # Here and not in the handler, whose traceback keeps the failed pass's tensors alive.
-            free_memory(model)  # a failed backward may have added a part of its gradient
+            free_memory(policy)  # a failed backward may have added a part of its gradient
+        if replicated:
+            with reminder("for the gradients of the other processes"):
+                average_gradients(policy)
         self._merge(metrics)
         self.averages.add(metrics.values())
         return loss
@@ -232,18 +249,21 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
         rows = step.rows_to_compute(batch, objective)
         parts = self._parts(batch, rows)
         total = torch.zeros((), device=self.args.device)
-        for number, part in enumerate(parts, start=1):
+        passes = self._passes(batch, parts)
+        for number, part in enumerate(passes, start=1):
             piece = batch.take(part)
+            if number > len(parts):
+                self.accelerator.sync_gradients = number == len(passes)
+                log_probs, _ = self.log_probs(model, piece, autocast=self.accelerator.autocast)
+                self.accelerator.backward(log_probs.sum() * 0)
+                continue
             index = torch.tensor(part, device=weights.device)
-            last = number == len(parts)
-            with nullcontext() if last else self.accelerator.no_sync(model):
-                log_probs, entropy = self.log_probs(
-                    model, piece, compute_entropy=True, autocast=self.accelerator.autocast
-                )
-                loss = step.loss_of(
-                    log_probs, entropy, piece, weights[index, : piece.width], objective, metrics
-                )
-                self.accelerator.backward(loss)
+            self.accelerator.sync_gradients = number == len(passes)  # DeepSpeed's engine steps then
+            log_probs, entropy = self.log_probs(
+                model, piece, compute_entropy=True, autocast=self.accelerator.autocast
+            )
+            loss = step.loss_of(log_probs, entropy, piece, weights[index, : piece.width], objective, metrics)
+            self.accelerator.backward(loss)
             total += loss.detach()
             if fresh and objective.correction is None:
                 _add_gap(metrics, log_probs.detach(), piece)

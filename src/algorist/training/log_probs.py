@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from algorist.models.onednn import fast_linear
+from algorist.models.products import fast_linear
 from algorist.training.batch import Batch
 from algorist.training.lm_head import altered_logits, completion_log_probs
 from algorist.training.packed import Layout, NotCovered, pack
@@ -197,15 +197,27 @@ def _forward_packed(
         )
     hidden = output.last_hidden_state[0].index_select(0, layout.predict_M)
     head = base.get_output_embeddings()
-    found = completion_log_probs(
-        hidden,
-        head.weight,
-        getattr(head, "bias", None),
-        layout.targets_M,
-        temperature=temperature,
-        compute_entropy=compute_entropy,
-    )
-    return {name: value for name, value in found._asdict().items() if value is not None}
+
+    def score(hidden_MH: Tensor) -> dict[str, Tensor]:
+        found = completion_log_probs(
+            hidden_MH,
+            head.weight,
+            getattr(head, "bias", None),
+            layout.targets_M,
+            temperature=temperature,
+            compute_entropy=compute_entropy,
+        )
+        return {name: value for name, value in found._asdict().items() if value is not None}
+
+    own = head.__dict__.get("forward")
+    head.forward = score  # called as a module: FSDP gathers its weights before, and reduces their gradients
+    try:
+        result: dict[str, Tensor] = head(hidden)
+    finally:
+        del head.forward
+        if own is not None:
+            head.forward = own
+    return result
 
 
 @contextmanager
@@ -238,8 +250,8 @@ def _refusal(model: nn.Module, base: Any) -> str | None:
     """Return why the packed forward does not apply to this model in its present state, or None."""
     inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
     name = type(base).__name__
-    if any("FullyShardedDataParallel" in k.__name__ or "FSDP" in k.__name__ for k in type(inner).__mro__):
-        return "the model is sharded by FSDP"
+    if any("FullyShardedDataParallel" in k.__name__ for k in type(inner).__mro__):
+        return "the model is sharded by FSDP version 1"
     if any("DeepSpeed" in k.__name__ for k in type(model).__mro__):
         return "the model is wrapped by DeepSpeed"
     peft = getattr(inner, "peft_config", None) or {}
@@ -247,6 +259,8 @@ def _refusal(model: nn.Module, base: Any) -> str | None:
         return "the adapter prepends virtual tokens"
     if not hasattr(base, "config") or not hasattr(base, "get_output_embeddings"):
         return f"{name} is not a transformers causal language model"
+    if hasattr(base.get_output_embeddings(), "base_layer"):
+        return f"the adapter changes the head of {name}"
     if not getattr(base, "_supports_attention_backend", False):
         return f"{name} does not take another attention function"
     config = base.config.get_text_config()

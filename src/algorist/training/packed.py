@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from algorist.errors import EngineError
-from algorist.models.onednn import row_bucket
+from algorist.models.products import row_bucket
 from algorist.training.batch import Batch
 
 BLOCK_TOKENS = 2048

@@ -10,6 +10,9 @@ import copy
 import itertools
 import logging
 import os
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -28,10 +31,35 @@ from algorist.training.callbacks import StopSignal
 T = TypeVar("T")
 log = logging.getLogger("algorist.training.processes")
 
-# The others wait for the main process while it evaluates or saves.
+# The others wait for the main process while it evaluates or saves, and for the slowest while it samples.
 _PATIENCE = timedelta(days=1)
+REMINDER_S = 180.0
+"""A process that waits for others says so after this time, and again after each further time."""
 STOP_FILE = "ALGORIST_STOP_FILE"
 _SKIP_AT_ONCE = 1 << 20
+
+
+@contextmanager
+def reminder(what: str) -> Iterator[None]:
+    """Say every few minutes on standard error that this process waits ``what``, as long as the block takes."""
+    done, began = threading.Event(), time.monotonic()
+
+    def remind() -> None:
+        while not done.wait(REMINDER_S):
+            line = (
+                f"process {os.environ.get('RANK', '0')} has been waiting {what} for {(time.monotonic() - began) / 60:.0f} minutes; "
+                "if nothing is at work any more, stop the run and continue it with --resume"
+            )
+            log.warning("%s", line)
+            print(line, file=sys.stderr, flush=True)  # only the main process has a log file
+
+    thread = threading.Thread(target=remind, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 @dataclass(frozen=True)
@@ -61,7 +89,8 @@ class Processes:
         if self.count > 1:
             from accelerate.utils import wait_for_everyone
 
-            wait_for_everyone()
+            with reminder("for the other processes"):
+                wait_for_everyone()
 
     def from_main(self, action: Callable[[], T]) -> T:
         """Return what ``action`` returns in the main process; the others wait for it.
@@ -80,19 +109,25 @@ class Processes:
             finally:
                 broadcast_object_list(message)
         else:
-            broadcast_object_list(message)
+            with reminder("for the main process"):
+                broadcast_object_list(message)
         value, done = message
         if not done:
             raise SystemExit(1)
         return value  # type: ignore[no-any-return]
 
-    def any(self, value: bool) -> bool:
-        """Return whether ``value`` is true in at least one process."""
+    def gather(self, value: T) -> list[T]:
+        """Return the values of all processes, in the order of their ranks."""
         if self.count == 1:
-            return value
+            return [value]
         from accelerate.utils import gather_object
 
-        return any(gather_object([value]))
+        with reminder("for the other processes"):
+            return list(gather_object([value]))
+
+    def any(self, value: bool) -> bool:
+        """Return whether ``value`` is true in at least one process."""
+        return any(self.gather(value))
 
     def stop_signal(self, say: Callable[[str], None]) -> StopSignal:
         """Return the callback for Ctrl-C: all processes stop after the same step."""

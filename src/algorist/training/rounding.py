@@ -12,12 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from algorist.config.schema import OptimSection
 from algorist.errors import ConfigError
+from algorist.models.precision import round_stochastically
 
-_LOW_BITS = 1 << 16
 OPTIMIZERS = ("adamw_torch", "adamw_torch_fused")
 
 
@@ -92,12 +91,3 @@ class RoundingAdamW(torch.optim.Optimizer):
             for name in ("exp_avg", "exp_avg_sq"):
                 if number in saved:
                     self.state[parameter][name] = saved[number][name].to(parameter.device, copy=True)
-
-
-def round_stochastically(value: Tensor, seed: int) -> Tensor:
-    """Return float32 numbers as bfloat16, rounded up with the probability of the share that is cut off."""
-    generator = torch.Generator(value.device).manual_seed(seed)
-    noise = torch.randint(_LOW_BITS, value.shape, generator=generator, device=value.device, dtype=torch.int32)
-    kept = (value.view(torch.int32) + noise) & -_LOW_BITS
-    # Infinity and NaN have no neighbours.
-    return torch.where(value.isfinite(), kept.view(torch.float32), value).bfloat16()

@@ -23,8 +23,8 @@ from trl import SFTConfig, SFTTrainer
 from algorist.config.schema import SFTSection
 from algorist.data import with_solutions
 from algorist.errors import DataError
-from algorist.models.onednn import fast_linear
 from algorist.models.precision import mixed_precision
+from algorist.models.products import fast_linear
 from algorist.prompts import PromptFormat
 from algorist.prompts.chat import render_prompt
 from algorist.training.checkpoint import ExactCheckpoints

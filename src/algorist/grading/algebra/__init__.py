@@ -9,9 +9,10 @@ from __future__ import annotations
 from fractions import Fraction
 
 from algorist.grading.algebra import compare
-from algorist.grading.algebra.canonical import canonical, respelled
+from algorist.grading.algebra.canonical import canonical
 from algorist.grading.algebra.decide_fast import quick
 from algorist.grading.algebra.parser import parse
+from algorist.grading.algebra.spelling import respelled
 from algorist.grading.algebra.tree import Node, Unreadable, num
 from algorist.grading.algebra.units import number_in_words
 

@@ -8,6 +8,7 @@ from fractions import Fraction
 
 from algorist.grading.algebra.compare import FLIPPED, equal
 from algorist.grading.algebra.decide_fast import quick
+from algorist.grading.algebra.real_sets import RealSets
 from algorist.grading.algebra.tree import (
     MINUS,
     ONE,
@@ -22,10 +23,10 @@ from algorist.grading.algebra.tree import (
     sym,
     symbols,
 )
-from algorist.grading.algebra.units import DEGREE, number_in_words
-from algorist.grading.text import closing_brace
+from algorist.grading.algebra.units import DEGREE, number_in_words, read_unit
 
 _INFINITY = sym("infty")
+_INFINITE = frozenset(("infinity", "positive infinity", "negative infinity"))
 _NOTHING = frozenset(
     (
         "no solution",
@@ -35,6 +36,7 @@ _NOTHING = frozenset(
         "empty set",
         "the empty set",
         "null set",
+        "none",
     )
 )
 _REALS = frozenset(
@@ -43,31 +45,12 @@ _REALS = frozenset(
         "all reals",
         "real numbers",
         "all real",
+        "all real x",
+        "all real values",
         "the real numbers",
         "the set of real numbers",
     )
 )
-_BARE_SET = re.compile(r"\{(?=.*,)(.*)\}", re.DOTALL)
-_PRIME = re.compile(r"\^\s*(?:\{\s*(?:\\prime\s*)+\}|\\prime(?![a-zA-Z]))")
-_OVER = re.compile(r"\{([^{}\\]*)\\over(?![a-zA-Z])([^{}]*)\}")
-_UNIT_FRACTION = re.compile(
-    r"\\[dt]?frac\s*\{\s*\\(?:text|mathrm)\s*\{([^{}]*)\}\s*\}\s*\{\s*\\(?:text|mathrm)\s*\{([^{}]*)\}(\^\{?\d\}?)?\s*\}"
-)
-
-
-def respelled(text: str) -> str:
-    """Return the text in the grammar's spelling: a braced list is a set, ``\\over`` is ``\\frac``, ``^\\prime`` is ``'``."""
-    if text[:1] == "{" and closing_brace(text, 0) == len(text) - 1 and _BARE_SET.fullmatch(text):
-        text = f"\\{{{text[1:-1]}\\}}"
-    if text.startswith("Rs."):
-        text = text.replace("Rs.", "Rs ", 1)
-    if "\\over" in text:
-        text = _OVER.sub(r"\\frac{\1}{\2}", text)
-    if "\\prime" in text:
-        text = _PRIME.sub(lambda m: "'" * m[0].count("prime"), text)
-    if "frac" in text and ("text" in text or "mathrm" in text):
-        text = _UNIT_FRACTION.sub(r"\\text{\1/\2\3}", text)
-    return text
 
 
 def canonical(node: Node) -> Node:
@@ -110,16 +93,34 @@ def _text(words: str) -> Node:
     value = number_in_words(words)
     if value is not None:
         return num(value)
+    if plain in _INFINITE:
+        return neg(_INFINITY) if plain.startswith("negative") else _INFINITY
     if plain in _NOTHING:
         return ("set", ())
     if plain in _REALS:
         return ("set_named", "R")
     if len(plain) == 1:
         return sym(plain.upper())
+    counted = _counted(words)
+    if counted is not None:
+        return counted
     choice = re.fullmatch(r"(?:option|choice|answer) ([a-j])", plain)
     if choice:
         return sym(choice[1].upper())
     return ("text", plain)
+
+
+def _counted(words: str) -> Node | None:
+    """Return ``five hours`` and ``fifty percent`` as quantities; None where no number and unit stand there."""
+    parts = words.split()
+    for until in range(len(parts) - 1, 0, -1):
+        value = number_in_words(" ".join(parts[:until]))
+        if value is not None:
+            try:
+                return read_unit(num(value), " ".join(parts[until:]))
+            except Unreadable:
+                return None
+    return None
 
 
 def _degrees(node: Node) -> Node:
@@ -160,7 +161,7 @@ def _relation(node: Node) -> Node:
     operators, terms = node[1], node[2]
     if operators == ("in",):
         return canonical(terms[1])
-    if set(operators) == {"="}:
+    if set(operators) == {"="} or (operators == ("~",) and _is_name(terms[0]) and is_scalar(terms[1])):
         return _equation(terms)
     if all(o in FLIPPED for o in operators):
         interval = _interval(operators, terms)
@@ -274,11 +275,31 @@ def _list(node: Node) -> Node:
         if len(names) != len(items):
             raise Unreadable("a list in which only some values have names")
         return ("named", tuple(sorted(zip(names, items, strict=True), key=lambda pair: pair[0])))
-    if (
-        node[1] == "or"
-        and len(items) > 1
-        and all(i[0] in ("tuple", "union") for i in items)
-        and all(one[0] == "rel" for one in node[2])
-    ):
+    several = len(items) > 1 and all(i[0] in ("tuple", "union", "rel") for i in items)
+    if several and all(_is_condition(one) for one in node[2]):
+        if node[1] == "or":
+            return ("union", tuple(items))
+        if len({_unknown(one) for one in node[2]}) == 1 and RealSets().cuts(("cap", tuple(items))):
+            return ("cap", tuple(items))  # x >= -2 and x != 3
+    if several and node[1] == "or" and all(_is_interval(i) for i in items):
         return ("union", tuple(items))
     return ("list", node[1], tuple(items)) if len(items) > 1 else items[0]
+
+
+def _is_condition(node: Node) -> bool:
+    """Say whether the node is an inequality, or membership in an interval."""
+    return node[0] == "rel" and node[1][0] in (*FLIPPED, "!=", "in")
+
+
+def _unknown(node: Node) -> frozenset[str]:
+    """Return the letters of a relation."""
+    return frozenset().union(*(symbols(t) for t in node[2] if is_scalar(t))) - {"e", "i", "pi", "infty"}
+
+
+def _is_interval(node: Node) -> bool:
+    """Say whether a pair can only be an interval: half open, or without end."""
+    return node[0] == "tuple" and (
+        {node[1], node[2]} == {"[", ")"}
+        or {node[1], node[2]} == {"(", "]"}
+        or any("infty" in symbols(end) for end in node[3])
+    )

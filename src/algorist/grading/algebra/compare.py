@@ -31,6 +31,7 @@ from algorist.grading.algebra.units import DEGREE, PERCENT, RADIAN, one_letter_u
 Scalar = Callable[[Node, Node], bool | None]
 FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
 _MOST_ITEMS = 40
+_CONSTANTS = frozenset(("C", "c", "K", "k", "C_1", "c_1"))
 _INFINITY = sym("infty")
 
 
@@ -92,6 +93,12 @@ def equal(a: Node, b: Node, scalar: Scalar) -> bool | None:
     if is_scalar(a) and is_scalar(b):
         return _scalars(a, b, scalar)
     kinds = {a[0], b[0]}
+    if "set" in kinds and kinds != {"set"}:
+        one, other = (a, b) if a[0] == "set" else (b, a)
+        if len(one[1]) == 1 and (is_scalar(other) or other[0] == "tuple"):  # {3} is x = 3
+            return equal(one[1][0], other, scalar)
+    if kinds == {"set_named", "sym"}:  # R, \mathbf{R}
+        return bool(a[1] == b[1])
     if kinds & real_sets.KINDS or ("rel" in kinds and kinds != {"rel"}):
         same = _real_sets(a, b, scalar)
         if same is not None:
@@ -118,7 +125,10 @@ def equal(a: Node, b: Node, scalar: Scalar) -> bool | None:
     if "named" in kinds and kinds & {"set", "list"}:
         named, other = (a, b) if a[0] == "named" else (b, a)
         one_letter = len({name.partition("_")[0] for name, _ in named[1]}) == 1  # x_1 and x_2
-        return _unordered([v for _, v in named[1]], other[-1], scalar, as_set=False) if one_letter else False
+        values = [v for _, v in named[1]]
+        if one_letter:
+            return _unordered(values, other[-1], scalar, as_set=False)
+        return _pairs(values, other[-1], scalar)  # a = 2, b = 3 beside 2, 3
     if kinds == {"named", "tuple"}:
         return _coordinates(a, b, scalar)
     if kinds == {"matrix"}:
@@ -185,7 +195,17 @@ def _maybe_units(a: Node, b: Node, scalar: Scalar) -> bool | None:
 def _scalars(a: Node, b: Node, scalar: Scalar) -> bool | None:
     if a[0] == b[0] == "sym" and len(a[1]) == len(b[1]) == 1 and a[1].upper() == b[1].upper():
         return a[1].upper() in "ABCDEFGHJ" or a[1] == b[1]
+    left, right = _constant(a), _constant(b)
+    if left and right and left != right and left not in symbols(b):
+        a = substitute(a, left, sym(right))
     return scalar(a, b)
+
+
+def _constant(node: Node) -> str:
+    """Return the letter of a constant of integration, ``F(x) + C``, or ""."""
+    names = [t[1] for t in node[1] if t[0] == "sym" and t[1] in _CONSTANTS] if node[0] == "add" else []
+    rest = [t for t in node[1] if t[0] != "sym" or t[1] not in names] if names else []
+    return names[0] if len(names) == 1 and rest and not any(names[0] in symbols(t) for t in rest) else ""
 
 
 def _named_value(a: Node, b: Node, scalar: Scalar) -> bool | None:

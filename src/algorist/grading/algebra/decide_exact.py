@@ -14,7 +14,14 @@ from typing import Any
 import mpmath
 from mpmath import mp
 
-from algorist.grading.algebra.decide_fast import MORE_ROUNDS, has_real_root, has_steps, points
+from algorist.grading.algebra.decide_fast import (
+    MORE_ROUNDS,
+    complex_,
+    has_real_root,
+    has_steps,
+    outside,
+    points,
+)
 from algorist.grading.algebra.functions import FUNCTIONS, Unsure
 from algorist.grading.algebra.tree import Node, symbols
 
@@ -82,8 +89,8 @@ class _Evaluation:
         return function.digits(mp, *values)
 
 
-def _at_point(a: Node, b: Node, at: dict[str, Fraction], digits: int) -> bool | None:
-    """Compare at one point; None where a value does not exist there."""
+def _at_point(a: Node, b: Node, at: dict[str, Fraction], digits: int) -> tuple[bool | None, bool]:
+    """Compare at one point, None where a value does not exist there; and say whether neither value is real."""
     for _ in range(3):
         with mpmath.workdps(digits):
             evaluation = _Evaluation(at)
@@ -97,32 +104,39 @@ def _at_point(a: Node, b: Node, at: dict[str, Fraction], digits: int) -> bool | 
                 TypeError,
                 mpmath.libmp.NoConvergence,
             ):
-                return None
+                return None, False
             spread = int((evaluation.high - evaluation.low) * 0.302) * 2 + 1
             if digits < 40 + spread:
                 digits = 50 + spread + digits
                 if digits > _MOST_DIGITS:
-                    return None
+                    return None, False
                 continue
             size = max(abs(left), abs(right))
             lost = mp.mpf(10) ** (-(digits - 15))
-            return bool(abs(left - right) <= lost * max(size, mp.mpf(2) ** evaluation.high * lost))
-    return None
+            same = bool(abs(left - right) <= lost * max(size, mp.mpf(2) ** evaluation.high * lost))
+            return same, outside(mp.mpmathify(left)) and outside(mp.mpmathify(right))
+    return None, False
 
 
 def decide(a: Node, b: Node, length: int) -> bool | None:
     """Return whether two scalars are equal; ``length`` is that of the two texts in characters. None: no value exists."""
     names = symbols(a) | symbols(b)
     digits = 50 + 2 * length
-    agreed = 0
+    agreed, beyond = 0, []  # beyond: points where neither is defined as a real number
+    real = bool(names) and not complex_(a) and not complex_(b)
     more = MORE_ROUNDS if has_steps(a) or has_steps(b) else 0
-    enough = _ROUNDS + more
-    for round_ in range(2 * _ROUNDS + more) if names else (0,):
-        same = _at_point(a, b, points(names, round_), digits)
+    for round_ in range(4 * _ROUNDS + more) if names else (0,):
+        same, neither_real = _at_point(a, b, points(names, round_), digits)
+        if neither_real and real and same is not None:
+            beyond.append(same)
+            continue
         if same is False:
             return False
         agreed += same is True
-        if agreed == enough:
+        if agreed == _ROUNDS + more or (round_ >= 2 * _ROUNDS + more and not beyond):
             break
-    needed = 2 if names else 1
-    return True if agreed >= needed else None
+    if agreed >= (2 if names else 1):
+        return True
+    if False in beyond:
+        return False
+    return True if agreed + len(beyond) >= 2 else None

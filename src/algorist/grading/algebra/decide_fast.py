@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
+from typing import Any
 
 from algorist.grading.algebra.functions import FUNCTIONS, Unsure
 from algorist.grading.algebra.tree import Node, symbols
@@ -36,11 +37,15 @@ _STEPS = frozenset({"floor", "ceil", "max", "min", "abs", "sgn", "gcd", "lcm"})
 
 def has_steps(node: Node) -> bool:
     """Say whether a function with steps occurs, which a few points could miss."""
+    return _occurs(node, lambda one: len(one) == 3 and one[0] == "fn" and one[1] in _STEPS)
+
+
+def _occurs(node: Node, wanted: Callable[[Node], bool]) -> bool:
     stack: list[object] = [node]
     while stack:
         one = stack.pop()
         if isinstance(one, tuple):
-            if len(one) == 3 and one[0] == "fn" and one[1] in _STEPS:
+            if wanted(one):
                 return True
             stack.extend(one)
     return False
@@ -145,12 +150,23 @@ def _power(base: complex, exponent: complex, written: Node) -> complex:
     return base**exponent
 
 
+def outside(value: Any) -> bool:
+    """Say whether a value is not real, beyond the noise of floating point."""
+    return bool(abs(value.imag) > 1e-9 * abs(value))
+
+
+def complex_(node: Node) -> bool:
+    """Say whether the imaginary unit is written."""
+    return _occurs(node, lambda one: one == ("sym", "i"))
+
+
 def differ(a: Node, b: Node, names: frozenset[str]) -> bool:
     """Say whether floating point values at three points tell the expressions apart; False means: cannot tell.
 
-    A point counts only where both values exist, so that ``log`` of a negative number refutes by its value, not by
-    an error.
+    A point counts only where both values exist. Where neither is real (``x^{3/2}`` at -1) neither is defined, and a
+    difference there counts only if no point is real.
     """
+    counted, apart_outside = 0, False
     for round_ in (0, 1, 2) if names else (0,):
         at: dict[str, complex] = {
             name: complex(float(value)) for name, value in points(names, round_).items()
@@ -160,9 +176,14 @@ def differ(a: Node, b: Node, names: frozenset[str]) -> bool:
             left, right = approximate(a, at), approximate(b, at)
         except (Unsure, OverflowError, ZeroDivisionError, ValueError):
             continue
-        if abs(left - right) > 1e-6 * max(abs(left), abs(right)):
+        apart = abs(left - right) > 1e-6 * max(abs(left), abs(right))
+        if names and outside(left) and outside(right) and not complex_(a) and not complex_(b):
+            apart_outside |= apart
+        elif apart:
             return True
-    return False
+        else:
+            counted += 1
+    return apart_outside and not counted
 
 
 def _agree(a: Node, b: Node, names: frozenset[str], rounds: range) -> bool:

@@ -9,7 +9,7 @@ import re
 
 from algorist.grading.algebra.containers import as_scalar, multiplied, scaled_container
 from algorist.grading.algebra.names import formula_name, name_between
-from algorist.grading.algebra.parser_atoms import Atoms
+from algorist.grading.algebra.parser_atoms import MATRICES, Atoms
 from algorist.grading.algebra.tokens import tokenize
 from algorist.grading.algebra.tree import (
     MINUS,
@@ -301,13 +301,28 @@ class Parser(Atoms):
                 mixed = self._mixed(factors, last_is_number)
                 if mixed:
                     continue
-                if kind == "num" and self.tokens[self.at - 1].value not in (")", "i"):
+                if (
+                    kind == "num"
+                    and self.tokens[self.at - 1].value not in (")", "i", "!")
+                    and not self._after_a_power()
+                ):
                     raise Unreadable("two numbers side by side")
                 factors.append(self.power())
             else:
                 break
             last_is_number = False
         return factors[0] if len(factors) == 1 else multiplied(factors)
+
+    def _after_a_power(self) -> bool:
+        """Say whether an exponent ends here: ``2^3 5^2``, ``2^{10} 5``."""
+        at, depth = self.at - 1, 0
+        while at > 0 and self.at - at < 12:
+            value = self.tokens[at].value
+            depth += (value == "}") - (value == "{")
+            if depth == 0:
+                return self.tokens[at - 1][:2] == ("op", "^")
+            at -= 1
+        return False
 
     def _factor(self) -> Node:
         if self.sees("-", "+"):
@@ -355,6 +370,8 @@ class Parser(Atoms):
             return value in ("(", "[", "{") or (value == "|" and not self.bars)
         if kind == "word":
             return self.is_product()
+        if kind == "cmd" and str(value).startswith("begin:"):
+            return str(value)[6:] in MATRICES
         return kind == "cmd" and value in (
             "frac", "dfrac", "tfrac", "cfrac", "binom", "dbinom", "tbinom", "lfloor", "lceil", "infty",
         )  # fmt: skip

@@ -27,7 +27,18 @@ from algorist.grading.algebra.units import NO_UNIT, is_noun, read_unit
 
 MAX_DEPTH = 40
 _CLOSERS = {"(": ")", "[": "]", "\\{": "\\}"}
-_MATRICES = {"pmatrix", "bmatrix", "matrix", "smallmatrix", "vmatrix", "Vmatrix", "array", "Bmatrix"}
+MATRICES = {
+    "pmatrix",
+    "bmatrix",
+    "matrix",
+    "smallmatrix",
+    "vmatrix",
+    "Vmatrix",
+    "array",
+    "Bmatrix",
+    "psmallmatrix",
+    "bsmallmatrix",
+}
 _ALIAS = {"asin": "arcsin", "acos": "arccos", "atan": "arctan"}
 _NEVER = NO_UNIT | frozenset("is no or yes not the per if of to at by an on".split())
 _SHORT = frozenset("at it is as an by if".split())
@@ -440,7 +451,7 @@ class Atoms:
             name = self._name_in_braces()
             if name in _SETS:
                 return ("set_named", name)
-        if value.startswith("begin:") and value[6:] in _MATRICES:
+        if value.startswith("begin:") and value[6:] in MATRICES:
             return self._matrix(value[6:])
         raise Unreadable(f"the command \\{value}")
 

@@ -59,6 +59,7 @@ _SCALES: dict[str, int | str] = {
     "half": "1/2", "halve": "1/2", "third": "1/3", "fourth": "1/4", "quarter": "1/4", "fifth": "1/5", "sixth": "1/6", "seventh": "1/7",
     "eighth": "1/8", "ninth": "1/9", "tenth": "1/10", "hundredth": "1/100", "thousandth": "1/1000", "millionth": "1/1000000",
 }  # fmt: skip
+_PARTS = {name: Fraction(size) for name, size in _SCALES.items() if isinstance(size, str)}
 NO_UNIT = frozenset(
     "or and not but if is are was about approximately approx roughly around least most more less than maybe perhaps possibly either between"
     " plus minus times divided over half quarter squared cubed no wrong correct incorrect to from answer because since so why then also except"
@@ -211,11 +212,15 @@ def _fold(marks: list[str]) -> tuple[Fraction, Unit]:
 _ORDERS = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9}
 
 
-def number_in_words(text: str) -> int | None:
-    """Return the value of ``twenty-three`` or ``one hundred and five``, or None."""
+def number_in_words(text: str) -> Fraction | int | None:
+    """Return the value of ``twenty-three``, ``one hundred and five`` or ``two thirds``, or None."""
     words = [w for w in re.split(r"[\s-]+", text.lower().strip()) if w]
     negative = words[:1] in (["minus"], ["negative"])
     words = words[1:] if negative else words
+    part = _PARTS.get(words[-1].removesuffix("s")) if words else None
+    if part is not None and (len(words) > 1 or words == ["half"]):
+        parts = 1 if words[:-1] in ([], ["a"], ["one"]) else number_in_words(" ".join(words[:-1]))
+        return None if parts is None else parts * (-part if negative else part)
     if not words or len(words) > 16 or words[0] not in _NUMBER_WORDS:
         return None
     total, current, last = 0, 0, 10**12

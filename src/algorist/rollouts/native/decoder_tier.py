@@ -7,14 +7,14 @@ size, or until waiting rows refill it; prompts are computed when their first row
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from algorist.errors import EngineError
-from algorist.models.onednn import bucket
+from algorist.models.products import bucket
+from algorist.rollouts.base import Prompts
 from algorist.rollouts.native.decoder import Decoder, GroupMap
 from algorist.rollouts.native.weights import read_weights
 from algorist.rollouts.padded_batches import too_small
@@ -32,15 +32,13 @@ class DecoderTier:
     def __init__(self, model: Any) -> None:
         self.model = model
 
-    def run(
-        self, prompts: Sequence[Sequence[int]], rows: Rows, group_size: int, token_budget: int | None
-    ) -> None:
+    def run(self, prompts: Prompts, rows: Rows, group_size: int, token_budget: int | None) -> None:
         """Fill ``rows``."""
         longest = max(len(p) for p in prompts)
         slots, places = plan_room(len(prompts), longest, group_size, rows.params.max_new_tokens, token_budget)
         weights = read_weights(self.model, bucket(slots))
         decoder = Decoder(weights, longest + rows.params.max_new_tokens + 1)
-        _Run(prompts, rows, group_size, decoder, slots, places).run()
+        Schedule(prompts, rows, group_size, decoder, slots, places).run()
 
 
 def plan_room(
@@ -63,12 +61,12 @@ def plan_room(
     raise EngineError(too_small(token_budget, longest, max_new_tokens))
 
 
-class _Run:
+class Schedule:
     """The state of one request."""
 
     def __init__(
         self,
-        prompts: Sequence[Sequence[int]],
+        prompts: Prompts,
         rows: Rows,
         group_size: int,
         decoder: Decoder,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,17 @@ import torch
 from algorist.errors import EngineError, is_out_of_memory, nearest
 from algorist.models.precision import compute_dtype, on_gpu, unused_gpu_bytes
 from algorist.models.sharding import is_sharded, why_not_by_forward
-from algorist.rollouts.base import Completion, SamplingParams
+from algorist.rollouts.base import Completions, OnFinished, Prompts, SamplingParams
 from algorist.rollouts.model_info import ModelSetting
 from algorist.rollouts.native.decoder import cache_dtype
 from algorist.rollouts.native.decoder_tier import DecoderTier
+from algorist.rollouts.native.graph_tier import GraphTier, attention_kind
 from algorist.rollouts.native.module_tier import ModuleTier, why_no_module_tier
 from algorist.rollouts.native.weights import why_no_decoder, window_of
 
 log = logging.getLogger("algorist.rollouts")
-TIERS = ("auto", "decoder", "module")
+TIERS = ("auto", "graph", "decoder", "module")
+_GRAPHS_FROM = (8, 0)
 
 
 class NativeEngine:
@@ -32,7 +34,8 @@ class NativeEngine:
         eos_token_ids: Default: those of the generation config and of the tokenizer.
         pad_token_id: Default: the tokenizer's, or 0 (it is always masked).
         token_budget: Most tokens held in the cache at a time; None takes what the memory allows.
-        tier: ``decoder`` (hand-written decode), ``module`` (the model's own forward) or ``auto``.
+        tier: ``graph`` (hand-written decode as CUDA graphs), ``decoder`` (the same, one kernel at a time), ``module`` (the
+            model's own forward) or ``auto``: graphs on GPUs of compute capability 8.0 and more.
 
     Raises:
         EngineError: The model has no usable cache (take ``make_engine``, which falls back), or the tier does not fit.
@@ -58,35 +61,34 @@ class NativeEngine:
             )
         self._wanted, self._said = tier, ""
         reason = why_no_decoder(model)
-        if reason and tier == "decoder":
+        if reason and tier in ("graph", "decoder"):
             raise EngineError(
                 f"the hand-written decoder cannot run {type(model).__name__}: {reason}; take tier='auto'"
             )
+        self._graph: GraphTier | None = None
         self._module: ModuleTier | None = None
         if reason or tier == "module":
             self._module = self._module_tier(reason or "tier='module'")
 
     def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        group_size: int,
-        params: SamplingParams,
-        on_finished: Callable[[int], None] | None = None,
-    ) -> list[list[Completion]]:
+        self, prompts: Prompts, group_size: int, params: SamplingParams, on_finished: OnFinished = None
+    ) -> Completions:
         """Sample ``group_size`` completions per prompt; see ``RolloutEngine.generate``."""
         if not len(prompts):
             return []
         state = torch.get_rng_state()
         longest = max(len(p) for p in prompts) + params.max_new_tokens
-        budget = self.token_budget or affordable_tokens(self.model, self.setting.device, longest)
+        held = self._graph.nbytes if self._graph is not None else 0
+        budget = self.token_budget or affordable_tokens(self.model, self.setting.device, longest, held)
         while True:
             torch.set_rng_state(state)
             rows = self.setting.new_rows(prompts, group_size, params, on_finished)
             tier = self.tier_for(longest)
             # The module tier runs foreign code that may keep tensors (RoPE caches); these must not be inference tensors.
-            quiet = torch.inference_mode() if isinstance(tier, DecoderTier) else torch.no_grad()
+            by_hand = not isinstance(tier, ModuleTier)
+            quiet = torch.inference_mode() if by_hand else torch.no_grad()
             try:
-                with self.setting.generating(by_hand=isinstance(tier, DecoderTier)), quiet:
+                with self.setting.generating(by_hand=by_hand), quiet:
                     tier.run(prompts, rows, group_size, budget)
                 break
             except (RuntimeError, MemoryError) as error:
@@ -103,24 +105,46 @@ class NativeEngine:
                 budget,
                 ", same tokens" if self.setting.device.type == "cpu" else "",
             )
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+            self.release()
         return rows.completions()
 
-    def tier_for(self, longest: int) -> DecoderTier | ModuleTier:
+    def release(self) -> None:
+        """Give the memory back that is kept between calls, and what torch's allocator holds unused."""
+        if self._graph is not None:
+            self._graph.release()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def tier_for(self, longest: int) -> GraphTier | DecoderTier | ModuleTier:
         """Return the tier for rows of up to ``longest`` tokens; adapters and hooks may have changed meanwhile."""
         reason = why_no_decoder(self.model)
         window = window_of(self.model)
         if reason is None and window is not None and longest > window:
             reason = f"its sliding window of {window} is in effect at {longest} tokens"
         if self._wanted == "module" or reason is None:
-            return self._module_tier("tier='module'") if self._wanted == "module" else DecoderTier(self.model)
-        if self._wanted == "decoder":
+            return self._module_tier("tier='module'") if self._wanted == "module" else self._by_hand()
+        if self._wanted in ("graph", "decoder"):
             raise EngineError(f"the hand-written decoder cannot run this request: {reason}; take tier='auto'")
         if reason != self._said:
             log.info("rollouts of %s go through its own forward: %s", type(self.model).__name__, reason)
             self._said = reason
         return self._module_tier(reason)
+
+    def _by_hand(self) -> GraphTier | DecoderTier:
+        if self._wanted == "decoder" or (self._wanted == "auto" and not _takes_graphs(self.setting.device)):
+            return DecoderTier(self.model)
+        self._graph = self._graph or GraphTier(self.model)
+        return self._graph
+
+    @staticmethod
+    def on_gpu_by(model: Any, device: torch.device) -> str:
+        """Say how rollouts of ``model`` run on a GPU."""
+        reason = why_no_decoder(model)
+        if reason:
+            return f"the model's own forward ({reason})"
+        if not _takes_graphs(device):
+            return "the native engine, one kernel at a time (CUDA graphs take compute capability 8.0)"
+        return f"the native engine with CUDA graphs, attention in {attention_kind(device).name}"
 
     def _module_tier(self, why: str) -> ModuleTier:
         if is_sharded(self.model):
@@ -135,13 +159,18 @@ class NativeEngine:
         return self._module
 
 
-def affordable_tokens(model: Any, device: torch.device, least: int = 0) -> int | None:
+def _takes_graphs(device: torch.device) -> bool:
+    return on_gpu(device) and torch.cuda.get_device_capability(device) >= _GRAPHS_FROM
+
+
+def affordable_tokens(model: Any, device: torch.device, least: int = 0, held: int = 0) -> int | None:
     """Return how many tokens of cache fit in half of the free memory, or None where that is not known.
 
     Args:
         model: Its configuration and the type of its products give the size of a token.
         device: Where the cache lies.
         least: Tokens of the longest row: one row is tried in any case.
+        held: Bytes of an earlier cache, which the new one takes over.
     """
     config = model.config.get_text_config(decoder=True)
     heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", None)
@@ -150,6 +179,7 @@ def affordable_tokens(model: Any, device: torch.device, least: int = 0) -> int |
         return None
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     free = _free_bytes(device)
+    free = None if free is None else free + held
     size = cache_dtype(compute_dtype(model), device).itemsize
     # Keys and values, and the cache doubles when it grows.
     return None if free is None else max(least, free // 2 // (2 * 2 * layers * heads * head_dim * size))

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from algorist.rollouts.base import Prompts
 from algorist.rollouts.padded_batches import Wave, left_pad, plan_waves
 from algorist.rollouts.row_state import Rows
 
@@ -50,9 +51,7 @@ class ModuleTier:
         self.model, self.pad_token_id = model, pad_token_id
         self._names = _forward_names(model)
 
-    def run(
-        self, prompts: Sequence[Sequence[int]], rows: Rows, group_size: int, token_budget: int | None
-    ) -> None:
+    def run(self, prompts: Prompts, rows: Rows, group_size: int, token_budget: int | None) -> None:
         """Fill ``rows``."""
         lengths = [len(p) for p in prompts]
         for wave in plan_waves(lengths, group_size, rows.params.max_new_tokens, token_budget):

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from algorist.models.onednn import Linear, LinearAdd, fixed_linear
 from algorist.models.precision import HALF, compute_dtype
+from algorist.models.products import Linear, LinearAdd, fixed_linear
 from algorist.models.sharding import is_sharding_hook, plain_class
 
 # Families whose decoder is: RMS norm, rotary attention with grouped heads, gated MLP. Exact classes only: a subclass may
@@ -83,16 +83,21 @@ class _Matrix:
             return self
         return _Matrix(self.weight * factor, None if self.bias is None else self.bias * factor)
 
-    def linear(self, rows: int) -> Linear:
+    def _fixed(self, reading: _Reading) -> tuple[Linear, LinearAdd]:
+        bias = None if self.bias is None else reading.keep(self.bias)
+        return fixed_linear(reading.keep(self.weight), bias, reading.rows)
+
+    def linear(self, reading: _Reading) -> Linear:
         """Return x → x Wᵀ + b."""
-        plain, factors = fixed_linear(self.weight, self.bias, rows)[0], self.factors
+        plain = self._fixed(reading)[0]
+        factors = [(reading.keep(first), reading.keep(second)) for first, second in self.factors]
         return (lambda x: _low_rank(plain(x), x, factors)) if factors else plain
 
-    def linear_add(self, rows: int, stream: torch.dtype) -> LinearAdd:
+    def linear_add(self, reading: _Reading, stream: torch.dtype) -> LinearAdd:
         """Return (x, r) → r + x Wᵀ + b for a residual of type ``stream``."""
         if stream == self.weight.dtype and not self.factors:
-            return fixed_linear(self.weight, self.bias, rows)[1]
-        product = self.linear(rows)
+            return self._fixed(reading)[1]
+        product = self.linear(reading)
         return lambda x, residual: residual + product(x)
 
 
@@ -104,19 +109,23 @@ def _low_rank(product: Tensor, x: Tensor, factors: Sequence[tuple[Tensor, Tensor
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """How weights are read: products' type, adapters merged or not, gate and up joined or read where they lie."""
+    """How weights are read: products' type, adapters merged or not, gate and up joined or read where they lie.
+
+    ``keep`` gets every tensor that the decoder will read and returns the one to read.
+    """
 
     dtype: torch.dtype
     merged: bool
     copied: bool
     rows: int
+    keep: Callable[[Tensor], Tensor] = lambda tensor: tensor
 
     def matrix(self, module: Any) -> _Matrix:
         """Return a linear layer with its active LoRA adapters.
 
         Merged into 16-bit weights, an adapter's small changes would be rounded away: there they stay factors.
         """
-        if type(module) is nn.Linear:
+        if plain_class(module) is nn.Linear:
             bias = None if module.bias is None else module.bias.detach().to(self.dtype)
             return _Matrix(module.weight.detach().to(self.dtype), bias)
         found = self.matrix(module.base_layer)
@@ -152,11 +161,62 @@ def window_of(model: Any) -> int | None:
     return getattr(model.config, "sliding_window", None) if model.config.model_type == "mistral" else None
 
 
-def read_weights(model: Any, rows: int) -> DecoderWeights:
+class WeightPool:
+    """Keeps what a CUDA graph reads at one address: later readings of a model are copied into the tensors of the first.
+
+    ``moved`` says that the last reading found tensors which cannot stay where they were (weights that the model itself now
+    keeps elsewhere, other adapters): graphs captured before it are void.
+    """
+
+    def __init__(self) -> None:
+        self._tensors: list[Tensor] = []
+        self._lent: set[int] = set()
+        self._next = 0
+        self.moved = False
+
+    def begin(self, model: Any) -> None:
+        """Start a reading."""
+        self._lent = {_storage(t) for t in (*model.parameters(), *model.buffers())}
+        self._next, self.moved = 0, False
+
+    def keep(self, tensor: Tensor) -> Tensor:
+        """Return the tensor of this turn with the numbers of ``tensor``."""
+        turn, self._next = self._next, self._next + 1
+        if turn == len(self._tensors):
+            self._tensors.append(tensor)
+            self.moved = True
+            return tensor
+        old = self._tensors[turn]
+        alike = (old.shape, old.stride(), old.dtype) == (tensor.shape, tensor.stride(), tensor.dtype)
+        if alike and _storage(old) == _storage(tensor) and old.storage_offset() == tensor.storage_offset():
+            return old
+        if alike and not {_storage(old), _storage(tensor)} & self._lent:
+            return old.copy_(tensor)
+        self._tensors[turn] = tensor
+        self.moved = True
+        return tensor
+
+    def end(self) -> None:
+        """End a reading."""
+        self.moved |= self._next < len(self._tensors)
+        del self._tensors[self._next :]
+
+    @property
+    def own_bytes(self) -> int:
+        """Memory of what is not the model's own."""
+        return sum(t.nbytes for t in self._tensors if _storage(t) not in self._lent)
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def read_weights(model: Any, rows: int, pool: WeightPool | None = None) -> DecoderWeights:
     """Lay the present weights out for decoding about ``rows`` rows.
 
     On a GPU, weights in the products' type are read where they lie; only queries', keys' and values' are joined (a copy of
-    about 6 % of the weights, which saves launches), unless an adapter lies on them.
+    about 6 % of the weights, which saves launches), unless an adapter lies on them. With a ``pool`` everything stays at one
+    address from one reading to the next.
 
     Raises:
         NotCovered: See ``why_no_decoder``.
@@ -170,17 +230,20 @@ def read_weights(model: Any, rows: int) -> DecoderWeights:
     merged = dtype == torch.float32 or not any(hasattr(m, "lora_A") for m in decoder.layers.modules())
     copied = merged and (embedding.device.type == "cpu" or dtype != embedding.dtype)
     reading = _Reading(dtype, merged, copied, rows)
+    if pool is not None:
+        pool.begin(model)
+        reading = replace(reading, keep=pool.keep)
     scale_in_weights = hasattr(decoder.layers[0].self_attn, "q_norm") or dtype == torch.float32
     scale = head_dim**-0.5 if scale_in_weights else 1.0
     layers = [
         _read_layer(layer, reading, (heads, kv_heads, head_dim), scale, gemma) for layer in decoder.layers
     ]
-    return DecoderWeights(
+    weights = DecoderWeights(
         layers=layers,
-        embedding_VH=embedding,
+        embedding_VH=reading.keep(embedding),
         embedding_scale=config.hidden_size**0.5 if gemma else 1.0,
-        final_norm=_norm_weight(decoder.norm, gemma),
-        head=reading.matrix(causal.lm_head).linear(rows),
+        final_norm=reading.keep(_norm_weight(decoder.norm, gemma)),
+        head=reading.matrix(causal.lm_head).linear(reading),
         inverse_frequency=rotary.inv_freq.detach().float(),
         rope_scale=float(rotary.attention_scaling),
         activation=F.silu if config.hidden_act == "silu" else decoder.layers[0].mlp.act_fn,
@@ -192,18 +255,22 @@ def read_weights(model: Any, rows: int) -> DecoderWeights:
         interleaved=merged,
         query_scale=1.0 if scale_in_weights else head_dim**-0.5,
     )
+    if pool is not None:
+        pool.end()
+    return weights
 
 
 def _read_layer(
     layer: Any, reading: _Reading, sizes: tuple[int, int, int], scale: float, gemma: bool
 ) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
-    (heads, kv_heads, head_dim), rows = sizes, reading.rows
+    heads, kv_heads, head_dim = sizes
     norm = None
     if hasattr(attention, "q_norm"):
         weights = [m.weight.detach().float() for m in (attention.q_norm, attention.k_norm)]
         q_norm, k_norm = (_interleave(w, 1) if reading.merged else w for w in weights)
         norm = torch.cat([(q_norm * scale).expand(heads, -1), k_norm.expand(kv_heads, -1)]).contiguous()
+        norm = reading.keep(norm)
         scale = 1.0
     q, k, v = (reading.matrix(m) for m in (attention.q_proj, attention.k_proj, attention.v_proj))
     gate, up = (reading.matrix(m) for m in (mlp.gate_proj, mlp.up_proj))
@@ -212,34 +279,34 @@ def _read_layer(
             _Matrix(_interleave(m.weight, n), None if m.bias is None else _interleave(m.bias, n))
             for m, n in ((q.times(scale), heads), (k, kv_heads))
         ]
-        qkv = _join(*turned, v).linear(rows)
+        qkv = _join(*turned, v).linear(reading)
     else:
-        parts = [m.linear(rows) for m in (q, k, v)]
+        parts = [m.linear(reading) for m in (q, k, v)]
 
         def qkv(x: Tensor) -> Tensor:
             return torch.cat([part(x) for part in parts], dim=-1)
 
     if reading.copied:
-        both = _join(gate, up).linear(rows)
+        both = _join(gate, up).linear(reading)
 
         def gate_up(x: Tensor) -> Sequence[Tensor]:
             return both(x).chunk(2, dim=-1)
 
     else:
-        pair = [m.linear(rows) for m in (gate, up)]
+        pair = [m.linear(reading) for m in (gate, up)]
 
         def gate_up(x: Tensor) -> Sequence[Tensor]:
             return [part(x) for part in pair]
 
     stream = layer.input_layernorm.weight.dtype
     return Layer(
-        attention_norm=_norm_weight(layer.input_layernorm, gemma),
+        attention_norm=reading.keep(_norm_weight(layer.input_layernorm, gemma)),
         qkv=lambda x: qkv(x).view(x.shape[0], -1, head_dim),
         qk_norm_ND=norm,
-        output_add=reading.matrix(attention.o_proj).linear_add(rows, stream),
-        mlp_norm=_norm_weight(layer.post_attention_layernorm, gemma),
+        output_add=reading.matrix(attention.o_proj).linear_add(reading, stream),
+        mlp_norm=reading.keep(_norm_weight(layer.post_attention_layernorm, gemma)),
         gate_up=gate_up,
-        down_add=reading.matrix(mlp.down_proj).linear_add(rows, stream),
+        down_add=reading.matrix(mlp.down_proj).linear_add(reading, stream),
     )
 
 
@@ -292,13 +359,13 @@ def _check_modules(causal: Any, decoder: Any) -> None:
         linears += [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
         linears += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
     embedding = decoder.embed_tokens
-    if type(embedding).__name__ not in ("Embedding", "GemmaTextScaledWordEmbedding") or not hasattr(
+    if plain_class(embedding).__name__ not in ("Embedding", "GemmaTextScaledWordEmbedding") or not hasattr(
         embedding, "weight"
     ):
         raise NotCovered(f"its embedding is a {type(embedding).__name__}")
     for linear in linears:
         base = getattr(linear, "base_layer", linear)
-        if type(base) is not nn.Linear or (base is not linear and not hasattr(linear, "lora_A")):
+        if plain_class(base) is not nn.Linear or (base is not linear and not hasattr(linear, "lora_A")):
             raise NotCovered(f"a linear layer is a {type(linear).__module__}.{type(linear).__name__}")
         if base is not linear and (linear.lora_variant or any(linear.lora_bias.values())):
             raise NotCovered("its adapter is a LoRA variant (DoRA, a LoRA bias, …)")

@@ -11,8 +11,9 @@ import math
 import os
 import random
 import tempfile
+import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,8 @@ import torch
 from torch import Tensor
 
 from algorist.errors import ConfigError, EngineError, MissingExtraError, nearest
-from algorist.models.precision import compute_dtype
-from algorist.rollouts.base import Completion, SamplingParams
+from algorist.models.precision import HALF, compute_dtype, round_stochastically
+from algorist.rollouts.base import Completion, Completions, OnFinished, Prompts, SamplingParams
 from algorist.rollouts.model_info import ModelSetting
 from algorist.rollouts.row_state import check_request
 from algorist.rollouts.stop_strings import StopStrings
@@ -77,12 +78,8 @@ class VLLMRollouts(ABC):
         self._dtype = compute_dtype(model)
 
     def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        group_size: int,
-        params: SamplingParams,
-        on_finished: Callable[[int], None] | None = None,
-    ) -> list[list[Completion]]:
+        self, prompts: Prompts, group_size: int, params: SamplingParams, on_finished: OnFinished = None
+    ) -> Completions:
         """Sample ``group_size`` completions per prompt with the present weights; see ``RolloutEngine.generate``."""
         if not len(prompts):
             return []
@@ -107,20 +104,18 @@ class VLLMRollouts(ABC):
     @abstractmethod
     def _sample(
         self,
-        prompts: Sequence[Sequence[int]],
+        prompts: Prompts,
         count: int,
         params: SamplingParams,
         stops: Sequence[int],
         seed: int,
-    ) -> list[list[Completion]]:
+    ) -> Completions:
         """Give vLLM the present weights and return its ``count`` completions per prompt, with its log-probs.
 
         Completion c of prompt p draws with ``seed + p × count + c``; ``stops`` end a completion.
         """
 
-    def _with_own_log_probs(
-        self, prompts: Sequence[Sequence[int]], groups: list[list[Completion]], temperature: float
-    ) -> list[list[Completion]]:
+    def _with_own_log_probs(self, prompts: Prompts, groups: Completions, temperature: float) -> Completions:
         """Replace the log-probs by those of the unfiltered distribution at ``temperature``."""
         result = []
         with self.setting.generating(), torch.no_grad():
@@ -185,12 +180,12 @@ class VLLMEngine(VLLMRollouts):
 
     def _sample(
         self,
-        prompts: Sequence[Sequence[int]],
+        prompts: Prompts,
         count: int,
         params: SamplingParams,
         stops: Sequence[int],
         seed: int,
-    ) -> list[list[Completion]]:
+    ) -> Completions:
         on_cpu = self.setting.device.type == "cpu"
         requests = _requests(len(prompts), count, params, stops, None if on_cpu else seed)
         running = self._vllm()
@@ -300,7 +295,7 @@ def llm_arguments(settings: Mapping[str, Any], device: str, dtype: torch.dtype) 
     }
 
 
-def check_lengths(prompts: Sequence[Sequence[int]], context: int, how: str) -> None:
+def check_lengths(prompts: Prompts, context: int, how: str) -> None:
     """Refuse prompts that leave no room for a completion; ``how`` says how to get a larger ``context`` (EngineError)."""
     for index, prompt in enumerate(prompts):
         if len(prompt) >= context:
@@ -324,7 +319,11 @@ def base_of(model: Any) -> Any:
 
 
 def named_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield a policy's weights by their checkpoint names, active adapters merged into copies."""
+    """Yield a policy's weights by their checkpoint names, active adapters merged into copies.
+
+    Merged in float32 and rounded to a 16-bit base's type at random: rounded to the nearest, an adapter's first updates, which
+    are smaller than the distance to the next number, would be lost. A weight is always rounded with the same random number.
+    """
     yield from _weights_of(base_of(model), "")
 
 
@@ -333,10 +332,18 @@ def _weights_of(module: Any, prefix: str) -> Iterator[tuple[str, Tensor]]:
         own = module.modules_to_save
         module = module.original_module if module.disable_adapters else own[module.active_adapter]
     if hasattr(module, "base_layer") and hasattr(module, "merge"):
+        base = module.get_base_layer()
         if not (module.disable_adapters or module.merged):
-            module = copy.deepcopy(module)
+            module = copy.deepcopy(module).float()
             module.merge()
-        module = module.get_base_layer()
+            for index, (name, parameter) in enumerate(
+                module.get_base_layer().named_parameters(recurse=False)
+            ):
+                weight, dtype = parameter.detach(), getattr(base, name).dtype
+                seed = zlib.crc32(prefix.encode()) + index
+                yield prefix + name, round_stochastically(weight, seed, dtype) if dtype in HALF else weight
+            return
+        module = base
     for name, parameter in module.named_parameters(recurse=False):
         yield prefix + name, parameter.detach()
     for name, child in module.named_children():

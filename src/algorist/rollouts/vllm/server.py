@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from algorist.errors import ConfigError, EngineError, nearest
-from algorist.rollouts.base import Completion, SamplingParams
+from algorist.rollouts.base import Completion, Completions, Prompts, SamplingParams
 from algorist.rollouts.vllm.engine import (
     VLLMRollouts,
     base_of,
@@ -106,12 +106,12 @@ class VLLMServerEngine(VLLMRollouts):
 
     def _sample(
         self,
-        prompts: Sequence[Sequence[int]],
+        prompts: Prompts,
         count: int,
         params: SamplingParams,
         stops: Sequence[int],
         seed: int,
-    ) -> list[list[Completion]]:
+    ) -> Completions:
         served = self._server()
         check_lengths(prompts, served.context, "start the server with --max-model-len")
         self._send_weights()

@@ -1,0 +1,464 @@
+"""The battery for a GPU: is it right there, how fast is it, what memory does it take. One command, one JSON file per section.
+
+    python benchmarks/gpu.py --out gpu-results              # the first ten minutes, then the rest
+    python benchmarks/gpu.py --out gpu-results --sections env,kernels,decode
+    python benchmarks/gpu.py --out /tmp/smoke --smoke       # every section in small on the CPU, in a minute: what CI runs
+
+A section writes its file as it ends, so a killed run keeps what is done; one that fails writes its error and the next one
+runs. No weights are loaded: models are random, in Qwen2.5's shapes, with the large key biases that Qwen2.5 has. Times are medians
+of CUDA events. Sections that need TRL (update, step, quickstart, learning) say so and are left out where it is missing.
+CONTRIBUTING.md says how to run it on a machine without network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from measure import ROOT, save_json
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from algorist.models.precision import set_compute
+from algorist.rollouts.base import SamplingParams
+from algorist.rollouts.native.engine import NativeEngine
+
+SHAPES: dict[str, tuple[int, int, int, int, int, int]] = {
+    # layers, hidden, intermediate, heads, key-value heads, vocabulary
+    "0.5B": (24, 896, 4864, 14, 2, 151936),
+    "1.5B": (28, 1536, 8960, 12, 2, 151936),
+    "4B": (36, 2560, 9728, 32, 8, 151936),
+    "8B": (36, 4096, 12288, 32, 8, 151936),
+    "smoke": (2, 64, 128, 4, 2, 512),
+}
+PROMPT = 200
+
+
+class Skipped(Exception):
+    """A section cannot run on this machine; the text says why."""
+
+
+class Bench:
+    """Where and how large the sections run."""
+
+    def __init__(self, smoke: bool, device: str) -> None:
+        self.smoke, self.device = smoke, torch.device(device)
+        self.cuda = self.device.type == "cuda"
+        self.dtype = torch.bfloat16 if self.cuda else torch.float32
+
+    def shape(self, name: str) -> str:
+        """The shape to build: tiny in a smoke run."""
+        return "smoke" if self.smoke else name
+
+    def model(self, name: str, dtype: torch.dtype | None = None) -> Qwen2ForCausalLM:
+        """A random model of a shape, with keys biased as in Qwen2.5's first and last layers."""
+        layers, hidden, inner, heads, kv_heads, vocab = SHAPES[self.shape(name)]
+        config = Qwen2Config(
+            num_hidden_layers=layers,
+            hidden_size=hidden,
+            intermediate_size=inner,
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+            vocab_size=vocab,
+            max_position_embeddings=32768,
+            tie_word_embeddings=name == "0.5B",
+            eos_token_id=None,
+            bos_token_id=None,
+        )
+        torch.manual_seed(0)
+        with self.device:
+            was = torch.get_default_dtype()
+            torch.set_default_dtype(dtype or self.dtype)
+            try:
+                model = Qwen2ForCausalLM(config)
+            finally:
+                torch.set_default_dtype(was)
+        with torch.no_grad():
+            for layer in (model.model.layers[0], model.model.layers[-1]):
+                layer.self_attn.k_proj.bias.normal_(0, 20.0)
+        return model.eval()
+
+    def prompts(self, count: int, vocab: int, size: int = PROMPT) -> list[list[int]]:
+        """Random prompts of one size."""
+        size = 12 if self.smoke else size
+        generator = torch.Generator().manual_seed(1)
+        return torch.randint(3, vocab, (count, size), generator=generator).tolist()
+
+    def seconds(self, run: Callable[[], Any], repeats: int = 5, warmup: int = 2) -> float:
+        """Median time of ``run``, by CUDA events where there are any."""
+        for _ in range(1 if self.smoke else warmup):
+            run()
+        times = []
+        for _ in range(1 if self.smoke else repeats):
+            if not self.cuda:
+                began = time.perf_counter()
+                run()
+                times.append(time.perf_counter() - began)
+                continue
+            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            first.record()
+            run()
+            last.record()
+            torch.cuda.synchronize()
+            times.append(first.elapsed_time(last) / 1000)
+        return statistics.median(times)
+
+    @contextmanager
+    def peak(self, into: dict[str, Any]) -> Iterator[None]:
+        """Note the largest memory that tensors took."""
+        if self.cuda:
+            torch.cuda.reset_peak_memory_stats()
+        yield
+        into["peak_gb"] = torch.cuda.max_memory_allocated() / 1e9 if self.cuda else None
+
+    def free(self) -> None:
+        """Give back what the last model took."""
+        gc.collect()
+        if self.cuda:
+            torch.cuda.empty_cache()
+
+
+def need_trl() -> None:
+    """Raise where TRL is missing."""
+    for library in ("trl", "datasets"):
+        if find_spec(library) is None:
+            raise Skipped(f"{library} is not installed; CONTRIBUTING.md says which wheels to carry")
+
+
+# ---- the first ten minutes -------------------------------------------------------------------------------------------
+
+
+def env(bench: Bench) -> dict[str, Any]:
+    """The device, its driver, and its two ceilings: copy bandwidth and bfloat16 products."""
+    size, side = (1 << 20, 256) if bench.smoke else (1 << 31, 8192)
+    source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=bench.device)
+    target = torch.empty_like(source)
+    a, b = (torch.randn(side, side, device=bench.device).to(bench.dtype) for _ in range(2))
+    found: dict[str, Any] = {
+        "copy_gb_per_s": 2 * size / bench.seconds(lambda: target.copy_(source)) / 1e9,
+        "product_tflop_per_s": 2 * side**3 / bench.seconds(lambda: a @ b) / 1e12,
+        "triton": find_spec("triton") is not None,
+    }
+    if bench.cuda:
+        properties = torch.cuda.get_device_properties(0)
+        found |= {
+            "name": properties.name,
+            "memory_gb": properties.total_memory / 1e9,
+            "capability": torch.cuda.get_device_capability(),
+            "cuda": torch.version.cuda,
+            "driver": _run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").strip(),
+        }
+    return found
+
+
+def kernels(bench: Bench) -> dict[str, Any]:
+    """The Triton kernels against float64, compiled; greedy tokens of the graphs against the eager decoder; the score gap."""
+    found: dict[str, Any] = {}
+    if not bench.smoke:
+        tests = ["tests/unit/test_triton_attention.py", "tests/unit/test_rollout_sampling.py"]
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+        )
+        found = {"tests_exit": done.returncode, "tests_tail": done.stdout[-2000:]}
+    model = bench.model("0.5B")
+    prompts = bench.prompts(3, model.config.vocab_size)
+    params = SamplingParams(max_new_tokens=8 if bench.smoke else 64, seed=0)
+    groups = {
+        t: NativeEngine(model, tier=t, eos_token_ids=[]).generate(prompts, 4, params)
+        for t in ("graph", "decoder")
+    }
+    for tier, completions in groups.items():
+        gaps = []
+        for prompt, group in zip(prompts, completions, strict=True):
+            for completion in group:
+                ids = torch.tensor([[*prompt, *completion.token_ids]], device=bench.device)
+                with torch.no_grad():
+                    logits = model(ids).logits[0, len(prompt) - 1 : -1].float()
+                chosen = logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None])[:, 0].cpu()
+                gaps.append((chosen - torch.tensor(completion.log_probs)).abs())
+        gap = torch.cat(gaps)
+        found[f"{tier}_gap_mean"], found[f"{tier}_gap_max"] = float(gap.mean()), float(gap.max())
+    first = [[c.token_ids[0] for c in g] for gs in groups.values() for g in gs]
+    found["same_first_tokens"] = first[: len(first) // 2] == first[len(first) // 2 :]
+    return found
+
+
+def decode(bench: Bench, shapes: tuple[str, ...] = ("0.5B", "1.5B")) -> dict[str, Any]:
+    """Milliseconds per decoded step of the graphs and of the eager decoder, beside what the memory allows."""
+    copied = env(bench)["copy_gb_per_s"] * 1e9
+    cases = []
+    for shape in shapes[:1] if bench.smoke else shapes:
+        model = bench.model(shape)
+        for rows in (2,) if bench.smoke else (1, 16, 64, 256):
+            case: dict[str, Any] = {"shape": shape, "rows": rows, "limit_ms": _limit(model, rows, copied)}
+            for tier in ("graph", "decoder"):
+                case[tier] = _decode_case(bench, model, rows, tier)
+            case["graph_over_limit"] = case["graph"]["ms_per_step"] / case["limit_ms"]
+            case["eager_over_graph"] = case["decoder"]["ms_per_step"] / case["graph"]["ms_per_step"]
+            cases.append(case)
+            print("  ", json.dumps(case), flush=True)
+            bench.free()
+        del model
+        bench.free()
+    return {"cases": cases}
+
+
+def _limit(model: Any, rows: int, bytes_per_s: float) -> float:
+    """Milliseconds to read the weights once (the embedding only as the head) and the keys and values of all rows."""
+    config = model.config
+    weights = sum(
+        p.nbytes for n, p in model.named_parameters() if config.tie_word_embeddings or "embed" not in n
+    )
+    head_dim = config.hidden_size // config.num_attention_heads
+    token = 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * model.dtype.itemsize
+    return 1000 * (weights + token * (rows * 64 + -(-rows // 16) * PROMPT)) / bytes_per_s
+
+
+def _decode_case(bench: Bench, model: Any, rows: int, tier: str) -> dict[str, Any]:
+    """Two lengths, so that the prefill cancels; groups of up to 16 rows."""
+    group = min(rows, 16)
+    prompts = bench.prompts(-(-rows // group), model.config.vocab_size)
+    engine = NativeEngine(model, tier=tier, eos_token_ids=[])
+    short, long = (5, 9) if bench.smoke else (32, 160)
+
+    def sample(count: int) -> None:
+        engine.generate(prompts, group, SamplingParams(max_new_tokens=count, seed=0))
+
+    found: dict[str, Any] = {}
+    with bench.peak(found):
+        sample(long)  # the largest first: its graphs and its cache serve both
+        times = {count: bench.seconds(lambda n=count: sample(n), 3, 1) for count in (short, long)}  # type: ignore[misc]
+    found["ms_per_step"] = 1000 * (times[long] - times[short]) / (long - short)
+    found["tokens_per_s"] = rows * long / times[long]
+    if bench.cuda and rows == 64:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            sample(long)
+        calls = {e.key: e.count for e in profile.key_averages() if "Launch" in e.key}
+        found["launches_per_step"] = {name: count / long for name, count in calls.items()}
+    engine.release()
+    return found
+
+
+def update(bench: Bench, lengths: tuple[int, ...] = (256, 1024)) -> dict[str, Any]:
+    """Seconds and peak memory of one gradient of 16 completions: float32 masters, bare bfloat16, an adapter."""
+    need_trl()
+    cases = []
+    for length in (8,) if bench.smoke else lengths:
+        for kind in ("float32 masters", "bfloat16", "adapter"):
+            for checkpointing in (False,) if bench.smoke else (False, True):
+                case: dict[str, Any] = {"length": length, "kind": kind, "checkpointing": checkpointing}
+                try:
+                    case |= _update_case(bench, kind, length, checkpointing)
+                except torch.OutOfMemoryError:
+                    case["error"] = "out of memory"
+                cases.append(case)
+                print("  ", json.dumps(case), flush=True)
+                bench.free()
+    return {"shape": bench.shape("1.5B"), "rows": 16, "prompt_tokens": PROMPT, "cases": cases}
+
+
+def _update_case(bench: Bench, kind: str, length: int, checkpointing: bool) -> dict[str, Any]:
+    from algorist.training.batch import Batch
+    from algorist.training.log_probs import LogProbs
+
+    masters = kind == "float32 masters"
+    model: Any = bench.model("1.5B", torch.float32 if masters else torch.bfloat16)
+    if masters:
+        set_compute(model, torch.bfloat16)
+    if kind == "adapter":
+        from peft import LoraConfig, get_peft_model
+
+        model = get_peft_model(model, LoraConfig(r=16, target_modules="all-linear"))
+    if checkpointing:
+        model.activation_checkpointing_enable()
+        model.enable_input_require_grads()
+    model.train()
+    vocab = model.config.vocab_size
+    rows = bench.prompts(16, vocab, length) if not bench.smoke else [[5] * length] * 16
+    mask = torch.ones(16, length, dtype=torch.bool, device=bench.device)
+    batch = Batch(bench.prompts(1, vocab), rows, [0] * 16, torch.ones(16, device=bench.device), mask)
+    log_probs = LogProbs(verify=False)
+
+    def autocast() -> Any:
+        return torch.autocast(bench.device.type, torch.bfloat16) if masters else nullcontext()
+
+    def gradient() -> None:
+        found, _ = log_probs(model, batch, autocast=autocast)
+        found.sum().backward()
+        model.zero_grad(set_to_none=True)
+
+    result: dict[str, Any] = {}
+    with bench.peak(result):
+        result["seconds"] = bench.seconds(gradient, 3, 1)
+    return result
+
+
+def quickstart(bench: Bench) -> dict[str, Any]:
+    """The quickstart on the GPU: it learns, and step 2's rollout takes what step 1's took."""
+    return _quickstart(bench, 0)
+
+
+def _quickstart(bench: Bench, seed: int) -> dict[str, Any]:
+    need_trl()
+    if bench.smoke:
+        raise Skipped("minutes long; tests/e2e runs it on the CPU")
+    with tempfile.TemporaryDirectory() as folder:
+        overrides = [f"device={bench.device.type}", f"seed={seed}", f"output_dir={folder}"]
+        began = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-m", "algorist.cli.main", "run", "quickstart", *overrides],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+        )
+        found: dict[str, Any] = {"exit": done.returncode, "seconds": time.perf_counter() - began}
+        found["tail"] = (done.stdout + done.stderr)[-3000:]
+        for path in Path(folder).rglob("metrics.jsonl"):
+            lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            found["rollout_s"] = [m["time/rollout_s"] for m in lines if "time/rollout_s" in m]
+            found["reward"] = [m["reward"] for m in lines if "reward" in m]
+    return found
+
+
+# ---- with more time --------------------------------------------------------------------------------------------------
+
+
+def correctness(bench: Bench) -> dict[str, Any]:
+    """One gradient on the device against float32 on the CPU, in each combination of types, and against itself."""
+    from algorist.training.batch import Batch
+    from algorist.training.log_probs import LogProbs
+
+    need_trl()
+    small = Bench(True, str(bench.device))
+    rows = [[5, 6, 7, 8], [9, 10], [11, 12, 13]]
+    found: dict[str, Any] = {}
+
+    def gradient(device: str, master: torch.dtype, compute: torch.dtype | None) -> torch.Tensor:
+        model = Bench(True, "cpu").model("smoke", torch.float32).to(device, master).train()
+        mask = torch.tensor([[t < len(r) for t in range(4)] for r in rows], device=device)
+        batch = Batch([[3, 4, 5, 6, 7]], rows, [0, 0, 0], torch.ones(3, device=device), mask)
+        context = (
+            nullcontext if compute is None else lambda: torch.autocast(torch.device(device).type, compute)
+        )
+        LogProbs(verify=False)(model, batch, autocast=context)[0].sum().backward()
+        return torch.cat([p.grad.float().cpu().flatten() for p in model.parameters() if p.grad is not None])
+
+    expected = gradient("cpu", torch.float32, None)
+    for master, compute in (
+        (torch.float32, None),
+        (torch.float32, torch.bfloat16),
+        (torch.float32, torch.float16),
+        (torch.bfloat16, None),
+    ):
+        if compute == torch.float16 and not bench.cuda:
+            continue
+        name = f"{master} {compute or 'alone'}".replace("torch.", "")
+        apart = gradient(str(small.device), master, compute) - expected
+        found[name] = float(apart.norm() / expected.norm())
+    return {"relative_gradient_error": found}
+
+
+def memory(bench: Bench) -> dict[str, Any]:
+    """Peak memory of updates up to 16,384 tokens, as the first part's ``update``."""
+    if bench.smoke:
+        raise Skipped("it is update with longer rows")
+    return update(bench, (1024, 4096, 16384))
+
+
+def speed(bench: Bench) -> dict[str, Any]:
+    """Larger shapes, and transformers' ``generate`` beside the engine's tiers."""
+    found = {} if bench.smoke else decode(bench, ("4B", "8B"))
+    model = bench.model("0.5B")
+    for rows in (2,) if bench.smoke else (16, 64):
+        ids = torch.tensor(bench.prompts(1, model.config.vocab_size) * rows, device=bench.device)
+        new = 4 if bench.smoke else 64
+
+        def generate(ids: torch.Tensor = ids, new: int = new) -> None:
+            model.generate(ids, max_new_tokens=new, do_sample=True, pad_token_id=0)
+
+        found[f"generate_{rows}_rows_ms_per_step"] = 1000 * bench.seconds(generate, 3, 1) / new
+    return found
+
+
+def step(bench: Bench) -> dict[str, Any]:
+    """A whole GRPO step against stock TRL: the CPU's benchmark, on this device's build."""
+    need_trl()
+    if bench.smoke:
+        raise Skipped("benchmarks/step.py has a run of its own in make bench")
+    return {"tail": _run(sys.executable, "benchmarks/step.py", "--size", "small")[-4000:]}
+
+
+def learning(bench: Bench) -> dict[str, Any]:
+    """The quickstart with three seeds."""
+    return {str(seed): _quickstart(bench, seed) for seed in (0, 1, 2)}
+
+
+SECTIONS: dict[str, Callable[[Bench], dict[str, Any]]] = {
+    function.__name__: function
+    for function in (env, kernels, decode, update, quickstart, correctness, memory, speed, step, learning)
+}
+FIRST = ("env", "kernels", "decode", "update", "quickstart")
+
+
+def _run(*command: str) -> str:
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+
+
+def main() -> int:
+    """Run the sections; exit 1 when one has failed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder of the JSON files")
+    parser.add_argument(
+        "--sections",
+        default=",".join(SECTIONS),
+        help=f"comma-separated; the first ten minutes: {','.join(FIRST)}",
+    )
+    parser.add_argument("--smoke", action="store_true", help="tiny models, one repeat, any device")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    chosen = parser.parse_args()
+    names = [name.strip() for name in chosen.sections.split(",") if name.strip()]
+    unknown = [name for name in names if name not in SECTIONS]
+    if unknown:
+        parser.error(f"unknown section {', '.join(unknown)}; expected some of {', '.join(SECTIONS)}")
+    if chosen.device == "cpu" and not chosen.smoke:
+        parser.error("no GPU is visible to torch; --smoke runs every section in small on the CPU")
+    bench, failed = Bench(chosen.smoke, chosen.device), []
+    for name in names:
+        print(f"== {name}: {(SECTIONS[name].__doc__ or '').splitlines()[0]}", flush=True)
+        began = time.perf_counter()
+        try:
+            result: dict[str, Any] = SECTIONS[name](bench)
+        except Skipped as why:
+            result = {"skipped": str(why)}
+        except Exception:
+            result = {"error": traceback.format_exc()}
+            failed.append(name)
+        result = {"section": name, "smoke": chosen.smoke, "section_s": time.perf_counter() - began, **result}
+        path = save_json(name, result, chosen.out)
+        said = result.get("error") or result.get("skipped") or f"{result['section_s']:.1f} s"
+        print(f"   {path}: {said}", flush=True)
+        bench.free()
+    if failed:
+        print(f"failed: {', '.join(failed)}", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,60 @@
+"""Stored rollouts graded and rewarded again: what another grader or matcher would change."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from algorist.config import load_recipe
+from algorist.grading import MATCHERS, deciding_matcher, grade_completion
+from algorist.prompts import get_format
+from algorist.rewards import build_rewards
+from algorist.store.read import query
+
+
+def differences(run: Path, matcher: str | None) -> dict[str, Any]:
+    """Return counts and the changed rollouts of a run graded again, with its own recipe's format and rewards.
+
+    Raises:
+        CheckpointError: No run there.
+        ConfigError: Unknown matcher, or a recipe that no longer loads.
+    """
+    steps = [row["step"] for row in query(run, "SELECT DISTINCT step FROM rollouts ORDER BY step")]
+    recipe = load_recipe(str(run / "config.yaml")).recipe
+    name = matcher or recipe.matcher
+    MATCHERS.get(name)
+    form = get_format(
+        recipe.prompt.format, system_prompt=recipe.prompt.system_prompt, tags=recipe.prompt.tags
+    )
+    rewards = build_rewards(recipe.rewards, form, matcher=name)
+    moves: Counter[str] = Counter()
+    changed: list[dict[str, Any]] = []
+    total = before = after = verdicts = paid = 0
+    for step in steps:
+        for row in query(run, "SELECT * FROM rollouts WHERE step = ?", [step]):
+            told = grade_completion(
+                row["completion"], row["gold"] or "", parsed=form.parse(row["completion"]), matcher=name
+            )
+            reward = rewards.explain(row["completion"], row["gold"] or "").total
+            total, before, after = total + 1, before + bool(row["correct"]), after + told.correct
+            other_verdict = (bool(row["correct"]), row["reason"]) != (told.correct, told.reason)
+            other_reward = abs(reward - row["reward"]) > 1e-6
+            verdicts, paid = verdicts + other_verdict, paid + other_reward
+            if other_verdict:
+                moves[f"{row['reason']} → {told.reason}"] += 1
+            if other_verdict or other_reward:
+                kept = {k: row[k] for k in ("step", "problem_id", "completion", "gold", "reason", "reward")}
+                changed.append(
+                    {**kept, "new_reason": told.reason, "new_reward": reward, "extracted": told.extracted}
+                )
+    return {
+        "rollouts": total,
+        "matcher": deciding_matcher(name),
+        "verdicts_changed": verdicts,
+        "rewards_changed": paid,
+        "accuracy_before": before / max(1, total),
+        "accuracy_after": after / max(1, total),
+        "moves": dict(moves.most_common()),
+        "changed": changed,
+    }

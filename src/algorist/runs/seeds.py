@@ -1,0 +1,176 @@
+"""One recipe under several seeds: a run folder for each, then mean, spread and one figure of all curves.
+
+Run ``NAME`` with N seeds makes ``NAME-seed-S`` for S = seed … seed + N − 1 and, beside them, ``NAME-seeds.json`` (numbers) and
+``NAME-seeds.svg`` (curves). The unit of the intervals here is the seed: they say what another seed would give, not another problem.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from algorist.config.schema import Recipe
+from algorist.errors import ConfigError
+from algorist.evaluation.artifact import Artifact, artifact_names, read_artifact
+from algorist.evaluation.compare import paired_metrics
+from algorist.evaluation.estimators import mean_interval
+from algorist.runs.plan import run_path
+from algorist.store.atomic import replace_text
+from algorist.store.read import query
+from algorist.store.run_folder import RunFolder
+from algorist.store.stages import EVALUATED
+
+SHOWN = ("greedy_accuracy", "lenient_accuracy", "pass@1", "format")
+_COLOURS = ("#4063d8", "#cb3c33", "#389826", "#9558b2", "#c58a12", "#3f8f9b", "#7a7a7a", "#d0608d")
+_WIDTH, _HEIGHT, _MARGIN = 640, 260, 44
+
+
+def recipes_of_seeds(recipe: Recipe, count: int) -> list[Recipe]:
+    """Return the recipe once per seed, each with a run folder of its own.
+
+    Raises:
+        ConfigError: ``count`` is below 1.
+    """
+    if count < 1:
+        raise ConfigError(f"--seeds is {count}; expected 1 or more, usually 3")
+    name = run_path(recipe).name
+    return [
+        recipe.model_copy(update={"seed": seed, "run_name": f"{name}-seed-{seed}"})
+        for seed in range(recipe.seed, recipe.seed + count)
+    ]
+
+
+def summarise_seeds(recipe: Recipe, runs: Sequence[Path]) -> dict[str, Any]:
+    """Write the numbers and the figure of finished runs beside them, and return the numbers.
+
+    Args:
+        recipe: The recipe without a seed's name.
+        runs: The run folders, one per seed.
+
+    Returns:
+        ``runs``, for each stage and metric ``stages/STAGE/METRIC`` with ``values``, ``mean``, ``sd`` and the Student-t interval over
+        seeds (``low``, ``high``), and the same of each run's paired ``gain`` from its first evaluation to its last.
+
+    Raises:
+        CheckpointError: An evaluation is damaged, or the disk refuses.
+    """
+    evaluations = [_evaluations(run) for run in runs]
+    stages = [s for s in EVALUATED if evaluations and all(s in of_run for of_run in evaluations)]
+    found: dict[str, Any] = {
+        "recipe": recipe.name,
+        "runs": [str(run) for run in runs],
+        "stages": {},
+        "gain": {},
+    }
+    for stage in stages:
+        metrics = [of_run[stage].metrics for of_run in evaluations]
+        found["stages"][stage] = {
+            name: _spread([m[name].value for m in metrics])
+            for name in SHOWN
+            if all(name in m for m in metrics)
+        }
+    if len(stages) > 1:
+        found["from"], found["to"] = stages[0], stages[-1]
+        gains = [
+            paired_metrics(of_run[stages[0]].samples, of_run[stages[-1]].samples) for of_run in evaluations
+        ]
+        for name in SHOWN:
+            if all(name in gain for gain in gains):
+                each = [{"value": g[name].value, "low": g[name].low, "high": g[name].high} for g in gains]
+                found["gain"][name] = _spread([g[name].value for g in gains]) | {"each": each}
+    place = run_path(recipe)
+    replace_text(place.with_name(f"{place.name}-seeds.json"), json.dumps(found, indent=2) + "\n")
+    replace_text(place.with_name(f"{place.name}-seeds.svg"), figure(recipe.name, runs))
+    return found
+
+
+def lines_of_seeds(found: dict[str, Any]) -> list[str]:
+    """Return the numbers as lines for the terminal: mean ± standard deviation over seeds, then each run's gain."""
+    count = len(found["runs"])
+    lines = [f"{count} seeds: mean ± standard deviation over seeds [95 % interval of the mean]"]
+    for stage, metrics in found["stages"].items():
+        lines += [f"  {stage:<5} {name.replace('_', ' '):<17} {_text(m)}" for name, m in metrics.items()]
+    for name, gain in found["gain"].items():
+        each = ", ".join(
+            f"{100 * g['value']:+.1f} [{100 * g['low']:+.1f}, {100 * g['high']:+.1f}]" for g in gain["each"]
+        )
+        lines.append(f"  gain  {name.replace('_', ' '):<17} {_text(gain, signed=True)}; each, paired: {each}")
+    if 1 < count < 3:
+        lines.append("  two seeds say little about a third: --seeds 3 or more")
+    return lines
+
+
+def figure(title: str, runs: Sequence[Path]) -> str:
+    """Return one SVG with all runs' curves: held-out accuracy where it was evaluated in training, else the reward or loss."""
+    for metric, stage in (
+        ("eval/greedy_accuracy", "grpo"),
+        ("reward", "grpo"),
+        ("eval/greedy_accuracy", "sft"),
+        ("loss", "sft"),
+    ):
+        curves = [_curve(run, metric, stage) for run in runs]
+        if all(len(curve) > 1 for curve in curves):
+            return _svg(
+                f"{title}: {metric.removeprefix('eval/').replace('_', ' ')} in {stage.upper()}", runs, curves
+            )
+    return _svg(f"{title}: no curve that all runs have", [], [])
+
+
+def _evaluations(run: Path) -> dict[str, Artifact]:
+    folder = RunFolder.open(run).evaluations
+    return {name: read_artifact(folder, name) for name in artifact_names(folder) if name in EVALUATED}
+
+
+def _spread(values: Sequence[float]) -> dict[str, Any]:
+    mean = mean_interval(values)
+    sd = float(np.std(values, ddof=1)) if len(values) > 1 else None
+    low, high = (None, None) if mean.low != mean.low else (mean.low, mean.high)
+    return {"values": list(values), "mean": mean.value, "sd": sd, "low": low, "high": high}
+
+
+def _text(spread: dict[str, Any], *, signed: bool = False) -> str:
+    form, unit = ("+.1f", "points") if signed else (".1f", "%")
+    told = f"{100 * spread['mean']:{form}}"
+    if spread["sd"] is None:
+        return f"{told} {unit} (one seed has no spread)"
+    return f"{told} ± {100 * spread['sd']:.1f} {unit} [{100 * spread['low']:{form}}, {100 * spread['high']:{form}}]"
+
+
+def _curve(run: Path, metric: str, stage: str) -> list[tuple[float, float]]:
+    rows = query(
+        run,
+        "SELECT step, value FROM metrics WHERE stage = ? AND name = ? AND isfinite(value) ORDER BY step",
+        [stage, metric],
+    )
+    return [(float(row["step"]), float(row["value"])) for row in rows]
+
+
+def _svg(title: str, runs: Sequence[Path], curves: Sequence[Sequence[tuple[float, float]]]) -> str:
+    points = [point for curve in curves for point in curve] or [(0.0, 0.0), (1.0, 1.0)]
+    (left, right), (low, high) = ((min(axis), max(axis)) for axis in zip(*points, strict=True))
+    across = lambda x: _MARGIN + (x - left) / ((right - left) or 1) * (_WIDTH - 2 * _MARGIN)  # noqa: E731
+    up = lambda y: _HEIGHT - _MARGIN - (y - low) / ((high - low) or 1) * (_HEIGHT - 2 * _MARGIN)  # noqa: E731
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" font-size="11">',
+        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/><text x="{_MARGIN}" y="20" font-size="13">{escape(title)}</text>',
+        f'<path d="M{_MARGIN} {_MARGIN}V{_HEIGHT - _MARGIN}H{_WIDTH - _MARGIN}" fill="none" stroke="#999"/>',
+    ]
+    for y in (low, high):
+        parts.append(f'<text x="{_MARGIN - 4}" y="{up(y) + 4:.1f}" text-anchor="end">{y:.3g}</text>')
+    for x, anchor in ((left, "start"), (right, "end")):
+        parts.append(
+            f'<text x="{across(x):.1f}" y="{_HEIGHT - _MARGIN + 14}" text-anchor="{anchor}">step {x:g}</text>'
+        )
+    for number, (run, curve) in enumerate(zip(runs, curves, strict=True)):
+        colour = _COLOURS[number % len(_COLOURS)]
+        line = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in curve)
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-opacity="0.7"/>')
+        parts.append(
+            f'<text x="{_MARGIN + 110 * number}" y="{_HEIGHT - 8}" fill="{colour}">{escape(run.name[-18:])}</text>'
+        )
+    return "\n".join([*parts, "</svg>\n"])

@@ -1,0 +1,212 @@
+"""SFT data by the grader: demonstrations that are right, and a run's own right rollouts."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from algorist.config.load import load_recipe
+from algorist.config.schema import DatasetSection, Recipe
+from algorist.data import load_problems
+from algorist.errors import ConfigError, DataError
+from algorist.grading import grade
+from algorist.prompts import get_format
+from algorist.runs.pipeline import Run, run_recipe
+from algorist.store.read import rollouts
+
+
+def section(name: str, **values: Any) -> DatasetSection:
+    return DatasetSection.model_validate({"name": name, **values})
+
+
+def jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def r1_zero(question: str, response: str, gold: str) -> dict[str, str]:
+    prompt = f"A conversation between User and Assistant.\nUser: {question}\nAssistant: <think>"
+    return {"prompt": prompt, "response": response, "ground_truth": gold}
+
+
+# --- demonstrations whose answer is right (S3.19)
+
+
+def test_only_right_demonstrations_are_kept_and_the_others_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [
+        r1_zero("2 + 2?", "Two and two. </think> <answer> 4 </answer>", "4"),
+        r1_zero("1/2 + 1/2?", "Halves. </think> <answer> \\frac{2}{2} </answer>", "1"),
+        r1_zero("3 + 3?", "Wrong. </think> <answer> 7 </answer>", "6"),
+        r1_zero("4 + 4?", "No tags, no box: eight.", "8"),
+        r1_zero("5 + 5?", "So it is \\boxed{10}.", "10"),
+    ]
+    file = jsonl(tmp_path / "sft.jsonl", rows)
+    with caplog.at_level(logging.WARNING):
+        kept = load_problems(section("sft_jsonl", path=str(file), correct_only=True))
+    assert [p.question for p in kept] == ["2 + 2?", "1/2 + 1/2?", "5 + 5?"]
+    assert "3 of 5 demonstrations of 'sft_jsonl' are right" in caplog.text
+    assert "1 with a wrong answer and 1 that state none" in caplog.text
+    assert len(load_problems(section("sft_jsonl", path=str(file)))) == 5
+
+
+def test_careless_demonstrations_are_left_out_before_the_limit() -> None:
+    params = {"count": 400, "seed": 2, "careless": 0.6}
+    every = load_problems(section("arithmetic", params=params))
+    kept = load_problems(section("arithmetic", params=params, correct_only=True))
+    right = [p for p in every if grade(p.extra["demonstrated_answer"], p.answer).correct]
+    assert kept == right and 100 < len(kept) < 400
+    assert load_problems(section("arithmetic", params=params, correct_only=True, limit=30)) == right[:30]
+
+
+def test_solutions_that_state_no_answer_are_refused_with_the_reason(tmp_path: Path) -> None:
+    rows = [{"question": f"{n} + 1?", "answer": str(n + 1), "solution": "Count on."} for n in range(3)]
+    file = jsonl(tmp_path / "rows.jsonl", rows)
+    with pytest.raises(
+        DataError, match=r"0 of 3 demonstrations .* 0 with a wrong answer and 3 that state none"
+    ):
+        load_problems(section("local", path=str(file), correct_only=True))
+
+
+# --- a run's own right rollouts
+
+
+SMALL = (
+    "threads=1",
+    "eval.enabled=false",
+    "sft.save_steps=1000",
+    "grpo.save_steps=1000",
+    "sft.learning_rate=1e-2",
+    "grpo.max_steps=2",
+    "grpo.batch_size=48",
+    "grpo.group_size=8",
+    "grpo.max_completion_tokens=40",
+)
+
+
+def recipe(folder: Path, name: str, *overrides: str) -> Recipe:
+    """A run on problems whose answer is one of three: a tiny model that knows the format is right by chance."""
+    rows = [
+        {
+            "question": f"Say {n % 3 + 1}, please ({n}).",
+            "answer": str(n % 3 + 1),
+            "solution": f"It is {n % 3 + 1}.",
+        }
+        for n in range(24)
+    ]
+    file = jsonl(folder / "rows.jsonl", rows)
+    data = [f"data.train={{name: local, path: '{file}'}}", f"data.sft={{name: local, path: '{file}'}}"]
+    own = [f"output_dir={folder}", f"run_name={name}"]
+    return load_recipe("smoke-cpu", [*SMALL, *data, *own, *overrides]).recipe
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run whose tiny model solves some problems."""
+    return run_recipe(recipe(tmp_path_factory.mktemp("rollouts"), "first", "sft.max_steps=100"))
+
+
+def test_right_rollouts_become_demonstrations(first: Run, caplog: pytest.LogCaptureFixture) -> None:
+    right = rollouts(first.folder.path, correct=True, limit=None)
+    assert right, "the tiny model solved nothing: the test would show nothing"
+    with caplog.at_level(logging.WARNING):
+        found = load_problems(section("rollouts", params={"run": str(first.folder.path)}))
+    form, known = get_format("reasoning_answer"), {p.id: p for p in first.train}
+    written = {(r["problem_id"], " ".join(r["completion"].split())) for r in right}
+    for problem in found:
+        origin = known[problem.id.partition("#")[0]]
+        assert (problem.question, problem.answer) == (origin.question, origin.answer)
+        shown = problem.extra["demonstrated_answer"]
+        assert grade(shown, problem.answer).correct
+        assert (origin.id, " ".join(form.demonstrate(problem.solution, shown).split())) in written
+    assert len({p.id for p in found}) == len(found)
+    assert len({(p.question, p.solution) for p in found}) == len(found)
+    assert (
+        f"{len(found)} demonstrations of {len({p.question for p in found})} problems from {len(right)}"
+        in caplog.text
+    )
+
+
+def test_per_problem_order_and_least_reward(first: Run) -> None:
+    def load(**params: Any) -> list[Any]:
+        return load_problems(section("rollouts", params={"run": str(first.folder.path), **params}))
+
+    every, one = load(), load(per_problem=1)
+    assert set(Counter(p.question for p in one).values()) == {1}
+    assert {p.question for p in one} == {p.question for p in every}
+    lengths: dict[tuple[str, str], int] = {}
+    for row in rollouts(first.folder.path, correct=True, truncated=False, limit=None):
+        parsed = get_format("reasoning_answer").parse(row["completion"])
+        if parsed.well_formed and parsed.reasoning:
+            lengths.setdefault((row["problem_id"], parsed.reasoning), row["completion_tokens"])
+    for problem in one:
+        own = [n for (identity, _), n in lengths.items() if identity == problem.id]
+        assert lengths[problem.id, problem.solution] == min(own)
+    assert len(load(correct=False)) > len(every)
+    with pytest.raises(DataError, match="0 demonstrations"):
+        load(min_reward=100)
+
+
+def test_a_second_run_trains_on_the_first_runs_right_rollouts(first: Run) -> None:
+    path = first.folder.path
+    again = run_recipe(
+        recipe(
+            path.parent,
+            "second",
+            f"model.name={path / 'sft' / 'final'}",
+            f"data.sft={{name: rollouts, params: {{run: '{path}', per_problem: 2}}}}",
+            "sft.max_steps=3",
+            "grpo.enabled=false",
+        )
+    )
+    assert again.sft and all(grade(p.extra["demonstrated_answer"], p.answer).correct for p in again.sft)
+    assert max(Counter(p.question for p in again.sft).values()) <= 2
+    assert (again.folder.path / "sft" / "final" / "model.safetensors").is_file()
+    losses = [
+        row["loss"] for row in map(json.loads, again.folder.metrics.read_text().splitlines()) if "loss" in row
+    ]
+    assert losses and losses[0] < 1.5  # the model has written these texts itself
+
+
+def test_mistakes_name_the_way_out(first: Run, tmp_path: Path) -> None:
+    run = str(first.folder.path)
+    for params, message in (
+        ({}, "params.run is missing"),
+        ({"run": str(tmp_path)}, "not a run folder"),
+        ({"run": run, "per_problme": 2}, "Did you mean 'per_problem'"),
+        ({"run": run, "per_problem": 0}, "whole number ≥ 1"),
+        ({"run": run, "order": "short"}, "Did you mean 'shortest'"),
+        ({"run": run, "correct": "yes"}, "expected true or false"),
+        ({"run": run, "min_reward": "high"}, "expected a number"),
+    ):
+        with pytest.raises(DataError, match=message):
+            load_problems(section("rollouts", params=params))
+
+
+def test_a_finished_stage_keeps_its_length(first: Run) -> None:
+    longer = first.recipe.grpo.model_copy(update={"max_steps": 9})
+    with pytest.raises(
+        ConfigError, match=r"grpo.max_steps is 9, but .* has finished grpo with 2.*run_name=NAME"
+    ):
+        run_recipe(first.recipe.model_copy(update={"grpo": longer}), resume=True)
+
+
+# --- prompts that are too long stay out of training
+
+
+def test_a_resumed_run_trains_on_the_prompts_that_pass_the_length_filter_only(tmp_path: Path) -> None:
+    settings = (*SMALL, "data.train.max_prompt_percentile=50", f"output_dir={tmp_path}")
+    recipe = load_recipe("smoke-cpu", settings).recipe
+    first = run_recipe(recipe, stages=("sft",))
+    kept = {p.id for p in first.train}
+    assert len(kept) < len(load_problems(recipe.data.train))
+    again = run_recipe(recipe, resume=True)
+    assert {p.id for p in again.train} == kept
+    sampled = {row["problem_id"] for row in rollouts(again.folder.path)}
+    assert sampled and sampled <= kept

@@ -1,0 +1,327 @@
+"""Each cause of a run that does not learn is named in a run that has it; healthy runs are left in peace.
+
+The runs are real: one short SFT of a tiny model on sums, then GRPO runs of a few seconds, each with one fault.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from algorist.config import load_recipe
+from algorist.diagnosis.diagnose import ALL_CAUSES, diagnose
+from algorist.errors import AlgoristError
+from algorist.runs.pipeline import run_recipe
+from algorist.runs.plan import check_names
+
+SMALL = [
+    "model.tiny={vocab_size: 300, hidden_size: 48, layers: 2, heads: 4, kv_heads: 2}",
+    "eval.enabled=false",
+]
+STEPS = 12
+
+
+def sums(path: Path, count: int, *, seed: int, careless: float = 0.0, shift: int = 0) -> Path:
+    """Write sums as JSONL; a careless solution is off by one, ``shift`` makes every gold answer wrong."""
+    rng, rows = random.Random(seed), []
+    for _ in range(count):
+        a, b = rng.randint(1, 6), rng.randint(1, 6)
+        slip = rng.choice((-1, 1)) if rng.random() < careless else 0
+        rows.append(
+            {
+                "question": f"{a} + {b} = ?",
+                "answer": str(a + b + shift),
+                "solution": f"{a} + {b} = {a + b + slip}",
+            }
+        )
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
+    return path
+
+
+class Runs:
+    """Trains the runs of this file, each once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.train = sums(folder / "train.jsonl", 400, seed=1)
+        self.done: dict[str, Path] = {}
+        self._run(
+            "start",
+            f"data.train={{name: local, path: {self.train}}}",
+            f"data.sft={{name: local, path: {sums(folder / 'sft.jsonl', 2000, seed=2, careless=0.5)}}}",
+            "grpo.enabled=false",
+            "sft.max_steps=300",
+            "sft.save_steps=200",
+        )
+        self.model = folder / "start" / "sft" / "final"
+        self._run(
+            "careful",
+            f"data.train={{name: local, path: {self.train}}}",
+            f"data.sft={{name: local, path: {sums(folder / 'careful.jsonl', 2000, seed=2)}}}",
+            "grpo.enabled=false",
+            "sft.max_steps=400",
+            "sft.save_steps=200",
+        )
+        self.careful = folder / "careful" / "sft" / "final"
+        self.hard = folder / "hard.jsonl"
+        parts = [
+            sums(folder / "reachable.jsonl", 60, seed=4),
+            sums(folder / "never.jsonl", 40, seed=5, shift=100),
+        ]
+        self.hard.write_text("".join(part.read_text(encoding="utf-8") for part in parts), encoding="utf-8")
+
+    def __call__(
+        self, name: str, *overrides: str, model: Path | None = None, data: Path | None = None
+    ) -> Path:
+        """Return the folder of a GRPO run with these overrides, trained at the first call."""
+        if name not in self.done:
+            self.done[name] = self._run(
+                name,
+                f"data.train={{name: local, path: {data or self.train}}}",
+                f"model.name={model or self.model}",
+                "sft.enabled=false",
+                f"grpo.max_steps={STEPS}",
+                "grpo.batch_size=64",
+                "grpo.max_completion_tokens=32",
+                "grpo.learning_rate=1e-3",
+                "grpo.save_steps=4",
+                *overrides,
+            )
+        return self.done[name]
+
+    def _run(self, name: str, *overrides: str) -> Path:
+        recipe = load_recipe(
+            "quickstart", [*SMALL, f"output_dir={self.folder}", f"run_name={name}", *overrides]
+        ).recipe
+        with contextlib.suppress(AlgoristError):  # a run that ends with an error is diagnosed all the same
+            run_recipe(recipe)
+        return self.folder / name
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """The trainer of runs, with a model that knows the format and about half of the sums."""
+    return Runs(tmp_path_factory.mktemp("diagnosis"))
+
+
+REWARDS = """
+def long(completions, **_):
+    return [min(len(c), 400) / 100 for c in completions]
+
+
+def shouting(completions, **_):
+    return [float(c.count("9")) for c in completions]
+
+
+def short(completions, **_):
+    return [-len(c) / 100 for c in completions]
+
+
+def any_text(completions, **_):
+    return [float(len(c) > 0) for c in completions]
+
+
+def nothing(completions, **_):
+    return [0.0 for _ in completions]
+
+
+def astronomic(completions, **_):
+    return [3e38 * (len(c) % 2) for c in completions]
+"""
+
+
+@pytest.fixture(scope="module")
+def paying(runs: Runs) -> Path:
+    """A file with rewards that pay for something else than solving."""
+    path = runs.folder / "paying.py"
+    path.write_text(REWARDS, encoding="utf-8")
+    return path
+
+
+def names(run: Path) -> list[str]:
+    """Return the causes that ``diagnose`` names, checking that each is told in full."""
+    found = diagnose(run)
+    for finding in found:
+        assert finding.sentence and finding.evidence and finding.severity in (1, 2, 3)
+        advised = run.parent / "advised.yaml"
+        advised.write_text(f"extends: quickstart\n{finding.change}\n", encoding="utf-8")
+        check_names(load_recipe(str(advised)).recipe)
+    return [finding.name for finding in found]
+
+
+def changed_copy(source: Path, target: Path, **eos: object) -> Path:
+    """Copy a model folder and set another end-of-sequence token."""
+    shutil.copytree(source, target)
+    for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
+        file = target / name
+        if file.is_file():
+            values = json.loads(file.read_text(encoding="utf-8"))
+            values |= {
+                k: v for k, v in eos.items() if (k == "eos_token") == (name == "tokenizer_config.json")
+            }
+            file.write_text(json.dumps(values), encoding="utf-8")
+    return target
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_healthy_run_is_left_in_peace(runs: Runs, seed: int) -> None:
+    assert names(runs(f"healthy-{seed}", f"seed={seed}", "grpo.learning_rate=3e-4")) == []
+
+
+@pytest.mark.slow
+def test_all_right(runs: Runs) -> None:
+    assert names(runs("all_right", "grpo.temperature=0.2", model=runs.careful)) == ["all_right"]
+
+
+@pytest.mark.slow
+def test_all_wrong(runs: Runs) -> None:
+    wrong = sums(runs.folder / "shifted.jsonl", 200, seed=3, shift=100)
+    assert names(runs("all_wrong", data=wrong)) == ["all_wrong"]
+
+
+def test_flat_reward(runs: Runs, paying: Path) -> None:
+    assert names(runs("flat_reward", f"rewards=[{{name: '{paying}:any_text'}}]")) == ["flat_reward"]
+
+
+@pytest.mark.slow
+def test_identical_completions(runs: Runs) -> None:
+    cold = runs("identical", "grpo.temperature=0.01", data=runs.hard)
+    assert names(cold) == ["identical_completions"]
+
+
+def test_truncated(runs: Runs) -> None:
+    assert names(runs("truncated", "grpo.max_completion_tokens=6")) == ["truncated"]
+
+
+@pytest.mark.slow
+def test_unparseable(runs: Runs) -> None:
+    assert names(runs("unparseable", "prompt.format=question_only")) == ["unparseable"]
+
+
+@pytest.mark.slow
+def test_no_stop(runs: Runs) -> None:
+    model = changed_copy(runs.model, runs.folder / "deaf", eos_token_id=5, eos_token="!")
+    assert names(runs("no_stop", "grpo.max_completion_tokens=64", model=model)) == ["no_stop"]
+
+
+@pytest.mark.slow
+def test_not_finite(runs: Runs, paying: Path) -> None:
+    assert names(runs("not_finite", f"rewards=[{{name: '{paying}:astronomic'}}]")) == ["not_finite"]
+
+
+@pytest.mark.slow
+def test_weights_unchanged(runs: Runs) -> None:
+    stiff = runs("weights_unchanged", "model.dtype=bfloat16", "grpo.learning_rate=1e-8", "grpo.max_steps=8")
+    assert names(stiff) == ["weights_unchanged"]
+
+
+@pytest.mark.slow
+def test_weights_barely_move(runs: Runs) -> None:
+    coarse = runs("barely", "model.dtype=bfloat16", "grpo.learning_rate=2e-6", "grpo.max_steps=8")
+    assert names(coarse) == ["weights_barely_move"]
+
+
+@pytest.mark.slow
+def test_learning_rate_too_small(runs: Runs) -> None:
+    assert names(runs("too_small", "grpo.learning_rate=1e-10")) == ["learning_rate_too_small"]
+
+
+@pytest.mark.slow
+def test_learning_rate_too_large(runs: Runs) -> None:
+    assert names(runs("too_large", "grpo.learning_rate=0.1")) == ["learning_rate_too_large"]
+
+
+@pytest.mark.slow
+def test_entropy_collapse(runs: Runs, paying: Path) -> None:
+    """Only shortness pays and nothing is ever right: the policy shrinks to one certain text."""
+    wrong = sums(runs.folder / "shifted3.jsonl", 200, seed=3, shift=100)
+    sure = runs(
+        "entropy_collapse",
+        f"rewards=[{{name: '{paying}:short'}}]",
+        "grpo.learning_rate=3e-3",
+        "grpo.max_steps=40",
+        data=wrong,
+    )
+    assert "entropy_collapse" in names(sure)
+
+
+@pytest.mark.slow
+def test_reward_fails(runs: Runs) -> None:
+    broken = runs.folder / "broken.py"
+    broken.write_text("def broken(completion):\n    return 'good'\n", encoding="utf-8")
+    alone = runs("reward_fails", f"rewards=[{{name: '{broken}:broken'}}]")
+    assert names(alone) == ["reward_fails"]
+    beside = runs("reward_fails_beside", f"rewards=[correct, {{name: '{broken}:broken', weight: 0.1}}]")
+    assert "reward_fails" in names(beside)
+
+
+@pytest.mark.slow
+def test_length_growth(runs: Runs, paying: Path) -> None:
+    wrong = sums(runs.folder / "shifted2.jsonl", 200, seed=3, shift=100)
+    grown = runs(
+        "length_growth",
+        f"rewards=[{{name: '{paying}:long'}}]",
+        "grpo.max_completion_tokens=96",
+        "grpo.learning_rate=3e-3",
+        "grpo.max_steps=20",
+        data=wrong,
+    )
+    assert "length_growth" in names(grown)
+
+
+@pytest.mark.slow
+def test_kl_blow_up(runs: Runs) -> None:
+    assert "kl_blow_up" in names(
+        runs("kl_blow_up", "grpo.beta=1e-6", "grpo.learning_rate=1e-2", "grpo.max_steps=20")
+    )
+
+
+@pytest.mark.slow
+def test_reward_hacking(runs: Runs, paying: Path) -> None:
+    hacked = runs(
+        "reward_hacking",
+        f"rewards=[{{name: '{paying}:shouting'}}]",
+        "grpo.learning_rate=2e-3",
+        "grpo.max_steps=24",
+    )
+    assert names(hacked) == ["reward_hacking"]
+
+
+@pytest.mark.slow
+def test_log_prob_mismatch(runs: Runs) -> None:
+    noisy = runs("mismatch", "model.lora={rank: 8, alpha: 256, dropout: 0.5}", "grpo.learning_rate=2e-3")
+    assert "log_prob_mismatch" in names(noisy)
+
+
+def test_no_signal_after_two_steps(runs: Runs, paying: Path) -> None:
+    unpaid = runs("unpaid", f"rewards=[{{name: '{paying}:nothing'}}]", "grpo.max_steps=2")
+    assert names(unpaid) == ["no_signal"]
+    assert "WARNING no_signal: Nothing can be learned so far: every reward is 0" in (
+        unpaid / "training.log"
+    ).read_text(encoding="utf-8")
+
+
+def test_nothing_answered_after_one_step(runs: Runs) -> None:
+    cut = runs("unanswered", "grpo.max_completion_tokens=6", "grpo.max_steps=1")
+    assert names(cut) == ["nothing_answered"]
+
+
+def test_every_cause_has_a_test() -> None:
+    mine = Path(__file__).read_text(encoding="utf-8")
+    assert [name for name in ALL_CAUSES if f'"{name}"' not in mine] == []
+
+
+def test_a_run_says_a_cause_once_while_it_trains(runs: Runs) -> None:
+    run = runs("truncated", "grpo.max_completion_tokens=6")
+    told = [
+        line
+        for line in (run / "training.log").read_text(encoding="utf-8").splitlines()
+        if "truncated:" in line
+    ]
+    assert len(told) == 1 and f"algorist diagnose {run}" in told[0]

@@ -1,0 +1,91 @@
+"""A user's mistake: one screen, the way out, exit code 2, no traceback."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Cli
+
+
+def folder_without_tokenizer(where: Path) -> Path:
+    from algorist.models.tiny import tiny_model, train_tokenizer
+
+    tokenizer = train_tokenizer(["one two three"], vocab_size=300)
+    path = where / "model"
+    tiny_model(tokenizer, hidden_size=32, layers=1).save_pretrained(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["run", "quikstart"], ["unknown recipe", "Did you mean 'quickstart'"]),
+        (["run", "quickstart", "grpo.grop_size=4"], ["unknown key", "Did you mean 'group_size'"]),
+        (["run", "quickstart", "grpo.group_size=1"], ["grpo.group_size is 1", "take 8"]),
+        (
+            ["run", "quickstart", "grpo.group_size=7"],
+            ["not divisible by", "grpo.gradient_accumulation_steps=7"],
+        ),
+        (
+            ["run", "quickstart", "data.train.name=gsm8k", "data.train.path=nowhere.jsonl"],
+            ["no file or folder at nowhere.jsonl"],
+        ),
+        (["run", "quickstart", "model.name=./nowhere"], ["there is no model folder", "config.json"]),
+        (["run", "quickstart", "model.name=Qwen/Qwen2.5-0.5B-Instruct"], ["model.name=/path/to/FOLDER"]),
+        (["run", "quickstart", "prompt.format=thoughts"], ["unknown prompt format"]),
+        (["run", "quickstart", "rewards=[{name: corect}]"], ["unknown reward", "Did you mean 'correct'"]),
+        (["run", "quickstart", "grpo.optim=adamw_trch"], ["grpo.optim is", "Did you mean 'adamw_torch'"]),
+        (["solve", "1 + 1?"], ["no run under runs/"]),
+        (["eval", "runs/nothing/here"], ["no run or model"]),
+        (["grpo", "quickstart", "--resume"], ["nothing to resume"]),
+        (["frobnicate"], ["no verb 'frobnicate'"]),
+    ],
+)
+def test_one_screen_and_exit_code_2(call: Cli, arguments: list[str], parts: list[str]) -> None:
+    done = call(*arguments)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("\n") <= 20
+    for part in parts:
+        assert part in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("rows", "part"),
+    [
+        ([], "has no rows"),
+        ([{"question": "q", "answer": "no number here"}], "row 1 has no gold answer"),
+        ([{"frage": "q", "antwort": "1"}], "row 1 has no question"),
+    ],
+)
+def test_bad_rows(call: Cli, tmp_path: Path, rows: list[dict[str, str]], part: str) -> None:
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8")
+    done = call("run", "quickstart", "data.train.name=gsm8k", "data.train.path=rows.jsonl")
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
+    assert part in done.stderr
+
+
+def test_a_model_folder_without_tokenizer(call: Cli, tmp_path: Path) -> None:
+    path = folder_without_tokenizer(tmp_path)
+    done = call("run", "quickstart", f"model.name={path}")
+    assert done.returncode == 2
+    assert "has no tokenizer" in done.stderr
+
+
+def test_a_reward_that_always_fails_is_told_at_once(call: Cli, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def broken(completion):\n    raise ValueError('my bug')\n")
+    done = call(
+        "run", "smoke-cpu", "rewards=[correct, {name: 'mine.py:broken'}]", "sft.enabled=false", "eval.enabled=false"
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    told = " ".join((done.stdout + done.stderr).split())
+    assert "reward 'broken' failed on 16 of 16 completions (ValueError('my bug')); they get 0" in told
+    lines = [
+        json.loads(x) for x in (tmp_path / "runs" / "smoke-cpu" / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert [x["rewards/broken/failures"] for x in lines if "rewards/broken/mean" in x] == [16.0, 16.0]
+    no_function = call("run", "smoke-cpu", "run_name=b", "rewards=[{name: mine.py}]")
+    assert no_function.returncode == 2 and "mine.py:FUNCTION" in no_function.stderr

@@ -1,0 +1,240 @@
+"""What newcomers stumbled over: each on a real call, with what is now said."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from algorist.cli.main import main
+from algorist.config import load_recipe
+from algorist.config.explain import explain
+from algorist.errors import CheckpointError
+from algorist.runs.iterate import Drawing
+from algorist.runs.pipeline import run_recipe
+from algorist.training.checkpoint import write_manifest
+
+DOCS = Path(__file__).parents[2] / "docs"
+SFT_ONLY = ["smoke-cpu", "threads=1", "grpo.enabled=false", "eval.enabled=false"]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Any:
+    """Run ``algorist`` in a folder of the test's own: (exit code, standard output, standard error)."""
+
+    def run(*words: str) -> tuple[Any, str, str]:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["algorist", *words])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        told = capsys.readouterr()
+        return stop.value.code, told.out, " ".join(told.err.split())
+
+    return run
+
+
+def interrupted(folder: Path, ready: Path, *words: str) -> tuple[int, str]:
+    """Start ``algorist``, send Ctrl-C as soon as ``ready`` is there, and return exit code and output."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "algorist.cli.main", *words],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
+    )
+    deadline = time.monotonic() + 120
+    while not ready.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=120)
+    return process.returncode, output
+
+
+@pytest.mark.slow
+def test_ctrl_c_before_the_first_step_says_how_to_start_again(call: Any, tmp_path: Path) -> None:
+    words = ["run", *SFT_ONLY, "run_name=early"]
+    code, output = interrupted(tmp_path, tmp_path / "runs" / "early" / "config.yaml", *words)
+    assert code == 130 and "Traceback" not in output, output
+    (line,) = [line for line in output.splitlines() if line.startswith("stopped")]
+    assert "before the first training step: nothing was trained" in line
+    assert line.endswith(f"Start again: algorist {' '.join(words)}")
+    assert not (tmp_path / "runs" / "early" / "sft").exists()
+    code, out, _ = call(*words)  # the same command
+    assert code == 0 and "algorist solve" in out
+    assert "algorist inspect" not in out and "algorist compare" not in out  # no rollouts, no evaluations
+    assert (tmp_path / "runs" / "early" / "sft" / "final").is_dir()
+
+
+def test_ctrl_c_later_names_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from algorist.cli.interrupt import stopped_at_once
+
+    run_recipe(load_recipe(SFT_ONLY[0], [*SFT_ONLY[1:], f"output_dir={tmp_path}", "run_name=r"]).recipe)
+    monkeypatch.setattr(sys, "argv", ["algorist", "launch", "smoke-cpu", "--", "--mixed_precision", "no"])
+    run = tmp_path / "r"
+    goes_on = "Continue: algorist launch smoke-cpu --resume -- --mixed_precision no"
+    assert stopped_at_once(run) == (
+        f"stopped at once; {run} keeps finished sft, what came after is done again. {goes_on}"
+    )
+    (run / "stages.json").unlink()
+    assert f"keeps sft/checkpoint-2, what came after is done again. {goes_on}" in stopped_at_once(run)
+    for folder in (run / "sft").glob("checkpoint-*"):
+        folder.rename(tmp_path / folder.name)
+    assert "before the first checkpoint: nothing that was trained is kept" in stopped_at_once(run)
+    assert stopped_at_once(tmp_path / "none").endswith(
+        "nothing was trained. Start again: algorist launch smoke-cpu -- --mixed_precision no"
+    )
+
+
+def test_rewards_explain_takes_overrides(call: Any) -> None:
+    words = ["rewards", "explain", "--completion", "<answer>7</answer>", "--answer", "7"]
+    code, out, _ = call(*words, "rewards=[{name: correct, weight: 3}]")
+    assert code == 0 and json.loads(out) == {
+        "total": 3.0,
+        "rewards": {"correct": {"value": 1.0, "weight": 3.0}},
+    }
+    code, out, _ = call(*words, "prompt.format=thoughts")
+    assert code == 2
+    code, _, err = call(*words, "brief.yaml")
+    assert code == 2 and "a recipe stands behind --recipe: --recipe brief.yaml" in err
+
+
+class Kept(logging.Handler):
+    """Keeps the messages of a library's logger."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep one."""
+        self.lines.append(record.getMessage())
+
+
+@pytest.fixture
+def transformers_says() -> Iterator[list[str]]:
+    logger, kept = logging.getLogger("transformers"), Kept()
+    before = logger.level
+    logger.addHandler(kept)
+    logger.setLevel(logging.INFO)
+    yield kept.lines
+    logger.removeHandler(kept)
+    logger.setLevel(before)
+
+
+def test_resume_of_a_tied_model_is_quiet_and_a_missing_weight_is_not(
+    tmp_path: Path, transformers_says: list[str]
+) -> None:
+    words = [*SFT_ONLY[1:], f"output_dir={tmp_path}", "run_name=r", "sft.save_steps=1"]
+    run_recipe(load_recipe("smoke-cpu", words).recipe)
+    run, last = tmp_path / "r", tmp_path / "r" / "sft" / "checkpoint-2"
+    weights = load_file(last / "model.safetensors")
+    assert "lm_head.weight" not in weights  # tied to the embedding, so saved once
+    (run / "stages.json").unlink()
+    longer = load_recipe("smoke-cpu", [*words, "sft.max_steps=3"]).recipe
+    transformers_says.clear()
+    run_recipe(longer, resume=True)
+    assert any("Loading model from" in line for line in transformers_says)
+    assert not [line for line in transformers_says if "missing keys" in line]
+    assert (run / "sft" / "checkpoint-3").is_dir()
+    (run / "stages.json").unlink()
+    last = run / "sft" / "checkpoint-3"
+    del weights["model.norm.weight"]
+    save_file(weights, last / "model.safetensors", metadata={"format": "pt"})
+    write_manifest(last, 3)
+    with pytest.raises(CheckpointError, match=r"lacks 1 weights of the model: model\.norm\.weight"):
+        run_recipe(load_recipe("smoke-cpu", [*words, "sft.max_steps=4"]).recipe, resume=True)
+
+
+def test_eval_names_columns_as_the_option_takes_them(call: Any, tmp_path: Path) -> None:
+    (tmp_path / "sums.csv").write_text("Frage,Antwort\nWhat is 2 + 3?,5\n", encoding="utf-8")
+    code, _, err = call("eval", "owner/model", "--data", "sums.csv")
+    assert code == 2 and "training" not in err and "data.train" not in err
+    assert "sums.csv has no 'question' field" in err and "no 'answer' field" in err
+    way = re.search(r"--data '([^']*)'", err)
+    assert way is not None and way[1] == "sums.csv,columns={question: COLUMN, answer: COLUMN}"
+    given = way[1].replace("question: COLUMN", "question: Frage").replace("answer: COLUMN", "answer: Antwort")
+    code, _, err = call("eval", "./nowhere", "--data", given)
+    assert code == 2 and "no run or model at './nowhere'" in err
+    half = "sums.csv,columns={question: Frage}"
+    code, _, err = call("eval", "owner/model", "--data", half)
+    assert code == 2 and "no 'answer' field" in err and "answer: COLUMN as well in columns={…}" in err
+    code, _, err = call("data", "check", "local", "--path", "sums.csv", "--column", "question=Frage")
+    assert code == 2 and err.endswith("Name yours: --column answer=COLUMN")
+    code, _, err = call("run", "smoke-cpu", "data.train={name: local, path: sums.csv}")
+    assert code == 2 and "data.train.columns.question=COLUMN data.train.columns.answer=COLUMN" in err
+
+
+def test_another_dataset_does_not_keep_what_was_said_of_the_former(call: Any, tmp_path: Path) -> None:
+    code, out, _ = call("recipes", "show", "quickstart", "data.train.name=gsm8k")
+    lines = [line for line in out.splitlines() if line.startswith("data.train.")]
+    assert code == 0 and [line.split()[0] for line in lines] == ["data.train.name", "data.train.params"]
+    assert "(default; what quickstart says is for the dataset arithmetic)" in lines[1]
+    assert "data.sft.params.count" in out  # the other sections are as they were
+    given = load_recipe("quickstart", ["data.train.params.year=24", "data.train.name=aime"])
+    assert given.recipe.data.train.params == {"year": 24}
+    assert {k: o for k, _, o in explain(given)}["data.train.params.year"] == "command line"
+    same = load_recipe("quickstart", ["data.train.name=arithmetic"]).recipe.data.train
+    assert same == load_recipe("quickstart").recipe.data.train and same.params
+    child = "extends: quickstart\ndata: {train: {name: local, path: a.jsonl}, eval: {params: {count: 5}}}\n"
+    (tmp_path / "child.yaml").write_text(child, encoding="utf-8")
+    data = load_recipe(str(tmp_path / "child.yaml")).recipe.data
+    assert (data.train.path, data.train.params) == ("a.jsonl", {})
+    assert data.eval.params["count"] == 5 and "seed" in data.eval.params  # the same dataset: merged
+    swapped = load_recipe(str(tmp_path / "child.yaml"), ["data.train.name=gsm8k"]).recipe.data.train
+    assert swapped.path is None
+
+
+def test_a_typo_is_answered_with_the_nearest_name(call: Any, tmp_path: Path) -> None:
+    (tmp_path / "brief.yaml").write_text("extends: smoke-cpu\nname: brief\n", encoding="utf-8")
+    (tmp_path / "runs" / "brief" / "eval").mkdir(parents=True)
+    for words, answer in (
+        (("recipes", "show", "breif.yaml"), "no recipe file at breif.yaml. Did you mean 'brief.yaml'?"),
+        (("run", "brief.yaml", "grpo.loss=drgrpo"), "grpo.loss is 'drgrpo'. Did you mean 'dr_grpo'?"),
+        (
+            ("compare", "runs/breif", "runs/brief"),
+            "no run or evaluation at runs/breif. Did you mean 'brief'?",
+        ),
+        (("rewards", "explain", "--completion", "x", "--answer", "1", "recpe=a"), "recpe: unknown key"),
+    ):
+        code, _, err = call(*words)
+        assert code == 2 and answer in err, (words, err)
+
+
+def test_nothing_to_show_is_said(call: Any, tmp_path: Path) -> None:
+    words = ["data.train.params.count=16", f"output_dir={tmp_path}", "run_name=r", "eval.enabled=false"]
+    run_recipe(
+        load_recipe("smoke-cpu", [*words, "threads=1", "sft.enabled=false", "grpo.max_steps=1"]).recipe
+    )
+    code, out, err = call("inspect", "r", "--contains", "no such words")
+    assert (code, out) == (0, "") and err.endswith("no rows: no rollout passes these filters")
+    code, out, err = call("inspect", "r", "--wrong", "--limit", "2", "--json")
+    assert code == 0 and not err and [json.loads(x)["correct"] for x in out.splitlines()] == [False, False]
+    code, out, err = call("inspect", "r", "--sql", "SELECT * FROM rollouts WHERE step = 99")
+    assert (code, out, err) == (0, "", "no rows: the SELECT finds none")
+
+
+def test_the_closing_table_names_what_was_evaluated(call: Any) -> None:
+    code, out, _ = call("sft", "smoke-cpu", "run_name=r", "eval.baseline=true", "data.eval.params.count=8")
+    (heading,) = [line for line in out.splitlines() if "paired difference" in line]
+    assert code == 0 and re.findall(r"\b(base|SFT|GRPO)\b", heading) == ["base", "SFT"]
+    assert "algorist compare runs/r/eval/base.json runs/r/eval/sft.json" in out
+
+
+def test_the_page_of_the_store_lists_what_a_round_writes() -> None:
+    page = (DOCS / "store.md").read_text(encoding="utf-8")
+    table = page.partition("| field of `iteration.json` |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| `(\w+)` \| `--(\w+)` \|", table, flags=re.MULTILINE)
+    assert [field for field, _ in rows] == list(asdict(Drawing())) == [option for _, option in rows]

@@ -1,0 +1,83 @@
+"""``algorist regrade``: a stored run graded again says what changes, and the store stays as it is."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from algorist.config import load_recipe
+from algorist.config.explain import to_yaml
+from algorist.errors import AlgoristError, ConfigError
+from algorist.evaluation.regrade import differences
+from algorist.store.run_folder import RunFolder
+from algorist.store.write import RolloutWriter
+from tests.conftest import Cli
+
+ANSWERS = [
+    ("12", True, "equal_string"),
+    ("12.0", True, "equal_number"),
+    ("\\sqrt{144}", False, "unparseable_answer"),
+    ("13", False, "different"),
+]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Four rollouts of one step, graded as ``numeric`` grades them."""
+    folder = RunFolder.create(tmp_path / "run")
+    folder.write_text("config.yaml", to_yaml(load_recipe("smoke-cpu", ["matcher=numeric"]).recipe))
+    rows: list[dict[str, Any]] = []
+    for index, (answer, correct, reason) in enumerate(ANSWERS):
+        text = f"<reasoning>\nr\n</reasoning>\n<answer>\n{answer}\n</answer>"
+        rows.append(
+            {
+                "stage": "grpo", "step": 0, "problem_id": "p", "group": 0, "prompt": "q", "completion": text, "prompt_tokens": 1,
+                "completion_tokens": 9, "sampler_log_prob_sum": -1.0, "rewards": {"correct": float(correct), "well_formed": 1.0},
+                "reward": float(correct) + 0.2, "advantage": 0.1 * index, "correct": correct, "reason": reason, "extracted": answer,
+                "gold": "12", "truncated": False, "seconds": 0.1,
+            }
+        )  # fmt: skip
+    with RolloutWriter(folder.rollouts) as store:
+        store.write(rows)
+    return folder.path
+
+
+def test_the_same_matcher_changes_nothing(run: Path) -> None:
+    found = differences(run, None)
+    assert (found["rollouts"], found["matcher"], found["verdicts_changed"], found["rewards_changed"]) == (
+        4,
+        "numeric",
+        0,
+        0,
+    )
+    assert found["changed"] == [] and found["accuracy_before"] == found["accuracy_after"] == 0.5
+
+
+def test_another_matcher_is_a_diff_and_the_store_is_untouched(run: Path) -> None:
+    parts = sorted((run / "rollouts").iterdir())
+    before = [hashlib.sha256(p.read_bytes()).hexdigest() for p in parts]
+    found = differences(run, "symbolic")
+    assert found["moves"] == {"unparseable_answer → equal_number": 1}
+    assert (found["accuracy_before"], found["accuracy_after"]) == (0.5, 0.75)
+    (changed,) = found["changed"]
+    assert changed["new_reward"] == pytest.approx(1.2) and changed["reward"] == pytest.approx(0.2)
+    assert [hashlib.sha256(p.read_bytes()).hexdigest() for p in parts] == before
+
+
+def test_mistakes(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'symbolic'"):
+        differences(run, "symbolik")
+    with pytest.raises(AlgoristError, match="nowhere"):
+        differences(tmp_path / "nowhere", None)
+
+
+def test_the_verb(run: Path, tmp_path: Path, call: Cli) -> None:
+    done = call("regrade", str(run), "--matcher", "symbolic", "--changed", "c.jsonl")
+    assert done.returncode == 1 and "1 verdicts and 1 rewards change" in done.stdout, done.stderr
+    assert json.loads((tmp_path / "c.jsonl").read_text())["new_reason"] == "equal_number"
+    same = call("regrade", str(run), "--json")
+    assert same.returncode == 0 and json.loads(same.stdout)["changed"] == 0

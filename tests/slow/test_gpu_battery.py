@@ -1,0 +1,42 @@
+"""The battery for a GPU runs in small on the CPU, so that it is whole when a GPU is there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BATTERY = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu.py"
+
+
+def run(*options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(BATTERY), *options], capture_output=True, text=True, timeout=900
+    )
+
+
+@pytest.mark.slow
+def test_every_section_runs_and_writes_its_file_as_it_ends(tmp_path: Path) -> None:
+    done = run("--out", str(tmp_path), "--smoke", "--device", "cpu")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in tmp_path.glob("*.json")}
+    said = [line.split()[1].rstrip(":") for line in done.stdout.splitlines() if line.startswith("== ")]
+    assert set(found) == set(said) and len(said) == 10
+    assert all(
+        not result.get("error") and result["environment"]["libraries"]["torch"] for result in found.values()
+    )
+    assert {name for name, result in found.items() if "skipped" in result} == {
+        "quickstart",
+        "memory",
+        "step",
+        "learning",
+    }
+    case = found["decode"]["cases"][0]
+    assert case["graph"]["tokens_per_s"] > 0 and case["decoder"]["tokens_per_s"] > 0 and case["limit_ms"] > 0
+    assert len(found["update"]["cases"]) == 3 and all(c["seconds"] > 0 for c in found["update"]["cases"])
+    assert found["kernels"]["graph_gap_max"] < 1e-3 and found["kernels"]["decoder_gap_max"] < 1e-3
+    errors = found["correctness"]["relative_gradient_error"]
+    assert errors["float32 alone"] == 0 and all(error < 0.1 for error in errors.values())

@@ -1,0 +1,100 @@
+"""A served model answers as it does in this process: a real server, the real client."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from algorist.config import load_recipe
+from algorist.runs.pipeline import run_recipe
+from tests.conftest import Cli
+
+QUESTIONS = [
+    "Mia has 12 pens. Mia loses 5. How many pens does Mia have now?",
+    "Tom has 4 kites. Tom buys 3 more.",
+]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small run; enough SFT that its answers are more than noise."""
+    folder = tmp_path_factory.mktemp("serve")
+    run_recipe(
+        load_recipe(
+            "smoke-cpu",
+            [
+                f"output_dir={folder}",
+                "run_name=r",
+                "threads=1",
+                "sft.max_steps=60",
+                "grpo.enabled=false",
+                "eval.enabled=false",
+            ],
+        ).recipe
+    )
+    return folder / "r"
+
+
+@pytest.fixture(scope="module")
+def url(run: Path) -> Iterator[str]:
+    """The address of a server with that model."""
+    pytest.importorskip("fastapi", reason="the server needs: pip install 'transformers[serving]'")
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    command = [
+        sys.executable,
+        "-m",
+        "algorist",
+        "serve",
+        str(run),
+        "--engine",
+        "transformers",
+        "--port",
+        str(port),
+    ]
+    process = subprocess.Popen(
+        [*command, "--device", "cpu"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    try:
+        for _ in range(240):
+            assert process.poll() is None, "the server ended"
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://localhost:{port}/health"):
+                break
+            time.sleep(0.5)
+        yield f"http://localhost:{port}"
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def test_greedy_answers_are_the_same(cli: Cli, run: Path, url: str) -> None:
+    here = cli("solve", *QUESTIONS, "--model", str(run), "--json")
+    there = cli("solve", *QUESTIONS, "--model", str(run), "--json", "--endpoint", url)
+    by_chat = cli(
+        "solve", *QUESTIONS, "--json", "--endpoint", url, "--max-new-tokens", "24", "--served-model", str(run / "sft" / "final")
+    )  # fmt: skip
+    assert there.returncode == 0, there.stderr
+    assert there.stdout == here.stdout and len(there.stdout.splitlines()) == 2
+    assert by_chat.returncode == 0 and "completion" in json.loads(by_chat.stdout.splitlines()[0])
+
+
+def test_mistakes_say_the_way_out(cli: Cli, tmp_path: Path) -> None:
+    nobody = cli("solve", "1 + 1?", "--endpoint", "http://localhost:9")
+    assert nobody.returncode == 1 and "algorist serve RUN" in nobody.stderr
+    assert "expected http://HOST:PORT" in cli("solve", "1 + 1?", "--endpoint", "localhost:9").stderr
+    (tmp_path / "adapter_config.json").write_text("{}")
+    adapter = cli("serve", str(tmp_path))
+    assert adapter.returncode == 2 and "--merge" in adapter.stderr
+    assert "Did you mean 'vllm'" in cli("serve", str(tmp_path), "--engine", "vlm").stderr

@@ -1,0 +1,97 @@
+"""``algorist run … --seeds N``: one run folder per seed, then mean, spread and one figure of all curves."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from algorist.cli.main import main
+from algorist.config.explain import to_yaml
+from algorist.config.load import load_recipe
+from algorist.errors import ConfigError
+from algorist.runs.plan import run_path
+from algorist.runs.seeds import lines_of_seeds, recipes_of_seeds, summarise_seeds
+from algorist.store.run_folder import RunFolder
+from algorist.store.write import MetricsWriter
+
+from .test_compare import make_samples, write
+
+RIGHT = {"base": (2, 2, 2), "grpo": (10, 12, 17)}
+
+
+def make_runs(folder: Path, count: int) -> tuple[list[Path], list[str]]:
+    """Write finished runs of which the evaluations are known."""
+    recipe = load_recipe("smoke-cpu", [f"output_dir={folder}", "seed=5"]).recipe
+    rows = make_samples(0.0, problems=20, samples=0)
+    runs = []
+    for number, of_seed in enumerate(recipes_of_seeds(recipe, count)):
+        run = RunFolder.create(run_path(of_seed))
+        run.write_text("config.yaml", to_yaml(of_seed))
+        for stage, right in RIGHT.items():
+            write(
+                run.evaluations, stage, [row | {"correct": i < right[number]} for i, row in enumerate(rows)]
+            )
+        metrics = MetricsWriter(run.metrics)
+        for step in range(1, 4):
+            metrics.write("grpo", step, {"reward": step * (number + 1) / 10})
+        metrics.close()
+        runs.append(run.path)
+    return runs, lines_of_seeds(summarise_seeds(recipe, runs))
+
+
+def test_mean_and_spread_over_seeds(tmp_path: Path) -> None:
+    runs, lines = make_runs(tmp_path, 3)
+    assert [run.name for run in runs] == [f"smoke-cpu-seed-{s}" for s in (5, 6, 7)]
+    found = json.loads((tmp_path / "smoke-cpu-seeds.json").read_text())
+    after = found["stages"]["grpo"]["greedy_accuracy"]
+    shares = np.array(RIGHT["grpo"]) / 20
+    half = 4.3027 * shares.std(ddof=1) / np.sqrt(3)  # Student's t, two degrees of freedom
+    assert after["values"] == pytest.approx(list(shares))
+    assert (after["mean"], after["sd"]) == pytest.approx((shares.mean(), shares.std(ddof=1)))
+    assert (after["low"], after["high"]) == pytest.approx(
+        (shares.mean() - half, shares.mean() + half), rel=1e-4
+    )
+    gain = found["gain"]["greedy_accuracy"]
+    assert gain["values"] == pytest.approx([0.4, 0.5, 0.75])
+    assert all(each["low"] < each["value"] < each["high"] for each in gain["each"])
+    assert any("gain  greedy accuracy   +55.0 ± 18.0 points" in line for line in lines), lines
+    picture = ElementTree.parse(tmp_path / "smoke-cpu-seeds.svg").getroot()
+    curves = [line.attrib["points"].split() for line in picture.iter("{http://www.w3.org/2000/svg}polyline")]
+    assert [len(curve) for curve in curves] == [3, 3, 3]
+    assert len({curve[-1] for curve in curves}) == 3  # another seed, another height
+
+
+def test_one_and_two_seeds_say_what_they_cannot(tmp_path: Path) -> None:
+    assert any("one seed has no spread" in line for line in make_runs(tmp_path / "one", 1)[1])
+    assert "two seeds say little" in make_runs(tmp_path / "two", 2)[1][-1]
+    with pytest.raises(ConfigError, match="--seeds is 0"):
+        recipes_of_seeds(load_recipe("smoke-cpu", []).recipe, 0)
+
+
+@pytest.mark.slow
+def test_two_seeds_from_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["algorist", "run", "smoke-cpu", f"output_dir={tmp_path}", "--seeds", "2"]
+
+    def call(*more: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", [*command, *more])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        told = capsys.readouterr()
+        return int(ended.value.code or 0), told.out + told.err
+
+    code, told = call()
+    assert code == 0 and "seed 43 (2 of 2)" in told and "2 seeds: mean" in told
+    weights = {p.read_bytes() for p in tmp_path.glob("smoke-cpu-seed-*/grpo/final/model.safetensors")}
+    assert len(weights) == 2
+    times = [p.stat().st_mtime_ns for p in sorted(tmp_path.glob("*/grpo/final/model.safetensors"))]
+    code, told = call()
+    assert code == 2 and "already holds a run" in told
+    assert call("--resume")[0] == 0  # finished seeds are not repeated
+    assert times == [p.stat().st_mtime_ns for p in sorted(tmp_path.glob("*/grpo/final/model.safetensors"))]

@@ -1,0 +1,105 @@
+"""SFT: what is learned from, what is left out, how many steps an epoch has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from algorist.config.load import load_recipe
+from algorist.config.schema import ModelSection, Recipe
+from algorist.models.load import Policy, make_policy
+from algorist.prompts import get_format
+from algorist.training.sft import AlgoristSFTTrainer, Demonstration, make_sft_trainer, tokenize_demonstrations
+
+
+def recipe_of(folder: Path, *overrides: str) -> Recipe:
+    place = ("device=cpu", "threads=1", f"output_dir={folder}", "eval.enabled=false")
+    return load_recipe("smoke-cpu", [*place, *overrides]).recipe
+
+
+def tiny_policy(prompt_format: str = "reasoning_answer") -> Policy:
+    section = ModelSection.model_validate(
+        {
+            "name": "tiny",
+            "tiny": {"hidden_size": 32, "layers": 2, "vocab_size": 400, "max_position_embeddings": 1024},
+        }
+    )
+    tags = get_format(prompt_format).tags.all()
+    return make_policy(section, device=CPU, seed=0, texts=[QUESTION] * 20, tags=tags)
+
+
+QUESTION = "Tom has 14 apples. Tom buys 3 more. How many apples does Tom have?"
+
+
+CPU = torch.device("cpu")
+
+
+def test_labels_of_the_trainers_batches_are_the_output_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = tiny_policy()
+    demos = [Demonstration(f"{n} + {n}?", f"it is {2 * n}" + " or so" * n) for n in range(6)]
+    seen: list[dict[str, torch.Tensor]] = []
+    loss = AlgoristSFTTrainer._loss
+
+    def seen_loss(self: Any, model: Any, inputs: Any, *rest: Any) -> Any:
+        seen.append({k: v.clone() for k, v in inputs.items() if isinstance(v, torch.Tensor)})
+        return loss(self, model, inputs, *rest)
+
+    monkeypatch.setattr(AlgoristSFTTrainer, "_loss", seen_loss)
+    changes = ["sft.batch_size=3", "sft.gradient_accumulation_steps=1", "sft.epochs=1"]
+    trainer = make_sft_trainer(
+        model=policy.model,
+        tokenizer=policy.tokenizer,
+        demos=demos,
+        section=recipe_of(tmp_path, *changes, "sft.max_steps=null").sft,
+        output_dir=tmp_path,
+        seed=0,
+        device=CPU,
+    )
+    trainer.train()
+    assert [batch["labels"].shape[0] for batch in seen] == [3, 3]
+    encode = policy.tokenizer
+    expected = {}
+    for demo in demos:
+        prompt = encode(demo.prompt)["input_ids"]
+        output = encode(demo.completion, add_special_tokens=False)["input_ids"] + [encode.eos_token_id]
+        expected[tuple(prompt + output)] = [-100] * len(prompt) + output
+    found = {}
+    for batch in seen:
+        assert batch["labels"].shape == batch["input_ids"].shape
+        masks = batch.get("attention_mask", batch["input_ids"] != encode.pad_token_id)
+        for ids, labels, mask in zip(batch["input_ids"], batch["labels"], masks.bool(), strict=True):
+            assert set(labels[~mask].tolist()) <= {-100}
+            found[tuple(ids[mask].tolist())] = labels[mask].tolist()
+    assert found == expected
+
+
+TINY = ModelSection.model_validate(
+    {"name": "tiny", "tiny": {"hidden_size": 32, "layers": 2, "vocab_size": 400}}
+)
+
+
+TEXTS = ["Tom has 14 apples. Tom buys 3 more. How many apples does Tom have?"] * 20
+
+
+def test_demonstrations_that_are_too_long_are_left_out_and_counted() -> None:
+    tokenizer = make_policy(TINY, device=CPU, seed=0, texts=TEXTS).tokenizer
+    demos = [Demonstration("1 + 1?", "2"), Demonstration("1 + 1?", "2 " * 50)]
+    rows, left_out = tokenize_demonstrations(demos, tokenizer, max_length=20)
+    assert (len(rows), left_out) == (1, 1) and rows[0]["input_ids"][-1] == tokenizer.eos_token_id
+
+
+def test_the_rest_of_an_epoch_still_makes_a_step(tmp_path: Path) -> None:
+    policy = make_policy(TINY, device=CPU, seed=0, texts=TEXTS)
+    section = load_recipe(
+        "oneshot-gsm8k", ["sft.batch_size=2", "sft.gradient_accumulation_steps=2", "sft.epochs=1"]
+    ).recipe.sft
+    demos = [Demonstration(f"{n} + 1?", str(n + 1)) for n in range(5)]
+    place: dict[str, Any] = {"output_dir": tmp_path, "seed": 0, "device": CPU}
+    trainer = make_sft_trainer(**vars(policy), demos=demos, section=section, **place)
+    trainer.train()
+    assert trainer.state.global_step == 2  # two micro-batches, then the one that is left
