@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 from algorist.cli.export_command import app
 from algorist.cli.flags import overrides_of
 from algorist.config.load import load_recipe
-from algorist.config.schema import ModelSection, Recipe, TinySection
+from algorist.config.model_section import ModelSection, TinySection
+from algorist.config.schema import Recipe
 from algorist.errors import CheckpointError, ConfigError
 from algorist.hub.card import model_card
 from algorist.hub.export import export

@@ -14,7 +14,8 @@ import torch
 
 from algorist.cli import launch_command
 from algorist.config.load import load_recipe
-from algorist.config.schema import ModelSection, Recipe
+from algorist.config.model_section import ModelSection
+from algorist.config.schema import Recipe
 from algorist.errors import ConfigError, DataError
 from algorist.evaluation.artifact import read_artifact
 from algorist.models.load import make_policy

@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 
 from algorist.config.load import load_recipe
-from algorist.config.schema import ModelSection, Recipe
+from algorist.config.model_section import ModelSection
+from algorist.config.schema import Recipe
 from algorist.evaluation.artifact import read_artifact
 from algorist.evaluation.record import record_evaluation
 from algorist.evaluation.run import EvaluationSetting

@@ -19,7 +19,8 @@ import yaml
 
 import algorist
 from algorist.config.load import load_recipe
-from algorist.config.schema import ModelSection, Recipe
+from algorist.config.model_section import ModelSection
+from algorist.config.schema import Recipe
 from algorist.errors import ConfigError, DataError, MissingExtraError
 from algorist.models.load import Policy, make_policy
 from algorist.prompts import get_format

@@ -15,7 +15,7 @@ import torch
 
 import algorist
 from algorist.config.load import load_recipe
-from algorist.config.schema import ModelSection
+from algorist.config.model_section import ModelSection
 from algorist.errors import ConfigError, DataError, EngineError, MissingExtraError
 from algorist.models.load import make_policy
 from algorist.prompts import get_format

@@ -13,7 +13,8 @@ from transformers.utils import is_flash_attn_2_available
 
 from algorist.config.explain import to_yaml
 from algorist.config.load import load_recipe
-from algorist.config.schema import GRPOSection, ModelSection, Recipe, SFTSection
+from algorist.config.model_section import ModelSection
+from algorist.config.schema import GRPOSection, Recipe, SFTSection
 from algorist.errors import ConfigError
 from algorist.models.attention import FLASH, pick_attention, set_attention, takes_flash, told
 from algorist.models.load import load_policy, make_policy

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorist.config.schema import GRPOSection, ModelSection
+from algorist.config.model_section import ModelSection
+from algorist.config.schema import GRPOSection
 from algorist.errors import ConfigError
 from algorist.models.load import load_policy, make_policy
 from algorist.models.precision import compute_dtype, mixed_precision, pick_precision, round_stochastically

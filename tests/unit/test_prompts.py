@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from algorist.config.load import load_recipe
-from algorist.config.schema import ModelSection
+from algorist.config.model_section import ModelSection
 from algorist.errors import ConfigError
 from algorist.models.load import make_policy, prepare_tokenizer
 from algorist.prompts import FORMATS, get_format, missing_tags

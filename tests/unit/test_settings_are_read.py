@@ -19,7 +19,13 @@ from algorist.store.read import query
 from algorist.store.run_log import Quiet
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "algorist"
-NOT_CODE = ("config/schema.py", "config/publishing.py", "config/changes.py")
+NOT_CODE = (
+    "config/schema.py",
+    "config/model_section.py",
+    "config/grpo_sections.py",
+    "config/publishing.py",
+    "config/changes.py",
+)
 BY_SECTION = {"SFTSection": "sft", "EvalSection": "eval", "GRPOSection": "grpo", "LoraSection": "lora"}
 
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from algorist.config.load import load_recipe
-from algorist.config.schema import ModelSection, Recipe
+from algorist.config.model_section import ModelSection
+from algorist.config.schema import Recipe
 from algorist.models.load import Policy, make_policy
 from algorist.prompts import get_format
 from algorist.training.sft import AlgoristSFTTrainer, Demonstration, make_sft_trainer, tokenize_demonstrations

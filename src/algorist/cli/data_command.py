@@ -1,4 +1,4 @@
-"""``algorist data list | show | check | rate``."""
+"""``algorist data list | show | check | rate | overlap``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
-    help="List, show, check and rate datasets.",
+    help="List, show, check, rate and compare datasets.",
     epilog="Example: algorist data check gsm8k --path data/gsm8k --split test",
 )
 
@@ -159,6 +159,53 @@ def rate(
         f"{len(entries)} problems in {path}\nNext: algorist run {recipe} 'data.train.pass_rate=[0.1,0.9]'{named}"
     )
     return 0
+
+
+@app.command("overlap", epilog="Example: algorist data overlap gsm8k,split=train gsm8k,split=test")
+def overlap(
+    train: Annotated[str, typer.Argument(help="What is trained on: an adapter or a file, then ,key=value.")],
+    held_out: Annotated[str, typer.Argument(help="What is measured on, written the same way.")],
+    words: Annotated[int, typer.Option(help="Words in a row that count as shared.", min=3)] = 8,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Count the questions of B that stand in A: word for word, with other numbers, or sharing a run of words."""
+    from algorist.data import load_problems, shared_questions
+    from algorist.evaluation.benchmark_option import read_benchmarks
+    from algorist.evaluation.estimators import wilson
+    from algorist.store.safe_text import one_line
+
+    first, second = (
+        load_problems(read_benchmarks([text], split=split)[0].section)
+        for text, split in ((train, "train"), (held_out, "test"))
+    )
+    found = shared_questions(first, second, words=words)
+    shares = {kind: wilson(len(pairs), len(second)) for kind, pairs in found.items()}
+    if as_json:
+        rows = {
+            kind: {
+                "share": shares[kind].value,
+                "low": shares[kind].low,
+                "high": shares[kind].high,
+                "pairs": [{"held_out": p.id, "train": q.id} for p, q in pairs],
+            }
+            for kind, pairs in found.items()
+        }
+        print(json.dumps({"train": len(first), "held_out": len(second), **rows}))
+        return
+    print(f"{len(second)} held-out problems against {len(first)} of training")
+    names = {
+        "exact": "the same question",
+        "numbers_changed": "the same but for numbers",
+        "ngram": f"{words} words in a row",
+    }
+    for kind, pairs in found.items():
+        share = shares[kind]
+        print(
+            f"  {names[kind]:<26} {len(pairs):>6}  {100 * share.value:.1f} % [{100 * share.low:.1f}, {100 * share.high:.1f}]"
+        )
+        for held, trained in pairs[:2]:
+            print(f"    {one_line(held.id, 30)}: {one_line(held.question, 100)}")
+            print(f"      in training, {one_line(trained.id, 30)}: {one_line(trained.question, 100)}")
 
 
 def _is_prose(gold: str) -> bool:

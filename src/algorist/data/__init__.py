@@ -14,6 +14,7 @@ from algorist.data import (  # noqa: F401
     story_problems,
 )
 from algorist.data.base import DATASETS, Source, dataset
-from algorist.data.load import load_problems, overlap, with_solutions
+from algorist.data.leakage import overlap, shared_questions
+from algorist.data.load import load_problems, with_solutions
 
-__all__ = ["DATASETS", "Source", "dataset", "load_problems", "overlap", "with_solutions"]
+__all__ = ["DATASETS", "Source", "dataset", "load_problems", "overlap", "shared_questions", "with_solutions"]

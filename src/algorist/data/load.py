@@ -1,11 +1,10 @@
-"""From a dataset section of a recipe to problems: load, filter, shuffle, cut; and the overlap check."""
+"""From a dataset section of a recipe to problems: load, filter, shuffle, cut."""
 
 from __future__ import annotations
 
 import logging
 import random
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 from algorist.config.schema import DatasetSection
@@ -66,16 +65,6 @@ def load_problems(
             f"dataset '{section.name}' ({section.path or section.split}) is empty; expected at least one problem"
         )
     return problems
-
-
-def overlap(train: Iterable[Problem], held_out: Iterable[Problem]) -> list[Problem]:
-    """Return the held-out problems whose question also stands in the training set, up to case and spacing."""
-    seen = {_normal(p.question) for p in train}
-    return [p for p in held_out if _normal(p.question) in seen]
-
-
-def _normal(text: str) -> str:
-    return re.sub(r"\W+", " ", text.lower()).strip()
 
 
 def _keep(problems: list[Problem], wanted: bool, test: Callable[[Problem], bool], name: str) -> list[Problem]:

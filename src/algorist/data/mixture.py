@@ -11,7 +11,8 @@ from pydantic import ValidationError
 
 from algorist.config.schema import DatasetSection
 from algorist.data.base import DATASETS, Source, dataset
-from algorist.data.load import load_problems, overlap
+from algorist.data.leakage import overlap
+from algorist.data.load import load_problems
 from algorist.errors import DataError, nearest
 from algorist.types import Problem
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers.utils import is_flash_attn_2_available
 
-from algorist.config.schema import ModelSection
+from algorist.config.model_section import ModelSection
 from algorist.errors import ConfigError, nearest
 
 FLASH = "flash_attention_2"

@@ -20,12 +20,13 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from algorist.config.schema import LoraSection, ModelSection
+from algorist.config.model_section import LoraSection, ModelSection
 from algorist.errors import AlgoristError, CheckpointError, ConfigError, is_out_of_memory
 from algorist.models.attention import attention_for, set_attention
 from algorist.models.families import lora_targets
 from algorist.models.gguf import loadable_name, without_hub_hint
 from algorist.models.precision import Precision, pick_precision, set_compute
+from algorist.models.quantized import is_quantized, keep_as_trained, quantized_loading
 from algorist.models.templates import check_template
 from algorist.models.tiny import tiny_model, train_tokenizer
 from algorist.models.unsloth import check_unsloth, load_unsloth
@@ -134,6 +135,8 @@ def load_policy(
         CheckpointError: The folder holds neither a model nor an adapter, or no tokenizer.
     """
     folder, kept = Path(path), {"dtype", "compute_dtype", "attn_implementation", "trust_remote_code"}
+    if (folder / "adapter_config.json").is_file():
+        kept.add("quantization")
     section = ModelSection(**like.model_dump(include=kept)) if like else ModelSection()
     is_adapter = (folder / "adapter_config.json").is_file()
     precision = (
@@ -243,6 +246,7 @@ def _pretrained(
             attn_implementation=section.attn_implementation,
             ignore_mismatched_sizes=True,  # refused below, with the shapes
             output_loading_info=True,
+            **quantized_loading(section, device, precision.compute),
         )
     moved, info = loaded
     keys = {key: info[f"{key}_keys"] for key in ("missing", "unexpected", "mismatched")}
@@ -258,7 +262,10 @@ def _pretrained(
         )
     if converted:  # an adapter names its base as the recipe does, not by a folder in this machine's cache
         moved.name_or_path = section.name
-    moved.to(device)
+    if is_quantized(moved):
+        keep_as_trained(moved)
+    else:
+        moved.to(device)
     set_attention(moved, section, device, precision.compute)
     set_compute(moved, precision.compute)
     return moved, tokenizer

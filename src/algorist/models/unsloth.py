@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from algorist.config.schema import ModelSection
+from algorist.config.model_section import ModelSection
 from algorist.errors import ConfigError, MissingExtraError, is_out_of_memory
 from algorist.models.families import lora_targets
 

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from algorist.config.schema import GRPOSection, LoraSection, Recipe, SFTSection
+from algorist.config.model_section import LoraSection
+from algorist.config.schema import GRPOSection, Recipe, SFTSection
 from algorist.diagnosis.findings import Settings
 from algorist.models.load import add_lora
 from algorist.models.precision import Precision

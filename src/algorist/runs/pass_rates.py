@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from algorist.config.schema import ModelSection, Recipe
+from algorist.config.model_section import ModelSection
+from algorist.config.schema import Recipe
 from algorist.data import load_problems
 from algorist.data.pass_rates import key_of, read_table
 from algorist.errors import ConfigError

@@ -10,7 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from algorist.config.schema import ModelSection, Recipe
+from algorist.config.model_section import ModelSection
+from algorist.config.schema import Recipe
 from algorist.data import load_problems
 from algorist.evaluation.artifact import Artifact
 from algorist.evaluation.benchmark_option import Benchmark

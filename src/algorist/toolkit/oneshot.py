@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from algorist.config.load import load_recipe
+from algorist.config.model_section import ModelSection
 from algorist.config.other_names import TRL_NAMES
-from algorist.config.schema import DatasetSection, GRPOSection, ModelSection
+from algorist.config.schema import DatasetSection, GRPOSection
 from algorist.data import Source, load_problems
 from algorist.data.columns import load_source, pick_columns, to_problems
 from algorist.data.gsm8k import extract_hash_answer

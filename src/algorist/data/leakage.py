@@ -1,0 +1,63 @@
+"""How much of one dataset stands in another: the same question, the same with other numbers, or a shared run of words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from algorist.types import Problem
+
+KINDS = ("exact", "numbers_changed", "ngram")
+
+
+def overlap(train: Iterable[Problem], held_out: Iterable[Problem]) -> list[Problem]:
+    """Return the held-out problems whose question also stands in the training set, up to case and spacing."""
+    seen = {normal(p.question) for p in train}
+    return [p for p in held_out if normal(p.question) in seen]
+
+
+def shared_questions(
+    train: Sequence[Problem], held_out: Sequence[Problem], *, words: int = 8
+) -> dict[str, list[tuple[Problem, Problem]]]:
+    """Return pairs (held out, training) by kind; a held-out problem is counted under the first kind that fits.
+
+    Args:
+        train: What a model may have been trained on.
+        held_out: What it is measured on.
+        words: Length of a shared run of words, numbers aside, that counts as ``ngram``.
+    """
+    exact: dict[str, Problem] = {}
+    skeletons: dict[str, Problem] = {}
+    runs: dict[tuple[str, ...], Problem] = {}
+    for problem in train:
+        text = normal(problem.question)
+        exact.setdefault(text, problem)
+        skeletons.setdefault(_without_numbers(text), problem)
+        for run in _runs(text, words):
+            runs.setdefault(run, problem)
+    found: dict[str, list[tuple[Problem, Problem]]] = {kind: [] for kind in KINDS}
+    for problem in held_out:
+        text = normal(problem.question)
+        skeleton = _without_numbers(text)
+        common = [run for run in _runs(text, words) if run in runs]
+        if text in exact:
+            found["exact"].append((problem, exact[text]))
+        elif skeleton in skeletons and re.search(r"[^\W\d]", skeleton):
+            found["numbers_changed"].append((problem, skeletons[skeleton]))
+        elif common:
+            found["ngram"].append((problem, runs[common[0]]))
+    return found
+
+
+def normal(text: str) -> str:
+    """Return a text's words in lower case, one space between them."""
+    return re.sub(r"\W+", " ", text.lower()).strip()
+
+
+def _without_numbers(text: str) -> str:
+    return re.sub(r"\d+( \d+)*", "0", text)
+
+
+def _runs(text: str, words: int) -> list[tuple[str, ...]]:
+    parts = text.split()
+    return [tuple(parts[start : start + words]) for start in range(len(parts) - words + 1)]

@@ -1,0 +1,67 @@
+"""Bases in 4 or 8 bit through bitsandbytes: QLoRA (Dettmers et al., 2305.14314) on GPUs and, slower, on the CPU."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+
+from algorist.config.model_section import ModelSection
+from algorist.errors import ConfigError, MissingExtraError
+
+
+def quantized_loading(section: ModelSection, device: torch.device, compute: torch.dtype) -> dict[str, Any]:
+    """Return what ``from_pretrained`` needs to quantise while it loads; empty for plain weights.
+
+    4 bit is NF4 with quantised constants (4.13 bits per weight) and products in ``compute``.
+
+    Raises:
+        MissingExtraError: bitsandbytes is not installed, or does not load.
+        ConfigError: The device is Apple's GPU.
+    """
+    if section.quantization is None:
+        return {}
+    if device.type == "mps":
+        raise ConfigError(
+            "model.quantization has no kernels for Apple's GPU; take device=cpu, or leave it out"
+        )
+    try:
+        import bitsandbytes  # noqa: F401
+    except (ImportError, OSError, RuntimeError) as error:
+        raise MissingExtraError(
+            f"model.quantization needs bitsandbytes ({' '.join(str(error).split())[:150]}): pip install 'algorist[quantization]', "
+            "or leave it out: model.quantization=null"
+        ) from None
+    from transformers import BitsAndBytesConfig
+
+    if section.quantization == "8bit":
+        warnings.filterwarnings(
+            "ignore", message="MatMul8bitLt: inputs will be cast"
+        )  # one per layer and token
+        config = BitsAndBytesConfig(load_in_8bit=True)
+    else:
+        config = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=compute,
+        )
+    return {"quantization_config": config, "device_map": {"": device}}
+
+
+def is_quantized(model: Any) -> bool:
+    """Whether a model, or an adapter's base, has quantised weights."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return getattr(base, "hf_quantizer", None) is not None
+
+
+def keep_as_trained(model: Any) -> None:
+    """Let 4-bit layers on the CPU compute alike in training and sampling.
+
+    bitsandbytes repacks the weights for bfloat16 products outside training (``support_avx512bf16_for_cpu``): the sampler would
+    differ from the trainer, and widths that are no multiple of 64 fail.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False

@@ -1,0 +1,64 @@
+"""``data overlap A B``: each held-out question is counted once, under the strongest way in which training has it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from algorist.cli.main import main
+from algorist.data import shared_questions
+from algorist.types import Problem
+
+TRAIN = [
+    "Tom has 3 apples and buys 4 more. How many?",
+    "A train leaves the station at noon and travels north at a steady 60 km per hour.",
+]
+HELD_OUT = {
+    "exact": "TOM has 3 apples,  and buys 4 more: how many",
+    "numbers_changed": "Tom has 12 apples and buys 4.5 more. How many?",
+    "ngram": "At dawn a train leaves the station at noon and travels south.",
+    "none": "A train leaves a station at noon and goes north.",
+}
+
+
+def problems(texts: Any) -> list[Problem]:
+    return [Problem(str(i), text, "1") for i, text in enumerate(texts)]
+
+
+def test_each_kind_is_found_once() -> None:
+    found = shared_questions(problems(TRAIN), problems(HELD_OUT.values()))
+    assert {kind: [p.question for p, _ in pairs] for kind, pairs in found.items()} == {
+        kind: [HELD_OUT[kind]] for kind in ("exact", "numbers_changed", "ngram")
+    }
+    assert [q.question for _, q in found["ngram"]] == [TRAIN[1]]
+    assert not shared_questions(problems(["1 + 1"]), problems(["2 + 2"]))[
+        "numbers_changed"
+    ]  # no words to share
+
+
+def test_the_command_counts_with_intervals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, texts in (("a", TRAIN), ("b", HELD_OUT.values())):
+        rows = [json.dumps({"question": text, "answer": "1"}) for text in texts]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
+
+    def call(*words: str) -> tuple[int, str, str]:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["algorist", "data", "overlap", *words])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        told = capsys.readouterr()
+        return int(stop.value.code or 0), told.out, told.err
+
+    code, out, _ = call("a.jsonl", "b.jsonl")
+    assert code == 0 and "4 held-out problems against 2 of training" in out
+    assert "the same question               1  25.0 % [4.6, 69.9]" in out
+    code, out, _ = call("a.jsonl", "b.jsonl", "--json")
+    assert code == 0 and json.loads(out)["ngram"]["pairs"][0].keys() == {"held_out", "train"}
+    code, _, err = call("a.jsonl", "none.jsonl")
+    assert code == 2 and "none.jsonl" in err
