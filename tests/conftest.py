@@ -16,6 +16,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+if not Path("/dev/nvidiactl").exists():  # triton reads it when it is first imported, by whatever library
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 if (
     signal.getsignal(signal.SIGINT) == signal.SIG_IGN

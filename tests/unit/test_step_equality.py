@@ -99,7 +99,7 @@ def ours(trainer: Any, inputs: dict[str, torch.Tensor]) -> tuple[float, torch.Te
     trainer.model.train()
     trainer.model.zero_grad()
     trainer.tokens_per_step = float(inputs["num_items_in_batch"])
-    loss, metrics = trainer._in_parts(trainer.model, as_batch(inputs), False)
+    loss, metrics = trainer._in_parts(trainer.model, as_batch(inputs), False, None)
     return float(loss), gradient_of(trainer), metrics.values()
 
 

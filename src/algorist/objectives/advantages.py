@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
+from algorist.errors import ConfigError
 from algorist.registry import Registry
 
 if TYPE_CHECKING:
@@ -23,6 +24,28 @@ ADVANTAGES: Registry[Advantage] = Registry("advantage")
 def advantage(name: str) -> Callable[[F], F]:
     """Register ``function(rewards_PG) -> advantages_PG`` as ``grpo.advantage: name``; the function stays as it is."""
     return ADVANTAGES.register(name)
+
+
+def checked(advantages_PG: Tensor, rewards_PG: Tensor, name: str) -> Tensor:
+    """Return what the advantage ``name`` made of rewards (P, G), 0 where a reward is NaN.
+
+    Raises:
+        ConfigError: It is no tensor of that shape, or not finite where there is a reward.
+    """
+    shape = tuple(rewards_PG.shape)
+    if not hasattr(advantages_PG, "shape") or tuple(advantages_PG.shape) != shape:
+        returned = getattr(advantages_PG, "shape", None)
+        what = type(advantages_PG).__name__ if returned is None else tuple(returned)
+        raise ConfigError(
+            f"the advantage '{name}' returned {what} for rewards of shape {shape}; expected a tensor of that shape"
+        )
+    advantages_PG = advantages_PG.float().masked_fill(rewards_PG.isnan(), 0.0)
+    if not bool(advantages_PG.isfinite().all()):
+        row = int((~advantages_PG.isfinite()).any(1).nonzero()[0])
+        raise ConfigError(
+            f"the advantage '{name}' is not finite for the rewards {rewards_PG[row].tolist()}: {advantages_PG[row].tolist()}"
+        )
+    return advantages_PG
 
 
 def deviation(rewards_PG: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ from torch import Tensor
 
 from algorist.errors import ConfigError
 from algorist.objectives import Loss, sampler_weights, token_losses, token_weights
-from algorist.objectives.advantages import Advantage
+from algorist.objectives.advantages import Advantage, checked
 from algorist.objectives.ratios import Correction
 from algorist.training.batch import Batch
 from algorist.training.group_rewards import components_of, rewards_of
@@ -95,21 +95,7 @@ def advantages_of(groups: Sequence[Group], objective: Objective) -> Tensor:
             "weights_K": torch.tensor([*weights.values()]),
         }
     advantages_PG = objective.advantage(rewards_PG, **named)
-    name = getattr(objective.advantage, "__name__", "of the recipe")
-    if not isinstance(advantages_PG, Tensor) or advantages_PG.shape != rewards_PG.shape:
-        found = (
-            tuple(advantages_PG.shape) if isinstance(advantages_PG, Tensor) else type(advantages_PG).__name__
-        )
-        raise ConfigError(
-            f"the advantage '{name}' returned {found} for rewards of shape {tuple(rewards_PG.shape)}; expected a tensor of that shape"
-        )
-    advantages_PG = advantages_PG.float().masked_fill(rewards_PG.isnan(), 0.0)
-    if not bool(advantages_PG.isfinite().all()):
-        row = int((~advantages_PG.isfinite()).any(1).nonzero()[0])
-        raise ConfigError(
-            f"the advantage '{name}' is not finite for the rewards {rewards_PG[row].tolist()}: {advantages_PG[row].tolist()}"
-        )
-    return advantages_PG
+    return checked(advantages_PG, rewards_PG, getattr(objective.advantage, "__name__", "of the recipe"))
 
 
 # 3. batch
