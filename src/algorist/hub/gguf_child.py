@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from algorist.models.tiny import _SPLIT
+from algorist.models.tiny import SPLIT
 
-SPLITS = {_SPLIT: "smollm"}
+SPLITS = {SPLIT: "smollm"}
 """Regular expression of ``tokenizer.json`` → llama.cpp's name of the split that gives the same tokens."""
 
 

@@ -24,7 +24,7 @@ CHATML = (
 )
 
 # Words with their leading space, runs of punctuation, white space; every digit is a token of its own.
-_SPLIT = r"\d| ?\p{L}+| ?[^\s\p{L}\d]|\s+(?!\S)|\s"
+SPLIT = r"\d| ?\p{L}+| ?[^\s\p{L}\d]|\s+(?!\S)|\s"
 
 
 def train_tokenizer(
@@ -47,7 +47,7 @@ def train_tokenizer(
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(_SPLIT), behavior="isolated"),
+            pre_tokenizers.Split(Regex(SPLIT), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
