@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -41,7 +41,13 @@ _SKIP_AT_ONCE = 1 << 20
 
 @contextmanager
 def reminder(what: str) -> Iterator[None]:
-    """Say every few minutes on standard error that this process waits ``what``, as long as the block takes."""
+    """Say every few minutes on standard error that this process waits ``what``, as long as the block takes.
+
+    Nothing is said where no other process takes part, or where memory is too full for a thread.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield
+        return
     done, began = threading.Event(), time.monotonic()
 
     def remind() -> None:
@@ -54,12 +60,14 @@ def reminder(what: str) -> Iterator[None]:
             print(line, file=sys.stderr, flush=True)  # only the main process has a log file
 
     thread = threading.Thread(target=remind, daemon=True)
-    thread.start()
+    with suppress(RuntimeError):  # "can't start new thread"
+        thread.start()
     try:
         yield
     finally:
         done.set()
-        thread.join()
+        if thread.ident is not None:
+            thread.join()
 
 
 @dataclass(frozen=True)
