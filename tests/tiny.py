@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from algorist.config.schema import GRPOSection
+from algorist.config import load_recipe
+from algorist.config.model_section import ModelSection
+from algorist.config.schema import GRPOSection, Recipe
+from algorist.models.load import Policy, make_policy
 from algorist.models.tiny import train_tokenizer
 from algorist.prompts import get_format
 from algorist.prompts.base import PromptFormat
 from algorist.rewards import RewardSet, build_rewards
-from algorist.rollouts.base import Completion, SamplingParams
+from algorist.rollouts.base import Completion, Completions, OnFinished, Prompts, SamplingParams
 from algorist.training.grpo_setup import make_grpo_trainer
 from algorist.types import Problem
 
@@ -24,6 +26,28 @@ PROBLEMS = [Problem(f"p{index}", question, str(index)) for index, question in en
 TOKENIZER = train_tokenizer(QUESTIONS, vocab_size=300)
 # Many stop tokens give completions of unequal length.
 STOPS = [TOKENIZER.eos_token_id, *range(3, len(TOKENIZER), 7)]
+
+
+CPU = torch.device("cpu")
+APPLES = "Tom has 14 apples. Tom buys 3 more. How many apples does Tom have?"
+
+
+def smoke_recipe(folder: Path, *overrides: str) -> Recipe:
+    """Return ``smoke-cpu`` in a folder, one thread, without evaluations."""
+    place = ("device=cpu", "threads=1", f"output_dir={folder}", "eval.enabled=false")
+    return load_recipe("smoke-cpu", [*place, *overrides]).recipe
+
+
+def tiny_policy(prompt_format: str = "reasoning_answer") -> Policy:
+    """Return a model from scratch whose tokenizer knows a format's tags."""
+    section = ModelSection.model_validate(
+        {
+            "name": "tiny",
+            "tiny": {"hidden_size": 32, "layers": 2, "vocab_size": 400, "max_position_embeddings": 1024},
+        }
+    )
+    tags = get_format(prompt_format).tags.all()
+    return make_policy(section, device=CPU, seed=0, texts=[APPLES] * 20, tags=tags)
 
 
 def make_model(seed: int = 0) -> Qwen2ForCausalLM:
@@ -71,12 +95,8 @@ class PlainEngine:
         self.calls: list[tuple[list[list[int]], int, int | None]] = []
 
     def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        group_size: int,
-        params: SamplingParams,
-        on_finished: Callable[[int], None] | None = None,
-    ) -> list[list[Completion]]:
+        self, prompts: Prompts, group_size: int, params: SamplingParams, on_finished: OnFinished = None
+    ) -> Completions:
         """Sample as ``RolloutEngine`` says; torch's global generator stands at the same place after each call."""
         assert not self.model.training
         self.calls.append(([list(p) for p in prompts], group_size, params.seed))

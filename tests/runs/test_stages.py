@@ -23,6 +23,7 @@ from algorist.prompts import get_format
 from algorist.runs.pipeline import Quiet, Run, run_recipe
 from algorist.runs.solve import Solver
 from tests.conftest import Cli
+from tests.tiny import smoke_recipe
 
 CPU = torch.device("cpu")
 
@@ -193,11 +194,6 @@ def test_eval_on_the_command_line_leaves_an_artifact(
     assert len(found.samples) == 2 and found.protocol["batch_size"] and found.dataset == "gsm8k"
 
 
-def recipe_of(folder: Path, *overrides: str) -> Recipe:
-    place = ("device=cpu", "threads=1", f"output_dir={folder}", "eval.enabled=false")
-    return load_recipe("smoke-cpu", [*place, *overrides]).recipe
-
-
 class Lines(Quiet):
     """Keep what a run says."""
 
@@ -221,7 +217,7 @@ def test_grpo_without_any_sft_is_told(
     tmp_path: Path, stages: tuple[str, ...], changes: list[str], told: bool
 ) -> None:
     display = Lines()
-    recipe = recipe_of(tmp_path, "run_name=r", "grpo.max_steps=1", *changes)
+    recipe = smoke_recipe(tmp_path, "run_name=r", "grpo.max_steps=1", *changes)
     run_recipe(recipe, display=display, stages=stages)
     said = [line for line in display.said if "GRPO starts from" in line]
     log = (tmp_path / "r" / "training.log").read_text(encoding="utf-8")
@@ -232,7 +228,7 @@ def test_grpo_without_any_sft_is_told(
 
 
 def test_grpo_behind_a_finished_sft_is_not_warned_about(tmp_path: Path) -> None:
-    recipe = recipe_of(tmp_path, "run_name=r", "grpo.max_steps=1", "sft.max_steps=1")
+    recipe = smoke_recipe(tmp_path, "run_name=r", "grpo.max_steps=1", "sft.max_steps=1")
     run_recipe(recipe, stages=("sft",))
     display = Lines()
     run_recipe(recipe, display=display, resume=True, stages=("grpo",))
@@ -272,5 +268,5 @@ def test_the_process_group_is_destroyed_at_the_end(tmp_path: Path, monkeypatch: 
 def test_a_run_counts_the_processes_that_it_has(tmp_path: Path) -> None:
     split = ["grpo.batch_size=4", "grpo.gradient_accumulation_steps=1", "grpo.group_size=8"]
     with pytest.raises(ConfigError, match=r"4 × 1 = 4 completions per step"):
-        run_recipe(recipe_of(tmp_path, *split, "grpo.processes=2"))
+        run_recipe(smoke_recipe(tmp_path, *split, "grpo.processes=2"))
     assert not list(tmp_path.iterdir())

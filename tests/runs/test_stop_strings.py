@@ -4,42 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
 from algorist.config.load import load_recipe
-from algorist.config.model_section import ModelSection
-from algorist.config.schema import Recipe
 from algorist.evaluation.artifact import read_artifact
 from algorist.evaluation.record import record_evaluation
 from algorist.evaluation.run import EvaluationSetting
-from algorist.models.load import Policy, make_policy
 from algorist.prompts import get_format
 from algorist.prompts.chat import render_prompt
 from algorist.rollouts import make_engine
 from algorist.training.sft import Demonstration, make_sft_trainer
 from algorist.types import Problem
-
-
-def recipe_of(folder: Path, *overrides: str) -> Recipe:
-    place = ("device=cpu", "threads=1", f"output_dir={folder}", "eval.enabled=false")
-    return load_recipe("smoke-cpu", [*place, *overrides]).recipe
-
-
-def tiny_policy(prompt_format: str = "reasoning_answer") -> Policy:
-    section = ModelSection.model_validate(
-        {
-            "name": "tiny",
-            "tiny": {"hidden_size": 32, "layers": 2, "vocab_size": 400, "max_position_embeddings": 1024},
-        }
-    )
-    tags = get_format(prompt_format).tags.all()
-    return make_policy(section, device=CPU, seed=0, texts=[QUESTION] * 20, tags=tags)
-
-
-QUESTION = "Tom has 14 apples. Tom buys 3 more. How many apples does Tom have?"
-
-
-CPU = torch.device("cpu")
+from tests.tiny import CPU, smoke_recipe, tiny_policy
 
 
 def test_a_completion_ends_behind_the_stop_string_and_is_graded_with_it(tmp_path: Path) -> None:
@@ -52,7 +26,9 @@ def test_a_completion_ends_behind_the_stop_string_and_is_graded_with_it(tmp_path
         model=policy.model,
         tokenizer=policy.tokenizer,
         demos=[Demonstration(prompt, told)],
-        section=recipe_of(tmp_path, *changes, "sft.gradient_accumulation_steps=1", "sft.max_length=null").sft,
+        section=smoke_recipe(
+            tmp_path, *changes, "sft.gradient_accumulation_steps=1", "sft.max_length=null"
+        ).sft,
         output_dir=tmp_path / "sft",
         seed=0,
         device=CPU,

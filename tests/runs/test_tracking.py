@@ -14,16 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 
 import algorist
 from algorist.config.load import load_recipe
-from algorist.config.model_section import ModelSection
 from algorist.config.schema import Recipe
 from algorist.errors import ConfigError, DataError, MissingExtraError
-from algorist.models.load import Policy, make_policy
-from algorist.prompts import get_format
 from algorist.runs.pipeline import Quiet, run_recipe
 from algorist.store.write import MetricsWriter
 from algorist.toolkit.oneshot import DEFAULT_GRPO_ARGS
@@ -34,6 +30,7 @@ from algorist.tracking.trackers import (
     identity,
     open_trackers,
 )
+from tests.tiny import tiny_policy
 
 NAMES = ("wandb", "tensorboard", "trackio", "mlflow")
 
@@ -364,23 +361,6 @@ def test_mlflow_has_names_recipe_metrics_and_an_end(run: Path) -> None:
     assert found.data.tags["tiny"] == "true" and found.data.params["grpo.group_size"] == "4"
     told = [(m.step, m.value) for m in client.get_metric_history(found.info.run_id, "grpo/loss")]
     assert told == [(r["step"], pytest.approx(r["loss"])) for r in logged(run, "grpo") if "loss" in r]
-
-
-def tiny_policy(prompt_format: str = "reasoning_answer") -> Policy:
-    section = ModelSection.model_validate(
-        {
-            "name": "tiny",
-            "tiny": {"hidden_size": 32, "layers": 2, "vocab_size": 400, "max_position_embeddings": 1024},
-        }
-    )
-    tags = get_format(prompt_format).tags.all()
-    return make_policy(section, device=CPU, seed=0, texts=[QUESTION] * 20, tags=tags)
-
-
-QUESTION = "Tom has 14 apples. Tom buys 3 more. How many apples does Tom have?"
-
-
-CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")

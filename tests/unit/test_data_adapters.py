@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -106,11 +107,12 @@ def test_columns_that_the_benchmarks_bring(shared_data: Path) -> None:
     assert len({p.subject for p in college}) == 7 and "algebra" in {p.subject for p in college}
 
 
-def test_svamp_joins_body_and_question(real_data: Path) -> None:
-    svamp = load("svamp", real_data / "svamp")
+def test_svamp_joins_body_and_question() -> None:
+    file = Path(str(files("algorist.data") / "svamp_200.jsonl"))
+    svamp = load("svamp", file)
     assert svamp[0].question.endswith("organized into 93 groups. How big is each group of bananas?")
     assert svamp[0].extra["equation"] == "( 290.0 / 2.0 )" and svamp[0].id == "chal-777"
-    for row, problem in zip(read_rows(real_data / "svamp/test.jsonl"), svamp, strict=True):
+    for row, problem in zip(read_rows(file), svamp, strict=True):
         assert problem.question.startswith(row["Body"].strip())
         assert problem.question.endswith(row["Question"].strip())
     assert len(svamp) == 200 and all(p.answer.lstrip("-").isdigit() for p in svamp)

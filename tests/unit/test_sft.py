@@ -10,32 +10,9 @@ import torch
 
 from algorist.config.load import load_recipe
 from algorist.config.model_section import ModelSection
-from algorist.config.schema import Recipe
-from algorist.models.load import Policy, make_policy
-from algorist.prompts import get_format
+from algorist.models.load import make_policy
 from algorist.training.sft import AlgoristSFTTrainer, Demonstration, make_sft_trainer, tokenize_demonstrations
-
-
-def recipe_of(folder: Path, *overrides: str) -> Recipe:
-    place = ("device=cpu", "threads=1", f"output_dir={folder}", "eval.enabled=false")
-    return load_recipe("smoke-cpu", [*place, *overrides]).recipe
-
-
-def tiny_policy(prompt_format: str = "reasoning_answer") -> Policy:
-    section = ModelSection.model_validate(
-        {
-            "name": "tiny",
-            "tiny": {"hidden_size": 32, "layers": 2, "vocab_size": 400, "max_position_embeddings": 1024},
-        }
-    )
-    tags = get_format(prompt_format).tags.all()
-    return make_policy(section, device=CPU, seed=0, texts=[QUESTION] * 20, tags=tags)
-
-
-QUESTION = "Tom has 14 apples. Tom buys 3 more. How many apples does Tom have?"
-
-
-CPU = torch.device("cpu")
+from tests.tiny import CPU, smoke_recipe, tiny_policy
 
 
 def test_labels_of_the_trainers_batches_are_the_output_only(
@@ -56,7 +33,7 @@ def test_labels_of_the_trainers_batches_are_the_output_only(
         model=policy.model,
         tokenizer=policy.tokenizer,
         demos=demos,
-        section=recipe_of(tmp_path, *changes, "sft.max_steps=null").sft,
+        section=smoke_recipe(tmp_path, *changes, "sft.max_steps=null").sft,
         output_dir=tmp_path,
         seed=0,
         device=CPU,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import torch
 
 from algorist.errors import ConfigError, MissingExtraError
-from algorist.rollouts.base import Completion, SamplingParams
+from algorist.rollouts.base import Completions, OnFinished, Prompts, SamplingParams
 from algorist.rollouts.row_state import Rows, check_request
 
 
@@ -47,12 +46,8 @@ class LlamaCppEngine:
         self.tokenizer, self.context = tokenizer, int(self.llama.n_ctx())
 
     def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        group_size: int,
-        params: SamplingParams,
-        on_finished: Callable[[int], None] | None = None,
-    ) -> list[list[Completion]]:
+        self, prompts: Prompts, group_size: int, params: SamplingParams, on_finished: OnFinished = None
+    ) -> Completions:
         """Sample ``group_size`` completions per prompt; see ``RolloutEngine.generate``."""
         vocabulary = int(self.llama.n_vocab())
         check_request(prompts, group_size, self.context, vocabulary)

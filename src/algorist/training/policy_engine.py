@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from algorist.rollouts.base import Completion, SamplingParams
+from algorist.rollouts.base import Completions, OnFinished, Prompts, SamplingParams
 from algorist.training.log_probs import eval_mode
 from algorist.training.processes import rank_draws, whole_weights
 
@@ -25,12 +24,8 @@ class PolicyEngine:
         self.row = first_row  # of the next completion among those of all processes
 
     def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        group_size: int,
-        params: SamplingParams,
-        on_finished: Callable[[int], None] | None = None,
-    ) -> list[list[Completion]]:
+        self, prompts: Prompts, group_size: int, params: SamplingParams, on_finished: OnFinished = None
+    ) -> Completions:
         """Sample as ``RolloutEngine`` says."""
         accelerator = self.trainer.accelerator
         policy = accelerator.unwrap_model(self.trainer.model_wrapped, keep_fp32_wrapper=True)
