@@ -117,7 +117,7 @@ ROWS = {
     "numina_tir train": 72441,
     "numina_tir test": 99,
     "openmath_reasoning cot": 59,
-    "svamp_200 test": 200,
+    "svamp_300 test": 300,
     "MATH/sft.jsonl": 1767,
     "MATH/sft_correct.jsonl": 1408,
 }

@@ -108,14 +108,14 @@ def test_columns_that_the_benchmarks_bring(shared_data: Path) -> None:
 
 
 def test_svamp_joins_body_and_question() -> None:
-    file = Path(str(files("algorist.data") / "svamp_200.jsonl"))
+    file = Path(str(files("algorist.data") / "svamp_300.jsonl"))
     svamp = load("svamp", file)
     assert svamp[0].question.endswith("organized into 93 groups. How big is each group of bananas?")
     assert svamp[0].extra["equation"] == "( 290.0 / 2.0 )" and svamp[0].id == "chal-777"
     for row, problem in zip(read_rows(file), svamp, strict=True):
         assert problem.question.startswith(row["Body"].strip())
         assert problem.question.endswith(row["Question"].strip())
-    assert len(svamp) == 200 and all(p.answer.lstrip("-").isdigit() for p in svamp)
+    assert len(svamp) == 300 and all(p.answer.lstrip("-").isdigit() for p in svamp)
 
 
 def test_dapo_loads_plain_problems(shared_data: Path) -> None:

@@ -44,14 +44,14 @@ def test_the_same_seed_gives_the_same_problems_and_splits_share_none() -> None:
     assert 300 < spare[1] - spare[0] <= 400
 
 
-def test_svamp_200_comes_with_the_package() -> None:
-    problems = DATASETS.get("svamp_200")(Source("test"))
-    assert len({p.id for p in problems}) == 200
+def test_svamp_300_comes_with_the_package() -> None:
+    problems = DATASETS.get("svamp_300")(Source("test"))
+    assert len({p.id for p in problems}) == 300
     assert (problems[0].id, problems[0].answer, problems[0].subject) == ("chal-777", "145", "Common-Division")
     made = {p.question for p in story_problems(5000, seed=1)}
     assert not made & {p.question for p in problems}  # it is held out
     with pytest.raises(DataError, match="all of SVAMP is name=svamp"):
-        DATASETS.get("svamp_200")(Source("test", path="svamp.jsonl"))
+        DATASETS.get("svamp_300")(Source("test", path="svamp.jsonl"))
 
 
 def test_wrong_params_are_refused() -> None:

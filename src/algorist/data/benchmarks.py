@@ -70,14 +70,14 @@ def load_svamp(source: Source) -> list[Problem]:
     )
 
 
-@dataset("svamp_200")
-def load_svamp_200(source: Source) -> list[Problem]:
-    """The first 200 problems of SVAMP (Patel et al. 2021, MIT), which come with the package: no hub and no file needed."""
+@dataset("svamp_300")
+def load_svamp_300(source: Source) -> list[Problem]:
+    """The first 300 problems of SVAMP (Patel et al. 2021, MIT), which come with the package: no hub and no file needed."""
     if source.path is not None or source.hub is not None:
         raise DataError(
-            "svamp_200 comes with the package, but data.….path or hub is set; all of SVAMP is name=svamp"
+            "svamp_300 comes with the package, but data.….path or hub is set; all of SVAMP is name=svamp"
         )
-    with as_file(files("algorist.data") / "svamp_200.jsonl") as path:
+    with as_file(files("algorist.data") / "svamp_300.jsonl") as path:
         return load_svamp(replace(source, path=str(path)))
 
 
