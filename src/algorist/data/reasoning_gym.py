@@ -20,7 +20,7 @@ from algorist.types import Problem
 
 NO_ANSWER = "any that reasoning-gym accepts"
 _PARAMS = ("generator", "count", "seed", "config")
-_TRIES = 20
+_TRIES = 100
 """Problems made per problem asked for, before the generator counts as exhausted."""
 _FORBIDDEN = ("os.", "subprocess.", "socket.", "shutil.", "ctypes.", "pty.", "signal.")
 _HARMLESS = ("os.listdir", "os.scandir", "os.walk")
