@@ -149,3 +149,25 @@ def test_own_algorithm_in_a_run_and_in_a_loop(folder: Path) -> None:
 
     printed = run(folder, "own_algorithm.py", "runs/own/sft/final", "2")
     assert re.findall(r"^step (\d): reward -?\d\.\d{3}$", printed, re.MULTILINE) == ["1", "2"]
+
+
+def test_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every cell runs in a real kernel; the gain, a completion and the report come out."""
+    client, form = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    small = [t for t in TINY if " " not in t] + [
+        f"model.tiny.{key}" for key in ("hidden_size=32", "layers=2")
+    ]
+    monkeypatch.setenv("ALGORIST_SETTINGS", " ".join([*small, *FEW]))
+    notebook = form.read(EXAMPLES / "quickstart.ipynb", as_version=4)
+    assert not any(cell.get("outputs") for cell in notebook.cells)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    done = client.NotebookClient(
+        notebook, timeout=360, resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
+    outputs = [output for cell in done.cells for output in cell.get("outputs", [])]
+    printed = "".join(output.get("text", "") for output in outputs if output.get("name") == "stdout")
+    assert re.search(r"gain: [+-]\d+\.\d points \[", printed) and re.search(
+        r"greedy_accuracy +\d+\.\d % \[.*→", printed
+    )
+    pages = [output["data"]["text/html"] for output in outputs if "data" in output]
+    assert len(pages) == 1 and pages[0].startswith("<iframe srcdoc=") and "algorist report" in pages[0]

@@ -13,7 +13,7 @@ from algorist.data.base import DATASETS, Source
 from algorist.data.files import SUFFIXES
 from algorist.data.pass_rates import read_table, within
 from algorist.errors import DataError, GradingError
-from algorist.grading import grade, hash_answer, last_boxed, numeric_value
+from algorist.grading import grade, grade_many, hash_answer, last_boxed, numeric_value
 from algorist.grading.checkers import ask
 from algorist.types import Problem
 
@@ -108,7 +108,10 @@ def demonstrated_answer(problem: Problem) -> str | None:
 def _correct(problems: list[Problem], name: str) -> list[Problem]:
     """Keep demonstrations whose own answer is right, and say how many were left out and why."""
     stated = [(p, demonstrated_answer(p)) for p in problems]
-    grades = [grade(answer, p.answer, problem=p.columns()) for p, answer in stated]
+    plain = iter(grade_many([(answer, p.answer) for p, answer in stated if not p.checker]))
+    grades = [
+        grade(answer, p.answer, problem=p.columns()) if p.checker else next(plain) for p, answer in stated
+    ]
     kept = [p for p, verdict in zip(problems, grades, strict=True) if verdict.correct]
     silent = sum(answer is None for _, answer in stated)
     wrong = len(problems) - len(kept) - silent
