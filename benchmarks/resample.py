@@ -1,6 +1,6 @@
-"""Seconds of GRPO until sampled answers are right to 65 %, where few groups carry a signal: plain, refill, filter, pools, replay.
+"""Seconds of GRPO until sampled answers are right to 75 %, where few groups carry a signal: plain, refill, filter, pools, replay.
 
-    python benchmarks/resample.py [--seeds 5] [--hopeless 0.65] [--target 0.65] [--arms plain refill filter pools] [--save]
+    python benchmarks/resample.py [--seeds 5] [--hopeless 0.65] [--target 0.75] [--arms plain refill filter pools] [--save]
 
 The quickstart: its word problems, its model after its SFT, its GRPO with a constant learning rate. ``--hopeless`` of the training problems
 have a wrong gold answer, so that their groups never carry a signal (0 is the quickstart as it is). The arms take turns, seed after
@@ -135,7 +135,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--hopeless", type=float, default=0.65)
-    parser.add_argument("--target", type=float, default=0.65)
+    parser.add_argument("--target", type=float, default=0.75)
     parser.add_argument(
         "--arms", nargs="+", default=["plain", "refill", "filter", "pools"], choices=list(ARMS)
     )
