@@ -179,10 +179,7 @@ def kernels(bench: Bench) -> dict[str, Any]:
     model = bench.model("0.5B")
     prompts = bench.prompts(3, model.config.vocab_size)
     params = SamplingParams(max_new_tokens=8 if bench.smoke else 64, seed=0)
-    groups = {
-        t: NativeEngine(model, tier=t, eos_token_ids=[]).generate(prompts, 4, params)
-        for t in ("graph", "decoder")
-    }
+    groups = {t: NativeEngine(model, tier=t).generate(prompts, 4, params) for t in ("graph", "decoder")}
     for tier, completions in groups.items():
         gaps = []
         for prompt, group in zip(prompts, completions, strict=True):
@@ -234,7 +231,7 @@ def _decode_case(bench: Bench, model: Any, rows: int, tier: str) -> dict[str, An
     """Two lengths, so that the prefill cancels; groups of up to 16 rows."""
     group = min(rows, 16)
     prompts = bench.prompts(-(-rows // group), model.config.vocab_size)
-    engine = NativeEngine(model, tier=tier, eos_token_ids=[])
+    engine = NativeEngine(model, tier=tier)
     short, long = (5, 9) if bench.smoke else (32, 160)
 
     def sample(count: int) -> None:
