@@ -33,6 +33,8 @@ $(STAMP): pyproject.toml constraints.txt | $(VENV)/bin/pip
 
 $(DEV): $(STAMP)
 	$(VENV)/bin/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(VENV)/bin/pip install -q --disable-pip-version-check -c constraints.txt -e '.[reasoning-gym]' \
+		|| echo "reasoning-gym was not installed (it needs a C compiler; see above); its tests are left out"
 	touch $(DEV)
 
 install: $(STAMP)

@@ -17,7 +17,8 @@ class Message(TypedDict):
 class Problem:
     """One problem with its gold answer.
 
-    ``answer`` is the gold answer as text (never empty), ``solution`` the worked solution or an empty string.
+    ``answer`` is the gold answer as text (never empty), ``solution`` the worked solution or an empty string. ``checker`` names what
+    decides where many answers are right (``grading.checkers``); without one the gold answer does.
     """
 
     id: str
@@ -27,6 +28,15 @@ class Problem:
     subject: str = ""
     level: str = ""
     extra: dict[str, Any] = field(default_factory=dict)
+    checker: str = ""
+
+    def columns(self) -> dict[str, Any]:
+        """Return every field and every further column of the row, by name: what rewards and checkers see."""
+        own = {name: getattr(self, name) for name in PROBLEM_COLUMNS}
+        return {**self.extra, "problem_id": self.id, **own}
+
+
+PROBLEM_COLUMNS = ("question", "answer", "solution", "subject", "level", "checker")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +57,7 @@ GradeReason = Literal[
     "equal_string",
     "equal_number",
     "equal_symbolic",
+    "checked",
     "different",
     "no_answer",
     "ambiguous",

@@ -25,13 +25,16 @@ REWARD = "def short(completion):\n    return 1.0 / (1 + len(completion))\n"
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "short.py").write_text(REWARD)
+    (tmp_path / "right.py").write_text(
+        "def right(problem, answer):\n    return answer == problem['answer']\n"
+    )
     (tmp_path / "system.txt").write_text("Think.\n")
     (tmp_path / "chat.jinja").write_text(TEMPLATE)
     rows = [{"question": f"What is {n} + 1?", "answer": str(n + 1), "solution": "count"} for n in range(24)]
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return [
         "threads=1",
-        "data.train={name: local, path: mine.jsonl}",
+        "data.train={name: local, path: mine.jsonl, checker: 'right.py:right'}",
         "data.sft=null",
         "rewards=[correct, short.py:short]",
         "prompt={format: reasoning_answer, system_prompt_path: system.txt}",
@@ -53,6 +56,7 @@ def test_they_are_copied_and_hashed(run: Path) -> None:
     assert {key: entry.get("copy") for key, entry in inputs.items()} == {
         "data.train.path": None,
         "rewards.1.name": "files/short.py",
+        "data.train.checker": "files/right.py",
         "prompt.system_prompt_path": "files/system.txt",
         "model.chat_template": "files/chat.jinja",
     }

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from algorist.report.build import build_report
+from algorist.report.overlay import build_overlay
 from algorist.store.write import RolloutWriter
 from tests.slow.chromium_page import BINARY, Browser
 from tests.unit.test_report import make_run
@@ -127,6 +128,16 @@ def test_smoothing_moves_the_curve(page: Browser) -> None:
         page.run(shot) != before
         and page.run("document.getElementById('smoothing-value').textContent") == "0.96"
     )
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_several_runs_fit_the_page(browser: Browser, tmp_path: Path, width: int) -> None:
+    runs = [make_run(tmp_path / f"run-{seed}", steps=20, problems=30).path for seed in (1, 2, 3)]
+    browser.problems.clear()
+    browser.open(build_overlay(runs, tmp_path / "runs.html"), width=width)
+    assert browser.problems == [] and browser.run("document.querySelectorAll('.plot canvas').length") > 3
+    assert browser.run("document.documentElement.scrollWidth") <= width, "the page scrolls sideways"
+    assert browser.run("document.querySelectorAll('#runs tr').length") == 4
 
 
 @pytest.mark.parametrize("width", [1280, 768, 390])

@@ -1,11 +1,12 @@
-"""``algorist run … --seeds N``: one run folder per seed, then mean, spread and one figure of all curves."""
+"""``algorist run … --seeds N``: one run folder per seed, then mean, spread and one page of all curves."""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
-from xml.etree import ElementTree
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from algorist.cli.main import main
 from algorist.config.explain import to_yaml
 from algorist.config.load import load_recipe
 from algorist.errors import ConfigError
+from algorist.report.overlay import build_overlay
 from algorist.runs.plan import run_path
 from algorist.runs.seeds import lines_of_seeds, recipes_of_seeds, summarise_seeds
 from algorist.store.run_folder import RunFolder
@@ -60,10 +62,43 @@ def test_mean_and_spread_over_seeds(tmp_path: Path) -> None:
     assert gain["values"] == pytest.approx([0.4, 0.5, 0.75])
     assert all(each["low"] < each["value"] < each["high"] for each in gain["each"])
     assert any("gain  greedy accuracy   +55.0 ± 18.0 points" in line for line in lines), lines
-    picture = ElementTree.parse(tmp_path / "smoke-cpu-seeds.svg").getroot()
-    curves = [line.attrib["points"].split() for line in picture.iter("{http://www.w3.org/2000/svg}polyline")]
-    assert [len(curve) for curve in curves] == [3, 3, 3]
-    assert len({curve[-1] for curve in curves}) == 3  # another seed, another height
+    (chart,) = curves_in(tmp_path / "smoke-cpu-seeds.html")
+    assert [curve["label"] for curve in chart["curves"]] == [run.name for run in runs]
+    assert [curve["y"][-1] for curve in chart["curves"]] == pytest.approx([0.3, 0.6, 0.9])
+
+
+def curves_in(page: Path) -> list[dict[str, Any]]:
+    """Return the charts that a page draws."""
+    payload = re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text(), re.S)
+    assert payload is not None
+    return [chart for stage in json.loads(payload[1])["stages"] for chart in stage["charts"]]
+
+
+def test_a_page_of_several_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Curves of all in each chart, final figures, differences paired to the first; ``compare`` says where it is."""
+    runs = make_runs(tmp_path, 3)[0]
+
+    def call(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["algorist", *words])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        return int(stop.value.code or 0), *capsys.readouterr()
+
+    code, out, _ = call("report", *map(str, runs), "--to", str(tmp_path / "all.html"))
+    text = " ".join((tmp_path / "all.html").read_text().split())
+    assert code == 0 and out.split() == [str(tmp_path / "all.html")]
+    # seed 5 has 10 of 20 right, seed 7 has 17: the first 10 among them
+    assert f"{runs[2].name}: +35.0 points [" in text and "7 right only here, 0 only there" in text
+    assert len(curves_in(tmp_path / "all.html")[0]["curves"]) == 3
+    code, out, _ = call("compare", str(runs[0]), str(runs[1]))
+    assert code == 0 and f"both runs in one page: {tmp_path}/report-{runs[0].name}-{runs[1].name}.html" in out
+    assert (tmp_path / f"report-{runs[0].name}-{runs[1].name}.html").is_file()
+    (runs[1] / "eval").rename(tmp_path / "gone")
+    build_overlay(runs[:2], tmp_path / "partly.html")
+    assert "cannot be compared: one of the two has no evaluation" in (tmp_path / "partly.html").read_text()
+    assert "expected 2 to 8 different run folders" in call("report", str(runs[0]), str(runs[0]))[2]
 
 
 def test_one_and_two_seeds_say_what_they_cannot(tmp_path: Path) -> None:

@@ -47,6 +47,15 @@ def compare(
         return
     closing_table(Console(), first.metrics, second.metrics, found.differences, (before.stem, after.stem))
     print(_told(found, second.samples))
+    runs = [_run_of(path) for path in (before, after)]
+    if None not in runs and runs[0] != runs[1]:
+        from algorist.errors import AlgoristError
+        from algorist.report.overlay import build_overlay
+
+        try:
+            print(f"both runs in one page: {build_overlay([run for run in runs if run])}")
+        except AlgoristError as error:
+            print(f"warning: no page of both runs: {error}")
 
 
 def _told(found: Comparison, samples: Sequence[Mapping[str, Any]]) -> str:
@@ -73,6 +82,13 @@ def _told(found: Comparison, samples: Sequence[Mapping[str, Any]]) -> str:
     few = too_few(found.n, min(draws.values(), default=0))
     lines += [f"warning: {few}"] if few else []
     return "\n".join([*lines, *(f"warning: {text}" for text in found.warnings)])
+
+
+def _run_of(path: Path) -> Path | None:
+    """Return the run folder that an evaluation or a path lies in, or None."""
+    return next(
+        (p for p in (path.resolve(), *path.resolve().parents[:2]) if (p / "metrics.jsonl").is_file()), None
+    )
 
 
 def _evaluation(path: Path) -> tuple[Path, str]:

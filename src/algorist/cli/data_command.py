@@ -21,7 +21,9 @@ app = typer.Typer(
     epilog="Example: algorist data check gsm8k --path data/gsm8k --split test",
 )
 
-Name = Annotated[str, typer.Argument(help="An adapter: algorist data list.")]
+Name = Annotated[
+    str, typer.Argument(help="An adapter (algorist data list), then ,key=value of a data section.")
+]
 PathOption = Annotated[str | None, typer.Option(help="A local file or folder instead of the hub.")]
 SplitOption = Annotated[str, typer.Option(help="Split of the dataset: train, test or what it has.")]
 Column = Annotated[
@@ -64,13 +66,13 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
     """Run every gold answer through the grader and list what it cannot read. Exit 1 if there is any."""
-    from algorist.grading import grade_many, is_text_only, why_unreadable
+    from algorist.grading import grade, is_text_only, why_unreadable
     from algorist.store.safe_text import printable
 
     problems = _load(name, path, split, column)
-    grades = grade_many([(p.answer, p.answer) for p in problems], workers=1)
+    grades = [grade(p.answer, p.answer, problem=p.columns()) for p in problems]
     unreadable = [
-        (p, why_unreadable(p.answer) or g.reason)
+        (p, f"checker {p.checker}: {g.reason}" if p.checker else why_unreadable(p.answer) or g.reason)
         for p, g in zip(problems, grades, strict=True)
         if not g.correct
     ]
@@ -80,7 +82,9 @@ def check(
         if g.reason == "equal_string" and not why_unreadable(p.answer) and _is_prose(p.answer)
     }
     text_only = [
-        p for p in problems if p.id in as_text or (not why_unreadable(p.answer) and is_text_only(p.answer))
+        p
+        for p in problems
+        if not p.checker and (p.id in as_text or (not why_unreadable(p.answer) and is_text_only(p.answer)))
     ]
     repeated = sum(n - 1 for n in Counter(p.question for p in problems).values())
     if as_json:
@@ -230,7 +234,12 @@ def _load(name: str, path: str | None, split: str, column: list[str] | None) -> 
                 f"--column '{pair}' is not field=COLUMN; write for example --column question=Body"
             )
         columns[field] = value
+    section = DatasetSection(name=name, path=path, split=split)
+    if "," in name:
+        from algorist.evaluation.benchmark_option import read_benchmarks
+
+        section = read_benchmarks([name], split=split, path=path)[0].section
     try:
-        return load_problems(DatasetSection(name=name, path=path, split=split, columns=columns))
+        return load_problems(section.model_copy(update={"columns": columns or section.columns}))
     except ColumnError as error:
         raise error.named_by(" ".join(f"--column {f}=COLUMN" for f in error.fields)) from None

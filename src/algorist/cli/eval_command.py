@@ -75,6 +75,12 @@ def evaluate_model(
             metavar="lm-eval FOLDER", help="Also write the samples in lm-evaluation-harness's form."
         ),
     ] = None,
+    probe: Annotated[
+        str | None,
+        typer.Option(
+            metavar="memory", help="Instead: can the model complete the questions' own text? (contamination)"
+        ),
+    ] = None,
     again: Annotated[bool, typer.Option(help="Evaluate anew what is already there.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
@@ -93,6 +99,8 @@ def evaluate_model(
     benchmarks = _benchmarks(recipe, data, split=split, path=path, limit=limit, name=name)
     if data:
         recipe = recipe.model_copy(update={"matcher": "symbolic"})
+    if probe is not None:
+        return _probe(probe, where, run, recipe, benchmarks, out=out, as_json=as_json)
     prompt_format = _format_of(protocol, prompt_format)
     evaluation = _with_options(recipe.eval, protocol, samples, max_new_tokens)
     if not as_json:
@@ -126,6 +134,46 @@ def evaluate_model(
     if as_json:
         alone = {"model": str(where), "evaluations": told, **(told[0] if len(told) == 1 else {})}
         print(json.dumps(alone, allow_nan=False))
+    return 0
+
+
+def _probe(
+    probe: str,
+    where: Path | str,
+    run: Path | None,
+    recipe: Recipe,
+    benchmarks: list[Benchmark],
+    *,
+    out: Path | None,
+    as_json: bool,
+) -> int:
+    """Probe a model on each benchmark; what it wrote goes to ``MODEL-BENCHMARK-memory.json`` beside the evaluations."""
+    from algorist.errors import ConfigError, nearest
+
+    if probe != "memory":
+        raise ConfigError(
+            f"--probe {probe} is not known.{nearest(probe, ['memory'])} Expected: --probe memory"
+        )
+    from algorist.cli.display import TerminalDisplay
+    from algorist.cli.quiet import quiet_libraries
+
+    quiet_libraries()
+    from algorist.evaluation.memory import memory_json, memory_lines
+    from algorist.runs.solve import probe_benchmarks
+
+    display, told = TerminalDisplay(), []
+    folder = out or (run / "eval" if run else Path("eval"))
+    progress = None if as_json else display.progress
+    for path, found in probe_benchmarks(
+        where, benchmarks, recipe if run else None, folder=folder, on_progress=progress
+    ):
+        display.finished(path.stem)
+        told.append({"artifact": str(path), **memory_json(found), "rows": len(found.rows)})
+        if not as_json:
+            for line in [f"{path.stem}:", *memory_lines(found), f"  every completion: {path}"]:
+                display.say(line)
+    if as_json:
+        print(json.dumps({"model": str(where), "probes": told}))
     return 0
 
 

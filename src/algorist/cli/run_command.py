@@ -36,7 +36,7 @@ def run(
     skip_grpo: Annotated[bool, typer.Option("--skip-grpo", help="Leave GRPO out.")] = False,
     seeds: Annotated[
         int | None,
-        typer.Option(help="Run it with N seeds, seed … seed + N - 1: mean, spread, one figure.", min=1),
+        typer.Option(help="Run it with N seeds, seed … seed + N - 1: mean, spread, one page.", min=1),
     ] = None,
 ) -> int:
     """Run a recipe: data → model → SFT → evaluation → GRPO → evaluation → closing table."""
@@ -66,7 +66,7 @@ def _run_seeds(
     place = run_path(loaded)
     for line in lines_of_seeds(found):
         display.say(line)
-    display.say(f"written to {place}-seeds.json and {place}-seeds.svg")
+    display.say(f"written to {place}-seeds.json{f' and {place}-seeds.html' if count > 1 else ''}")
     return 0
 
 

@@ -18,9 +18,12 @@ DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 
 
 def written_files(recipe: Recipe) -> dict[str, Path]:
-    """Return key → file of what the user wrote: rewards, loss, advantage, system prompt, chat template."""
+    """Return key → file of what the user wrote: rewards, loss, advantage, checkers, system prompt, chat template."""
     found = {f"rewards.{i}.name": r.name.rpartition(":")[0] for i, r in enumerate(recipe.rewards)}
     found |= {f"grpo.{key}": getattr(recipe.grpo, key).rpartition(":")[0] for key in ("loss", "advantage")}
+    for part in ("train", "sft", "eval"):
+        section = getattr(recipe.data, part)
+        found[f"data.{part}.checker"] = ((section and section.checker) or "").rpartition(":")[0]
     found["prompt.system_prompt_path"] = recipe.prompt.system_prompt_path or ""
     found["model.chat_template"] = recipe.model.chat_template or ""
     return {key: path for key, text in found.items() if (path := _file(text)) is not None}
@@ -108,7 +111,8 @@ def with_copies(recipe: Recipe, run: Path) -> Recipe:
             old = node[last]
         except (KeyError, IndexError, TypeError):
             continue
-        function = old.rpartition(":")[2] if key.startswith(("rewards.", "grpo.")) else ""
+        own = key.startswith(("rewards.", "grpo.")) or key.endswith(".checker")
+        function = old.rpartition(":")[2] if own else ""
         node[last] = f"{copy}:{function}" if function else str(copy)
     return Recipe.model_validate(values) if there else recipe
 

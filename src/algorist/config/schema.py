@@ -30,6 +30,9 @@ class DatasetSection(Section):
     """Our names (question, answer, solution, subject, level, id) → the file's columns (adapter ``local``)."""
     params: dict[str, Any] = Field(default_factory=dict)
     """Adapter-specific parameters."""
+    checker: str | None = None
+    """What decides where many answers are right, in place of the gold answer: a registered checker or ``file.py:function``; a row's own
+    ``checker`` column when left out."""
     limit: int | None = Field(None, ge=1)
     """Keep the first N problems."""
     unique: bool = False

@@ -22,6 +22,7 @@ ALIASES = {
     "solution": ("solution", "generated_solution", "reference_solution", "reasoning", "response"),
     "subject": ("subject", "type", "category", "problem_type"),
     "level": ("level", "difficulty"),
+    "checker": ("checker",),
     "id": ("id", "unique_id", "problem_id", "idx"),
 }
 FIELDS = tuple(ALIASES)
@@ -84,6 +85,7 @@ def to_problems(
     subject: Callable[[Row], Any] = lambda row: "",
     level: Callable[[Row], Any] = lambda row: "",
     identity: Callable[[Row], Any] = lambda row: None,
+    checker: Callable[[Row], Any] = lambda row: "",
     extra: Callable[[Row], dict[str, Any]] = lambda row: {},
     known_gaps: int = 0,
     skip_bad: bool = False,
@@ -121,6 +123,7 @@ def to_problems(
                 _text(subject(row)),
                 _text(level(row)),
                 _others(row) | extra(row),
+                _text(checker(row)),
             )
         )
     if bad and (len(bad) <= known_gaps or (skip_bad and problems)):

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from algorist.types import Problem
 
+_WORDS = re.compile(r"\w+|[+*/^=<>×÷−]|(?<![^\W\d])-(?=\s*[\w(\\])")
+"""Words, and signs; a hyphen behind a letter is none."""
 KINDS = ("exact", "numbers_changed", "ngram")
 
 
@@ -50,8 +52,8 @@ def shared_questions(
 
 
 def normal(text: str) -> str:
-    """Return a text's words in lower case, one space between them."""
-    return re.sub(r"\W+", " ", text.lower()).strip()
+    """Return a text's words and signs of arithmetic in lower case, one space between them: 4 - 1 is not 4 + 1."""
+    return " ".join(_WORDS.findall(text.lower()))
 
 
 def _without_numbers(text: str) -> str:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from algorist.config.schema import DatasetSection
 from algorist.data.base import DATASETS, Source
 from algorist.data.files import SUFFIXES
 from algorist.data.pass_rates import read_table, within
-from algorist.errors import DataError
-from algorist.grading import grade_many, hash_answer, last_boxed, numeric_value
+from algorist.errors import DataError, GradingError
+from algorist.grading import grade, hash_answer, last_boxed, numeric_value
+from algorist.grading.checkers import ask
 from algorist.types import Problem
 
 log = logging.getLogger("algorist.data")
@@ -37,6 +39,9 @@ def load_problems(
             f"(data.train.name=local data.train.path={section.name})"
         )
     problems = DATASETS.get(section.name)(source)
+    if section.checker is not None:
+        problems = [replace(p, checker=section.checker) for p in problems]
+    _try_checkers(problems, section.name)
     problems = _keep(
         problems,
         section.numeric_answers_only,
@@ -67,6 +72,22 @@ def load_problems(
     return problems
 
 
+def _try_checkers(problems: list[Problem], dataset: str) -> None:
+    """Ask each checker of a user's about one gold answer: what it lacks is said now, not in the middle of a run."""
+    first = {p.checker: p for p in reversed(problems) if p.checker not in ("", dataset)}
+    for name, problem in first.items():
+        try:
+            told = ask(name, problem.columns(), problem.answer)
+        except GradingError as error:
+            raise DataError(f"dataset '{dataset}': checker '{name}': {error}") from None
+        if told.error:
+            raise DataError(
+                f"dataset '{dataset}': checker '{name}' fails on the gold answer {problem.answer[:80]!r} of problem {problem.id}: "
+                f"{told.detail.partition(chr(10))[0] or told.error}. It is called as check(problem, answer), the problem's columns "
+                f"by name ({', '.join(problem.columns())}), and returns True or False"
+            )
+
+
 def _keep(problems: list[Problem], wanted: bool, test: Callable[[Problem], bool], name: str) -> list[Problem]:
     if not wanted:
         return problems
@@ -87,7 +108,7 @@ def demonstrated_answer(problem: Problem) -> str | None:
 def _correct(problems: list[Problem], name: str) -> list[Problem]:
     """Keep demonstrations whose own answer is right, and say how many were left out and why."""
     stated = [(p, demonstrated_answer(p)) for p in problems]
-    grades = grade_many([(answer, p.answer) for p, answer in stated])
+    grades = [grade(answer, p.answer, problem=p.columns()) for p, answer in stated]
     kept = [p for p, verdict in zip(problems, grades, strict=True) if verdict.correct]
     silent = sum(answer is None for _, answer in stated)
     wrong = len(problems) - len(kept) - silent

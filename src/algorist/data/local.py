@@ -49,6 +49,7 @@ def load_local(source: Source) -> list[Problem]:
         subject=column("subject"),
         level=column("level"),
         identity=column("id"),
+        checker=column("checker"),
         extra=written,
         skip_bad=bool(source.params.get("skip_bad_rows", False)),
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from algorist.config import load_recipe
+from algorist.data import load_problems
 from algorist.grading import MATCHERS, deciding_matcher, grade_completion
 from algorist.prompts import get_format
 from algorist.rewards import build_rewards
@@ -28,15 +29,16 @@ def differences(run: Path, matcher: str | None) -> dict[str, Any]:
         recipe.prompt.format, system_prompt=recipe.prompt.system_prompt, tags=recipe.prompt.tags
     )
     rewards = build_rewards(recipe.rewards, form, matcher=name)
+    checked = query(run, "SELECT 1 FROM rollouts WHERE checker IS NOT NULL LIMIT 1")
+    known = {p.id: p.columns() for p in load_problems(recipe.data.train)} if checked else {}
     moves: Counter[str] = Counter()
     changed: list[dict[str, Any]] = []
     total = before = after = verdicts = paid = 0
     for step in steps:
         for row in query(run, "SELECT * FROM rollouts WHERE step = ?", [step]):
-            told = grade_completion(
-                row["completion"], row["gold"] or "", parsed=form.parse(row["completion"]), matcher=name
-            )
-            reward = rewards.explain(row["completion"], row["gold"] or "").total
+            text, gold, columns = row["completion"], row["gold"] or "", known.get(row["problem_id"], {})
+            told = grade_completion(text, gold, parsed=form.parse(text), matcher=name, problem=columns)
+            reward = rewards.explain(text, gold, **{k: v for k, v in columns.items() if k != "answer"}).total
             total, before, after = total + 1, before + bool(row["correct"]), after + told.correct
             other_verdict = (bool(row["correct"]), row["reason"]) != (told.correct, told.reason)
             other_reward = abs(reward - row["reward"]) > 1e-6

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from algorist.grading.cache import ByteCache
+from algorist.grading.checkers import check
 from algorist.grading.extract import extract, last_number
 from algorist.grading.matchers import MATCHERS, Judge
 from algorist.grading.numeric import numeric_value
@@ -40,6 +41,7 @@ def grade(
     timeout_s: float = 1.0,
     memory_mb: int = 512,
     tolerance: float | None = None,
+    problem: Mapping[str, Any] | None = None,
 ) -> Grade:
     """Grade an extracted answer against a gold answer, or against several of which any one will do.
 
@@ -53,9 +55,10 @@ def grade(
         timeout_s: Wall clock of a slow decision in its worker process (s).
         memory_mb: Memory of that process beyond what the interpreter itself takes (MiB).
         tolerance: Relative tolerance for numbers, only where a dataset declares one.
+        problem: The problem's columns; where they name a ``checker``, that decides, and the gold answer does not.
 
     Raises:
-        ConfigError: Unknown matcher.
+        ConfigError: Unknown matcher or checker.
         GradingError: Worker processes do not start.
     """
     judge = MATCHERS.get(matcher).judge
@@ -64,6 +67,9 @@ def grade(
     shown = golds[0] if golds else ""
     if answer is None or not answer.strip():
         return Grade(False, "no_answer", answer, shown, time.perf_counter() - began)
+    if problem and problem.get("checker"):
+        correct, reason = check(problem["checker"], problem, answer, Limits(timeout_s, memory_mb))
+        return Grade(correct, reason, answer, shown, time.perf_counter() - began)
     best: Verdict = (False, "unparseable_gold")
     for one in golds:
         if not one.strip():
@@ -113,6 +119,7 @@ def grade_completion(
     parsed: Parsed | None = None,
     matcher: str = "symbolic",
     tolerance: float | None = None,
+    problem: Mapping[str, Any] | None = None,
 ) -> Grade:
     """Grade a completion: its answer as its prompt format read it (``parsed``), or extracted in the generic order."""
     if parsed is None:
@@ -122,7 +129,7 @@ def grade_completion(
         answer, ambiguous = parsed.answer, "several_answers" in parsed.flags
     if ambiguous:
         return Grade(False, "ambiguous", answer, next(iter(gold_texts(gold)), ""))
-    return grade(answer, gold, matcher=matcher, tolerance=tolerance)
+    return grade(answer, gold, matcher=matcher, tolerance=tolerance, problem=problem)
 
 
 def is_right_leniently(text: str, gold: Any) -> bool:

@@ -17,6 +17,11 @@ def prepare(matcher: str) -> tuple[Callable[[bytes], bool | None], dict[str, str
 
     sys.setrecursionlimit(3_000)
     judge: Judge
+    if ":" in matcher:
+        from algorist.grading.checkers import load_checker
+
+        found = load_checker(matcher)
+        return (lambda request: found(*reversed(json.loads(request)))), {}
     try:
         if matcher == "latex_verify":
             from algorist.grading.math_verify import latex_verify as judge

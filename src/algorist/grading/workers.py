@@ -22,7 +22,7 @@ _counts: Counter[str] = Counter()
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a worker said: ``told`` (None: it cannot tell), or ``error`` (``timeout``, ``memory``, ``crashed``, ``missing``).
+    """What a worker said: ``told`` (None: it cannot tell), or ``error`` (``timeout``, ``memory``, ``raised``, ``crashed``, ``missing``).
 
     ``missing`` means that a package cannot be imported; ``detail`` says which one and how to install it.
     """
@@ -59,21 +59,25 @@ class Pool:
         try:
             told = self._ask(worker, answer, gold)
             error = told.error
-            _counts.update(["asked", *([error] if error else [])])
+            _counts.update(["asked", *(["crashed" if error == "raised" else error] if error else [])])
             return told
         finally:
-            self._give_back(worker, error)
+            self._give_back(worker, "" if error == "raised" else error)
 
     def _ask(self, worker: Child, answer: str, gold: str) -> Told:
         ready = worker.start()
         if ready.error:
-            raise GradingError(f"a grading worker did not start ({ready.detail or ready.error})")
+            raise GradingError(
+                f"a grading worker for {self.matcher} did not start ({ready.detail or ready.error})"
+            )
         if "missing" in ready.value:
             return Told(None, "missing", ready.value["missing"])
         found = worker.ask(json.dumps([answer, gold]).encode(), self.timeout_s)
         if not found.error:
             return Told(found.value)
-        return Told(None, found.error if found.error in ("timeout", "memory") else "crashed", found.detail)
+        return Told(
+            None, found.error if found.error in ("timeout", "memory", "raised") else "crashed", found.detail
+        )
 
     def _new(self) -> Child:
         return Child(

@@ -297,7 +297,7 @@ def prompt_lengths(
 
 def gold_coverage(problems: Sequence[Problem]) -> dict[str, Any]:
     """Return the share of gold answers that the grader can read, and examples of others."""
-    unread = [(p, why) for p in problems if (why := why_unreadable(p.answer))]
+    unread = [(p, why) for p in problems if not p.checker and (why := why_unreadable(p.answer))]
     return {
         "readable_share": 1 - len(unread) / max(1, len(problems)),
         "unreadable": [f"{p.id}: {p.answer[:60]} ({why})" for p, why in unread[:5]],

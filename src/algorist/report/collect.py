@@ -47,7 +47,8 @@ def collect(run: RunFolder) -> dict[str, Any]:
     config = _text(run.config)
     return {
         "name": run.path.resolve().name,
-        "facts": _facts(run, lines),
+        "runs": [],
+        "facts": facts(run, lines),
         "verdict": _verdict(run),
         "evaluations": [_evaluation(a) for a in evaluations],
         "comparisons": _comparisons(main),
@@ -91,21 +92,19 @@ def _protocol(told: dict[str, Any]) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _facts(run: RunFolder, lines: Sequence[dict[str, Any]]) -> str:
+def facts(run: RunFolder, lines: Sequence[dict[str, Any]]) -> str:
     """Return model, data, recipe, seed and duration in one line."""
     values = read_settings(run.path)
     times = [float(line["time"]) for line in lines if isinstance(line.get("time"), (int, float))]
     took = max(times) - min(times) if len(times) > 1 else 0.0
-    facts = {
+    told = {
         "recipe": values.get("name"),
         "model": values.get("model.name"),
         "data": values.get("data.train.name"),
         "seed": values.get("seed"),
         "training": clock(took) if took else None,
     }
-    return redact(
-        printable(" · ".join(f"{key} {value}" for key, value in facts.items() if value is not None))
-    )
+    return redact(printable(" · ".join(f"{key} {value}" for key, value in told.items() if value is not None)))
 
 
 def _verdict(run: RunFolder) -> list[tuple[str, str]]:

@@ -101,7 +101,7 @@ CHARTS = (
 
 def charts(lines: Sequence[dict[str, Any]], stage: str) -> list[dict[str, Any]]:
     """Return the charts of a stage that have at least two points: title, note, share, curves with x and y lists."""
-    series = _series(lines, stage)
+    series = metric_series(lines, stage)
     taken: set[str] = set()
     found = []
     for chart in CHARTS:
@@ -110,9 +110,8 @@ def charts(lines: Sequence[dict[str, Any]], stage: str) -> list[dict[str, Any]]:
             if name in taken:
                 continue
             taken.add(name)
-            x, y = thin(*series[name])
-            if len(x) >= 2:
-                curves.append({"label": _label(name, chart.strip), "x": x, "y": y, "summary": _summary(x, y)})
+            if (curve := curve_of(short_label(name, chart.strip), *series[name])) is not None:
+                curves.append(curve)
         if curves:
             found.append(
                 {
@@ -124,6 +123,12 @@ def charts(lines: Sequence[dict[str, Any]], stage: str) -> list[dict[str, Any]]:
                 }
             )
     return found
+
+
+def curve_of(label: str, x: Sequence[int], y: Sequence[float]) -> dict[str, Any] | None:
+    """Return a curve for a chart, thinned; None for fewer than two points."""
+    x, y = thin(x, y)
+    return {"label": label, "x": x, "y": y, "summary": _summary(x, y)} if len(x) >= 2 else None
 
 
 def thin(x: Sequence[int], y: Sequence[float], points: int = POINTS) -> tuple[list[int], list[float]]:
@@ -140,7 +145,7 @@ def thin(x: Sequence[int], y: Sequence[float], points: int = POINTS) -> tuple[li
 
 def phases(lines: Sequence[dict[str, Any]], stage: str) -> dict[str, float]:
     """Return the seconds that a stage spent in each phase: ``time/PHASE_s`` metrics and the rest of ``time/step_s``."""
-    series = _series(lines, stage)
+    series = metric_series(lines, stage)
     found = {
         name.removeprefix("time/").removesuffix("_s"): math.fsum(y)
         for name, (_, y) in series.items()
@@ -152,7 +157,7 @@ def phases(lines: Sequence[dict[str, Any]], stage: str) -> dict[str, float]:
     return found
 
 
-def _series(lines: Sequence[dict[str, Any]], stage: str) -> dict[str, tuple[list[int], list[float]]]:
+def metric_series(lines: Sequence[dict[str, Any]], stage: str) -> dict[str, tuple[list[int], list[float]]]:
     """Return (steps, values) of each metric of a stage; null and non-numbers are left out."""
     found: dict[str, tuple[list[int], list[float]]] = {}
     for line in lines:
@@ -173,7 +178,8 @@ def _series(lines: Sequence[dict[str, Any]], stage: str) -> dict[str, tuple[list
     return found
 
 
-def _label(name: str, strip: tuple[str, ...]) -> str:
+def short_label(name: str, strip: tuple[str, ...]) -> str:
+    """Return a metric's name without what its chart says already."""
     for part in strip:
         name = name.removesuffix(part) if part.startswith(("/", "_")) else name.removeprefix(part)
     return name.replace("_", " ")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from algorist.grading import grade
 from algorist.prompts import Tags
@@ -16,14 +18,21 @@ _HASH = re.compile(r"####\s*(-?\d+(?:\.\d+)?)")
 
 
 @reward("correct", low=0.0, high=1.0, source="algorist.grading")
-def correct(completion: str, *, parsed: Parsed, gold: str, matcher: str = "symbolic") -> float:
+def correct(
+    completion: str,
+    *,
+    parsed: Parsed,
+    gold: str,
+    matcher: str = "symbolic",
+    problem: Mapping[str, Any] | None = None,
+) -> float:
     """1 when the grader finds the parsed answer equal to the gold answer, else 0; the default reward.
 
-    Two different answers are ambiguous and worth 0.
+    Two different answers are ambiguous and worth 0. Where the problem names a checker, that decides.
     """
     if "several_answers" in parsed.flags:
         return 0.0
-    return float(grade(parsed.answer, gold, matcher=matcher).correct)
+    return float(grade(parsed.answer, gold, matcher=matcher, problem=problem).correct)
 
 
 def tagged_or_hash(text: str, tags: Tags = REASONING_TAGS) -> str:

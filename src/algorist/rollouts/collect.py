@@ -107,7 +107,11 @@ def _read(
 
 def _with_grades(group: Group, matcher: str) -> Group:
     def grade(rollout: Rollout) -> Grade:
-        return grade_completion(rollout.text, group.problem.answer, parsed=rollout.parsed, matcher=matcher)
+        return grade_completion(
+            rollout.text, group.problem.answer, parsed=rollout.parsed, matcher=matcher, problem=columns
+        )
+
+    columns = group.problem.columns()
 
     return replace(group, rollouts=[replace(r, grade=grade(r)) for r in group.rollouts])
 
@@ -137,14 +141,7 @@ def _rewarded(rollout: Rollout, score: RewardBreakdown) -> Rollout:
 
 def reward_columns(problems: Sequence[Problem]) -> dict[str, list[Any]]:
     """Return what rewards see of each problem: every field, and every further column of its data set's row."""
-    columns: dict[str, list[Any]] = {}
-    for name in dict.fromkeys(name for problem in problems for name in problem.extra):
-        columns[name] = [problem.extra.get(name) for problem in problems]
-    return columns | {
-        "problem_id": [p.id for p in problems],
-        "question": [p.question for p in problems],
-        "answer": [p.answer for p in problems],
-        "solution": [p.solution for p in problems],
-        "subject": [p.subject for p in problems],
-        "level": [p.level for p in problems],
+    rows = [problem.columns() for problem in problems]
+    return {
+        name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)
     }

@@ -265,7 +265,7 @@ def unreadable_golds(training: list[Problem], held_out: list[Problem]) -> list[s
     """Return a line per part that has gold answers which the grader cannot read: never paid and never right."""
     lines = []
     for kind, problems in (("training", training), ("held-out", held_out)):
-        found = [(p, why) for p in problems if (why := why_unreadable(p.answer))]
+        found = [(p, why) for p in problems if not p.checker and (why := why_unreadable(p.answer))]
         if found:
             problem, why = found[0]
             lines.append(

@@ -1,14 +1,13 @@
-"""One recipe under several seeds: a run folder for each, then mean, spread and one figure of all curves.
+"""One recipe under several seeds: a run folder for each, then mean, spread and one page of all curves.
 
 Run ``NAME`` with N seeds makes ``NAME-seed-S`` for S = seed … seed + N − 1 and, beside them, ``NAME-seeds.json`` (numbers) and
-``NAME-seeds.svg`` (curves). The unit of the intervals here is the seed: they say what another seed would give, not another problem.
+``NAME-seeds.html`` (curves of the first eight). The unit of the intervals here is the seed: they say what another seed would give, not another problem.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,13 @@ from algorist.errors import ConfigError
 from algorist.evaluation.artifact import Artifact, artifact_names, read_artifact
 from algorist.evaluation.compare import paired_metrics
 from algorist.evaluation.estimators import mean_interval
+from algorist.report.overlay import MOST, build_overlay
 from algorist.runs.plan import run_path
 from algorist.store.atomic import replace_text
-from algorist.store.read import query
 from algorist.store.run_folder import RunFolder
 from algorist.store.stages import EVALUATED
 
 SHOWN = ("greedy_accuracy", "lenient_accuracy", "pass@1", "format")
-_COLOURS = ("#4063d8", "#cb3c33", "#389826", "#9558b2", "#c58a12", "#3f8f9b", "#7a7a7a", "#d0608d")
-_WIDTH, _HEIGHT, _MARGIN = 640, 260, 44
 
 
 def recipes_of_seeds(recipe: Recipe, count: int) -> list[Recipe]:
@@ -46,7 +43,7 @@ def recipes_of_seeds(recipe: Recipe, count: int) -> list[Recipe]:
 
 
 def summarise_seeds(recipe: Recipe, runs: Sequence[Path]) -> dict[str, Any]:
-    """Write the numbers and the figure of finished runs beside them, and return the numbers.
+    """Write the numbers and the page of finished runs beside them, and return the numbers.
 
     Args:
         recipe: The recipe without a seed's name.
@@ -85,7 +82,8 @@ def summarise_seeds(recipe: Recipe, runs: Sequence[Path]) -> dict[str, Any]:
                 found["gain"][name] = _spread([g[name].value for g in gains]) | {"each": each}
     place = run_path(recipe)
     replace_text(place.with_name(f"{place.name}-seeds.json"), json.dumps(found, indent=2) + "\n")
-    replace_text(place.with_name(f"{place.name}-seeds.svg"), figure(recipe.name, runs))
+    if len(runs) > 1:
+        build_overlay(runs[:MOST], place.with_name(f"{place.name}-seeds.html"))
     return found
 
 
@@ -103,22 +101,6 @@ def lines_of_seeds(found: dict[str, Any]) -> list[str]:
     if 1 < count < 3:
         lines.append("  two seeds say little about a third: --seeds 3 or more")
     return lines
-
-
-def figure(title: str, runs: Sequence[Path]) -> str:
-    """Return one SVG with all runs' curves: held-out accuracy where it was evaluated in training, else the reward or loss."""
-    for metric, stage in (
-        ("eval/greedy_accuracy", "grpo"),
-        ("reward", "grpo"),
-        ("eval/greedy_accuracy", "sft"),
-        ("loss", "sft"),
-    ):
-        curves = [_curve(run, metric, stage) for run in runs]
-        if all(len(curve) > 1 for curve in curves):
-            return _svg(
-                f"{title}: {metric.removeprefix('eval/').replace('_', ' ')} in {stage.upper()}", runs, curves
-            )
-    return _svg(f"{title}: no curve that all runs have", [], [])
 
 
 def _evaluations(run: Path) -> dict[str, Artifact]:
@@ -139,38 +121,3 @@ def _text(spread: dict[str, Any], *, signed: bool = False) -> str:
     if spread["sd"] is None:
         return f"{told} {unit} (one seed has no spread)"
     return f"{told} ± {100 * spread['sd']:.1f} {unit} [{100 * spread['low']:{form}}, {100 * spread['high']:{form}}]"
-
-
-def _curve(run: Path, metric: str, stage: str) -> list[tuple[float, float]]:
-    rows = query(
-        run,
-        "SELECT step, value FROM metrics WHERE stage = ? AND name = ? AND isfinite(value) ORDER BY step",
-        [stage, metric],
-    )
-    return [(float(row["step"]), float(row["value"])) for row in rows]
-
-
-def _svg(title: str, runs: Sequence[Path], curves: Sequence[Sequence[tuple[float, float]]]) -> str:
-    points = [point for curve in curves for point in curve] or [(0.0, 0.0), (1.0, 1.0)]
-    (left, right), (low, high) = ((min(axis), max(axis)) for axis in zip(*points, strict=True))
-    across = lambda x: _MARGIN + (x - left) / ((right - left) or 1) * (_WIDTH - 2 * _MARGIN)  # noqa: E731
-    up = lambda y: _HEIGHT - _MARGIN - (y - low) / ((high - low) or 1) * (_HEIGHT - 2 * _MARGIN)  # noqa: E731
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" font-size="11">',
-        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/><text x="{_MARGIN}" y="20" font-size="13">{escape(title)}</text>',
-        f'<path d="M{_MARGIN} {_MARGIN}V{_HEIGHT - _MARGIN}H{_WIDTH - _MARGIN}" fill="none" stroke="#999"/>',
-    ]
-    for y in (low, high):
-        parts.append(f'<text x="{_MARGIN - 4}" y="{up(y) + 4:.1f}" text-anchor="end">{y:.3g}</text>')
-    for x, anchor in ((left, "start"), (right, "end")):
-        parts.append(
-            f'<text x="{across(x):.1f}" y="{_HEIGHT - _MARGIN + 14}" text-anchor="{anchor}">step {x:g}</text>'
-        )
-    for number, (run, curve) in enumerate(zip(runs, curves, strict=True)):
-        colour = _COLOURS[number % len(_COLOURS)]
-        line = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in curve)
-        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-opacity="0.7"/>')
-        parts.append(
-            f'<text x="{_MARGIN + 110 * number}" y="{_HEIGHT - 8}" fill="{colour}">{escape(run.name[-18:])}</text>'
-        )
-    return "\n".join([*parts, "</svg>\n"])

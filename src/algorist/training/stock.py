@@ -217,7 +217,9 @@ class _Recorder:
                     log_probs=None,
                     truncated=False,
                     parsed=parsed,
-                    grade=grade_completion(text, problem.answer, parsed=parsed, matcher=self.matcher),
+                    grade=grade_completion(
+                        text, problem.answer, parsed=parsed, matcher=self.matcher, problem=problem.columns()
+                    ),
                     rewards=values,
                     reward=sum(weights[name] * value for name, value in known.items()) if known else None,
                 )

@@ -1,0 +1,171 @@
+"""Countdown: make a target from a few numbers. Any expression that uses the numbers and gives the target is right.
+
+A problem is made from a random expression; a hash of its sorted numbers and target decides the split, so train and test share
+none. A demonstration tries up to ``tries`` other expressions before the right one. ``careless`` is the probability with which it
+ends at a wrong one of them: SFT imitates that, and a verifiable reward teaches to try until the target is met.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import random
+import re
+from collections import Counter
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+from algorist.data.base import Source, dataset
+from algorist.errors import DataError, nearest
+from algorist.grading import checker
+from algorist.types import Problem
+
+PARAMS: dict[str, Any] = {
+    "count": 1000,
+    "seed": 0,
+    "numbers": (3, 4),
+    "max_number": 20,
+    "max_target": 100,
+    "operators": "+-*/",
+    "exact": True,
+    "tries": 2,
+    "careless": 0.0,
+}
+_SIGNS = str.maketrans({"×": "*", "·": "*", "⋅": "*", "÷": "/", "−": "-", "–": "-"})
+_COMMANDS = re.compile(r"\\(times|cdot|div|left|right)(?![a-zA-Z])")
+_ALLOWED = re.compile(r"[0-9+\-*/()\s]+")
+_LONGEST = 200
+_MISSES = 20_000
+"""So many expressions in a row that make no new problem: the parameters have no more."""
+
+
+@dataset("countdown")
+def load_countdown(source: Source) -> list[Problem]:
+    """Make a target from numbers; params: ``count``, ``seed``, ``numbers`` ((3, 4)), ``max_number``, ``max_target``, ``operators``, ``exact``, ``tries``, ``careless``.
+
+    ``numbers`` are the sizes to choose from, ``exact`` whether every number must be used (else at most once each).
+    """
+    if source.path is not None or source.hub is not None:
+        raise DataError(
+            "countdown makes its problems and reads nothing, but data.….path or hub is set; rows of your own are name=local with "
+            "columns question, answer, numbers and target, and data.….checker=countdown"
+        )
+    for key in source.params:
+        if key not in PARAMS:
+            raise DataError(
+                f"countdown: data.….params has the key '{key}'.{nearest(key, PARAMS)} Expected: {', '.join(PARAMS)}"
+            )
+    if source.split not in ("train", "test"):
+        raise DataError(f"countdown has no split '{source.split}'; expected 'train' or 'test'")
+    params = PARAMS | source.params
+    if not params["operators"] or set(params["operators"]) - set("+-*/"):
+        raise DataError(f"countdown: params.operators is {params['operators']!r}; expected some of +-*/")
+    rng, problems, misses = random.Random(f"{params['seed']}/{source.split}"), dict[str, Problem](), 0
+    while misses < _MISSES:
+        if len(problems) == params["count"]:
+            return list(problems.values())
+        problem, misses = _problem(rng, params), misses + 1
+        if problem and problem.question not in problems and _in_test(problem) == (source.split == "test"):
+            problems[problem.question], misses = problem, 0
+    raise DataError(
+        f"countdown found only {len(problems)} distinct problems of {params['count']}; ask for fewer, or raise max_number or max_target"
+    )
+
+
+def _problem(rng: random.Random, params: Mapping[str, Any]) -> Problem | None:
+    numbers = [rng.randint(1, params["max_number"]) for _ in range(rng.choice(list(params["numbers"])))]
+    expression, target = _expression(rng, numbers, params["operators"])
+    if target is None or target.denominator != 1 or not 0 < target <= params["max_target"]:
+        return None
+    tried = [_expression(rng, numbers, params["operators"]) for _ in range(rng.randint(0, params["tries"]))]
+    steps = [(text, value) for text, value in tried if value not in (None, target)]
+    if not steps or rng.random() >= params["careless"]:
+        steps.append((expression, target))
+    shown = sorted(numbers)
+    listed = f"{', '.join(map(str, shown[:-1]))} and {shown[-1]}"
+    once = "each number once" if params["exact"] else "each number at most once"
+    question = f"Make {target} from {listed}, using {once} and any of {' '.join(params['operators'])}."
+    return Problem(
+        id=hashlib.sha256(question.encode()).hexdigest()[:12],
+        question=question,
+        answer=expression,
+        solution="\n".join(f"{text} = {value}" for text, value in steps),
+        level=str(len(numbers)),
+        extra={
+            "numbers": shown,
+            "target": int(target),
+            "exact": bool(params["exact"]),
+            "demonstrated_answer": steps[-1][0],
+        },
+        checker="countdown",
+    )
+
+
+def _expression(rng: random.Random, numbers: list[int], operators: str) -> tuple[str, Fraction | None]:
+    """Return a random expression over the numbers, left to right with brackets where the order needs them, and its value."""
+    first, *rest = rng.sample(numbers, len(numbers))
+    text, loose = str(first), False
+    for number in rest:
+        operator = rng.choice(operators)
+        if loose and operator in "*/":
+            text = f"({text})"
+        loose = operator in "+-"
+        text = f"{text} {operator} {number}"
+    return text, value_of(text)[0]
+
+
+def value_of(expression: str) -> tuple[Fraction | None, Counter[int]]:
+    """Return the exact value of an expression of whole numbers with ``+ - * / ( )`` and the numbers it uses; None where it has none.
+
+    The text is parsed, never evaluated: anything but these signs, and more than 200 characters, has no value.
+    """
+    used: Counter[int] = Counter()
+
+    def walk(node: ast.expr) -> Fraction:
+        if isinstance(node, ast.Constant) and type(node.value) is int:
+            used[node.value] += 1
+            return Fraction(node.value)
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            return -walk(node.operand)
+        if not isinstance(node, ast.BinOp):
+            raise ValueError
+        left, right = walk(node.left), walk(node.right)
+        if isinstance(node.op, ast.Add):
+            return left + right
+        if isinstance(node.op, ast.Sub):
+            return left - right
+        if isinstance(node.op, ast.Mult):
+            return left * right
+        if isinstance(node.op, ast.Div):
+            return left / right
+        raise ValueError  # // and **
+
+    text = _COMMANDS.sub(lambda sign: {"times": "*", "cdot": "*", "div": "/"}.get(sign[1], ""), expression)
+    text = " ".join(text.translate(_SIGNS).replace("$", "").split())
+    if len(text) > _LONGEST or not _ALLOWED.fullmatch(text):
+        return None, used
+    try:
+        return walk(ast.parse(text, mode="eval").body), used
+    except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
+        return None, used
+
+
+@checker("countdown")
+def countdown(problem: Mapping[str, Any], answer: str) -> bool:
+    """Whether an expression gives ``target`` with each of ``numbers`` (or ``nums``) once; ``exact`` false: at most once.
+
+    ``4 * 6 = 24`` counts as its left side where the right one is the target.
+    """
+    expression, equals, right = answer.partition("=")
+    target = Fraction(problem["target"])
+    if equals and value_of(right)[0] != target:
+        return False
+    numbers = Counter(int(n) for n in (problem.get("numbers") or problem["nums"]))
+    value, used = value_of(expression)
+    return value == target and (used == numbers if problem.get("exact", True) else used <= numbers)
+
+
+def _in_test(problem: Problem) -> bool:
+    drawn = f"{problem.extra['numbers']}/{problem.extra['target']}"
+    return int(hashlib.sha256(drawn.encode()).hexdigest(), 16) % 10 == 0

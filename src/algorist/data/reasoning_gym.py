@@ -1,0 +1,136 @@
+"""The generators of the package ``reasoning-gym`` (extra ``reasoning-gym``), graded by its own ``score_answer``.
+
+Source: Reasoning Gym (2505.24760). Some of its scorers evaluate the answer as Python, so they run in a worker process with limits
+that may neither write files nor start processes nor open connections.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import sys
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from algorist.data.base import Source, dataset
+from algorist.errors import DataError, MissingExtraError, nearest
+from algorist.grading import checker
+from algorist.types import Problem
+
+NO_ANSWER = "any that reasoning-gym accepts"
+_PARAMS = ("generator", "count", "seed", "config")
+_TRIES = 100
+"""Problems made per problem asked for, before the generator counts as exhausted."""
+_FORBIDDEN = ("os.", "subprocess.", "socket.", "shutil.", "ctypes.", "pty.", "signal.")
+_HARMLESS = ("os.listdir", "os.scandir", "os.walk")
+_guarded = False
+
+
+@dataset("reasoning_gym")
+def load_reasoning_gym(source: Source) -> list[Problem]:
+    """Problems of one reasoning-gym generator; params: ``generator``, ``count`` (1000), ``seed`` (0), ``config`` (its own settings).
+
+    The solution is the answer, so that SFT teaches the form; problems that reasoning-gym gives no answer for have none. Train and
+    test share no question, decided by a hash.
+    """
+    if source.path is not None or source.hub is not None:
+        raise DataError("reasoning_gym makes its problems, but data.….path or hub is set; leave them out")
+    for key in source.params:
+        if key not in _PARAMS:
+            raise DataError(
+                f"reasoning_gym: data.….params has the key '{key}'.{nearest(key, _PARAMS)} Expected: {', '.join(_PARAMS)}"
+            )
+    if source.split not in ("train", "test"):
+        raise DataError(f"reasoning_gym has no split '{source.split}'; expected 'train' or 'test'")
+    name, count = str(source.params.get("generator", "")), int(source.params.get("count", 1000))
+    made = _make(name, int(source.params.get("seed", 0)), _TRIES * count, source.params.get("config") or {})
+    problems: dict[str, Problem] = {}
+    for index in range(_TRIES * count):
+        entry = made[index]
+        question = str(entry["question"]).strip()
+        digest = hashlib.sha256(question.encode()).hexdigest()
+        if question in problems or (int(digest, 16) % 10 == 0) != (source.split == "test"):
+            continue
+        answer = str(entry["answer"] or "").strip()
+        problems[question] = Problem(
+            id=digest[:12],
+            question=question,
+            answer=answer or NO_ANSWER,
+            solution=answer,
+            subject=name,
+            extra={"generator": name, "entry": repr(dict(entry))},
+            checker="reasoning_gym",
+        )
+        if len(problems) == count:
+            return list(problems.values())
+    raise DataError(
+        f"reasoning_gym: {name} made only {len(problems)} distinct problems of {count} for the split '{source.split}'; ask for fewer "
+        "(params.count), or widen its settings (params.config)"
+    )
+
+
+def _make(name: str, seed: int, size: int, config: Any) -> Any:
+    """Return a generator's dataset.
+
+    Raises:
+        DataError: Unknown generator or setting, or a value that it refuses.
+        MissingExtraError: The package is not installed.
+    """
+    gym = _package()
+    known = sorted(gym.factory.DATASETS)
+    if name not in known:
+        raise DataError(
+            f"reasoning_gym: data.….params.generator is {name or 'missing'!r}.{nearest(name, known)} Expected one of: {', '.join(known)}"
+        )
+    if not isinstance(config, dict):
+        raise DataError(
+            f"reasoning_gym: data.….params.config is {config!r}; expected settings such as {{max_terms: 3}}"
+        )
+    valid = [key for key in gym.factory.DATASETS[name][1].__dataclass_fields__ if key not in ("seed", "size")]
+    for key in config:
+        if key not in valid:
+            raise DataError(
+                f"reasoning_gym: {name} has no setting '{key}'.{nearest(key, valid)} Expected: {', '.join(valid)}"
+            )
+    try:
+        return gym.create_dataset(name, seed=seed, size=size, **config)
+    except (AssertionError, TypeError, ValueError) as error:
+        raise DataError(f"reasoning_gym: {name} refuses its settings {config}: {error}") from None
+
+
+def _package() -> Any:
+    try:
+        import reasoning_gym
+    except ImportError as error:
+        raise MissingExtraError(
+            f"dataset 'reasoning_gym' needs the package reasoning-gym ({error}); pip install 'algorist[reasoning-gym]'"
+        ) from None
+    return reasoning_gym
+
+
+@checker("reasoning_gym", isolated=True)
+def reasoning_gym(problem: Mapping[str, Any], answer: str) -> bool:
+    """Whether reasoning-gym gives the answer its full score; partial scores are not right."""
+    scorer = _scorer(problem["generator"])
+    _guard()
+    return bool(scorer(answer, ast.literal_eval(problem["entry"])) >= 1.0)
+
+
+@cache
+def _scorer(generator: str) -> Any:
+    return _package().get_score_answer_fn(generator)
+
+
+def _guard() -> None:
+    """From now on this process may read and compute, nothing else; a hook cannot be taken back."""
+    global _guarded
+    if not _guarded:
+        _guarded = True
+        sys.addaudithook(_refuse)
+
+
+def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
+    writes = event == "open" and isinstance(arguments[1], str) and set(arguments[1]) & set("wax+")
+    if writes or (event.startswith(_FORBIDDEN) and event not in _HARMLESS):
+        raise PermissionError(f"an answer tried {event}")

@@ -1,0 +1,137 @@
+"""Checkers: what decides where a problem has many right answers, ``check(problem, answer) -> bool`` beside the gold answer.
+
+A problem names its checker. A registered one is a pure function of the problem's columns and the extracted answer; one that may
+hang, or a user's own (``file.py:function``), runs in a killable worker process. A checker that raises pays nothing and is
+reported once, in words; so is one that returns anything but True or False.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module, util
+from pathlib import Path
+from typing import Any
+
+from algorist.errors import ConfigError, GradingError, nearest
+from algorist.grading.symbolic import Limits, Verdict
+from algorist.grading.text import MAX_ANSWER
+from algorist.grading.workers import Told, pool_for
+from algorist.registry import Registry
+
+log = logging.getLogger("algorist.grading.checkers")
+Check = Callable[[Mapping[str, Any], str], bool]
+_LIMITS = Limits()
+WORKER_S = 5.0
+"""Least limit of an answer in a worker process (s): the first one may import what it needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checker:
+    """A function of this process, or the ``module:function`` or ``file.py:function`` that a worker process calls."""
+
+    function: Check | None
+    target: str = ""
+
+
+CHECKERS: Registry[Checker] = Registry("checker")
+_reported: set[str] = set()
+
+
+def checker(name: str, *, isolated: bool = False) -> Callable[[Check], Check]:
+    """Register ``function(problem, answer) -> bool``; the function itself stays as it is.
+
+    Args:
+        name: The name in rows and recipes.
+        isolated: Run it in a worker process with limits of time and memory; it must be a module's function.
+    """
+
+    def decorate(function: Check) -> Check:
+        target = f"{function.__module__}:{function.__name__}"
+        CHECKERS.register(name)(Checker(None, target) if isolated else Checker(function))
+        return function
+
+    return decorate
+
+
+@lru_cache(maxsize=64)
+def find_checker(name: str) -> Checker:
+    """Return a checker by its name or as ``file.py:function``.
+
+    Raises:
+        ConfigError: Unknown name, or no such file.
+    """
+    if ".py:" not in name:
+        return CHECKERS.get(name)
+    path = Path(name.rpartition(":")[0]).expanduser()
+    if not path.is_file():
+        beside = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        raise ConfigError(
+            f"checker '{name}': no file at {path.resolve()}.{nearest(path.name, beside)} Write file.py:function, or one of "
+            f"{', '.join(CHECKERS.names())}"
+        )
+    return Checker(None, f"{path.resolve()}:{name.rpartition(':')[2]}")
+
+
+def check(name: str, problem: Mapping[str, Any], answer: str, limits: Limits) -> Verdict:
+    """Return a checker's verdict: ``checked`` where it is right, else ``different``, or the error that ended it.
+
+    Raises:
+        ConfigError: Unknown checker.
+        GradingError: The checker's file cannot be imported or has no such function.
+    """
+    if len(answer) > MAX_ANSWER:
+        return False, "unparseable_answer"
+    told = ask(name, problem, answer, limits)
+    if not told.error:
+        return bool(told.told), "checked" if told.told else "different"
+    if name not in _reported:
+        _reported.add(name)
+        where = f"the answer {answer[:80]!r} of problem {problem.get('problem_id', '?')}"
+        why = told.detail.partition("\n")[0] or told.error
+        log.warning(
+            "checker '%s' failed on %s: %s; such answers count as wrong (shown once)", name, where, why
+        )
+    return False, told.error if told.error in ("timeout", "memory") else "crashed"  # type: ignore[return-value]
+
+
+def ask(name: str, problem: Mapping[str, Any], answer: str, limits: Limits = _LIMITS) -> Told:
+    """Return what a checker says, or its error with the reason in words; raises as ``check`` does."""
+    found = find_checker(name)
+    if found.function is None:
+        pool = pool_for(found.target, max(limits.timeout_s, WORKER_S), max(limits.memory_mb, 512))
+        return pool.ask(answer, json.dumps(dict(problem), default=str))
+    try:
+        return Told(_verdict(found.function(problem, answer)))
+    except Exception as error:
+        return Told(None, "raised", f"{type(error).__name__}: {error}")
+
+
+def load_checker(target: str) -> Callable[[str, str], bool]:
+    """Return the function of a ``target`` as a worker calls it: with the problem's columns as JSON, and the answer.
+
+    Raises:
+        GradingError: No such function.
+    """
+    place, _, name = target.rpartition(":")
+    if place.endswith(".py"):
+        spec = util.spec_from_file_location("algorist_user_checker", place)
+        assert spec is not None and spec.loader is not None
+        module = util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    else:
+        module = import_module(place)
+    function = getattr(module, name, None)
+    if not callable(function):
+        there = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise GradingError(f"{place} has no function '{name}'.{nearest(name, there)}")
+    return lambda columns, answer: _verdict(function(json.loads(columns), answer))
+
+
+def _verdict(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"it returned {value!r}; expected True or False")
+    return value
