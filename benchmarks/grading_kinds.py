@@ -116,11 +116,19 @@ def _extra(values: dict[str, str]) -> Iterator[tuple[str, str | None]]:
     words = _words(number) if number is not None and small else None
     yield from [("words", words), ("Words", words and words.capitalize()), ("b", f"<b>{number}</b>" if number else None)]  # fmt: skip
     for mark, text in ((",", ","), ("brace,", "{,}"), ("\\,", "\\,"), ("thin", "\u2009"), ("'", None)):
-        yield mark, text and number is not None and f"{number:,}".replace(",", text) or None
+        yield mark, (text and number is not None and f"{number:,}".replace(",", text)) or None
     for name, count in (("C", math.comb), ("P", math.perm)):
         found = _counted(number, count) if number else None
         n, k = found or (0, 0)
-        shapes = [name, f"bare_n{name}k", f"_n{name}_k", f"^n{name}_k", f"n{name}k", f"n{name}r", f"bare^n{name}k"]
+        shapes = [
+            name,
+            f"bare_n{name}k",
+            f"_n{name}_k",
+            f"^n{name}_k",
+            f"n{name}k",
+            f"n{name}r",
+            f"bare^n{name}k",
+        ]
         texts = [f"{name}({n},{k})", f"{{}}_{{{n}}}{name}_{{{k}}}", f"_{{{n}}}{name}_{k}", f"^{{{n}}}{name}_{{{k}}}", f"{n}{name}{k}", f"n{name}r({n},{k})", f"{{}}^{{{n}}}{name}_{k}"]  # fmt: skip
         yield from ((shape, text if found else None) for shape, text in zip(shapes, texts, strict=True))
         if name == "C":
