@@ -23,6 +23,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -178,10 +179,7 @@ def kernels(bench: Bench) -> dict[str, Any]:
     model = bench.model("0.5B")
     prompts = bench.prompts(3, model.config.vocab_size)
     params = SamplingParams(max_new_tokens=8 if bench.smoke else 64, seed=0)
-    groups = {
-        t: NativeEngine(model, tier=t, eos_token_ids=[]).generate(prompts, 4, params)
-        for t in ("graph", "decoder")
-    }
+    groups = {t: NativeEngine(model, tier=t).generate(prompts, 4, params) for t in ("graph", "decoder")}
     for tier, completions in groups.items():
         gaps = []
         for prompt, group in zip(prompts, completions, strict=True):
@@ -233,7 +231,7 @@ def _decode_case(bench: Bench, model: Any, rows: int, tier: str) -> dict[str, An
     """Two lengths, so that the prefill cancels; groups of up to 16 rows."""
     group = min(rows, 16)
     prompts = bench.prompts(-(-rows // group), model.config.vocab_size)
-    engine = NativeEngine(model, tier=tier, eos_token_ids=[])
+    engine = NativeEngine(model, tier=tier)
     short, long = (5, 9) if bench.smoke else (32, 160)
 
     def sample(count: int) -> None:
@@ -255,24 +253,26 @@ def _decode_case(bench: Bench, model: Any, rows: int, tier: str) -> dict[str, An
 
 
 def update(bench: Bench, lengths: tuple[int, ...] = (256, 1024)) -> dict[str, Any]:
-    """Seconds and peak memory of one gradient of 16 completions: float32 masters, bare bfloat16, an adapter."""
+    """Seconds and peak memory of one gradient of 16 completions, packed and padded: float32 masters, bare bfloat16, an adapter."""
     need_trl()
     cases = []
     for length in (8,) if bench.smoke else lengths:
         for kind in ("float32 masters", "bfloat16", "adapter"):
             for checkpointing in (False,) if bench.smoke else (False, True):
                 case: dict[str, Any] = {"length": length, "kind": kind, "checkpointing": checkpointing}
-                try:
-                    case |= _update_case(bench, kind, length, checkpointing)
-                except torch.OutOfMemoryError:
-                    case["error"] = "out of memory"
+                for way in ("packed", "plain"):
+                    try:
+                        case[way] = _update_case(bench, kind, length, checkpointing, way)
+                    except torch.OutOfMemoryError:
+                        case[way] = {"error": "out of memory"}
+                    bench.free()
                 cases.append(case)
                 print("  ", json.dumps(case), flush=True)
                 bench.free()
     return {"shape": bench.shape("1.5B"), "rows": 16, "prompt_tokens": PROMPT, "cases": cases}
 
 
-def _update_case(bench: Bench, kind: str, length: int, checkpointing: bool) -> dict[str, Any]:
+def _update_case(bench: Bench, kind: str, length: int, checkpointing: bool, way: str) -> dict[str, Any]:
     from algorist.training.batch import Batch
     from algorist.training.log_probs import LogProbs
 
@@ -292,7 +292,7 @@ def _update_case(bench: Bench, kind: str, length: int, checkpointing: bool) -> d
     rows = bench.prompts(16, vocab, length) if not bench.smoke else [[5] * length] * 16
     mask = torch.ones(16, length, dtype=torch.bool, device=bench.device)
     batch = Batch(bench.prompts(1, vocab), rows, [0] * 16, torch.ones(16, device=bench.device), mask)
-    log_probs = LogProbs(verify=False)
+    log_probs = LogProbs(packed=way == "packed", verify=False)
 
     def autocast() -> Any:
         return torch.autocast(bench.device.type, torch.bfloat16) if masters else nullcontext()
@@ -396,11 +396,20 @@ def speed(bench: Bench) -> dict[str, Any]:
 
 
 def step(bench: Bench) -> dict[str, Any]:
-    """A whole GRPO step against stock TRL: the CPU's benchmark, on this device's build."""
+    """A whole GRPO step against stock TRL in turns, with ``generate`` and, where it is installed, with vLLM on both sides; peak memory."""
     need_trl()
-    if bench.smoke:
-        raise Skipped("benchmarks/step.py has a run of its own in make bench")
-    return {"tail": _run(sys.executable, "benchmarks/step.py", "--size", "small")[-4000:]}
+    from step import WORK, Work, time_steps
+
+    device, found = bench.device.type, {}
+    engines = ["native", "vllm"] if find_spec("vllm") else ["native"]
+    for size in ("tiny",) if bench.smoke else ("0.5B", "1.5B"):
+        work = Work("tiny", 1, 8, device) if bench.smoke else replace(WORK[size], device=device, bf16=True)
+        for engine in engines:
+            timed = time_steps(work, engine, 2 if bench.smoke else 3, 1)
+            found[f"{size} {engine}"] = timed
+            print("  ", size, engine, json.dumps(timed["speed_up"]), flush=True)
+            bench.free()
+    return found
 
 
 def learning(bench: Bench) -> dict[str, Any]:

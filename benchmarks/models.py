@@ -39,7 +39,15 @@ SIZES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }
-LONGEST = {"tiny": 192, "small": 128, "wide": 256}
+# Whole models, for a GPU.
+SIZES["0.5B"] = SIZES["wide"] | {"num_hidden_layers": 24}
+SIZES["1.5B"] = SIZES["0.5B"] | {
+    "hidden_size": 1536,
+    "intermediate_size": 8960,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 12,
+}
+LONGEST = {"tiny": 192, "small": 128, "wide": 256, "0.5B": 512, "1.5B": 512}
 """Longest completion in tokens."""
 
 

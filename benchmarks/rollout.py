@@ -164,9 +164,7 @@ def run_case(
     model, prompts, case = prepared(case, dtype, name)
     variants = {"generate": with_generate(model, prompts, case)}
     for tier in tiers:
-        variants[f"native_{tier}"] = with_engine(
-            NativeEngine(model, eos_token_ids=[case.eos], pad_token_id=PAD, tier=tier), prompts, case
-        )
+        variants[f"native_{tier}"] = with_engine(NativeEngine(model, tier=tier), prompts, case)
     samples = compare(variants, repeats=repeats, warmup=1)
     ratios, cpu_ratios = (
         {
@@ -204,7 +202,9 @@ def run_scaling(repeats: int, threads: int) -> list[dict[str, Any]]:
     ]
     found = []
     for case in cases:
-        engine = NativeEngine(make_model(case, torch.float32), eos_token_ids=[], pad_token_id=PAD)
+        model = make_model(case, torch.float32)
+        model.generation_config.eos_token_id = None  # no early ends
+        engine = NativeEngine(model)
         run = with_engine(engine, make_prompts(case), case)
         run()
         rates = []
@@ -233,7 +233,7 @@ def run_profile(case: Case, dtype: str, threads: int, name: str | None = None) -
     """Return torch's profile table of one native rollout."""
     torch.set_num_threads(threads)
     model, prompts, case = prepared(case, dtype, name)
-    run = with_engine(NativeEngine(model, eos_token_ids=[case.eos], pad_token_id=PAD), prompts, case)
+    run = with_engine(NativeEngine(model), prompts, case)
     run()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         run()

@@ -36,8 +36,8 @@ def run_case(case: Any, dtype: str, repeats: int, warmup: int, settings: dict[st
     """Measure one dtype and print its line."""
     model, prompts = make_model(case, DTYPES[dtype]), make_prompts(case)
     engines = {
-        "native": NativeEngine(model, eos_token_ids=[], pad_token_id=0),
-        "vllm": VLLMEngine(model, eos_token_ids=[], pad_token_id=0, settings=settings),
+        "native": NativeEngine(model),
+        "vllm": VLLMEngine(model, settings=settings),
     }
     variants = {name: with_engine(engine, prompts, case) for name, engine in engines.items()}
     samples = compare(variants, repeats=repeats, warmup=warmup)

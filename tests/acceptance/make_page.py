@@ -11,6 +11,7 @@ The table maps each item of the five reference systems to the tests that show it
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -47,7 +48,7 @@ def read_table(path: Path = TABLE) -> dict[str, dict[str, Any]]:
         ValueError: An item stands twice.
     """
     text = path.read_text(encoding="utf-8")
-    first = [line.split(":")[0] for line in text.splitlines() if line.startswith("S")]
+    first = re.findall(r"^([A-Z][\d.]+):", text, re.MULTILINE)
     twice = [item for item, count in Counter(first).items() if count > 1]
     if twice:
         raise ValueError(f"{path.name} has {', '.join(twice)} more than once; keep one entry for each item")

@@ -18,6 +18,13 @@ def test_every_named_test_exists_and_every_entry_shows_something() -> None:
     assert script.mistakes(script.read_table()) == []
 
 
+def test_every_fault_found_by_use_has_an_entry_whose_tests_exist() -> None:
+    faults = script.read_table(script.FOLDER / "faults.yaml")
+    assert script.mistakes(faults) == []
+    asked = [f"A{n}" for n in range(1, 12)] + [f"B{n}" for n in range(1, 11)] + [f"C{n}" for n in range(1, 6)]
+    assert set(asked) <= set(faults) and not [name for name in faults if name[0] not in "ABCDN"]
+
+
 def test_every_item_of_the_specification_has_an_entry() -> None:
     if not SPECIFICATION.is_file():
         pytest.skip(f"the specification is not at {SPECIFICATION}")

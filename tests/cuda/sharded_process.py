@@ -26,10 +26,12 @@ torch.set_num_threads(1)
 dist.init_process_group("gloo", timeout=datetime.timedelta(minutes=5))
 torch.manual_seed(0)
 shape = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
-config = hf.Qwen2Config(vocab_size=200, num_hidden_layers=2, max_position_embeddings=256, **shape)
+config = hf.Qwen2Config(
+    vocab_size=200, num_hidden_layers=2, max_position_embeddings=256, eos_token_id=None, **shape
+)
 whole = hf.Qwen2ForCausalLM(config)
 model = copy.deepcopy(whole)
-early = NativeEngine(model, eos_token_ids=[])  # as in a run: made before accelerate shards the model
+early = NativeEngine(model)  # as in a run: made before accelerate shards the model
 for layer in model.model.layers:
     fully_shard(layer, mesh=init_device_mesh("cpu", (2,)))
 fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
@@ -37,7 +39,7 @@ found: dict[str, object] = {}
 
 # Rollouts of unequal length: one process decodes 8 tokens more.
 params = SamplingParams(max_new_tokens=10 + 8 * rank, seed=3 + rank)
-expected = NativeEngine(whole, eos_token_ids=[]).generate([[5, 6, 7], [8, 9]], 3, params)
+expected = NativeEngine(whole).generate([[5, 6, 7], [8, 9]], 3, params)
 with torch.no_grad(), whole_weights(model):
     sampled = early.generate([[5, 6, 7], [8, 9]], 3, params)
 found["same_tokens"] = [[c.token_ids for c in g] for g in sampled] == [

@@ -42,7 +42,7 @@ def cost(tokens: int, dtype: torch.dtype = torch.bfloat16, **changes: Any) -> tu
     """Return launches outside the graphs, waits, and the counts of one rollout of ``tokens`` tokens per row."""
     with pretend_gpu() as log, counted(log) as counts:
         policy = to_device(model(1, eos_token_id=None, vocab_size=512).to(dtype))
-        engine = NativeEngine(policy, lambda ids: " ".join(map(str, ids)), eos_token_ids=[])
+        engine = NativeEngine(policy, lambda ids: " ".join(map(str, ids)))
         log.reset()
         engine.generate(PROMPTS, 4, SamplingParams(max_new_tokens=tokens, seed=3, **changes))
         assert engine.tier_for(100).name == "graph", "what a GPU takes when nothing is asked for"
@@ -115,7 +115,7 @@ def test_adapters_stay_factors_and_are_followed() -> None:
     params = SamplingParams(max_new_tokens=12, temperature=0.0)
     with pretend_gpu():
         policy = to_device(adapted(torch.bfloat16, 0.05))
-        engine = NativeEngine(policy, tier="graph", eos_token_ids=[])
+        engine = NativeEngine(policy, tier="graph")
         found = [engine.generate(PROMPTS, 1, params)]
         with torch.no_grad():
             for name, parameter in policy.named_parameters():
@@ -126,7 +126,7 @@ def test_adapters_stay_factors_and_are_followed() -> None:
         with policy.disable_adapter():
             found.append(engine.generate(PROMPTS, 1, params))
             assert engine._graph._pool.moved, "other tensors: the graphs are void"  # type: ignore[union-attr]
-            plain = NativeEngine(policy, tier="decoder", eos_token_ids=[]).generate(PROMPTS, 1, params)
+            plain = NativeEngine(policy, tier="decoder").generate(PROMPTS, 1, params)
     compare(found[2], plain, 0.05)
     assert found[0] != found[1] != found[2]
 

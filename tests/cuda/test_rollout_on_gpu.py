@@ -51,7 +51,7 @@ def per_token(layers: int, dtype: torch.dtype) -> tuple[float, float]:
             policy = to_device(model(layers, eos_token_id=None).to(dtype))
             log.reset()
             params = SamplingParams(max_new_tokens=count, seed=3)
-            NativeEngine(policy, tier="decoder", eos_token_ids=[]).generate(PROMPTS, 4, params)
+            NativeEngine(policy, tier="decoder").generate(PROMPTS, 4, params)
             found.append((sum(log.launches.values()), sum(log.syncs.values())))
     return (found[1][0] - found[0][0]) / 20, (found[1][1] - found[0][1]) / 20
 
@@ -87,9 +87,7 @@ def test_stop_strings_cost_one_wait_per_token_more() -> None:
     for count in (10, 30):
         with pretend_gpu() as log:
             policy = to_device(model(1, eos_token_id=None))
-            engine = NativeEngine(
-                policy, lambda ids: " ".join(map(str, ids)), tier="decoder", eos_token_ids=[]
-            )
+            engine = NativeEngine(policy, lambda ids: " ".join(map(str, ids)), tier="decoder")
             log.reset()
             params = SamplingParams(max_new_tokens=count, seed=3, stop_strings=("nowhere 1",))
             engine.generate(PROMPTS, 4, params)
@@ -112,7 +110,9 @@ def gap(policy: Any, prompt: list[int], completions: list[Completion], compute: 
 def test_large_key_biases_do_not_part_sampler_and_trainer() -> None:
     """Qwen2.5 has keys of size 100: with scores in bfloat16 the attention is off by 14 %, and this gap is 0.045."""
     torch.manual_seed(0)
-    policy = model(4, hidden_size=256, intermediate_size=512, vocab_size=2000, initializer_range=0.05)
+    policy = model(
+        4, hidden_size=256, intermediate_size=512, vocab_size=2000, initializer_range=0.05, eos_token_id=None
+    )
     with torch.no_grad():
         for layer in policy.model.layers:
             layer.self_attn.k_proj.bias.normal_(0, 20.0)
@@ -120,7 +120,7 @@ def test_large_key_biases_do_not_part_sampler_and_trainer() -> None:
     set_compute(policy, torch.bfloat16)
     prompt = [5, 6, 7, 8, 9, 10] * 10
     with pretend_gpu():
-        engine = NativeEngine(to_device(copy.deepcopy(policy)), tier="decoder", eos_token_ids=[])
+        engine = NativeEngine(to_device(copy.deepcopy(policy)), tier="decoder")
         found = engine.generate([prompt], 4, SamplingParams(max_new_tokens=60, seed=1))[0]
     apart = gap(policy, prompt, found, torch.bfloat16)
     assert apart.mean() < 0.025 and apart.max() < 0.2
@@ -130,7 +130,9 @@ def adapted(dtype: torch.dtype, rate: float) -> Any:
     """An adapter after ten small steps."""
     from peft import LoraConfig, get_peft_model
 
-    made = get_peft_model(model().to(dtype), LoraConfig(r=4, lora_alpha=8, target_modules="all-linear"))
+    made = get_peft_model(
+        model(eos_token_id=None).to(dtype), LoraConfig(r=4, lora_alpha=8, target_modules="all-linear")
+    )
     torch.manual_seed(1)
     for name, parameter in made.named_parameters():
         if "lora_B" in name:
@@ -153,7 +155,7 @@ def test_small_changes_of_an_adapter_reach_the_sampler() -> None:
     # And the decoder uses them: with the adapter's changes made large, its log-probs are PEFT's.
     strong = adapted(torch.bfloat16, 0.05)
     with pretend_gpu():
-        engine = NativeEngine(to_device(copy.deepcopy(strong)), tier="decoder", eos_token_ids=[])
+        engine = NativeEngine(to_device(copy.deepcopy(strong)), tier="decoder")
         tokens = engine.generate([[5, 6, 7]], 4, SamplingParams(max_new_tokens=20, seed=1))[0]
     assert gap(strong, [5, 6, 7], tokens, None).max() < 0.1
     with strong.disable_adapter():

@@ -19,6 +19,7 @@ from algorist.config import load_recipe
 from algorist.config.schema import Recipe
 from algorist.data.pass_rates import key_of, read_table
 from algorist.diagnosis.diagnose import ALL_CAUSES, diagnose
+from algorist.diagnosis.findings import Settings
 from algorist.errors import AlgoristError, ConfigError, DataError
 from algorist.report.build import build_report
 from algorist.runs.pass_rates import rate, table_path, with_pass_rates
@@ -176,6 +177,13 @@ def changed_copy(source: Path, target: Path, **eos: object) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_change_that_is_made_already_is_not_advised() -> None:
+    settings = Settings({"sft": {"enabled": True}, "grpo": {"max_completion_tokens": 24}})
+    assert settings.change(sft__enabled=True, grpo__max_completion_tokens=96) == (
+        "grpo:\n  max_completion_tokens: 96  # is 24"
+    )
+
+
 def test_a_healthy_run_is_left_in_peace(runs: Runs, seed: int) -> None:
     assert names(runs(f"healthy-{seed}", f"seed={seed}", "grpo.learning_rate=3e-4")) == []
 

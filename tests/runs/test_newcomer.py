@@ -63,6 +63,43 @@ def interrupted(folder: Path, ready: Path, *words: str) -> tuple[int, str]:
     return process.returncode, output
 
 
+@pytest.mark.parametrize(
+    ("words", "first"),
+    [
+        (("run", "smoke-cpu"), "loading torch and transformers …"),
+        (("preflight", "smoke-cpu"), "loading torch and transformers …"),
+    ],
+)
+def test_the_first_line_on_a_pipe_comes_before_the_slow_imports(
+    tmp_path: Path, words: tuple[str, ...], first: str
+) -> None:
+    for name in ("torch", "transformers"):
+        (tmp_path / f"{name}.py").write_text(
+            "import os\nos._exit(7)  # nothing that waits in a buffer is written\n"
+        )
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-m", "algorist.cli.main", *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert (done.returncode, done.stdout.strip()) == (7, first), done.stderr
+
+
+def test_grpo_on_a_model_of_ones_own_loads_no_demonstrations(call: Any) -> None:
+    words = ("threads=1", "grpo.max_steps=1", "eval.samples=0", "data.eval.limit=4")
+    assert call("run", *SFT_ONLY, "run_name=a")[0] == 0
+    code, out, err = call("grpo", "smoke-cpu", *words, "model.name=runs/a/sft/final", "run_name=b")
+    assert code == 0 and "0 demonstrations" in out and "SFT is skipped" not in out + err
+    assert "eval grpo: accuracy" in out and "greedy accuracy:" not in out  # said once
+    code, out, err = call("grpo", "smoke-cpu", *words, "eval.enabled=false", "run_name=c")
+    assert (
+        code == 0 and "warning: SFT is skipped" in out
+    )  # nobody said that the tiny model is to be trained as it is
+
+
 @pytest.mark.slow
 def test_ctrl_c_before_the_first_step_says_how_to_start_again(call: Any, tmp_path: Path) -> None:
     words = ["run", *SFT_ONLY, "run_name=early"]

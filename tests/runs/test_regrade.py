@@ -73,6 +73,8 @@ def test_mistakes(run: Path, tmp_path: Path) -> None:
         differences(run, "symbolik")
     with pytest.raises(AlgoristError, match="nowhere"):
         differences(tmp_path / "nowhere", None)
+    with pytest.raises(AlgoristError, match=r"config.yaml is a file; give the folder of a run"):
+        differences(run / "config.yaml", None)
 
 
 def test_the_verb(run: Path, tmp_path: Path, call: Cli) -> None:

@@ -171,6 +171,14 @@ def test_a_path_that_a_dataset_does_not_read_is_refused() -> None:
         load_problems(section)
 
 
+def test_a_column_that_an_adapter_does_not_read_is_refused() -> None:
+    section = DatasetSection(name="svamp", path="x.jsonl", columns={"solution": "Equation"})
+    with pytest.raises(
+        DataError, match=r"svamp reads the columns of its own dataset.*solution: Equation.*name: local"
+    ):
+        load_problems(section)
+
+
 def test_sft_without_solutions_is_refused_before_anything_is_made(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"question": "1 + 1?", "answer": "2"}\n' * 3, encoding="utf-8")

@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from algorist.cli.arguments import find_model
 from algorist.config.model_section import ModelSection
-from algorist.errors import ConfigError, MissingExtraError
+from algorist.errors import CheckpointError, ConfigError, MissingExtraError
 from algorist.models import gguf as ours
 from algorist.models.load import load_policy, load_tokenizer, make_policy
 from algorist.models.tiny import train_tokenizer
@@ -24,7 +24,7 @@ TEXT = "Tom has 14 apples. He gives 3 to Mia."
 gguf = pytest.importorskip("gguf")
 
 
-def write_gguf(path: Path, *, quantised: bool = False) -> LlamaForCausalLM:
+def write_gguf(path: Path, *, quantised: bool = False, without: str = "") -> LlamaForCausalLM:
     """Write a small Llama with its tokenizer as GGUF, as llama.cpp's converter does, and return it."""
     tokenizer = train_tokenizer([TEXT] * 20, vocab_size=320)
     config = LlamaConfig(
@@ -63,6 +63,8 @@ def write_gguf(path: Path, *, quantised: bool = False) -> LlamaForCausalLM:
     writer.add_pad_token_id(tokenizer.pad_token_id)
     writer.add_chat_template(str(tokenizer.chat_template))
     for name, tensor in _tensors(model):
+        if name == without:
+            continue
         if quantised and tensor.dim() == 2:
             kind = gguf.GGMLQuantizationType.Q8_0
             writer.add_tensor(name, gguf.quants.quantize(tensor.numpy(), kind), raw_dtype=kind)
@@ -176,6 +178,22 @@ def test_what_cannot_be_read_is_told_in_a_sentence(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "gguf" else find_spec(name))
     with pytest.raises(MissingExtraError, match=r"pip install 'algorist\[gguf\]'"):
         make_policy(section(tmp_path / "a.gguf"), device=CPU, seed=0)
+
+
+def test_a_file_that_lacks_a_tensor_or_names_absurd_sizes_is_refused(cache: Path, tmp_path: Path) -> None:
+    write_gguf(tmp_path / "a.gguf", without="blk.1.ffn_up.weight")
+    with pytest.raises(
+        CheckpointError, match=r"a\.gguf are not those of its model: it lacks .*layers\.1\.mlp\.up_proj"
+    ):
+        make_policy(section(tmp_path / "a.gguf"), device=CPU, seed=0)
+    write_gguf(tmp_path / "b.gguf")
+    content = bytearray((tmp_path / "b.gguf").read_bytes())
+    place = content.index(b"llama.block_count") + len(b"llama.block_count") + 4
+    content[place : place + 4] = (10**8).to_bytes(4, "little")
+    (tmp_path / "b.gguf").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"num_hidden_layers in config\.json is 100000000; expected"):
+        make_policy(section(tmp_path / "b.gguf"), device=CPU, seed=0)
+    assert not list(cache.iterdir())
 
 
 def test_smollm2_is_the_packages_file_or_the_hubs(

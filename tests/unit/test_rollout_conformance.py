@@ -168,11 +168,11 @@ def test_end_tokens_and_nothing_else_of_the_generation_config(make: Make) -> Non
     model, prompts = build("qwen3"), prompts_of()
     plain = [greedy_of_generate(model, p, 24) for p in prompts]
     end = plain[0][5]
-    model.generation_config.eos_token_id = [end]
     model.generation_config.repetition_penalty = 5.0
     model.generation_config.suppress_tokens = [plain[0][0]]
-    for given, stops in ((None, {end}), ([], set()), ([plain[1][3]], {plain[1][3]})):
-        groups = make(model, eos_token_ids=given).generate(prompts, 1, GREEDY)
+    for stops in ([end], [end, plain[1][3]], []):
+        model.generation_config.eos_token_id = stops or None
+        groups = make(model).generate(prompts, 1, GREEDY)
         for expected, group in zip(plain, groups, strict=True):
             cut = next((i + 1 for i, t in enumerate(expected) if t in stops), 24)
             assert group[0].token_ids == expected[:cut]

@@ -8,7 +8,7 @@ import pytest
 
 from algorist.data import DATASETS, Source
 from algorist.data.story_problems import story_problems
-from algorist.data.story_worlds import WORLDS
+from algorist.data.story_worlds import story_worlds
 from algorist.errors import DataError
 from algorist.types import Problem
 
@@ -23,7 +23,7 @@ def load(**params: object) -> list[Problem]:
 
 def test_solutions_compute_the_answer_from_what_the_story_tells() -> None:
     problems = story_problems(3000, seed=1)
-    assert {p.subject for p in problems} == {world.kind for world in WORLDS}
+    assert {p.subject for p in problems} == {world.kind for world in story_worlds()}
     for problem in problems:
         known = numbers(problem.question)
         for line in problem.solution.splitlines():

@@ -46,14 +46,14 @@ def preflight(
 ) -> int:
     """Before GRPO, on this machine: batch arithmetic, prompts, pass rates, useful groups, variety, tags, memory, time, advice."""
     loaded, where = _what(recipe, overrides, model)
-    from algorist.cli.quiet import quiet_libraries
-
-    quiet_libraries()
     from rich.console import Console
 
-    from algorist.preflight import preflight as look
+    from algorist.cli.quiet import quiet_libraries
 
     console = Console(stderr=as_json, highlight=False)
+    quiet_libraries(console.print)
+    from algorist.preflight import preflight as look
+
     found = look(
         loaded,
         problems=problems,

@@ -4,12 +4,28 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import warnings
+from collections.abc import Callable
 
 
-def quiet_libraries() -> None:
-    """Keep the libraries' notes out of the live display; warnings and errors still show."""
-    for name in ("transformers", "trl", "datasets", "accelerate", "torch.distributed.elastic"):
+def quiet_libraries(say: Callable[[str], None] | None = None) -> None:
+    """Keep the libraries' notes out of the live display; their errors still show.
+
+    Args:
+        say: Is told of the seconds that importing them takes, so that a pipe, too, hears something at once.
+    """
+    if say and "torch" not in sys.modules:
+        say("loading torch and transformers …")
+        sys.stdout.flush()
+    for name in (
+        "transformers",
+        "trl",
+        "datasets",
+        "accelerate",
+        "torch.distributed.elastic",
+        "bitsandbytes",
+    ):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=UserWarning)
     warnings.filterwarnings("ignore", category=FutureWarning)

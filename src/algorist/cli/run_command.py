@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -90,9 +89,7 @@ def run_stages(name: str, overrides: list[str] | None, resume: bool, stages: tup
 
 
 def _run(loaded: Recipe, display: TerminalDisplay, resume: bool, stages: tuple[str, ...]) -> int:
-    quiet_libraries()
-    if "torch" not in sys.modules and sys.stderr.isatty():
-        print("loading torch and transformers …", file=sys.stderr, flush=True)
+    quiet_libraries(display.say)
     from algorist.runs.pipeline import run_recipe
 
     state = run_recipe(loaded, display=display, resume=resume, stages=stages)
@@ -120,9 +117,6 @@ def _close(display: Any, state: Any) -> None:
         paired = paired_metrics(first.samples, last.samples)
         closing_table(display.console, first.metrics, last.metrics, paired, _headings(there[-2:]))
         _examples(display, first.samples, last.samples)
-    elif there:
-        for name, interval in read_artifact(folder / "eval", there[0]).metrics.items():
-            display.say(f"{name.replace('_', ' ')}: {interval.text(name)}")
     from algorist.report.build import build_report
 
     solved = solved_question(read_artifact(folder / "eval", there[-1]).samples) if there else None

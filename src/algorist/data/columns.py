@@ -63,8 +63,14 @@ def load_source(source: Source, *, hub: str | None, subset: str | None = None, w
     """Read the rows of ``source``: its path, its hub name, or the adapter's own hub dataset.
 
     Raises:
-        DataError: Nothing to read from, or unreadable.
+        DataError: Nothing to read from, or unreadable; or columns are named for an adapter that knows its own.
     """
+    if source.columns and hub is not None:
+        wanted = ", ".join(f"{ours}: {theirs}" for ours, theirs in source.columns.items())
+        raise DataError(
+            f"{where} reads the columns of its own dataset, not data.….columns ({wanted}). To choose columns take the adapter "
+            "local: name: local, with path or hub beside it"
+        )
     if source.path is not None:
         return read_rows(source.path, split=source.split)
     name = source.hub or hub

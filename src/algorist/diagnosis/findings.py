@@ -85,17 +85,19 @@ class Settings:
             return default
 
     def change(self, **new: Any) -> str:
-        """Return YAML that sets ``section__key=value``; the value in force stands behind each line."""
+        """Return YAML that sets ``section__key=value``, what is so already left out; the value in force is behind each line."""
         lines: list[str] = []
         shown: tuple[str, ...] = ()
         for name, value in new.items():
             *parents, key = name.split("__")
+            now = self.get(".".join([*parents, key]))
+            if now == value:
+                continue
             same = 0
             while same < min(len(parents), len(shown)) and parents[same] == shown[same]:
                 same += 1
             lines += [f"{'  ' * depth}{parents[depth]}:" for depth in range(same, len(parents))]
             shown = tuple(parents)
-            now = self.get(".".join([*parents, key]))
             remark = f"  # is {_flow(now)}" if now is not None else ""
             lines.append(f"{'  ' * len(parents)}{key}: {_flow(value)}{remark}")
         return "\n".join(lines)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from algorist.errors import ConfigError, MissingExtraError
+from algorist.models.weights import check_sizes, check_weights
 
 log = logging.getLogger("algorist.models.gguf")
 
@@ -134,11 +135,17 @@ def _mark(file: Path) -> str:
 def _dequantise(file: Path, folder: Path) -> None:
     """Write the float32 weights, configuration and tokenizer of a GGUF file to ``folder``; ``config.json`` last."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 
+    check_sizes(PreTrainedConfig.get_config_dict(file.parent, gguf_file=file.name)[0])
     source: dict[str, Any] = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     tokenizer = AutoTokenizer.from_pretrained(**source)
-    model: Any = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        **source, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True
+    )
+    model, info = loaded
+    keys = {key: info[f"{key}_keys"] for key in ("missing", "unexpected", "mismatched")}
+    check_weights(file, **keys)
     # transformers keeps saying that the weights are quantised, and then refuses to save them.
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,24 @@ from algorist.errors import CheckpointError
 
 SHOWN = 3
 """So many names are written out in a message."""
+
+
+_MOST = {"num_hidden_layers": 1000, "hidden_size": 10**6, "intermediate_size": 10**7, "vocab_size": 10**7}
+
+
+def check_sizes(config: Mapping[str, Any]) -> None:
+    """Refuse sizes that would build modules for ever or fill the memory, before anything is built.
+
+    Raises:
+        ValueError: One of the sizes of ``config``, or of its ``text_config``, is out of range.
+    """
+    for part in (config, config.get("text_config")):
+        for key, most in _MOST.items():
+            value = part.get(key) if isinstance(part, Mapping) else None
+            if value is not None and not (isinstance(value, int) and 0 < value <= most):
+                raise ValueError(
+                    f"{key} in config.json is {str(value)[:40]}; expected a number from 1 to {most}"
+                )
 
 
 def check_weights(

@@ -51,7 +51,7 @@ def build_overlay(runs: Sequence[Path], to: Path | None = None) -> Path:
     lines = [metrics(folder.path) for folder in folders]
     stages = dict.fromkeys(str(row["stage"]) for of_run in lines for row in of_run if row.get("stage"))
     last = [_last(folder) for folder in folders]
-    data = {
+    data: dict[str, Any] = {
         "name": " · ".join(names),
         "facts": "",
         "runs": [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,30 +17,20 @@ from algorist.rollouts.row_state import Rows, check_request
 class ModelSetting:
     """Reads what is needed from the model, its generation config and the tokenizer.
 
-    ``eos_token_ids`` defaults to the end tokens of the generation config and of the tokenizer, together.
+    ``eos_token_ids`` are the end tokens of the generation config and of the tokenizer, together.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        tokenizer: Any = None,
-        eos_token_ids: Sequence[int] | None = None,
-        pad_token_id: int | None = None,
-    ) -> None:
+    def __init__(self, model: Any, tokenizer: Any = None) -> None:
         self.model = model
         config = _text_config(model.config)
         context = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
         self.context: int | None = context if isinstance(context, int) and context > 0 else None
         self.vocabulary = int(config.vocab_size)
         self.decode = _decoder(tokenizer)
-        if eos_token_ids is None:
-            generation = getattr(model, "generation_config", None)
-            found = [getattr(generation, "eos_token_id", None), getattr(tokenizer, "eos_token_id", None)]
-            eos_token_ids = [i for ids in found for i in _as_list(ids)]
-        self.eos_token_ids = tuple(dict.fromkeys(int(i) for i in eos_token_ids))
-        if pad_token_id is None:
-            pad_token_id = getattr(tokenizer, "pad_token_id", None)
-        self.pad_token_id = int(pad_token_id if pad_token_id is not None else 0)
+        sources = (getattr(model, "generation_config", None), tokenizer)
+        ends = [i for source in sources for i in _as_list(getattr(source, "eos_token_id", None))]
+        self.eos_token_ids = tuple(dict.fromkeys(int(i) for i in ends))
+        self.pad_token_id = int(getattr(tokenizer, "pad_token_id", None) or 0)  # always masked
 
     @property
     def device(self) -> torch.device:

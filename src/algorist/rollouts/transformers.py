@@ -7,7 +7,7 @@ same as in every other engine, whatever the model's generation config says.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -40,13 +40,11 @@ class TransformersEngine:
         model: Any,
         tokenizer: Any = None,
         *,
-        eos_token_ids: Sequence[int] | None = None,
-        pad_token_id: int | None = None,
         token_budget: int | None = None,
         on_token: Callable[[int], None] | None = None,
     ) -> None:
         self.model, self.token_budget, self.on_token = model, token_budget, on_token
-        self.setting = ModelSetting(model, tokenizer, eos_token_ids, pad_token_id)
+        self.setting = ModelSetting(model, tokenizer)
 
     def generate(
         self, prompts: Prompts, group_size: int, params: SamplingParams, on_finished: OnFinished = None

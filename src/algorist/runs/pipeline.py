@@ -151,7 +151,7 @@ def run_recipe(
         recipe = without_adapter(recipe)
     processes.from_main(lambda: check_folder(recipe, resume=resume))
     processes.from_main(lambda: check_hub(recipe.hub, display.say))
-    problems = Problems.load(recipe)
+    problems = Problems.load(recipe, stages)
     folder = processes.from_main(lambda: open_folder(recipe, resume=resume))
     with (
         folder.lock() if processes.main else nullcontext(),

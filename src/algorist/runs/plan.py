@@ -83,19 +83,23 @@ class Problems:
     held_out: list[Problem]
 
     @classmethod
-    def load(cls, recipe: Recipe) -> Problems:
-        """Load what the recipe names.
+    def load(cls, recipe: Recipe, stages: Sequence[str] = STAGES) -> Problems:
+        """Load what the recipe names; demonstrations where SFT is to be done, or a tokenizer made from them.
 
         Raises:
             DataError: A dataset, a column or a row is missing or unreadable.
         """
         train = load_problems(recipe.data.train)
+        held_out = load_problems(recipe.data.eval) if recipe.eval.enabled else []
+        does_sft = recipe.sft.enabled and "sft" in stages
+        if not does_sft and recipe.model.name != "tiny":
+            return cls(train, [], held_out)
         section = recipe.data.sft or recipe.data.train  # which may have inherited the filter
         unrated = section.model_copy(update={"pass_rate": None})
         sft = load_problems(unrated) if recipe.data.sft or section.pass_rate else train
         if recipe.sft.enabled:
             with_solutions(sft)
-        return cls(train, sft, load_problems(recipe.data.eval) if recipe.eval.enabled else [])
+        return cls(train, sft, held_out)
 
 
 def run_path(recipe: Recipe) -> Path:
@@ -177,7 +181,8 @@ def why_from_the_model(recipe: Recipe, stages: Sequence[str], folder: RunFolder)
     """Return why GRPO starts without the recipe's SFT, or an empty string: the caller skips it and the folder has none."""
     skipped = recipe.sft.enabled and "sft" not in stages
     trains = recipe.grpo.enabled and "grpo" in stages and not folder.is_finished("grpo")
-    if not (skipped and trains) or folder.is_finished("sft"):
+    named = "sft" not in stages and Path(recipe.model.name).exists()  # a model of the user's own
+    if not (skipped and trains) or folder.is_finished("sft") or named:
         return ""
     return (
         f"SFT is skipped and {folder.path} has no finished SFT stage, so GRPO starts from {recipe.model.name} as it is. To do "

@@ -265,6 +265,8 @@ def _fetch(
 
 
 def _check_run(run: Path) -> None:
+    if run.is_file():
+        raise CheckpointError(f"{run} is a file; give the folder of a run, such as runs/quickstart")
     if not run.is_dir():
         raise CheckpointError(f"{run} is not there; give the folder of a run, such as runs/quickstart")
     if not any((run / name).exists() for name in ("config.yaml", "metrics.jsonl", "rollouts", "eval")):

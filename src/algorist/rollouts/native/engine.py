@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +29,7 @@ class NativeEngine:
 
     Args:
         model: The policy (a PreTrainedModel or a PeftModel); its weights are read as they are at each call.
-        tokenizer: Needed for stop strings (a tokenizer or a function ids → text); gives end and pad tokens.
-        eos_token_ids: Default: those of the generation config and of the tokenizer.
-        pad_token_id: Default: the tokenizer's, or 0 (it is always masked).
+        tokenizer: Needed for stop strings (a tokenizer or a function ids → text); gives end and pad tokens together with the model's generation config.
         token_budget: Most tokens held in the cache at a time; None takes what the memory allows.
         tier: ``graph`` (hand-written decode as CUDA graphs), ``decoder`` (the same, one kernel at a time), ``module`` (the
             model's own forward) or ``auto``: graphs on GPUs of compute capability 8.0 and more.
@@ -48,13 +45,11 @@ class NativeEngine:
         model: Any,
         tokenizer: Any = None,
         *,
-        eos_token_ids: Sequence[int] | None = None,
-        pad_token_id: int | None = None,
         token_budget: int | None = None,
         tier: str = "auto",
     ) -> None:
         self.model, self.token_budget = model, token_budget
-        self.setting = ModelSetting(model, tokenizer, eos_token_ids, pad_token_id)
+        self.setting = ModelSetting(model, tokenizer)
         if tier not in TIERS:
             raise EngineError(
                 f"unknown tier '{tier}'.{nearest(tier, TIERS)} Expected one of {', '.join(TIERS)}"

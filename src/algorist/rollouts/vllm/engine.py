@@ -58,22 +58,14 @@ class VLLMRollouts(ABC):
 
     Args:
         model: The policy; adapters are merged into the copies that vLLM gets.
-        tokenizer: Needed for stop strings; gives end tokens.
-        eos_token_ids: Default: those of the generation config and of the tokenizer.
-        pad_token_id: As for the other engines; fills rows when log-probs are computed.
+        tokenizer: Needed for stop strings; gives end tokens together with the model's generation config.
     """
 
     name = "vllm"
 
-    def __init__(
-        self,
-        model: Any,
-        tokenizer: Any = None,
-        eos_token_ids: Sequence[int] | None = None,
-        pad_token_id: int | None = None,
-    ) -> None:
+    def __init__(self, model: Any, tokenizer: Any = None) -> None:
         self.model, self.tokenizer = model, tokenizer
-        self.setting = ModelSetting(model, tokenizer, eos_token_ids, pad_token_id)
+        self.setting = ModelSetting(model, tokenizer)
         _check_not_quantised(model)
         self._dtype = compute_dtype(model)
 
@@ -103,12 +95,7 @@ class VLLMRollouts(ABC):
 
     @abstractmethod
     def _sample(
-        self,
-        prompts: Prompts,
-        count: int,
-        params: SamplingParams,
-        stops: Sequence[int],
-        seed: int,
+        self, prompts: Prompts, count: int, params: SamplingParams, stops: Sequence[int], seed: int
     ) -> Completions:
         """Give vLLM the present weights and return its ``count`` completions per prompt, with its log-probs.
 
@@ -160,13 +147,7 @@ class VLLMEngine(VLLMRollouts):
     """
 
     def __init__(
-        self,
-        model: Any,
-        tokenizer: Any = None,
-        *,
-        eos_token_ids: Sequence[int] | None = None,
-        pad_token_id: int | None = None,
-        settings: Mapping[str, Any] | None = None,
+        self, model: Any, tokenizer: Any = None, *, settings: Mapping[str, Any] | None = None
     ) -> None:
         for key in settings or {}:
             if key not in SETTINGS:
@@ -175,16 +156,11 @@ class VLLMEngine(VLLMRollouts):
                 )
         self.settings = dict(settings or {})
         _import_vllm()
-        super().__init__(model, tokenizer, eos_token_ids, pad_token_id)
+        super().__init__(model, tokenizer)
         check_sleep(self.settings, self.setting.device)
 
     def _sample(
-        self,
-        prompts: Prompts,
-        count: int,
-        params: SamplingParams,
-        stops: Sequence[int],
-        seed: int,
+        self, prompts: Prompts, count: int, params: SamplingParams, stops: Sequence[int], seed: int
     ) -> Completions:
         on_cpu = self.setting.device.type == "cpu"
         requests = _requests(len(prompts), count, params, stops, None if on_cpu else seed)

@@ -62,7 +62,7 @@ class VLLMServerEngine(VLLMRollouts):
     development endpoints) and forgets what it has cached; the folder is removed. One run at a time per server.
 
     Args:
-        model, tokenizer, eos_token_ids, pad_token_id: See ``VLLMRollouts``.
+        model, tokenizer: See ``VLLMRollouts``.
         settings: ``server_base_url`` (or ``server_host`` and ``server_port``; http://localhost:8000), ``server_timeout``
             (seconds to wait for a server that is starting; 60), ``sync_folder`` (the system's temporary folder).
         together: Every process of the distributed group generates at the same time; the first one alone sends the weights.
@@ -77,12 +77,10 @@ class VLLMServerEngine(VLLMRollouts):
         model: Any,
         tokenizer: Any = None,
         *,
-        eos_token_ids: Sequence[int] | None = None,
-        pad_token_id: int | None = None,
         settings: Mapping[str, Any] | None = None,
         together: bool = False,
     ) -> None:
-        super().__init__(model, tokenizer, eos_token_ids, pad_token_id)
+        super().__init__(model, tokenizer)
         given = dict(settings or {})
         for key in given:
             if key not in SERVER_SETTINGS:
@@ -105,12 +103,7 @@ class VLLMServerEngine(VLLMRollouts):
         self._compared = False
 
     def _sample(
-        self,
-        prompts: Prompts,
-        count: int,
-        params: SamplingParams,
-        stops: Sequence[int],
-        seed: int,
+        self, prompts: Prompts, count: int, params: SamplingParams, stops: Sequence[int], seed: int
     ) -> Completions:
         served = self._server()
         check_lengths(prompts, served.context, "start the server with --max-model-len")
