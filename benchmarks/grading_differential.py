@@ -19,6 +19,7 @@ from collections import defaultdict
 from typing import Any
 
 from golds import datasets, golds
+from grading_kinds import kinds
 from grading_rewritings import FAIR, FAIR_COMPLETIONS, WRONG, WRONG_COMPLETIONS, balanced, bare, is_value
 from measure import environment, save_json
 
@@ -30,6 +31,11 @@ ARGUED = {
     "fair, only math-verify pays": "a miss of ours; listed one by one in the result",
     "near-miss, only math-verify pays": "math-verify reads the first thing it knows and drops the rest: hedges, negations, names, units, scales",
     "near-miss, only we pay": "a mistake of ours; listed one by one in the result",
+    "kind: mixed": "'5 and 1/3' is 16/3 beside a number, two answers beside a list; math-verify takes the last number",
+    "kind: combinations": "C(10,3) is 120 and the point C(10,3); math-verify reads the product of a letter and a pair",
+    "kind: permutations": "P_6^3 is 120 and a power; math-verify reads letters",
+    "made: residues": "a residue and a number are two answers, as the labelled pairs say; another letter is another name",
+    "made: general solutions": "the letter of 'k in Z' may be another, run backwards, begin elsewhere; a clause may be missing, not another one",
 }
 
 
@@ -60,6 +66,8 @@ def pairs(most: int, *, aside: bool) -> list[dict[str, Any]]:
     for name in datasets():
         for gold in chosen(name, most, aside=aside):
             plain = bare(gold)
+            for rule, truth, fair, text in kinds(plain):
+                rows.append({"dataset": name, "gold": truth, "rule": rule, "fair": fair, "answer": text})
             for fair, rules in ((True, FAIR), (False, WRONG)):
                 for rule, make in rules.items():
                     text = make(plain, random.Random(f"{rule}/{gold}"))
@@ -150,17 +158,17 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def disagreements(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return what the two graders decide differently: by kind with its argument, by rule with the number and examples."""
-    kinds: dict[str, dict[str, Any]] = {
+    told: dict[str, dict[str, Any]] = {
         name: {"argument": text, "rules": {}} for name, text in ARGUED.items()
     }
     for row in rows:
         who = "we pay" if row["ours"] else "math-verify pays"
-        rules = kinds[f"{'fair' if row['fair'] else 'near-miss'}, only {who}"]["rules"]
+        rules = told[f"{'fair' if row['fair'] else 'near-miss'}, only {who}"]["rules"]
         entry = rules.setdefault(row["rule"], {"number": 0, "gold and answer": []})
         entry["number"] += 1
         if len(entry["gold and answer"]) < EXAMPLES:
             entry["gold and answer"].append([row["gold"], row["answer"]])
-    return kinds
+    return told
 
 
 def main() -> None:

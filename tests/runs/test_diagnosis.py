@@ -175,8 +175,6 @@ def changed_copy(source: Path, target: Path, **eos: object) -> Path:
     return target
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_change_that_is_made_already_is_not_advised() -> None:
     settings = Settings({"sft": {"enabled": True}, "grpo": {"max_completion_tokens": 24}})
     assert settings.change(sft__enabled=True, grpo__max_completion_tokens=96) == (
@@ -184,6 +182,8 @@ def test_a_change_that_is_made_already_is_not_advised() -> None:
     )
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_healthy_run_is_left_in_peace(runs: Runs, seed: int) -> None:
     assert names(runs(f"healthy-{seed}", f"seed={seed}", "grpo.learning_rate=3e-4")) == []
 

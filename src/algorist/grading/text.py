@@ -19,7 +19,7 @@ _SIGNS = {
     "−": "-", "‐": "-", "‑": "-", "‒": "-", "–": "-", "—": "-", "﹣": "-", "－": "-",
     "×": "\\times ", "⋅": "\\cdot ", "·": "\\cdot ", "∙": "\\cdot ", "∗": "*", "÷": "/", "⁄": "/", "∕": "/", "∶": ":",
     "√": "\\sqrt ", "∛": "\\cbrt ", "π": "\\pi ", "∞": "\\infty ", "≤": "\\le ", "≥": "\\ge ", "⩽": "\\le ", "⩾": "\\ge ",
-    "≠": "\\ne ", "≈": "\\approx ", "±": "\\pm ", "∓": "\\mp ", "∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ", "∅": "\\emptyset ",
+    "≠": "\\ne ", "≈": "\\approx ", "≡": "\\equiv ", "±": "\\pm ", "∓": "\\mp ", "∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ", "∅": "\\emptyset ",
     "°": "^\\circ ", "º": "^\\circ ", "˚": "^\\circ ", "℃": "^\\circ C", "℉": "^\\circ F", "…": "\\ldots ", "⌊": "\\lfloor ",
     "⌋": "\\rfloor ", "⌈": "\\lceil ", "⌉": "\\rceil ", "⟨": "\\langle ", "⟩": "\\rangle ", "〈": "\\langle ", "〉": "\\rangle ",
     "ℝ": "\\mathbb{R}", "ℤ": "\\mathbb{Z}", "ℕ": "\\mathbb{N}", "ℚ": "\\mathbb{Q}", "ℂ": "\\mathbb{C}",
@@ -50,6 +50,7 @@ _ENDS = ("\\checkmark", "\\blacksquare", "\\square", "\\Box", "\\qed", "\\", *"�
 _STARTS = ("\\therefore", "\\implies", "\\Rightarrow", "\\Longrightarrow", "\\rightarrow", "\\to ", *"∴⇒→✅")
 _SPACES = re.compile(r"(?<!\\)\\[,;:!> \n]|~|&nbsp;")
 _THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|,\s?\\!|\\,)\s*(?=\d{3}(?!\d))")
+_BOLD_LEAD = re.compile(r"\*\*((?:the )?(?:final )?(?:answer|solution|result)):?\*\*:?\s*", re.IGNORECASE)
 _TEXT_LEAD = re.compile(r"\\(?:text|textbf|textit|mathrm)\s*\{([^{}\\]*)\}\s*")
 _CLOCK = re.compile(r"\b([ap])\.\s?m\.?(?![a-z])", re.IGNORECASE)
 _WRAPS = (
@@ -149,6 +150,8 @@ def clean(text: str) -> str | None:
 @lru_cache(maxsize=16_384)
 def _cleaned(text: str) -> str | None:
     text = _marks_off(text.strip())
+    if text[:2] == "**":
+        text = _BOLD_LEAD.sub("", text, count=1) or text
     if not text.isascii():
         text = _unicode(text).strip()
     if _CONTROL.search(text):

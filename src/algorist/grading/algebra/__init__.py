@@ -12,7 +12,7 @@ from algorist.grading.algebra import compare
 from algorist.grading.algebra.canonical import canonical
 from algorist.grading.algebra.decide_fast import quick
 from algorist.grading.algebra.parser import parse
-from algorist.grading.algebra.spelling import respelled
+from algorist.grading.algebra.spelling import respelled, several_readings
 from algorist.grading.algebra.tree import Node, Unreadable, num
 from algorist.grading.algebra.units import number_in_words
 
@@ -25,11 +25,13 @@ def read(text: str) -> Node:
     Raises:
         Unreadable: The text is not an answer that the grammar knows.
     """
-    value = number_in_words(text) if text[:1].isalpha() else None
+    value = number_in_words(text) if text[:1].isalpha() or (" and " in text and text[-1:].isalpha()) else None
     if value is not None:
         return num(value)
     try:
-        return canonical(parse(respelled(text)))
+        readings = several_readings(text) or (text,)
+        found = tuple(canonical(parse(respelled(one))) for one in readings)
+        return found[0] if len(found) == 1 else ("either", found)
     except RecursionError:
         raise Unreadable("nested too deep", "too_large") from None
     except (ArithmeticError, ValueError):

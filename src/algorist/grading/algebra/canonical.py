@@ -53,6 +53,11 @@ _REALS = frozenset(
 )
 
 
+_HALF_LINE = re.compile(
+    r"(?:the )?(?:set of )?(?:all )?(?:(positive|negative)|(nonnegative|non negative)) (?:real numbers|reals|real)"
+)
+
+
 def canonical(node: Node) -> Node:
     """Return the tree with what does not change an answer taken off: ``x =``, a degree sign, ``±`` spelled out."""
     kind = node[0]
@@ -72,6 +77,8 @@ def canonical(node: Node) -> Node:
         return _text(node[1])
     if kind == "quantity":
         return _quantity(node)
+    if kind == "either":
+        return ("either", tuple(canonical(one) for one in node[1]))
     if kind == "maybe":
         return ("maybe", canonical(node[1]), canonical(node[2]))
     if kind in ("cap", "setminus"):
@@ -99,6 +106,9 @@ def _text(words: str) -> Node:
         return ("set", ())
     if plain in _REALS:
         return ("set_named", "R")
+    if half := _HALF_LINE.fullmatch(plain):
+        low, high = (neg(_INFINITY), num(0)) if half[1] == "negative" else (num(0), _INFINITY)
+        return ("tuple", "[" if half[2] else "(", ")", (low, high))
     if len(plain) == 1:
         return sym(plain.upper())
     counted = _counted(words)
@@ -161,6 +171,8 @@ def _relation(node: Node) -> Node:
     operators, terms = node[1], node[2]
     if operators == ("in",):
         return canonical(terms[1])
+    if terms[-1][0] == "residue" and operators in (("==",), ("=",)):
+        return _equation(terms)
     if set(operators) == {"="} or (operators == ("~",) and _is_name(terms[0]) and is_scalar(terms[1])):
         return _equation(terms)
     if all(o in FLIPPED for o in operators):
@@ -263,6 +275,14 @@ def _is_variable(node: Node) -> bool:
 
 
 def _list(node: Node) -> Node:
+    over = [one[2][0] for one in node[2] if _over_integers(one)]
+    rest = tuple(one for one in node[2] if not _over_integers(one))
+    if over and rest and all(letter[1] in symbols(rest) for letter in over):
+        inner = canonical(rest[0] if len(rest) == 1 else ("list", node[1], rest))
+        letters = tuple(letter[1] for letter in over)
+        if inner[0] == "equals":
+            return ("equals", inner[1], ("every", letters, inner[2]))
+        return ("every", letters, inner)
     items: list[Node] = []
     names: list[str] = []
     for one in node[2]:
@@ -284,6 +304,11 @@ def _list(node: Node) -> Node:
     if several and node[1] == "or" and all(_is_interval(i) for i in items):
         return ("union", tuple(items))
     return ("list", node[1], tuple(items)) if len(items) > 1 else items[0]
+
+
+def _over_integers(node: Node) -> bool:
+    """Say whether the node is the clause ``k ∈ ℤ`` of a general solution."""
+    return node[:2] == ("rel", ("in",)) and node[2][0][0] == "sym" and node[2][1] == ("set_named", "Z")
 
 
 def _is_condition(node: Node) -> bool:

@@ -41,6 +41,12 @@ def _all(told: Sequence[bool | None]) -> bool | None:
     return None if any(one is None for one in told) else True
 
 
+def _any(verdicts: Sequence[bool | None]) -> bool | None:
+    if True in verdicts:
+        return True
+    return None if None in verdicts else False
+
+
 def _pairs(a: Sequence[Node], b: Sequence[Node], scalar: Scalar) -> bool | None:
     if len(a) != len(b):
         return False
@@ -86,8 +92,16 @@ def equal(a: Node, b: Node, scalar: Scalar) -> bool | None:
         return _chained(a, b, scalar)
     if a[0] == "maybe" or b[0] == "maybe":
         return _maybe_units(a, b, scalar)
+    if a[0] == "either" or b[0] == "either":
+        ones, others = (n[1] if n[0] == "either" else (n,) for n in (a, b))
+        verdicts = [equal(one, other, scalar) for one in ones for other in others]
+        return _any(verdicts)
     if a[0] == "equals" or b[0] == "equals":
         return _named_value(a, b, scalar)
+    if a[0] == "every" or b[0] == "every":
+        return _general(a, b, scalar)
+    if a[0] == "residue" or b[0] == "residue":
+        return _residues(a, b, scalar)
     if a[0] == "quantity" or b[0] == "quantity":
         return _quantities(a, b, scalar)
     if is_scalar(a) and is_scalar(b):
@@ -349,6 +363,37 @@ def _quantities(a: Node, b: Node, scalar: Scalar) -> bool | None:
         part = scalar(mul([num(Fraction(1, 100)), measured[1]]), bare)
         return part if part is not False else told
     return told
+
+
+def _general(a: Node, b: Node, scalar: Scalar) -> bool | None:
+    """Compare general solutions; the letter of a clause ``k ∈ ℤ`` may be another, run backwards or begin elsewhere.
+
+    Where only one side has its clause, the letter must be the same.
+    """
+    left, right = (n[2] if n[0] == "every" else n for n in (a, b))
+    if a[0] != b[0] or len(a[1]) != 1 or len(b[1]) != 1 or not (is_scalar(left) and is_scalar(right)):
+        if a[0] == b[0] and a[1] != b[1]:
+            right = _renamed(right, dict(zip(b[1], a[1], strict=False)))
+        return equal(left, right, scalar)
+    letter = sym(a[1][0])
+    starts = [add([mul([num(sign), letter]), num(shift)]) for sign in (1, -1) for shift in (0, 1, -1)]
+    verdicts = [scalar(left, substitute(right, b[1][0], start)) for start in starts]
+    return _any(verdicts)
+
+
+def _renamed(node: Node, letters: dict[str, str]) -> Node:
+    if node[:1] == ("sym",):
+        return sym(letters.get(node[1], node[1]))
+    return tuple(_renamed(part, letters) if isinstance(part, tuple) else part for part in node)
+
+
+def _residues(a: Node, b: Node, scalar: Scalar) -> bool | None:
+    """``10 (mod 7)`` is ``3 (mod 7)``; a number without a modulus is no residue."""
+    if a[0] != b[0]:
+        return False
+    if a[1][0] == b[1][0] == a[2][0] == b[2][0] == "num":
+        return bool(a[2] == b[2] and a[2][1] and ((a[1][1] - b[1][1]) / a[2][1]).denominator == 1)
+    return _pairs(a[1:], b[1:], scalar)
 
 
 def _clock(terms: Sequence[Node]) -> bool:

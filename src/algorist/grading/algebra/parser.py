@@ -31,6 +31,15 @@ _UNIT = r"(?: (?:m|s|g|h|l|L|N|J|K|V|W|kg|km|cm|mm|mol|Hz|Omega)(?: \^(?: -)? \d
 _LETTER_UNIT = re.compile(rf"{_UNIT}(?:(?: [*/])?{_UNIT})*")
 
 
+def _joined(first: Node, second: Node) -> Node | None:
+    """Return ``5 and 1/3`` as one number, ``2 dollars and 5 cents`` as one quantity; None where they are two answers."""
+    if first[0] == second[0] == "num" and first[1].denominator == 1 and 0 < second[1] < 1:
+        return num(first[1] + (second[1] if first[1] > 0 else -second[1])) if first[1] else None
+    if first[0] == second[0] == "quantity" and first[2][1] == second[2][1] and first[2][0] > second[2][0]:
+        return ("quantity", add([first[1], mul([num(second[2][0] / first[2][0]), second[1]])]), first[2])
+    return None
+
+
 class Parser(Atoms):
     """The outer half: lists, unions, relations, ratios, units, sums, products."""
 
@@ -65,6 +74,8 @@ class Parser(Atoms):
             found.append(self.union())
         if len(found) == 1:
             return found[0]
+        if words == {"and"} and len(found) == 2 and (joined := _joined(*found)):
+            return ("either", (joined, ("list", ",", tuple(found))))
         word = "or" if "or" in words or "and/or" in words else ","
         return ("list", word, tuple(found))
 
@@ -86,7 +97,7 @@ class Parser(Atoms):
 
     def relation(self) -> Node:
         operators: list[str] = []
-        if self.peek()[0] == "rel" and self.peek()[1] in ("=", "~"):  # "= 5", "≈ 5"
+        if self.peek()[0] == "rel" and self.peek()[1] in ("=", "~", "=="):  # "= 5", "≈ 5"
             self.at += 1
         name = formula_name(self.tokens, self.at) if self.has_relation else None
         if name is not None:
@@ -109,6 +120,11 @@ class Parser(Atoms):
     def ratio(self) -> Node:
         terms = [self.measured()]
         while self.take(":"):
+            terms.append(self.measured())
+        if self.take("pmod"):
+            terms[-1] = ("residue", as_scalar(terms[-1]), as_scalar(self._argument()))
+        elif len(terms) == 1 and self.peek() == ("text", "to") and is_scalar(terms[0]):  # 3 to 4
+            self.at += 1
             terms.append(self.measured())
         return terms[0] if len(terms) == 1 else ("ratio", tuple(terms))
 
@@ -136,6 +152,8 @@ class Parser(Atoms):
         if spelled:
             return self._maybe_unit(start, node, unit)
         quantity = read_unit(node, unit)
+        if self.peek()[0] == "num" and (both := _joined(quantity, self.measured())):  # 1 dollar 69 cents
+            return both
         if re.fullmatch("[a-zA-Z]{2,3}", unit) and quantity[0] == "quantity":  # 2mg may be 2·m·g
             return ("maybe", mul([node, *(sym(letter) for letter in unit)]), quantity)
         return quantity
@@ -207,7 +225,7 @@ class Parser(Atoms):
         parts: list[str] = []
         while True:
             kind, value = self.peek()
-            words = kind in ("text", "word") and value not in ("and", "or", "and/or")
+            words = kind in ("text", "word") and value not in ("and", "or", "and/or", "to")
             if words or (parts and kind == "sym") or self.sees("%", "degree"):
                 parts.append(str(value))
             elif self.sees("$"):

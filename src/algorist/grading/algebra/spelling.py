@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from algorist.grading.algebra.units import number_in_words
@@ -20,11 +21,36 @@ _BRACED_SIGN = re.compile(r"(?<![a-zA-Z])\{([+-])\}")
 _NEGATIVE = re.compile(r"(negative|minus|positive) +(?=[\d.]|\\[dt]?frac|inf|\\inf)", re.IGNORECASE)
 _UNION = re.compile(r"(?<=[)\]}])\s*U\s*(?=[(\[]|\\\{)")
 _NUMERAL = r"\{?(\d{1,4})\}?"
-_COMBINATION = re.compile(
-    rf"(?:\{{\}})?_\s*{_NUMERAL}\s*(?:\\(?:mathrm|text)\{{C\}}|C)\s*_\s*{_NUMERAL}"
-    rf"|(?:\{{\}})?\^\s*{_NUMERAL}\s*(?:\\(?:mathrm|text)\{{C\}}|C)\s*_\s*{_NUMERAL}"
-    rf"|(?<![a-zA-Z\\])C_\s*{_NUMERAL}\s*\^\s*{_NUMERAL}|(?<![a-zA-Z\\])C\^\s*{_NUMERAL}\s*_\s*{_NUMERAL}"
-    r"|(?<![\d.])(\d{1,4})C(\d{1,4})(?![\d_])"
+_CHOOSE = r"(?:\\(?:mathrm|text)\{([CP])\}|([CP]))"
+_CHOICES = (
+    re.compile(rf"(?:\{{\}})?[_^]\s*{_NUMERAL}\s*{_CHOOSE}\s*_\s*{_NUMERAL}"),
+    re.compile(rf"(?<![a-zA-Z\\])()(C)_\s*{_NUMERAL}\s*\^\s*{_NUMERAL}"),
+    re.compile(r"(?<![\d.])(\d{1,4})()([CP])(\d{1,4})(?![\d_(])"),
+    re.compile(r"(?<![a-zA-Z\\}\d])n?([CP])(r?)\(\s*(\d{1,4})\s*,\s*(\d{1,4})\s*\)"),
+)
+_UPSIDE_DOWN = re.compile(rf"(?<![a-zA-Z\\])C\^\s*{_NUMERAL}\s*_\s*{_NUMERAL}")
+_POINT = re.compile(r"([ACDMPQ]) *(\([^()]*,[^()]*\))")
+_ARRANGED = re.compile(rf"[PA]_\s*{_NUMERAL}\s*\^\s*{_NUMERAL}")
+_ANGLE = re.compile(r"\\ang\s*\{([^{}]*)\}")
+_HALF_LINES = (
+    (re.compile(r"(?:\\(?:mathbb|mathbf|Bbb)\s*\{?R\}?|(?<![a-zA-Z\\])R)\s*(?:\^\s*\{?\+\}?|_\s*\{?(?:\+|> *0)\}?)(?!\s*[_^])"), r"(0,\\infty)"),
+    (re.compile(r"(?:\\(?:mathbb|mathbf|Bbb)\s*\{?R\}?|(?<![a-zA-Z\\])R)\s*(?:\^\s*\{?-\}?|_\s*\{?(?:-|< *0)\}?)(?!\s*[_^])"), r"(-\\infty,0)"),
+    (re.compile(r"\\(?:mathbb|mathbf|Bbb)\s*\{?R\}?\s*(?:_\s*\{(?:\\geq?(?:slant)?|>=)\s*0\}|\^\s*\{?\+\}?\s*_\s*\{?0\}?|_\s*\{?0\}?\s*\^\s*\{?\+\}?)"), r"[0,\\infty)"),
+)  # fmt: skip
+_MODULO = re.compile(
+    r"\s*\(?\s*(?:\\(?:text|mathrm|operatorname)\s*\{\s*\(?\s*mod(?:ulo)?\s*\}?|\\[pb]?mod(?![a-zA-Z])|(?<![a-zA-Z\\])mod(?:ulo)?(?![a-zA-Z]))"
+    r"\s*\{?\s*(\d{1,30}|[a-z])(?![a-zA-Z\d])[\s})]*(?=$|[,;]|\\|and|or)"
+)
+_FLAT = re.compile(r"\\(?:text|mathrm|textrm|mbox)\s*\{([^{}]*)\}")
+_INTEGERS = r"(?:\\(?:mathbb|mathbf|mathcal|Bbb)\s*\{?\s*Z\s*\}?|Z|(?:the )?(?:set of )?integers)"
+_FOR = r"(?:(?:where|with|for|and|such that|\\forall|\\text) *)?(?:(?:all|any|every|each|some) *)?"
+_CLAUSE = re.compile(
+    rf"[\s,;:]*\(?\s*{_FOR}(?:(?P<a>[a-zA-Z])\s*\\in\s*{_INTEGERS}|(?P<b>[a-zA-Z])\s+(?:is|be|are)?\s*(?:an?|any|some)?\s*integers?"
+    r"|integers?\s*(?:values? of\s*)?(?P<c>[a-zA-Z])|(?P<d>[a-zA-Z])\s*=\s*0\s*,\s*\\pm\s*1\s*(?:,\s*\\pm\s*2\s*)?,\s*\\[lc]?dots)\s*\)?\s*\.?$"
+)
+_FAMILY = re.compile(
+    rf"(?:([a-zA-Z])\s*(?:=|\\in)\s*)?\\\{{(.+?)(?:\\mid|\\vert|\||:)\s*([a-zA-Z])\s*\\in\s*{_INTEGERS}\s*\\\}}",
+    re.DOTALL,
 )
 _BASE = re.compile(r"\((\d+)\)_|(?<=\d)_\s*\{\s*(?:\\text\s*\{)?\s*([a-z]+)\s*\}?\s*\}(?=$)")
 _TRANSPOSED = re.compile(
@@ -36,10 +62,39 @@ _INCHES = re.compile(
 )
 
 
-def _combination(found: re.Match[str]) -> str:
-    numbers = [n for n in found.groups() if n is not None]
-    of, chosen = reversed(numbers) if found[7] else numbers
-    return f"\\binom{{{of}}}{{{chosen}}}"
+def _choice(found: re.Match[str]) -> str:
+    """Return ``C(n, k)`` and its like as a binomial, ``P(n, k)`` as its value; a point as it is written."""
+    of, chosen = (int(n) for n in found.groups() if n and n.isdigit())
+    if chosen > of or ("P" in found.groups() and chosen > 50):
+        return found[0]
+    return str(math.perm(of, chosen)) if "P" in found.groups() else f"\\binom{{{of}}}{{{chosen}}}"
+
+
+def several_readings(text: str) -> tuple[str, ...]:
+    """Return the two readings of ``P(6,3)`` (arrangements, a point) and ``A_6^3`` (arrangements, a power); else ()."""
+    if text[:1] not in "ACDMPQ" or len(text) > 60:
+        return ()
+    if point := _POINT.fullmatch(text):
+        number = _CHOICES[3].fullmatch(text)
+        return (_choice(number), point[2]) if number and _choice(number) != text else (point[2],)
+    if (arranged := _ARRANGED.fullmatch(text)) and int(arranged[2]) <= min(int(arranged[1]), 50):
+        return (str(math.perm(int(arranged[1]), int(arranged[2]))), text)
+    return ()
+
+
+def _over_integers(text: str) -> str:
+    """Return ``…, where k is an integer`` and ``{… | k ∈ Z}`` with the clause ``, k \\in \\mathbb{Z}``."""
+    family = _FAMILY.fullmatch(text)
+    if family:
+        name = f"{family[1]} = " if family[1] else ""
+        return f"{name}{family[2]}, {family[3]} \\in \\mathbb{{Z}}"
+    flat = _FLAT.sub(r" \1 ", text)
+    found = _CLAUSE.search(flat)
+    head = flat[: found.start()] if found else ""
+    letter = next((c for c in found.groups() if c), "") if found else ""
+    if not letter or letter not in re.sub(r"\\[a-zA-Z]+|[a-zA-Z]{3,}", " ", head):
+        return text
+    return f"{head}, {letter} \\in \\mathbb{{Z}}"
 
 
 def _base(found: re.Match[str]) -> str:
@@ -91,6 +146,8 @@ def respelled(text: str) -> str:
         for mark, pattern, made in _ONLY_WITH_COMMANDS:
             if mark in text:
                 text = pattern.sub(made, text)
+        if "\\ang" in text:
+            text = _ANGLE.sub(r"\1^\\circ", text)
         if "\\surd" in text:
             text = re.sub(r"\\surd(?![a-zA-Z])", r"\\sqrt", text)
         if "\\textdegree" in text:
@@ -101,8 +158,17 @@ def respelled(text: str) -> str:
         text = _LETTER_O.sub(r"^\\circ ", text)
         row = _TRANSPOSED.fullmatch(text)
         text = _column(row[1]) or text if row else text
-    if "C" in text:
-        text = _COMBINATION.sub(_combination, text)
+    if "C" in text or "P" in text:
+        text = _UPSIDE_DOWN.sub(r"C_{\2}^{\1}", text)
+        for pattern in _CHOICES:
+            text = pattern.sub(_choice, text)
+    if "R" in text and ("^" in text or "_" in text):
+        for pattern, made in _HALF_LINES:
+            text = pattern.sub(made, text)
+    if "mod" in text:
+        text = _MODULO.sub(r"\\pmod{\1}", text)
+    if "Z" in text or "integer" in text or "dots" in text:
+        text = _over_integers(text)
     if "in" in text:
         text = _INCHES.sub(_inches, text)
     if "U" in text:

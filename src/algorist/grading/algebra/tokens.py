@@ -47,6 +47,7 @@ _ESCAPED = {
     "\\_": "_",
     "\\&": "&",
 }
+_LOGIC = {"lor": "or", "vee": "or", "land": "and", "wedge": "and"}
 _CURRENCIES = {"pounds": "sterling", "euro": "euro", "yen": "yen", "texteuro": "euro"}
 _PLAIN = {
     "lbrace": "\\{", "rbrace": "\\}", "lvert": "|", "rvert": "|", "vert": "|", "degree": "degree", "colon": ":", "lparen": "(",
@@ -227,6 +228,8 @@ class Tokenizer:
             return close + 1
         elif name == "infty":
             self._put("sym", "infty", space)
+        elif name in _LOGIC:
+            self._put("text", _LOGIC[name], space)
         elif name in _CURRENCIES:
             self._put("word", _CURRENCIES[name], space)
         else:
@@ -271,7 +274,7 @@ class Tokenizer:
             return position
         content, after = self._braced(name, position)
         joint = content.lower().strip(" ,")
-        if joint in ("and", "or"):
+        if joint in ("and", "or", "to"):
             self._put("text", joint, space)
         elif (name in _TEXTS and self._after_a_number() and is_symbol_unit(content)) or (
             name in _TEXTS

@@ -214,6 +214,13 @@ _ORDERS = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9
 
 def number_in_words(text: str) -> Fraction | int | None:
     """Return the value of ``twenty-three``, ``one hundred and five`` or ``two thirds``, or None."""
+    whole, _, part_text = text.lower().rpartition(" and ")
+    if whole and part_text.removesuffix("s").endswith(tuple(_PARTS)):  # fourteen and two thirds, 6 and a half
+        rest = number_in_words(part_text.strip().replace("a half", "half"))
+        count = int(whole) if re.fullmatch(r"-?\d{1,9}", whole.strip()) else number_in_words(whole)
+        if rest is not None and isinstance(count, int) and 0 < rest < 1:
+            return count + (-rest if whole.strip().startswith(("-", "minus", "negative")) else rest)
+        return None
     words = [w for w in re.split(r"[\s-]+", text.lower().strip()) if w]
     negative = words[:1] in (["minus"], ["negative"])
     words = words[1:] if negative else words
