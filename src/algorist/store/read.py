@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -140,7 +140,9 @@ def _connect(run: Path) -> Iterator[duckdb.DuckDBPyConnection]:
     _check_run(run)
     with duckdb.connect(":memory:") as connection:
         try:
-            connection.execute("SET enable_progress_bar = false; SET memory_limit = '4GB'")
+            with suppress(duckdb.InvalidInputException):  # a notebook without ipywidgets has no bar, nor this setting
+                connection.execute("SET enable_progress_bar = false")
+            connection.execute("SET memory_limit = '4GB'")
             _make_rollouts(connection, run)
             _make_samples(connection, run)
             connection.register("_metrics", _metrics_table(run))
