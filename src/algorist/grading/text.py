@@ -57,6 +57,7 @@ _WRAPS = (
     ("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"), ("$", "$"), ("***", "***"), ("**", "**"), ("__", "__"),
     ("`", "`"), ('"', '"'), ("*", "*"), ("\\boxed{", "}"), ("\\fbox{", "}"), ("\\ensuremath{", "}"), ("\\mbox{", "}"),
 )  # fmt: skip
+_OPENERS = tuple(start for start, _ in _WRAPS)
 _MOST_WRAPS = 8
 _LEAD = re.compile(
     r"(?:(?:so|thus|hence|therefore)\s*,?\s+)?(?:(?:the|my|our)\s+)?(?:final\s+|correct\s+)?"
@@ -99,7 +100,7 @@ def _unicode(text: str) -> str:
 
 def _unwrap(text: str) -> str:
     """Take off what stands around the whole: dollar signs, emphasis, a box, quotes."""
-    for _ in range(_MOST_WRAPS):
+    for _ in range(_MOST_WRAPS if text.startswith(_OPENERS) else 0):
         changed = False
         for start, end in _WRAPS:
             if len(text) <= len(start) + len(end) - 1 or not (text.startswith(start) and text.endswith(end)):
@@ -126,15 +127,16 @@ def _dollars(text: str) -> str:
 
 def _marks_off(text: str) -> str:
     """Take off arrows in front, and ticks, ends of proofs and line breaks behind; never all of a text."""
-    changed = True
-    while changed:
-        changed = False
+    while text.endswith(_ENDS) or text.startswith(_STARTS):
+        before = text
         for mark in _ENDS:
             if len(text) > len(mark) and text.endswith(mark):
-                text, changed = text[: -len(mark)].rstrip(), True
+                text = text[: -len(mark)].rstrip()
         for mark in _STARTS:
             if len(text) > len(mark) and text.startswith(mark):
-                text, changed = text[len(mark) :].lstrip(), True
+                text = text[len(mark) :].lstrip()
+        if text == before:
+            break
     return text
 
 

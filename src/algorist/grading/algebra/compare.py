@@ -383,7 +383,7 @@ def _general(a: Node, b: Node, scalar: Scalar) -> bool | None:
 
 def _renamed(node: Node, letters: dict[str, str]) -> Node:
     if node[:1] == ("sym",):
-        return sym(letters.get(node[1], node[1]))
+        return sym(letters.get(str(node[1]), str(node[1])))
     return tuple(_renamed(part, letters) if isinstance(part, tuple) else part for part in node)
 
 

@@ -1,0 +1,44 @@
+"""Verdicts do not depend on load: the grading tests pass with eight busy processes beside them.
+
+By hand, on any test: ``python -m tests.slow.test_busy_machine tests/golden tests/unit/test_grading_workers.py``.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BUSY = "import os; parent = os.getppid()\nwhile os.getppid() == parent: sum(range(10**6))"
+GRADING = [
+    "tests/golden",
+    "tests/unit/test_grading_matchers.py",
+    "tests/unit/test_grading_r1_zero.py",
+    "tests/unit/test_grading_reasoning.py",
+    "tests/unit/test_grading_workers.py",
+    "tests/property/test_grading_laws.py",
+]
+
+
+def beside_busy_processes(tests: list[str], count: int = 8) -> subprocess.CompletedProcess[str]:
+    """Run tests while ``count`` processes take all the processor they get."""
+    busy = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(count)]
+    try:
+        words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "not slow", *tests]
+        return subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
+def test_grading_tests_pass_beside_eight_busy_processes() -> None:
+    done = beside_busy_processes(GRADING)
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+if __name__ == "__main__":
+    told = beside_busy_processes(sys.argv[1:] or GRADING)
+    print(told.stdout[-3000:])
+    sys.exit(told.returncode)
