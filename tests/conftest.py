@@ -25,6 +25,7 @@ if (
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
+Verb = Callable[..., tuple[int, str, str]]
 
 _ABOVE = Path(__file__).resolve().parents
 SHARED_DATA = next(
@@ -84,3 +85,26 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         return subprocess.CompletedProcess(list(arguments), int(stop.value.code or 0), shown.out, shown.err)
 
     return call
+
+
+@pytest.fixture
+def verb(call: Cli) -> Verb:
+    """Run ``algorist`` as ``call`` does: (exit code, standard output, standard error in one line)."""
+
+    def verb(*arguments: str, stdin: str = "") -> tuple[int, str, str]:
+        done = call(*arguments, stdin=stdin)
+        return done.returncode, done.stdout, " ".join(done.stderr.split())
+
+    return verb
+
+
+@pytest.fixture
+def output_of(verb: Verb) -> Callable[..., str]:
+    """Run ``algorist`` as ``call`` does; it must succeed. Returns standard output."""
+
+    def output_of(*arguments: str) -> str:
+        code, output, errors = verb(*arguments)
+        assert code == 0, errors
+        return output
+
+    return output_of

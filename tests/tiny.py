@@ -17,7 +17,7 @@ from algorist.models.tiny import train_tokenizer
 from algorist.prompts import get_format
 from algorist.prompts.base import PromptFormat
 from algorist.rewards import RewardSet, build_rewards
-from algorist.rollouts.base import Completion, Completions, OnFinished, Prompts, SamplingParams
+from algorist.rollouts.base import Completion, Completions, Prompts, SamplingParams
 from algorist.training.grpo_setup import make_grpo_trainer
 from algorist.types import Problem
 
@@ -94,9 +94,7 @@ class PlainEngine:
         self.model = model
         self.calls: list[tuple[list[list[int]], int, int | None]] = []
 
-    def generate(
-        self, prompts: Prompts, group_size: int, params: SamplingParams, on_finished: OnFinished = None
-    ) -> Completions:
+    def generate(self, prompts: Prompts, group_size: int, params: SamplingParams) -> Completions:
         """Sample as ``RolloutEngine`` says; torch's global generator stands at the same place after each call."""
         assert not self.model.training
         self.calls.append(([list(p) for p in prompts], group_size, params.seed))

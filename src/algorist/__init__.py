@@ -124,35 +124,26 @@ __all__ = [
     "tokenize_prompt_and_output",
 ]
 
-_ELSEWHERE = {
-    "Batch": "training.batch",
-    "LogProbs": "training.log_probs",
-    "SamplingParams": "rollouts.base",
-    "advantage": "objectives",
-    "collect": "rollouts.collect",
-    "encode_prompt": "prompts.chat",
-    "load_policy": "models.load",
-    "loss": "objectives",
-    "make_engine": "rollouts",
-    "policy_loss": "objectives",
-    "token_losses": "objectives",
-    "extract_hash_answer": "data.gsm8k",
-    "get_format": "prompts",
-    "grade": "grading",
-    "grade_completion": "grading",
-    "load_recipe": "config",
-    "run_recipe": "runs.pipeline",
-    "DEFAULT_REWARD_WEIGHTS": "rewards",
-    "RewardBreakdown": "rewards",
-    "build_rewards": "rewards",
-    "default_reward_functions": "rewards",
-    "question_only_reward_fn": "rewards",
-    "r1_zero_reward_fn": "rewards",
-    "reward": "rewards",
+_MODULES = {
+    "config": "load_recipe",
+    "data.gsm8k": "extract_hash_answer",
+    "grading": "grade grade_completion",
+    "models.load": "load_policy",
+    "objectives": "advantage loss policy_loss token_losses",
+    "prompts": "get_format",
+    "prompts.chat": "encode_prompt",
+    "rewards": "DEFAULT_REWARD_WEIGHTS RewardBreakdown build_rewards default_reward_functions question_only_reward_fn "
+    "r1_zero_reward_fn reward",
+    "rollouts": "make_engine",
+    "rollouts.base": "SamplingParams",
+    "rollouts.collect": "collect",
+    "runs.pipeline": "run_recipe",
+    "toolkit.oneshot": "DEFAULT_GRPO_ARGS MathTrainingSetup TrainingArtifacts build_chat_prompt build_text_generator "
+    "create_math_training_setup format_for_grpo generate_math_solution load_gsm8k run_training save_prompt_and_response",
+    "training.batch": "Batch",
+    "training.log_probs": "LogProbs",
 }
-_API = """DEFAULT_GRPO_ARGS MathTrainingSetup TrainingArtifacts build_chat_prompt build_text_generator
-    create_math_training_setup format_for_grpo generate_math_solution load_gsm8k run_training
-    save_prompt_and_response""".split()
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:
@@ -161,7 +152,7 @@ def __getattr__(name: str) -> Any:
         from algorist.errors import nearest
 
         raise AttributeError(f"module 'algorist' has no attribute '{name}'.{nearest(name, __all__)}")
-    module = "toolkit.oneshot" if name in _API else _ELSEWHERE.get(name, "toolkit")
+    module = _MODULE_OF.get(name, "toolkit")
     value = getattr(importlib.import_module(f"algorist.{module}"), name)
     globals()[name] = value
     return value

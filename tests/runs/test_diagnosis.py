@@ -9,6 +9,7 @@ import contextlib
 import json
 import random
 import shutil
+from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -66,21 +67,25 @@ class Runs:
             "sft.save_steps=200",
         )
         self.model = folder / "start" / "sft" / "final"
-        self._run(
-            "careful",
-            f"data.train={{name: local, path: {self.train}}}",
-            f"data.sft={{name: local, path: {sums(folder / 'careful.jsonl', 2000, seed=2)}}}",
-            "grpo.enabled=false",
-            "sft.max_steps=400",
-            "sft.save_steps=200",
-        )
-        self.careful = folder / "careful" / "sft" / "final"
         self.hard = folder / "hard.jsonl"
         parts = [
             sums(folder / "reachable.jsonl", 60, seed=4),
             sums(folder / "never.jsonl", 40, seed=5, shift=100),
         ]
         self.hard.write_text("".join(part.read_text(encoding="utf-8") for part in parts), encoding="utf-8")
+
+    @cached_property
+    def careful(self) -> Path:
+        """A model that was taught without slips."""
+        self._run(
+            "careful",
+            f"data.train={{name: local, path: {self.train}}}",
+            f"data.sft={{name: local, path: {sums(self.folder / 'careful.jsonl', 2000, seed=2)}}}",
+            "grpo.enabled=false",
+            "sft.max_steps=400",
+            "sft.save_steps=200",
+        )
+        return self.folder / "careful" / "sft" / "final"
 
     def __call__(
         self, name: str, *overrides: str, model: Path | None = None, data: Path | None = None

@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from algorist.cli.main import main
 from algorist.config import load_recipe
 from algorist.config.explain import explain
 from algorist.errors import CheckpointError
@@ -28,21 +27,6 @@ from algorist.training.checkpoint import write_manifest
 
 DOCS = Path(__file__).parents[2] / "docs"
 SFT_ONLY = ["smoke-cpu", "threads=1", "grpo.enabled=false", "eval.enabled=false"]
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Any:
-    """Run ``algorist`` in a folder of the test's own: (exit code, standard output, standard error)."""
-
-    def run(*words: str) -> tuple[Any, str, str]:
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", ["algorist", *words])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        told = capsys.readouterr()
-        return stop.value.code, told.out, " ".join(told.err.split())
-
-    return run
 
 
 def interrupted(folder: Path, ready: Path, *words: str) -> tuple[int, str]:
@@ -101,7 +85,7 @@ def test_grpo_on_a_model_of_ones_own_loads_no_demonstrations(call: Any) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_before_the_first_step_says_how_to_start_again(call: Any, tmp_path: Path) -> None:
+def test_ctrl_c_before_the_first_step_says_how_to_start_again(verb: Any, tmp_path: Path) -> None:
     words = ["run", *SFT_ONLY, "run_name=early"]
     code, output = interrupted(tmp_path, tmp_path / "runs" / "early" / "config.yaml", *words)
     assert code == 130 and "Traceback" not in output, output
@@ -109,7 +93,7 @@ def test_ctrl_c_before_the_first_step_says_how_to_start_again(call: Any, tmp_pat
     assert "before the first training step: nothing was trained" in line
     assert line.endswith(f"Start again: algorist {' '.join(words)}")
     assert not (tmp_path / "runs" / "early" / "sft").exists()
-    code, out, _ = call(*words)  # the same command
+    code, out, _ = verb(*words)  # the same command
     assert code == 0 and "algorist solve" in out
     assert "algorist inspect" not in out and "algorist compare" not in out  # no rollouts, no evaluations
     assert (tmp_path / "runs" / "early" / "sft" / "final").is_dir()
@@ -135,16 +119,16 @@ def test_ctrl_c_later_names_what_is_kept(tmp_path: Path, monkeypatch: pytest.Mon
     )
 
 
-def test_rewards_explain_takes_overrides(call: Any) -> None:
+def test_rewards_explain_takes_overrides(verb: Any) -> None:
     words = ["rewards", "explain", "--completion", "<answer>7</answer>", "--answer", "7"]
-    code, out, _ = call(*words, "rewards=[{name: correct, weight: 3}]")
+    code, out, _ = verb(*words, "rewards=[{name: correct, weight: 3}]")
     assert code == 0 and json.loads(out) == {
         "total": 3.0,
         "rewards": {"correct": {"value": 1.0, "weight": 3.0}},
     }
-    code, out, _ = call(*words, "prompt.format=thoughts")
+    code, out, _ = verb(*words, "prompt.format=thoughts")
     assert code == 2
-    code, _, err = call(*words, "brief.yaml")
+    code, _, err = verb(*words, "brief.yaml")
     assert code == 2 and "a recipe stands behind --recipe: --recipe brief.yaml" in err
 
 
@@ -195,27 +179,27 @@ def test_resume_of_a_tied_model_is_quiet_and_a_missing_weight_is_not(
         run_recipe(load_recipe("smoke-cpu", [*words, "sft.max_steps=4"]).recipe, resume=True)
 
 
-def test_eval_names_columns_as_the_option_takes_them(call: Any, tmp_path: Path) -> None:
+def test_eval_names_columns_as_the_option_takes_them(verb: Any, tmp_path: Path) -> None:
     (tmp_path / "sums.csv").write_text("Frage,Antwort\nWhat is 2 + 3?,5\n", encoding="utf-8")
-    code, _, err = call("eval", "owner/model", "--data", "sums.csv")
+    code, _, err = verb("eval", "owner/model", "--data", "sums.csv")
     assert code == 2 and "training" not in err and "data.train" not in err
     assert "sums.csv has no 'question' field" in err and "no 'answer' field" in err
     way = re.search(r"--data '([^']*)'", err)
     assert way is not None and way[1] == "sums.csv,columns={question: COLUMN, answer: COLUMN}"
     given = way[1].replace("question: COLUMN", "question: Frage").replace("answer: COLUMN", "answer: Antwort")
-    code, _, err = call("eval", "./nowhere", "--data", given)
+    code, _, err = verb("eval", "./nowhere", "--data", given)
     assert code == 2 and "no run or model at './nowhere'" in err
     half = "sums.csv,columns={question: Frage}"
-    code, _, err = call("eval", "owner/model", "--data", half)
+    code, _, err = verb("eval", "owner/model", "--data", half)
     assert code == 2 and "no 'answer' field" in err and "answer: COLUMN as well in columns={…}" in err
-    code, _, err = call("data", "check", "local", "--path", "sums.csv", "--column", "question=Frage")
+    code, _, err = verb("data", "check", "local", "--path", "sums.csv", "--column", "question=Frage")
     assert code == 2 and err.endswith("Name yours: --column answer=COLUMN")
-    code, _, err = call("run", "smoke-cpu", "data.train={name: local, path: sums.csv}")
+    code, _, err = verb("run", "smoke-cpu", "data.train={name: local, path: sums.csv}")
     assert code == 2 and "data.train.columns.question=COLUMN data.train.columns.answer=COLUMN" in err
 
 
-def test_another_dataset_does_not_keep_what_was_said_of_the_former(call: Any, tmp_path: Path) -> None:
-    code, out, _ = call("recipes", "show", "quickstart", "data.train.name=gsm8k")
+def test_another_dataset_does_not_keep_what_was_said_of_the_former(verb: Any, tmp_path: Path) -> None:
+    code, out, _ = verb("recipes", "show", "quickstart", "data.train.name=gsm8k")
     lines = [line for line in out.splitlines() if line.startswith("data.train.")]
     assert code == 0 and [line.split()[0] for line in lines] == ["data.train.name", "data.train.params"]
     assert "(default; what quickstart says is for the dataset arithmetic)" in lines[1]
@@ -234,7 +218,7 @@ def test_another_dataset_does_not_keep_what_was_said_of_the_former(call: Any, tm
     assert swapped.path is None
 
 
-def test_a_typo_is_answered_with_the_nearest_name(call: Any, tmp_path: Path) -> None:
+def test_a_typo_is_answered_with_the_nearest_name(verb: Any, tmp_path: Path) -> None:
     (tmp_path / "brief.yaml").write_text("extends: smoke-cpu\nname: brief\n", encoding="utf-8")
     (tmp_path / "runs" / "brief" / "eval").mkdir(parents=True)
     for words, answer in (
@@ -246,25 +230,25 @@ def test_a_typo_is_answered_with_the_nearest_name(call: Any, tmp_path: Path) -> 
         ),
         (("rewards", "explain", "--completion", "x", "--answer", "1", "recpe=a"), "recpe: unknown key"),
     ):
-        code, _, err = call(*words)
+        code, _, err = verb(*words)
         assert code == 2 and answer in err, (words, err)
 
 
-def test_nothing_to_show_is_said(call: Any, tmp_path: Path) -> None:
+def test_nothing_to_show_is_said(verb: Any, tmp_path: Path) -> None:
     words = ["data.train.params.count=16", f"output_dir={tmp_path}", "run_name=r", "eval.enabled=false"]
     run_recipe(
         load_recipe("smoke-cpu", [*words, "threads=1", "sft.enabled=false", "grpo.max_steps=1"]).recipe
     )
-    code, out, err = call("inspect", "r", "--contains", "no such words")
+    code, out, err = verb("inspect", "r", "--contains", "no such words")
     assert (code, out) == (0, "") and err.endswith("no rows: no rollout passes these filters")
-    code, out, err = call("inspect", "r", "--wrong", "--limit", "2", "--json")
+    code, out, err = verb("inspect", "r", "--wrong", "--limit", "2", "--json")
     assert code == 0 and not err and [json.loads(x)["correct"] for x in out.splitlines()] == [False, False]
-    code, out, err = call("inspect", "r", "--sql", "SELECT * FROM rollouts WHERE step = 99")
+    code, out, err = verb("inspect", "r", "--sql", "SELECT * FROM rollouts WHERE step = 99")
     assert (code, out, err) == (0, "", "no rows: the SELECT finds none")
 
 
-def test_the_closing_table_names_what_was_evaluated(call: Any) -> None:
-    code, out, _ = call("sft", "smoke-cpu", "run_name=r", "eval.baseline=true", "data.eval.params.count=8")
+def test_the_closing_table_names_what_was_evaluated(verb: Any) -> None:
+    code, out, _ = verb("sft", "smoke-cpu", "run_name=r", "eval.baseline=true", "data.eval.params.count=8")
     (heading,) = [line for line in out.splitlines() if "paired difference" in line]
     assert code == 0 and re.findall(r"\b(base|SFT|GRPO)\b", heading) == ["base", "SFT"]
     assert "algorist compare runs/r/eval/base.json runs/r/eval/sft.json" in out

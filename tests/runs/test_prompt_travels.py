@@ -40,22 +40,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "r"
 
 
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Any:
-    def run(*words: str) -> str:
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", ["algorist", *words])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        told = capsys.readouterr()
-        assert stop.value.code == 0, told.err
-        return told.out
-
-    return run
-
-
-def test_every_saved_model_carries_its_prompt(run: Path, call: Any, tmp_path: Path) -> None:
-    call("export", str(run), "--to", "given")
+def test_every_saved_model_carries_its_prompt(run: Path, output_of: Any, tmp_path: Path) -> None:
+    output_of("export", str(run), "--to", "given")
     for folder in (run / "sft" / "final", *(run / "sft").glob("checkpoint-*"), tmp_path / "given"):
         asked = attached(folder)
         assert asked is not None and asked.max_completion_tokens == 23, folder
@@ -64,11 +50,11 @@ def test_every_saved_model_carries_its_prompt(run: Path, call: Any, tmp_path: Pa
         assert (folder / "chat_template.jinja").is_file()
 
 
-def test_an_export_answers_as_the_run_does(run: Path, call: Any, tmp_path: Path) -> None:
-    call("export", str(run), "--to", "given")
+def test_an_export_answers_as_the_run_does(run: Path, output_of: Any, tmp_path: Path) -> None:
+    output_of("export", str(run), "--to", "given")
     shutil.copytree(run / "sft" / "final", tmp_path / "copied")
     rows = [
-        json.loads(call("solve", QUESTION, "--json", "--model", str(model), *more))
+        json.loads(output_of("solve", QUESTION, "--json", "--model", str(model), *more))
         for model in (run, "given", "copied")
         for more in ([], ["--format", "reasoning_answer"])
     ]
@@ -76,7 +62,7 @@ def test_an_export_answers_as_the_run_does(run: Path, call: Any, tmp_path: Path)
     solver = Solver.load(tmp_path / "copied")
     assert solver.prompt_format.system_prompt == SYSTEM and solver.max_new_tokens == 23
     for model, out in ((str(run), "a"), ("given", "b")):
-        call("eval", model, *DATA, "--out", out, "--json")
+        output_of("eval", model, *DATA, "--out", out, "--json")
     first, second = (
         [row["completion"] for row in read_artifact(folder, name).samples if row["greedy"]]
         for folder in (tmp_path / "a", tmp_path / "b")
@@ -91,20 +77,20 @@ def test_another_format_asks_in_its_own_words(run: Path) -> None:
     assert solver.stop_strings == ("</answer>",)  # raw text has no end of turn
 
 
-def test_a_config_above_a_model_is_not_a_run(run: Path, call: Any, tmp_path: Path) -> None:
+def test_a_config_above_a_model_is_not_a_run(run: Path, output_of: Any, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("my_app: {port: 80}\n")
     shutil.copytree(run / "sft" / "final", tmp_path / "models" / "m")
     assert find_model(str(tmp_path / "models" / "m"))[1] is None
-    assert call("solve", QUESTION, "--model", "models/m")
+    assert output_of("solve", QUESTION, "--model", "models/m")
     (tmp_path / "models" / "m" / "config.yaml").write_text("lr: 1\n")
     assert find_model(str(tmp_path / "models" / "m")) == (tmp_path / "models" / "m", None)
     assert find_model(str(run / "sft" / "final"))[1] == run
 
 
-def test_an_adapter_and_its_merge_carry_it(tmp_path: Path, call: Any) -> None:
+def test_an_adapter_and_its_merge_carry_it(tmp_path: Path, output_of: Any) -> None:
     settings = [*SETTINGS, "model.lora={rank: 2}", f"output_dir={tmp_path}", "run_name=r"]
     run_recipe(load_recipe("smoke-cpu", settings).recipe)
-    call("export", "r", "--to", "merged", "--merge")
+    output_of("export", "r", "--to", "merged", "--merge")
     for folder in (tmp_path / "r" / "sft" / "final", tmp_path / "merged"):
         asked = attached(folder)
         assert asked is not None and asked.prompt_format.system_prompt == SYSTEM

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from algorist.cli.main import main
 from algorist.config import load_recipe
 from algorist.config.explain import describe, settings_page
 from algorist.errors import ConfigError
@@ -31,49 +30,35 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "r"
 
 
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Any:
-    def verb(*words: str) -> tuple[Any, str, str]:
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", ["algorist", *words])
-        monkeypatch.setenv("COLUMNS", "300")
-        with pytest.raises(SystemExit) as stop:
-            main()
-        told = capsys.readouterr()
-        return stop.value.code, told.out, " ".join(told.err.split())
-
-    return verb
-
-
-def test_eval_says_limit_and_format_and_what_to_do(run: Path, call: Any) -> None:
-    code, out, err = call("eval", str(run), *DATA, "--out", "e", "--name", "n")
+def test_eval_says_limit_and_format_and_what_to_do(run: Path, verb: Any) -> None:
+    code, out, err = verb("eval", str(run), *DATA, "--out", "e", "--name", "n")
     assert code == 0, err
     assert "prompt format reasoning_answer (its training) · completions of up to 24 tokens" in out
     assert "reasoning_answer, up to 24 tokens" in out
     assert "hint: no completion is written in the prompt format reasoning_answer" in out
-    code, out, _ = call("eval", str(run), *DATA, "--out", "f", "--name", "n", "--max-new-tokens", "5")
+    code, out, _ = verb("eval", str(run), *DATA, "--out", "f", "--name", "n", "--max-new-tokens", "5")
     assert "completions of up to 5 tokens" in out and "cut off at 5 tokens: --max-new-tokens 20" in out
-    code, out, _ = call("inspect", "e/n.json", "--wrong", "--limit", "2")
+    code, out, _ = verb("inspect", "e/n.json", "--wrong", "--limit", "2")
     assert code == 0 and out.count("· gold ") == 2 and "→ " in out
 
 
-def test_sql_gives_a_table(run: Path, call: Any) -> None:
-    code, out, _ = call(
+def test_sql_gives_a_table(run: Path, verb: Any) -> None:
+    code, out, _ = verb(
         "inspect", str(run), "--sql", "select step, name, value from metrics where name = 'loss'"
     )
     head, first, *_ = out.splitlines()
     assert code == 0 and head.split() == ["step", "name", "value"] and first.split()[:2] == ["1", "loss"]
-    code, out, _ = call("inspect", str(run), "--sql", "select 1 as a", "--json")
+    code, out, _ = verb("inspect", str(run), "--sql", "select 1 as a", "--json")
     assert json.loads(out) == {"a": 1}
 
 
-def test_solve_does_not_ask_the_hub_for_a_folder(run: Path, call: Any) -> None:
+def test_solve_does_not_ask_the_hub_for_a_folder(run: Path, verb: Any) -> None:
     for name in ("runs/nothere", "outputs/model", f"{run.name}/x/y"):
-        code, _, err = call("solve", "1 + 1?", "--model", name)
+        code, _, err = verb("solve", "1 + 1?", "--model", name)
         assert code == 2 and f"no run or model at '{name}'" in err
-    code, _, err = call("solve", "--model", str(run), "--file", "none.jsonl")
+    code, _, err = verb("solve", "--model", str(run), "--file", "none.jsonl")
     assert code == 2 and "--file none.jsonl: there is no such file" in err
-    code, out, err = call("solve", "1 + 1?", "--model", str(run))
+    code, out, err = verb("solve", "1 + 1?", "--model", str(run))
     assert (
         code == 0
         and err.startswith(f"loading {run}/sft/final … answering 1 question …")
@@ -114,17 +99,17 @@ def test_solve_in_a_terminal_answers_line_by_line(run: Path, tmp_path: Path) -> 
         (("run", "quickstart", "model.lora.lora_alpha=8"), "Here it is model.lora.alpha=VALUE."),
     ],
 )
-def test_names_of_other_programs_are_answered_with_ours(call: Any, words: tuple[str, ...], ours: str) -> None:
-    code, _, err = call(*words)
+def test_names_of_other_programs_are_answered_with_ours(verb: Any, words: tuple[str, ...], ours: str) -> None:
+    code, _, err = verb(*words)
     assert code == 2 and ours in err
 
 
-def test_rows_are_numbered_as_in_the_file(call: Any, tmp_path: Path) -> None:
+def test_rows_are_numbered_as_in_the_file(verb: Any, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("question,answer\n1+1?,2\n2+2?,\n3+3?,6\n")
-    code, _, err = call("data", "check", "local", "--path", "a.csv")
+    code, _, err = verb("data", "check", "local", "--path", "a.csv")
     assert code == 2 and "row 2 has no gold answer" in err and "skip_bad_rows=true" in err
     (tmp_path / "b.csv").write_text('question,answer\n"a\nb",1\n1,2,3\n')
-    code, _, err = call("data", "check", "local", "--path", "b.csv")
+    code, _, err = verb("data", "check", "local", "--path", "b.csv")
     assert code == 2 and "b.csv:4: 3 cells, expected 2 (question, answer)" in err
     recipe = load_recipe(
         "smoke-cpu", ["data.train={name: local, path: a.csv, params: {skip_bad_rows: true}}"]
@@ -132,45 +117,45 @@ def test_rows_are_numbered_as_in_the_file(call: Any, tmp_path: Path) -> None:
     from algorist.data import load_problems
 
     assert [p.answer for p in load_problems(recipe.data.train)] == ["2", "6"]
-    code, _, err = call("grpo", "smoke-cpu", "data.train.name=a.csv")
+    code, _, err = verb("grpo", "smoke-cpu", "data.train.name=a.csv")
     assert code == 2 and "write name: local and path: a.csv" in err
 
 
-def test_data_check_lists_golds_that_are_compared_as_text(call: Any, tmp_path: Path) -> None:
+def test_data_check_lists_golds_that_are_compared_as_text(verb: Any, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(
         "question,answer\nq1,about twelve or so\nq2,12\nq3,\\frac{1}{2}\nq4,12 apples\n"
     )
-    code, out, _ = call("data", "check", "local", "--path", "a.csv")
+    code, out, _ = verb("data", "check", "local", "--path", "a.csv")
     assert code == 0 and "1 are compared as text only" in out and "'about twelve or so'" in out
 
 
-def test_rewards_explain_counts_tokens_and_says_a_failure_once(call: Any, tmp_path: Path) -> None:
+def test_rewards_explain_counts_tokens_and_says_a_failure_once(verb: Any, tmp_path: Path) -> None:
     (tmp_path / "r.py").write_text(
         "def brief(completion, *, completion_ids):\n    return 1 / len(completion_ids)\n"
         "def broken(completion):\n    return 1 / 0\n"
     )
     words = ["rewards", "explain", "--completion", "a b c d", "--answer", "1"]
-    code, out, _ = call(*words, "rewards=[{name: 'r.py:brief'}]")
+    code, out, _ = verb(*words, "rewards=[{name: 'r.py:brief'}]")
     assert code == 0 and json.loads(out)["total"] == 0.25
-    code, out, _ = call(*words, "rewards=[{name: 'r.py:brief'}]", "--tokens", "10")
+    code, out, _ = verb(*words, "rewards=[{name: 'r.py:brief'}]", "--tokens", "10")
     assert json.loads(out)["total"] == 0.1
-    code, _, err = call(*words, "rewards=[{name: 'r.py:broken'}]")
+    code, _, err = verb(*words, "rewards=[{name: 'r.py:broken'}]")
     assert code == 1 and err.count("ZeroDivisionError") == 1 and "error: reward 'broken' failed" in err
-    code, out, _ = call("rewards", "explain", "--help")
+    code, out, _ = verb("rewards", "explain", "--help")
     assert "rewards=[ correct, {name:" in " ".join(out.replace("│", "").split())
 
 
-def test_compare_takes_the_common_problems(run: Path, call: Any) -> None:
+def test_compare_takes_the_common_problems(run: Path, verb: Any) -> None:
     for name, count in (("a", 6), ("b", 10)):
         data = f"arithmetic,params={{count: {count}, seed: 3}}"
-        assert call("eval", str(run), "--data", data, "--out", "c", "--name", name, "--samples", "0")[0] == 0
-    code, out, err = call("compare", "c/a.json", "c/b.json")
+        assert verb("eval", str(run), "--data", data, "--out", "c", "--name", name, "--samples", "0")[0] == 0
+    code, out, err = verb("compare", "c/a.json", "c/b.json")
     assert code == 0, err
     assert "6 problems · greedy" in out and "only the 6 problems that both evaluations have" in " ".join(
         out.split()
     )
-    call("eval", str(run), "--data", "arithmetic,params={count: 6, seed: 9}", "--out", "c", "--name", "d")
-    code, _, err = call("compare", "c/a.json", "c/d.json")
+    verb("eval", str(run), "--data", "arithmetic,params={count: 6, seed: 9}", "--out", "c", "--name", "d")
+    code, _, err = verb("compare", "c/a.json", "c/d.json")
     assert code == 2 and "have no problem in common" in err
 
 
@@ -188,14 +173,14 @@ def test_every_setting_is_on_its_page() -> None:
     assert describe("sft.source").endswith("Takes `problems` or `prompt_response`.")
 
 
-def test_recipes_show_describes(call: Any) -> None:
-    code, out, _ = call("recipes", "show", "quickstart", "--describe")
+def test_recipes_show_describes(verb: Any) -> None:
+    code, out, _ = verb("recipes", "show", "quickstart", "--describe")
     assert code == 0 and "Completions per problem (G). Takes an integer ≥ 1." in out
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_knows_verbs_options_and_recipes(call: Any, shell: str) -> None:
-    code, out, _ = call("completion", shell)
+def test_completion_knows_verbs_options_and_recipes(verb: Any, shell: str) -> None:
+    code, out, _ = verb("completion", shell)
     assert code == 0 and all(word in out for word in ("preflight", "--max-new-tokens", "quickstart"))
     if shell == "bash":
         asked = "COMP_WORDS=(algorist run qui); COMP_CWORD=2; _algorist; echo ${COMPREPLY[@]}"
@@ -203,8 +188,8 @@ def test_completion_knows_verbs_options_and_recipes(call: Any, shell: str) -> No
         assert told.stdout.strip() == "quickstart"
 
 
-def test_an_unknown_shell_is_refused(call: Any) -> None:
-    code, _, err = call("completion", "bahs")
+def test_an_unknown_shell_is_refused(verb: Any) -> None:
+    code, _, err = verb("completion", "bahs")
     assert code == 2 and "Did you mean 'bash'?" in err
     with pytest.raises(ConfigError):
         load_recipe("quickstart", ["completions=3"])

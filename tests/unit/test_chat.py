@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import copy
-import io
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from algorist.cli.chat_command import _Live
-from algorist.cli.main import main
 from algorist.evaluation.majority import elect
 from algorist.grading import grade
 from algorist.models.load import Policy
@@ -30,19 +27,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    def run(*words: str, typed: str = "") -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["algorist", *words])
-        monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
-        with pytest.raises(SystemExit) as stop:
-            main()
-        told = capsys.readouterr()
-        return int(stop.value.code or 0), told.out, told.err
-
-    return run
-
-
 def test_streamed_text_is_the_completion_and_greedy_chat_answers_as_solve() -> None:
     solver = Solver(Policy(make_model().eval(), copy.deepcopy(TOKENIZER)), get_format("question_only"), 12)
     pieces: list[str] = []
@@ -58,7 +42,7 @@ def test_the_reasoning_is_shown_without_tags_and_the_answer_apart(capsys: pytest
     assert capsys.readouterr().out == "3 < 4, so 12 -\n 5 = 7."
 
 
-def test_chat_answers_line_by_line_and_saves(call: Any, model: Path, tmp_path: Path) -> None:
+def test_chat_answers_line_by_line_and_saves(verb: Any, model: Path, tmp_path: Path) -> None:
     words = (
         "chat",
         str(model),
@@ -69,7 +53,7 @@ def test_chat_answers_line_by_line_and_saves(call: Any, model: Path, tmp_path: P
         "--save",
         str(tmp_path / "a.jsonl"),
     )
-    code, out, err = call(*words, typed="1+1\n7*8\n\nnot asked\n")
+    code, out, err = verb(*words, stdin="1+1\n7*8\n\nnot asked\n")
     assert code == 0 and "Ctrl-C stops an answer" in err
     rows = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
     assert [row["question"] for row in rows] == ["1+1", "7*8"] and out.count("answer: ") == 2
@@ -87,16 +71,16 @@ def test_a_vote_counts_equal_answers_together() -> None:
     assert elect([None, None], same) == (None, 0)
 
 
-def test_solve_votes_and_says_why_it_cannot(call: Any, model: Path) -> None:
+def test_solve_votes_and_says_why_it_cannot(verb: Any, model: Path) -> None:
     words = ("solve", "1+1", "--model", str(model), "--format", "question_only", "--max-new-tokens", "4")
-    code, out, _ = call(*words, "--n", "3", "--vote", "--json")
+    code, out, _ = verb(*words, "--n", "3", "--vote", "--json")
     row = json.loads(out)
     assert code == 0 and row["samples"] == 3 and row["votes"] == 0 and row["answer"] is None
-    code, out, _ = call(*words, "--n", "3", "--json")
+    code, out, _ = verb(*words, "--n", "3", "--json")
     assert code == 0 and len({json.loads(line)["completion"] for line in out.splitlines()}) > 1
     for more, why in (
         (("--vote",), "--vote needs several samples"),
         (("--n", "3", "--temperature", "0"), "the same completion"),
     ):
-        code, _, err = call(*words, *more)
+        code, _, err = verb(*words, *more)
         assert code == 2 and why in err

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from algorist.cli.main import main
 from algorist.data import shared_questions
 from algorist.types import Problem
 
@@ -40,25 +36,15 @@ def test_each_kind_is_found_once() -> None:
     ]  # no words to share
 
 
-def test_the_command_counts_with_intervals(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_counts_with_intervals(tmp_path: Path, verb: Any) -> None:
     for name, texts in (("a", TRAIN), ("b", HELD_OUT.values())):
         rows = [json.dumps({"question": text, "answer": "1"}) for text in texts]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
 
-    def call(*words: str) -> tuple[int, str, str]:
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", ["algorist", "data", "overlap", *words])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        told = capsys.readouterr()
-        return int(stop.value.code or 0), told.out, told.err
-
-    code, out, _ = call("a.jsonl", "b.jsonl")
+    code, out, _ = verb("data", "overlap", "a.jsonl", "b.jsonl")
     assert code == 0 and "4 held-out problems against 2 of training" in out
     assert "the same question               1  25.0 % [4.6, 69.9]" in out
-    code, out, _ = call("a.jsonl", "b.jsonl", "--json")
+    code, out, _ = verb("data", "overlap", "a.jsonl", "b.jsonl", "--json")
     assert code == 0 and json.loads(out)["ngram"]["pairs"][0].keys() == {"held_out", "train"}
-    code, _, err = call("a.jsonl", "none.jsonl")
+    code, _, err = verb("data", "overlap", "a.jsonl", "none.jsonl")
     assert code == 2 and "none.jsonl" in err

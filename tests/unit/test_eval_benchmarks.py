@@ -254,14 +254,14 @@ class Counting:
         self.name, self.dies_at, self.prompts, self.calls = "counting", dies_at, 0, 0
         self.engine = make_engine("auto", policy.model, policy.tokenizer)
 
-    def generate(self, prompts: Any, group_size: int, params: Any, on_finished: Any = None) -> Any:
+    def generate(self, prompts: Any, group_size: int, params: Any) -> Any:
         """Pass on; greedy calls count as batches."""
         if params.temperature == 0:
             if self.calls == self.dies_at:
                 raise Stops
             self.calls += 1
             self.prompts += len(prompts)
-        return self.engine.generate(prompts, group_size, params, on_finished)
+        return self.engine.generate(prompts, group_size, params)
 
 
 def mark(policy: Policy, **changes: Any) -> str:

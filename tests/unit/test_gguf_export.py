@@ -5,14 +5,12 @@ from __future__ import annotations
 import copy
 import importlib.util
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from algorist.cli.main import main
 from algorist.errors import ConfigError
 from algorist.hub.gguf import SOURCE, modelfile
 from algorist.models.tiny import tiny_model
@@ -37,18 +35,6 @@ def model_folder(folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    def run(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["algorist", *words])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        told = capsys.readouterr()
-        return int(stop.value.code or 0), told.out, told.err
-
-    return run
-
-
 def test_the_modelfile_asks_as_in_training() -> None:
     text = modelfile("m-Q8_0.gguf", Asked(get_format("r1_zero"), 99, ("</answer>",)), TOKENIZER)
     template = text.partition('TEMPLATE """')[2].partition('{{ .Response }}"""')[0]
@@ -58,12 +44,12 @@ def test_the_modelfile_asks_as_in_training() -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is not None, reason="llama-cpp-python is here")
-def test_without_llama_cpp_the_command_says_how_to_get_it(call: Any, tmp_path: Path) -> None:
-    code, _, err = call("export", str(tmp_path), "--gguf", "Q8_0")
+def test_without_llama_cpp_the_command_says_how_to_get_it(verb: Any, tmp_path: Path) -> None:
+    code, _, err = verb("export", str(tmp_path), "--gguf", "Q8_0")
     assert code == 2 and "pip install 'algorist[llama-cpp]'" in err and "without a C++ compiler" in err
 
 
-def test_mistakes_in_the_command_are_told_before_anything_is_loaded(call: Any, tmp_path: Path) -> None:
+def test_mistakes_in_the_command_are_told_before_anything_is_loaded(verb: Any, tmp_path: Path) -> None:
     folder = str(tmp_path)
     for words, why in (
         (("--gguf", "Q80"), "--gguf Q80 is unknown. Did you mean 'Q8_0'?"),
@@ -71,21 +57,21 @@ def test_mistakes_in_the_command_are_told_before_anything_is_loaded(call: Any, t
         (("Q8_0", "--to", "x"), "'Q8_0' is one model too many"),
         (("--gguf", "Q8_0", "--push-to-hub", "a/b"), "--gguf and --push-to-hub are two exports"),
     ):
-        code, _, err = call("export", folder, *words)
+        code, _, err = verb("export", folder, *words)
         assert code == 2 and why in err, err
 
 
 @needs_llama
 @pytest.mark.slow
 def test_files_answer_as_the_model_and_the_loss_is_printed(
-    call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    verb: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from algorist.rollouts.llama_cpp import LlamaCppEngine
 
     folder = model_folder(tmp_path / "m")
     data = "arithmetic,params={count: 4, seed: 3}"
     words = ("export", str(folder), "--gguf", "F32", "Q8_0", "--to", str(tmp_path / "g"))
-    code, out, err = call(*words, "--verify", "--data", data, "--limit", "4")
+    code, out, err = verb(*words, "--verify", "--data", data, "--limit", "4")
     assert code == 0, err
     lines = [line for line in out.splitlines() if " through llama.cpp: " in line]
     assert [line.partition(":")[0] for line in lines] == ["F32", "Q8_0"] and "4 problems" in lines[0]
@@ -108,7 +94,7 @@ def test_files_answer_as_the_model_and_the_loss_is_printed(
 
 @needs_llama
 def test_a_broken_file_a_wrong_folder_and_an_unknown_architecture_are_told(
-    call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    verb: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from algorist.rollouts.llama_cpp import LlamaCppEngine
 
@@ -118,7 +104,7 @@ def test_a_broken_file_a_wrong_folder_and_an_unknown_architecture_are_told(
     monkeypatch.setenv(SOURCE, str(tmp_path))
     make_model().save_pretrained(tmp_path / "m")
     TOKENIZER.save_pretrained(tmp_path / "m")
-    code, _, err = call("export", str(tmp_path / "m"), "--gguf", "Q8_0", "--to", str(tmp_path / "g"))
+    code, _, err = verb("export", str(tmp_path / "m"), "--gguf", "Q8_0", "--to", str(tmp_path / "g"))
     assert code == 2 and "there is no convert_hf_to_gguf.py; expected a checkout of llama.cpp" in err
-    code, _, err = call("export", str(tmp_path / "m"), "--gguf", "Q8_0", "--verify")
+    code, _, err = verb("export", str(tmp_path / "m"), "--gguf", "Q8_0", "--verify")
     assert code == 2 and "--verify needs problems" in err

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import logging
 import subprocess
@@ -17,7 +15,7 @@ from hypothesis import strategies as st
 from algorist.errors import CheckpointError
 from algorist.store.redact import HIDDEN, RedactSecrets, redact
 from algorist.store.run_folder import RunFolder, environment
-from algorist.store.safe_text import csv_cell, one_line, printable, write_csv
+from algorist.store.safe_text import one_line, printable
 
 
 def test_layout_and_stages(tmp_path: Path) -> None:
@@ -186,18 +184,3 @@ def test_printable_leaves_nothing_invisible(text: str) -> None:
     shown = printable(text)
     assert all(c in "\n\t" or c.isprintable() for c in shown)
     shown.encode("utf-8")
-
-
-def test_csv_has_no_formulas() -> None:
-    file = io.StringIO()
-    write_csv(
-        [{"text": "=HYPERLINK(1)", "n": -1.5}, {"text": " @SUM(A1)", "n": None}, {"text": "2 + 2", "n": 3}],
-        file,
-    )
-    read = list(csv.reader(io.StringIO(file.getvalue())))
-    assert read == [["text", "n"], ["'=HYPERLINK(1)", "-1.5"], ["' @SUM(A1)", ""], ["2 + 2", "3"]]
-
-
-@given(st.text())
-def test_csv_cells_never_start_a_formula(text: str) -> None:
-    assert not str(csv_cell(text)).lstrip(" ").startswith(("=", "+", "-", "@", "\t", "\r"))

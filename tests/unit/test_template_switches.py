@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from algorist.cli.main import main
 from algorist.config import load_recipe
 from algorist.errors import ConfigError
 from algorist.evaluation.artifact import read_artifact
@@ -144,31 +142,21 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_its_evaluations_and_its_model_have_the_switch(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path, tmp_path: Path, output_of: Any
 ) -> None:
     prompts = [row["prompt"] for row in query(run, "select prompt from rollouts")]
     assert prompts and all(prompt.endswith("assistant: <think></think>") for prompt in prompts)
     asked = attached(run / "grpo" / "final")
     assert asked is not None and asked.prompt_format.template_kwargs == {"enable_thinking": False}
-    monkeypatch.chdir(tmp_path)
-
-    def call(*words: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["algorist", *words])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        told = capsys.readouterr()
-        assert stop.value.code == 0, told.err
-        return told.out
-
     told = [
-        json.loads(call("eval", str(run), *DATA, "--json", *more))
+        json.loads(output_of("eval", str(run), *DATA, "--json", *more))
         for more in ([], ["--template", "enable_thinking=true"])
     ]
     names = [Path(entry["artifact"]).stem for entry in told]
     assert names[1] == f"{names[0]}-enable_thinking-true"
     switches = [read_artifact(run / "eval", name).protocol["template_kwargs"] for name in names]
     assert switches == [{"enable_thinking": False}, {"enable_thinking": True}]
-    call("export", str(run), "--to", "given")
+    output_of("export", str(run), "--to", "given")
     card = (tmp_path / "given" / "README.md").read_text()
     assert "add_generation_prompt=True, enable_thinking=False)" in card
     given = load_tokenizer(str(tmp_path / "given"))

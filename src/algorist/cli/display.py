@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -17,11 +19,11 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from algorist.store.run_log import LongWork, step_line
+from algorist.store.run_log import Display, LongWork, step_line
 from algorist.store.safe_text import printable
 
 
-class TerminalDisplay:
+class TerminalDisplay(Display):
     """Draws a run with rich; on a pipe it prints plain lines: every GRPO step, SFT and evaluations now and then."""
 
     def __init__(self, console: Console | None = None) -> None:
@@ -82,6 +84,14 @@ class TerminalDisplay:
         if stage not in self._tasks:
             self._tasks[stage] = self._progress.add_task(stage, total=total, told=told)
         self._progress.update(self._tasks[stage], completed=done, told=told)
+
+
+def plain_numbers(metrics: Mapping[str, Any]) -> dict[str, dict[str, float | int | None]]:
+    """Return intervals as plain numbers for JSON, None for NaN."""
+    return {
+        name: {key: (None if value != value else value) for key, value in asdict(interval).items()}
+        for name, interval in metrics.items()
+    }
 
 
 def closing_table(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -296,6 +295,7 @@ def _named_as_given(evaluated: Iterator[Evaluated], data: list[str]) -> Iterator
 
 
 def _summary(artifact: Artifact, by: list[str]) -> dict[str, Any]:
+    from algorist.cli.display import plain_numbers
     from algorist.evaluation.breakdown import breakdown
 
     ks = artifact.protocol.get("ks") or (1, 4, 8)
@@ -303,21 +303,14 @@ def _summary(artifact: Artifact, by: list[str]) -> dict[str, Any]:
         "dataset": artifact.dataset,
         "n": len({row["problem_id"] for row in artifact.samples}),
         "protocol": artifact.protocol,
-        "metrics": _numbers(artifact.metrics),
+        "metrics": plain_numbers(artifact.metrics),
         "by": {
             column: {
-                value: _numbers(found) for value, found in breakdown(artifact.samples, column, ks).items()
+                value: plain_numbers(found)
+                for value, found in breakdown(artifact.samples, column, ks).items()
             }
             for column in by
         },
-    }
-
-
-def _numbers(metrics: Any) -> dict[str, dict[str, float | int | None]]:
-    """Return intervals as plain numbers, None for NaN."""
-    return {
-        name: {key: (None if value != value else value) for key, value in asdict(interval).items()}
-        for name, interval in metrics.items()
     }
 
 

@@ -97,15 +97,10 @@ def _check(overrides: list[str], epochs: float) -> None:
 
 def _as_dict(done: Iteration) -> dict[str, Any]:
     """Return the rounds as plain values, None for NaN."""
-    rounds = [asdict(r) | {"folder": str(r.folder), "metrics": _numbers(r.metrics)} for r in done.rounds]
-    return {"start": _numbers(done.start), "rounds": rounds, "stopped": done.stopped}
+    from algorist.cli.display import plain_numbers
 
-
-def _numbers(metrics: dict[str, Any]) -> dict[str, dict[str, float | int | None]]:
-    return {
-        name: {key: (None if value != value else value) for key, value in asdict(interval).items()}
-        for name, interval in metrics.items()
-    }
+    rounds = [asdict(r) | {"folder": str(r.folder), "metrics": plain_numbers(r.metrics)} for r in done.rounds]
+    return {"start": plain_numbers(done.start), "rounds": rounds, "stopped": done.stopped}
 
 
 def _show(display: Any, done: Iteration) -> None:

@@ -21,17 +21,8 @@ def check_same_run(before: str, after: str, path: Path) -> None:
     Raises:
         ConfigError: Settings differ that decide what is learned; the message names them with both values.
     """
-    free = (
-        "sft.max_steps",
-        "sft.epochs",
-        "grpo.max_steps",
-        "grpo.epochs",
-        "report_to",
-        "tracking",
-        "hub",
-        "description",
-    )
-    free_last = ("logging_steps", "save_steps", "save_total_limit", "eval_every", "samples_every")
+    free = "sft.max_steps sft.epochs grpo.max_steps grpo.epochs report_to tracking hub description".split()
+    free_last = "logging_steps save_steps save_total_limit eval_every samples_every".split()
     old, new = flat(yaml.safe_load(before)), flat(yaml.safe_load(after))
     changed = [
         key

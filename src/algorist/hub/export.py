@@ -13,15 +13,8 @@ from algorist.models.precision import DTYPES
 from algorist.training.checkpoint import checkpoints
 
 TRAINING_FILES = (
-    "optimizer.pt",
-    "optimizer.bin",
-    "scheduler.pt",
-    "scaler.pt",
-    "rng_state*.pth",
-    "algorist_state.pt*",
-    "training_args.bin",
-    "manifest.json",
-)
+    "optimizer.pt optimizer.bin scheduler.pt scaler.pt rng_state*.pth algorist_state.pt* training_args.bin manifest.json"
+).split()
 """Files of a checkpoint that only a continued training needs."""
 
 

@@ -171,6 +171,15 @@ def load_policy(
     return Policy(model, prepare_tokenizer(tokenizer, None))
 
 
+def policy_of(model: Path | str, *, device: torch.device, like: ModelSection | None = None) -> Policy:
+    """Load a model that is only asked, by its folder or hub name; ``like`` as for ``load_policy``."""
+    folder = Path(model).expanduser()
+    if isinstance(model, Path) or folder.is_dir():
+        return load_policy(folder, device=device, like=like)
+    section = like if like is not None and like.name == model else ModelSection(name=model)
+    return make_policy(section, device=device, seed=0, trained=False)
+
+
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a folder or hub model as training has it, with its chat template.
 

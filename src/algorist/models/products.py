@@ -214,9 +214,8 @@ def times_transposed(left_MK: Tensor, right_NK: Tensor, bias_N: Tensor | None = 
     shape = (left_MK.shape[0], *right_NK.shape, left_MK.stride(), right_NK.stride())
     try:
         if shape not in _compiled:
-            torch.empty(
-                KERNEL_ROOM, dtype=torch.uint8
-            )  # oneDNN can crash when there is no room for its kernel
+            # oneDNN can crash when there is no room for its kernel
+            torch.empty(KERNEL_ROOM, dtype=torch.uint8)
         product: Tensor = torch.ops.mkldnn._linear_pointwise.default(
             left_MK, right_NK, bias_N, "none", [], ""
         )

@@ -36,9 +36,8 @@ def quantized_loading(section: ModelSection, device: torch.device, compute: torc
     from transformers import BitsAndBytesConfig
 
     if section.quantization == "8bit":
-        warnings.filterwarnings(
-            "ignore", message="MatMul8bitLt: inputs will be cast"
-        )  # one per layer and token
+        # one per layer and token
+        warnings.filterwarnings("ignore", message="MatMul8bitLt: inputs will be cast")
         config = BitsAndBytesConfig(load_in_8bit=True)
     else:
         config = BitsAndBytesConfig(

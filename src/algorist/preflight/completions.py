@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from statistics import mean
 from typing import Any
 
-from algorist.config.schema import GRPOSection, Recipe
+from algorist.config.schema import Recipe
 from algorist.diagnosis.signals import END_OF_TURN
 from algorist.errors import RewardError
 from algorist.models.load import Policy
@@ -34,14 +35,19 @@ def sample(
     section = recipe.grpo
     if section.engine == "vllm":
         section = section.model_copy(update={"engine": "auto"})
-    rewards = _rewards(recipe, form)
+    # Without the rewards that ask for what only a trainer has.
+    given = build_rewards(recipe.rewards, form, matcher=recipe.matcher)
+    rewards = RewardSet([reward for reward in given if not reward.needs_trainer])
     policy.model.eval()
+    engine = make_engine(section.engine, policy.model, policy.tokenizer)
+    params = sampling_params(section, recipe.seed)
+    draw = partial(collect, engine, policy.tokenizer, problems, form, params, samples, matcher=recipe.matcher)
     hangs: dict[str, str] = {}
     try:
-        groups = _collect(recipe, section, problems, policy, form, samples, rewards)
+        groups = draw(rewards=rewards)
     except RewardError as error:
         hangs = {reward.__name__: str(error) for reward in rewards if repr(reward.__name__) in str(error)}
-        groups = _collect(recipe, section, problems, policy, form, samples, None)
+        groups = draw()
     flat = [rollout for group in groups for rollout in group.rollouts]
     tokens = sorted(len(rollout.completion_ids) for rollout in flat)
     right = [sum(r.grade is not None and r.grade.correct for r in group.rollouts) for group in groups]
@@ -69,33 +75,6 @@ def sample(
         **_texts(groups, form),
         "rewards": _values(rewards, flat, hangs),
     }
-
-
-def _rewards(recipe: Recipe, form: PromptFormat) -> RewardSet:
-    """Return the recipe's rewards, without those that ask for what only a trainer has."""
-    rewards = build_rewards(recipe.rewards, form, matcher=recipe.matcher)
-    return RewardSet([r for r in rewards if not r.needs_trainer])
-
-
-def _collect(
-    recipe: Recipe,
-    section: GRPOSection,
-    problems: Sequence[Problem],
-    policy: Policy,
-    form: PromptFormat,
-    samples: int,
-    rewards: RewardSet | None,
-) -> list[Group]:
-    return collect(
-        make_engine(section.engine, policy.model, policy.tokenizer),
-        policy.tokenizer,
-        problems,
-        form,
-        sampling_params(section, recipe.seed),
-        samples,
-        rewards=rewards,
-        matcher=recipe.matcher,
-    )
 
 
 def _texts(groups: Sequence[Group], form: PromptFormat) -> dict[str, Any]:

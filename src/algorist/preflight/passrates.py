@@ -47,9 +47,8 @@ def fit_pass_rates(right: Sequence[int], samples: int) -> PassRates:
     mean = (sum(right) + 0.5) / (len(right) * samples + 1)
     best, found = -math.inf, PassRates(mean, 1 - mean)
     for step in range(61):
-        spread = 10 ** (
-            -1.5 + 4.5 * step / 60
-        )  # a + b from 0.03 (all or nothing) to 1000 (all problems alike)
+        # a + b from 0.03 (all or nothing) to 1000 (all problems alike)
+        spread = 10 ** (-1.5 + 4.5 * step / 60)
         for shift in (-0.4, -0.2, 0.0, 0.2, 0.4):
             centre = 1 / (1 + math.exp(-(math.log(mean / (1 - mean)) + shift)))
             rates = PassRates(centre * spread, (1 - centre) * spread)

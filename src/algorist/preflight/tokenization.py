@@ -12,6 +12,7 @@ from algorist.store.safe_text import one_line
 from algorist.types import Problem
 
 LOOKED_AT = 200
+Fault = dict[str, str] | None
 
 
 def tokenization_faults(
@@ -28,15 +29,16 @@ def tokenization_faults(
     tokenizer: Any = policy.tokenizer
     texts = [render_prompt(form, tokenizer, p.question) for p in problems[:LOOKED_AT]]
     rows = [list(tokenizer(text)["input_ids"]) for text in texts]
-    return [
-        *_lost_tags(tokenizer, form),
-        *_outside(policy, rows),
-        *_unknown(tokenizer, texts, rows),
-        *_two_starts(tokenizer, rows),
-        *_no_end(tokenizer),
-        *_ends_at_once(tokenizer, rows),
-        *_trained_otherwise(tokenizer, form, as_written[:LOOKED_AT]),
-    ]
+    looks = (
+        _lost_tags(tokenizer, form),
+        _outside(policy, rows),
+        _unknown(tokenizer, texts, rows),
+        _two_starts(tokenizer, rows),
+        _no_end(tokenizer),
+        _ends_at_once(tokenizer, rows),
+        _trained_otherwise(tokenizer, form, as_written[:LOOKED_AT]),
+    )
+    return [fault for fault in looks if fault]
 
 
 def out_of_vocabulary(policy: Policy, rows: Sequence[Sequence[int]]) -> int:
@@ -45,39 +47,35 @@ def out_of_vocabulary(policy: Policy, rows: Sequence[Sequence[int]]) -> int:
     return sum(any(token >= size for token in row) for row in rows)
 
 
-def _lost_tags(tokenizer: Any, form: PromptFormat) -> list[dict[str, str]]:
+def _lost_tags(tokenizer: Any, form: PromptFormat) -> Fault:
     lost = []
     for tag in form.tags.all():
         ids = tokenizer(tag, add_special_tokens=False)["input_ids"]
         if tag not in tokenizer.decode(ids, skip_special_tokens=True):
             lost.append(tag)
     if not lost:
-        return []
-    return [
-        {
-            "why": f"the tokenizer cannot write {', '.join(lost)} so that it can be read back: special tokens are taken out of "
-            "completions, so these tags are never found in one",
-            "change": "prompt:  # tags that are plain text to this tokenizer\n  tags: {answer_open: <answer>, answer_close: </answer>, "
-            "reasoning_open: <reasoning>, reasoning_close: </reasoning>}",
-        }
-    ]
+        return None
+    return {
+        "why": f"the tokenizer cannot write {', '.join(lost)} so that it can be read back: special tokens are taken out of "
+        "completions, so these tags are never found in one",
+        "change": "prompt:  # tags that are plain text to this tokenizer\n  tags: {answer_open: <answer>, answer_close: </answer>, "
+        "reasoning_open: <reasoning>, reasoning_close: </reasoning>}",
+    }
 
 
-def _outside(policy: Policy, rows: Sequence[Sequence[int]]) -> list[dict[str, str]]:
+def _outside(policy: Policy, rows: Sequence[Sequence[int]]) -> Fault:
     count = out_of_vocabulary(policy, rows)
     if not count:
-        return []
+        return None
     size = int(policy.model.get_input_embeddings().weight.shape[0])
-    return [
-        {
-            "why": f"{count} of {len(rows)} prompts hold token ids up to {max(map(max, rows))}, but the model has {size} embeddings: "
-            "the tokenizer belongs to another model, or tokens were added without embeddings",
-            "change": "model:\n  name: FOLDER  # with the tokenizer files that were saved beside these weights",
-        }
-    ]
+    return {
+        "why": f"{count} of {len(rows)} prompts hold token ids up to {max(map(max, rows))}, but the model has {size} embeddings: "
+        "the tokenizer belongs to another model, or tokens were added without embeddings",
+        "change": "model:\n  name: FOLDER  # with the tokenizer files that were saved beside these weights",
+    }
 
 
-def _unknown(tokenizer: Any, texts: Sequence[str], rows: Sequence[Sequence[int]]) -> list[dict[str, str]]:
+def _unknown(tokenizer: Any, texts: Sequence[str], rows: Sequence[Sequence[int]]) -> Fault:
     """Find prompts that do not come back as they were, white space aside: letters the tokenizer does not know."""
     unknown = tokenizer.unk_token_id
     odd = []
@@ -86,54 +84,44 @@ def _unknown(tokenizer: Any, texts: Sequence[str], rows: Sequence[Sequence[int]]
         if "".join(text.split()) not in back or (unknown is not None and unknown in row):
             odd.append(text)
     if not odd:
-        return []
-    return [
-        {
-            "why": f"{len(odd)} of {len(texts)} prompts come back from the tokenizer as other text, such as: "
-            f"{one_line(odd[0][-160:], 160)}",
-            "change": "model:\n  name: FOLDER  # with its own tokenizer; unknown characters or a normaliser change the text",
-        }
-    ]
+        return None
+    return {
+        "why": f"{len(odd)} of {len(texts)} prompts come back from the tokenizer as other text, such as: "
+        f"{one_line(odd[0][-160:], 160)}",
+        "change": "model:\n  name: FOLDER  # with its own tokenizer; unknown characters or a normaliser change the text",
+    }
 
 
-def _two_starts(tokenizer: Any, rows: Sequence[Sequence[int]]) -> list[dict[str, str]]:
+def _two_starts(tokenizer: Any, rows: Sequence[Sequence[int]]) -> Fault:
     start = tokenizer.bos_token_id
     if start is None or not any(list(row[:2]) == [start, start] for row in rows):
-        return []
-    return [
-        {
-            "why": f"prompts begin with {tokenizer.bos_token} twice: the chat template writes it and the tokenizer adds it",
-            "change": "model:\n  chat_template: FILE  # the template without the first token",
-        }
-    ]
+        return None
+    return {
+        "why": f"prompts begin with {tokenizer.bos_token} twice: the chat template writes it and the tokenizer adds it",
+        "change": "model:\n  chat_template: FILE  # the template without the first token",
+    }
 
 
-def _no_end(tokenizer: Any) -> list[dict[str, str]]:
+def _no_end(tokenizer: Any) -> Fault:
     if tokenizer.eos_token_id is not None:
-        return []
-    return [
-        {
-            "why": "the tokenizer names no end-of-sequence token, so no completion ends before the limit",
-            "change": "# eos_token in the model folder's tokenizer_config.json: the token that ends a turn in its chat template",
-        }
-    ]
+        return None
+    return {
+        "why": "the tokenizer names no end-of-sequence token, so no completion ends before the limit",
+        "change": "# eos_token in the model folder's tokenizer_config.json: the token that ends a turn in its chat template",
+    }
 
 
-def _ends_at_once(tokenizer: Any, rows: Sequence[Sequence[int]]) -> list[dict[str, str]]:
+def _ends_at_once(tokenizer: Any, rows: Sequence[Sequence[int]]) -> Fault:
     end = tokenizer.eos_token_id
     if end is None or not any(row and row[-1] == end for row in rows):
-        return []
-    return [
-        {
-            "why": f"prompts end with {tokenizer.eos_token}, which the tokenizer adds: completions begin after the end of a text",
-            "change": "# add_eos_token: false in the model folder's tokenizer_config.json (or its tokenizer.json's post_processor)",
-        }
-    ]
+        return None
+    return {
+        "why": f"prompts end with {tokenizer.eos_token}, which the tokenizer adds: completions begin after the end of a text",
+        "change": "# add_eos_token: false in the model folder's tokenizer_config.json (or its tokenizer.json's post_processor)",
+    }
 
 
-def _trained_otherwise(
-    tokenizer: Any, form: PromptFormat, problems: Sequence[Problem]
-) -> list[dict[str, str]]:
+def _trained_otherwise(tokenizer: Any, form: PromptFormat, problems: Sequence[Problem]) -> Fault:
     """Compare, token by token, the prompts that SFT trains on as written with those that are sampled with."""
     differ = []
     for problem in problems:
@@ -144,7 +132,7 @@ def _trained_otherwise(
         if trained != sampled:
             differ.append((trained, sampled))
     if not differ:
-        return []
+        return None
     trained, sampled = differ[0]
     place = next(
         (i for i, (a, b) in enumerate(zip(trained, sampled)) if a != b), min(len(trained), len(sampled))
@@ -152,10 +140,8 @@ def _trained_otherwise(
     shown = [
         one_line(str(tokenizer.decode(ids[place : place + 8])), 60) or "its end" for ids in (trained, sampled)
     ]
-    return [
-        {
-            "why": f"{len(differ)} of {len(problems)} prompts of SFT differ from those that are sampled with, the first at token "
-            f"{place}: trained on '{shown[0]}', sampled with '{shown[1]}'",
-            "change": "sft:\n  source: problems  # or a prompt.format that writes what data.sft's prompt column has",
-        }
-    ]
+    return {
+        "why": f"{len(differ)} of {len(problems)} prompts of SFT differ from those that are sampled with, the first at token "
+        f"{place}: trained on '{shown[0]}', sampled with '{shown[1]}'",
+        "change": "sft:\n  source: problems  # or a prompt.format that writes what data.sft's prompt column has",
+    }

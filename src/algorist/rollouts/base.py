@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -62,8 +62,6 @@ class Completion:
 
 Prompts = Sequence[Sequence[int]]
 """P token-id lists, each distinct prompt once, without padding."""
-OnFinished = Callable[[int], None] | None
-"""Called with the number of rows that have just finished (for progress bars)."""
 Completions = list[list[Completion]]
 """``group_size`` completions for each prompt, in the order of the prompts."""
 
@@ -73,16 +71,13 @@ class RolloutEngine(Protocol):
 
     name: str
 
-    def generate(
-        self, prompts: Prompts, group_size: int, params: SamplingParams, on_finished: OnFinished = None
-    ) -> Completions:
+    def generate(self, prompts: Prompts, group_size: int, params: SamplingParams) -> Completions:
         """Sample ``group_size`` completions for each prompt.
 
         Args:
             prompts: See ``Prompts``.
             group_size: Completions per prompt.
             params: Sampling settings.
-            on_finished: See ``OnFinished``.
 
         Raises:
             EngineError: The engine cannot do what was asked (empty prompt, prompt longer than the context, …).

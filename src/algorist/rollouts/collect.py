@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +28,6 @@ def collect(
     matcher: str = "symbolic",
     graded: bool = True,
     extra: Mapping[str, Any] | None = None,
-    on_finished: Callable[[int], None] | None = None,
 ) -> list[Group]:
     """Sample completions for each problem; parse, grade and reward each of them once.
 
@@ -43,7 +42,6 @@ def collect(
         matcher: How answers are compared with the gold answers.
         graded: Whether the problems have gold answers to grade against.
         extra: More columns for rewards that ask for them by name, such as ``trainer_state``.
-        on_finished: Called with the number of completions that have just finished.
 
     Returns:
         P groups in the order of the problems.
@@ -56,7 +54,7 @@ def collect(
     prompt_ids = [list(tokenizer(prompt)["input_ids"]) for prompt in prompts]
     sizes = [group_size] * len(problems) if isinstance(group_size, int) else list(group_size)
     began = time.perf_counter()
-    sampled = _sample(engine, prompt_ids, sizes, sampling, on_finished)
+    sampled = _sample(engine, prompt_ids, sizes, sampling)
     seconds = time.perf_counter() - began
     groups = [
         Group(problem, prompt, ids, [_read(c, tokenizer, prompt_format, sampling) for c in found], seconds)
@@ -68,17 +66,13 @@ def collect(
 
 
 def _sample(
-    engine: RolloutEngine,
-    prompts: Sequence[list[int]],
-    sizes: Sequence[int],
-    sampling: SamplingParams,
-    on_finished: Callable[[int], None] | None,
+    engine: RolloutEngine, prompts: Sequence[list[int]], sizes: Sequence[int], sampling: SamplingParams
 ) -> Completions:
     """Return the completions of each prompt; prompts with the same group size are sampled in one call, in their order."""
     result: Completions = [[] for _ in prompts]
     for size in dict.fromkeys(sizes):
         places = [place for place, wanted in enumerate(sizes) if wanted == size]
-        found = engine.generate([prompts[place] for place in places], size, sampling, on_finished)
+        found = engine.generate([prompts[place] for place in places], size, sampling)
         if len(found) != len(places) or any(len(group) != size for group in found):
             raise EngineError(
                 f"engine '{getattr(engine, 'name', type(engine).__name__)}' returned groups of sizes "

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from algorist.errors import ConfigError, MissingExtraError
-from algorist.rollouts.base import Completions, OnFinished, Prompts, SamplingParams
+from algorist.rollouts.base import Completions, Prompts, SamplingParams
 from algorist.rollouts.row_state import Rows, check_request
 
 
@@ -45,9 +45,7 @@ class LlamaCppEngine:
         self._logits_of_last = llama_cpp.llama_get_logits_ith
         self.tokenizer, self.context = tokenizer, int(self.llama.n_ctx())
 
-    def generate(
-        self, prompts: Prompts, group_size: int, params: SamplingParams, on_finished: OnFinished = None
-    ) -> Completions:
+    def generate(self, prompts: Prompts, group_size: int, params: SamplingParams) -> Completions:
         """Sample ``group_size`` completions per prompt; see ``RolloutEngine.generate``."""
         vocabulary = int(self.llama.n_vocab())
         check_request(prompts, group_size, self.context, vocabulary)
@@ -60,7 +58,6 @@ class LlamaCppEngine:
             context=self.context,
             device=torch.device("cpu"),
             decode=lambda ids: self.tokenizer.decode(ids, skip_special_tokens=False),
-            on_finished=on_finished,
         )
         one = torch.zeros(1, dtype=torch.int64)
         for row in range(len(prompts) * group_size):

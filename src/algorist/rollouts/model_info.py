@@ -37,13 +37,7 @@ class ModelSetting:
         """Where the embeddings lie."""
         return self.model.get_input_embeddings().weight.device
 
-    def new_rows(
-        self,
-        prompts: Prompts,
-        group_size: int,
-        params: SamplingParams,
-        on_finished: Callable[[int], None] | None,
-    ) -> Rows:
+    def new_rows(self, prompts: Prompts, group_size: int, params: SamplingParams) -> Rows:
         """Check the request and return its bookkeeping."""
         check_request(prompts, group_size, self.context, self.vocabulary)
         return Rows(
@@ -55,7 +49,6 @@ class ModelSetting:
             context=self.context,
             device=self.device,
             decode=self.decode,
-            on_finished=on_finished,
         )
 
     def _logit_count(self) -> int:

@@ -60,11 +60,9 @@ class Rows:
         context: int | None,
         device: torch.device,
         decode: Callable[[list[int]], str] | None = None,
-        on_finished: Callable[[int], None] | None = None,
     ) -> None:
         self.params, self.group_size, self.device = params, group_size, device
         self.count = len(prompts) * group_size
-        self._on_finished = on_finished
         self._steps = params.max_new_tokens
         room = [self._steps if context is None else min(self._steps, context - len(p)) for p in prompts]
         self._limit_R = torch.tensor(room).repeat_interleave(group_size)
@@ -177,8 +175,6 @@ class Rows:
         """Note the lengths of rows that have just finished."""
         for row, length in lengths.items():
             self._length_R[row] = length
-        if self._on_finished is not None and lengths:
-            self._on_finished(len(lengths))
 
     # ---- for an engine that samples on the device without asking the host ------------------------------------------
 

@@ -17,7 +17,7 @@ from transformers.generation import StoppingCriteria, StoppingCriteriaList
 
 from algorist.errors import EngineError
 from algorist.models.sharding import is_sharded, why_not_by_forward
-from algorist.rollouts.base import Completions, OnFinished, Prompts, SamplingParams
+from algorist.rollouts.base import Completions, Prompts, SamplingParams
 from algorist.rollouts.model_info import ModelSetting
 from algorist.rollouts.padded_batches import left_pad, plan_waves
 from algorist.rollouts.row_state import Rows
@@ -46,15 +46,13 @@ class TransformersEngine:
         self.model, self.token_budget, self.on_token = model, token_budget, on_token
         self.setting = ModelSetting(model, tokenizer)
 
-    def generate(
-        self, prompts: Prompts, group_size: int, params: SamplingParams, on_finished: OnFinished = None
-    ) -> Completions:
+    def generate(self, prompts: Prompts, group_size: int, params: SamplingParams) -> Completions:
         """Sample ``group_size`` completions per prompt; see ``RolloutEngine.generate``."""
         if not len(prompts):
             return []
         if is_sharded(self.model):
             raise EngineError(why_not_by_forward(self.model, "engine=transformers"))
-        rows = self.setting.new_rows(prompts, group_size, params, on_finished)
+        rows = self.setting.new_rows(prompts, group_size, params)
         lengths = [len(p) for p in prompts]
         waves = plan_waves(lengths, group_size, params.max_new_tokens, self.token_budget)
         with self.setting.generating(), torch.no_grad():

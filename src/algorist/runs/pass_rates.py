@@ -7,14 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from algorist.config.model_section import ModelSection
 from algorist.config.schema import Recipe
 from algorist.data import load_problems
 from algorist.data.pass_rates import key_of, read_table
 from algorist.errors import ConfigError
 from algorist.evaluation.progress import Progress, fingerprint
 from algorist.evaluation.run import EvaluationSetting, evaluate
-from algorist.models.load import Policy, load_policy, make_policy, pick_device
+from algorist.models.load import pick_device, policy_of
 from algorist.prompts.attached import attach
 from algorist.prompts.of_recipe import asked_in_training, recipe_format
 from algorist.rollouts import make_engine
@@ -89,7 +88,12 @@ def rate(
     form, device = recipe_format(recipe), pick_device(recipe.device)
     section = recipe.data.train.model_copy(update={"pass_rate": None, "pass_rates": None})
     path = table_path(recipe, model)
-    policy = _policy(recipe, model, device)
+    if (model or recipe.model.name) == "tiny":
+        raise ConfigError(
+            "model.name is tiny: made from scratch, it solves nothing before it is trained. Rate what SFT has made of it: algorist "
+            "data rate RECIPE --model RUN/sft/final"
+        )
+    policy = policy_of(model or recipe.model.name, device=device, like=recipe.model)
     attach(policy.tokenizer, asked_in_training(recipe, form))
     problems = fitting_problems(section, load_problems(section), form, policy.tokenizer)
     table: dict[str, Any] = read_table(path) if path.is_file() else {"samples": samples, "problems": {}}
@@ -124,18 +128,3 @@ def rate(
     replace_text(path, json.dumps(told, indent=0) + "\n")
     progress.remove()
     return path
-
-
-def _policy(recipe: Recipe, model: Path | str | None, device: Any) -> Policy:
-    if isinstance(model, Path):
-        return load_policy(model, device=device, like=recipe.model)
-    name = model or recipe.model.name
-    if name == "tiny":
-        raise ConfigError(
-            "model.name is tiny: made from scratch, it solves nothing before it is trained. Rate what SFT has made of it: algorist "
-            "data rate RECIPE --model RUN/sft/final"
-        )
-    if Path(name).expanduser().is_dir():
-        return load_policy(Path(name).expanduser(), device=device, like=recipe.model)
-    section = recipe.model if model is None else ModelSection(name=name)
-    return make_policy(section, device=device, seed=0, trained=False)

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from algorist.config.model_section import ModelSection
 from algorist.config.schema import Recipe
 from algorist.data import load_problems
 from algorist.evaluation.artifact import Artifact
@@ -20,7 +19,7 @@ from algorist.evaluation.memory import Memory, memory_json, probe_memory
 from algorist.evaluation.record import finished_evaluation, mark_of, record_evaluation
 from algorist.evaluation.run import EvaluationSetting
 from algorist.grading import grade
-from algorist.models.load import Policy, load_policy, make_policy, pick_device
+from algorist.models.load import Policy, pick_device, policy_of
 from algorist.prompts import PromptFormat
 from algorist.prompts.answer import answer_row
 from algorist.prompts.attached import attached
@@ -55,10 +54,7 @@ class Solver:
     ) -> Solver:
         """Load a model folder or hub model; prompt format and length are those of its training, else the recipe's."""
         device = pick_device(recipe.device if recipe else "auto")
-        if isinstance(model, Path):
-            policy = load_policy(model, device=device, like=recipe.model if recipe else None)
-        else:
-            policy = make_policy(ModelSection(name=model), device=device, seed=0, trained=False)
+        policy = policy_of(model, device=device, like=recipe.model if recipe else None)
         asked = how_to_ask(recipe, prompt_format, attached(policy.tokenizer), template_kwargs)
         return cls(policy, asked.prompt_format, asked.max_completion_tokens, asked.stop_strings)
 

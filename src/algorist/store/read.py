@@ -165,25 +165,19 @@ def _make_rollouts(connection: duckdb.DuckDBPyConnection, run: Path) -> None:
     outside = next((part for part in parts if not part.resolve().is_relative_to(run.resolve())), None)
     if outside is not None:
         raise CheckpointError(f"{outside} is a link that leads out of the run folder; it is not read")
-    if len(parts) > 1 and part_schema(parts[0]).names != SCHEMA.names:  # of a former version
-        whole = _with_numbers(pyarrow.concat_tables([read_part(part) for part in parts]))
-        connection.register("_arrow", whole)
-        connection.execute(
-            f"CREATE TABLE _tail AS SELECT {_COLUMNS}, '' AS filename, file_row_number FROM _arrow"
-        )
-        connection.unregister("_arrow")
-        connection.execute("CREATE VIEW _rollouts AS SELECT * FROM _tail")
-        connection.execute(f"CREATE VIEW rollouts AS SELECT {_COLUMNS} FROM _rollouts")
-        return
-    tail = _with_numbers(read_part(parts[-1]) if parts else SCHEMA.empty_table())
-    connection.register("_arrow", tail)
+    # Parts of a former version are copied too, with the names of now.
+    former = len(parts) > 1 and part_schema(parts[0]).names != SCHEMA.names
+    copied, viewed = (parts, []) if former else (parts[-1:], parts[:-1])
+    tail = pyarrow.concat_tables([SCHEMA.empty_table(), *(read_part(part) for part in copied)])
+    numbers = pyarrow.array(range(tail.num_rows), pyarrow.int64())
+    connection.register("_arrow", tail.append_column("file_row_number", numbers))
     connection.execute(
         f"CREATE TABLE _tail AS SELECT {_COLUMNS}, '' AS filename, file_row_number FROM _arrow"
     )
     connection.unregister("_arrow")
     view = "CREATE VIEW _rollouts AS SELECT * FROM _tail"
-    if len(parts) > 1:
-        listed = ", ".join(_quoted(str(p)) for p in parts[:-1])
+    if viewed:
+        listed = ", ".join(_quoted(str(p)) for p in viewed)
         source = f"read_parquet([{listed}], filename = true, file_row_number = true)"
         view = (
             f"CREATE VIEW _rollouts AS SELECT {_COLUMNS}, filename, file_row_number FROM {source} "
@@ -191,10 +185,6 @@ def _make_rollouts(connection: duckdb.DuckDBPyConnection, run: Path) -> None:
         )
     connection.execute(view)
     connection.execute(f"CREATE VIEW rollouts AS SELECT {_COLUMNS} FROM _rollouts")
-
-
-def _with_numbers(table: pyarrow.Table) -> pyarrow.Table:
-    return table.append_column("file_row_number", pyarrow.array(range(table.num_rows), pyarrow.int64()))
 
 
 def _make_samples(connection: duckdb.DuckDBPyConnection, run: Path) -> None:

@@ -16,31 +16,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
+
 from algorist.errors import CheckpointError
 from algorist.store.atomic import replace_text
 from algorist.store.redact import redact
 from algorist.store.stages import STAGES
 
 LIBRARIES = (
-    "algorist",
-    "torch",
-    "transformers",
-    "trl",
-    "peft",
-    "accelerate",
-    "datasets",
-    "tokenizers",
-    "safetensors",
-    "numpy",
-    "math-verify",
-    "sympy",
-    "vllm",
-    "deepspeed",
-    "bitsandbytes",
-    "liger-kernel",
-    "flash-attn",
-    "unsloth",
-)
+    "algorist torch transformers trl peft accelerate datasets tokenizers safetensors numpy math-verify sympy vllm deepspeed "
+    "bitsandbytes liger-kernel flash-attn unsloth"
+).split()
 
 
 class RunFolder:
@@ -242,7 +228,7 @@ def environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "processor": _processor(),
         "cores": os.cpu_count(),
-        "memory_gib": _memory_gib(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "devices": _devices(),
         "versions": _versions(),
         "git_commit": _git("rev-parse", "HEAD"),
@@ -279,13 +265,6 @@ def _processor() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
-
-
-def _memory_gib() -> float | None:
-    try:
-        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
-    except (ValueError, OSError):
-        return None
 
 
 def _devices() -> list[str]:

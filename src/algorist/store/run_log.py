@@ -6,7 +6,6 @@ import logging
 import sys
 import time
 from pathlib import Path
-from typing import Protocol
 
 from algorist.store.redact import RedactSecrets
 from algorist.store.safe_text import printable
@@ -49,8 +48,8 @@ class LongWork:
         self._began.pop(stage, None)
 
 
-class Display(Protocol):
-    """What a run shows. The CLI draws it; ``Lines`` prints it; ``Quiet`` shows nothing."""
+class Display:
+    """What a run shows; this one shows nothing. The CLI draws it, ``Lines`` prints it."""
 
     def say(self, text: str) -> None:
         """Show one line."""
@@ -65,23 +64,11 @@ class Display(Protocol):
         """A stage is over."""
 
 
-class Quiet:
+class Quiet(Display):
     """A display that shows nothing; the log file has it all."""
 
-    def say(self, text: str) -> None:
-        """Ignore."""
 
-    def step(self, stage: str, step: int, steps: int, values: dict[str, float], seconds_left: float) -> None:
-        """Ignore."""
-
-    def progress(self, stage: str, done: int, total: int) -> None:
-        """Ignore."""
-
-    def finished(self, stage: str) -> None:
-        """Ignore."""
-
-
-class Lines(Quiet):
+class Lines(Display):
     """Prints plain lines on standard error: what is said, every logged step, long work every few seconds."""
 
     def __init__(self) -> None:
@@ -107,7 +94,7 @@ class Lines(Quiet):
         self._work.over(stage)
 
 
-class Logged:
+class Logged(Display):
     """Passes everything on to a display and writes it to the log."""
 
     def __init__(self, display: Display) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import html
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, TextIO
-
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 
 
 def printable(text: str) -> str:
@@ -76,25 +73,6 @@ class SafeStream:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.rich_proxied_file, name)
-
-
-def csv_cell(value: Any) -> Any:
-    """Return ``value`` so that no spreadsheet takes it for a formula; numbers and None pass."""
-    if value is None or isinstance(value, (bool, int, float)):
-        return value
-    text = str(value).replace("\x00", "\\x00").encode("utf-8", errors="backslashreplace").decode("utf-8")
-    return "'" + text if text.lstrip(" ").startswith(_FORMULA) else text
-
-
-def write_csv(rows: Iterable[Mapping[str, Any]], file: TextIO) -> None:
-    """Write rows with a heading line; the first row names the columns."""
-    writer = None
-    for row in rows:
-        if writer is None:
-            names = list(row)
-            writer = csv.writer(file)
-            writer.writerow([csv_cell(n) for n in names])
-        writer.writerow([csv_cell(row.get(n)) for n in names])
 
 
 def _escape(character: str) -> str:

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import yaml
 
@@ -58,14 +58,14 @@ class RunIdentity:
     say: Callable[[str], None]
 
 
-class Tracker(Protocol):
+class Tracker:
     """One tracker, open for one run."""
 
     def log(self, stage: str, step: int, values: Mapping[str, float]) -> None:
         """Send numbers of one step."""
 
     def histogram(self, stage: str, step: int, name: str, values: Sequence[float]) -> None:
-        """Send a distribution."""
+        """Send a distribution; left out by trackers that show none."""
 
     def outcome(self, stage: str, step: int, values: Mapping[str, float]) -> None:
         """Send the closing numbers, in place of those of an earlier stage."""
@@ -74,7 +74,7 @@ class Tracker(Protocol):
         """Close the run there."""
 
 
-class TensorBoardTracker:
+class TensorBoardTracker(Tracker):
     """Event files in ``tensorboard/<stage>`` of the run folder, or below TENSORBOARD_LOGGING_DIR."""
 
     def __init__(self, run: RunIdentity) -> None:
@@ -122,7 +122,7 @@ class TensorBoardTracker:
             writer.close()
 
 
-class WandbTracker:
+class WandbTracker(Tracker):
     """Weights & Biases. Where its server cannot be reached the run is recorded offline."""
 
     def __init__(self, run: RunIdentity) -> None:
@@ -178,7 +178,7 @@ class WandbTracker:
         self._run.finish()
 
 
-class TrackioTracker:
+class TrackioTracker(Tracker):
     """trackio: a database on this machine, or the Space in TRACKIO_SPACE_ID."""
 
     def __init__(self, run: RunIdentity) -> None:
@@ -197,9 +197,6 @@ class TrackioTracker:
         """Send one line of history."""
         self._trackio.log({f"{stage}/{name}": v for name, v in values.items()} | {f"{stage}/step": step})
 
-    def histogram(self, stage: str, step: int, name: str, values: Sequence[float]) -> None:
-        """Leave distributions out: trackio shows tables and numbers."""
-
     def outcome(self, stage: str, step: int, values: Mapping[str, float]) -> None:
         """Send ``final/NAME`` as one more line: trackio has no summary."""
         self._trackio.log(_final(values))
@@ -209,7 +206,7 @@ class TrackioTracker:
         self._trackio.finish()
 
 
-class MlflowTracker:
+class MlflowTracker(Tracker):
     """MLflow, where MLFLOW_TRACKING_URI says."""
 
     def __init__(self, run: RunIdentity) -> None:
@@ -232,9 +229,6 @@ class MlflowTracker:
         """Send numbers; MLflow takes no parentheses in names."""
         self._mlflow.log_metrics({f"{stage}/{_mlflow_name(k)}": v for k, v in values.items()}, step=step)
 
-    def histogram(self, stage: str, step: int, name: str, values: Sequence[float]) -> None:
-        """Leave distributions out: MLflow has none."""
-
     def outcome(self, stage: str, step: int, values: Mapping[str, float]) -> None:
         """Send ``final/NAME``; the last value of a metric is what MLflow shows of a run."""
         self._mlflow.log_metrics({_mlflow_name(name): value for name, value in _final(values).items()})
@@ -244,7 +238,7 @@ class MlflowTracker:
         self._mlflow.end_run()
 
 
-TRACKERS: dict[str, type[Any]] = {
+TRACKERS: dict[str, Callable[[RunIdentity], Tracker]] = {
     "wandb": WandbTracker,
     "tensorboard": TensorBoardTracker,
     "trackio": TrackioTracker,

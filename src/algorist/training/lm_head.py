@@ -26,17 +26,8 @@ TILE_ROWS, TILE_COLUMNS = 4096, 32_768
 
 def altered_logits(config: Any) -> str | None:
     """Return the setting by which a model's logits differ from the plain product with its head, or None."""
-    for field in (
-        "final_logit_softcapping",
-        "attn_logit_softcapping",
-        "logit_scale",
-        "output_multiplier",
-        "lm_head_multiplier",
-        "logits_scaling",
-    ):
-        if getattr(config, field, None) is not None:
-            return field
-    return None
+    fields = "final_logit_softcapping attn_logit_softcapping logit_scale output_multiplier lm_head_multiplier logits_scaling"
+    return next((field for field in fields.split() if getattr(config, field, None) is not None), None)
 
 
 class _CompletionHead(torch.autograd.Function):

@@ -26,9 +26,8 @@ def saved_bytes(forward: Callable[[], Tensor], model: nn.Module) -> int:
 
     def place(tensor: Tensor) -> int:
         storage = tensor.untyped_storage()
-        return storage.data_ptr() or int(
-            storage._cdata
-        )  # a model of shapes only (meta device) has no addresses
+        # a model of shapes only (meta device) has no addresses
+        return storage.data_ptr() or int(storage._cdata)
 
     weights = {place(p) for p in model.parameters()}
     seen: dict[int, int] = {}

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from algorist.rollouts.base import Completions, OnFinished, Prompts, SamplingParams
+from algorist.rollouts.base import Completions, Prompts, SamplingParams
 from algorist.training.log_probs import eval_mode
 from algorist.training.processes import rank_draws, whole_weights
 
@@ -23,9 +23,7 @@ class PolicyEngine:
         self.trainer, self.name = trainer, trainer.engine.name
         self.row = first_row  # of the next completion among those of all processes
 
-    def generate(
-        self, prompts: Prompts, group_size: int, params: SamplingParams, on_finished: OnFinished = None
-    ) -> Completions:
+    def generate(self, prompts: Prompts, group_size: int, params: SamplingParams) -> Completions:
         """Sample as ``RolloutEngine`` says."""
         accelerator = self.trainer.accelerator
         policy = accelerator.unwrap_model(self.trainer.model_wrapped, keep_fp32_wrapper=True)
@@ -35,6 +33,6 @@ class PolicyEngine:
             whole_weights(policy),
             rank_draws(accelerator, params, self.row) as drawn,
         ):
-            groups = self.trainer.engine.generate(prompts, group_size, drawn, on_finished)
+            groups = self.trainer.engine.generate(prompts, group_size, drawn)
         self.row += len(prompts) * group_size
         return groups

@@ -170,8 +170,6 @@ def make_sft_trainer(
     seed: int,
     device: torch.device,
     callbacks: Sequence[Any] = (),
-    report_to: Sequence[str] = (),
-    run_name: str | None = None,
 ) -> SFTTrainer:
     """Return TRL's trainer, ready to train.
 
@@ -196,10 +194,9 @@ def make_sft_trainer(
             output_dir=output_dir,
             seed=seed,
             device=device,
-            report_to=report_to,
+            report_to=(),
             mixed=mixed_precision(model, device),
         ),
-        run_name=run_name,
         num_train_epochs=section.epochs,
         max_steps=section.max_steps or -1,
         per_device_train_batch_size=section.batch_size,

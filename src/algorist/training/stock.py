@@ -177,13 +177,8 @@ class _Recorder:
     def __init__(
         self, problems: dict[str, Problem], form: PromptFormat, rewards: RewardSet, matcher: str, size: int
     ) -> None:
-        self.problems, self.form, self.rewards, self.matcher, self.size = (
-            problems,
-            form,
-            rewards,
-            matcher,
-            size,
-        )
+        self.problems, self.form, self.rewards = problems, form, rewards
+        self.matcher, self.size = matcher, size
         self.send: Any = None
         self.values: dict[str, list[float | None]] = {}
 

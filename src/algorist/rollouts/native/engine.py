@@ -11,7 +11,7 @@ import torch
 from algorist.errors import EngineError, is_out_of_memory, nearest
 from algorist.models.precision import compute_dtype, on_gpu, unused_gpu_bytes
 from algorist.models.sharding import is_sharded, why_not_by_forward
-from algorist.rollouts.base import Completions, OnFinished, Prompts, SamplingParams
+from algorist.rollouts.base import Completions, Prompts, SamplingParams
 from algorist.rollouts.model_info import ModelSetting
 from algorist.rollouts.native.decoder import cache_dtype
 from algorist.rollouts.native.decoder_tier import DecoderTier
@@ -65,9 +65,7 @@ class NativeEngine:
         if reason or tier == "module":
             self._module = self._module_tier(reason or "tier='module'")
 
-    def generate(
-        self, prompts: Prompts, group_size: int, params: SamplingParams, on_finished: OnFinished = None
-    ) -> Completions:
+    def generate(self, prompts: Prompts, group_size: int, params: SamplingParams) -> Completions:
         """Sample ``group_size`` completions per prompt; see ``RolloutEngine.generate``."""
         if not len(prompts):
             return []
@@ -77,7 +75,7 @@ class NativeEngine:
         budget = self.token_budget or affordable_tokens(self.model, self.setting.device, longest, held)
         while True:
             torch.set_rng_state(state)
-            rows = self.setting.new_rows(prompts, group_size, params, on_finished)
+            rows = self.setting.new_rows(prompts, group_size, params)
             tier = self.tier_for(longest)
             # The module tier runs foreign code that may keep tensors (RoPE caches); these must not be inference tensors.
             by_hand = not isinstance(tier, ModuleTier)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from algorist.errors import ConfigError, EngineError, MissingExtraError, nearest
 from algorist.models.precision import HALF, compute_dtype, round_stochastically
-from algorist.rollouts.base import Completion, Completions, OnFinished, Prompts, SamplingParams
+from algorist.rollouts.base import Completion, Completions, Prompts, SamplingParams
 from algorist.rollouts.model_info import ModelSetting
 from algorist.rollouts.row_state import check_request
 from algorist.rollouts.stop_strings import StopStrings
@@ -69,9 +69,7 @@ class VLLMRollouts(ABC):
         _check_not_quantised(model)
         self._dtype = compute_dtype(model)
 
-    def generate(
-        self, prompts: Prompts, group_size: int, params: SamplingParams, on_finished: OnFinished = None
-    ) -> Completions:
+    def generate(self, prompts: Prompts, group_size: int, params: SamplingParams) -> Completions:
         """Sample ``group_size`` completions per prompt with the present weights; see ``RolloutEngine.generate``."""
         if not len(prompts):
             return []
@@ -89,8 +87,6 @@ class VLLMRollouts(ABC):
             groups = self._with_own_log_probs(prompts, groups, params.temperature or 1.0)
         if not all(math.isfinite(math.fsum(c.log_probs)) for group in groups for c in group):
             raise not_finite()
-        if on_finished is not None:
-            on_finished(len(prompts) * group_size)
         return groups
 
     @abstractmethod
