@@ -184,5 +184,5 @@ def test_reasoning_gym_grades_by_its_own_scorers(tmp_path: Path) -> None:
         gym(
             "chain_sum", min_digits=1, max_digits=1, max_terms=2, min_terms=2, allow_negation=False
         ) and load_problems(
-            DatasetSection(name="reasoning_gym", params={"generator": "coin_flip", "count": 5000})
+            DatasetSection(name="reasoning_gym", params={"generator": "coin_flip", "count": 500})
         )

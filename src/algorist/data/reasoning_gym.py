@@ -21,7 +21,9 @@ from algorist.types import Problem
 NO_ANSWER = "any that reasoning-gym accepts"
 _PARAMS = ("generator", "count", "seed", "config")
 _TRIES = 100
-"""Problems made per problem asked for, before the generator counts as exhausted."""
+"""Problems made per problem asked for, at most."""
+_MISSES = 3000
+"""So many in a row that are not new: the generator has no more."""
 _FORBIDDEN = ("os.", "subprocess.", "socket.", "shutil.", "ctypes.", "pty.", "signal.")
 _HARMLESS = ("os.listdir", "os.scandir", "os.walk")
 _guarded = False
@@ -46,13 +48,16 @@ def load_reasoning_gym(source: Source) -> list[Problem]:
     name, count = str(source.params.get("generator", "")), int(source.params.get("count", 1000))
     made = _make(name, int(source.params.get("seed", 0)), _TRIES * count, source.params.get("config") or {})
     problems: dict[str, Problem] = {}
+    last = 0
     for index in range(_TRIES * count):
+        if index - last > _MISSES:
+            break
         entry = made[index]
         question = str(entry["question"]).strip()
         digest = hashlib.sha256(question.encode()).hexdigest()
         if question in problems or (int(digest, 16) % 10 == 0) != (source.split == "test"):
             continue
-        answer = str(entry["answer"] or "").strip()
+        answer, last = str(entry["answer"] or "").strip(), index
         problems[question] = Problem(
             id=digest[:12],
             question=question,
