@@ -158,9 +158,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def disagreements(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return what the two graders decide differently: by kind with its argument, by rule with the number and examples."""
-    told: dict[str, dict[str, Any]] = {
-        name: {"argument": text, "rules": {}} for name, text in ARGUED.items()
-    }
+    told: dict[str, dict[str, Any]] = {name: {"argument": text, "rules": {}} for name, text in ARGUED.items()}
     for row in rows:
         who = "we pay" if row["ours"] else "math-verify pays"
         rules = told[f"{'fair' if row['fair'] else 'near-miss'}, only {who}"]["rules"]
