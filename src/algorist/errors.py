@@ -62,10 +62,10 @@ def nearest(name: str, valid: Iterable[str]) -> str:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an exception of Python, torch or oneDNN says that memory ran out."""
+    if not isinstance(error, RuntimeError):
+        return isinstance(error, MemoryError)
     from accelerate.utils.memory import should_reduce_batch_size
 
-    if isinstance(error, MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and (
+    return (
         should_reduce_batch_size(error) or str(error).startswith("could not create a ")  # oneDNN
     )

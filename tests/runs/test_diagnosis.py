@@ -161,7 +161,7 @@ def names(run: Path) -> list[str]:
     for finding in found:
         assert finding.sentence and finding.evidence and finding.severity in (1, 2, 3)
         advised = run.parent / "advised.yaml"
-        advised.write_text(f"extends: quickstart\n{finding.change}\n", encoding="utf-8")
+        advised.write_text(f"extends: {run / 'config.yaml'}\n{finding.change}\n", encoding="utf-8")
         check_names(load_recipe(str(advised)).recipe)
     return [finding.name for finding in found]
 
@@ -396,7 +396,10 @@ def test_rated_problems_are_filtered_and_a_killed_rating_continues(runs: Runs, t
     chosen = Problems.load(recipe(tmp_path, *named, "data.train.pass_rate=[0.2,0.8]"))
     expected = {key for key, entry in whole["problems"].items() if 0.2 <= entry["right"] / 4 <= 0.8}
     assert {key_of(p) for p in chosen.train} == expected and 0 < len(expected) < len(whole["problems"])
-    assert len(chosen.sft) > len(chosen.train), "demonstrations are not filtered"
+    with_sft = recipe(
+        tmp_path, "sft.enabled=true", f"data.train.pass_rates={path}", "data.train.pass_rate=[0.2,0.8]"
+    )
+    assert len(Problems.load(with_sft).sft) > len(chosen.train), "demonstrations are not filtered"
     found = with_pass_rates(
         recipe(tmp_path / "again", f"model.name={runs.model}", "data.train.pass_rate=[0,0.1]")
     )

@@ -72,13 +72,13 @@ def test_the_first_line_on_a_pipe_comes_before_the_slow_imports(
     assert (done.returncode, done.stdout.strip()) == (7, first), done.stderr
 
 
-def test_grpo_on_a_model_of_ones_own_loads_no_demonstrations(call: Any) -> None:
+def test_grpo_on_a_model_of_ones_own_loads_no_demonstrations(verb: Any) -> None:
     words = ("threads=1", "grpo.max_steps=1", "eval.samples=0", "data.eval.limit=4")
-    assert call("run", *SFT_ONLY, "run_name=a")[0] == 0
-    code, out, err = call("grpo", "smoke-cpu", *words, "model.name=runs/a/sft/final", "run_name=b")
+    assert verb("run", *SFT_ONLY, "run_name=a")[0] == 0
+    code, out, err = verb("grpo", "smoke-cpu", *words, "model.name=runs/a/sft/final", "run_name=b")
     assert code == 0 and "0 demonstrations" in out and "SFT is skipped" not in out + err
     assert "eval grpo: accuracy" in out and "greedy accuracy:" not in out  # said once
-    code, out, err = call("grpo", "smoke-cpu", *words, "eval.enabled=false", "run_name=c")
+    code, out, err = verb("grpo", "smoke-cpu", *words, "eval.enabled=false", "run_name=c")
     assert (
         code == 0 and "warning: SFT is skipped" in out
     )  # nobody said that the tiny model is to be trained as it is

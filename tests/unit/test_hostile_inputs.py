@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.server
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -25,7 +26,9 @@ from algorist.prompts import get_format
 from algorist.runs.endpoint import Endpoint
 from algorist.runs.plan import run_path
 from algorist.store.atomic import replace_file
+from algorist.store.read import metrics
 from algorist.store.run_folder import RunFolder
+from tests.conftest import Verb
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefghij", "bcdefghijk", strict=True)
@@ -182,6 +185,13 @@ def slow(handler: Any) -> None:
         time.sleep(0.05)
 
 
+def slow_headers(handler: Any) -> None:
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nX: ")
+    while True:
+        handler.wfile.write(b"a")
+        time.sleep(0.05)
+
+
 def redirect(handler: Any) -> None:
     handler.send_response(302)
     handler.send_header("Location", "file:///etc/passwd")
@@ -216,6 +226,7 @@ REPLIES: dict[str, Callable[[Any], None]] = {
     "not UTF-8": ok(b'{"choices": "\xff\xfe"}'),
     "endless": endless,
     "slow": slow,
+    "slow headers": slow_headers,
     "redirect": redirect,
     "a wrong length": raw(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{}"),
     "a length of text": raw(b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n{}"),
@@ -256,6 +267,48 @@ def test_a_hostile_reply_is_an_error_in_words(case: str, server: Any) -> None:
         with pytest.raises(EngineError) as found:
             asked.solve(["1 + 1 = ?"])
         assert len(str(found.value)) < 1500 and all(c == "\n" or c.isprintable() for c in str(found.value))
+
+
+def test_a_server_that_does_not_answer_is_the_users_to_mend(
+    verb: Verb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("algorist.runs.endpoint.LIST_S", 0.5)
+    with socket.socket() as silent:  # takes the connection and says nothing
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        code, _, said = verb(
+            "solve", "1 + 1 = ?", "--endpoint", f"http://127.0.0.1:{silent.getsockname()[1]}"
+        )
+    assert code == 2 and "error: " in said and "takes longer than 0.5 s" in said
+    assert "--debug" not in said
+
+
+def test_lines_that_are_no_metrics_are_left_out(tmp_path: Path, verb: Verb) -> None:
+    folder = tmp_path / "r"
+    folder.mkdir()
+    lines = [
+        '{"stage": "grpo", "step": 1, "time": 1.0, "reward": 0.5}',
+        '{"step": 1e999}',
+        '{"step": 3.5}',
+        "[" * 100_000,
+    ]
+    lines += [
+        '{"step": -1}',
+        '{"step": 2, "time": "x"}',
+        f'{{"stage": "grpo", "step": 2, "reward": {10**30}}}',
+        "\0\0",
+    ]
+    (folder / "metrics.jsonl").write_text("\n".join(lines))
+    (folder / "environment.json").write_text("[" * 100_000)
+    assert [line["step"] for line in metrics(folder)] == [1, 2]
+    for name in ("diagnose", "report", "inspect"):
+        code, _, said = verb(name, str(folder))
+        assert code in (0, 1, 2) and "failed:" not in said, (name, said)
+
+
+def test_a_key_that_stands_twice_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'seed' stands twice in one section"):
+        read_yaml("seed: 1\nseed: 2\n", "a.yaml")
 
 
 def test_an_ordinary_reply_is_read(server: Any) -> None:
@@ -318,6 +371,6 @@ def test_weights_on_a_full_disk_end_in_one_sentence(capsys: pytest.CaptureFixtur
 
     with pytest.raises(RuntimeError) as found:
         torch.save({"a": torch.zeros(10**6)}, "/dev/full")
-    assert _tell(found.value, mistake=False) == 2
+    assert _tell(found.value) == 2
     err = capsys.readouterr().err
     assert err.startswith("error: ") and "is the disk full?" in err and err.count("\n") == 1

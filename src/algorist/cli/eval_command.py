@@ -62,9 +62,7 @@ def evaluate_model(
     by: Annotated[
         list[str] | None, typer.Option(help=f"Break down by {', '.join(BY)}; may be repeated.")
     ] = None,
-    name: Annotated[
-        str | None, typer.Option(help="Name of the artifact; model and dataset when left out.")
-    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the artifact; else model and dataset.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the artifact; the run's eval/ when left out.")
     ] = None,
@@ -76,9 +74,7 @@ def evaluate_model(
     ] = None,
     probe: Annotated[
         str | None,
-        typer.Option(
-            metavar="memory", help="Instead: can the model complete the questions' own text? (contamination)"
-        ),
+        typer.Option(metavar="memory", help="Instead: does the model know the questions by heart?"),
     ] = None,
     again: Annotated[bool, typer.Option(help="Evaluate anew what is already there.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -90,7 +86,6 @@ def evaluate_model(
     from algorist.cli.display import TerminalDisplay
     from algorist.cli.quiet import quiet_libraries
     from algorist.config.schema import Recipe
-    from algorist.evaluation.harness import export_harness
 
     _check(by or [], export)
     where, run = find_model(model)
@@ -109,7 +104,6 @@ def evaluate_model(
 
     display = TerminalDisplay()
     folder = out or (run / "eval" if run else Path("eval"))
-    told: list[dict[str, Any]] = []
     evaluated = evaluate_benchmarks(
         where,
         benchmarks,
@@ -122,18 +116,26 @@ def evaluate_model(
         again=again,
         on_progress=None if as_json else display.progress,
     )
+    told: list[dict[str, Any]] = []
     for done in _named_as_given(evaluated, data or []):
         display.finished(done.artifact.name)
-        entry = {"artifact": str(folder / f"{done.artifact.name}.json"), **_summary(done.artifact, by or [])}
-        if export is not None:
-            entry["export"] = str(export_harness(done.artifact, export[1], task=done.label))
-        told.append(entry)
+        told.append(_entry(done, folder, by or [], export))
         if not as_json:
-            _show(display, done, entry)
+            _show(display, done, told[-1])
     if as_json:
         alone = {"model": str(where), "evaluations": told, **(told[0] if len(told) == 1 else {})}
         print(json.dumps(alone, allow_nan=False))
     return 0
+
+
+def _entry(done: Evaluated, folder: Path, by: list[str], export: tuple[str, Path] | None) -> dict[str, Any]:
+    """Return what is told of an evaluation, and export it where that was asked for."""
+    from algorist.evaluation.harness import export_harness
+
+    entry = {"artifact": str(folder / f"{done.artifact.name}.json"), **_summary(done.artifact, by)}
+    if export is not None:
+        entry["export"] = str(export_harness(done.artifact, export[1], task=done.label))
+    return entry
 
 
 def _probe(

@@ -108,7 +108,7 @@ def _call(arguments: list[str], debug: bool) -> int:
 
     from algorist.cli.interrupt import Stopped
     from algorist.config.other_names import ours_for
-    from algorist.errors import AlgoristError, nearest
+    from algorist.errors import nearest
 
     verb = arguments[0]
     if verb not in VERBS:
@@ -140,27 +140,36 @@ def _call(arguments: list[str], debug: bool) -> int:
             return 2
         if debug:
             raise
-        return _tell(
-            error, mistake=isinstance(error, AlgoristError) and isinstance(error, (ValueError, ImportError))
-        )
+        return _tell(error)
 
 
-def _tell(error: Exception, *, mistake: bool) -> int:
-    from algorist.errors import CheckpointError
+def _tell(error: Exception) -> int:
+    """Say what happened: exit code 2 for what the user can mend, 1 for what failed; the way to report it where it is not ours."""
+    from algorist.errors import (
+        AlgoristError,
+        CheckpointError,
+        ConfigError,
+        DataError,
+        EngineError,
+        MissingExtraError,
+        is_out_of_memory,
+    )
 
-    text = str(error)
+    text, told = str(error), isinstance(error, AlgoristError)
+    mistake = isinstance(error, (ConfigError, DataError, CheckpointError, EngineError, MissingExtraError))
     network = isinstance(error, (ConnectionError, TimeoutError))
-    if (
-        isinstance(error, OSError) and error.strerror and not network
-    ):  # the disk, a path, a permission: said where it happened
-        mistake = True
-        text = f"{error.filename or 'a file'}: {error.strerror}"
+    if isinstance(error, OSError) and error.strerror and not network:  # said where it happened
+        mistake, text = True, f"{error.filename or 'a file'}: {error.strerror}"
     elif isinstance(error, RuntimeError) and ("PytorchStreamWriter" in text or "inline_container" in text):
         mistake, text = True, f"weights cannot be written; is the disk full? ({text.splitlines()[0][:200]})"
-    mistake = mistake or isinstance(error, CheckpointError)
-    kind = "error" if mistake else f"failed: {type(error).__name__}"
-    print(f"{kind}: {_shown(text)}", file=sys.stderr)
-    if not mistake:
+    elif is_out_of_memory(error):
+        told = True
+        text = f"out of memory ({text[:300] or 'no room'}); algorist preflight RECIPE says what fits, and what to make smaller"
+    print(
+        f"{'error' if mistake or told else f'failed: {type(error).__name__}'}: {_shown(text)}",
+        file=sys.stderr,
+    )
+    if not (mistake or told):
         print(
             "The traceback: add --debug. If this is our fault, please report it with that traceback.",
             file=sys.stderr,

@@ -134,6 +134,7 @@ def _from_server(
     from algorist.prompts.attached import attached
     from algorist.prompts.of_recipe import how_to_ask
     from algorist.runs.endpoint import Endpoint
+    from algorist.store.redact import redact
 
     tokenizer, recipe = None, None
     if model is not None:
@@ -144,6 +145,7 @@ def _from_server(
         tokenizer = load_tokenizer(str(path))
         served = served or str(path)
     how = how_to_ask(recipe, prompt_format, attached(tokenizer) if tokenizer else None, template_kwargs)
+    note(f"asking {redact(url)} …")
     return Endpoint(url, how.prompt_format, tokenizer, served).solve(
         asked, max_new_tokens=max_new_tokens or how.max_completion_tokens, temperature=temperature
     )

@@ -95,7 +95,7 @@ def _steps(folder: RunFolder, stage: str | None) -> int | None:
     newest = max(whole, key=lambda p: int(p.parent.name.rpartition("-")[2]), default=None)
     try:
         return None if newest is None else int(json.loads(newest.read_text(encoding="utf-8"))["max_steps"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
         return None
 
 

@@ -142,7 +142,7 @@ def _read(run: Path) -> dict[str, dict[str, str]]:
         found = json.loads(file.read_text(encoding="utf-8"))
         if all(isinstance(v, str) for entry in found.values() for v in entry.values()):
             return dict(found)
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, RecursionError, AttributeError):
         pass
     raise CheckpointError(f"{file} is damaged; take the file away to continue without comparing the inputs")
 

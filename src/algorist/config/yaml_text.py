@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import yaml
@@ -52,6 +53,9 @@ def _size(node: Any, known: dict[int, int], depth: int) -> int:
     parts = node.value
     if isinstance(node, yaml.MappingNode):
         parts = [part for pair in node.value for part in pair]
+        names = Counter(k.value for k, _ in node.value if isinstance(k, yaml.ScalarNode) and k.value != "<<")
+        if twice := next((name for name, count in names.items() if count > 1), None):
+            raise ValueError(f"'{twice[:80]}' stands twice in one section; keep one")
     size = 1 + sum(_size(part, known, depth + 1) for part in parts)
     if size > MAX_NODES:
         raise ValueError(f"its aliases grow to more than {MAX_NODES} values")

@@ -34,7 +34,7 @@ def read_table(path: Path) -> dict[str, Any]:
         raise DataError(
             f"no table of pass rates at {path} ({error.strerror}); make one: algorist data rate RECIPE"
         ) from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise DataError(
             f"{path} is no table of pass rates; expected what algorist data rate writes: samples, and right for each problem"
         ) from None

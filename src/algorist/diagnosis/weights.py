@@ -113,7 +113,15 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
                         8 + size + low,
                         8 + size + high,
                     )
-        except (OSError, ValueError, KeyError, TypeError, MemoryError, OverflowError) as error:
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            MemoryError,
+            OverflowError,
+            RecursionError,
+        ) as error:
             raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}") from None
     return found
 

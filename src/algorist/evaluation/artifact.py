@@ -99,7 +99,15 @@ def read_artifact(folder: Path, name: str) -> Artifact:
         for row in samples:
             row["rewards"] = dict(row.get("rewards") or ())
         return Artifact(name, content["model"], content["dataset"], content["protocol"], metrics, samples)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, pyarrow.ArrowException) as error:
+    except (
+        OSError,
+        ValueError,
+        RecursionError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        pyarrow.ArrowException,
+    ) as error:
         raise CheckpointError(
             f"evaluation '{name}' in {folder} is damaged ({type(error).__name__}: {error}); evaluate again"
         ) from None

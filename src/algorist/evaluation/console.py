@@ -83,7 +83,7 @@ def _accuracy(path: Path) -> float | None:
     try:
         value: Any = json.loads(path.read_text(encoding="utf-8"))["metrics"]["greedy_accuracy"]["value"]
         return None if value is None else float(value)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
         return None
 
 

@@ -151,7 +151,7 @@ class Progress:
                     return False
                 if number:
                     self.batches[int(content["start"])] = content["rows"]
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, RecursionError, KeyError, TypeError):
                 break
             whole += len(line) + 1
         if not whole:

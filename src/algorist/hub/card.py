@@ -78,7 +78,7 @@ def base_of(folder: Path) -> str | None:
     try:
         found = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
         return found.get("base_model_name_or_path")
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 
@@ -232,7 +232,7 @@ def _curves(run: Path) -> str:
 def _versions(run: Path) -> str:
     try:
         found = json.loads((run / "environment.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return ""
     versions = found.get("versions") or found.get("libraries") or {}
     told = ", ".join(markdown(f"{name} {version}") for name, version in versions.items() if version)

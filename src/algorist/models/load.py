@@ -320,8 +320,12 @@ def _in_words(name: str) -> Iterator[None]:
 def _base_of(adapter: Path) -> str:
     file = adapter / "adapter_config.json"
     try:
-        return str(json.loads(file.read_text(encoding="utf-8"))["base_model_name_or_path"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        adapted = json.loads(file.read_text(encoding="utf-8"))
+        base, rank = adapted["base_model_name_or_path"], adapted.get("r", 1)
+        if not isinstance(base, str) or not isinstance(rank, int) or not 0 < rank <= 10**5:
+            raise ValueError(f"base_model_name_or_path is {base!r}, r is {rank!r}")
+        return base
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, AttributeError) as error:
         raise CheckpointError(
             f"{file} does not say which model the adapter belongs to ({type(error).__name__}: {str(error)[:200]}); "
             "copy the adapter again"

@@ -15,6 +15,7 @@ SHOWN = 3
 
 
 _MOST = {"num_hidden_layers": 1000, "hidden_size": 10**6, "intermediate_size": 10**7, "vocab_size": 10**7}
+_MOST |= dict.fromkeys(("num_attention_heads", "num_key_value_heads", "head_dim"), 10**5)
 
 
 def check_sizes(config: Mapping[str, Any]) -> None:

@@ -53,7 +53,7 @@ def attached(model: Any) -> Asked | None:
         file = model / "tokenizer_config.json"
         try:
             found = json.loads(file.read_text(encoding="utf-8")).get(KEY) if file.is_file() else None
-        except (OSError, ValueError, AttributeError):
+        except (OSError, ValueError, RecursionError, AttributeError):
             return None  # the loader says what is wrong with the file
     else:
         found = getattr(model, "init_kwargs", {}).get(KEY)

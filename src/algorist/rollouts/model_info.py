@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from algorist.errors import EngineError
 from algorist.models.precision import compute_dtype, weight_dtype
 from algorist.rollouts.base import Prompts, SamplingParams
 from algorist.rollouts.row_state import Rows, check_request
@@ -29,7 +30,11 @@ class ModelSetting:
         self.decode = _decoder(tokenizer)
         sources = (getattr(model, "generation_config", None), tokenizer)
         ends = [i for source in sources for i in _as_list(getattr(source, "eos_token_id", None))]
-        self.eos_token_ids = tuple(dict.fromkeys(int(i) for i in ends))
+        if not all(isinstance(i, int) for i in ends):
+            raise EngineError(
+                f"eos_token_id is {ends[:8]} in the model's generation_config.json and tokenizer; expected whole numbers"
+            )
+        self.eos_token_ids = tuple(dict.fromkeys(ends))
         self.pad_token_id = int(getattr(tokenizer, "pad_token_id", None) or 0)  # always masked
 
     @property

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import http.client
 import json
-import time
+import queue
+import threading
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from algorist.errors import ConfigError, EngineError
 from algorist.prompts import PromptFormat
@@ -19,8 +20,11 @@ from algorist.store.redact import redact
 from algorist.store.safe_text import one_line
 from algorist.types import Rollout
 
+T = TypeVar("T")
 MAX_REPLY = 16 * 2**20
 """Largest reply of a server (bytes)."""
+LIST_S = 15.0
+"""Longest wait for the list of models (s); an answer may take ``Endpoint.timeout_s``."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,7 @@ class Endpoint:
                 f"--endpoint is '{self._shown}'; expected http://HOST:PORT, such as http://localhost:8000"
             )
         try:
-            return self._json(url, body)
+            return _within(self.timeout_s if body else min(self.timeout_s, LIST_S), lambda: _json(url, body))
         except urllib.error.HTTPError as error:
             said = error.read(300).decode(errors="replace")
             raise EngineError(f"{_short(url)}: {error.code} {_short(error.reason)}: {_short(said)}") from None
@@ -119,23 +123,38 @@ class Endpoint:
                 "RUN"
             ) from None
 
-    def _json(self, url: str, body: bytes | None) -> dict[str, Any]:
-        """Return the reply's object, within limits of size and overall time."""
-        request = urllib.request.Request(url, data=body, headers={"Content-Type": "application/json"})
-        deadline = time.monotonic() + self.timeout_s
-        with _opener.open(request, timeout=self.timeout_s) as answer:
-            parts, size = [], 0
-            while part := answer.read1(1 << 16):
-                parts.append(part)
-                size += len(part)
-                if size > MAX_REPLY:
-                    raise ValueError(f"its reply has more than {MAX_REPLY} bytes")
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"its reply takes longer than {self.timeout_s:g} s")
-        found = json.loads(b"".join(parts))
-        if not isinstance(found, dict):
-            raise ValueError(f"a {type(found).__name__} where an object is expected")
-        return found
+
+def _within(limit_s: float, call: Callable[[], T]) -> T:
+    """Return what a call gives, or raise what it raises; one that takes longer is left behind, whatever it waits for."""
+    done: queue.SimpleQueue[tuple[T | None, Exception | None]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            done.put((call(), None))
+        except Exception as error:
+            done.put((None, error))
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        value, error = done.get(timeout=limit_s)
+    except queue.Empty:
+        raise TimeoutError(f"its reply takes longer than {limit_s:g} s") from None
+    if error is not None:
+        raise error
+    return cast(T, value)
+
+
+def _json(url: str, body: bytes | None) -> dict[str, Any]:
+    """Return the reply's object, within a limit of size."""
+    request = urllib.request.Request(url, data=body, headers={"Content-Type": "application/json"})
+    with _opener.open(request) as answer:
+        content = answer.read(MAX_REPLY + 1)
+    if len(content) > MAX_REPLY:
+        raise ValueError(f"its reply has more than {MAX_REPLY} bytes")
+    found = json.loads(content)
+    if not isinstance(found, dict):
+        raise ValueError(f"a {type(found).__name__} where an object is expected")
+    return found
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

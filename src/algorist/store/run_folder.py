@@ -131,7 +131,7 @@ class RunFolder:
             return None
         try:
             return json.loads(file.read_text(encoding="utf-8"))
-        except (ValueError, OSError) as error:
+        except (ValueError, RecursionError, OSError) as error:
             raise CheckpointError(f"{file} is damaged ({error}); move it away or start a new run") from None
 
     def inside(self, name: str) -> Path:

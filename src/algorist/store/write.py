@@ -229,17 +229,23 @@ class NoMetrics(MetricsWriter):
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a metrics file; a torn last line is left out, a missing file is empty."""
+    """Return the lines of a metrics file; what is no line of ours (torn, no numbered step) is left out, a missing file is empty."""
     rows = []
     if path.is_file():
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 row = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
-            if isinstance(row, dict):
-                rows.append(with_names_of_now(row))
+            if isinstance(row, dict) and _is_line(row):
+                large = {k: math.inf for k, v in row.items() if isinstance(v, int) and abs(v) >= 2**63}
+                rows.append(with_names_of_now(row | large))
     return rows
+
+
+def _is_line(row: Mapping[str, Any]) -> bool:
+    step, at = row.get("step", 0), row.get("time", 0)
+    return isinstance(step, int) and 0 <= step < 2**63 and (at is None or isinstance(at, (int, float)))
 
 
 _NAMES = frozenset(SCHEMA.names)

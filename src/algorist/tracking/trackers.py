@@ -391,7 +391,7 @@ def _read_ids(folder: Path) -> dict[str, str]:
     try:
         found = json.loads((folder / IDS).read_text(encoding="utf-8"))
         return {str(key): str(value) for key, value in found.items()}
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, RecursionError, AttributeError):
         return {}
 
 

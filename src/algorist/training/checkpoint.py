@@ -67,7 +67,7 @@ def damage(folder: Path) -> str:
         files = dict(manifest["files"])
     except OSError:
         return f"{MANIFEST} is missing"
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, RecursionError, KeyError, TypeError):
         return f"{MANIFEST} cannot be read"
     for name, told in files.items():
         path = folder / name
