@@ -9,6 +9,7 @@ import sqlite3
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -257,7 +258,17 @@ def test_without_trackers_nothing_is_opened() -> None:
 
 
 def wandb_records(file: Path) -> list[Any]:
-    """Read wandb's offline file: LevelDB's log format after a header of seven bytes."""
+    """Read wandb's offline file once its service, a process of its own, has written the end of the run."""
+    for _ in range(200):
+        records = _records_so_far(file)
+        if any(r.WhichOneof("record_type") == "exit" for r in records):
+            return records
+        time.sleep(0.1)
+    return records
+
+
+def _records_so_far(file: Path) -> list[Any]:
+    """Read LevelDB's log format after a header of seven bytes."""
     from wandb.proto import wandb_internal_pb2 as protocol
 
     data, place, records, parts = file.read_bytes(), 7, [], b""
