@@ -306,6 +306,23 @@ def test_lines_that_are_no_metrics_are_left_out(tmp_path: Path, verb: Verb) -> N
         assert code in (0, 1, 2) and "failed:" not in said, (name, said)
 
 
+def test_a_secret_in_what_a_reward_raises_is_hidden(tmp_path: Path, verb: Verb) -> None:
+    reward = tmp_path / "own.py"
+    reward.write_text(
+        "def paid(completion):\n    raise ValueError('\\x1b]0;x\\x07 hf_AbCdEfGhIjKlMnOpQrStUvWx')\n"
+    )
+    words = (
+        "--completion",
+        "<answer>7</answer>",
+        "--answer",
+        "7",
+        f"rewards=[correct, {{name: {reward}:paid}}]",
+    )
+    code, _, said = verb("rewards", "explain", *words)
+    assert code == 1 and "got its floor: ValueError" in said and "[redacted]" in said
+    assert "hf_" not in said and "\x1b" not in said
+
+
 def test_a_key_that_stands_twice_is_refused() -> None:
     with pytest.raises(ConfigError, match="'seed' stands twice in one section"):
         read_yaml("seed: 1\nseed: 2\n", "a.yaml")

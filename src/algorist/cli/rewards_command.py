@@ -58,6 +58,7 @@ def explain(
     from algorist.errors import ConfigError
     from algorist.prompts import get_format
     from algorist.rewards import build_rewards
+    from algorist.store.redact import redact
     from algorist.store.safe_text import printable
 
     for word in overrides or []:
@@ -74,8 +75,6 @@ def explain(
     print(json.dumps({"total": found.total, "rewards": rows}, indent=2))
     failed = [reward for reward in rewards if reward.failures]
     for reward in failed:
-        print(
-            printable(f"error: reward '{reward.__name__}' failed and got its floor: {reward.first_failure}"),
-            file=sys.stderr,
-        )
+        said = f"error: reward '{reward.__name__}' failed and got its floor: {reward.first_failure}"
+        print(printable(redact(said)), file=sys.stderr)
     return 1 if failed else 0
