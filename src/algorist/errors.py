@@ -8,10 +8,17 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import ClassVar
+
+DAMAGED = (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError)
+"""What reading a JSON file of unknown origin can raise: not there, not JSON, nested too deeply, of another shape."""
 
 
 class AlgoristError(Exception):
     """Base of all errors raised by algorist."""
+
+    exit_code: ClassVar[int] = 2
+    """Of the command line: 2 for what the user can mend, 1 for what failed on the way."""
 
 
 class ConfigError(AlgoristError, ValueError):
@@ -25,6 +32,8 @@ class DataError(AlgoristError, ValueError):
 class GradingError(AlgoristError, RuntimeError):
     """The grader itself failed (a bad completion is data, never this)."""
 
+    exit_code = 1
+
 
 class EngineError(AlgoristError, RuntimeError):
     """A rollout engine cannot do what was asked."""
@@ -37,13 +46,19 @@ class CheckpointError(AlgoristError, RuntimeError):
 class RewardError(AlgoristError, RuntimeError):
     """A user's reward function hangs."""
 
+    exit_code = 1
+
 
 class TrainingError(AlgoristError, RuntimeError):
     """Training cannot go on: gradients are not finite, or memory does not hold the smallest batch."""
 
+    exit_code = 1
+
 
 class HubError(AlgoristError, RuntimeError):
     """The hub cannot be reached or refuses; ``retry`` tells whether the same call may work later."""
+
+    exit_code = 1
 
     def __init__(self, message: str, *, retry: bool = True) -> None:
         super().__init__(message)

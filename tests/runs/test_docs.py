@@ -19,6 +19,7 @@ import sys
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,8 @@ NO_KEYS = ("model.generate",)
 NOT_RUN = re.compile(r"<!-- not run: (.+?) -->")
 ONLY_PARSED = {"doctor": "looks at the machine", "export": "writes to the hub"}
 ONLY_RESOLVED = {"launch": "starts processes of its own"}
+GENERATED = ("arithmetic", "countdown", "reasoning_gym", "story_problems")
+"""Datasets that need neither a file nor the hub."""
 SMALL = (
     *(
         "threads=1",
@@ -182,7 +185,9 @@ def why_only_resolved(recipe: Recipe) -> str | None:
     for section in (recipe.data.train, recipe.data.sft, recipe.data.eval):
         if section is not None and section.path is not None and not Path(section.path).exists():
             return f"needs {section.path}"
-        if section is not None and section.path is None and section.name != "arithmetic":
+        if section is not None and section.name == "reasoning_gym" and find_spec("reasoning_gym") is None:
+            return "needs the extra reasoning-gym"
+        if section is not None and section.path is None and section.name not in GENERATED:
             return f"needs {section.name} from the hub"
     return None
 
@@ -218,7 +223,7 @@ class Call:
             small.append("data.sft.limit=16")
         for part in ("train", "sft", "eval"):
             section = getattr(recipe.data, part)
-            if section is not None and section.name == "arithmetic":
+            if section is not None and section.name in GENERATED:
                 small.append(f"data.{part}.params.count=32")
         return self(*arguments, *small)
 
@@ -336,6 +341,8 @@ def do(block: Block, arguments: list[str], call: Call) -> None:
         arguments = [*arguments, "--model", "runs/quickstart"]
     if verb == "watch":
         arguments = [*arguments, "--once"]
+    if any("reasoning_gym" in word for word in arguments) and find_spec("reasoning_gym") is None:
+        return
     missing = [w for w in arguments if re.search(r"\.(json|jsonl|parquet|csv)$", w) and not Path(w).exists()]
     if verb in ("data", "eval") and missing:
         return

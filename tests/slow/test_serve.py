@@ -92,7 +92,7 @@ def test_greedy_answers_are_the_same(cli: Cli, run: Path, url: str) -> None:
 
 def test_mistakes_say_the_way_out(cli: Cli, tmp_path: Path) -> None:
     nobody = cli("solve", "1 + 1?", "--endpoint", "http://localhost:9")
-    assert nobody.returncode == 1 and "algorist serve RUN" in nobody.stderr
+    assert nobody.returncode == 2 and "algorist serve RUN" in nobody.stderr
     assert "expected http://HOST:PORT" in cli("solve", "1 + 1?", "--endpoint", "localhost:9").stderr
     (tmp_path / "adapter_config.json").write_text("{}")
     adapter = cli("serve", str(tmp_path))

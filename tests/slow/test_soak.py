@@ -69,7 +69,9 @@ def test_a_reward_that_misbehaves_leaves_the_run_as_it_would_have_been(tmp_path:
     troubled = run(tmp_path / "troubled", FAULTY, random.Random(3))
     same(plain, troubled, "grpo")
     assert len(rollouts(plain)) > 0
-    assert "noise" * 1000 not in (plain / "training.log").read_text()
+    assert (troubled / "training.log").read_text().count("noise") < 10 * len(
+        rollouts(troubled)
+    )  # 1,000 a call were printed
     assert (
         "\x1b]0;" not in (troubled / "training.log").read_text() + (troubled.parent / "out.txt").read_text()
     )

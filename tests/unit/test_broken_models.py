@@ -142,7 +142,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "config without a type": (text("config.json", "{}"), "cannot load the model"),
     "config of deep JSON": (text("config.json", "[" * 100_000), "cannot load the model"),
     "an unknown type": (setting(model_type="no-such-type"), "cannot load the model"),
-    "a million layers": (setting(num_hidden_layers=10**9), "num_hidden_layers in config.json is 1000000000"),
+    "a million layers": (setting(num_hidden_layers=10**9), "num_hidden_layers is 1000000000"),
     "negative width": (setting(hidden_size=-32), "hidden_size"),
     "heads that are text": (setting(num_attention_heads="many"), "cannot load the model"),
     "no heads": (setting(num_attention_heads=0), "cannot load the model"),

@@ -11,18 +11,22 @@ from typing import Any
 
 import pytest
 
-from algorist.cli.main import main
+from algorist.config.load import load_recipe
 from algorist.config.schema import DatasetSection
 from algorist.data import load_problems
 from algorist.data.countdown import value_of
 from algorist.errors import DataError, MissingExtraError
+from algorist.evaluation.regrade import differences
 from algorist.grading import grade
 from algorist.prompts import get_format
 from algorist.rewards import build_rewards
 from algorist.rollouts.base import Completion, Completions, SamplingParams
 from algorist.rollouts.collect import collect
+from algorist.runs.plan import open_folder
 from algorist.store.rows import rows_of
+from algorist.store.write import RolloutWriter
 from algorist.types import Problem
+from tests.conftest import Verb
 from tests.tiny import TOKENIZER
 
 MAKE_24 = {"checker": "countdown", "numbers": [4, 6, 3], "target": 24, "exact": False, "problem_id": "p"}
@@ -78,9 +82,7 @@ class Scripted:
     def __init__(self, *texts: str) -> None:
         self.texts = texts
 
-    def generate(
-        self, prompts: Any, group_size: int, params: SamplingParams, on_finished: Any = None
-    ) -> Completions:
+    def generate(self, prompts: Any, group_size: int, params: SamplingParams) -> Completions:
         return [[Completion(TOKENIZER(t)["input_ids"], None, "stop") for t in self.texts] for _ in prompts]
 
 
@@ -104,17 +106,39 @@ def test_reward_grade_and_stored_row_agree() -> None:
     }
 
 
-def call(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str
-) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["algorist", *words])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    return int(stop.value.code or 0), *capsys.readouterr()
+def test_a_stored_run_is_graded_again_by_its_checker(tmp_path: Path) -> None:
+    row = {"question": "make 24", "answer": "4*6", "numbers": [4, 6], "target": 24, "checker": "countdown"}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    changes = [
+        f"data.train={{name: local, path: {tmp_path / 'rows.jsonl'}}}",
+        "prompt.format=question_only",
+        "rewards=[correct]",
+    ]
+    recipe = load_recipe("smoke-cpu", [*changes, f"output_dir={tmp_path}", "run_name=r"]).recipe
+    folder, form = open_folder(recipe, resume=False), get_format("question_only")
+    engine = Scripted("\\boxed{6*4}", "\\boxed{24}")  # 24 equals the gold answer, but does not make it
+    rewards = build_rewards(["correct"], form)
+    problems = load_problems(recipe.data.train)
+    (group,) = collect(engine, TOKENIZER, problems, form, SamplingParams(), 2, rewards=rewards)
+    with RolloutWriter(folder.rollouts) as store:
+        store.write([row | {"stage": "grpo", "step": 0} for row in rows_of(group)])
+    found = differences(folder.path, None)
+    assert (found["rollouts"], found["moves"], found["rewards_changed"]) == (2, {}, 0)
+    assert found["accuracy_before"] == found["accuracy_after"] == 0.5
+
+
+def test_rows_of_a_dataset_may_not_name_code(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("raise SystemExit('it ran')\n")
+    row = {"question": "q", "answer": "1", "checker": f"{tmp_path / 'own.py'}:check"}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    with pytest.raises(
+        DataError, match=r"names code to run, checker '.*own\.py:check'.*data\.….checker=FILE"
+    ):
+        load_problems(DatasetSection(name="local", path=str(tmp_path / "rows.jsonl")))
 
 
 def test_rows_name_their_checker_and_files_hold_ones_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: Verb
 ) -> None:
     """The door of a user's checker: right, raising, returning a number, missing; each in words before anything runs."""
     monkeypatch.chdir(tmp_path)
@@ -128,8 +152,8 @@ def test_rows_name_their_checker_and_files_hold_ones_own(
     (tmp_path / "even.jsonl").write_text(json.dumps(rows[0]))
     (tmp_path / "bad.jsonl").write_text(json.dumps(rows[1] | {"nums": None}))
 
-    assert call(capsys, monkeypatch, "data", "check", "rows.jsonl,split=train")[0] == 0
-    code, out, _ = call(capsys, monkeypatch, "data", "check", "even.jsonl,checker=own.py:even")
+    assert verb("data", "check", "rows.jsonl,split=train")[0] == 0
+    code, out, _ = verb("data", "check", "even.jsonl,checker=own.py:even")
     assert code == 0 and "checked 1" in out
     (problem,) = load_problems(DatasetSection(name="local", path="even.jsonl", checker="own.py:even"))
     graded = [grade(answer, "2", problem=problem.columns()) for answer in ("8", "7", "many")]
@@ -141,9 +165,7 @@ def test_rows_name_their_checker_and_files_hold_ones_own(
         "even.jsonl,checker=countdwn": "unknown checker 'countdwn'. Did you mean 'countdown'?",
         "bad.jsonl": "checker 'countdown' fails on the gold answer '5*2' of problem",
     }.items():
-        code, _, err = call(
-            capsys, monkeypatch, "data", "check", data + ("" if "," in data else ",split=train")
-        )
+        code, _, err = verb("data", "check", data + ("" if "," in data else ",split=train"))
         assert code == 2 and said in " ".join(err.split()), err
 
 

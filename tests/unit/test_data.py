@@ -167,7 +167,7 @@ def test_a_missing_hub_names_the_local_option() -> None:
 
 def test_a_path_that_a_dataset_does_not_read_is_refused() -> None:
     section = DatasetSection.model_validate({"name": "arithmetic", "path": "rows.jsonl"})
-    with pytest.raises(DataError, match=r"reads no file, but path is 'rows.jsonl'.*name=local"):
+    with pytest.raises(DataError, match=r"reads nothing, but data.….path or hub is set; take name=local"):
         load_problems(section)
 
 

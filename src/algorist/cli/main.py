@@ -144,37 +144,27 @@ def _call(arguments: list[str], debug: bool) -> int:
 
 
 def _tell(error: Exception) -> int:
-    """Say what happened: exit code 2 for what the user can mend, 1 for what failed; the way to report it where it is not ours."""
-    from algorist.errors import (
-        AlgoristError,
-        CheckpointError,
-        ConfigError,
-        DataError,
-        EngineError,
-        MissingExtraError,
-        is_out_of_memory,
-    )
+    """Say what happened, and how to report it where it is no error of ours; return the exit code."""
+    from algorist.errors import AlgoristError, is_out_of_memory
 
-    text, told = str(error), isinstance(error, AlgoristError)
-    mistake = isinstance(error, (ConfigError, DataError, CheckpointError, EngineError, MissingExtraError))
+    text, code = str(error), error.exit_code if isinstance(error, AlgoristError) else None
     network = isinstance(error, (ConnectionError, TimeoutError))
     if isinstance(error, OSError) and error.strerror and not network:  # said where it happened
-        mistake, text = True, f"{error.filename or 'a file'}: {error.strerror}"
+        text, code = f"{error.filename or 'a file'}: {error.strerror}", 2
     elif isinstance(error, RuntimeError) and ("PytorchStreamWriter" in text or "inline_container" in text):
-        mistake, text = True, f"weights cannot be written; is the disk full? ({text.splitlines()[0][:200]})"
+        text, code = f"weights cannot be written; is the disk full? ({text.splitlines()[0][:200]})", 2
     elif is_out_of_memory(error):
-        told = True
         text = f"out of memory ({text[:300] or 'no room'}); algorist preflight RECIPE says what fits, and what to make smaller"
+        code = 1
+    if code is not None:
+        print(f"error: {_shown(text)}", file=sys.stderr)
+        return code
+    print(f"failed: {type(error).__name__}: {_shown(text)}", file=sys.stderr)
     print(
-        f"{'error' if mistake or told else f'failed: {type(error).__name__}'}: {_shown(text)}",
+        "The traceback: add --debug. If this is our fault, please report it with that traceback.",
         file=sys.stderr,
     )
-    if not (mistake or told):
-        print(
-            "The traceback: add --debug. If this is our fault, please report it with that traceback.",
-            file=sys.stderr,
-        )
-    return 2 if mistake else 1
+    return 1
 
 
 def _shown(text: str) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from algorist.errors import DAMAGED
 from algorist.store.run_log import clock
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def _steps(folder: RunFolder, stage: str | None) -> int | None:
     newest = max(whole, key=lambda p: int(p.parent.name.rpartition("-")[2]), default=None)
     try:
         return None if newest is None else int(json.loads(newest.read_text(encoding="utf-8"))["max_steps"])
-    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+    except DAMAGED:
         return None
 
 

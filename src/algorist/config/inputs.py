@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from algorist.config.schema import Recipe
-from algorist.errors import CheckpointError, ConfigError
+from algorist.errors import DAMAGED, CheckpointError, ConfigError
 
 INPUTS = "inputs.json"
 """Key of the recipe → ``path``, ``sha256`` and, where it was copied, ``copy``; in the run folder."""
@@ -142,7 +142,7 @@ def _read(run: Path) -> dict[str, dict[str, str]]:
         found = json.loads(file.read_text(encoding="utf-8"))
         if all(isinstance(v, str) for entry in found.values() for v in entry.values()):
             return dict(found)
-    except (OSError, ValueError, RecursionError, AttributeError):
+    except DAMAGED:
         pass
     raise CheckpointError(f"{file} is damaged; take the file away to continue without comparing the inputs")
 

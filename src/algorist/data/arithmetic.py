@@ -13,9 +13,8 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Iterator
-from typing import Any
 
-from algorist.data.base import Source, dataset
+from algorist.data.base import Source, dataset, params_of
 from algorist.errors import DataError
 from algorist.types import Problem
 
@@ -73,17 +72,7 @@ def word_problems(
 @dataset("arithmetic")
 def load_arithmetic(source: Source) -> list[Problem]:
     """Procedural word problems; params: ``count`` (1000), ``seed`` (0), ``careless`` (0.0), ``steps`` ([2, 3])."""
-    if source.path is not None:
-        raise DataError(
-            f"arithmetic makes its problems and reads no file, but path is '{source.path}'. Name the dataset of that file: "
-            "name=local for rows of your own, with columns.question=… and columns.answer=…"
-        )
-    params: dict[str, Any] = {"count": 1000, "seed": 0, "careless": 0.0, "steps": (2, 3)} | source.params
-    unknown = set(params) - {"count", "seed", "careless", "steps"}
-    if unknown:
-        raise DataError(
-            f"arithmetic: unknown params {sorted(unknown)}; expected count, seed, careless, steps"
-        )
+    params = params_of(source, "arithmetic", {"count": 1000, "seed": 0, "careless": 0.0, "steps": (2, 3)})
     return word_problems(
         int(params["count"]),
         seed=int(params["seed"]),

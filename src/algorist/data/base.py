@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from algorist.errors import DataError, nearest
 from algorist.registry import Registry
 from algorist.types import Problem
 
@@ -24,6 +25,28 @@ class Source:
     subset: str | None = None
     columns: dict[str, str] = field(default_factory=dict)
     params: dict[str, Any] = field(default_factory=dict)
+
+
+def params_of(
+    source: Source, name: str, defaults: dict[str, Any], instead: str = "name=local for rows of your own"
+) -> dict[str, Any]:
+    """Return the params of an adapter that makes its problems: those of ``source`` over ``defaults``.
+
+    Raises:
+        DataError: A path or a hub name, another split than train and test, or an unknown key.
+    """
+    if source.path is not None or source.hub is not None:
+        raise DataError(
+            f"{name} makes its problems and reads nothing, but data.….path or hub is set; take {instead}"
+        )
+    if source.split not in ("train", "test"):
+        raise DataError(f"{name} has no split '{source.split}'; expected 'train' or 'test'")
+    for key in source.params:
+        if key not in defaults:
+            raise DataError(
+                f"{name}: data.….params has the key '{key}'.{nearest(key, defaults)} Expected: {', '.join(defaults)}"
+            )
+    return defaults | source.params
 
 
 Adapter = Callable[[Source], list[Problem]]

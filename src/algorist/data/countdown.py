@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from algorist.data.base import Source, dataset
-from algorist.errors import DataError, nearest
+from algorist.data.base import Source, dataset, params_of
+from algorist.errors import DataError
 from algorist.grading import checker
 from algorist.types import Problem
 
@@ -46,19 +46,8 @@ def load_countdown(source: Source) -> list[Problem]:
 
     ``numbers`` are the sizes to choose from, ``exact`` whether every number must be used (else at most once each).
     """
-    if source.path is not None or source.hub is not None:
-        raise DataError(
-            "countdown makes its problems and reads nothing, but data.….path or hub is set; rows of your own are name=local with "
-            "columns question, answer, numbers and target, and data.….checker=countdown"
-        )
-    for key in source.params:
-        if key not in PARAMS:
-            raise DataError(
-                f"countdown: data.….params has the key '{key}'.{nearest(key, PARAMS)} Expected: {', '.join(PARAMS)}"
-            )
-    if source.split not in ("train", "test"):
-        raise DataError(f"countdown has no split '{source.split}'; expected 'train' or 'test'")
-    params = PARAMS | source.params
+    own = "name=local with columns question, answer, numbers and target, and data.….checker=countdown, for rows of your own"
+    params = params_of(source, "countdown", PARAMS, own)
     if not params["operators"] or set(params["operators"]) - set("+-*/"):
         raise DataError(f"countdown: params.operators is {params['operators']!r}; expected some of +-*/")
     rng, problems, misses = random.Random(f"{params['seed']}/{source.split}"), dict[str, Problem](), 0

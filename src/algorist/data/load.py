@@ -39,6 +39,11 @@ def load_problems(
             f"(data.train.name=local data.train.path={section.name})"
         )
     problems = DATASETS.get(section.name)(source)
+    if code := next((p for p in problems if ".py:" in p.checker and not section.checker), None):
+        raise DataError(
+            f"dataset '{section.name}': problem {code.id} names code to run, checker '{code.checker[:200]}'; rows may name registered "
+            "checkers only. Read that code, then say it yourself: data.….checker=FILE.py:FUNCTION"
+        )
     if section.checker is not None:
         problems = [replace(p, checker=section.checker) for p in problems]
     _try_checkers(problems, section.name)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from algorist.errors import DataError
+from algorist.errors import DAMAGED, DataError
 from algorist.types import Problem
 
 log = logging.getLogger("algorist.data")
@@ -34,7 +34,7 @@ def read_table(path: Path) -> dict[str, Any]:
         raise DataError(
             f"no table of pass rates at {path} ({error.strerror}); make one: algorist data rate RECIPE"
         ) from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except DAMAGED:
         raise DataError(
             f"{path} is no table of pass rates; expected what algorist data rate writes: samples, and right for each problem"
         ) from None

@@ -13,13 +13,12 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from algorist.data.base import Source, dataset
+from algorist.data.base import Source, dataset, params_of
 from algorist.errors import DataError, MissingExtraError, nearest
 from algorist.grading import checker
 from algorist.types import Problem
 
 NO_ANSWER = "any that reasoning-gym accepts"
-_PARAMS = ("generator", "count", "seed", "config")
 _TRIES = 100
 """Problems made per problem asked for, at most."""
 _MISSES = 3000
@@ -36,17 +35,9 @@ def load_reasoning_gym(source: Source) -> list[Problem]:
     The solution is the answer, so that SFT teaches the form; problems that reasoning-gym gives no answer for have none. Train and
     test share no question, decided by a hash.
     """
-    if source.path is not None or source.hub is not None:
-        raise DataError("reasoning_gym makes its problems, but data.….path or hub is set; leave them out")
-    for key in source.params:
-        if key not in _PARAMS:
-            raise DataError(
-                f"reasoning_gym: data.….params has the key '{key}'.{nearest(key, _PARAMS)} Expected: {', '.join(_PARAMS)}"
-            )
-    if source.split not in ("train", "test"):
-        raise DataError(f"reasoning_gym has no split '{source.split}'; expected 'train' or 'test'")
-    name, count = str(source.params.get("generator", "")), int(source.params.get("count", 1000))
-    made = _make(name, int(source.params.get("seed", 0)), _TRIES * count, source.params.get("config") or {})
+    params = params_of(source, "reasoning_gym", {"generator": "", "count": 1000, "seed": 0, "config": {}})
+    name, count = str(params["generator"]), int(params["count"])
+    made = _make(name, int(params["seed"]), _TRIES * count, params["config"] or {})
     problems: dict[str, Problem] = {}
     last = 0
     for index in range(_TRIES * count):

@@ -10,9 +10,8 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Iterator
-from typing import Any
 
-from algorist.data.base import Source, dataset
+from algorist.data.base import Source, dataset, params_of
 from algorist.data.story_worlds import World, size, story_words, story_worlds
 from algorist.errors import DataError, nearest
 from algorist.types import Problem
@@ -59,18 +58,7 @@ def story_problems(
 @dataset("story_problems")
 def load_story_problems(source: Source) -> list[Problem]:
     """Varied word problems; params: ``count`` (1000), ``seed`` (0), ``needless`` (0.4), ``kinds`` (all)."""
-    if source.path is not None or source.hub is not None:
-        raise DataError(
-            "story_problems makes its problems and reads nothing, but data.….path or hub is set; take name=local for rows of "
-            "your own"
-        )
-    valid = ("count", "seed", "needless", "kinds")
-    for key in source.params:
-        if key not in valid:
-            raise DataError(
-                f"story_problems: data.….params has the key '{key}'.{nearest(key, valid)} Expected: {', '.join(valid)}"
-            )
-    params: dict[str, Any] = {"count": 1000, "seed": 0, "needless": 0.4, "kinds": ()} | source.params
+    params = params_of(source, "story_problems", {"count": 1000, "seed": 0, "needless": 0.4, "kinds": ()})
     return story_problems(
         int(params["count"]),
         seed=int(params["seed"]),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 
 from algorist.diagnosis.findings import Settings
-from algorist.errors import CheckpointError
+from algorist.errors import DAMAGED, CheckpointError
 
 MOVED_SHARE = 0.01
 """A tensor counts as trained when one element in a hundred changed: bfloat16 weights that swallow small updates still
@@ -113,15 +113,7 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
                         8 + size + low,
                         8 + size + high,
                     )
-        except (
-            OSError,
-            ValueError,
-            KeyError,
-            TypeError,
-            MemoryError,
-            OverflowError,
-            RecursionError,
-        ) as error:
+        except (*DAMAGED, MemoryError, OverflowError) as error:
             raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}") from None
     return found
 

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
-from algorist.errors import CheckpointError, ConfigError, DataError
+from algorist.errors import DAMAGED, CheckpointError, ConfigError, DataError
 from algorist.evaluation.breakdown import breakdown
 from algorist.evaluation.estimators import Interval
 from algorist.store.atomic import replace_file, replace_text
@@ -99,15 +99,7 @@ def read_artifact(folder: Path, name: str) -> Artifact:
         for row in samples:
             row["rewards"] = dict(row.get("rewards") or ())
         return Artifact(name, content["model"], content["dataset"], content["protocol"], metrics, samples)
-    except (
-        OSError,
-        ValueError,
-        RecursionError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        pyarrow.ArrowException,
-    ) as error:
+    except (*DAMAGED, pyarrow.ArrowException) as error:
         raise CheckpointError(
             f"evaluation '{name}' in {folder} is damaged ({type(error).__name__}: {error}); evaluate again"
         ) from None

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from algorist.errors import DAMAGED
 from algorist.evaluation.estimators import Interval
 from algorist.store.stages import EVALUATED
 
@@ -83,7 +84,7 @@ def _accuracy(path: Path) -> float | None:
     try:
         value: Any = json.loads(path.read_text(encoding="utf-8"))["metrics"]["greedy_accuracy"]["value"]
         return None if value is None else float(value)
-    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+    except DAMAGED:
         return None
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from algorist import __version__
-from algorist.errors import CheckpointError
+from algorist.errors import DAMAGED, CheckpointError
 from algorist.prompts import PromptFormat
 from algorist.types import Problem
 
@@ -151,7 +151,7 @@ class Progress:
                     return False
                 if number:
                     self.batches[int(content["start"])] = content["rows"]
-            except (ValueError, RecursionError, KeyError, TypeError):
+            except DAMAGED:
                 break
             whole += len(line) + 1
         if not whole:

@@ -14,7 +14,7 @@ import yaml
 
 from algorist.config.load import load_run_recipe
 from algorist.config.schema import DatasetSection, Recipe
-from algorist.errors import CheckpointError
+from algorist.errors import DAMAGED, CheckpointError
 from algorist.evaluation.artifact import read_artifact
 from algorist.evaluation.console import solved_question
 from algorist.prompts.attached import attached
@@ -78,7 +78,7 @@ def base_of(folder: Path) -> str | None:
     try:
         found = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
         return found.get("base_model_name_or_path")
-    except (OSError, ValueError, RecursionError):
+    except DAMAGED:
         return None
 
 
@@ -232,7 +232,7 @@ def _curves(run: Path) -> str:
 def _versions(run: Path) -> str:
     try:
         found = json.loads((run / "environment.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+    except DAMAGED:
         return ""
     versions = found.get("versions") or found.get("libraries") or {}
     told = ", ".join(markdown(f"{name} {version}") for name, version in versions.items() if version)

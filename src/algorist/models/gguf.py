@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from algorist.errors import ConfigError, MissingExtraError
-from algorist.models.weights import check_sizes, check_weights
+from algorist.models.weights import check_loaded, check_sizes
 
 log = logging.getLogger("algorist.models.gguf")
 
@@ -144,8 +144,7 @@ def _dequantise(file: Path, folder: Path) -> None:
         **source, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True
     )
     model, info = loaded
-    keys = {key: info[f"{key}_keys"] for key in ("missing", "unexpected", "mismatched")}
-    check_weights(file, **keys)
+    check_loaded(file, info)
     # transformers keeps saying that the weights are quantised, and then refuses to save them.
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config

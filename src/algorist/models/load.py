@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from algorist.config.model_section import LoraSection, ModelSection
-from algorist.errors import AlgoristError, CheckpointError, ConfigError, is_out_of_memory
+from algorist.errors import DAMAGED, AlgoristError, CheckpointError, ConfigError, is_out_of_memory
 from algorist.models.attention import attention_for, set_attention
 from algorist.models.families import lora_targets
 from algorist.models.gguf import loadable_name, without_hub_hint
@@ -30,7 +30,7 @@ from algorist.models.quantized import is_quantized, keep_as_trained, quantized_l
 from algorist.models.templates import check_template
 from algorist.models.tiny import tiny_model, train_tokenizer
 from algorist.models.unsloth import check_unsloth, load_unsloth
-from algorist.models.weights import check_adapter, check_sizes, check_weights
+from algorist.models.weights import check_adapter, check_loaded, check_sizes
 
 log = logging.getLogger("algorist.models.load")
 PLAIN_TEMPLATE = (
@@ -147,7 +147,10 @@ def load_policy(
     if is_adapter:
         from peft import PeftModel
 
-        base_name = _base_of(folder)
+        adapter = _adapter_settings(folder)
+        with _in_words(str(folder)):
+            check_sizes(adapter)
+        base_name = adapter["base_model_name_or_path"]
         revision = like.revision if like and like.name == base_name else None
         section = section.model_copy(
             update={"name": str(_base_folder(base_name, folder)), "revision": revision}
@@ -258,8 +261,7 @@ def _pretrained(
             **quantized_loading(section, device, precision.compute),
         )
     moved, info = loaded
-    keys = {key: info[f"{key}_keys"] for key in ("missing", "unexpected", "mismatched")}
-    check_weights(name, **keys, tensors=moved.named_parameters())
+    check_loaded(name, info, moved.named_parameters())
     rows = moved.get_input_embeddings().weight.shape[0]
     if len(tokenizer) > rows:
         log.warning(
@@ -317,15 +319,14 @@ def _in_words(name: str) -> Iterator[None]:
         logging.set_verbosity(level)
 
 
-def _base_of(adapter: Path) -> str:
+def _adapter_settings(adapter: Path) -> dict[str, Any]:
     file = adapter / "adapter_config.json"
     try:
-        adapted = json.loads(file.read_text(encoding="utf-8"))
-        base, rank = adapted["base_model_name_or_path"], adapted.get("r", 1)
-        if not isinstance(base, str) or not isinstance(rank, int) or not 0 < rank <= 10**5:
-            raise ValueError(f"base_model_name_or_path is {base!r}, r is {rank!r}")
-        return base
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, AttributeError) as error:
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        if isinstance(found["base_model_name_or_path"], str):
+            return found
+        raise TypeError(f"base_model_name_or_path is {found['base_model_name_or_path']!r}")
+    except DAMAGED as error:
         raise CheckpointError(
             f"{file} does not say which model the adapter belongs to ({type(error).__name__}: {str(error)[:200]}); "
             "copy the adapter again"

@@ -15,22 +15,20 @@ SHOWN = 3
 
 
 _MOST = {"num_hidden_layers": 1000, "hidden_size": 10**6, "intermediate_size": 10**7, "vocab_size": 10**7}
-_MOST |= dict.fromkeys(("num_attention_heads", "num_key_value_heads", "head_dim"), 10**5)
+_MOST |= dict.fromkeys(("num_attention_heads", "num_key_value_heads", "head_dim", "r"), 10**5)
 
 
 def check_sizes(config: Mapping[str, Any]) -> None:
-    """Refuse sizes that would build modules for ever or fill the memory, before anything is built.
+    """Refuse sizes of a model or an adapter that would build modules for ever or fill the memory, before anything is built.
 
     Raises:
-        ValueError: One of the sizes of ``config``, or of its ``text_config``, is out of range.
+        ValueError: One of the sizes of ``config`` (``r`` is an adapter's rank), or of its ``text_config``, is out of range.
     """
     for part in (config, config.get("text_config")):
         for key, most in _MOST.items():
             value = part.get(key) if isinstance(part, Mapping) else None
             if value is not None and not (isinstance(value, int) and 0 < value <= most):
-                raise ValueError(
-                    f"{key} in config.json is {str(value)[:40]}; expected a number from 1 to {most}"
-                )
+                raise ValueError(f"{key} is {str(value)[:40]}; expected a number from 1 to {most}")
 
 
 def check_weights(
@@ -81,6 +79,14 @@ def check_weights(
             f"the weights in {where} are not those of its model: it {'; '.join(parts)}. Copy or save it again; a half-copied "
             "folder and a config.json of another model look like this"
         )
+
+
+def check_loaded(
+    where: str | Path, info: Mapping[str, Any], tensors: Iterable[tuple[str, torch.Tensor]] = ()
+) -> None:
+    """Refuse weights by what ``from_pretrained(…, output_loading_info=True)`` says of them; see ``check_weights``."""
+    keys = {key: info[f"{key}_keys"] for key in ("missing", "unexpected", "mismatched")}
+    check_weights(where, **keys, tensors=tensors)
 
 
 def check_adapter(where: Path, model: Any) -> None:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from algorist.errors import ConfigError
+from algorist.errors import DAMAGED, ConfigError
 from algorist.prompts.base import FORMATS, PromptFormat, Tags
 
 KEY = "algorist"
@@ -53,7 +53,7 @@ def attached(model: Any) -> Asked | None:
         file = model / "tokenizer_config.json"
         try:
             found = json.loads(file.read_text(encoding="utf-8")).get(KEY) if file.is_file() else None
-        except (OSError, ValueError, RecursionError, AttributeError):
+        except DAMAGED:
             return None  # the loader says what is wrong with the file
     else:
         found = getattr(model, "init_kwargs", {}).get(KEY)

@@ -113,7 +113,8 @@ class Endpoint:
                 f"--endpoint is '{self._shown}'; expected http://HOST:PORT, such as http://localhost:8000"
             )
         try:
-            return _within(self.timeout_s if body else min(self.timeout_s, LIST_S), lambda: _json(url, body))
+            limit = self.timeout_s if body else min(self.timeout_s, LIST_S)
+            return _within(limit, lambda: _json(url, body, limit))
         except urllib.error.HTTPError as error:
             said = error.read(300).decode(errors="replace")
             raise EngineError(f"{_short(url)}: {error.code} {_short(error.reason)}: {_short(said)}") from None
@@ -144,10 +145,10 @@ def _within(limit_s: float, call: Callable[[], T]) -> T:
     return cast(T, value)
 
 
-def _json(url: str, body: bytes | None) -> dict[str, Any]:
-    """Return the reply's object, within a limit of size."""
+def _json(url: str, body: bytes | None, timeout_s: float) -> dict[str, Any]:
+    """Return the reply's object, within a limit of size and of each wait for bytes."""
     request = urllib.request.Request(url, data=body, headers={"Content-Type": "application/json"})
-    with _opener.open(request) as answer:
+    with _opener.open(request, timeout=timeout_s) as answer:
         content = answer.read(MAX_REPLY + 1)
     if len(content) > MAX_REPLY:
         raise ValueError(f"its reply has more than {MAX_REPLY} bytes")

@@ -140,9 +140,8 @@ def _connect(run: Path) -> Iterator[duckdb.DuckDBPyConnection]:
     _check_run(run)
     with duckdb.connect(":memory:") as connection:
         try:
-            with suppress(
-                duckdb.InvalidInputException
-            ):  # a notebook without ipywidgets has no bar, nor this setting
+            # A notebook without ipywidgets has no bar, nor this setting.
+            with suppress(duckdb.InvalidInputException):
                 connection.execute("SET enable_progress_bar = false")
             connection.execute("SET memory_limit = '4GB'")
             _make_rollouts(connection, run)

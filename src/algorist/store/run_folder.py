@@ -18,7 +18,7 @@ from typing import IO, Any
 
 import psutil
 
-from algorist.errors import CheckpointError
+from algorist.errors import DAMAGED, CheckpointError
 from algorist.store.atomic import replace_text
 from algorist.store.redact import redact
 from algorist.store.stages import STAGES
@@ -131,7 +131,7 @@ class RunFolder:
             return None
         try:
             return json.loads(file.read_text(encoding="utf-8"))
-        except (ValueError, RecursionError, OSError) as error:
+        except DAMAGED as error:
             raise CheckpointError(f"{file} is damaged ({error}); move it away or start a new run") from None
 
     def inside(self, name: str) -> Path:

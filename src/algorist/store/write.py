@@ -19,7 +19,7 @@ import pyarrow
 import pyarrow.compute
 import pyarrow.parquet
 
-from algorist.errors import CheckpointError, DataError
+from algorist.errors import DAMAGED, CheckpointError, DataError
 from algorist.store.atomic import PARTIAL, replace_file, replace_text, sync_folder
 from algorist.store.metric_names import with_names_of_now
 from algorist.store.rows import SCHEMA, upgraded
@@ -235,7 +235,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 row = json.loads(line)
-            except (ValueError, RecursionError):
+            except DAMAGED:
                 continue
             if isinstance(row, dict) and _is_line(row):
                 large = {k: math.inf for k, v in row.items() if isinstance(v, int) and abs(v) >= 2**63}

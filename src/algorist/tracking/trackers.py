@@ -27,7 +27,7 @@ import yaml
 from algorist.config.changes import flat
 from algorist.config.explain import to_yaml
 from algorist.config.schema import Recipe, TrackingSection
-from algorist.errors import ConfigError, MissingExtraError
+from algorist.errors import DAMAGED, ConfigError, MissingExtraError
 from algorist.store.redact import first_line, redact, redact_tree
 from algorist.store.safe_text import printable
 from algorist.store.stages import STAGES
@@ -391,7 +391,7 @@ def _read_ids(folder: Path) -> dict[str, str]:
     try:
         found = json.loads((folder / IDS).read_text(encoding="utf-8"))
         return {str(key): str(value) for key, value in found.items()}
-    except (OSError, ValueError, RecursionError, AttributeError):
+    except DAMAGED:
         return {}
 
 

@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from algorist.errors import CheckpointError
+from algorist.errors import DAMAGED, CheckpointError
 from algorist.store.atomic import sync_folder
 from algorist.training import trl_seam
 from algorist.training.sharding import ShardedTraining
@@ -67,7 +67,7 @@ def damage(folder: Path) -> str:
         files = dict(manifest["files"])
     except OSError:
         return f"{MANIFEST} is missing"
-    except (ValueError, RecursionError, KeyError, TypeError):
+    except DAMAGED:
         return f"{MANIFEST} cannot be read"
     for name, told in files.items():
         path = folder / name
