@@ -2,10 +2,11 @@
 
     python benchmarks/lora.py                                # SFT as in the quickstart, then GRPO with LoRA; minutes
     python benchmarks/lora.py --base runs/quickstart/sft/final   # from an SFT model that is there
+    python benchmarks/lora.py --quantization 4bit            # the base in NF4 (QLoRA), of the same SFT model
     python benchmarks/lora.py --save                         # also write benchmarks/baselines/lora-quickstart.json
 
 Prints JSON: greedy accuracy before and after on the held-out problems with intervals, seconds, trained parameters, and
-whether the adapter folder gives the same greedy tokens in plain PEFT, merged and unmerged.
+whether the adapter folder gives the same greedy tokens in plain PEFT, and merged where the base is not quantised.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 import torch
 from measure import save_json
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
 from algorist.data.arithmetic import word_problems
 from algorist.prompts import get_format
@@ -42,15 +43,32 @@ def algorist(folder: Path, *overrides: str) -> float:
     return time.perf_counter() - began
 
 
-def peft_agreement(base: Path, adapter: Path, prompts: int = 16, tokens: int = 80) -> dict[str, Any]:
+def in_plain_transformers(base: Path, quantization: str | None) -> Any:
+    """Load the base as a user of transformers would, quantised as ``model.quantization`` says."""
+    if quantization is None:
+        return AutoModelForCausalLM.from_pretrained(base)
+    config = BitsAndBytesConfig(load_in_8bit=True)
+    if quantization == "4bit":
+        config = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=torch.float32,
+        )
+    return AutoModelForCausalLM.from_pretrained(base, quantization_config=config, dtype=torch.float32)
+
+
+def peft_agreement(
+    base: Path, adapter: Path, quantization: str | None, prompts: int = 16, tokens: int = 80
+) -> dict[str, Any]:
     """Compare greedy tokens of algorist's engine and of plain PEFT, and merged against unmerged logits."""
     tokenizer = AutoTokenizer.from_pretrained(adapter)
     form = get_format("reasoning_answer", system_prompt="")
     problems = word_problems(prompts, seed=9, split="test")
     ids = [encode_prompt(form, tokenizer, p.question) for p in problems]
-    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter).eval()
+    model = PeftModel.from_pretrained(in_plain_transformers(base, quantization), adapter).eval()
     params = SamplingParams(temperature=0.0, max_new_tokens=tokens)
-    ours = make_engine("native", model, tokenizer).generate(ids, 1, params)
+    ours = make_engine("auto", model, tokenizer).generate(ids, 1, params)
     equal = 0
     for prompt, group in zip(ids, ours, strict=True):
         out = model.generate(
@@ -61,20 +79,20 @@ def peft_agreement(base: Path, adapter: Path, prompts: int = 16, tokens: int = 8
             pad_token_id=tokenizer.pad_token_id,
         )
         equal += out[0, len(prompt) :].tolist() == group[0].token_ids
-    probe = torch.tensor([ids[0]])
-    with torch.no_grad():
-        unmerged = model(probe).logits
-        merged = model.merge_and_unload()(probe).logits
-    return {
-        "prompts": prompts,
-        "equal_greedy_rows": equal,
-        "merged_minus_unmerged_logits_max": float((merged - unmerged).abs().max()),
-    }
+    found: dict[str, Any] = {"prompts": prompts, "equal_greedy_rows": equal}
+    if quantization is None:
+        probe = torch.tensor([ids[0]])
+        with torch.no_grad():
+            unmerged = model(probe).logits
+            merged = model.merge_and_unload()(probe).logits
+        found["merged_minus_unmerged_logits_max"] = float((merged - unmerged).abs().max())
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--base", type=Path, help="an SFT model of the quickstart")
+    parser.add_argument("--quantization", choices=("4bit", "8bit"), help="keep the base so while GRPO trains")
     parser.add_argument("--sft-steps", type=int, default=1200)
     parser.add_argument("--grpo-steps", type=int, default=60)
     parser.add_argument("--seed", type=int, default=3)
@@ -90,11 +108,14 @@ def main() -> None:
         base = base.resolve()
         steps = f"grpo.max_steps={arguments.grpo_steps}"
         more = [f"model.name={base}", "run_name=lora", f"seed={arguments.seed}", "--skip-sft"]
+        if arguments.quantization:
+            more.append(f"model.quantization={arguments.quantization}")
         seconds["grpo_and_evaluation"] = algorist(folder, *GRPO, steps, *more)
         run = folder / "runs/lora"
         read = {s: json.loads((run / "eval" / f"{s}.json").read_text())["metrics"] for s in ("base", "grpo")}
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         payload = {
+            "quantization": arguments.quantization,
             "settings": [*GRPO, steps, f"sft.max_steps={arguments.sft_steps}"],
             "seed": arguments.seed,
             "greedy_accuracy": {
@@ -105,11 +126,12 @@ def main() -> None:
             * (read["grpo"]["greedy_accuracy"]["value"] - read["base"]["greedy_accuracy"]["value"]),
             "reward_correct": [row["rewards/correct/mean"] for row in lines if "rewards/correct/mean" in row],
             "seconds": seconds,
-            "plain_peft": peft_agreement(base, run / "grpo/final"),
+            "plain_peft": peft_agreement(base, run / "grpo/final", arguments.quantization),
         }
         print(json.dumps(payload, indent=2))
         if arguments.save:
-            print(save_json("lora-quickstart", payload))
+            name = f"qlora-{arguments.quantization}" if arguments.quantization else "lora"
+            print(save_json(f"{name}-quickstart", payload))
 
 
 if __name__ == "__main__":

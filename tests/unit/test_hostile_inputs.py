@@ -323,6 +323,14 @@ def test_a_secret_in_what_a_reward_raises_is_hidden(tmp_path: Path, verb: Verb) 
     assert "hf_" not in said and "\x1b" not in said
 
 
+def test_characters_that_json_escapes_in_halves_are_joined_and_half_ones_refused() -> None:
+    told = "the square is \N{WHITE SQUARE} and the dice are \N{GAME DIE}"
+    recipe = load_recipe("quickstart", [f"description={json.dumps(told)}"]).recipe
+    assert recipe.description == told
+    with pytest.raises(ConfigError, match=r"\\udc00 is half of a character"):
+        load_recipe("quickstart", [r'description="\ud83d\udca5 \udc00 b"'])
+
+
 def test_a_key_that_stands_twice_is_refused() -> None:
     with pytest.raises(ConfigError, match="'seed' stands twice in one section"):
         read_yaml("seed: 1\nseed: 2\n", "a.yaml")

@@ -48,6 +48,7 @@ def _size(node: Any, known: dict[int, int], depth: int) -> int:
     if isinstance(node, yaml.ScalarNode):
         if len(node.value) > MAX_DIGITS and node.tag.endswith((":int", ":float", ":timestamp")):
             raise ValueError(f"a number of {len(node.value)} characters; expected at most {MAX_DIGITS}")
+        node.value = _joined(node.value)
         return 1
     known[id(node)] = -1
     parts = node.value
@@ -61,3 +62,12 @@ def _size(node: Any, known: dict[int, int], depth: int) -> int:
         raise ValueError(f"its aliases grow to more than {MAX_NODES} values")
     known[id(node)] = size
     return size
+
+
+def _joined(text: str) -> str:
+    """Join the halves of a character that JSON escapes as two (``\\ud83d\\ude00``): YAML reads each by itself."""
+    try:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
+    except UnicodeDecodeError as error:
+        half = int.from_bytes(error.object[error.start : error.start + 2], "little")
+        raise ValueError(f"\\u{half:04x} is half of a character; write it whole") from None
