@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from algorist.config.load import load_recipe
-from algorist.config.schema import DatasetSection
+from algorist.config.schema import DatasetSection, EvalSection
 from algorist.data import load_problems
 from algorist.data.countdown import value_of
 from algorist.errors import DataError, MissingExtraError
 from algorist.evaluation.regrade import differences
+from algorist.evaluation.run import EvaluationSetting, evaluate
 from algorist.grading import grade
 from algorist.prompts import get_format
 from algorist.rewards import build_rewards
@@ -104,6 +105,15 @@ def test_reward_grade_and_stored_row_agree() -> None:
     assert [row["reward"] for row in rows] == [1.0, 0.0, 0.0] and {row["checker"] for row in rows} == {
         "countdown"
     }
+
+
+def test_lenient_accuracy_asks_the_checker_about_the_last_number() -> None:
+    form = get_format("reasoning_answer")
+    problem = Problem("p", "q", "4+5", extra={"numbers": [9], "target": 9}, checker="countdown")
+    setting = EvaluationSetting.from_section(EvalSection(samples=0), max_tokens=8, matcher="numeric", seed=0)
+    for text, right in (("I think it is 9", True), ("I think it is 8", False), ("no number", False)):
+        (row,) = evaluate(Scripted(text), TOKENIZER, [problem], form, setting)
+        assert (row["correct"], row["lenient"]) == (False, right), text
 
 
 def test_a_stored_run_is_graded_again_by_its_checker(tmp_path: Path) -> None:

@@ -201,9 +201,9 @@ def _collect(
 
 
 def _rows(group: Group, greedy: bool) -> list[dict[str, Any]]:
-    rows = rows_of(group)
+    rows, problem = rows_of(group), group.problem.columns()
     for row in rows:
-        row["lenient"] = bool(row["correct"]) or is_right_leniently(row["completion"], row["gold"])
+        row["lenient"] = bool(row["correct"]) or is_right_leniently(row["completion"], row["gold"], problem)
         row["greedy"] = greedy and row["sample"] == 0
         row["seconds"] = group.seconds / len(rows)
         row["rewards"] = {name: value for name, value in row["rewards"].items() if value is not None}

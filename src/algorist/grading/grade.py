@@ -132,8 +132,13 @@ def grade_completion(
     return grade(answer, gold, matcher=matcher, tolerance=tolerance, problem=problem)
 
 
-def is_right_leniently(text: str, gold: Any) -> bool:
-    """Tell whether the last number of a completion is the gold answer, whatever the completion's form; never for other golds."""
+def is_right_leniently(text: str, gold: Any, problem: Mapping[str, Any] | None = None) -> bool:
+    """Tell whether the last number of a completion is the gold answer, whatever the completion's form; never for other golds.
+
+    Where the problem names a checker, that decides on the last number.
+    """
+    if problem and problem.get("checker"):
+        return grade(last_number(text), gold, problem=problem).correct
     numbers = [one for one in gold_texts(gold) if numeric_value(one) is not None]
     return bool(numbers) and grade(last_number(text), numbers, matcher="numeric").correct
 
