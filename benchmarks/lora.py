@@ -26,6 +26,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
 from algorist.data.arithmetic import word_problems
+from algorist.models.quantized import keep_as_trained
 from algorist.prompts import get_format
 from algorist.prompts.chat import encode_prompt
 from algorist.rollouts import SamplingParams, make_engine
@@ -55,7 +56,11 @@ def in_plain_transformers(base: Path, quantization: str | None) -> Any:
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=torch.float32,
         )
-    return AutoModelForCausalLM.from_pretrained(base, quantization_config=config, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(base, quantization_config=config, dtype=torch.float32)
+    keep_as_trained(
+        model
+    )  # bitsandbytes fails for widths that are no multiple of 64 on CPUs with bfloat16 units
+    return model
 
 
 def peft_agreement(

@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import random
+import re
 import resource
 import statistics
 import subprocess
@@ -115,12 +116,26 @@ def environment() -> dict[str, Any]:
 
 
 def save_json(name: str, payload: dict[str, Any], folder: Path | None = None) -> Path:
-    """Write ``payload`` with ``environment`` added as ``benchmarks/baselines/<name>.json``; return the path."""
+    """Write ``payload`` with ``environment`` added as ``benchmarks/baselines/<name>.json``; return the path.
+
+    What another processor measured stays: then the file is ``<name>@<processor>.json``.
+    """
     target = (folder or BASELINES) / f"{name}.json"
     target.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"environment": environment(), **payload}, indent=2, default=str)
+    found = environment()
+    if (
+        target.is_file()
+        and json.loads(target.read_text(encoding="utf-8"))["environment"]["cpu"] != found["cpu"]
+    ):
+        target = target.with_stem(f"{name}@{short_name(found['cpu'])}")
+    text = json.dumps({"environment": found, **payload}, indent=2, default=str)
     target.write_text(text + "\n", encoding="utf-8")
     return target
+
+
+def short_name(cpu: str) -> str:
+    """Return a processor's name for a table or a file: ``Intel-Xeon`` of ``Intel(R) Xeon(R) Processor``."""
+    return "-".join(re.sub(r"\(\w+\)|Processor|CPU|@.*", "", cpu).split()[:2])
 
 
 def peak_memory_mib() -> float:

@@ -7,6 +7,7 @@ python benchmarks/tables.py --check    # exit 1 when a page is not up to date
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import re
 import sys
@@ -14,18 +15,30 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from measure import short_name
+
 ROOT = Path(__file__).resolve().parents[1]
 BASELINES = ROOT / "benchmarks" / "baselines"
 PAGES = ("README.md", "docs/engine.md", "docs/grading.md", "docs/recipes.md")
 BLOCK = re.compile(r"(<!-- figures (\w+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
 
-Row = tuple[str, str, str, str]
+Row = tuple[str, str, str, str, str]
+"""What, against what, the ratio, the processor, the command."""
+
+
+def load_all(name: str) -> list[dict[str, Any]]:
+    """Return what each processor measured."""
+    files = [BASELINES / f"{name}.json", *sorted(BASELINES.glob(f"{name}@*.json"))]
+    return [json.loads(file.read_text(encoding="utf-8")) for file in files if file.is_file()]
 
 
 def load(name: str) -> dict[str, Any] | None:
     """Return a baseline, or None when it was not measured."""
-    file = BASELINES / f"{name}.json"
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    return next(iter(load_all(name)), None)
+
+
+def _processor(found: dict[str, Any]) -> str:
+    return short_name(found["environment"]["cpu"]).replace("-", " ")
 
 
 def ratio(found: dict[str, Any]) -> str:
@@ -35,8 +48,8 @@ def ratio(found: dict[str, Any]) -> str:
 
 def _rollouts() -> list[Row]:
     rows = []
-    for name in ("rollout", "rollout-2t"):
-        for result in (load(name) or {}).get("results", []):
+    for found in [*load_all("rollout"), *load_all("rollout-2t")]:
+        for result in found["results"]:
             engine = next(iter(result["ratio_to_generate"]))
             rates = result["tokens_per_s"]
             case = result["case"]
@@ -45,6 +58,7 @@ def _rollouts() -> list[Row]:
                     f"rollouts, {case['name']} ({case['prompts'] * case['group_size']} rows), {result['dtype']}, {_threads(result)}",
                     f"`generate`: {rates['generate']['rate']['median']:.0f} → {rates[engine]['rate']['median']:.0f} tokens/s",
                     ratio(result["ratio_to_generate"][engine]),
+                    _processor(found),
                     "`benchmarks/rollout.py`",
                 )
             )
@@ -57,11 +71,8 @@ def _threads(found: dict[str, Any]) -> str:
 
 def _timed(kind: str, what: str, unit: str) -> list[Row]:
     rows = []
-    for size in ("tiny", "small", "wide"):
-        for threads in (1, 2):
-            found = load(f"{kind}-{size}-{threads}t")
-            if found is None:
-                continue
+    for size, threads in itertools.product(("tiny", "small", "wide"), (1, 2)):
+        for found in load_all(f"{kind}-{size}-{threads}t"):
             ours = next(v for k, v in found["variants"].items() if k != "trl")
             rates = (found["variants"]["trl"]["rate"]["median"], ours["rate"]["median"])
             rows.append(
@@ -69,6 +80,7 @@ def _timed(kind: str, what: str, unit: str) -> list[Row]:
                     f"{what}, {'150k vocabulary' if size == 'wide' else size} ({found['rows']} rows), {_threads(found)}",
                     f"stock TRL: {rates[0]:.0f} → {rates[1]:.0f} {unit}",
                     ratio(found["speed_up"]),
+                    _processor(found),
                     f"`benchmarks/{kind}.py --size {size}`",
                 )
             )
@@ -85,6 +97,7 @@ def _memory() -> list[Row]:
             "peak memory of an update, 150k vocabulary",
             f"stock TRL: {peaks['trl']['peak_mib']:.0f} → {peaks['algorist']['peak_mib']:.0f} MiB",
             f"{found['peak_ratio']:.2f}×",
+            _processor(found),
             "`benchmarks/update.py --size wide --memory`",
         )
     ]
@@ -104,20 +117,22 @@ def _accuracy() -> list[Row]:
             f"time to {found['target']:.0%} on the quickstart task, 1 thread",
             f"stock TRL: {middle['trl']:.0f} → {middle['algorist']:.0f} s",
             ratio(found["ratio"]),
+            _processor(found),
             "`benchmarks/time_to_accuracy.py`",
         )
     ]
 
 
 def _vllm() -> list[Row]:
-    rows = []
-    for case in (load("vllm-small-1t") or {}).get("cases", []):
+    rows, found = [], load("vllm-small-1t")
+    for case in found["cases"] if found else []:
         rates = {name: found["rate"]["median"] for name, found in case["variants"].items()}
         rows.append(
             (
                 f"rollouts, small ({case['rows']} rows of {case['new_tokens_per_row']} tokens), {case['dtype']}, 1 core",
                 f"vLLM (CPU build): {rates['vllm']:.0f} → {rates['native']:.0f} tokens/s",
                 ratio(case["native_over_vllm"]),
+                _processor(found),
                 "`benchmarks/vllm_rollout.py`",
             )
         )
@@ -140,6 +155,7 @@ def _grading() -> list[Row]:
                 label,
                 f"math-verify: {one['math_verify'][unit]:g} → {one['algorist'][unit]:g} {mark}",
                 ratio(one[key]),
+                _processor(found),
                 "`benchmarks/grading.py`",
             )
         )
@@ -147,7 +163,7 @@ def _grading() -> list[Row]:
 
 
 def _table(rows: list[Row]) -> str:
-    lines = ["| what | against | ratio [95 %] | command |", "|---|---|---|---|"]
+    lines = ["| what | against | ratio [95 %] | processor | command |", "|---|---|---|---|---|"]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows), ""])
 
 
@@ -159,11 +175,11 @@ def _machine(environment: dict[str, Any]) -> str:
     return f"{environment['cpu']}, {environment['cores']} cores, Python {environment['python']}, {kept}"
 
 
-def _where() -> str:
-    found = next((f["environment"] for f in map(load, ("step-tiny-1t", "grading")) if f), None)
-    if found is None:
-        return ""
-    return f"\nMeasured on {_machine(found)}; both sides in turns in one run.\n"
+def _where(*names: str) -> str:
+    machines = dict.fromkeys(_machine(found["environment"]) for name in names for found in load_all(name))
+    return (
+        f"\nMeasured on {', and on '.join(machines)}; both sides in turns in one run.\n" if machines else ""
+    )
 
 
 def readme() -> str:
@@ -171,7 +187,7 @@ def readme() -> str:
     steps = [
         r for r in _timed("step", "a whole GRPO step", "tokens/s") if "small" in r[0] and "1 thread" in r[0]
     ]
-    return _table([*steps, *_accuracy(), *_grading()[:1]]) + _where()
+    return _table([*steps, *_accuracy(), *_grading()[:1]]) + _where("step-small-1t", "grading")
 
 
 def engine() -> str:
@@ -185,7 +201,7 @@ def engine() -> str:
         *_accuracy(),
         *_memory(),
     ]
-    return _table(rows) + _where()
+    return _table(rows) + _where("step-small-1t", "step-tiny-1t")
 
 
 def grading() -> str:
@@ -202,7 +218,7 @@ def grading() -> str:
             f"| {row['dataset']} | {row['golds']} | {row['self']['algorist']} | {row['self']['math_verify']} | "
             f"{row['next_equal']['algorist']} | {row['next_equal']['math_verify']} |"
         )
-    return f"{_table(_grading())}{_where()}\n" + "\n".join(lines) + "\n"
+    return f"{_table(_grading())}{_where('grading')}\n" + "\n".join(lines) + "\n"
 
 
 def recipes() -> str:
