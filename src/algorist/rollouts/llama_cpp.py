@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,8 @@ class LlamaCppEngine:
                 "GGUF files need llama-cpp-python: pip install 'algorist[llama-cpp]'"
             ) from None
         try:
-            self.llama: Any = llama_cpp.Llama(model_path=str(file), n_ctx=context, verbose=False)
+            with _plain_buffers():
+                self.llama: Any = llama_cpp.Llama(model_path=str(file), n_ctx=context, verbose=False)
         except (ValueError, RuntimeError, OSError) as error:
             raise ConfigError(
                 f"llama.cpp cannot load {file} ({' '.join(str(error).split())[:200]}): it is damaged, or of an architecture that "
@@ -75,3 +78,25 @@ class LlamaCppEngine:
                     break
                 following = [int(token)]
         return rows.completions()
+
+
+@contextmanager
+def _plain_buffers() -> Iterator[None]:
+    """Keep llama.cpp from repacking weights while a model loads: for AMX that ends the process on some processors (llama.cpp#20824).
+
+    The bindings have no argument for it, only the field of the C parameters. Repacked weights are faster, not more exact.
+    """
+    from llama_cpp import llama_cpp as bindings
+
+    default = bindings.llama_model_default_params
+
+    def plain() -> Any:
+        parameters = default()
+        parameters.use_extra_bufts = False
+        return parameters
+
+    bindings.llama_model_default_params = plain
+    try:
+        yield
+    finally:
+        bindings.llama_model_default_params = default
