@@ -69,6 +69,7 @@ def test_the_model_is_there_private_with_a_message(pushed: tuple[Path, HubServer
             assert repository.files[path.name] == path.read_bytes(), path.name
     root = {name for name in repository.files if "/" not in name}
     assert root == {p.name for p in (run / "grpo" / "final").iterdir()} | {"README.md", "trainer_state.json"}
+    assert root > {"model.safetensors", "config.json", "tokenizer.json", "generation_config.json"}  # S0.49
     for path in (run / "grpo" / "checkpoint-2").iterdir():
         assert repository.files[f"last-checkpoint/{path.name}"] == path.read_bytes(), path.name
     assert not list(run.glob(".upload-*"))

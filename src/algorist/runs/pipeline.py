@@ -397,8 +397,7 @@ def _train(
         run.policy = None  # read again from what was saved
     del trainer
     gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    torch.cuda.empty_cache()  # nothing without a GPU
 
 
 def _save_final(run: Run, trainer: Any, final: Path) -> None:
