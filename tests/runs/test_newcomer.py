@@ -72,6 +72,32 @@ def test_the_first_line_on_a_pipe_comes_before_the_slow_imports(
     assert (done.returncode, done.stdout.strip()) == (7, first), done.stderr
 
 
+@pytest.mark.parametrize(
+    ("header", "row", "said"),
+    [
+        ("question,answr", "1 + 1?,2", "no 'answer' field"),
+        ("question,answer", "1 + 1?,", "row 1 has no gold answer"),
+        ("question,answer", "1 + 1?,2,3", "mine.csv:2: "),
+    ],
+)
+def test_mistakes_in_a_file_are_said_before_torch_is_imported(
+    tmp_path: Path, header: str, row: str, said: str
+) -> None:
+    for name in ("torch", "transformers"):
+        (tmp_path / f"{name}.py").write_text("import os\nos._exit(7)\n")
+    (tmp_path / "mine.csv").write_text(f"{header}\n{row}\n")
+    words = ["run", "smoke-cpu", "data.train={name: local, path: mine.csv}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "algorist.cli.main", *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+    )
+    assert done.returncode == 2 and said in " ".join(done.stderr.split()), done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
 def test_grpo_on_a_model_of_ones_own_loads_no_demonstrations(verb: Any) -> None:
     words = ("threads=1", "grpo.max_steps=1", "eval.samples=0", "data.eval.limit=4")
     assert verb("run", *SFT_ONLY, "run_name=a")[0] == 0

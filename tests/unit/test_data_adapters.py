@@ -336,6 +336,10 @@ def test_own_hub_datasets_are_asked_for_by_name(monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(DataError, match=f"'{hub}' \\(split {split}\\)"):
             load(name, **values)
     assert ("open-r1/DAPO-Math-17k-Processed", "en", "test") in calls  # S1.28
+    for section in ({"hub": "me/mine"}, {"hub": "me/mine", "subset": "small"}):
+        with pytest.raises(DataError, match="'me/mine'"):
+            load("dapo", split="train", **section)
+    assert calls[-2:] == [("me/mine", "en", "train"), ("me/mine", "small", "train")]
     with pytest.raises(DataError, match=r"needs data\.….path"):
         load("sft_jsonl")
 

@@ -89,10 +89,16 @@ def run_stages(name: str, overrides: list[str] | None, resume: bool, stages: tup
 
 
 def _run(loaded: Recipe, display: TerminalDisplay, resume: bool, stages: tuple[str, ...]) -> int:
+    problems = None
+    if not resume and _has_files(loaded):  # a wrong column or row is said before torch is imported
+        from algorist.runs.plan import Problems, check_folder
+
+        check_folder(loaded, resume=False)
+        problems = Problems.load(loaded, stages)
     quiet_libraries(display.say)
     from algorist.runs.pipeline import run_recipe
 
-    state = run_recipe(loaded, display=display, resume=resume, stages=stages)
+    state = run_recipe(loaded, display=display, resume=resume, stages=stages, problems=problems)
     if not state.processes.main:
         return 0
     if state.stopped:
@@ -101,6 +107,12 @@ def _run(loaded: Recipe, display: TerminalDisplay, resume: bool, stages: tuple[s
         )
     _close(display, state)
     return 0
+
+
+def _has_files(recipe: Recipe) -> bool:
+    data = recipe.data
+    named = any(section is not None and section.path for section in (data.train, data.sft, data.eval))
+    return named and data.train.pass_rate is None  # the table of pass rates is found by the model
 
 
 def _close(display: Any, state: Any) -> None:
