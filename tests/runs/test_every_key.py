@@ -91,7 +91,7 @@ SHOWN_BY = {
     "device": "unit/test_eval_benchmarks.py::test_evaluations_on_a_second_device_are_the_same",
     "eval.batch_size": "runs/test_stages.py::test_eval_on_the_command_line_leaves_an_artifact",
     "eval.device": "unit/test_eval_benchmarks.py::test_evaluations_on_a_second_device_are_the_same",
-    "eval.engine": "vllm/test_vllm_server.py::test_evaluations_of_sft_are_sampled_by_the_server",
+    "eval.engine": "unit/test_eval_benchmarks.py::test_a_device_that_is_not_there_is_refused_before_anything_is_loaded",
     "grpo.pools.hopeless": "unit/test_refill.py::test_problems_that_no_completion_solves_rest",
     "grpo.pools.solved": "unit/test_refill.py::test_rests_double_and_end",
     "grpo.processes": "unit/test_config.py::test_the_recipe_counts_its_processes",
