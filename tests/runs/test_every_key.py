@@ -74,7 +74,7 @@ CHANGES: dict[str, tuple[list[str], dict[str, Any]]] = {
         "data.train.shuffle_seed": 5, "data.train.params": "{count: 8, seed: 9}"}),
     "eval": (EVAL, {
         "eval.enabled": False, "eval.samples": 1, "eval.max_completion_tokens": 4, "eval.baseline": False,
-        "eval.stop_strings": "[a]", "matcher": "exact", "data.eval.limit": 1, "data.eval.params": "{count: 2, seed: 4}"}),
+        "eval.stop_strings": '["\\n"]', "data.eval.limit": 1, "data.eval.params": "{count: 2, seed: 4}"}),
     "sampled": (SAMPLED, {"eval.ks": "[1]", "eval.temperature": 0.5, "eval.top_p": 0.3}),
     "data": (DATA, {
         "data.train.path": "OTHER", "data.train.columns": "{question: other}", "data.train.limit": 3,
@@ -100,6 +100,7 @@ SHOWN_BY = {
     "grpo.stop.on": "runs/test_diagnosis.py::test_a_run_that_collapses_ends_at_its_best_checkpoint",
     "grpo.stop.patience": "runs/test_diagnosis.py::test_a_run_that_collapses_ends_at_its_best_checkpoint",
     "grpo.vllm": "vllm/test_vllm_engine.py::test_a_grpo_run_with_it_learns",
+    "matcher": "runs/test_latex_fallback.py::test_a_run_of_r1_zero_numina_finishes_without_it",
     "model.attn_implementation": "unit/test_models_load.py::test_flash_attention_that_is_not_there_is_told_before_anything_is_written",
     "model.backend": "unit/test_unsloth.py::test_unsloth_gets_what_the_recipe_says",
     "model.lora.in_several_processes": "unit/test_models_load.py::test_the_adapter_goes_with_more_than_one_process_only",

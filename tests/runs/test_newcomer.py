@@ -73,22 +73,23 @@ def test_the_first_line_on_a_pipe_comes_before_the_slow_imports(
 
 
 @pytest.mark.parametrize(
-    ("header", "row", "said"),
+    ("settings", "said"),
     [
-        ("question,answr", "1 + 1?,2", "no 'answer' field"),
-        ("question,answer", "1 + 1?,", "row 1 has no gold answer"),
-        ("question,answer", "1 + 1?,2,3", "mine.csv:2: "),
+        (["data.train={name: local, path: a.csv, columns: {answer: answr}}"], "Did you mean 'answer'"),
+        (["data.train={name: local, path: a.csv}"], "row 1 has no gold answer"),
+        (["data.train={name: local, path: b.csv}"], "b.csv:2: "),
+        (["data.train.name=a.csv"], "data.train.name=local data.train.path=a.csv"),
+        (["rewards=[{name: corect}]"], "Did you mean 'correct'"),
+        (["matcher=symbolik"], "Did you mean 'symbolic'"),
     ],
 )
-def test_mistakes_in_a_file_are_said_before_torch_is_imported(
-    tmp_path: Path, header: str, row: str, said: str
-) -> None:
+def test_mistakes_are_said_before_torch_is_imported(tmp_path: Path, settings: list[str], said: str) -> None:
     for name in ("torch", "transformers"):
         (tmp_path / f"{name}.py").write_text("import os\nos._exit(7)\n")
-    (tmp_path / "mine.csv").write_text(f"{header}\n{row}\n")
-    words = ["run", "smoke-cpu", "data.train={name: local, path: mine.csv}"]
+    (tmp_path / "a.csv").write_text("question,answer\n1 + 1?,\n")
+    (tmp_path / "b.csv").write_text("question,answer\n1 + 1?,2,3\n")
     done = subprocess.run(
-        [sys.executable, "-m", "algorist.cli.main", *words],
+        [sys.executable, "-m", "algorist.cli.main", "run", "smoke-cpu", *settings],
         cwd=tmp_path,
         capture_output=True,
         text=True,
