@@ -3,9 +3,10 @@
     python benchmarks/grading_differential.py                  # about 10 minutes; writes baselines/grading_differential.json
     python benchmarks/grading_differential.py --ours           # our verdicts only, about a minute
     python benchmarks/grading_differential.py --kept-aside     # the fifth of the golds that is looked at only at the end
+    python benchmarks/grading_differential.py --kinds 40       # up to 40 answers of each rule of grading_kinds, and nothing else
 
 Golds are split by a checksum of their text: one in five is kept aside. What is made of a gold is seeded by the gold, so two
-runs compare the same pairs. The arguments for what we decide otherwise than math-verify are in ``ARGUED``.
+runs compare the same pairs. The arguments for what we decide otherwise than math-verify are in ``ARGUED`` and ``ARGUED_RULES``.
 """
 
 from __future__ import annotations
@@ -31,14 +32,36 @@ ARGUED = {
     "fair, only math-verify pays": "a miss of ours; listed one by one in the result",
     "near-miss, only math-verify pays": "math-verify reads the first thing it knows and drops the rest: hedges, negations, names, units, scales",
     "near-miss, only we pay": "a mistake of ours; listed one by one in the result",
-    "kind: mixed": "'5 and 1/3' is 16/3 beside a number, two answers beside a list; math-verify takes the last number",
-    "kind: combinations": "C(10,3) is 120 and the point C(10,3); math-verify reads the product of a letter and a pair",
-    "kind: permutations": "P_6^3 is 120 and a power; math-verify reads letters",
-    "made: residues": "a residue and a number are two answers, as the labelled pairs say; another letter is another name",
-    "made: general solutions": "the letter of 'k in Z' may be another, run backwards, begin elsewhere; a clause may be missing, not another one",
 }
 
 
+# Rules of grading_kinds whose disagreements have a reason of their own; the others are spellings that math-verify cannot read.
+ARGUED_RULES = {
+    "kind: permutations": "5P2, nPr(5,2), P_5^2 and A_5^2 are 20 beside a number; math-verify reads letters, a product or a power",
+    "kind: combinations": "C(10,3), nCr and C_10^3 are 120 beside a number (a point beside a point); math-verify reads a letter times a pair",
+    "kind: mixed": "'5 and 1/3' is 16/3 beside a number, two answers beside a list; math-verify takes the last number",
+    "kind: mixed in words": "'7 and a half' is 15/2; math-verify takes the 7",
+    "kind: money": "a currency beside a bare number may be there or missing, as every unit may",
+    "kind: cents": "'2 dollars and 78 cents' is 2.78; math-verify takes one of the two numbers",
+    "kind: thousands": "4\\,100 and 4 100 with a thin blank are one number; math-verify reads a product",
+    "kind: complex": "5-i\\cdot11 is 5-11i and \\mathrm{i} is i, beside a gold with i",
+    "kind: choice": "the letter of a choice, however it is marked; another letter stays wrong",
+    "kind: number": "fair: a number in words, in quotes or stars. Near-misses: '84 or more', '188 + k', '108?', '2302, …' are not the number; math-verify drops what follows it",
+    "kind: root": "n^{0.5} and n**0.5 are roots, exactly; math-verify makes floats of them",
+    "kind: two values": "x=20 \\lor x=30 are both values; math-verify takes one",
+    "kind: point": "a point may have a name: P(8,-2); another pair stays wrong",
+    "kind: up": "x > 5, its set and (5,∞) are one half line",
+    "kind: down": "x < -3, its set and (-∞,-3) are one half line",
+    "kind: line": "f(x) = 2x+3 says what y = 2x+3 says; another right side stays wrong",
+    "kind: degrees": "\\ang{61} is 61 degrees",
+    "made: n": "a residue beside a plain number is another answer: 9 is not '\\equiv 9 (mod 12)'",
+    "made: n \\pmod{<m>}": "71 and 34 modulo 37 are one residue; math-verify drops the modulus or reads a product",
+    "made: x \\equiv n \\pmod{<m>}": "fair: spellings of one residue. Near-misses: another modulus, another unknown, a bare number; math-verify compares the left parts",
+    "made: x = nk, k \\in \\mathbb{Z}": "fair: another letter, or no clause where it is meant. Near-misses: 4k+1 for 4k, natural numbers for integers; math-verify compares the clause only",
+    "made: \\frac{\\pi}{n}+2k\\pi": "the clause on k may be there, in words or symbols; k over the reals, k > 0 or another period stays wrong",
+    "made: x = \\frac{\\pi}{n} + k\\pi, k \\in \\mathbb{Z}": "the letter may be another and run backwards; another period or a missing letter stays wrong",
+}
+SPELLING = "a spelling that math-verify cannot read"
 EXAMPLES = 6
 
 
@@ -76,6 +99,19 @@ def pairs(most: int, *, aside: bool) -> list[dict[str, Any]]:
                             {"dataset": name, "gold": gold, "rule": rule, "fair": fair, "answer": text}
                         )
     return rows
+
+
+def of_kinds(rows: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
+    """Return up to ``most`` answers of each rule of ``grading_kinds``, fair and not, drawn with a fixed seed."""
+    by_rule: dict[tuple[str, bool], list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        if row["rule"].startswith(("kind: ", "made: ")):
+            by_rule[row["rule"], row["fair"]].append(row)
+    return [
+        row
+        for (rule, fair), found in sorted(by_rule.items())
+        for row in random.Random(f"{rule}/{fair}").sample(found, min(most, len(found)))
+    ]
 
 
 def completions(most: int, *, aside: bool) -> list[dict[str, Any]]:
@@ -163,6 +199,8 @@ def disagreements(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
         who = "we pay" if row["ours"] else "math-verify pays"
         rules = told[f"{'fair' if row['fair'] else 'near-miss'}, only {who}"]["rules"]
         entry = rules.setdefault(row["rule"], {"number": 0, "gold and answer": []})
+        if row["rule"].startswith(("kind: ", "made: ")):
+            entry["argument"] = ARGUED_RULES.get(row["rule"], SPELLING)
         entry["number"] += 1
         if len(entry["gold and answer"]) < EXAMPLES:
             entry["gold and answer"].append([row["gold"], row["answer"]])
@@ -175,12 +213,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--most", type=int, default=120, help="golds per dataset")
+    parser.add_argument("--kinds", type=int, help="only this many answers of each rule of grading_kinds")
     parser.add_argument("--ours", action="store_true", help="leave math-verify out")
     parser.add_argument("--kept-aside", action="store_true", help="the golds kept aside")
     parser.add_argument("--show", type=int, default=5, help="mistakes shown per rule")
     parser.add_argument("--save", default="", help="name of the result; nothing is written without it")
     options = parser.parse_args()
     rows = pairs(options.most, aside=options.kept_aside)
+    if options.kinds:
+        rows = of_kinds(rows, options.kinds)
     judged(rows, theirs=not options.ours)
     result = summary(rows)
     for entry in sorted(table(rows), key=lambda e: (not e["fair"], e["rule"])):
@@ -196,7 +237,7 @@ def main() -> None:
             ]
             for row in listed[: options.show]:
                 print(f"        {row['dataset']:14s} {row['gold']!r:40s} {row['answer']!r}  {row['reason']}")
-    texts = completions(options.most, aside=options.kept_aside)
+    texts = [] if options.kinds else completions(options.most, aside=options.kept_aside)
     odd = [
         (row["rule"], route, row["answer"])
         for row in texts

@@ -288,6 +288,9 @@ class _Handler(BaseHTTPRequestHandler):
         oid = hashlib.sha1(f"{len(repository.commits)}{name}".encode()).hexdigest()
         commit = Commit(oid, message, sorted(changed))
         repository.commits.append(commit)
+        repository.branches[oid] = dict(
+            repository.branches[revision]
+        )  # a commit can be asked for by its name
         url = f"{self.hub.endpoint}/{name}/commit/{oid}"
         self._json({"success": True, "commitOid": oid, "commitUrl": url})
         self.hub.on_commit(commit)

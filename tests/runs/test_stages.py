@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from algorist.cli import launch_command
 from algorist.config.load import load_recipe
@@ -87,11 +88,13 @@ def test_grpo_alone_starts_from_the_adapter_of_sft(runs: tuple[Path, Watch, Run]
     assert max(float(value.abs().max()) for key, value in sft.items() if "lora_B" in key) > 1e-3
 
 
-def test_nothing_of_sft_is_alive_while_grpo_trains(tmp_path: Path) -> None:
-    watch = Watch()
+def test_nothing_of_sft_is_alive_while_grpo_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, emptied = Watch(), []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(len(watch.alive)))
     overrides = ("device=cpu", "threads=1", f"output_dir={tmp_path}", "eval.enabled=false")
     run_recipe(settings(*overrides, name="smoke-cpu"), display=watch)
     assert watch.alive and set(watch.alive) == {0}
+    assert emptied[0] == 0  # the CUDA cache, before the first step of GRPO
 
 
 def test_files_of_checkpoints_and_of_the_final_adapter(
@@ -225,6 +228,24 @@ def test_grpo_without_any_sft_is_told(
     if told:
         assert said[0].startswith("warning: SFT is skipped and ") and str(tmp_path / "r") in said[0]
         assert "GRPO starts from tiny as it is" in said[0] and "leave --skip-sft out" in said[0]
+
+
+def test_the_switches_skip_a_stage_and_start_from_its_checkpoint(call: Cli, tmp_path: Path) -> None:
+    words = (
+        "run",
+        "smoke-cpu",
+        "run_name=r",
+        "eval.enabled=false",
+        "grpo.max_steps=1",
+        "grpo.learning_rate=1e-12",
+    )
+    done = call(*words, "--skip-grpo")
+    run = tmp_path / "runs" / "r"
+    assert done.returncode == 0 and (run / "sft/final").is_dir() and not (run / "grpo").exists(), done.stderr
+    done = call(*words, "--skip-sft", "--resume")
+    assert done.returncode == 0 and "GRPO starts from" not in done.stderr, done.stderr
+    sft, grpo = (load_file(run / stage / "final/model.safetensors") for stage in ("sft", "grpo"))
+    assert all(torch.allclose(sft[name], grpo[name], rtol=0, atol=1e-9) for name in sft)
 
 
 def test_grpo_behind_a_finished_sft_is_not_warned_about(tmp_path: Path) -> None:

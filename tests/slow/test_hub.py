@@ -69,6 +69,7 @@ def test_the_model_is_there_private_with_a_message(pushed: tuple[Path, HubServer
             assert repository.files[path.name] == path.read_bytes(), path.name
     root = {name for name in repository.files if "/" not in name}
     assert root == {p.name for p in (run / "grpo" / "final").iterdir()} | {"README.md", "trainer_state.json"}
+    assert root > {"model.safetensors", "config.json", "tokenizer.json", "generation_config.json"}  # S0.49
     for path in (run / "grpo" / "checkpoint-2").iterdir():
         assert repository.files[f"last-checkpoint/{path.name}"] == path.read_bytes(), path.name
     assert not list(run.glob(".upload-*"))
@@ -154,7 +155,8 @@ def test_without_the_hub_the_run_ends_well_and_says_how_to_upload_later(
     hub: HubServer, cli: Call, tmp_path: Path
 ) -> None:
     hub.stop()
-    done = cli("sft", "smoke-cpu", "run_name=alone", "--hub-model-id", NAME, "hub.private=false")
+    own = ("hub.private=false", "hub.revision=trial", "hub.commit_message=Trial 7")
+    done = cli("sft", "smoke-cpu", "run_name=alone", "--hub-model-id", NAME, *own)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "runs/alone/eval/sft.json").is_file()
     later = f"algorist export runs/alone --push-to-hub {NAME}"
@@ -166,10 +168,21 @@ def test_without_the_hub_the_run_ends_well_and_says_how_to_upload_later(
     assert done.returncode == 0, done.stderr
     repository = hub.repositories[NAME]
     assert not repository.private  # the recipe says so
-    assert repository.commits[-1].message.startswith("SFT of a tiny model from scratch")
+    assert repository.commits[-1].message == "Trial 7"
+    assert "model.safetensors" in repository.branches["trial"] and not repository.branches["main"]
     again = cli(*later.split()[1:], "--private")
     assert again.returncode == 0 and "is public; hub.private changes new ones only" in again.stdout
     assert not repository.private and len(repository.commits) == 1  # nothing new: no empty commit
+    words = (
+        "sft",
+        "smoke-cpu",
+        "run_name=next",
+        f"model.name={NAME}",
+        "sft.max_steps=1",
+        "eval.enabled=false",
+    )
+    done = cli(*words, "model.revision=trial")
+    assert done.returncode == 0, done.stderr
 
 
 def test_offline_and_a_missing_token_are_told_before_training(

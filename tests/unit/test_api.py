@@ -212,6 +212,18 @@ def first_rows(data: Path, folder: Path, count: int = 40) -> Path:
     return folder / "rows.jsonl"
 
 
+def test_a_system_prompt_without_the_tags_is_warned_about(
+    real_data: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for prompt in ("Reply in <reasoning></reasoning><answer></answer>.", "Reply in <answer></answer>."):
+        assert not caplog.records
+        with pytest.raises(ConfigError, match="no model folder"):
+            algorist.create_math_training_setup(
+                "./nowhere", system_prompt=prompt, path=real_data / "gsm8k/train.jsonl"
+            )
+    assert "never shows <reasoning>, </reasoning>;" in caplog.text
+
+
 def test_setup_trains_and_checkpoints(model: Path, real_data: Path, tmp_path: Path) -> None:
     batches: list[Any] = []
     found = setup_of(

@@ -141,6 +141,30 @@ def test_facts_of_the_originals_are_quoted() -> None:
         r"85 % format, 50 % answers, reward 4.0; step 50: 95 %, 65 %, 7.5; step 100: 98 %, 70 %, 9.0", text
     )
     assert "0.5 B 12–15 GB" in text
+    assert "Several GPUs with PEFT were unstable there" in text  # S0.47
+    assert "with vLLM installed before trl" in text  # S0.6
+
+
+# S3.11: file -> limit, epochs, batch, accumulation, steps between validations.
+UNIQUE = {
+    "unique_128": (128, 20, 16, 8, 4),
+    "unique_256": (256, 20, 32, 4, 8),
+    "unique_512": (512, 20, 64, 8, 5),
+    "unique_1024": (1024, 20, 64, 8, 5),
+    "unique_full": (None, 10, 16, 8, 20),
+}
+
+
+@pytest.mark.parametrize("file", UNIQUE)
+def test_the_six_configurations_have_the_originals_numbers(file: str) -> None:
+    """The commands of the page, not a copy of them; the sixth is the recipe math-sft-correct-full."""
+    ((theirs, ours),) = [row[1:] for row in ROWS if f"`{file}.yaml`" in row[1]]
+    number = re.findall(r"unique_\w+", theirs).index(file)
+    words = shlex.split(re.findall(r"`algorist run ([^`]+)`", ours)[number])
+    recipe = load_recipe(words[0], words[1:]).recipe
+    sft = recipe.sft
+    found = (sft.epochs, sft.batch_size, sft.gradient_accumulation_steps, sft.eval_every)
+    assert (recipe.data.train.limit, *found) == UNIQUE[file]
 
 
 def test_every_make_target_exists() -> None:

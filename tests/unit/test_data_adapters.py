@@ -313,8 +313,17 @@ def test_wrong_params_are_named() -> None:
         load("aime", params={"yaer": 24})
 
 
-def test_own_hub_datasets_are_asked_for_by_name() -> None:
+def test_own_hub_datasets_are_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """Offline, the message names the hub dataset and the split that the adapter would have loaded."""
+    import datasets
+
+    calls: list[Any] = []
+
+    def load_dataset(*given: Any, **named: Any) -> None:
+        calls.append((*given, named["split"]))
+        raise OSError("no network")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     asked = {
         "aime": ("math-ai/aime25", "test", {"params": {"year": 2025}}),
         "openmath_reasoning": ("unsloth/OpenMathReasoning-mini", "cot", {}),
@@ -326,6 +335,11 @@ def test_own_hub_datasets_are_asked_for_by_name() -> None:
     for name, (hub, split, values) in asked.items():
         with pytest.raises(DataError, match=f"'{hub}' \\(split {split}\\)"):
             load(name, **values)
+    assert ("open-r1/DAPO-Math-17k-Processed", "en", "test") in calls  # S1.28
+    for section in ({"hub": "me/mine"}, {"hub": "me/mine", "subset": "small"}):
+        with pytest.raises(DataError, match="'me/mine'"):
+            load("dapo", split="train", **section)
+    assert calls[-2:] == [("me/mine", "en", "train"), ("me/mine", "small", "train")]
     with pytest.raises(DataError, match=r"needs data\.….path"):
         load("sft_jsonl")
 

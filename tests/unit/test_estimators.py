@@ -339,12 +339,16 @@ def test_the_four_outputs_of_the_original_test() -> None:
     form = get_format("working_solution")
     shown = "15 times 23.\n<end_working_out>\n<SOLUTION>\n%s\n</SOLUTION>"
     outputs = [(shown % "345", "345"), (shown % "344", "345"), ("345", "345"), (shown % "15", "15")]
-    rows = []
+    rows, rewards = [], (10.5, -2.5, -6.5, 12.0)
     for number, (text, gold) in enumerate(outputs):
         parsed = form.parse(text)
         told = grade_completion(text, gold, parsed=parsed, matcher="numeric")
         same = {"greedy": True, "truncated": False, "completion_tokens": 10, "problem_id": str(number)}
+        length = len(parsed.reasoning or "")
+        same |= {"has_reasoning": length > 0, "reasoning_characters": length}
+        same |= {"reward": rewards[number], "rewards": {"all": rewards[number]}}
         rows.append({**same, "correct": told.correct, "well_formed": parsed.well_formed})
-        assert (parsed.reasoning is not None) == (text != "345")  # reasoning in three of four
     found = summarise(rows)
     assert (found["format"].value, found["greedy_accuracy"].value) == (0.75, 0.5)
+    assert (found["reasoning_present"].value, found["reward"].value) == (0.75, 3.375)
+    assert found["mean_reasoning_characters"].value == 3 * len("15 times 23.") / 4

@@ -523,10 +523,11 @@ def test_a_device_that_is_not_there_is_refused_before_anything_is_loaded(tmp_pat
             run_recipe(broken)
         with pytest.raises(ConfigError, match=rf"eval\.device is {message}"):
             preflight(broken)
-    with pytest.raises(ConfigError, match=r"grpo\.engine is vllm"):
-        run_recipe(
-            load_recipe("smoke-cpu", ["eval.device=cpu", "grpo.engine=vllm", f"output_dir={tmp_path}"]).recipe
-        )
+    for key in ("grpo.engine", "eval.engine"):
+        with pytest.raises(ConfigError, match=r"their engine is vllm.* take eval\.engine=native"):
+            run_recipe(
+                load_recipe("smoke-cpu", ["eval.device=cpu", f"{key}=vllm", f"output_dir={tmp_path}"]).recipe
+            )
     assert not list(tmp_path.iterdir())
 
 

@@ -120,6 +120,20 @@ def test_loggers_are_named_for_their_module() -> None:
         check_loggers(path)
 
 
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_every_module_compiles_and_every_function_has_type_hints(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    compile(text, str(path), "exec")
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            if "triton.jit" in map(ast.unparse, node.decorator_list):
+                continue  # pointers and strides; Triton reads an annotation as a constant's mark
+            a = node.args
+            named = [*a.posonlyargs, *a.args, *a.kwonlyargs, *filter(None, (a.vararg, a.kwarg))]
+            bare = [one.arg for one in named if one.annotation is None and one.arg not in ("self", "cls")]
+            assert not bare and node.returns is not None, f"{path.name}: {node.name} lacks types: {bare}"
+
+
 def check_loggers(path: Path) -> None:
     module = "algorist." + path.relative_to(SOURCE).with_suffix("").as_posix().replace("/", ".")
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

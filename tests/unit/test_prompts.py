@@ -117,6 +117,8 @@ def test_system_prompts_show_their_tags(name: str) -> None:
     assert form.system_prompt == form.system_prompt.strip()
     if name == "reasoning_answer":
         assert form.system_prompt.count("\n...\n") == 2
+    if name == "working_solution":
+        assert form.system_prompt.count("\n") == 3  # S1.37: four lines
 
 
 def test_a_prompt_is_a_system_and_a_user_message() -> None:
@@ -130,8 +132,7 @@ def test_raw_prompts() -> None:
     assert isinstance(text, str)
     assert text.endswith("\nUser: 1 + 1?\nAssistant: <think>") and text.count("\n") == 2
     assert "</think> <answer>" in text
-    plain = get_format("question_only").render("1 + 1?")
-    assert plain == "1 + 1?" or (isinstance(plain, list) and [m["content"] for m in plain] == ["1 + 1?"])
+    assert get_format("question_only").render("1 + 1?") == "1 + 1?"
 
 
 def test_system_prompt_from_a_file_is_stripped(tmp_path: Path) -> None:

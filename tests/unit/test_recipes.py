@@ -99,6 +99,7 @@ STATED: dict[str, list[tuple[str, str, Any]]] = {
         ("S1.24", "grpo.save_steps", 100),
         ("S1.15", "grpo.vllm.gpu_memory_utilization", 0.7),
         ("S1.22", "sft.gradient_checkpointing", True),
+        ("S1.25", "grpo.samples_every", 5),
     ],
     "gist-gsm8k": [
         ("S2.15", "model.name", "Qwen/Qwen2.5-1.5B-Instruct"),
@@ -129,6 +130,7 @@ STATED: dict[str, list[tuple[str, str, Any]]] = {
         ("S2.18", "grpo.max_completion_tokens", 786),
         ("S2.18", "grpo.epochs", 1),
         ("S2.18", "grpo.logging_steps", 1),
+        ("S2.14 one sample per call", "grpo.samples_every", 1),
         ("S2.21", "grpo.save_steps", 100),
         ("S2.22", "grpo.vllm.gpu_memory_utilization", 0.3),
         ("S2.23", "eval.samples", 0),
@@ -214,6 +216,8 @@ STATED: dict[str, list[tuple[str, str, Any]]] = {
     ],
     "r1-zero-numina": [
         ("S4.9", "model.name", "Qwen/Qwen2.5-0.5B"),
+        ("S4.25 the hub's main", "model.revision", None),
+        ("S4.7 off, it cannot be switched off there", "model.trust_remote_code", False),
         ("6.1 adapter: none", "model.lora", None),
         ("S4.26", "data.train.name", "numina_tir"),
         ("S4.26", "data.eval.split", "test"),
@@ -353,6 +357,8 @@ def test_group_and_batch_rules_hold_in_every_grpo_recipe() -> None:
     assert grpo.batch_size * grpo.gradient_accumulation_steps == 256  # S3.37
     grpo = load_recipe("r1-zero-numina").recipe.grpo
     assert grpo.batch_size * grpo.gradient_accumulation_steps == 8  # S4.11
+    grpo = load_recipe("r1-zero-numina", ["grpo.batch_size=8"]).recipe.grpo
+    assert grpo.batch_size * grpo.gradient_accumulation_steps == 16  # S4.11
 
 
 def test_the_adapter_reaches_the_seven_projections() -> None:

@@ -74,10 +74,20 @@ def test_demonstrations_that_are_too_long_are_left_out_and_counted() -> None:
 def test_the_rest_of_an_epoch_still_makes_a_step(tmp_path: Path) -> None:
     policy = make_policy(TINY, device=CPU, seed=0, texts=TEXTS)
     section = load_recipe(
-        "oneshot-gsm8k", ["sft.batch_size=2", "sft.gradient_accumulation_steps=2", "sft.epochs=1"]
+        "oneshot-gsm8k",
+        [
+            "sft.batch_size=2",
+            "sft.gradient_accumulation_steps=2",
+            "sft.epochs=1",
+            "sft.logging_steps=1",
+            "sft.learning_rate=1e-12",
+        ],
     ).recipe.sft
-    demos = [Demonstration(f"{n} + 1?", str(n + 1)) for n in range(5)]
+    demos = [Demonstration("2 + 1?", "3")] * 5
     place: dict[str, Any] = {"output_dir": tmp_path, "seed": 0, "device": CPU}
     trainer = make_sft_trainer(**vars(policy), demos=demos, section=section, **place)
     trainer.train()
     assert trainer.state.global_step == 2  # two micro-batches, then the one that is left
+    # Equal rows and next to no learning rate: the original divides what is left by the full accumulation, halving its gradient.
+    whole, rest = (row for row in trainer.state.log_history if "grad_norm" in row)
+    assert rest["grad_norm"] == pytest.approx(whole["grad_norm"], rel=1e-3) and whole["grad_norm"] > 0.01

@@ -89,10 +89,17 @@ def run_stages(name: str, overrides: list[str] | None, resume: bool, stages: tup
 
 
 def _run(loaded: Recipe, display: TerminalDisplay, resume: bool, stages: tuple[str, ...]) -> int:
+    from algorist.runs.plan import Problems, check_folder, check_names
+
+    check_names(loaded, quick=True)  # a wrong name, column or row is said before torch is imported
+    problems = None
+    if not resume and _has_files(loaded):
+        check_folder(loaded, resume=False)
+        problems = Problems.load(loaded, stages)
     quiet_libraries(display.say)
     from algorist.runs.pipeline import run_recipe
 
-    state = run_recipe(loaded, display=display, resume=resume, stages=stages)
+    state = run_recipe(loaded, display=display, resume=resume, stages=stages, problems=problems)
     if not state.processes.main:
         return 0
     if state.stopped:
@@ -101,6 +108,16 @@ def _run(loaded: Recipe, display: TerminalDisplay, resume: bool, stages: tuple[s
         )
     _close(display, state)
     return 0
+
+
+def _has_files(recipe: Recipe) -> bool:
+    """Say whether a dataset is a file, or of an unknown name, which may be one."""
+    from algorist.data import DATASETS
+
+    data = recipe.data
+    sections = [section for section in (data.train, data.sft, data.eval) if section is not None]
+    found = any(section.path or section.name not in DATASETS for section in sections)
+    return found and data.train.pass_rate is None  # the table of pass rates is found by the model
 
 
 def _close(display: Any, state: Any) -> None:

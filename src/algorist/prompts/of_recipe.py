@@ -33,13 +33,16 @@ def recipe_format(recipe: Recipe) -> PromptFormat:
         template_kwargs=section.template_kwargs,
         system_role=section.system_role,
     )
-    missing = missing_tags(found)
-    if missing and recipe.model.name != "tiny" and not recipe.sft.enabled:
-        log.warning(
-            "the system prompt never shows %s; without SFT the model cannot know these tags",
-            ", ".join(missing),
-        )
+    if recipe.model.name != "tiny" and not recipe.sft.enabled:
+        warn_of_missing_tags(found)
     return found
+
+
+def warn_of_missing_tags(prompt_format: PromptFormat) -> None:
+    """Say which tags the system prompt never shows."""
+    if missing := missing_tags(prompt_format):
+        tags = ", ".join(missing)
+        log.warning("the system prompt never shows %s; without SFT the model cannot know these tags", tags)
 
 
 def asked_in_training(recipe: Recipe, prompt_format: PromptFormat) -> Asked:

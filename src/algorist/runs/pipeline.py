@@ -119,6 +119,7 @@ def run_recipe(
     display: Display | None = None,
     resume: bool = False,
     stages: Sequence[str] = STAGES,
+    problems: Problems | None = None,
 ) -> Run:
     """Run a recipe and return the run.
 
@@ -128,6 +129,7 @@ def run_recipe(
             the run folder has all of it.
         resume: Continue the run in the same folder.
         stages: Which training stages to do; a stage that is switched off in the recipe is left out anyway.
+        problems: The recipe's problems, where they are loaded already.
 
     Raises:
         AlgoristError: Any user's mistake, before the first training step where it can be known.
@@ -151,7 +153,7 @@ def run_recipe(
         recipe = without_adapter(recipe)
     processes.from_main(lambda: check_folder(recipe, resume=resume))
     processes.from_main(lambda: check_hub(recipe.hub, display.say))
-    problems = Problems.load(recipe, stages)
+    problems = problems or Problems.load(recipe, stages)
     folder = processes.from_main(lambda: open_folder(recipe, resume=resume))
     with (
         folder.lock() if processes.main else nullcontext(),
@@ -397,8 +399,7 @@ def _train(
         run.policy = None  # read again from what was saved
     del trainer
     gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    torch.cuda.empty_cache()  # nothing without a GPU
 
 
 def _save_final(run: Run, trainer: Any, final: Path) -> None:

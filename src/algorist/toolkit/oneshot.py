@@ -23,6 +23,7 @@ from algorist.errors import ConfigError, DataError, EngineError, nearest
 from algorist.prompts import PromptFormat, get_format
 from algorist.prompts.attached import Asked, attach
 from algorist.prompts.chat import encode_prompt
+from algorist.prompts.of_recipe import warn_of_missing_tags
 from algorist.rewards import DEFAULT_REWARD_WEIGHTS, DEFAULT_REWARDS, RewardSet, build_rewards
 from algorist.rewards.build import TrainerReward, as_reward
 from algorist.runs.plan import fitting_problems, tokenizer_texts
@@ -165,6 +166,7 @@ def create_math_training_setup(
     section = _grpo_section(merged)
     own = _known(trainer_kwargs or {}, TRAINER_KEYS, "trainer_kwargs")
     form = get_format(FORMAT, system_prompt=system_prompt)
+    warn_of_missing_tags(form)
     rewards = _rewards(reward_funcs, reward_weights, form)
     place = pick_device(device)
     _check_bf16(merged.get("bf16"), place)

@@ -182,8 +182,8 @@ def check_eval_device(name: str | None, engine: str) -> None:
         )
     if engine == "vllm":
         raise ConfigError(
-            f"eval.device is '{name}' while grpo.engine is vllm, which samples where vLLM runs; leave eval.device out, or "
-            "take grpo.engine=native"
+            f"eval.device is '{name}' while their engine is vllm, which samples where vLLM runs; leave eval.device out, or "
+            "take eval.engine=native"
         )
 
 
