@@ -334,7 +334,7 @@ def sharded(bench: Bench) -> dict[str, Any]:
             "eval.enabled=false",
             "grpo.gradient_accumulation_steps=2",
         ]
-        common = [f"output_dir={folder}", f"device={bench.device.type}", *steps]
+        common = [f"output_dir={folder}", f"device={bench.device.type}", "threads=1", *steps]
         one, two = (["sft.batch_size=16", "grpo.batch_size=16"], ["sft.batch_size=8", "grpo.batch_size=8"])
         found["one"] = _algorist("run", "smoke-cpu", "run_name=one", *common, *one)
         launch = ("launch", "-n", "2", "--config", "fsdp2", "smoke-cpu", "run_name=two")
