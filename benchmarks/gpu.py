@@ -6,137 +6,34 @@
 
 A section writes its file as it ends, so a killed run keeps what is done; one that fails writes its error and the next one
 runs. No weights are loaded: models are random, in Qwen2.5's shapes, with the large key biases that Qwen2.5 has. Times are medians
-of CUDA events. Sections that need TRL (update, step, quickstart, learning) say so and are left out where it is missing.
+of CUDA events. Sections that need TRL (all but env, kernels, decode and speed) say so and are left out where it is missing; those
+on the update are in ``gpu_training.py``.
 CONTRIBUTING.md says how to run it on a machine without network.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
+from gpu_bench import PROMPT, Bench, Skipped, need_trl
+from gpu_training import card, correctness, float16, halving, memory, sharded, update
 from measure import ROOT, save_json
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import GenerationConfig
 
-from algorist.models.precision import set_compute
 from algorist.rollouts.base import SamplingParams
 from algorist.rollouts.native.engine import NativeEngine
-
-SHAPES: dict[str, tuple[int, int, int, int, int, int]] = {
-    # layers, hidden, intermediate, heads, key-value heads, vocabulary
-    "0.5B": (24, 896, 4864, 14, 2, 151936),
-    "1.5B": (28, 1536, 8960, 12, 2, 151936),
-    "4B": (36, 2560, 9728, 32, 8, 151936),
-    "8B": (36, 4096, 12288, 32, 8, 151936),
-    "smoke": (2, 64, 128, 4, 2, 512),
-}
-PROMPT = 200
-
-
-class Skipped(Exception):
-    """A section cannot run on this machine; the text says why."""
-
-
-class Bench:
-    """Where and how large the sections run."""
-
-    def __init__(self, smoke: bool, device: str) -> None:
-        self.smoke, self.device = smoke, torch.device(device)
-        self.cuda = self.device.type == "cuda"
-        self.dtype = torch.bfloat16 if self.cuda else torch.float32
-
-    def shape(self, name: str) -> str:
-        """The shape to build: tiny in a smoke run."""
-        return "smoke" if self.smoke else name
-
-    def model(self, name: str, dtype: torch.dtype | None = None) -> Qwen2ForCausalLM:
-        """A random model of a shape, with keys biased as in Qwen2.5's first and last layers."""
-        layers, hidden, inner, heads, kv_heads, vocab = SHAPES[self.shape(name)]
-        config = Qwen2Config(
-            num_hidden_layers=layers,
-            hidden_size=hidden,
-            intermediate_size=inner,
-            num_attention_heads=heads,
-            num_key_value_heads=kv_heads,
-            vocab_size=vocab,
-            max_position_embeddings=32768,
-            tie_word_embeddings=name == "0.5B",
-            eos_token_id=None,
-            bos_token_id=None,
-        )
-        torch.manual_seed(0)
-        with self.device:
-            was = torch.get_default_dtype()
-            torch.set_default_dtype(dtype or self.dtype)
-            try:
-                model = Qwen2ForCausalLM(config)
-            finally:
-                torch.set_default_dtype(was)
-        with torch.no_grad():
-            for layer in (model.model.layers[0], model.model.layers[-1]):
-                layer.self_attn.k_proj.bias.normal_(0, 20.0)
-        return model.eval()
-
-    def prompts(self, count: int, vocab: int, size: int = PROMPT) -> list[list[int]]:
-        """Random prompts of one size."""
-        size = 12 if self.smoke else size
-        generator = torch.Generator().manual_seed(1)
-        return torch.randint(3, vocab, (count, size), generator=generator).tolist()
-
-    def seconds(self, run: Callable[[], Any], repeats: int = 5, warmup: int = 2) -> float:
-        """Median time of ``run``, by CUDA events where there are any."""
-        for _ in range(1 if self.smoke else warmup):
-            run()
-        times = []
-        for _ in range(1 if self.smoke else repeats):
-            if not self.cuda:
-                began = time.perf_counter()
-                run()
-                times.append(time.perf_counter() - began)
-                continue
-            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            first.record()
-            run()
-            last.record()
-            torch.cuda.synchronize()
-            times.append(first.elapsed_time(last) / 1000)
-        return statistics.median(times)
-
-    @contextmanager
-    def peak(self, into: dict[str, Any]) -> Iterator[None]:
-        """Note the largest memory that tensors took."""
-        if self.cuda:
-            torch.cuda.reset_peak_memory_stats()
-        yield
-        into["peak_gb"] = torch.cuda.max_memory_allocated() / 1e9 if self.cuda else None
-
-    def free(self) -> None:
-        """Give back what the last model took."""
-        gc.collect()
-        if self.cuda:
-            torch.cuda.empty_cache()
-
-
-def need_trl() -> None:
-    """Raise where TRL is missing."""
-    for library in ("trl", "datasets"):
-        if find_spec(library) is None:
-            raise Skipped(f"{library} is not installed; CONTRIBUTING.md says which wheels to carry")
-
 
 # ---- the first ten minutes -------------------------------------------------------------------------------------------
 
@@ -167,15 +64,17 @@ def env(bench: Bench) -> dict[str, Any]:
 def kernels(bench: Bench) -> dict[str, Any]:
     """The Triton kernels against float64, compiled; greedy tokens of the graphs against the eager decoder; the score gap."""
     found: dict[str, Any] = {}
-    if not bench.smoke:
-        tests = ["tests/unit/test_triton_attention.py", "tests/unit/test_rollout_sampling.py"]
+    by_hand = ["tests/unit/test_triton_attention.py", "tests/unit/test_rollout_sampling.py"]
+    for name, tests in (
+        {} if bench.smoke else {"tests": by_hand, "gpu_tests": ["-m", "gpu", "tests/unit"]}.items()
+    ):
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
             cwd=ROOT,
             capture_output=True,
             text=True,
         )
-        found = {"tests_exit": done.returncode, "tests_tail": done.stdout[-2000:]}
+        found |= {f"{name}_exit": done.returncode, f"{name}_tail": done.stdout[-2000:]}
     model = bench.model("0.5B")
     prompts = bench.prompts(3, model.config.vocab_size)
     params = SamplingParams(max_new_tokens=8 if bench.smoke else 64, seed=0)
@@ -252,62 +151,6 @@ def _decode_case(bench: Bench, model: Any, rows: int, tier: str) -> dict[str, An
     return found
 
 
-def update(bench: Bench, lengths: tuple[int, ...] = (256, 1024)) -> dict[str, Any]:
-    """Seconds and peak memory of one gradient of 16 completions, packed and padded: float32 masters, bare bfloat16, an adapter."""
-    need_trl()
-    cases = []
-    for length in (8,) if bench.smoke else lengths:
-        for kind in ("float32 masters", "bfloat16", "adapter"):
-            for checkpointing in (False,) if bench.smoke else (False, True):
-                case: dict[str, Any] = {"length": length, "kind": kind, "checkpointing": checkpointing}
-                for way in ("packed", "plain"):
-                    try:
-                        case[way] = _update_case(bench, kind, length, checkpointing, way)
-                    except torch.OutOfMemoryError:
-                        case[way] = {"error": "out of memory"}
-                    bench.free()
-                cases.append(case)
-                print("  ", json.dumps(case), flush=True)
-                bench.free()
-    return {"shape": bench.shape("1.5B"), "rows": 16, "prompt_tokens": PROMPT, "cases": cases}
-
-
-def _update_case(bench: Bench, kind: str, length: int, checkpointing: bool, way: str) -> dict[str, Any]:
-    from algorist.training.batch import Batch
-    from algorist.training.log_probs import LogProbs
-
-    masters = kind == "float32 masters"
-    model: Any = bench.model("1.5B", torch.float32 if masters else torch.bfloat16)
-    if masters:
-        set_compute(model, torch.bfloat16)
-    if kind == "adapter":
-        from peft import LoraConfig, get_peft_model
-
-        model = get_peft_model(model, LoraConfig(r=16, target_modules="all-linear"))
-    if checkpointing:
-        model.activation_checkpointing_enable()
-        model.enable_input_require_grads()
-    model.train()
-    vocab = model.config.vocab_size
-    rows = bench.prompts(16, vocab, length) if not bench.smoke else [[5] * length] * 16
-    mask = torch.ones(16, length, dtype=torch.bool, device=bench.device)
-    batch = Batch(bench.prompts(1, vocab), rows, [0] * 16, torch.ones(16, device=bench.device), mask)
-    log_probs = LogProbs(packed=way == "packed", verify=False)
-
-    def autocast() -> Any:
-        return torch.autocast(bench.device.type, torch.bfloat16) if masters else nullcontext()
-
-    def gradient() -> None:
-        found, _ = log_probs(model, batch, autocast=autocast)
-        found.sum().backward()
-        model.zero_grad(set_to_none=True)
-
-    result: dict[str, Any] = {}
-    with bench.peak(result):
-        result["seconds"] = bench.seconds(gradient, 3, 1)
-    return result
-
-
 def quickstart(bench: Bench) -> dict[str, Any]:
     """The quickstart on the GPU: it learns, and step 2's rollout takes what step 1's took."""
     return _quickstart(bench, 0)
@@ -316,7 +159,7 @@ def quickstart(bench: Bench) -> dict[str, Any]:
 def _quickstart(bench: Bench, seed: int) -> dict[str, Any]:
     need_trl()
     if bench.smoke:
-        raise Skipped("minutes long; tests/e2e runs it on the CPU")
+        raise Skipped("minutes long; tests/slow/test_runs.py runs it on the CPU")
     with tempfile.TemporaryDirectory() as folder:
         overrides = [f"device={bench.device.type}", f"seed={seed}", f"output_dir={folder}"]
         began = time.perf_counter()
@@ -338,50 +181,8 @@ def _quickstart(bench: Bench, seed: int) -> dict[str, Any]:
 # ---- with more time --------------------------------------------------------------------------------------------------
 
 
-def correctness(bench: Bench) -> dict[str, Any]:
-    """One gradient on the device against float32 on the CPU, in each combination of types, and against itself."""
-    from algorist.training.batch import Batch
-    from algorist.training.log_probs import LogProbs
-
-    need_trl()
-    small = Bench(True, str(bench.device))
-    rows = [[5, 6, 7, 8], [9, 10], [11, 12, 13]]
-    found: dict[str, Any] = {}
-
-    def gradient(device: str, master: torch.dtype, compute: torch.dtype | None) -> torch.Tensor:
-        model = Bench(True, "cpu").model("smoke", torch.float32).to(device, master).train()
-        mask = torch.tensor([[t < len(r) for t in range(4)] for r in rows], device=device)
-        batch = Batch([[3, 4, 5, 6, 7]], rows, [0, 0, 0], torch.ones(3, device=device), mask)
-        context = (
-            nullcontext if compute is None else lambda: torch.autocast(torch.device(device).type, compute)
-        )
-        LogProbs(verify=False)(model, batch, autocast=context)[0].sum().backward()
-        return torch.cat([p.grad.float().cpu().flatten() for p in model.parameters() if p.grad is not None])
-
-    expected = gradient("cpu", torch.float32, None)
-    for master, compute in (
-        (torch.float32, None),
-        (torch.float32, torch.bfloat16),
-        (torch.float32, torch.float16),
-        (torch.bfloat16, None),
-    ):
-        if compute == torch.float16 and not bench.cuda:
-            continue
-        name = f"{master} {compute or 'alone'}".replace("torch.", "")
-        apart = gradient(str(small.device), master, compute) - expected
-        found[name] = float(apart.norm() / expected.norm())
-    return {"relative_gradient_error": found}
-
-
-def memory(bench: Bench) -> dict[str, Any]:
-    """Peak memory of updates up to 16,384 tokens, as the first part's ``update``."""
-    if bench.smoke:
-        raise Skipped("it is update with longer rows")
-    return update(bench, (1024, 4096, 16384))
-
-
 def speed(bench: Bench) -> dict[str, Any]:
-    """Larger shapes, and transformers' ``generate`` beside the engine's tiers."""
+    """Larger shapes, and transformers' ``generate`` and continuous batching beside the engine's tiers."""
     found = {} if bench.smoke else decode(bench, ("4B", "8B"))
     model = bench.model("0.5B")
     for rows in (2,) if bench.smoke else (16, 64):
@@ -392,6 +193,19 @@ def speed(bench: Bench) -> dict[str, Any]:
             model.generate(ids, max_new_tokens=new, do_sample=True, pad_token_id=0)
 
         found[f"generate_{rows}_rows_ms_per_step"] = 1000 * bench.seconds(generate, 3, 1) / new
+
+        def continuous(ids: torch.Tensor = ids, new: int = new) -> None:
+            given = GenerationConfig(max_new_tokens=new, do_sample=True, pad_token_id=0, eos_token_id=-1)
+            done = model.generate_batch(ids.tolist(), generation_config=given, progress_bar=False)
+            lengths = [len(row.generated_tokens) for row in done.values()]
+            if lengths != [new] * len(ids):
+                raise RuntimeError(f"asked for {len(ids)} rows of {new} tokens, got {lengths}")
+
+        name = f"continuous_batching_{rows}_rows_ms_per_step"
+        try:
+            found[name] = 1000 * bench.seconds(continuous, 3, 1) / new
+        except Exception as error:  # it has its own demands on GPU and libraries
+            found[name] = f"{type(error).__name__}: {error}"[:500]
     return found
 
 
@@ -419,7 +233,10 @@ def learning(bench: Bench) -> dict[str, Any]:
 
 SECTIONS: dict[str, Callable[[Bench], dict[str, Any]]] = {
     function.__name__: function
-    for function in (env, kernels, decode, update, quickstart, correctness, memory, speed, step, learning)
+    for function in (
+        *(env, kernels, decode, update, quickstart),
+        *(correctness, float16, halving, memory, card, speed, step, sharded, learning),
+    )
 }
 FIRST = ("env", "kernels", "decode", "update", "quickstart")
 

@@ -81,6 +81,7 @@ def is_out_of_memory(error: BaseException) -> bool:
         return isinstance(error, MemoryError)
     from accelerate.utils.memory import should_reduce_batch_size
 
+    named = type(error).__name__ == "OutOfMemoryError"  # torch's, whatever it says
     return (
-        should_reduce_batch_size(error) or str(error).startswith("could not create a ")  # oneDNN
+        named or should_reduce_batch_size(error) or str(error).startswith("could not create a ")  # oneDNN
     )

@@ -2,12 +2,14 @@
 
 A tensor of the device is a wrapper around a CPU tensor that says it lies on ``pretend:0``. Factories, copies and
 ``.to`` are routed; an operation that mixes devices raises as CUDA's would; autocast casts what CUDA's casts; the
-kernels that exist on CUDA only are computed plainly, in float32, with CUDA's shapes and layouts.
+kernels that exist on CUDA only are computed plainly, in float32, with CUDA's shapes and layouts. A device of shapes only
+(``pretend_gpu(shapes_only=True)``) has no numbers: it counts the bytes of the tensors that are alive, for models of any size.
 """
 
 from __future__ import annotations
 
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -56,8 +58,13 @@ class Log:
     def __init__(self) -> None:
         self.reset()
 
+    shapes_only = False
+    held = peak = 0
+    """On a device of shapes only: bytes of the tensors that are alive, and the most at one time."""
+
     def reset(self) -> None:
-        """Forget everything so far."""
+        """Forget everything so far; what is alive stays."""
+        self.peak = self.held
         self.launches: Counter[str] = Counter()
         self.syncs: Counter[str] = Counter()
         self.places: Counter[str] = Counter()
@@ -71,7 +78,20 @@ class Log:
             frame = frame.f_back
         self.places[f"{kind} {frame.f_code.co_filename.rpartition('/algorist/')[2]}:{frame.f_lineno}"] += 1
 
+    def hold(self, storage: torch.UntypedStorage) -> None:
+        """Count a storage for as long as it lives."""
+        if storage._cdata not in _ALIVE:
+            _ALIVE.add(storage._cdata)
+            self.held += storage.nbytes()
+            self.peak = max(self.peak, self.held)
+            weakref.finalize(storage, self._release, storage._cdata, storage.nbytes())
 
+    def _release(self, place: int, size: int) -> None:
+        _ALIVE.discard(place)
+        self.held -= size
+
+
+_ALIVE: set[int] = set()
 LOG = Log()
 
 
@@ -83,6 +103,9 @@ class OnDevice(torch.Tensor):
 
     @staticmethod
     def __new__(cls, inner: Tensor) -> OnDevice:
+        if LOG.shapes_only:
+            inner = inner.to("meta")
+            LOG.hold(inner.untyped_storage())
         made = torch.Tensor._make_wrapper_subclass(
             cls,
             inner.size(),
@@ -116,16 +139,21 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         )
     asked, stays = kwargs.get("device"), ours
     if asked is not None:
-        stays, kwargs = torch.device(asked).type == NAME, {**kwargs, "device": torch.device("cpu")}
+        stays = torch.device(asked).type == NAME
+        if stays or not LOG.shapes_only:
+            kwargs = {**kwargs, "device": torch.device("meta" if LOG.shapes_only else "cpu")}
     if kwargs.get("pin_memory"):
         kwargs = {**kwargs, "pin_memory": False}
     if name in ("copy_", "index_put_", "_index_put_impl_"):
         stays = isinstance(args[0], OnDevice)
 
     def open_(value: Any) -> Any:
-        return value.inner if isinstance(value, OnDevice) else value
+        if isinstance(value, OnDevice):
+            return value.inner
+        return value.to("meta") if LOG.shapes_only and ours and isinstance(value, Tensor) else value
 
-    result = CUDA_ONLY.get(name, func)(*tree_map(open_, args), **tree_map(open_, kwargs))
+    kernel = func if LOG.shapes_only else CUDA_ONLY.get(name, func)
+    result = kernel(*tree_map(open_, args), **tree_map(open_, kwargs))
     if ours or stays:
         _count(name, args, result, ours, stays, asked is not None, bool(foreign))
     if name == "_local_scalar_dense" or not stays:
@@ -198,8 +226,13 @@ def _pieces(edges_q: Tensor, edges_k: Tensor) -> list[tuple[slice, slice]]:
     return list(zip(*spans, strict=True))
 
 
+def _check_types(*given: Tensor) -> None:
+    assert len({t.dtype for t in given}) == 1, f"the kernel takes one type, not {[t.dtype for t in given]}"
+
+
 def _flash_forward(q, k, v, edges_q, edges_k, max_q, max_k, dropout, causal, debug, *, scale=None, **_):
     assert q.dtype in (torch.bfloat16, torch.float16), f"flash attention takes 16-bit types, not {q.dtype}"
+    _check_types(q, k, v)
     assert q.shape[-1] % 8 == 0 and q.dim() == 3 and q.stride(-1) == 1
     out, lse = torch.zeros_like(q), torch.zeros(q.shape[1], q.shape[0])
     for a, b in _pieces(edges_q, edges_k):
@@ -228,7 +261,8 @@ def _flash_backward(
     scale=None,
     **_,
 ):
-    assert grad.dtype == q.dtype == out.dtype and lse.dtype == torch.float32
+    _check_types(grad, q, k, v, out)
+    assert lse.dtype == torch.float32
     found = [torch.zeros_like(t) for t in (q, k, v)]
     for a, b in _pieces(edges_q, edges_k):
         given = (t.transpose(0, 1) for t in (grad[a], q[a], k[b], v[b], out[a]))
@@ -240,6 +274,7 @@ def _flash_backward(
 
 def _efficient_forward(q, k, v, bias, compute_lse, dropout=0.0, causal=False, *, scale=None):
     assert bias is None and q.shape[1] == k.shape[1], "dense masks, or fewer key heads than the kernel takes"
+    _check_types(q, k, v)
     parts = [_attend(*given, causal, scale) for given in zip(q, k, v, strict=True)]
     lse = torch.full((*q.shape[:2], -(-q.shape[2] // 32) * 32), float("inf"))
     lse[:, :, : q.shape[2]] = torch.stack([p[1] for p in parts])
@@ -250,6 +285,7 @@ def _efficient_backward(
     grad, q, k, v, bias, out, lse, seed, offset, dropout, mask, causal=False, *, scale=None
 ):
     assert lse.shape[2] % 32 == 0, "log-sum-exps are padded to 32"
+    _check_types(grad, q, k, v, out)
     lse = lse[:, :, : q.shape[2]]
     parts = [_attend_backward(*given, causal, scale) for given in zip(grad, q, k, v, out, lse, strict=True)]
     return *(torch.stack(p) for p in zip(*parts, strict=True)), None
@@ -309,6 +345,8 @@ def register() -> tuple[_Module, list[Any]]:
         for name in names:
             ours.impl(name, _autocast(name, kind), "AutocastPrivateUse1")
     rest.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    # One kernel, as on CUDA; a device without its own gets it in pieces.
+    ours.impl("silu_backward", lambda *_: None, "PrivateUse1")
     return module, [ours, rest]
 
 
@@ -361,7 +399,12 @@ class _Function(TorchFunctionMode):
 
 @contextmanager
 def pretend_gpu(
-    *, capability: tuple[int, int] = (9, 0), free: int = 8 << 30, reserved: int = 0, allocated: int = 0
+    *,
+    capability: tuple[int, int] = (9, 0),
+    free: int = 8 << 30,
+    reserved: int = 0,
+    allocated: int = 0,
+    shapes_only: bool = False,
 ) -> Iterator[Log]:
     """Make the device usable; ``torch.cuda`` answers for it.
 
@@ -370,6 +413,7 @@ def pretend_gpu(
         free: Bytes that the driver calls free.
         reserved: Bytes that torch's allocator holds.
         allocated: Bytes of them in use.
+        shapes_only: Tensors have no numbers; the log counts their bytes (``held``, ``peak``).
     """
     module, _ = register()
     answers = {
@@ -385,6 +429,7 @@ def pretend_gpu(
     lifted = torch._C._only_lift_cpu_tensors()
     torch._C._set_only_lift_cpu_tensors(True)
     LOG.reset()
+    LOG.shapes_only = shapes_only
     with ExitStack() as stack:
         for name, answer in answers.items():
             stack.enter_context(patch.object(torch.cuda, name, answer))
@@ -398,6 +443,7 @@ def pretend_gpu(
             yield LOG
         finally:
             torch._C._set_only_lift_cpu_tensors(lifted)
+            LOG.shapes_only = False
 
 
 def to_device(module: Any) -> Any:
@@ -407,7 +453,8 @@ def to_device(module: Any) -> Any:
         for name, parameter in part._parameters.items():
             if parameter is not None:
                 made = moved.get(id(parameter))
-                made = made or nn.Parameter(OnDevice(parameter.detach()), parameter.requires_grad)
+                if made is None:
+                    made = nn.Parameter(OnDevice(parameter.detach()), parameter.requires_grad)
                 part._parameters[name] = moved[id(parameter)] = made
         for name, buffer in part._buffers.items():
             if buffer is not None:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from algorist.config.model_section import ModelSection
 from algorist.config.schema import GRPOSection
-from algorist.errors import ConfigError
+from algorist.errors import ConfigError, EngineError
 from algorist.models.load import load_policy, make_policy
 from algorist.models.precision import compute_dtype, mixed_precision, pick_precision, round_stochastically
+from algorist.rollouts import SamplingParams, make_engine
 from algorist.rollouts.vllm.engine import named_weights
+from algorist.training.batch import Batch
+from algorist.training.log_probs import packed_log_probs
 from algorist.training.rounding import RoundingAdamW, bare_optimizer
 from tests.tiny import make_trainer
 
@@ -90,6 +96,36 @@ def test_the_default_moves_weights_as_exact_adam_does(rate: float, tmp_path: Pat
     assert cosine(moved, exact) >= 0.999
     assert float(moved.norm() / exact.norm()) == pytest.approx(1.0, abs=0.01)
     assert (moved != 0).double().mean() > 0.999
+
+
+class Copies(TorchDispatchMode):
+    """Counts the 16-bit copies of matrices that are alive."""
+
+    alive = most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._to_copy.default and result.dim() == 2 and result.dtype == torch.bfloat16:
+            self.alive += 1
+            self.most = max(self.most, self.alive)
+            weakref.finalize(result.untyped_storage(), self._gone)
+        return result
+
+    def _gone(self) -> None:
+        self.alive -= 1
+
+
+def test_no_more_copies_of_the_weights_are_held_than_a_layer_reads(tmp_path: Path) -> None:
+    """Autocast's cache would hold all of them until a forward ends, which with recomputed layers nobody needs."""
+    shape = {"hidden_size": 32, "layers": 6, "vocab_size": 400}
+    model = make_policy(section(compute_dtype="bfloat16", tiny=shape), device=CPU, seed=0, texts=TEXTS).model
+    trainer = make_trainer(tmp_path, model, gradient_checkpointing=True)
+    model.train().gradient_checkpointing_enable()
+    batch = Batch([[5, 6, 7]], [[8, 9], [10, 11]], [0, 0], torch.ones(2), torch.ones(2, 2, dtype=torch.bool))
+    with Copies() as copies:
+        log_probs, _ = packed_log_probs(model, batch, autocast=trainer.accelerator.autocast)
+        log_probs.sum().backward()
+    assert 7 <= copies.most <= 14  # a layer has 7 matrices, the model 42
 
 
 def test_bare_bfloat16_by_name_keeps_the_update_and_plain_adamw_would_lose_it(tmp_path: Path) -> None:
@@ -212,6 +248,30 @@ def test_trained_weights_of_float16_and_other_optimizers_for_bare_bfloat16_are_r
     bare = make_policy(section(dtype="bfloat16"), device=CPU, seed=0, texts=TEXTS).model
     with pytest.raises(ConfigError, match="adamw_8bit"):
         bare_optimizer(bare, GRPOSection(optim="adamw_8bit"))
+
+
+VLLM = """
+class SamplingParams:
+    def __init__(self, **given): pass
+
+class LLM:
+    def __init__(self, **given): raise ValueError("no vLLM here")
+"""
+
+
+def test_vllm_computes_in_the_products_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in that of the masters: float32 has no flash attention there, and takes twice the memory."""
+    (tmp_path / "vllm.py").write_text(VLLM)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "vllm", raising=False)
+    policy = make_policy(section(compute_dtype="bfloat16"), device=CPU, seed=0, texts=TEXTS)
+    assert policy.model.get_input_embeddings().weight.dtype == torch.float32
+    engine = make_engine("vllm", policy.model, policy.tokenizer)
+    try:
+        with pytest.raises(EngineError, match=r"'dtype': 'bfloat16'.*no vLLM here"):
+            engine.generate([[5, 6]], 1, SamplingParams(max_new_tokens=2))
+    finally:
+        sys.modules.pop("vllm", None)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -184,7 +184,7 @@ def _autocast(base: Any, precision: Precision) -> contextlib.AbstractContextMana
     kind = next(base.parameters()).device.type
     if not precision.autocast or kind == "meta":
         return contextlib.nullcontext()
-    return torch.autocast(kind, dtype=precision.compute)
+    return torch.autocast(kind, dtype=precision.compute, cache_enabled=False)
 
 
 def _forward(base: Any, ids: Tensor, precision: Precision) -> Tensor:
@@ -208,9 +208,10 @@ def _activations(
     *,
     packed: bool,
 ) -> int:
-    """Return what the forward pass keeps for the backward pass of ``tokens`` tokens (bytes).
+    """Return what the forward pass keeps for the backward pass of ``tokens`` tokens, and what that holds beside it (bytes).
 
-    With gradient checkpointing that is each layer's input, and everything inside one layer at a time.
+    With gradient checkpointing that is each layer's input, and everything inside one layer at a time. The transient tensors of the
+    backward pass are counted in.
     """
     was, on = base.training, recomputes(base)
     recompute = on if recompute is None else recompute
@@ -229,11 +230,13 @@ def _activations(
     if shapes_only and precision.autocast:
         per_token += MIXED_BYTES * width * layers
     every = int(per_token * tokens)
-    # Under autocast each weight's 16-bit copy is kept until the backward pass.
+    inside = every // layers
+    # Under autocast each weight's 16-bit copy is kept until the backward pass of its layer.
     copies = sum(p.numel() for p in base.parameters()) * precision.compute.itemsize * precision.autocast
-    if not recompute:
-        return every + copies
-    return tokens * width * layers * precision.master.itemsize + every // layers + copies
+    if not recompute:  # the backward pass holds gradients of a layer's widest tensors beside what was kept
+        return every + copies + (every + copies) // layers
+    # Those gradients are counted on shapes: about a third of what a layer keeps.
+    return tokens * width * layers * precision.master.itemsize + inside + inside // 3 + copies // layers
 
 
 def _plan(
@@ -255,11 +258,8 @@ def _plan(
     ]
     size = sum(p.numel() * itemsize for p, itemsize in zip(trained, sizes, strict=True))
     states = sum(p.numel() for p in trained) * state_bytes(optim)
-    # The backward pass holds the gradient of a layer's widest tensors beside what was kept: about a layer's worth.
-    layers = max(1, int(getattr(unwrap(model).config, "num_hidden_layers", 1)))
     adapter = len(trained) < sum(1 for _ in model.parameters())
     holes = 0.0 if torch.cuda.is_available() else ADAPTER_HOLES if adapter else HOLES
-    activations += activations // layers
     taken = memory_now() if base_bytes is None else base_bytes
     return MemoryPlan(taken, size, states, activations, logits, cache, allocator=int(holes * activations))
 

@@ -165,7 +165,7 @@ def try_grpo(
             group_rows=generation,
             length=longest + section.max_completion_tokens,
             optim=section.optim,
-            part_tokens=section.micro_batch_tokens,
+            part_tokens=getattr(trainer, "part_tokens", section.micro_batch_tokens),
         )
         reset_peak()
         trainer.train()

@@ -68,20 +68,21 @@ def tokens_that_fit(model: Any, section: GRPOSection) -> int | None:
         if LogProbs(verify=False).why_plain(base, batch) is not None:
             return 0
         mixed = weight_dtype(base) != compute_dtype(base)
-        with torch.autocast(device.type, dtype=compute_dtype(base), enabled=mixed):
+        with torch.autocast(device.type, dtype=compute_dtype(base), enabled=mixed, cache_enabled=False):
             return saved_bytes(lambda: packed_log_probs(base, batch)[0].sum(), base)
 
     per_token = (kept(_LONG) - kept(_SHORT)) / (_LONG - _SHORT)
     if per_token <= 0:
         return None
+    config = base.config.get_text_config()
     if section.gradient_checkpointing:
-        config = base.config.get_text_config()
         inputs = config.hidden_size * config.num_hidden_layers * weight_dtype(base).itemsize
         per_token = inputs + per_token / config.num_hidden_layers
     trained = [p for p in model.parameters() if p.requires_grad]
     coming = sum(p.numel() * (p.element_size() + state_bytes(section.optim)) for p in trained)
     if weight_dtype(base) != compute_dtype(base):
-        coming += sum(p.numel() for p in base.parameters()) * compute_dtype(base).itemsize
+        copies = sum(p.numel() for p in base.parameters()) * compute_dtype(base).itemsize
+        coming += copies // config.num_hidden_layers if section.gradient_checkpointing else copies
     left = unused_gpu_bytes(device) - coming
     tokens = max(1, int(SHARE * left / per_token))
     log.info(

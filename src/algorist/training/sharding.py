@@ -1,4 +1,4 @@
-"""Gradients and passes of several processes: averages under DDP, equal numbers of passes and float32 sums under FSDP2."""
+"""The trainer's accelerator; gradients and passes of several processes: averages under DDP, equal numbers of passes under FSDP2."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 
 class ShardedTraining:
-    """Mixin for Hugging Face trainers: FSDP2 with sums in float32, and on the CPU too (two gloo processes, to try it)."""
+    """Mixin for Hugging Face trainers: autocast that keeps no copies of the weights; FSDP2 with sums in float32, also on the CPU."""
 
     args: Any
     accelerator: Any
@@ -18,12 +18,14 @@ class ShardedTraining:
     def create_accelerator_and_postprocess(self) -> None:
         """Make the accelerator as the library does, then keep what FSDP2 adds up and returns in float32."""
         from accelerate import PartialState
-        from accelerate.utils import DistributedType
+        from accelerate.utils import AutocastKwargs, DistributedType
 
         if self.args.device.type == "cpu" and os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true":
             # accelerate 1.15 shards only what it counts as GPUs, and takes DDP on the CPU without a word.
             PartialState().distributed_type = DistributedType.MULTI_GPU
         super().create_accelerator_and_postprocess()  # type: ignore[misc]
+        # A pass reads each weight once: cached, all 16-bit copies would be held until it ends, also where layers are computed again.
+        self.accelerator.autocast_handler = AutocastKwargs(cache_enabled=False)
         if not self.accelerator.is_fsdp2:
             return
         gather = self.accelerator.get_state_dict
