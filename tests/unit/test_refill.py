@@ -1,4 +1,4 @@
-"""Dynamic sampling: unbiased, limited, stored whole. Resume: ``test_checkpoint``; two processes and kills: ``tests/e2e``."""
+"""Dynamic sampling: unbiased, limited, stored whole. Resume: ``test_checkpoint``; two processes and kills: ``tests/slow``."""
 
 from __future__ import annotations
 
