@@ -59,3 +59,11 @@ def test_a_failed_run_says_so_in_its_log(tmp_path: Path) -> None:
     with pytest.raises(AlgoristError):
         run(tmp_path, "data.train.max_prompt_tokens=1", display=Quiet())
     assert "ERROR the run ended: DataError: no prompt has" in (tmp_path / "r" / "training.log").read_text()
+
+
+def test_what_is_said_while_data_is_loaded_stands_in_the_log(tmp_path: Path) -> None:
+    solved = [f'{{"problem": "1 + {n}?", "solution": "It is \\\\boxed{{{n + 1}}}."}}' for n in range(8)]
+    (tmp_path / "rows.jsonl").write_text("\n".join([*solved, '{"problem": "what?", "solution": "No."}']))
+    data = f"data.train={{name: math, path: {tmp_path}/rows.jsonl}}"
+    log = run(tmp_path, data, "sft.enabled=false", "grpo.max_steps=1", "eval.enabled=false", display=Quiet())
+    assert re.search(r"WARNING .*1 of 9 rows.* left out", log) and log.count("left out") == 1, log

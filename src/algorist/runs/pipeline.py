@@ -157,10 +157,11 @@ def run_recipe(
     folder = processes.from_main(lambda: open_folder(recipe, resume=resume))
     with (
         folder.lock() if processes.main else nullcontext(),
-        LogFile(folder.path, processes.main),
+        LogFile(folder.path, processes.main, problems.told),
         open_trackers(recipe, folder.path, display.say, main=processes.main) as trackers,
     ):
-        run = Run(recipe, folder, display, resume, device, recipe_format(recipe), **vars(problems))
+        parts = (problems.train, problems.sft, problems.held_out)
+        run = Run(recipe, folder, display, resume, device, recipe_format(recipe), *parts)
         run.processes, run.trackers = processes, trackers
         # Products of another library round otherwise: every process, and every resume, takes the same.
         products.choose(processes.from_main(lambda: folder.keep("products.json", products.choices)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from algorist.prompts import PromptFormat, get_format
 from algorist.prompts.chat import encode_prompt
 from algorist.rewards import build_rewards
 from algorist.store.run_folder import RunFolder
+from algorist.store.run_log import kept_records
 from algorist.store.safe_text import printable
 from algorist.store.stages import STAGES
 from algorist.store.trust import sign
@@ -87,6 +88,8 @@ class Problems:
     train: list[Problem]
     sft: list[Problem]
     held_out: list[Problem]
+    told: list[logging.LogRecord] = field(default_factory=list)
+    """What was logged while they were loaded, for the run's log."""
 
     @classmethod
     def load(cls, recipe: Recipe, stages: Sequence[str] = STAGES) -> Problems:
@@ -95,6 +98,11 @@ class Problems:
         Raises:
             DataError: A dataset, a column or a row is missing or unreadable.
         """
+        with kept_records() as told:
+            return replace(cls._load(recipe, stages), told=told)
+
+    @classmethod
+    def _load(cls, recipe: Recipe, stages: Sequence[str]) -> Problems:
         train = load_problems(recipe.data.train)
         held_out = load_problems(recipe.data.eval) if recipe.eval.enabled else []
         does_sft = recipe.sft.enabled and "sft" in stages

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from algorist.store.redact import RedactSecrets
@@ -139,9 +141,13 @@ def clock(seconds: float) -> str:
 
 
 class LogFile:
-    """Write the package's log records to ``training.log`` while the run lasts; in the main process only."""
+    """Write the package's log records to ``training.log`` while the run lasts; in the main process only.
 
-    def __init__(self, folder: Path, main: bool = True) -> None:
+    ``early`` are records from before the folder was there.
+    """
+
+    def __init__(self, folder: Path, main: bool = True, early: Sequence[logging.LogRecord] = ()) -> None:
+        self.early = early
         self.handler: logging.Handler = logging.NullHandler()
         if main:
             self.handler = logging.FileHandler(folder / "training.log", encoding="utf-8")
@@ -153,12 +159,34 @@ class LogFile:
         logger = logging.getLogger("algorist")
         logger.setLevel(logging.INFO)
         logger.addHandler(self.handler)
+        for record in self.early:
+            self.handler.handle(record)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if error is not None:
             log.error("the run ended: %s: %s", type(error).__name__, error)
         logging.getLogger("algorist").removeHandler(self.handler)
         self.handler.close()
+
+
+@contextmanager
+def kept_records() -> Iterator[list[logging.LogRecord]]:
+    """Keep what the package logs, for a ``LogFile`` that cannot be opened yet."""
+    handler = _Kept()
+    logging.getLogger("algorist").addHandler(handler)
+    try:
+        yield handler.records
+    finally:
+        logging.getLogger("algorist").removeHandler(handler)
+
+
+class _Kept(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
 
 
 class _NoRepeats(logging.Filter):
