@@ -57,9 +57,8 @@ def in_plain_transformers(base: Path, quantization: str | None) -> Any:
             bnb_4bit_compute_dtype=torch.float32,
         )
     model = AutoModelForCausalLM.from_pretrained(base, quantization_config=config, dtype=torch.float32)
-    keep_as_trained(
-        model
-    )  # bitsandbytes fails for widths that are no multiple of 64 on CPUs with bfloat16 units
+    # On CPUs with bfloat16 units bitsandbytes fails for widths that are no multiple of 64.
+    keep_as_trained(model)
     return model
 
 
@@ -133,8 +132,8 @@ def main() -> None:
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         payload = {
             "quantization": arguments.quantization,
-            "settings": [*GRPO, steps, f"sft.max_steps={arguments.sft_steps}"],
-            "seed": arguments.seed,
+            "base_sft_steps": arguments.sft_steps if arguments.base is None else None,
+            "settings": [*GRPO, steps, *more],
             "greedy_accuracy": {stage: metrics["greedy_accuracy"] for stage, metrics in read.items()},
             "points": 100
             * (read["grpo"]["greedy_accuracy"]["value"] - read["base"]["greedy_accuracy"]["value"]),

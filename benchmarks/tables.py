@@ -175,11 +175,13 @@ def _machine(environment: dict[str, Any]) -> str:
     return f"{environment['cpu']}, {environment['cores']} cores, Python {environment['python']}, {kept}"
 
 
-def _where(*names: str) -> str:
-    machines = dict.fromkeys(_machine(found["environment"]) for name in names for found in load_all(name))
-    return (
-        f"\nMeasured on {', and on '.join(machines)}; both sides in turns in one run.\n" if machines else ""
-    )
+def _where(*kinds: str) -> str:
+    """Say on which machines the baselines of these kinds were measured: one of each processor."""
+    files = [file for kind in kinds for file in sorted(BASELINES.glob(f"{kind}*json"))]
+    found = [json.loads(file.read_text(encoding="utf-8"))["environment"] for file in files]
+    machines = {environment["cpu"]: _machine(environment) for environment in reversed(found)}
+    where = ", and on ".join(reversed(machines.values()))
+    return f"\nMeasured on {where}; both sides in turns in one run.\n" if machines else ""
 
 
 def readme() -> str:
@@ -187,7 +189,9 @@ def readme() -> str:
     steps = [
         r for r in _timed("step", "a whole GRPO step", "tokens/s") if "small" in r[0] and "1 thread" in r[0]
     ]
-    return _table([*steps, *_accuracy(), *_grading()[:1]]) + _where("step-small-1t", "grading")
+    return _table([*steps, *_accuracy(), *_grading()[:1]]) + _where(
+        "step-small-1t", "time-to-accuracy", "grading."
+    )
 
 
 def engine() -> str:
@@ -201,7 +205,7 @@ def engine() -> str:
         *_accuracy(),
         *_memory(),
     ]
-    return _table(rows) + _where("step-small-1t", "step-tiny-1t")
+    return _table(rows) + _where("step-", "rollout", "update-", "sft-", "time-to-accuracy", "vllm-")
 
 
 def grading() -> str:
@@ -218,7 +222,7 @@ def grading() -> str:
             f"| {row['dataset']} | {row['golds']} | {row['self']['algorist']} | {row['self']['math_verify']} | "
             f"{row['next_equal']['algorist']} | {row['next_equal']['math_verify']} |"
         )
-    return f"{_table(_grading())}{_where('grading')}\n" + "\n".join(lines) + "\n"
+    return f"{_table(_grading())}{_where('grading.')}\n" + "\n".join(lines) + "\n"
 
 
 def recipes() -> str:
