@@ -18,6 +18,7 @@ from gpu_bench import PROMPT, Bench, Skipped, need_trl
 from measure import ROOT
 
 from algorist.models.precision import set_compute
+from algorist.store.run_log import kept_records
 
 CARD = 24e9
 """Memory of the card that ``card`` imitates, in bytes."""
@@ -171,19 +172,6 @@ def float16(bench: Bench) -> dict[str, Any]:
 # ---- whole steps -----------------------------------------------------------------------------------------------------
 
 
-class _Lines(logging.Handler):
-    """Keeps what is said about memory."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.said: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        text = record.getMessage()
-        if "memory" in text or "one forward and backward takes" in text:
-            self.said.append(text)
-
-
 def _train(bench: Bench, shape: str, kind: str, length: int, prepare: Any = None, **settings: Any) -> Any:
     """Train a few real GRPO steps of 16 completions; return the trainer and what it said about memory."""
     from models import make_tokenizer
@@ -204,12 +192,11 @@ def _train(bench: Bench, shape: str, kind: str, length: int, prepare: Any = None
         batch_size=16, gradient_accumulation_steps=1, group_size=16, max_completion_tokens=8 if bench.smoke else length,
         save_steps=10**9, logging_steps=1, **settings,
     )  # fmt: skip
-    lines, loud = _Lines(), logging.getLogger("algorist")
-    loud.addHandler(lines)
+    loud = logging.getLogger("algorist")
     level = loud.level
     loud.setLevel(logging.INFO)
     try:
-        with tempfile.TemporaryDirectory() as folder:
+        with kept_records() as records, tempfile.TemporaryDirectory() as folder:
             trainer = make_grpo_trainer(
                 model=model, tokenizer=tokenizer, problems=[Problem(f"p{i}", f"{i}+{i}=", "1") for i in range(64)],
                 prompt_format=form, section=section, rewards=build_rewards([reward], form),
@@ -219,9 +206,9 @@ def _train(bench: Bench, shape: str, kind: str, length: int, prepare: Any = None
                 prepare(trainer)
             trainer.train()
     finally:
-        loud.removeHandler(lines)
         loud.setLevel(level)
-    return trainer, lines.said
+    said = [record.getMessage() for record in records]
+    return trainer, [text for text in said if "memory" in text or "one forward and backward takes" in text]
 
 
 def card(bench: Bench) -> dict[str, Any]:
