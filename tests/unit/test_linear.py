@@ -141,6 +141,13 @@ def test_the_clearly_faster_one_is_taken(
     assert torch.equal(torch.get_rng_state(), state)  # what is drawn afterwards does not depend on it
 
 
+def test_bfloat16_weights_are_laid_out_for_decoding(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a timing, whose outcome could differ from one process to the next."""
+    monkeypatch.delenv(BY_HAND)
+    monkeypatch.setattr(products, "_seconds", lambda *_: pytest.fail("timed"))
+    assert library("decode", torch.bfloat16) == ("onednn" if onednn_works(torch.bfloat16) else "torch")
+
+
 def test_the_choice_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = library("update", torch.float32)
     monkeypatch.setenv(BY_HAND, "torch" if chosen == "onednn" else "onednn")

@@ -180,6 +180,25 @@ def test_packed_and_plain_equal_the_models_own_forward(name: str) -> None:
             assert float((mine - own).norm()) <= 2e-5 * float(own.norm()) + 1e-5, (kind, parameter)
 
 
+def test_bfloat16_products_are_as_exact_packed_as_plain() -> None:
+    model, batch = build(COVERED["llama"]), rows()
+    model.train()
+
+    def gradient(log_probs: LogProbs, half: bool) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
+            found, _ = log_probs(model, batch)
+        return torch.cat(
+            [g.flatten() for g in torch.autograd.grad((found**2).sum(), list(model.parameters()))]
+        )
+
+    exact = gradient(LogProbs(), half=False)
+    packed, plain = (
+        float((gradient(log_probs, half=True) - exact).norm() / exact.norm())
+        for log_probs in (LogProbs(), LogProbs(packed=False))
+    )
+    assert 1e-4 < packed <= 1.2 * plain < 0.2
+
+
 NOT_COVERED = {
     "narrow window": (MistralConfig(**SHAPE, sliding_window=6), "sliding window"),
     "soft-capping": (Gemma2Config(**SHAPE, head_dim=8), "softcap"),

@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from datasets import Dataset
 from peft import LoraConfig
 from transformers import Gemma2Config, Gemma2ForCausalLM
 from trl import SFTConfig, SFTTrainer
 
+from algorist.models.attention import float32_attention
+from algorist.models.precision import set_compute
 from algorist.training.sft import AlgoristSFTTrainer
 from tests.tiny import TOKENIZER, make_model
 
@@ -123,3 +126,38 @@ def test_the_head_sees_only_positions_with_a_label(tmp_path: Path, monkeypatch: 
     inputs = next(iter(trainer.get_train_dataloader()))
     measured(trainer, inputs, torch.tensor(40))
     assert seen == [int((inputs["labels"][:, 1:] != -100).sum())]
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_bfloat16_products_are_as_exact_as_stock_trls(tmp_path: Path, checkpointing: bool) -> None:
+    def gradient(cls: type[Any], half: bool) -> torch.Tensor:
+        model = make_model()
+        if half:
+            set_compute(model, torch.bfloat16)
+        trainer = make(cls, tmp_path, model, gradient_checkpointing=checkpointing)
+        inputs = next(iter(trainer.get_train_dataloader()))
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
+            return measured(trainer, inputs, torch.tensor(40))[1]
+
+    exact = gradient(SFTTrainer, half=False)
+    stock, ours = (
+        float((gradient(cls, half=True) - exact).norm() / exact.norm())
+        for cls in (SFTTrainer, AlgoristSFTTrainer)
+    )
+    assert 1e-4 < ours <= 1.5 * stock < 0.1  # differences of single roundings
+
+
+def test_attention_of_bfloat16_products_runs_in_float32_on_the_cpu() -> None:
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, 4, 9, 8).bfloat16() for _ in range(3))
+    mask = torch.randn(2, 1, 9, 9).bfloat16()
+    exact = F.scaled_dot_product_attention(query.float(), key.float(), value.float(), attn_mask=mask.float())
+    plain = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    model = make_model()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with float32_attention(model):  # a model of float32 products: nothing changes
+            assert torch.equal(F.scaled_dot_product_attention(query, key, value, attn_mask=mask), plain)
+        set_compute(model, torch.bfloat16)
+        with float32_attention(model):
+            found = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    assert torch.equal(found, exact.bfloat16()) and not torch.equal(found, plain)

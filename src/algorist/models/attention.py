@@ -9,13 +9,18 @@ from __future__ import annotations
 
 import importlib
 import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
 from transformers.utils import is_flash_attn_2_available
 
 from algorist.config.model_section import ModelSection
 from algorist.errors import ConfigError, nearest
+from algorist.models.precision import compute_dtype
 
 FLASH = "flash_attention_2"
 log = logging.getLogger("algorist.models.attention")
@@ -117,3 +122,30 @@ def told(model: Any) -> str:
     weight = base.get_input_embeddings().weight
     kind = str(weight.dtype).removeprefix("torch.")
     return f"{kind} on {weight.device}, attention {base.config._attn_implementation}"
+
+
+class _Float32Attention(TorchFunctionMode):
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        named = dict(kwargs or {})
+        if func is not F.scaled_dot_product_attention or len(args) != 3 or args[2].dtype not in HALF:
+            return func(*args, **named)
+        mask = named.get("attn_mask")
+        if mask is not None and mask.is_floating_point():
+            named["attn_mask"] = mask.float()
+        with torch.autocast("cpu", enabled=False):
+            return func(*(t.float() for t in args), **named).to(args[2].dtype)
+
+
+@contextmanager
+def float32_attention(model: Any) -> Iterator[None]:
+    """Run sdpa of a model with 16-bit products in float32 on the CPU, whose 16-bit kernel goes backward two to five times as long."""
+    weight = model.get_input_embeddings().weight
+    wanted = weight.device.type == "cpu" and compute_dtype(model) in HALF
+    with _Float32Attention() if wanted else nullcontext():
+        yield

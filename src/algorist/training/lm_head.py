@@ -51,9 +51,10 @@ class _CompletionHead(torch.autograd.Function):
         top1 = torch.empty_like(log_probs, dtype=torch.bool) if compute_top1 else None
         needs_grad = any(ctx.needs_input_grad[:3])
         kept: list[Tensor] = []
+        products_VH = weight_VH.to(compute_dtype)
         for start in range(0, rows, chunk):
             stop = min(start + chunk, rows)
-            logs = _log_softmax(hidden_NH[start:stop], weight_VH, bias_V, inverse_temperature, compute_dtype)
+            logs = _log_softmax(hidden_NH[start:stop], products_VH, bias_V, inverse_temperature)
             log_probs[start:stop] = logs.gather(1, targets_N[start:stop, None]).squeeze(1)
             if top1 is not None:
                 top1[start:stop] = logs.argmax(1) == targets_N[start:stop]
@@ -81,6 +82,7 @@ class _CompletionHead(torch.autograd.Function):
         grad_weight: Tensor | None = None
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if needs_bias else None
         kept, ctx.kept = ctx.kept, []
+        products_VH = weight.to(ctx.compute_dtype)
         for index, start in enumerate(range(0, hidden.shape[0], ctx.chunk)):
             stop = min(start + ctx.chunk, hidden.shape[0])
             part = hidden[start:stop]
@@ -88,7 +90,7 @@ class _CompletionHead(torch.autograd.Function):
                 slope = kept[index]
                 kept[index] = torch.empty(0)
             else:
-                slope = _log_softmax(part, weight, bias, ctx.inverse_temperature, ctx.compute_dtype).exp_()
+                slope = _log_softmax(part, products_VH, bias, ctx.inverse_temperature).exp_()
             if grad_entropy is not None:
                 surprise = torch.xlogy(slope, slope) + slope * entropy[start:stop, None]
                 surprise *= grad_entropy[start:stop, None]
@@ -106,7 +108,7 @@ class _CompletionHead(torch.autograd.Function):
                 grad_bias += slope.sum(0)
             slope = slope.to(ctx.compute_dtype)
             if grad_hidden is not None:
-                grad_hidden[start:stop] = times_transposed(slope, weight.to(ctx.compute_dtype).t())
+                grad_hidden[start:stop] = times_transposed(slope, products_VH.t())
             if needs_weight:
                 part = part.to(ctx.compute_dtype)
                 if grad_weight is None:
@@ -123,12 +125,10 @@ class _CompletionHead(torch.autograd.Function):
         )
 
 
-def _log_softmax(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, inverse_temperature: float, dtype: torch.dtype
-) -> Tensor:
-    logits = times_transposed(hidden.to(dtype), weight.to(dtype))
+def _log_softmax(hidden: Tensor, weight: Tensor, bias: Tensor | None, inverse_temperature: float) -> Tensor:
+    logits = times_transposed(hidden.to(weight.dtype), weight)
     if bias is not None:
-        logits += bias.to(dtype)
+        logits += bias.to(weight.dtype)
     logits = logits.float()
     if inverse_temperature != 1.0:
         logits *= inverse_temperature

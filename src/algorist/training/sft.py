@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +22,7 @@ from trl import SFTConfig, SFTTrainer
 from algorist.config.schema import SFTSection
 from algorist.data import with_solutions
 from algorist.errors import DataError
+from algorist.models.attention import float32_attention
 from algorist.models.precision import mixed_precision
 from algorist.models.products import fast_linear
 from algorist.prompts import PromptFormat
@@ -90,8 +90,11 @@ class AlgoristSFTTrainer(ExactCheckpoints, SmallerParts, SFTTrainer):
         return loss + done
 
     def _loss(self, model: Any, inputs: Any, return_outputs: bool, num_items_in_batch: Any) -> Any:
-        # Activation checkpointing runs the forward again in the backward, where fast_linear would not be in force.
-        with nullcontext() if recomputes(unwrap(model)) else fast_linear():
+        # Activation checkpointing runs the forward again in the backward, where neither would be in force.
+        base = unwrap(model)
+        if recomputes(base):
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        with fast_linear(), float32_attention(base):
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
 
