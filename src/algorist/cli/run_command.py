@@ -89,8 +89,9 @@ def run_stages(name: str, overrides: list[str] | None, resume: bool, stages: tup
 
 
 def _run(loaded: Recipe, display: TerminalDisplay, resume: bool, stages: tuple[str, ...]) -> int:
-    from algorist.runs.plan import Problems, check_folder, check_names
+    from algorist.runs.plan import Problems, check_folder, check_names, check_stages
 
+    check_stages(loaded, stages)
     check_names(loaded, quick=True)  # a wrong name, column or row is said before torch is imported
     problems = None
     if not resume and _has_files(loaded):

@@ -144,7 +144,7 @@ class _Float32Attention(TorchFunctionMode):
 
 @contextmanager
 def float32_attention(model: Any) -> Iterator[None]:
-    """Run sdpa of a model with 16-bit products in float32 on the CPU, whose 16-bit kernel goes backward two to five times as long."""
+    """Run sdpa of a model with 16-bit products in float32 on the CPU, whose 16-bit kernel goes backward two to eight times as long."""
     weight = model.get_input_embeddings().weight
     wanted = weight.device.type == "cpu" and compute_dtype(model) in HALF
     with _Float32Attention() if wanted else nullcontext():

@@ -34,6 +34,20 @@ if TYPE_CHECKING:
 log = logging.getLogger("algorist.runs.plan")
 
 
+def check_stages(recipe: Recipe, stages: Sequence[str]) -> None:
+    """Refuse a run that would do nothing.
+
+    Raises:
+        ConfigError: Every stage is off, and so is the evaluation before training.
+    """
+    on = [s for s in ("sft", "grpo") if s in stages and getattr(recipe, s).enabled]
+    if not on and not (recipe.eval.enabled and recipe.eval.baseline):
+        raise ConfigError(
+            "this run would do nothing: neither SFT nor GRPO is on, and eval.baseline is false. Switch one of sft.enabled, "
+            "grpo.enabled and eval.baseline on, or measure a model with algorist eval"
+        )
+
+
 def check_names(recipe: Recipe, *, quick: bool = False) -> None:
     """Refuse unknown prompt formats, rewards, matchers and optimisers (ConfigError) before anything is loaded or written.
 

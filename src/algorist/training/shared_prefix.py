@@ -150,7 +150,7 @@ def _interface(
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     # Under autocast the rotary embedding leaves queries and keys in float32 beside values in 16 bit. The CPU's flash kernel
-    # goes backward in bfloat16 five times as long as in float32.
+    # goes backward in bfloat16 two to eight times as long as in float32.
     dtype = torch.float32 if query.device.type == "cpu" else value.dtype
     wanted, (query, key, value) = value.dtype, (t.to(dtype) for t in (query, key, value))
     kernel = _kernel(query, value)
