@@ -130,7 +130,7 @@ TYPES: dict[str, tuple[torch.dtype, torch.dtype | None]] = {
 }
 
 
-def peak(kind: str, layers: int, rows: int, length: int) -> int:
+def peak(kind: str, layers: int, rows: int, length: int, *, tiled: bool = False) -> int:
     """Bytes at the peak of forward and backward beyond weights and gradients, of every tensor that is alive at one time."""
     dtype, compute = TYPES[kind]
     with torch.device("meta"):
@@ -148,7 +148,7 @@ def peak(kind: str, layers: int, rows: int, length: int) -> int:
         log.reset()
         before = log.held
         log_probs, _ = packed_log_probs(
-            made, batch, compute_entropy=True, autocast=partial(autocast, compute)
+            made, batch, compute_entropy=True, autocast=partial(autocast, compute), tiled=tiled
         )
         log_probs.sum().backward()
         return log.peak - before
@@ -179,6 +179,21 @@ def test_the_peak_of_an_update_is_near_preflights(kind: str, rows: int, length: 
     dtype, compute = TYPES[kind]
     plan = plan_from_config(recipe, "grpo", config, dtype=dtype, compute=compute, prompt_tokens=PROMPT)
     assert plan.activations + plan.logits == pytest.approx(found, rel=0.10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "most"),
+    [
+        ("bfloat16", 2.7),
+        ("adapter", 2.8),
+        ("float32 masters", 4.6),
+    ],  # float32: 2.9 of it are the layers' inputs
+)
+def test_one_long_completion_in_tiles_takes_a_gigabyte_less(kind: str, most: float) -> None:
+    whole, tiled = ([peak(kind, layers, 1, 16384, tiled=way) for layers in (1, 2)] for way in (False, True))
+    assert tiled[0] + (LAYERS - 1) * (tiled[1] - tiled[0]) <= most * GB
+    assert whole[0] - tiled[0] >= 1.0 * GB
 
 
 def test_tokens_of_one_forward_follow_from_the_memory_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from algorist.training.batch import Batch
 from algorist.training.lm_head import altered_logits, completion_log_probs
 from algorist.training.packed import Layout, NotCovered, pack
 from algorist.training.shared_prefix import packed_attention
+from algorist.training.tiled_mlp import tiles
 
 log = logging.getLogger("algorist.training.log_probs")
 
@@ -43,6 +44,7 @@ class LogProbs:
 
     def __init__(self, *, temperature: float = 1.0, packed: bool = True, verify: bool = True) -> None:
         self.temperature, self.packed, self.verify = temperature, packed, verify
+        self.tiled = False
         self._verdicts: weakref.WeakKeyDictionary[nn.Module, str | None] = weakref.WeakKeyDictionary()
         self._said: set[str] = set()
 
@@ -71,6 +73,7 @@ class LogProbs:
                     temperature=self.temperature,
                     compute_entropy=compute_entropy,
                     autocast=autocast,
+                    tiled=self.tiled,
                 )
             except NotCovered as error:
                 reason = str(error)
@@ -80,6 +83,25 @@ class LogProbs:
         return plain_log_probs(
             model, batch, temperature=self.temperature, compute_entropy=compute_entropy, autocast=autocast
         )
+
+    def tile(self, model: nn.Module, tokens: int) -> bool:
+        """Compute the MLPs of recomputed layers in tiles from now on; False where that is so already, or would save nothing.
+
+        Args:
+            model: As for a call.
+            tokens: Of the completion that does not fit, its prompt included.
+        """
+        base = unwrap(model)
+        saves = recomputes(base) and any(tiles(getattr(m, "mlp", None), tokens) > 1 for m in base.modules())
+        if self.tiled or not self.packed or not saves:
+            return False
+        self.tiled = True
+        log.warning(
+            "out of memory with one completion of %d tokens, its prompt included; continuing with the MLPs in tiles, each computed "
+            "once more: slower, same mathematics",
+            tokens,
+        )
+        return True
 
     def why_plain(self, model: nn.Module, batch: Batch, autocast: Autocast = nullcontext) -> str | None:
         """Return why the packed pass does not apply to a model, or None; the first call compares the two passes."""
@@ -116,10 +138,12 @@ def packed_log_probs(
     temperature: float = 1.0,
     compute_entropy: bool = False,
     autocast: Autocast = nullcontext,
+    tiled: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Return log-probs (B, T) and entropies (B, T) or None by one forward over the packed batch.
 
-    Completions of a prompt must follow each other (``Batch.in_group_order``). Arguments as for ``LogProbs``.
+    Completions of a prompt must follow each other (``Batch.in_group_order``). Arguments as for ``LogProbs``; ``tiled``: the MLPs of
+    recomputed layers are computed in tiles.
 
     Raises:
         NotCovered: The packed forward would not compute what the model computes.
@@ -127,7 +151,9 @@ def packed_log_probs(
     _add_packed_forward(unwrap(model))
     layout = pack(batch)
     with autocast():
-        result = model(packed_layout=layout, temperature=temperature, compute_entropy=compute_entropy)
+        result = model(
+            packed_layout=layout, temperature=temperature, compute_entropy=compute_entropy, tiled=tiled
+        )
 
     def in_place(values_M: Tensor | None) -> Tensor | None:
         if values_M is None:
@@ -185,10 +211,10 @@ def _add_packed_forward(base: Any) -> None:
 
 
 def _forward_packed(
-    base: Any, layout: Layout, temperature: float, compute_entropy: bool, **_: Any
+    base: Any, layout: Layout, temperature: float, compute_entropy: bool, tiled: bool = False, **_: Any
 ) -> dict[str, Tensor]:
     # A checkpointed layer runs again in the backward pass, where fast_linear would not be in force.
-    with packed_attention(base, layout), nullcontext() if recomputes(base) else fast_linear():
+    with packed_attention(base, layout, tiled=tiled), nullcontext() if recomputes(base) else fast_linear():
         output = base.base_model(
             input_ids=layout.tokens_N[None],
             position_ids=layout.positions_N[None],

@@ -1,0 +1,106 @@
+"""MLPs in tiles: the same gradient, a tile at a time, and only when one completion does not fit by itself."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config, Qwen3MoeConfig
+
+from algorist.errors import TrainingError
+from algorist.training import tiled_mlp
+from algorist.training.batch import Batch
+from algorist.training.log_probs import LogProbs, packed_log_probs
+from tests.tiny import make_model, make_trainer, parameters_of
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}  # fmt: skip
+TILE = 4
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiled_mlp, "TILE_TOKENS", TILE)
+
+
+def recomputing(model: Any) -> Any:
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    return model.train()
+
+
+def sizes_seen(model: Any, *, limit: int | None = None) -> list[int]:
+    """Return the list that will have the tokens of every product into an MLP's inner width; more than ``limit`` run out of memory."""
+    seen: list[int] = []
+
+    def watch(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        seen.append(inputs[0].shape[-2])
+        if limit is not None and seen[-1] > limit:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    for layer in model.model.layers:
+        layer.mlp.gate_proj.register_forward_pre_hook(watch)
+    return seen
+
+
+@pytest.mark.parametrize(
+    "config", [LlamaConfig(**SHAPE), Qwen3Config(**SHAPE, head_dim=8)], ids=["llama", "qwen3"]
+)
+def test_log_probs_and_gradients_are_the_same(config: Any) -> None:
+    torch.manual_seed(0)
+    model = recomputing(AutoModelForCausalLM.from_config(config))
+    mask = torch.ones(3, 9, dtype=torch.bool)
+    mask[1, 4:] = False
+    completions = [[5] * 9, [7, 8, 9, 1], list(range(9))]
+    batch = Batch([[1, 2, 3], [4, 5]], completions, [0, 0, 1], torch.ones(3), mask)
+    found, seen = [], sizes_seen(model)
+    for tiled in (False, True):
+        del seen[:]
+        log_probs, _ = packed_log_probs(model, batch, tiled=tiled)
+        gradients = torch.autograd.grad((log_probs**2).sum(), list(model.parameters()))
+        found.append((log_probs, torch.cat([g.flatten() for g in gradients])))
+        assert max(seen) == (TILE if tiled else 32) and "forward" not in vars(model.model.layers[0].mlp)
+    (whole, gradient), (in_tiles, tiled_gradient) = found
+    torch.testing.assert_close(in_tiles, whole, atol=1e-5, rtol=1e-5)
+    assert float((tiled_gradient - gradient).norm() / gradient.norm()) <= 1e-6
+
+
+def test_tiles_are_taken_once_and_only_where_they_save_memory() -> None:
+    passes = LogProbs()
+    assert not passes.tile(
+        make_model().train(), 100
+    )  # nothing is computed again: a tile's tensors would be kept
+    assert not passes.tile(recomputing(make_model()), 2 * TILE - 1)
+    experts = Qwen3MoeConfig(**SHAPE, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=16)
+    assert not passes.tile(recomputing(AutoModelForCausalLM.from_config(experts)), 100)
+    assert not LogProbs(packed=False).tile(recomputing(make_model()), 100)
+    assert passes.tile(recomputing(make_model()), 100) and passes.tiled
+    assert not passes.tile(recomputing(make_model()), 100)  # tried already
+
+
+def test_a_completion_that_does_not_fit_by_itself_is_trained_in_tiles(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ends = {}
+    for name, limit in (("whole", None), ("tiles", 2 * TILE - 1), ("too large", TILE - 1)):
+        model = make_model()
+        trainer = make_trainer(tmp_path / name, model, max_steps=2, gradient_checkpointing=True)
+        trainer.log_probs.verify = False
+        trainer.engine.model = make_model().eval()  # sampling is not what runs out of memory here
+        sizes_seen(model, limit=limit)
+        if limit == TILE - 1:
+            with pytest.raises(TrainingError, match="also with one row at a time"):
+                trainer.train()
+            return
+        with caplog.at_level(logging.WARNING, "algorist"):
+            caplog.clear()
+            trainer.train()
+        ends[name] = parameters_of(trainer)
+        told = [r.getMessage() for r in caplog.records if "in tiles" in r.getMessage()]
+        assert len(told) == (limit is not None), caplog.text
+    assert float((ends["tiles"] - ends["whole"]).norm() / ends["whole"].norm()) <= 1e-5
