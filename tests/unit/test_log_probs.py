@@ -29,6 +29,7 @@ from algorist.training.shared_prefix import (
     _cpu_backward,
     _cpu_forward,
     _SharedPrefixAttention,
+    packed_attention,
     reference_attention,
 )
 
@@ -197,6 +198,19 @@ def test_bfloat16_products_are_as_exact_packed_as_plain() -> None:
         for log_probs in (LogProbs(), LogProbs(packed=False))
     )
     assert 1e-4 < packed <= 1.2 * plain < 0.2
+
+
+def test_float64_stays_float64() -> None:
+    model = build(COVERED["llama"]).double()
+    batch = a_batch([[1, 2, 3]], [[4, 5, 6, 7]], [0])
+    layout = pack(batch)
+    with torch.no_grad(), packed_attention(model, layout):
+        found = model.model(
+            input_ids=layout.tokens_N[None], position_ids=layout.positions_N[None], use_cache=False
+        )
+    used = layout.used  # nothing is predicted from the last token
+    own = model.model(input_ids=torch.arange(1, 1 + used)[None], use_cache=False).last_hidden_state
+    torch.testing.assert_close(found.last_hidden_state[:, :used], own, atol=1e-12, rtol=1e-12)
 
 
 NOT_COVERED = {

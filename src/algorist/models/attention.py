@@ -20,13 +20,12 @@ from transformers.utils import is_flash_attn_2_available
 
 from algorist.config.model_section import ModelSection
 from algorist.errors import ConfigError, nearest
-from algorist.models.precision import compute_dtype
+from algorist.models.precision import HALF, compute_dtype
 
 FLASH = "flash_attention_2"
 log = logging.getLogger("algorist.models.attention")
 
 KERNELS = ("sdpa", "eager", FLASH)
-HALF = (torch.bfloat16, torch.float16)
 _LARGEST_HEAD = 256
 
 

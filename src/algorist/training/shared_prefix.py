@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from algorist.models.precision import has_tensor_cores_for, on_gpu
+from algorist.models.precision import HALF, has_tensor_cores_for, on_gpu
 from algorist.training.packed import Layout, NotCovered, SelfBlock, in_one_copy
 from algorist.training.tiled_mlp import mlp_in_tiles
 from algorist.training.trl_seam import RECOMPUTE
@@ -154,8 +154,9 @@ def _interface(
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     # Under autocast the rotary embedding leaves queries and keys in float32 beside values in 16 bit. The CPU's flash kernel
     # goes backward in bfloat16 two to eight times as long as in float32.
-    dtype = torch.float32 if query.device.type == "cpu" else value.dtype
-    wanted, (query, key, value) = value.dtype, (t.to(dtype) for t in (query, key, value))
+    wanted = value.dtype
+    dtype = torch.float32 if wanted in HALF and query.device.type == "cpu" else wanted
+    query, key, value = (t.to(dtype) for t in (query, key, value))
     kernel = _kernel(query, value)
     if kernel is None:
         out = reference_attention(query, key, value, layout, scale)
@@ -178,7 +179,7 @@ def _kernel(query: Tensor, value: Tensor) -> Any:
         return _cpu_forward, _cpu_backward
     if not on_gpu(device) and device.type != "meta":
         return None
-    half = query.dtype in (torch.bfloat16, torch.float16)
+    half = query.dtype in HALF
     if half and size % 8 == 0 and size <= 256 and has_tensor_cores_for(torch.bfloat16, device):
         return "varlen"
     return (_efficient_forward, _efficient_backward) if size % 8 == 0 else None
@@ -383,7 +384,8 @@ class _SharedPrefixAttention(torch.autograd.Function):
     ) -> Tensor:
         heads, size = query.shape[1], query.shape[2]
         out_NHd = query.new_empty((size, heads, value.shape[-1]))
-        lse_NH = torch.empty((size, heads), dtype=torch.float32, device=query.device)
+        exact = torch.promote_types(query.dtype, torch.float32)
+        lse_NH = torch.empty((size, heads), dtype=exact, device=query.device)
         out_NHd[layout.used :] = 0
         inputs = tuple(t.transpose(1, 2)[0] for t in (query, key, value))
         for block in layout.prompts:
