@@ -41,7 +41,6 @@ from algorist.runs.plan import (
     check_folder,
     check_machine,
     check_names,
-    check_stages,
     fitting_problems,
     longest_sequence,
     open_folder,
@@ -136,7 +135,6 @@ def run_recipe(
         AlgoristError: Any user's mistake, before the first training step where it can be known.
     """
     began = time.monotonic()
-    check_stages(recipe, stages)
     check_names(recipe)
     recipe = with_pass_rates(recipe)
     if recipe.grpo.enabled and "grpo" in stages:

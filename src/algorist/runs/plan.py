@@ -35,7 +35,7 @@ log = logging.getLogger("algorist.runs.plan")
 
 
 def check_stages(recipe: Recipe, stages: Sequence[str]) -> None:
-    """Refuse a run that would do nothing.
+    """Refuse a run that would do nothing; from Python it is a way to look at the problems.
 
     Raises:
         ConfigError: Every stage is off, and so is the evaluation before training.
