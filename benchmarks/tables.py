@@ -179,8 +179,11 @@ def _where(*kinds: str) -> str:
     """Say on which machines the baselines of these kinds were measured: one of each processor."""
     files = [file for kind in kinds for file in sorted(BASELINES.glob(f"{kind}*json"))]
     found = [json.loads(file.read_text(encoding="utf-8"))["environment"] for file in files]
-    machines = {environment["cpu"]: _machine(environment) for environment in reversed(found)}
-    where = ", and on ".join(reversed(machines.values()))
+    machines: dict[str, list[str]] = {}  # processors by what they have in common
+    for machine in dict.fromkeys(_machine(environment) for environment in found):
+        cpu, _, rest = machine.partition(", ")
+        machines.setdefault(rest, []).append(cpu)
+    where = ", and on ".join(f"{' and '.join(cpus)}, {rest}" for rest, cpus in machines.items())
     return f"\nMeasured on {where}; both sides in turns in one run.\n" if machines else ""
 
 

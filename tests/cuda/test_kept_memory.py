@@ -182,15 +182,9 @@ def test_the_peak_of_an_update_is_near_preflights(kind: str, rows: int, length: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "most"),
-    [
-        ("bfloat16", 2.7),
-        ("adapter", 2.8),
-        ("float32 masters", 4.6),
-    ],  # float32: 2.9 of it are the layers' inputs
-)
+@pytest.mark.parametrize(("kind", "most"), [("bfloat16", 2.7), ("adapter", 2.8), ("float32 masters", 4.6)])
 def test_one_long_completion_in_tiles_takes_a_gigabyte_less(kind: str, most: float) -> None:
+    """Of the 4.5 GB with float32 weights 2.9 are the layers' inputs."""
     whole, tiled = ([peak(kind, layers, 1, 16384, tiled=way) for layers in (1, 2)] for way in (False, True))
     assert tiled[0] + (LAYERS - 1) * (tiled[1] - tiled[0]) <= most * GB
     assert whole[0] - tiled[0] >= 1.0 * GB

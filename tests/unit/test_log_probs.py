@@ -21,6 +21,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from algorist.training import shared_prefix
 from algorist.training.batch import Batch
 from algorist.training.lm_head import completion_log_probs
 from algorist.training.log_probs import LogProbs, plain_log_probs, stop_recomputing
@@ -181,9 +182,16 @@ def test_packed_and_plain_equal_the_models_own_forward(name: str) -> None:
             assert float((mine - own).norm()) <= 2e-5 * float(own.norm()) + 1e-5, (kind, parameter)
 
 
-def test_bfloat16_products_are_as_exact_packed_as_plain() -> None:
+def test_bfloat16_products_are_as_exact_packed_as_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch = build(COVERED["llama"]), rows()
     model.train()
+    types: set[torch.dtype] = set()
+
+    def watched(*given: Any) -> Any:
+        types.update(t.dtype for t in given[:4])
+        return _cpu_backward(*given)
+
+    monkeypatch.setattr(shared_prefix, "_cpu_backward", watched)
 
     def gradient(log_probs: LogProbs, half: bool) -> torch.Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
@@ -198,6 +206,7 @@ def test_bfloat16_products_are_as_exact_packed_as_plain() -> None:
         for log_probs in (LogProbs(), LogProbs(packed=False))
     )
     assert 1e-4 < packed <= 1.2 * plain < 0.2
+    assert types == {torch.float32}  # the CPU's kernel is slow backward in bfloat16
 
 
 def test_float64_stays_float64() -> None:

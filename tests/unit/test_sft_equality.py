@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from datasets import Dataset
 from peft import LoraConfig
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Gemma2Config, Gemma2ForCausalLM
 from trl import SFTConfig, SFTTrainer
 
@@ -128,15 +129,33 @@ def test_the_head_sees_only_positions_with_a_label(tmp_path: Path, monkeypatch: 
     assert seen == [int((inputs["labels"][:, 1:] != -100).sum())]
 
 
+class AttentionTypes(TorchDispatchMode):
+    """Notes in which types attention's kernels run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "scaled_dot_product" in func.name():
+            self.seen.add(args[0].dtype)
+        return func(*args, **(kwargs or {}))
+
+
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_bfloat16_products_are_as_exact_as_stock_trls(tmp_path: Path, checkpointing: bool) -> None:
+    attention = AttentionTypes()
+
     def gradient(cls: type[Any], half: bool) -> torch.Tensor:
         model = make_model()
         if half:
             set_compute(model, torch.bfloat16)
-        trainer = make(cls, tmp_path, model, gradient_checkpointing=checkpointing)
+        trainer = make(cls, tmp_path, model)
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
         inputs = next(iter(trainer.get_train_dataloader()))
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half), attention:
+            attention.seen.clear()
             return measured(trainer, inputs, torch.tensor(40))[1]
 
     exact = gradient(SFTTrainer, half=False)
@@ -145,6 +164,7 @@ def test_bfloat16_products_are_as_exact_as_stock_trls(tmp_path: Path, checkpoint
         for cls in (SFTTrainer, AlgoristSFTTrainer)
     )
     assert 1e-4 < ours <= 1.5 * stock < 0.1  # differences of single roundings
+    assert attention.seen == {torch.bfloat16 if checkpointing else torch.float32}
 
 
 def test_attention_of_bfloat16_products_runs_in_float32_on_the_cpu() -> None:

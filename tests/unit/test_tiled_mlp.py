@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +71,8 @@ def test_log_probs_and_gradients_are_the_same(config: Any) -> None:
 
 def test_tiles_are_taken_once_and_only_where_they_save_memory() -> None:
     passes = LogProbs()
-    assert not passes.tile(
-        make_model().train(), 100
-    )  # nothing is computed again: a tile's tensors would be kept
+    keeping = make_model().train()  # nothing is computed again: a tile's tensors would be kept
+    assert not passes.tile(keeping, 100)
     assert not passes.tile(recomputing(make_model()), 2 * TILE - 1)
     experts = Qwen3MoeConfig(**SHAPE, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=16)
     assert not passes.tile(recomputing(AutoModelForCausalLM.from_config(experts)), 100)
@@ -83,24 +81,30 @@ def test_tiles_are_taken_once_and_only_where_they_save_memory() -> None:
     assert not passes.tile(recomputing(make_model()), 100)  # tried already
 
 
+def trained(folder: Path, *, limit: int | None) -> torch.Tensor:
+    """Return the weights after two steps of a trainer whose MLPs run out of memory above ``limit`` tokens at a time."""
+    model = make_model()
+    trainer = make_trainer(folder, model, max_steps=2, gradient_checkpointing=True)
+    trainer.log_probs.verify = False
+    trainer.engine.model = make_model().eval()  # sampling is not what runs out of memory here
+    sizes_seen(model, limit=limit)
+    trainer.train()
+    return parameters_of(trainer)
+
+
 def test_a_completion_that_does_not_fit_by_itself_is_trained_in_tiles(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ends = {}
-    for name, limit in (("whole", None), ("tiles", 2 * TILE - 1), ("too large", TILE - 1)):
-        model = make_model()
-        trainer = make_trainer(tmp_path / name, model, max_steps=2, gradient_checkpointing=True)
-        trainer.log_probs.verify = False
-        trainer.engine.model = make_model().eval()  # sampling is not what runs out of memory here
-        sizes_seen(model, limit=limit)
-        if limit == TILE - 1:
-            with pytest.raises(TrainingError, match="also with one row at a time"):
-                trainer.train()
-            return
-        with caplog.at_level(logging.WARNING, "algorist"):
-            caplog.clear()
-            trainer.train()
-        ends[name] = parameters_of(trainer)
-        told = [r.getMessage() for r in caplog.records if "in tiles" in r.getMessage()]
-        assert len(told) == (limit is not None), caplog.text
-    assert float((ends["tiles"] - ends["whole"]).norm() / ends["whole"].norm()) <= 1e-5
+    start = torch.cat([p.detach().flatten() for p in make_model().parameters()])
+    whole = trained(tmp_path / "whole", limit=None)
+    assert "in tiles" not in caplog.text
+    tiled = trained(tmp_path / "tiles", limit=2 * TILE - 1)
+    assert caplog.text.count("in tiles") == 1
+    assert (
+        float((tiled - whole).norm() / (whole - start).norm()) <= 1e-3
+    )  # AdamW divides small differences by small ones
+
+
+def test_the_run_ends_when_a_tile_does_not_fit_either(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="also with one row at a time"):
+        trained(tmp_path, limit=TILE - 1)
