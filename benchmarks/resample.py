@@ -1,11 +1,15 @@
 """Seconds of GRPO until sampled answers are right to 75 %, where few groups carry a signal: plain, refill, filter, pools, replay.
 
     python benchmarks/resample.py [--seeds 5] [--hopeless 0.65] [--target 0.75] [--arms plain refill filter pools] [--save]
+    python benchmarks/resample.py --model FOLDER --hopeless 0 --target 0.2 --arms plain refill filter  # a real model as it starts
 
 The quickstart: its word problems, its model after its SFT, its GRPO with a constant learning rate. ``--hopeless`` of the training problems
 have a wrong gold answer, so that their groups never carry a signal (0 is the quickstart as it is). The arms take turns, seed after
 seed, from the same SFT model. Seconds are those of the processor (one thread), because other work on the machine then counts for
 nothing; evaluation is left out; the filter's sampling of every problem is counted once in each of its runs.
+
+``--model`` takes a chat model as it is, no SFT, and asks it for sums of numbers from 10 to 49; its answer is the last number it writes.
+SmolLM2-135M-Instruct is right in 5 % of its samples then, and three groups of ten carry a signal.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import argparse
 import json
 import os
 import random
+import re
 import tempfile
 import time
 from pathlib import Path
@@ -30,6 +35,7 @@ from algorist.config.load import load_recipe
 from algorist.data.arithmetic import word_problems
 from algorist.evaluation.run import EvaluationSetting, evaluate
 from algorist.models.load import load_policy
+from algorist.prompts.base import PromptFormat, Tags, add_format
 from algorist.prompts.of_recipe import recipe_format
 from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
@@ -38,6 +44,7 @@ from algorist.runs.pipeline import run_recipe
 from algorist.runs.plan import Problems
 from algorist.store.run_log import Quiet
 from algorist.training.grpo_setup import make_grpo_trainer
+from algorist.types import Parsed
 
 EVERY, MAX_STEPS, SAMPLES = 5, 120, 4
 ARMS = {
@@ -47,6 +54,39 @@ ARMS = {
     "pools": ["grpo.pools={solved: 8, hopeless: 8}"],
     "replay": ["grpo.replay={max_age: 4}"],
 }
+
+
+# For --model: short completions, a rate at which a pretrained model keeps what it knows, products as its recipes have them.
+REAL = [
+    "prompt={format: last_number, system_prompt: 'Answer with <answer> number </answer>.'}", "rewards=[{name: correct}]",
+    "model.compute_dtype=bfloat16", "grpo.max_completion_tokens=32", "grpo.batch_size=64", "grpo.learning_rate=1e-5",
+]  # fmt: skip
+
+
+class LastNumber(PromptFormat):
+    """The answer is the last number of a chat model's reply."""
+
+    def demonstrate(self, reasoning: str, answer: str) -> str:
+        """Return the reasoning followed by the answer."""
+        return f"{reasoning} {answer}"
+
+    def parse(self, text: str) -> Parsed:
+        """Read the last integer."""
+        numbers = re.findall(r"-?\d+", text)
+        return Parsed(text, numbers[-1] if numbers else None, bool(numbers), ())
+
+
+def write_sums(path: Path, count: int, seed: int, *, split: str = "train", hopeless: float = 0.0) -> Path:
+    """Write sums of two numbers from 10 to 49; one in five of all pairs is held out."""
+    rng, pairs = random.Random(seed), [(a, b) for a in range(10, 50) for b in range(10, 50)]
+    chosen = [pair for pair in pairs if (sum(pair) * 7 + pair[0]) % 5 == 0] if split == "test" else []
+    chosen = chosen or [pair for pair in pairs if (sum(pair) * 7 + pair[0]) % 5]
+    rows = [
+        {"question": f"What is {a} + {b}?", "answer": str(a + b + (1000 if rng.random() < hopeless else 0))}
+        for a, b in rng.sample(chosen, min(count, len(chosen)))
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
+    return path
 
 
 def write_problems(path: Path, count: int, seed: int, *, split: str = "train", hopeless: float = 0.0) -> Path:
@@ -98,19 +138,23 @@ def recipe_of(folder: Path, data: Path, *changes: str) -> Any:
     return load_recipe("quickstart", [*common, *changes]).recipe
 
 
-def train(arm: str, seed: int, model: Path, data: Path, folder: Path, target: float) -> dict[str, Any]:
-    """Train one arm until the target."""
-    table, spent = [], 0.0
+def train(
+    arm: str, seed: int, model: Path, data: Path, held_out: Path, changes: list[str], target: float
+) -> dict[str, Any]:
+    """Train one arm until the target, below the folder of ``data``."""
+    table, spent, folder = [], 0.0, data.parent
     if arm == "filter":
         began = time.process_time()
-        path = rate(recipe_of(folder, data), samples=SAMPLES, model=model)
+        path = rate(recipe_of(folder, data, *changes), samples=SAMPLES, model=model)
         table, spent = [f"data.train.pass_rates={path}"], time.process_time() - began
-    recipe = recipe_of(folder, data, f"seed={seed}", *ARMS[arm], *table)
+    recipe = recipe_of(folder, data, *changes, f"seed={seed}", *ARMS[arm], *table)
     form, device = recipe_format(recipe), torch.device("cpu")
-    policy, problems = load_policy(model, device=device, trainable=True), Problems.load(recipe).train
-    held_out = write_problems(folder / "held-out.jsonl", 120, 99, split="test")
-    questions = Problems.load(recipe_of(folder, held_out)).train
-    setting = EvaluationSetting(2, 1.0, 1.0, 80, 120, recipe.matcher, 7)
+    policy = load_policy(model, device=device, trainable=True, like=recipe.model)
+    problems, questions = (
+        Problems.load(recipe).train,
+        Problems.load(recipe_of(folder, held_out, *changes)).train,
+    )
+    setting = EvaluationSetting(2, 1.0, 1.0, recipe.grpo.max_completion_tokens, 120, recipe.matcher, 7)
 
     def accuracy() -> float:
         engine = make_engine("auto", policy.model, policy.tokenizer)
@@ -139,18 +183,25 @@ def main() -> None:
     parser.add_argument(
         "--arms", nargs="+", default=["plain", "refill", "filter", "pools"], choices=list(ARMS)
     )
+    parser.add_argument("--model", type=Path, help="folder of a chat model that is trained as it is")
     parser.add_argument("--save", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
     runs: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        data = write_problems(folder / "train.jsonl", 1000, 1, hopeless=given.hopeless)
-        run_recipe(recipe_of(folder, data, "grpo.enabled=false", "run_name=sft"), display=Quiet())
+        write, changes = (write_sums, REAL) if given.model else (write_problems, [])
+        data = write(folder / "train.jsonl", 1000, 1, hopeless=given.hopeless)
+        held_out = write(folder / "held-out.jsonl", 120, 99, split="test")
+        if given.model:
+            add_format(LastNumber(name="last_number", tags=Tags()))
+        else:
+            run_recipe(recipe_of(folder, data, "grpo.enabled=false", "run_name=sft"), display=Quiet())
         for seed in range(1, given.seeds + 1):
             turn = seed % len(given.arms)
             for arm in given.arms[turn:] + given.arms[:turn]:
-                run = train(arm, seed, folder / "sft" / "sft" / "final", data, folder, given.target)
+                start = given.model or folder / "sft" / "sft" / "final"
+                run = train(arm, seed, start, data, held_out, changes, given.target)
                 runs.append(run)
                 print(
                     f"{arm:7} seed {seed}: {run['seconds']:6.1f} s, {run['steps']:3} steps, accuracy {run['last']:.3f}, useful "
@@ -167,7 +218,7 @@ def main() -> None:
                 f"{arm}: {told['ratio']:.3f}× of plain's [{told['low']:.3f}, {told['high']:.3f}], median {median(times[arm]):.1f} s"
             )
     if given.save:
-        measure.save_json("resample-1t", found)
+        measure.save_json("resample-real-1t" if given.model else "resample-1t", found)
 
 
 if __name__ == "__main__":

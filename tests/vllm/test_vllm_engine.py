@@ -201,6 +201,10 @@ def test_bfloat16_gap() -> None:
 DIGITS = """
 def digits(completions, **_):
     return [sum(c.isdigit() for c in text) / max(1, len(text)) for text in completions]
+
+
+def few(completions, **_):
+    return [float(sum(c in "xyzqjkvw" for c in text) >= 4) for text in completions]
 """
 
 
@@ -238,3 +242,22 @@ def test_a_grpo_run_with_it_learns(adapter: bool, tmp_path: Path) -> None:
     assert max(row["sampling/sampling_logp_difference/max"] for row in rows) <= GAP
     # TRL's importance-sampling correction is on by default, and has nothing to correct in float32.
     assert all(abs(row["sampling/importance_sampling_ratio/mean"] - 1) <= GAP for row in rows)
+
+
+def test_groups_without_a_signal_are_replaced_and_earlier_ones_used_again(tmp_path: Path) -> None:
+    rows = run_grpo(
+        tmp_path,
+        "rewards=[{name: 'own.py:few'}]",
+        "grpo.vllm={kv_cache_memory_bytes: 33554432}",
+        "grpo.resample={max_rounds: 6, max_share: 8}",
+        "grpo.replay={max_age: 2}",
+        "grpo.learning_rate=1e-4",
+        "grpo.max_steps=4",
+    )
+    assert (
+        all(row["groups/sampled"] >= 4 for row in rows)
+        and sum(row["groups/refill_rounds"] for row in rows) > 0
+    )
+    shares = [(row["groups/useful_share"], row["groups/trained_useful_share"]) for row in rows]
+    assert all(trained >= 0.95 > sampled for sampled, trained in shares), shares
+    assert max(row["sampling/sampling_logp_difference/max"] for row in rows) <= GAP

@@ -298,7 +298,7 @@ def test_the_server_dies_and_the_run_continues_with_another(folders: Path, tmp_p
             time.sleep(0.02)
     finally:
         first.kill()
-    output = finish(run, 1)
+    output = finish(run, 2)
     assert "stopped answering" in output and "--resume" in output and "Traceback" not in output, output
     seen = len(rows_of(tmp_path))
     assert 4 <= seen < 12

@@ -89,7 +89,7 @@ def launch(
         *(["--skip-sft"] if skip_sft else []),
         *(["--skip-grpo"] if skip_grpo else []),
     ]
-    code = _call(command, _environment(on_cpu, count))
+    code = _call(command, _environment(on_cpu, count, config))
     if code == 130:
         raise Stopped  # the worker has told
     return code
@@ -99,7 +99,7 @@ def config_file(name: str, on_cpu: bool) -> Path:
     """Return the accelerate configuration that ``--config`` names.
 
     Raises:
-        ConfigError: It is unknown, or needs GPUs or a package that is not there.
+        ConfigError: It is unknown, or needs a package that is not there.
     """
     from importlib.util import find_spec
 
@@ -111,10 +111,6 @@ def config_file(name: str, on_cpu: bool) -> Path:
         raise ConfigError(
             f"--config {name}: no such configuration or file.{nearest(name, CONFIGS)} Expected one of "
             f"{', '.join(CONFIGS)}, or a file that `accelerate config` wrote"
-        )
-    if on_cpu and name.startswith("zero"):
-        raise ConfigError(
-            f"--config {name} needs GPUs, but this run is on the CPU; take --config ddp or fsdp2"
         )
     if name.startswith("zero") and find_spec("deepspeed") is None:
         raise MissingExtraError(
@@ -161,11 +157,15 @@ def _devices(on_cpu: bool) -> int:
     return max(1, torch.cuda.device_count())
 
 
-def _environment(on_cpu: bool, count: int) -> dict[str, str]:
+def _environment(on_cpu: bool, count: int, config: str) -> dict[str, str]:
     environment = {**os.environ, _COMMAND: shlex.join(sys.argv[1:])}
     environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP's hints about its own speed
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
-    if on_cpu:
+    if on_cpu and config.startswith("zero"):
+        environment["DS_ACCELERATOR"] = (
+            "cpu"  # accelerate takes DeepSpeed only where it was not told to stay on the CPU
+        )
+    elif on_cpu:
         environment["ACCELERATE_USE_CPU"] = "true"
     return environment
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch.nn.parallel import DistributedDataParallel
+
 _SHARDERS = ("torch.distributed.", "deepspeed.")
 
 
@@ -11,6 +13,12 @@ def is_sharded(model: Any) -> bool:
     """Whether the parameters lie in parts on several processes (FSDP, DeepSpeed ZeRO-3)."""
     names = {k.__name__ for k in type(model).__mro__}
     return "FSDPModule" in names or any(hasattr(p, "ds_id") for p in model.parameters())
+
+
+def wrapped_module(model: Any) -> Any:
+    """Return the module that DDP or DeepSpeed's engine wraps, or the model itself."""
+    wrapped = isinstance(model, DistributedDataParallel) or type(model).__name__ == "DeepSpeedEngine"
+    return model.module if wrapped else model
 
 
 def plain_class(module: Any) -> type:

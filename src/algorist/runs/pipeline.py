@@ -72,6 +72,7 @@ from algorist.training.processes import (
     check_eval_device,
     is_sharded,
     run_device,
+    whole_weights,
 )
 from algorist.types import Group, Problem
 
@@ -210,10 +211,10 @@ def run_sft(run: Run) -> None:
 def run_grpo(run: Run) -> None:
     """Train with verifiable rewards and save ``grpo/final``."""
     policy, section = run.loaded(), run.recipe.grpo
-    engine, line = auto_engine(section.engine, policy.model, rows_at_a_time(run.recipe))
+    name, line = auto_engine(section.engine, policy.model, rows_at_a_time(run.recipe))
     if line:
         run.display.say(line)
-    section = section.model_copy(update={"engine": engine})
+    section = section.model_copy(update={"engine": name})
     rewards = build_rewards(run.recipe.rewards, run.prompt_format, matcher=run.recipe.matcher)
     metrics = _metrics_writer(run)
     stop = run.processes.stop_signal(run.display.say)
@@ -234,6 +235,10 @@ def run_grpo(run: Run) -> None:
     best = None
     if section.keep_best and section.eval_every and run.recipe.eval.enabled:
         best = KeepBest(run.folder.path / "grpo", section.stop, len(run.held_out), run.processes)
+    engine = None
+    if section.engine != "vllm":
+        with whole_weights(policy.model):  # ZeRO-3 loads a later stage's model in parts
+            engine = make_engine(section.engine, policy.model, policy.tokenizer)
     with RolloutWriter(run.folder.path / "rollouts") if run.processes.main else NoRollouts() as store:
         trainer = make_grpo_trainer(
             model=policy.model,
@@ -243,9 +248,7 @@ def run_grpo(run: Run) -> None:
             section=section,
             rewards=rewards,
             matcher=run.recipe.matcher,
-            engine=None
-            if section.engine == "vllm"
-            else make_engine(section.engine, policy.model, policy.tokenizer),
+            engine=engine,
             output_dir=run.folder.path / "grpo",
             seed=run.recipe.seed,
             device=run.device,

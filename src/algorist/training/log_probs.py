@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from algorist.models.products import fast_linear
+from algorist.models.sharding import wrapped_module
 from algorist.training.batch import Batch
 from algorist.training.lm_head import altered_logits, completion_log_probs
 from algorist.training.packed import Layout, NotCovered, pack
@@ -259,8 +260,8 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 def unwrap(model: nn.Module) -> Any:
-    """Return the transformers model inside DDP and PEFT wrappers."""
-    inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+    """Return the transformers model inside DDP, DeepSpeed and PEFT wrappers."""
+    inner = wrapped_module(model)
     get_base = getattr(inner, "get_base_model", None)
     return get_base() if get_base is not None else inner
 
@@ -280,12 +281,10 @@ def stop_recomputing(base: Any) -> None:
 
 def _refusal(model: nn.Module, base: Any) -> str | None:
     """Return why the packed forward does not apply to this model in its present state, or None."""
-    inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+    inner = wrapped_module(model)
     name = type(base).__name__
     if any("FullyShardedDataParallel" in k.__name__ for k in type(inner).__mro__):
         return "the model is sharded by FSDP version 1"
-    if any("DeepSpeed" in k.__name__ for k in type(model).__mro__):
-        return "the model is wrapped by DeepSpeed"
     peft = getattr(inner, "peft_config", None) or {}
     if any(getattr(config, "is_prompt_learning", False) for config in peft.values()):
         return "the adapter prepends virtual tokens"

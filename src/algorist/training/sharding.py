@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from algorist.models.sharding import wrapped_module
+
 
 class ShardedTraining:
     """Mixin for Hugging Face trainers: autocast that keeps no copies of the weights; FSDP2 with sums in float32, also on the CPU."""
@@ -26,21 +28,21 @@ class ShardedTraining:
         super().create_accelerator_and_postprocess()  # type: ignore[misc]
         # A pass reads each weight once: cached, all 16-bit copies would be held until it ends, also where layers are computed again.
         self.accelerator.autocast_handler = AutocastKwargs(cache_enabled=False)
-        if not self.accelerator.is_fsdp2:
+        if not shares_passes(self.accelerator):
             return
         gather = self.accelerator.get_state_dict
 
         def without_copies(model: Any, unwrap: bool = True) -> Any:
-            """Return the whole weights, those of a tied head once, as an ordinary model folder has them."""
-            state, seen = gather(model, unwrap), set()
-            for name, weight in model.named_parameters(remove_duplicate=False):
+            """Return the whole weights, those of a tied head once; None where DeepSpeed gives them to the first process only."""
+            state, seen = gather(model, unwrap) or {}, set()
+            for name, weight in wrapped_module(model).named_parameters(remove_duplicate=False):
                 if id(weight) in seen:
                     state.pop(name, None)
                 seen.add(id(weight))
-            return state
+            return state or None
 
         self.accelerator.get_state_dict = without_copies
-        if self.accelerator.mixed_precision == "no":
+        if not self.accelerator.is_fsdp2 or self.accelerator.mixed_precision == "no":
             return
         from torch.distributed.fsdp import MixedPrecisionPolicy
 
@@ -51,22 +53,21 @@ class ShardedTraining:
 
 
 def passes_of_all(accelerator: Any, passes: int) -> int:
-    """Return the number of forward passes of every process: the largest, where each pass gathers sharded weights.
+    """Return the number of passes of every process: the largest, where each pass gathers weights or adds up gradients.
 
     Args:
-        accelerator: Knows whether the weights are sharded.
+        accelerator: Knows what lies in parts.
         passes: What this process needs.
     """
-    if accelerator.num_processes == 1 or not shards_weights(accelerator):
+    if accelerator.num_processes == 1 or not shares_passes(accelerator):
         return passes
     needed = torch.tensor([passes], device=accelerator.device)
     return int(accelerator.gather(needed).max())
 
 
-def shards_weights(accelerator: Any) -> bool:
-    """Whether a forward pass gathers weights from the other processes (FSDP2, DeepSpeed ZeRO-3)."""
-    plugin = getattr(accelerator.state, "deepspeed_plugin", None)
-    return bool(accelerator.is_fsdp2) or (plugin is not None and plugin.zero_stage == 3)
+def shares_passes(accelerator: Any) -> bool:
+    """Whether a pass waits for the other processes: FSDP2 and DeepSpeed gather weights in it, or add its gradients up."""
+    return bool(accelerator.is_fsdp2) or getattr(accelerator.state, "deepspeed_plugin", None) is not None
 
 
 def average_gradients(model: torch.nn.Module) -> None:
