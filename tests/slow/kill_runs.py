@@ -35,7 +35,7 @@ SETTINGS = [
     "sft.max_steps=12", "sft.save_steps=2", "sft.batch_size=4", "sft.logging_steps=3",
     "grpo.max_steps=16", "grpo.save_steps=1", "grpo.logging_steps=2", "grpo.max_completion_tokens=24", "grpo.group_size=4",
     "grpo.batch_size=8", "grpo.gradient_accumulation_steps=1", "grpo.num_iterations=2", "grpo.eval_every=6",
-    "grpo.resample={max_rounds: 1}", "grpo.replay={max_age: 2}", "grpo.pools={hopeless: 2}", "data.train.limit=24", "eval.samples=2", "threads=1", "grpo.learning_rate=1e-3",
+    "grpo.resample={when_below: 1, max_rounds: 1}", "grpo.replay={max_age: 2}", "grpo.pools={hopeless: 2}", "data.train.limit=24", "eval.samples=2", "threads=1", "grpo.learning_rate=1e-3",
     "rewards=[{name: correct}, {name: soft_overlong, params: {max_tokens: 24, cache_tokens: 2}}]",
 ]  # fmt: skip
 

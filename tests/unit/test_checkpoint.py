@@ -90,7 +90,7 @@ SETTINGS = {
         "grpo.max_steps=5", "grpo.batch_size=4", "grpo.gradient_accumulation_steps=1", "grpo.steps_per_generation=3",
     ],
     "a refill": [
-        "grpo.max_steps=4", "grpo.batch_size=8", "grpo.gradient_accumulation_steps=1", "grpo.resample={max_rounds: 1}",
+        "grpo.max_steps=4", "grpo.batch_size=8", "grpo.gradient_accumulation_steps=1", "grpo.resample={when_below: 1, max_rounds: 1}",
         "grpo.replay={max_age: 3}", "grpo.pools={hopeless: 2}",
     ],
     "accumulation": ["grpo.max_steps=3", "grpo.batch_size=4", "grpo.gradient_accumulation_steps=2"],

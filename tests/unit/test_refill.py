@@ -59,16 +59,22 @@ def test_the_expected_update_is_that_of_the_useful_groups() -> None:
         return [bool(table[g.problem][g.outcome]) for g in groups]
 
     table = useful_QO.tolist()
-    limits = ResampleSection(max_rounds=100, max_share=1000)
+    limits = ResampleSection(when_below=1, max_rounds=100, max_share=1000)
     places: list[Any] = []
     bare: list[Any] = []
+    some: list[Any] = []  # of batches of which only the worse ones are filled: still draws from the useful groups
     while len(places) < DRAWS:
         first = draw(PLACES)
         filled = refill(first, draw, useful, limits)
         assert all(useful(filled.groups)) and len(filled.groups) == PLACES
         places += filled.groups
         bare += first
-    for groups, expected_F in ((places, stated_F), (bare, stated_F * share)):
+        partly = refill(first, draw, useful, limits.model_copy(update={"when_below": 0.5}))
+        enough = sum(useful(first)) >= PLACES / 2
+        assert partly.groups == first if enough else all(useful(partly.groups))
+        some += [group for group, good in zip(partly.groups, useful(partly.groups), strict=True) if good]
+    assert DRAWS / 2 < len(some) < len(places)
+    for groups, expected_F in ((places, stated_F), (bare, stated_F * share), (some, stated_F)):
         index = torch.tensor([(g.problem, g.outcome) for g in groups])
         found_NF = gradient_QOF[index[:, 0], index[:, 1]]
         error_F = found_NF.std(0) / math.sqrt(len(groups))
@@ -109,9 +115,21 @@ def train(folder: Path, **settings: Any) -> tuple[Any, list[tuple[int, list[Grou
     return trainer, batches
 
 
+def test_batches_with_enough_useful_groups_stay_as_they_are(tmp_path: Path) -> None:
+    rounds = []
+    for name, share in (("a", 1.0), ("b", 0.25)):
+        limits = {"when_below": share, "max_rounds": 8, "max_share": 20}
+        trainer, _ = train(tmp_path / name, rewards=rewards_of(rare), resample=limits, batch_size=16)
+        lines = [line for line in trainer.state.log_history if "groups/sampled" in line]
+        rounds.append([line["groups/refill_rounds"] for line in lines])
+        shares = [line["groups/trained_useful_share"] for line in lines]
+    assert all(rounds[0]) and 0 < rounds[1].count(0) < 3, rounds
+    assert [0.25 <= share < 1 for share in shares] == [number == 0 for number in rounds[1]], (shares, rounds)
+
+
 def test_useless_groups_are_replaced_and_every_sampled_group_is_handed_on(tmp_path: Path) -> None:
     trainer, batches = train(
-        tmp_path, rewards=rewards_of(rare), resample={"max_rounds": 8, "max_share": 20}, batch_size=16
+        tmp_path, rewards=rewards_of(rare), resample={"when_below": 1, "max_rounds": 8, "max_share": 20}, batch_size=16
     )
     logs = [line for line in trainer.state.log_history if "groups/sampled" in line]
     assert len(batches) == len(logs) == 3

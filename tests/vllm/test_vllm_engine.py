@@ -204,7 +204,7 @@ def digits(completions, **_):
 
 
 def few(completions, **_):
-    return [float(sum(c in "xyzqjkvw" for c in text) >= 4) for text in completions]
+    return [float(sum(c in "xyzqjkvw" for c in text) >= 6) for text in completions]
 """
 
 

@@ -12,6 +12,8 @@ from algorist.config.section import Section
 class ResampleSection(Section):
     """Dynamic sampling (DAPO): groups without a signal are replaced by groups of fresh problems."""
 
+    when_below: float = Field(0.5, gt=0, le=1)
+    """Share of useful groups below which a rollout batch is filled up; 1: always, as DAPO does."""
     max_rounds: int = Field(4, ge=1)
     """Most rounds of fresh groups for a rollout batch."""
     max_share: float = Field(3.0, gt=0)

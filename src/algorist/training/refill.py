@@ -2,8 +2,8 @@
 
 A place of the batch is filled by the next useful group in the order of drawing, however many are drawn at once, so each filled place
 is a draw from the useful groups of the policy: the step's expectation is E[gradient of a group | it is useful], where a batch without
-refill has P(useful) times that. At the limit the places that are left keep their useless groups, which add 0 to the gradient and count
-in the weights as they do without refill.
+refill has P(useful) times that. Batches with enough useful groups stay as they are, and at the limit the places that are left keep their
+useless groups, which add 0 to the gradient and count in the weights as they do without refill: that shortens a step and turns none.
 
 Source: DAPO (2503.14476) section 3.2 and eq. 11.
 """
@@ -52,19 +52,19 @@ def refill(
     *,
     least: int = 1,
 ) -> Filled:
-    """Replace useless groups by fresh ones until each place has a useful one, or a limit is reached.
+    """Replace useless groups by fresh ones until each place has a useful one, or a limit is reached; nothing where enough are useful.
 
     Args:
         groups: P groups of a rollout batch.
         draw: Samples so many groups of fresh problems; none when there are no more.
         useful: Which groups carry a signal.
-        limits: Rounds and groups at most.
+        limits: The share of useful groups that is enough, rounds and groups at most.
         least: Fewest groups of a round.
     """
     filled = Filled(list(groups), seconds=groups[0].seconds)
     empty = [place for place, good in enumerate(useful(groups)) if not good]
     sampled, right = len(groups), len(groups) - len(empty)
-    left = int(limits.max_share * len(groups))
+    left = int(limits.max_share * len(groups)) if right < limits.when_below * len(groups) else 0
     while empty and left > 0 and filled.rounds < limits.max_rounds:
         share = (right + 1) / (sampled + 2)  # never 0
         fresh = draw(max(least, min(left, math.ceil(len(empty) / share))))
