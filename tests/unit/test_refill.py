@@ -62,7 +62,9 @@ def test_the_expected_update_is_that_of_the_useful_groups() -> None:
     limits = ResampleSection(when_below=1, max_rounds=100, max_share=1000)
     places: list[Any] = []
     bare: list[Any] = []
-    some: list[Any] = []  # of batches of which only the worse ones are filled: still draws from the useful groups
+    some: list[
+        Any
+    ] = []  # of batches of which only the worse ones are filled: still draws from the useful groups
     while len(places) < DRAWS:
         first = draw(PLACES)
         filled = refill(first, draw, useful, limits)
@@ -129,7 +131,10 @@ def test_batches_with_enough_useful_groups_stay_as_they_are(tmp_path: Path) -> N
 
 def test_useless_groups_are_replaced_and_every_sampled_group_is_handed_on(tmp_path: Path) -> None:
     trainer, batches = train(
-        tmp_path, rewards=rewards_of(rare), resample={"when_below": 1, "max_rounds": 8, "max_share": 20}, batch_size=16
+        tmp_path,
+        rewards=rewards_of(rare),
+        resample={"when_below": 1, "max_rounds": 8, "max_share": 20},
+        batch_size=16,
     )
     logs = [line for line in trainer.state.log_history if "groups/sampled" in line]
     assert len(batches) == len(logs) == 3
