@@ -1,7 +1,7 @@
 """Seconds of GRPO until sampled answers are right to 75 %, where few groups carry a signal: plain, refill, filter, pools, replay.
 
     python benchmarks/resample.py [--seeds 5] [--hopeless 0.65] [--target 0.75] [--arms plain refill filter pools] [--save]
-    python benchmarks/resample.py --model FOLDER --hopeless 0 --target 0.2 --arms plain refill filter  # a real model as it starts
+    python benchmarks/resample.py --model FOLDER --target 0.65 --arms plain refill [--rate 3e-5]  # a real model as it starts
 
 The quickstart: its word problems, its model after its SFT, its GRPO with a constant learning rate. ``--hopeless`` of the training problems
 have a wrong gold answer, so that their groups never carry a signal (0 is the quickstart as it is). The arms take turns, seed after
@@ -56,10 +56,10 @@ ARMS = {
 }
 
 
-# For --model: short completions, a rate at which a pretrained model keeps what it knows, products as its recipes have them.
+# For --model: short completions, products as its recipes have them.
 REAL = [
     "prompt={format: last_number, system_prompt: 'Answer with <answer> number </answer>.'}", "rewards=[{name: correct}]",
-    "model.compute_dtype=bfloat16", "grpo.max_completion_tokens=32", "grpo.batch_size=64", "grpo.learning_rate=1e-5",
+    "model.compute_dtype=bfloat16", "grpo.max_completion_tokens=32", "grpo.batch_size=64",
 ]  # fmt: skip
 
 
@@ -184,13 +184,16 @@ def main() -> None:
         "--arms", nargs="+", default=["plain", "refill", "filter", "pools"], choices=list(ARMS)
     )
     parser.add_argument("--model", type=Path, help="folder of a chat model that is trained as it is")
+    parser.add_argument("--rate", default="3e-5", help="learning rate with --model")
     parser.add_argument("--save", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
     runs: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write, changes = (write_sums, REAL) if given.model else (write_problems, [])
+        write, changes = (
+            (write_sums, [*REAL, f"grpo.learning_rate={given.rate}"]) if given.model else (write_problems, [])
+        )
         data = write(folder / "train.jsonl", 1000, 1, hopeless=given.hopeless)
         held_out = write(folder / "held-out.jsonl", 120, 99, split="test")
         if given.model:
