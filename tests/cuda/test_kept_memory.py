@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from functools import partial
 from typing import Any
 
@@ -145,6 +146,7 @@ def peak(kind: str, layers: int, rows: int, length: int, *, tiled: bool = False)
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         mask = OnDevice(torch.ones(rows, length, dtype=torch.bool))
         batch = Batch([[7] * PROMPT], [[5] * length] * rows, [0] * rows, OnDevice(torch.ones(rows)), mask)
+        gc.collect()  # what making the model left behind must not go during the measurement
         log.reset()
         before = log.held
         log_probs, _ = packed_log_probs(
