@@ -79,8 +79,7 @@ class LastNumber(PromptFormat):
 def write_sums(path: Path, count: int, seed: int, *, split: str = "train", hopeless: float = 0.0) -> Path:
     """Write sums of two numbers from 10 to 49; one in five of all pairs is held out."""
     rng, pairs = random.Random(seed), [(a, b) for a in range(10, 50) for b in range(10, 50)]
-    chosen = [pair for pair in pairs if (sum(pair) * 7 + pair[0]) % 5 == 0] if split == "test" else []
-    chosen = chosen or [pair for pair in pairs if (sum(pair) * 7 + pair[0]) % 5]
+    chosen = [(a, b) for a, b in pairs if ((8 * a + 7 * b) % 5 == 0) == (split == "test")]
     rows = [
         {"question": f"What is {a} + {b}?", "answer": str(a + b + (1000 if rng.random() < hopeless else 0))}
         for a, b in rng.sample(chosen, min(count, len(chosen)))
@@ -150,10 +149,8 @@ def train(
     recipe = recipe_of(folder, data, *changes, f"seed={seed}", *ARMS[arm], *table)
     form, device = recipe_format(recipe), torch.device("cpu")
     policy = load_policy(model, device=device, trainable=True, like=recipe.model)
-    problems, questions = (
-        Problems.load(recipe).train,
-        Problems.load(recipe_of(folder, held_out, *changes)).train,
-    )
+    problems = Problems.load(recipe).train
+    questions = Problems.load(recipe_of(folder, held_out, *changes)).train
     setting = EvaluationSetting(2, 1.0, 1.0, recipe.grpo.max_completion_tokens, 120, recipe.matcher, 7)
 
     def accuracy() -> float:
@@ -191,9 +188,8 @@ def main() -> None:
     runs: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write, changes = (
-            (write_sums, [*REAL, f"grpo.learning_rate={given.rate}"]) if given.model else (write_problems, [])
-        )
+        write = write_sums if given.model else write_problems
+        changes = [*REAL, f"grpo.learning_rate={given.rate}"] if given.model else []
         data = write(folder / "train.jsonl", 1000, 1, hopeless=given.hopeless)
         held_out = write(folder / "held-out.jsonl", 120, 99, split="test")
         if given.model:

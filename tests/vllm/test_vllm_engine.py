@@ -254,10 +254,7 @@ def test_groups_without_a_signal_are_replaced_and_earlier_ones_used_again(tmp_pa
         "grpo.learning_rate=1e-4",
         "grpo.max_steps=4",
     )
-    assert (
-        all(row["groups/sampled"] >= 4 for row in rows)
-        and sum(row["groups/refill_rounds"] for row in rows) > 0
-    )
+    assert all(row["groups/refill_rounds"] > 0 for row in rows) and len(rows) == 4
     shares = [(row["groups/useful_share"], row["groups/trained_useful_share"]) for row in rows]
     assert all(trained >= 0.95 > sampled for sampled, trained in shares), shares
     assert max(row["sampling/sampling_logp_difference/max"] for row in rows) <= GAP

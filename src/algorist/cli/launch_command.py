@@ -95,7 +95,7 @@ def launch(
     return code
 
 
-def config_file(name: str, on_cpu: bool) -> Path:
+def config_file(name: str) -> Path:
     """Return the accelerate configuration that ``--config`` names.
 
     Raises:
@@ -122,7 +122,7 @@ def config_file(name: str, on_cpu: bool) -> Path:
 
 def _accelerate_flags(config: str, count: int, on_cpu: bool, flags: list[str]) -> list[str]:
     """Return our flags for accelerate; what the user gives behind ``--`` comes later and wins."""
-    file = config_file(config, on_cpu)
+    file = config_file(config)
     found = ["--num_processes", str(count)]
     if not (count == 1 and config == "ddp"):
         found = ["--config_file", str(file), *found]

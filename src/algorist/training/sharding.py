@@ -1,4 +1,4 @@
-"""The trainer's accelerator; gradients and passes of several processes: averages under DDP, equal numbers of passes under FSDP2."""
+"""The trainer's accelerator; gradients and passes of several processes: averages under DDP, equal numbers of passes under FSDP2 and DeepSpeed."""
 
 from __future__ import annotations
 
