@@ -249,7 +249,7 @@ def test_groups_without_a_signal_are_replaced_and_earlier_ones_used_again(tmp_pa
         tmp_path,
         "rewards=[{name: 'own.py:few'}]",
         "grpo.vllm={kv_cache_memory_bytes: 33554432}",
-        "grpo.resample={max_rounds: 6, max_share: 8}",
+        "grpo.resample={when_below: 1, max_rounds: 6, max_share: 8}",
         "grpo.replay={max_age: 2}",
         "grpo.learning_rate=1e-4",
         "grpo.max_steps=4",
