@@ -109,13 +109,6 @@ class Pool:
         with self._room:
             return [w.pid for w in (*self._idle, *self._busy) if w.pid]
 
-    def warm(self) -> None:
-        """Start a worker now, so that the first slow answer does not wait for it."""
-        with self._room:
-            if not self._idle:
-                self._idle.append(self._new())
-                self._idle[-1].spawn()
-
     def close(self) -> None:
         """End all workers, busy ones too: nobody waits for their verdict any more."""
         with self._room:
