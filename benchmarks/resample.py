@@ -175,6 +175,9 @@ def main() -> None:
     """Print one line per run, and each arm's time against plain."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument(
+        "--first", type=int, default=1, help="first seed, to go on where an earlier call ended"
+    )
     parser.add_argument("--hopeless", type=float, default=0.65)
     parser.add_argument("--target", type=float, default=0.75)
     parser.add_argument(
@@ -196,7 +199,7 @@ def main() -> None:
             add_format(LastNumber(name="last_number", tags=Tags()))
         else:
             run_recipe(recipe_of(folder, data, "grpo.enabled=false", "run_name=sft"), display=Quiet())
-        for seed in range(1, given.seeds + 1):
+        for seed in range(given.first, given.first + given.seeds):
             turn = seed % len(given.arms)
             for arm in given.arms[turn:] + given.arms[:turn]:
                 start = given.model or folder / "sft" / "sft" / "final"

@@ -23,6 +23,7 @@ from measure import compare, median_with_interval, ratio_with_interval, save_jso
 from rollout import CASES, DTYPES, make_config, make_prompts, prepared, with_engine
 from transformers import Qwen2ForCausalLM
 
+from algorist.config.vllm_sections import ColocatedVLLMSection
 from algorist.rollouts.native.engine import NativeEngine
 from algorist.rollouts.vllm.engine import VLLMEngine
 
@@ -39,7 +40,7 @@ def endless(case: Any, dtype: str, name: str | None) -> tuple[Any, list[list[int
 
 
 def run_case(
-    case: Any, dtype: str, repeats: int, warmup: int, settings: dict[str, Any], name: str | None
+    case: Any, dtype: str, repeats: int, warmup: int, settings: ColocatedVLLMSection, name: str | None
 ) -> dict[str, Any]:
     """Measure one dtype and print its line."""
     model, prompts = endless(case, dtype, name)
@@ -65,7 +66,7 @@ def run_case(
         "rows": case.prompts * case.group_size,
         "new_tokens_per_row": case.max_new,
         "dtype": dtype,
-        "vllm_settings": settings,
+        "vllm_settings": settings.model_dump(),
         "native_over_vllm": ratio["rates"],
         "native_over_vllm_cpu_time": ratio["cpu_rates"],
         "variants": samples,
@@ -84,7 +85,7 @@ def main() -> None:
     parser.add_argument("--no-save", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    settings = {"kv_cache_memory_bytes": 512 << 20, "enforce_eager": not arguments.compiled}
+    settings = ColocatedVLLMSection(kv_cache_memory_bytes=512 << 20, enforce_eager=not arguments.compiled)
     case = CASES["model"] if arguments.model else replace(CASES["small64"], name="small_64_rows_128_tokens")
     cores, found = sorted(os.sched_getaffinity(0)), []
     for dtype in arguments.dtypes:

@@ -15,6 +15,7 @@ import torch
 
 from algorist.config import load_recipe
 from algorist.config.schema import Recipe, Section
+from algorist.config.vllm_sections import ColocatedVLLMSection, VLLMServerSection
 from algorist.runs.pipeline import run_recipe
 from algorist.store.read import query
 from algorist.store.run_log import Display
@@ -100,7 +101,14 @@ SHOWN_BY = {
     "grpo.resample.when_below": "unit/test_refill.py::test_batches_with_enough_useful_groups_stay_as_they_are",
     "grpo.stop.on": "runs/test_diagnosis.py::test_a_run_that_collapses_ends_at_its_best_checkpoint",
     "grpo.stop.patience": "runs/test_diagnosis.py::test_a_run_that_collapses_ends_at_its_best_checkpoint",
-    "grpo.vllm": "vllm/test_vllm_engine.py::test_a_grpo_run_with_it_learns",
+    **dict.fromkeys(
+        (
+            f"grpo.vllm.{key}"
+            for section in (ColocatedVLLMSection, VLLMServerSection)
+            for key in section.model_fields
+        ),
+        "unit/test_vllm_settings.py::test_trl_gets_what_it_has",
+    ),
     "matcher": "runs/test_latex_fallback.py::test_a_run_of_r1_zero_numina_finishes_without_it",
     "model.attn_implementation": "unit/test_models_load.py::test_flash_attention_that_is_not_there_is_told_before_anything_is_written",
     "model.backend": "unit/test_unsloth.py::test_unsloth_gets_what_the_recipe_says",
@@ -142,7 +150,8 @@ def keys(model: type[Section] = Recipe, before: str = "") -> Iterator[str]:
             kinds.extend(get_args(kind))
         below = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)]
         if below:
-            yield from keys(below[0], f"{before}{name}.")
+            for section in below:  # more than one where a mode decides
+                yield from keys(section, f"{before}{name}.")
         else:
             yield f"{before}{name}"
 

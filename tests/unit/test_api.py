@@ -320,7 +320,7 @@ def test_an_empty_completion_is_an_error(model: Path) -> None:
 def test_use_vllm_turns_vllm_on(model: Path, real_data: Path, tmp_path: Path) -> None:
     asked = {**DEFAULT_GRPO_ARGS, "use_vllm": True}
     assert _grpo_section(asked).engine == "vllm" and _grpo_section(DEFAULT_GRPO_ARGS).engine == "auto"
-    assert _grpo_section(asked).vllm["gpu_memory_utilization"] == 0.3
+    assert _grpo_section(asked).vllm.gpu_memory_utilization == 0.3
 
     def setup() -> Any:
         return algorist.create_math_training_setup(

@@ -15,6 +15,7 @@ from algorist.config.explain import to_yaml
 from algorist.config.load import load_recipe
 from algorist.config.model_section import ModelSection
 from algorist.config.schema import GRPOSection, Recipe, SFTSection
+from algorist.config.vllm_sections import ColocatedVLLMSection, VLLMServerSection
 from algorist.errors import ConfigError
 from algorist.models.attention import FLASH, pick_attention, set_attention, takes_flash, told
 from algorist.models.load import load_policy, make_policy
@@ -220,10 +221,10 @@ def test_a_resumed_run_keeps_what_it_began_with(rule: str, tmp_path: Path) -> No
 
 
 def test_vllm_gets_30_percent_of_the_memory_unless_told_otherwise() -> None:
-    arguments = llm_arguments({}, "cuda", torch.bfloat16)
+    arguments = llm_arguments(ColocatedVLLMSection(), "cuda", torch.bfloat16)
     assert arguments["gpu_memory_utilization"] == 0.3
     assert (arguments["dtype"], arguments["enable_sleep_mode"]) == ("bfloat16", False)
-    given = {"gpu_memory_utilization": 0.5, "max_model_length": 700, "enable_sleep_mode": True}
+    given = ColocatedVLLMSection(gpu_memory_utilization=0.5, max_model_length=700, enable_sleep_mode=True)
     arguments = llm_arguments(given, "cuda", torch.float32)
     assert (arguments["gpu_memory_utilization"], arguments["max_model_len"]) == (0.5, 700)
     assert arguments["enable_sleep_mode"] is True and "kv_cache_memory_bytes" not in arguments
@@ -232,14 +233,15 @@ def test_vllm_gets_30_percent_of_the_memory_unless_told_otherwise() -> None:
 
 @pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
 def test_sleep_beside_expandable_segments_needs_a_newer_vllm(name: str) -> None:
-    sleep, on = {"enable_sleep_mode": True}, {name: "max_split_size_mb:512, expandable_segments:True"}
+    sleep = ColocatedVLLMSection(enable_sleep_mode=True)
+    on = {name: "max_split_size_mb:512, expandable_segments:True"}
     with pytest.raises(ConfigError, match=rf"{name}=.*vLLM 0\.19\.1 cannot sleep.*{SLEEPS_WITH_SEGMENTS}"):
         check_sleep(sleep, CUDA, "0.19.1", on)
     check_sleep(sleep, CUDA, SLEEPS_WITH_SEGMENTS, on)
     check_sleep(sleep, CUDA, "0.33.0rc1", on)
     check_sleep(sleep, CPU, "0.19.1", on)
-    check_sleep({}, CUDA, "0.19.1", on)
-    check_sleep({**sleep, "mode": "server"}, CUDA, "0.19.1", on)
+    check_sleep(ColocatedVLLMSection(), CUDA, "0.19.1", on)
+    check_sleep(VLLMServerSection(), CUDA, "0.19.1", on)
     check_sleep(sleep, CUDA, "0.19.1", {name: "expandable_segments:False"})
     check_sleep(sleep, CUDA, "0.19.1", {})
 

@@ -19,6 +19,7 @@ pytest.importorskip(
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
+from algorist.config.vllm_sections import VLLMServerSection
 from algorist.errors import EngineError
 from algorist.rollouts import SamplingParams, make_engine
 from algorist.rollouts.vllm.server import VLLMServerEngine
@@ -100,7 +101,9 @@ def test_the_adapter_folder_answers_alike_in_peft_and_in_vllm(tmp_path: Path) ->
         plain = AutoModelForCausalLM.from_pretrained(tmp_path / "varied", dtype=torch.float32)
         plain.generation_config.eos_token_id = None
         with pytest.raises(EngineError, match=r"no development endpoints.*VLLM_SERVER_DEV_MODE=1"):
-            VLLMServerEngine(plain, settings={"server_base_url": server.url}).generate(prompts, 1, params)
+            VLLMServerEngine(plain, settings=VLLMServerSection(server_base_url=server.url)).generate(
+                prompts, 1, params
+            )
     finally:
         server.kill()
 

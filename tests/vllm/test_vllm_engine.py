@@ -17,7 +17,8 @@ pytest.importorskip(
     "vllm", reason="vLLM lives in an environment of its own: make test-vllm", exc_type=ImportError
 )
 
-from algorist.errors import ConfigError, EngineError
+from algorist.config.vllm_sections import ColocatedVLLMSection
+from algorist.errors import EngineError
 from algorist.rollouts import SamplingParams, make_engine
 from algorist.rollouts.native.engine import NativeEngine
 from algorist.rollouts.vllm.engine import VLLMEngine
@@ -27,7 +28,7 @@ from ..unit.rollout_models import build, fresh_log_probs, greedy_of_generate, pr
 pytestmark = pytest.mark.vllm
 
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=24)
-SMALL = {"kv_cache_memory_bytes": 32 << 20}
+SMALL = ColocatedVLLMSection(kv_cache_memory_bytes=32 << 20)
 GAP = 1e-3
 """Stated bound of |vLLM − policy| log-prob per token in float32; measured: 1.4e-5 at most."""
 
@@ -145,7 +146,7 @@ def test_seed_and_the_random_state_of_the_process() -> None:
 def test_more_prompt_tokens_than_one_step_holds() -> None:
     model, prompts = shared(), prompts_of((90, 100, 110, 120))
     params = SamplingParams(max_new_tokens=6, seed=1)
-    engine = VLLMEngine(model, settings={**SMALL, "max_num_batched_tokens": 128})
+    engine = VLLMEngine(model, settings=SMALL.model_copy(update={"max_num_batched_tokens": 128}))
     groups = engine.generate(prompts, 8, params)
     assert gaps(model, prompts, groups).max() <= GAP
     again = engine.generate(prompts, 8, params)
@@ -185,8 +186,6 @@ def test_bad_requests() -> None:
         engine.generate([[5], []], 1, GREEDY)
     with pytest.raises(EngineError, match="prompt 0 has 256 tokens"):
         engine.generate([[5] * 256], 1, GREEDY)
-    with pytest.raises(ConfigError, match=r"'gpu_memory'.*Did you mean 'gpu_memory_utilization'"):
-        VLLMEngine(shared(), settings={"gpu_memory": 0.5})
     with pytest.raises(EngineError, match="no heads of 16 numbers, only of 32"):
         VLLMEngine(build("qwen3")).generate([[5]], 1, GREEDY)
 

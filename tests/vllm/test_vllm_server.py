@@ -21,7 +21,8 @@ pytest.importorskip(
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from algorist.errors import ConfigError, EngineError
+from algorist.config.vllm_sections import VLLMServerSection
+from algorist.errors import EngineError
 from algorist.rollouts import SamplingParams, make_engine
 from algorist.rollouts.native.engine import NativeEngine
 from algorist.rollouts.vllm.server import VLLMServerEngine
@@ -57,7 +58,8 @@ def varied(folders: Path) -> Any:
 
 
 def engine_of(model: Any, server: Server, **more: Any) -> VLLMServerEngine:
-    return VLLMServerEngine(model, settings={"server_base_url": server.url, "server_timeout": 1, **more})
+    settings = {"server_base_url": server.url, "server_timeout": 1, **more}
+    return VLLMServerEngine(model, settings=VLLMServerSection(**settings))
 
 
 def tokens(groups: Any) -> list[list[list[int]]]:
@@ -78,7 +80,7 @@ def test_greedy_tokens_are_the_native_engines_and_weights_are_fresh(
     folders: Path, server: Server, tmp_path: Path
 ) -> None:
     model, prompts = varied(folders), prompts_of((5, 12, 9, 1, 200))  # the last one stays in the prefix cache
-    settings = {"mode": "server", "server_base_url": server.url + "/v1", "sync_folder": tmp_path}
+    settings = VLLMServerSection(server_base_url=server.url + "/v1", sync_folder=str(tmp_path))
     engine = make_engine("vllm", model, vllm=settings)
     assert isinstance(engine, VLLMServerEngine)
     before, expected = engine.generate(prompts, 2, GREEDY), NativeEngine(model).generate(prompts, 2, GREEDY)
@@ -150,11 +152,7 @@ def test_sampled_frequencies_follow_the_model(folders: Path, server: Server) -> 
 
 def test_what_goes_wrong_is_said(folders: Path, server: Server, tmp_path: Path) -> None:
     model, prompts = varied(folders), prompts_of()
-    with pytest.raises(ConfigError, match=r"'server_url'.*Did you mean 'server_base_url'"):
-        VLLMServerEngine(model, settings={"server_url": server.url})
-    with pytest.raises(ConfigError, match="expected http://HOST:PORT"):
-        VLLMServerEngine(model, settings={"server_base_url": "localhost:8000"})
-    nobody = {"server_host": "127.0.0.1", "server_port": free_port(), "server_timeout": 1}
+    nobody = VLLMServerSection(server_host="127.0.0.1", server_port=free_port(), server_timeout=1)
     with pytest.raises(
         EngineError, match=r"no vLLM server answers at .* \(.*refused.*Start one: VLLM_SERVER"
     ):

@@ -8,7 +8,7 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from algorist.config.load import LoadedRecipe
+from algorist.config.load import LoadedRecipe, sections_of
 from algorist.config.schema import Recipe
 
 
@@ -39,14 +39,14 @@ def explain(loaded: LoadedRecipe) -> list[tuple[str, Any, str]]:
 
 def describe(dotted: str) -> str:
     """Return what a key means and which values it takes, in one line; empty for keys below a free mapping."""
-    model: type[BaseModel] | None = Recipe
+    models: list[type[BaseModel]] = [Recipe]
     text = ""
     for part in dotted.split("."):
-        info = model.model_fields.get(part) if model else None
+        info = next((model.model_fields[part] for model in models if part in model.model_fields), None)
         if info is None:
             return text
         text = f"{_line(info)} Takes {values_of(info)}."
-        model = _section_in(info.annotation)
+        models = sections_of(info.annotation)
     return text
 
 
@@ -77,16 +77,15 @@ def settings_page() -> str:
         below = []
         lines += [
             "",
-            f"## {prefix.rstrip('.') or 'The recipe'}",
+            f"## {prefix.rstrip('.') or 'The recipe'}{_mode_of(model)}",
             "",
             *((model.__doc__ or "").strip().split("\n")[:1]),
             "",
         ]
         lines += ["| key | meaning | values | default |", "|---|---|---|---|"]
         for name, info in model.model_fields.items():
-            inner = _section_in(info.annotation)
             key = f"{prefix}{name}"
-            if inner is not None:
+            for inner in sections_of(info.annotation):
                 below.append((f"{key}[N]." if "list" in str(info.annotation) else f"{key}.", inner))
             cells = (f"`{key}`", _line(info), values_of(info), _default(info))
             lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
@@ -95,6 +94,11 @@ def settings_page() -> str:
             sections = [s for s in sections if s[0] not in ("data.sft.", "data.eval.")]
             lines += ["", "`data.sft` and `data.eval` have the same keys."]
     return "\n".join(lines) + "\n"
+
+
+def _mode_of(model: type[BaseModel]) -> str:
+    mode = model.model_fields.get("mode")
+    return f", mode: {mode.default}" if mode else ""
 
 
 def _line(info: FieldInfo) -> str:
@@ -115,13 +119,6 @@ def _default(info: FieldInfo) -> str:
     return f"`{text}`"
 
 
-def _section_in(annotation: Any) -> type[BaseModel] | None:
-    """Return the section that an annotation names, alone, in a list or beside None."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next((s for a in get_args(annotation) if (s := _section_in(a)) is not None), None)
-
-
 def _kind(annotation: Any) -> str:
     """Return a type in words: ``an integer``, ``auto, cpu or cuda``, ``a list of …``."""
     if annotation is type(None):
@@ -135,8 +132,8 @@ def _kind(annotation: Any) -> str:
     if origin is dict:
         return "a mapping"
     if inner:
-        return " or ".join(_kind(a) for a in inner)
-    if _section_in(annotation) is not None:
+        return " or ".join(dict.fromkeys(_kind(a) for a in inner))
+    if sections_of(annotation):
         return "a section"
     return {int: "an integer", float: "a number", bool: "`true` or `false`", str: "a text"}.get(
         annotation, "a value"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import types
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -282,15 +281,27 @@ def _list_item(node: list[Any], part: str, key: str) -> Any:
 
 
 def _explain(item: Any) -> str:
-    location = [str(part) for part in item["loc"]]
-    dotted = ".".join(location) or "recipe"
+    keys, model, others = _place([str(part) for part in item["loc"]], item["type"] == "extra_forbidden")
+    dotted = ".".join(keys) or "recipe"
     if item["type"] == "extra_forbidden":
-        valid = _field_names(location[:-1])
-        ours = ours_for(location[-1], ".".join(location[:-1]), valid)
-        return f"{dotted}: unknown key.{ours or nearest(location[-1], valid)} Known here: {', '.join(valid)}"
+        valid = list(model.model_fields) if model else []
+        section = dotted.rpartition(".")[0]
+        elsewhere = next((mode for mode, other in others.items() if keys[-1] in other.model_fields), None)
+        if elsewhere:
+            mode = model.model_fields["mode"].default if model else ""
+            return (
+                f"{dotted}: a key of {section}.mode={elsewhere}, not of {mode}; take it out, or on the command line give the whole "
+                f'section, as in "{section}={{mode: {mode}}}". Known here: {", ".join(valid)}'
+            )
+        ours = ours_for(keys[-1], section, valid)
+        return f"{dotted}: unknown key.{ours or nearest(keys[-1], valid)} Known here: {', '.join(valid)}"
     message = item["msg"].removeprefix("Value error, ")
     if item["type"] == "value_error":
         return message
+    if item["type"] == "union_tag_invalid":
+        tag, expected = item["ctx"]["tag"], item["ctx"]["expected_tags"]
+        choices = re.findall(r"'([^']*)'", expected)
+        return f"{dotted}.mode is '{tag}'.{nearest(tag, choices)} Expected {' or '.join(choices)}"
     got = item.get("input")
     shown = f" (got {got!r})" if not isinstance(got, dict) and len(repr(got)) < 80 else ""
     if item["type"] == "literal_error":
@@ -298,23 +309,33 @@ def _explain(item: Any) -> str:
     return f"{dotted}: {message[0].lower()}{message[1:]}{shown}"
 
 
-def _field_names(location: Sequence[str]) -> list[str]:
-    model: type[BaseModel] = Recipe
-    for part in location:
-        if part in model.model_fields:
-            inner = _section_type(model.model_fields[part].annotation)
-            if inner is None:
-                return []
-            model = inner
-    return list(model.model_fields)
+_Sections = dict[str, type[BaseModel]]
 
 
-def _section_type(annotation: Any) -> type[BaseModel] | None:
+def _place(location: Sequence[str], unknown: bool) -> tuple[list[str], type[BaseModel] | None, _Sections]:
+    """Return where an error is: its keys, the section that they are in, and the sections of the other modes where a mode decides.
+
+    Args:
+        location: pydantic's, which also has the mode in it where a section is a union.
+        unknown: The last part is a key that the section does not have.
+    """
+    keys: list[str] = []
+    model: type[BaseModel] | None = Recipe
+    modes: _Sections = {}
+    for part in location[:-1] if unknown else location:
+        if part in modes:
+            model = modes.pop(part)
+            continue
+        keys.append(part)
+        if model is not None and part in model.model_fields:
+            sections = sections_of(model.model_fields[part].annotation)
+            model = sections[0] if sections else None
+            modes = {str(s.model_fields["mode"].default): s for s in sections} if len(sections) > 1 else {}
+    return [*keys, location[-1]] if unknown else keys, model, modes
+
+
+def sections_of(annotation: Any) -> list[type[BaseModel]]:
+    """Return the sections that an annotation names: alone, in a list, beside None, or several where a mode decides."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    if typing.get_origin(annotation) in (list, typing.Union, types.UnionType):
-        for argument in typing.get_args(annotation):
-            found = _section_type(argument)
-            if found is not None:
-                return found
-    return None
+        return [annotation]
+    return [s for argument in typing.get_args(annotation) for s in sections_of(argument)]

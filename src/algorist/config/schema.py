@@ -11,6 +11,7 @@ from algorist.config.grpo_sections import PoolsSection, ReplaySection, ResampleS
 from algorist.config.model_section import ModelSection
 from algorist.config.publishing import HubSection, TrackingSection
 from algorist.config.section import Section
+from algorist.config.vllm_sections import ColocatedVLLMSection, VLLMSection
 
 
 class DatasetSection(Section):
@@ -267,9 +268,8 @@ class GRPOSection(OptimSection):
     """Leave truncated completions out of the loss."""
     engine: Literal["auto", "native", "transformers", "vllm"] = "auto"
     """Rollout engine; ``auto`` takes the fastest that covers the model."""
-    vllm: dict[str, Any] = Field(default_factory=dict)
-    """vLLM settings: ``mode`` (colocate or server), ``gpu_memory_utilization`` (share of the GPU's memory, 0.3),
-    ``enable_sleep_mode`` (give it back during the update), ``server_base_url``, ``sync_folder``, …"""
+    vllm: VLLMSection = Field(default_factory=ColocatedVLLMSection)
+    """What ``engine: vllm`` reads. ``mode`` decides which keys there are: ``colocate`` (vLLM in the training process) or ``server``."""
     micro_batch_tokens: int | None = Field(None, ge=16)
     """Most tokens of one forward and backward (each prompt once, every completion; one row at least). Left out, a
     GPU's free memory decides, and after running out of memory half of what did not fit."""

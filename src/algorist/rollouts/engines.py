@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 
+from algorist.config.vllm_sections import ColocatedVLLMSection, VLLMServerSection, own_server
 from algorist.errors import EngineError, nearest
 from algorist.models.precision import on_gpu
 from algorist.rollouts.base import RolloutEngine
@@ -26,7 +26,7 @@ def make_engine(
     tokenizer: Any = None,
     *,
     token_budget: int | None = None,
-    vllm: Mapping[str, Any] | None = None,
+    vllm: ColocatedVLLMSection | VLLMServerSection | None = None,
     together: bool = False,
 ) -> RolloutEngine:
     """Return the engine called ``name`` for ``model``.
@@ -34,11 +34,11 @@ def make_engine(
     Args:
         name: ``auto`` and ``native`` take the native engine where it can run the model and fall back to ``transformers``
             with one log line that says why (``auto_engine`` decides before whether it is vLLM); ``transformers`` always
-            takes ``model.generate``; ``vllm`` takes vLLM in this process, or the server of ``vllm["mode"] == "server"``.
+            takes ``model.generate``; ``vllm`` takes vLLM in this process, or the server of a ``VLLMServerSection``.
         model: A causal language model of transformers or PEFT.
         tokenizer: Gives end and pad tokens; stop strings need it.
         token_budget: Most tokens in the cache at a time; vLLM has settings of its own for that.
-        vllm: Settings of the vLLM engine (``grpo.vllm``); those that only the trainer reads are left out.
+        vllm: Settings of the vLLM engine (``grpo.vllm``).
         together: All processes of a distributed group sample at the same time (a server gets the weights once).
 
     Raises:
@@ -55,15 +55,12 @@ def make_engine(
             f"unknown rollout engine '{name}'.{nearest(name, ENGINES)} Expected one of {', '.join(ENGINES)}"
         )
     if name == "vllm":
-        from algorist.rollouts.vllm.engine import SETTINGS, VLLMEngine
-        from algorist.rollouts.vllm.server import SERVER_SETTINGS, VLLMServerEngine
+        from algorist.rollouts.vllm.engine import VLLMEngine
+        from algorist.rollouts.vllm.server import VLLMServerEngine
 
-        given = vllm or {}
-        if own_server(given):
-            own = {key: value for key, value in given.items() if key in SERVER_SETTINGS}
-            return VLLMServerEngine(model, tokenizer, settings=own, together=together)
-        own = {key: value for key, value in given.items() if key in SETTINGS}
-        return VLLMEngine(model, tokenizer, settings=own)
+        if isinstance(vllm, VLLMServerSection) and own_server(vllm):
+            return VLLMServerEngine(model, tokenizer, settings=vllm, together=together)
+        return VLLMEngine(model, tokenizer, settings=None if isinstance(vllm, VLLMServerSection) else vllm)
     if name == "transformers":
         return TransformersEngine(model, tokenizer, token_budget=token_budget)
     reason = why_no_module_tier(model)
@@ -117,8 +114,3 @@ def _why_no_vllm(model: Any, rows: int) -> str | None:
             f"and {size / 1e9:.1g} billion"
         )
     return None
-
-
-def own_server(vllm: Mapping[str, Any]) -> bool:
-    """Whether ``grpo.vllm`` asks for a server that our engine talks to, not TRL's integration."""
-    return vllm.get("mode") == "server" and vllm.get("integration") != "trl"

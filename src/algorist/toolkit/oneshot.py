@@ -291,7 +291,7 @@ def _grpo_section(merged: Mapping[str, Any]) -> GRPOSection:
             values[TRL_NAMES.get(name, name)] = value
     vllm = {k.removeprefix("vllm_"): v for k, v in merged.items() if k.startswith("vllm_")}
     shipped = load_recipe(RECIPE).recipe.grpo
-    values["vllm"] = {**shipped.vllm, **vllm, **values.get("vllm", {})}
+    values["vllm"] = {**vllm, **values.get("vllm", {})}
     if merged["use_vllm"]:
         values["engine"] = "vllm"
     try:

@@ -18,6 +18,7 @@ import torch
 from transformers import TrainerCallback
 
 from algorist.config.schema import GRPOSection
+from algorist.config.vllm_sections import ColocatedVLLMSection
 from algorist.errors import TrainingError, is_out_of_memory
 from algorist.training import trl_seam
 
@@ -205,8 +206,8 @@ def load_of(stage: str, section: Any, device: torch.device) -> Load:
     """Return the load of a recipe's ``sft`` or ``grpo`` section on a device."""
     grpo = isinstance(section, GRPOSection)
     share = None
-    if grpo and section.engine == "vllm" and section.vllm.get("mode", "colocate") == "colocate":
-        share = float(section.vllm.get("gpu_memory_utilization", 0.3))
+    if grpo and section.engine == "vllm" and isinstance(section.vllm, ColocatedVLLMSection):
+        share = section.vllm.gpu_memory_utilization
     return Load(
         stage=stage,
         batch_size=section.batch_size,

@@ -7,21 +7,20 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from transformers import PrinterCallback, TrainingArguments
 
 from algorist.config.schema import GRPOSection
+from algorist.config.vllm_sections import ONLY_OURS, own_server
 from algorist.errors import ConfigError, nearest
 from algorist.models.precision import mixed_precision
 from algorist.objectives.ratios import Correction
 from algorist.prompts import PromptFormat
 from algorist.rewards import RewardSet
 from algorist.rollouts.base import RolloutEngine, SamplingParams
-from algorist.rollouts.engines import make_engine, own_server
-from algorist.rollouts.vllm.engine import SETTINGS
-from algorist.rollouts.vllm.server import SERVER_SETTINGS
+from algorist.rollouts.engines import make_engine
 from algorist.training.faults import load_of
 from algorist.training.grpo import AlgoristGRPOTrainer, OnRollouts
 from algorist.training.log_probs import stop_recomputing, unwrap
@@ -35,7 +34,6 @@ from algorist.types import Problem
 
 TENSORS = ("log_probs", "old_log_probs", "advantages", "mask")
 """What a loss gets of the batch, by name."""
-_VLLM_MODES = ("colocate", "server")
 
 
 def sampling_params(section: GRPOSection, seed: int) -> SamplingParams:
@@ -106,20 +104,17 @@ def objective_of(section: GRPOSection) -> Objective:
 def _correction(section: GRPOSection) -> tuple[Correction, float | None, float | None] | None:
     """Return the correction for vLLM's log-probs, by TRL's settings and with TRL's defaults; None for our own engines."""
     given = section.vllm
-    if section.engine != "vllm" or not given.get("importance_sampling_correction", True):
+    if section.engine != "vllm" or not given.importance_sampling_correction:
         return None
     if section.loss == "vespo":
         raise ConfigError(
             "grpo.loss=vespo is not corrected for the sampler; take grpo.vllm.importance_sampling_correction=false"
         )
-    mode = str(given.get("importance_sampling_mode", "sequence_mask"))
-    if mode not in get_args(Correction):
-        raise ConfigError(
-            f"grpo.vllm.importance_sampling_mode is '{mode}'.{nearest(mode, get_args(Correction))} Expected one of "
-            f"{', '.join(get_args(Correction))}"
-        )
-    low, high = given.get("importance_sampling_clip_min"), given.get("importance_sampling_clip_max", 3.0)
-    return mode, low, high  # type: ignore[return-value]
+    return (
+        given.importance_sampling_mode,
+        given.importance_sampling_clip_min,
+        given.importance_sampling_clip_max,
+    )
 
 
 def make_grpo_trainer(
@@ -168,8 +163,6 @@ def make_grpo_trainer(
     weights = dict(zip(rewards.names, rewards.weights, strict=True))
     objective = replace(objective_of(section), reward_weights=weights)
     through_trl = engine is None and section.engine == "vllm" and _through_trl(section)
-    if section.engine == "vllm":
-        vllm_arguments(section)  # refuses unknown settings
     if engine is None and section.engine == "vllm" and not through_trl:
         engine = make_engine("vllm", model, tokenizer, vllm=section.vllm, together=True)
     if not section.gradient_checkpointing:  # SFT may have left it on
@@ -227,34 +220,26 @@ def make_grpo_trainer(
 def _through_trl(section: GRPOSection) -> bool:
     """Whether TRL's own integration runs vLLM: several processes or devices without a server, or on demand."""
     given = section.vllm
-    several = int(given.get("tensor_parallel_size", 1)) > 1 or int(os.environ.get("WORLD_SIZE", "1")) > 1
-    return given.get("integration") == "trl" or (several and not own_server(given))
+    several = getattr(given, "tensor_parallel_size", 1) > 1 or int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return given.integration == "trl" or (several and not own_server(given))
 
 
 def vllm_arguments(section: GRPOSection) -> dict[str, Any]:
-    """Return TRL's vLLM arguments of a section; keys that only our engines read are left out."""
+    """Return TRL's vLLM arguments of a section; what it leaves out is TRL's default.
+
+    Raises:
+        ConfigError: A setting that TRL's integration does not have, which runs vLLM in several processes.
+    """
     from trl import GRPOConfig
 
-    given = section.vllm
-    known = {f.removeprefix("vllm_") for f in GRPOConfig.__dataclass_fields__ if f.startswith("vllm_")}
-    mode = str(given.get("mode", "colocate"))
-    if mode not in _VLLM_MODES:
+    given = section.vllm.model_dump(exclude={"integration"})
+    ours = [key for key in sorted(ONLY_OURS) if given.get(key) is not None]
+    if ours and _through_trl(section):
         raise ConfigError(
-            f"grpo.vllm.mode is '{mode}'.{nearest(mode, _VLLM_MODES)} Expected colocate (vLLM in the training process) or server"
+            f"grpo.vllm.{ours[0]} is a setting of algorist's own vLLM in one process; several processes or devices go through "
+            f"TRL's integration, which has none. Leave it out, or start a server (grpo.vllm.mode=server)"
         )
-    ours: set[str] = set()
-    if not _through_trl(section):
-        ours = set(SERVER_SETTINGS if own_server(given) else SETTINGS)
-    for key in given:
-        if key not in known | ours | {"integration"}:
-            only = " (with mode colocate in one process it is one)" if key in SETTINGS else ""
-            only = (
-                " (with mode server and without integration trl it is one)"
-                if key in SERVER_SETTINGS
-                else only
-            )
-            raise ConfigError(
-                f"grpo.vllm.{key} is no setting of vLLM here{only}.{nearest(key, known | ours)} Expected some "
-                f"of {', '.join(sorted(known | ours))}"
-            )
-    return {f"vllm_{key}": value for key, value in given.items() if key in known}
+    known = {
+        f"vllm_{key}": value for key, value in given.items() if value is not None or key.endswith("clip_max")
+    }
+    return {key: value for key, value in known.items() if key in GRPOConfig.__dataclass_fields__}

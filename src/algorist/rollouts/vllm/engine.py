@@ -13,7 +13,7 @@ import random
 import tempfile
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from algorist.errors import ConfigError, EngineError, MissingExtraError, nearest
+from algorist.config.vllm_sections import ColocatedVLLMSection
+from algorist.errors import EngineError, MissingExtraError
 from algorist.models.precision import HALF, compute_dtype, round_stochastically
 from algorist.rollouts.base import Completion, Completions, Prompts, SamplingParams
 from algorist.rollouts.model_info import ModelSetting
@@ -31,18 +32,12 @@ from algorist.rollouts.vllm.sleep import check_sleep
 
 log = logging.getLogger("algorist.rollouts")
 
-# Settings of the recipe's ``grpo.vllm``, by TRL's names without ``vllm_`` → the names of vLLM's ``LLM``.
-SETTINGS = {
-    "gpu_memory_utilization": "gpu_memory_utilization",
-    "kv_cache_memory_bytes": "kv_cache_memory_bytes",
-    "max_model_length": "max_model_len",
-    "max_num_seqs": "max_num_seqs",
-    "max_num_batched_tokens": "max_num_batched_tokens",
-    "enable_sleep_mode": "enable_sleep_mode",
-    "enforce_eager": "enforce_eager",
-    "model_impl": "model_impl",
-}
-DEFAULTS: dict[str, Any] = {"gpu_memory_utilization": 0.3}
+# ``grpo.vllm``'s keys → the names of vLLM's ``LLM``, where they differ.
+_VLLMS_NAMES = {"max_model_length": "max_model_len"}
+_FOR_VLLM = (
+    "gpu_memory_utilization", "kv_cache_memory_bytes", "max_model_length", "max_num_seqs", "max_num_batched_tokens",
+    "enable_sleep_mode", "enforce_eager", "model_impl",
+)  # fmt: skip
 _CPU_CACHE_SHARE, _CPU_CACHE_MOST = 4, 1 << 30
 _SCORED_TOKENS = 4096
 
@@ -133,27 +128,23 @@ class VLLMEngine(VLLMRollouts):
     """Samples groups through vLLM's ``LLM`` in this process.
 
     Args:
-        settings: See ``SETTINGS``. A vLLM that already runs in this process for a model of this shape is taken over, unless it
+        settings: ``grpo.vllm``. A vLLM that already runs in this process for a model of this shape is taken over, unless it
             has other settings than those given here. The others: see ``VLLMRollouts``.
 
     Raises:
         MissingExtraError: vLLM cannot be imported.
-        ConfigError: Unknown setting.
+        ConfigError: Sleep mode where vLLM cannot sleep.
         EngineError: vLLM cannot run the model.
     """
 
     def __init__(
-        self, model: Any, tokenizer: Any = None, *, settings: Mapping[str, Any] | None = None
+        self, model: Any, tokenizer: Any = None, *, settings: ColocatedVLLMSection | None = None
     ) -> None:
-        for key in settings or {}:
-            if key not in SETTINGS:
-                raise ConfigError(
-                    f"unknown vLLM setting '{key}'.{nearest(key, SETTINGS)} Expected one of {', '.join(SETTINGS)}"
-                )
-        self.settings = dict(settings or {})
+        self.settings = settings
         _import_vllm()
         super().__init__(model, tokenizer)
-        check_sleep(self.settings, self.setting.device)
+        if settings is not None:
+            check_sleep(settings, self.setting.device)
 
     def _sample(
         self, prompts: Prompts, count: int, params: SamplingParams, stops: Sequence[int], seed: int
@@ -181,8 +172,9 @@ class VLLMEngine(VLLMRollouts):
         """Return the vLLM of this process, made for this model's shape at the first use."""
         base = base_of(self.model)
         shape = f"{type(base).__name__} {self._dtype} {base.config.to_json_string(use_diff=False)}"
-        wanted = {**DEFAULTS, **self.settings}
-        if _running and (_running[0].shape != shape or (self.settings and _running[0].settings != wanted)):
+        wanted = self.settings or ColocatedVLLMSection()
+        other = self.settings is not None and _running and _running[0].settings != wanted
+        if _running and (other or _running[0].shape != shape):
             log.info("vLLM starts again for %s with %s", type(base).__name__, wanted)
             _running.pop().close()
         if not _running:
@@ -194,13 +186,13 @@ class _Running:
     """vLLM's ``LLM`` for one model shape."""
 
     def __init__(
-        self, base: Any, tokenizer: Any, dtype: torch.dtype, shape: str, settings: Mapping[str, Any]
+        self, base: Any, tokenizer: Any, dtype: torch.dtype, shape: str, settings: ColocatedVLLMSection
     ) -> None:
-        self.shape, self.settings = shape, dict(settings)
+        self.shape, self.settings = shape, settings
         device = base.get_input_embeddings().weight.device.type
         arguments = llm_arguments(settings, device, dtype)
         self._sleeps = arguments["enable_sleep_mode"]
-        if settings.get("enable_sleep_mode") and not self._sleeps:
+        if settings.enable_sleep_mode and not self._sleeps:
             log.info("vLLM cannot sleep on %s; it keeps its memory", device)
         if device == "cpu":
             _check_head_size(base)
@@ -243,15 +235,16 @@ class _Running:
             self._asleep = True
 
 
-def llm_arguments(settings: Mapping[str, Any], device: str, dtype: torch.dtype) -> dict[str, Any]:
+def llm_arguments(settings: ColocatedVLLMSection, device: str, dtype: torch.dtype) -> dict[str, Any]:
     """Return the arguments of vLLM's ``LLM``, beside the model's folder.
 
     Args:
-        settings: Of ``grpo.vllm``, see ``SETTINGS``; what is left out is ``DEFAULTS``' or vLLM's.
+        settings: ``grpo.vllm``; what is left out there is vLLM's own default.
         device: Type of the device, such as ``cuda``.
         dtype: Of the policy's products.
     """
-    chosen = {SETTINGS[key]: value for key, value in {**DEFAULTS, **settings}.items()}
+    given = settings.model_dump(include=set(_FOR_VLLM), exclude_none=True)
+    chosen: dict[str, Any] = {_VLLMS_NAMES.get(key, key): value for key, value in given.items()}
     if device == "cpu":
         chosen.setdefault("kv_cache_memory_bytes", _cpu_cache_bytes())
         chosen.setdefault("enforce_eager", True)
@@ -262,7 +255,7 @@ def llm_arguments(settings: Mapping[str, Any], device: str, dtype: torch.dtype) 
         "dtype": str(dtype).removeprefix("torch."),
         "logprobs_mode": "processed_logprobs",
         "generation_config": "vllm",
-        "enable_sleep_mode": bool(chosen.get("enable_sleep_mode")) and device == "cuda",
+        "enable_sleep_mode": settings.enable_sleep_mode and device == "cuda",
         "seed": 0,
     }
 

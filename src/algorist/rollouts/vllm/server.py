@@ -24,7 +24,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from algorist.errors import ConfigError, EngineError, nearest
+from algorist.config.vllm_sections import VLLMServerSection
+from algorist.errors import EngineError
 from algorist.rollouts.base import Completion, Completions, Prompts, SamplingParams
 from algorist.rollouts.vllm.engine import (
     VLLMRollouts,
@@ -37,8 +38,6 @@ from algorist.rollouts.vllm.engine import (
 
 log = logging.getLogger("algorist.rollouts")
 
-# Settings of the recipe's ``grpo.vllm``; all but the last by TRL's names without ``vllm_``.
-SERVER_SETTINGS = ("server_base_url", "server_host", "server_port", "server_timeout", "sync_folder")
 START = (
     "VLLM_SERVER_DEV_MODE=1 python -m vllm.entrypoints.openai.api_server --model MODEL --host 127.0.0.1 --logprobs-mode processed_logprobs "
     "--generation-config vllm"
@@ -63,12 +62,10 @@ class VLLMServerEngine(VLLMRollouts):
 
     Args:
         model, tokenizer: See ``VLLMRollouts``.
-        settings: ``server_base_url`` (or ``server_host`` and ``server_port``; http://localhost:8000), ``server_timeout``
-            (seconds to wait for a server that is starting; 60), ``sync_folder`` (the system's temporary folder).
+        settings: ``grpo.vllm``; a server at http://localhost:8000 when left out.
         together: Every process of the distributed group generates at the same time; the first one alone sends the weights.
 
     Raises:
-        ConfigError: Unknown setting, or no http address.
         EngineError: Quantised weights, which cannot be sent.
     """
 
@@ -77,28 +74,16 @@ class VLLMServerEngine(VLLMRollouts):
         model: Any,
         tokenizer: Any = None,
         *,
-        settings: Mapping[str, Any] | None = None,
+        settings: VLLMServerSection | None = None,
         together: bool = False,
     ) -> None:
         super().__init__(model, tokenizer)
-        given = dict(settings or {})
-        for key in given:
-            if key not in SERVER_SETTINGS:
-                raise ConfigError(
-                    f"unknown setting '{key}' of a vLLM server.{nearest(key, SERVER_SETTINGS)} Expected one of "
-                    f"{', '.join(SERVER_SETTINGS)}"
-                )
-        address = f"http://{given.get('server_host', 'localhost')}:{given.get('server_port', 8000)}"
-        url = str(given.get("server_base_url") or address)
-        if not url.startswith(("http://", "https://")):
-            raise ConfigError(
-                f"grpo.vllm.server_base_url is '{url}'; expected http://HOST:PORT, such as http://localhost:8000"
-            )
+        given = settings or VLLMServerSection()
+        url = given.server_base_url or f"http://{given.server_host or 'localhost'}:{given.server_port}"
         self.url = url.rstrip("/").removesuffix("/v1")
-        wanted = given.get("sync_folder")
-        self.sync_folder = Path(wanted).expanduser().absolute() if wanted else None
+        self.sync_folder = Path(given.sync_folder).expanduser().absolute() if given.sync_folder else None
         self.together = together and torch.distributed.is_initialized()
-        self._patience = float(given.get("server_timeout", _STARTING_SECONDS))
+        self._patience = given.server_timeout or _STARTING_SECONDS
         self._served: _Served | None = None
         self._compared = False
 

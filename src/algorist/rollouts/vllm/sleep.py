@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
-from typing import Any
 
 import torch
 from packaging.version import Version
 
+from algorist.config.vllm_sections import ColocatedVLLMSection, VLLMServerSection
 from algorist.errors import ConfigError
 
 SLEEPS_WITH_SEGMENTS = "0.32"
@@ -20,7 +20,7 @@ _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 def check_sleep(
-    settings: Mapping[str, Any],
+    settings: ColocatedVLLMSection | VLLMServerSection,
     device: torch.device,
     version: str | None = None,
     environment: Mapping[str, str] | None = None,
@@ -45,7 +45,7 @@ def check_sleep(
         key.strip() == "expandable_segments" and value.strip().lower() in ("true", "1")
         for key, _, value in fields
     )
-    asked = settings.get("enable_sleep_mode") and settings.get("mode", "colocate") == "colocate"
+    asked = isinstance(settings, ColocatedVLLMSection) and settings.enable_sleep_mode
     if not asked or not expandable or device.type != "cuda":
         return
     found = version or _vllm_version()
