@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import socket
 import subprocess
@@ -14,6 +15,8 @@ import pytest
 import torch
 
 from algorist.config import load_recipe
+from algorist.config.load import parse_override
+from algorist.config.schema import GRPOSection
 from algorist.errors import EngineError, RewardError, TrainingError
 from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
@@ -208,8 +211,13 @@ def test_advised_values_are_accepted_by_the_recipe(batch: int, accumulation: int
         load = Load("grpo", batch, accumulation, group_size=group, vllm_share=0.3, max_completion_tokens=8)
         load = replace(load, steps_per_generation=accumulation)  # TRL's arguments always have one
         changes = [line.split(" (")[0].split() for line in memory_advice(load) if line.startswith("grpo.")]
+        given = load_recipe("smoke-cpu", start).recipe.grpo.model_dump()
         for change in [*changes, [setting for parts in changes for setting in parts]]:
-            section = load_recipe("smoke-cpu", [*start, *change]).recipe.grpo
+            values = copy.deepcopy(given)
+            for key, value in map(parse_override, change):
+                *parents, last = key.split(".")[1:]
+                (values[parents[0]] if parents else values)[last] = value
+            section = GRPOSection.model_validate(values)
             assert section.batch_size * section.gradient_accumulation_steps == step
 
 

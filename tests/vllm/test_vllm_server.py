@@ -168,7 +168,7 @@ def test_what_goes_wrong_is_said(folders: Path, server: Server, tmp_path: Path) 
         engine_of(broken, server).generate(prompts, 1, GREEDY)
     (tmp_path / "file").write_text("")
     with pytest.raises(EngineError, match=r"cannot write weights.*set grpo.vllm.sync_folder"):
-        engine_of(model, server, sync_folder=tmp_path / "file" / "below").generate(prompts, 1, GREEDY)
+        engine_of(model, server, sync_folder=str(tmp_path / "file" / "below")).generate(prompts, 1, GREEDY)
 
 
 def test_another_model_than_the_policy(

@@ -139,6 +139,8 @@ def _within(limit_s: float, call: Callable[[], T]) -> T:
     try:
         value, error = done.get(timeout=limit_s)
     except queue.Empty:
+        error = TimeoutError()
+    if isinstance(error, TimeoutError):  # of a single read, or of the whole reply
         raise TimeoutError(f"its reply takes longer than {limit_s:g} s") from None
     if error is not None:
         raise error

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -247,6 +248,7 @@ def started_as() -> str:
     return f"{found['command']} · {versions} · Python {found['python']} · {found['cores']} cores, {found['processor']}"
 
 
+@cache
 def _versions() -> dict[str, str]:
     found = {}
     for name in LIBRARIES:
