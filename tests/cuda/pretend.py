@@ -140,7 +140,9 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     asked, stays = kwargs.get("device"), ours
     if asked is not None:
         stays = torch.device(asked).type == NAME
-        if stays or not LOG.shapes_only:
+        if (
+            stays or ours or not LOG.shapes_only
+        ):  # on the host, shapes have no numbers either, and are not counted
             kwargs = {**kwargs, "device": torch.device("meta" if LOG.shapes_only else "cpu")}
     if kwargs.get("pin_memory"):
         kwargs = {**kwargs, "pin_memory": False}

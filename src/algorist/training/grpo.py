@@ -381,12 +381,12 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
         return batch.parts(rows, most_rows=self.schedule.micro_batch, most_tokens=self.part_tokens)
 
     def _halve(self, batch: Batch) -> bool:
-        """Halve the tokens of a part, or compute a single completion's MLPs in tiles; return False when there is nothing left to try."""
+        """Halve the tokens of a part, or spare memory for a single completion; return False when there is nothing left to try."""
         rows = step.rows_to_compute(batch, self.objective)
         largest = max(self._parts(batch, rows), key=batch.packed_tokens)
         tokens = batch.packed_tokens(largest)
         if len(largest) <= 1:
-            return self.log_probs.tile(self.model, tokens)
+            return self.log_probs.spare_memory(self.model, tokens)
         self.part_tokens = max(1, tokens // 2)
         log.warning(
             "out of memory with %d tokens (%d completions) in one part of the update; continuing with parts of %d tokens, "

@@ -18,13 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from algorist.models.precision import on_gpu
 from algorist.models.products import fast_linear
 from algorist.models.sharding import wrapped_module
 from algorist.training.batch import Batch
 from algorist.training.lm_head import altered_logits, completion_log_probs
+from algorist.training.long_rows import tiles
 from algorist.training.packed import Layout, NotCovered, pack
 from algorist.training.shared_prefix import packed_attention
-from algorist.training.tiled_mlp import tiles
 
 log = logging.getLogger("algorist.training.log_probs")
 
@@ -45,7 +46,7 @@ class LogProbs:
 
     def __init__(self, *, temperature: float = 1.0, packed: bool = True, verify: bool = True) -> None:
         self.temperature, self.packed, self.verify = temperature, packed, verify
-        self.tiled = False
+        self.sparing = False
         self._verdicts: weakref.WeakKeyDictionary[nn.Module, str | None] = weakref.WeakKeyDictionary()
         self._said: set[str] = set()
 
@@ -74,7 +75,7 @@ class LogProbs:
                     temperature=self.temperature,
                     compute_entropy=compute_entropy,
                     autocast=autocast,
-                    tiled=self.tiled,
+                    sparing=self.sparing,
                 )
             except NotCovered as error:
                 reason = str(error)
@@ -85,22 +86,26 @@ class LogProbs:
             model, batch, temperature=self.temperature, compute_entropy=compute_entropy, autocast=autocast
         )
 
-    def tile(self, model: nn.Module, tokens: int) -> bool:
-        """Compute the MLPs of recomputed layers in tiles from now on; False where that is so already, or would save nothing.
+    def spare_memory(self, model: nn.Module, tokens: int) -> bool:
+        """Compute recomputed layers with the least memory from now on; False where that is so already, or would save nothing.
 
         Args:
             model: As for a call.
             tokens: Of the completion that does not fit, its prompt included.
         """
         base = unwrap(model)
-        saves = recomputes(base) and any(tiles(getattr(m, "mlp", None), tokens) > 1 for m in base.modules())
-        if self.tiled or not self.packed or not saves:
+        in_tiles = any(tiles(getattr(m, "mlp", None), tokens) > 1 for m in base.modules())
+        on_host = on_gpu(next(base.parameters()).device)
+        if self.sparing or not self.packed or not recomputes(base) or not (in_tiles or on_host):
             return False
-        self.tiled = True
+        self.sparing = True
+        ways = ["the MLPs in tiles, each computed once more"] * in_tiles + [
+            "the layers' inputs in the host's memory"
+        ] * on_host
         log.warning(
-            "out of memory with one completion of %d tokens, its prompt included; continuing with the MLPs in tiles, each computed "
-            "once more: slower, same mathematics",
+            "out of memory with one completion of %d tokens, its prompt included; continuing with %s: slower, same mathematics",
             tokens,
+            " and ".join(ways),
         )
         return True
 
@@ -139,12 +144,12 @@ def packed_log_probs(
     temperature: float = 1.0,
     compute_entropy: bool = False,
     autocast: Autocast = nullcontext,
-    tiled: bool = False,
+    sparing: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Return log-probs (B, T) and entropies (B, T) or None by one forward over the packed batch.
 
-    Completions of a prompt must follow each other (``Batch.in_group_order``). Arguments as for ``LogProbs``; ``tiled``: the MLPs of
-    recomputed layers are computed in tiles.
+    Completions of a prompt must follow each other (``Batch.in_group_order``). Arguments as for ``LogProbs``; ``sparing``:
+    recomputed layers take the least memory (``long_rows``).
 
     Raises:
         NotCovered: The packed forward would not compute what the model computes.
@@ -153,7 +158,7 @@ def packed_log_probs(
     layout = pack(batch)
     with autocast():
         result = model(
-            packed_layout=layout, temperature=temperature, compute_entropy=compute_entropy, tiled=tiled
+            packed_layout=layout, temperature=temperature, compute_entropy=compute_entropy, sparing=sparing
         )
 
     def in_place(values_M: Tensor | None) -> Tensor | None:
@@ -212,10 +217,13 @@ def _add_packed_forward(base: Any) -> None:
 
 
 def _forward_packed(
-    base: Any, layout: Layout, temperature: float, compute_entropy: bool, tiled: bool = False, **_: Any
+    base: Any, layout: Layout, temperature: float, compute_entropy: bool, sparing: bool = False, **_: Any
 ) -> dict[str, Tensor]:
     # A checkpointed layer runs again in the backward pass, where fast_linear would not be in force.
-    with packed_attention(base, layout, tiled=tiled), nullcontext() if recomputes(base) else fast_linear():
+    with (
+        packed_attention(base, layout, sparing=sparing),
+        nullcontext() if recomputes(base) else fast_linear(),
+    ):
         output = base.base_model(
             input_ids=layout.tokens_N[None],
             position_ids=layout.positions_N[None],

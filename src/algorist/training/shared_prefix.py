@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from algorist.models.precision import HALF, has_tensor_cores_for, on_gpu
+from algorist.training.long_rows import input_on_host, mlp_in_tiles
 from algorist.training.packed import Layout, NotCovered, SelfBlock, in_one_copy
-from algorist.training.tiled_mlp import mlp_in_tiles
 from algorist.training.trl_seam import RECOMPUTE
 
 ATTENTION_NAME = "algorist_shared_prefix"
@@ -76,17 +76,17 @@ _ROW: ContextVar[_Row | None] = ContextVar("algorist_packed_row", default=None)
 
 
 @contextmanager
-def packed_attention(model: Any, layout: Layout, *, tiled: bool = False) -> Iterator[None]:
+def packed_attention(model: Any, layout: Layout, *, sparing: bool = False) -> Iterator[None]:
     """Let ``model`` (or a part of it) run its forward on the packed row of ``layout``.
 
-    Layers that are checkpointed one by one find the layout again when the backward pass recomputes them; ``tiled``: their MLPs
-    are computed in tiles of tokens.
+    Layers that are checkpointed one by one find the layout again when the backward pass recomputes them; ``sparing``: with the
+    least memory (``long_rows``).
     """
     config, row = model.config.get_text_config(), _Row(layout)
     checkpointed = [m for m in model.modules() if hasattr(m, RECOMPUTE)]
     before = [getattr(module, RECOMPUTE) for module in checkpointed]
     for module, run in zip(checkpointed, before, strict=True):
-        setattr(module, RECOMPUTE, _inside(config, row, run, module if tiled else None))
+        setattr(module, RECOMPUTE, _inside(config, row, run, module if sparing else None))
     try:
         with _entered(config, row):
             yield
@@ -106,16 +106,17 @@ def _entered(config: Any, row: _Row) -> Iterator[None]:
         _ROW.reset(token)
 
 
-def _inside(config: Any, row: _Row, run: Callable[..., Any], tiled: nn.Module | None) -> Callable[..., Any]:
-    """Return ``run(layer, …)`` with a layer that sees the row whenever it is called; ``tiled`` is the layer itself, or None."""
+def _inside(config: Any, row: _Row, run: Callable[..., Any], sparing: nn.Module | None) -> Callable[..., Any]:
+    """Return ``run(layer, …)`` with a layer that sees the row whenever it is called; ``sparing`` is the layer itself, or None."""
     tokens = row.layout.tokens_N.shape[0]
 
     def checkpoint(layer: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         def seeing(*inputs: Any, **named: Any) -> Any:
-            with _entered(config, row), mlp_in_tiles(tiled, tokens):
+            with _entered(config, row), mlp_in_tiles(sparing, tokens):
                 return layer(*inputs, **named)
 
-        return run(seeing, *args, **kwargs)
+        with input_on_host(args[0] if sparing is not None else None):
+            return run(seeing, *args, **kwargs)
 
     return checkpoint
 

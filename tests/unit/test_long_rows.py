@@ -11,7 +11,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config, Qwen3MoeConfig
 
 from algorist.errors import TrainingError
-from algorist.training import tiled_mlp
+from algorist.training import long_rows
 from algorist.training.batch import Batch
 from algorist.training.log_probs import LogProbs, packed_log_probs
 from tests.tiny import make_model, make_trainer, parameters_of
@@ -25,7 +25,7 @@ TILE = 4
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiled_mlp, "TILE_TOKENS", TILE)
+    monkeypatch.setattr(long_rows, "TILE_TOKENS", TILE)
 
 
 def recomputing(model: Any) -> Any:
@@ -58,12 +58,12 @@ def test_log_probs_and_gradients_are_the_same(config: Any) -> None:
     completions = [[5] * 9, [7, 8, 9, 1], list(range(9))]
     batch = Batch([[1, 2, 3], [4, 5]], completions, [0, 0, 1], torch.ones(3), mask)
     found, seen = [], sizes_seen(model)
-    for tiled in (False, True):
+    for sparing in (False, True):
         del seen[:]
-        log_probs, _ = packed_log_probs(model, batch, tiled=tiled)
+        log_probs, _ = packed_log_probs(model, batch, sparing=sparing)
         gradients = torch.autograd.grad((log_probs**2).sum(), list(model.parameters()))
         found.append((log_probs, torch.cat([g.flatten() for g in gradients])))
-        assert max(seen) == (TILE if tiled else 32) and "forward" not in vars(model.model.layers[0].mlp)
+        assert max(seen) == (TILE if sparing else 32) and "forward" not in vars(model.model.layers[0].mlp)
     (whole, gradient), (in_tiles, tiled_gradient) = found
     torch.testing.assert_close(in_tiles, whole, atol=1e-5, rtol=1e-5)
     assert float((tiled_gradient - gradient).norm() / gradient.norm()) <= 1e-6
@@ -72,13 +72,13 @@ def test_log_probs_and_gradients_are_the_same(config: Any) -> None:
 def test_tiles_are_taken_once_and_only_where_they_save_memory() -> None:
     passes = LogProbs()
     keeping = make_model().train()  # nothing is computed again: a tile's tensors would be kept
-    assert not passes.tile(keeping, 100)
-    assert not passes.tile(recomputing(make_model()), 2 * TILE - 1)
+    assert not passes.spare_memory(keeping, 100)
+    assert not passes.spare_memory(recomputing(make_model()), 2 * TILE - 1)
     experts = Qwen3MoeConfig(**SHAPE, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=16)
-    assert not passes.tile(recomputing(AutoModelForCausalLM.from_config(experts)), 100)
-    assert not LogProbs(packed=False).tile(recomputing(make_model()), 100)
-    assert passes.tile(recomputing(make_model()), 100) and passes.tiled
-    assert not passes.tile(recomputing(make_model()), 100)  # tried already
+    assert not passes.spare_memory(recomputing(AutoModelForCausalLM.from_config(experts)), 100)
+    assert not LogProbs(packed=False).spare_memory(recomputing(make_model()), 100)
+    assert passes.spare_memory(recomputing(make_model()), 100) and passes.sparing
+    assert not passes.spare_memory(recomputing(make_model()), 100)  # tried already
 
 
 def trained(folder: Path, *, limit: int | None) -> torch.Tensor:

@@ -1,9 +1,10 @@
-"""The MLP of a layer that is computed again, in tiles of tokens.
+"""The last resort for a completion that does not fit by itself: its MLPs in tiles, its layers' inputs in the host's memory.
 
 With activation checkpointing an update holds every layer's input, and everything inside one layer. Most of the latter are the four
 wide tensors of the gated MLP, which takes each token by itself: in tiles, each computed once more when its turn comes in the
-backward pass, it holds those of one tile. That costs a third forward of the MLP, so it is the last resort for a completion that
-does not fit by itself. Source: TiledMLP of Arctic Long Sequence Training (2506.13996).
+backward pass, it holds those of one tile. That costs a third forward of the MLP. The inputs wait in the host's memory until the backward
+pass asks for them: two copies over the bus per layer. Source: TiledMLP and checkpoint offloading of Arctic Long Sequence Training
+(2506.13996).
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
+
+from algorist.models.precision import on_gpu
 
 TILE_TOKENS = 4096
 """Tokens of a tile: enough for the products, a quarter of a row of 16,384."""
@@ -47,3 +50,22 @@ def mlp_in_tiles(layer: Any, tokens: int) -> Iterator[None]:
             del mlp.forward
         else:
             mlp.forward = own
+
+
+@contextmanager
+def input_on_host(hidden: Any) -> Iterator[None]:
+    """Let what a checkpointed layer keeps of its input ``hidden`` (1, N, H) wait in the host's memory; nothing changes without a GPU."""
+    if not isinstance(hidden, Tensor) or not on_gpu(hidden.device):
+        yield
+        return
+
+    shape, device = hidden.shape, hidden.device
+
+    def pack(tensor: Tensor) -> Tensor | tuple[Tensor]:
+        return (tensor.to("cpu"),) if tensor.shape == shape else tensor
+
+    def unpack(kept: Tensor | tuple[Tensor]) -> Tensor:
+        return kept if isinstance(kept, Tensor) else kept[0].to(device)
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        yield
