@@ -130,7 +130,7 @@ def rate(
 
     from algorist.cli.quiet import quiet_libraries
 
-    quiet_libraries()
+    quiet_libraries("algorist.runs.pass_rates")
     from algorist.data.pass_rates import read_table
     from algorist.runs.pass_rates import rate as measure
 

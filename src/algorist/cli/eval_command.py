@@ -99,7 +99,7 @@ def evaluate_model(
     evaluation = _with_options(recipe.eval, protocol, samples, max_new_tokens)
     if not as_json:
         _announce(where, recipe if run else None, prompt_format, evaluation.max_completion_tokens)
-    quiet_libraries()
+    quiet_libraries("algorist.runs.solve")
     from algorist.runs.solve import evaluate_benchmarks
 
     display = TerminalDisplay()
@@ -158,7 +158,7 @@ def _probe(
     from algorist.cli.display import TerminalDisplay
     from algorist.cli.quiet import quiet_libraries
 
-    quiet_libraries()
+    quiet_libraries("algorist.runs.solve")
     from algorist.evaluation.memory import memory_json, memory_lines
     from algorist.runs.solve import probe_benchmarks
 

@@ -78,7 +78,7 @@ def export(
     folder, run = find_model(model)
     from algorist.cli.quiet import quiet_libraries
 
-    quiet_libraries()
+    quiet_libraries("algorist.hub.export")
     from algorist.config.load import validate
     from algorist.hub.card import base_warning
     from algorist.hub.export import export as write_folder
@@ -126,7 +126,7 @@ def _gguf(
         raise ConfigError(f"--verify needs problems for {model}, which belongs to no run: --data gsm8k")
     name = run.name if run else Path(model).name
     target = to or (run or Path(name)) / "gguf"
-    quiet_libraries()
+    quiet_libraries("algorist.hub.export")
     from algorist.hub.export import export as write_folder
     from algorist.hub.export import fetch
     from algorist.prompts.attached import Asked

@@ -53,7 +53,7 @@ def iterate(
     display, loaded = TerminalDisplay(), None
     try:
         loaded = read_recipe(recipe, overrides)
-        quiet_libraries(display.say)
+        quiet_libraries("algorist.runs.iterate", display.say)
         from algorist.runs.iterate import Drawing
         from algorist.runs.iterate import iterate as do_rounds
         from algorist.store.run_log import Quiet

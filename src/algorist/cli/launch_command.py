@@ -214,7 +214,7 @@ def _work(recipe: str, settings: list[str], resume: bool, stages: tuple[str, ...
                 print(stopped, flush=True)
                 code = 130
         else:
-            quiet_libraries()
+            quiet_libraries("algorist.training.grpo_setup")
             from algorist.runs.pipeline import run_recipe
 
             state = run_recipe(read_recipe(recipe, settings), resume=resume, stages=stages)

@@ -51,7 +51,7 @@ def preflight(
     from algorist.cli.quiet import quiet_libraries
 
     console = Console(stderr=as_json, highlight=False)
-    quiet_libraries(console.print)
+    quiet_libraries("algorist.preflight", console.print)
     from algorist.preflight import preflight as look
 
     found = look(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import logging
 import os
 import sys
@@ -9,11 +11,14 @@ import warnings
 from collections.abc import Callable
 
 
-def quiet_libraries(say: Callable[[str], None] | None = None) -> None:
-    """Keep the libraries' notes out of the live display; their errors still show.
+def quiet_libraries(module: str, say: Callable[[str], None] | None = None) -> None:
+    """Import what a verb needs, and keep the libraries' notes out of the live display; their errors still show.
+
+    What imports make lives to the end of the process: it is kept out of garbage collections, during the imports and after.
 
     Args:
-        say: Is told of the seconds that importing them takes, so that a pipe, too, hears something at once.
+        module: What to import.
+        say: Is told of the seconds that importing takes, so that a pipe, too, hears something at once.
     """
     if say and "torch" not in sys.modules:
         say("loading torch and transformers …")
@@ -34,3 +39,11 @@ def quiet_libraries(say: Callable[[str], None] | None = None) -> None:
     transformers_logging.disable_progress_bar()
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    if module in sys.modules:
+        return
+    gc.disable()
+    try:
+        importlib.import_module(module)
+    finally:
+        gc.enable()
+    gc.freeze()

@@ -97,7 +97,7 @@ def _run(loaded: Recipe, display: TerminalDisplay, resume: bool, stages: tuple[s
     if not resume and _has_files(loaded):
         check_folder(loaded, resume=False)
         problems = Problems.load(loaded, stages)
-    quiet_libraries(display.say)
+    quiet_libraries("algorist.training.grpo_setup", display.say)
     from algorist.runs.pipeline import run_recipe
 
     state = run_recipe(loaded, display=display, resume=resume, stages=stages, problems=problems)

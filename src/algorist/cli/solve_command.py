@@ -93,7 +93,7 @@ def load_solver(model: str | None, prompt_format: str | None, template: list[str
     note(f"loading {path} …")
     from algorist.cli.quiet import quiet_libraries
 
-    quiet_libraries()
+    quiet_libraries("algorist.runs.solve")
     from algorist.runs.solve import Solver
 
     recipe = load_run_recipe(run, runs="model") if run else None
@@ -130,7 +130,7 @@ def _from_server(
     """Ask a server; a run or model folder beside it gives prompt format, chat template and length."""
     from algorist.cli.quiet import quiet_libraries
 
-    quiet_libraries()
+    quiet_libraries("algorist.runs.solve")
     from algorist.prompts.attached import attached
     from algorist.prompts.of_recipe import how_to_ask
     from algorist.runs.endpoint import Endpoint
