@@ -29,8 +29,10 @@ from algorist.training.shared_prefix import packed_attention
 
 log = logging.getLogger("algorist.training.log_probs")
 
-TOLERANCE = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 2e-1}
-"""Largest accepted difference of a log-prob between the packed pass and the plain one, per type of the computation."""
+COMPARED_TOKENS = 64
+LARGEST_GAP, MEAN_GAP = 1e-3, {torch.float16: 2e-2, torch.bfloat16: 1e-1}
+"""Accepted difference of log-probs between the packed pass and the plain one: of each token in float32, of their mean in 16 bit, where
+single tokens are off by 0.3 however they are computed (SmolLM2-135M in bfloat16: mean 0.02 to 0.03, largest 0.3, against float32)."""
 
 Autocast = Callable[[], AbstractContextManager[Any]]
 
@@ -122,19 +124,25 @@ class LogProbs:
 
     @torch.no_grad()
     def _difference(self, base: Any, batch: Batch, autocast: Autocast) -> str | None:
-        """Return by how much the packed pass differs from the plain one on two completions, if by too much."""
-        shortest = sorted(range(len(batch)), key=lambda row: len(batch.completions[row]))[:2]
+        """Return by how much the packed pass differs from the plain one on the shortest completions, if by too much."""
+        tokens = 0
+        shortest: list[int] = []
+        for row in sorted(range(len(batch)), key=lambda row: len(batch.completions[row])):
+            if len(shortest) < 2 or tokens < COMPARED_TOKENS:
+                shortest.append(row)
+                tokens += len(batch.completions[row])
         few = batch.take(batch.in_group_order(shortest))
         with eval_mode(base):
             ours, _ = packed_log_probs(base, few, temperature=self.temperature, autocast=autocast)
             own, _ = plain_log_probs(base, few, temperature=self.temperature, autocast=autocast)
-        worst = float((ours - own).abs().max())
         with autocast():
             kind, dtype = ours.device.type, next(base.parameters()).dtype
             dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else dtype
-        if worst <= TOLERANCE.get(dtype, 1e-3):
+        gaps = (ours - own).abs()
+        gap = float(gaps.sum() / tokens if dtype in MEAN_GAP else gaps.max())
+        if gap <= MEAN_GAP.get(dtype, LARGEST_GAP) / min(1.0, self.temperature):
             return None
-        return f"the packed forward of {type(base).__name__} differs from its own by {worst:.1e} in log-prob"
+        return f"the packed forward of {type(base).__name__} differs from its own by {gap:.1e} in log-prob"
 
 
 def packed_log_probs(
