@@ -31,7 +31,7 @@ def section(*settings: str) -> GRPOSection:
         ("grpo.vllm={mode: server, server_url: x}", r"server_url: unknown key\. Did you mean 'server_base_url'\?"),
         (
             "grpo.vllm={mode: server, max_num_seqs: 3}",
-            r"max_num_seqs: a key of grpo\.vllm\.mode=colocate, not of server; .*\"grpo\.vllm=\{mode: server\}\"",
+            r"max_num_seqs: a key of grpo\.vllm\.mode=colocate, not of server\. .*\"grpo\.vllm=\{mode: server\}\" replaces",
         ),
         ("grpo.vllm={mode: server, server_base_url: 'localhost:80'}", r"'localhost:80'; expected http://HOST:PORT"),
         ("grpo.vllm={integration: trl, max_num_seqs: 3}", r"max_num_seqs is a setting of grpo\.vllm\.integration=algorist"),

@@ -290,8 +290,8 @@ def _explain(item: Any) -> str:
         if elsewhere:
             mode = model.model_fields["mode"].default if model else ""
             return (
-                f"{dotted}: a key of {section}.mode={elsewhere}, not of {mode}; take it out, or on the command line give the whole "
-                f'section, as in "{section}={{mode: {mode}}}". Known here: {", ".join(valid)}'
+                f"{dotted}: a key of {section}.mode={elsewhere}, not of {mode}. Set that mode, or take the key out: on the command line "
+                f'"{section}={{mode: {mode}}}" replaces the whole section. Known here: {", ".join(valid)}'
             )
         ours = ours_for(keys[-1], section, valid)
         return f"{dotted}: unknown key.{ours or nearest(keys[-1], valid)} Known here: {', '.join(valid)}"
