@@ -14,7 +14,7 @@ help:
 	@echo "make quickstart   install, then train a tiny model from scratch and show what GRPO gained"
 	@echo "make install      only install, in .venv"
 	@echo "make flash        install, then flash-attn for CUDA (a wheel, else built from source; may take an hour)"
-	@echo "make test         install, then run the tests, but for those that take longer than ten seconds"
+	@echo "make test         install, then run the tests, but for those that take longer than four seconds"
 	@echo "make test-all     install, then run all tests that need no GPU, vLLM or network"
 	@echo "make coverage     the tests, then which lines no test ran (one file: make coverage TESTS=tests/unit/test_data.py)"
 	@echo "make test-vllm    an environment of its own with vLLM for CPU (4 GB), then the tests that need it"

@@ -111,6 +111,7 @@ def test_new_weights_come_to_the_old_addresses() -> None:
         assert NativeEngine(policy, tier="graph").generate(PROMPTS, 4, params) == second
 
 
+@pytest.mark.slow
 def test_adapters_stay_factors_and_are_followed() -> None:
     params = SamplingParams(max_new_tokens=12, temperature=0.0)
     with pretend_gpu():
@@ -151,6 +152,7 @@ def test_weights_that_moved_void_the_graphs() -> None:
     del taken
 
 
+@pytest.mark.slow
 def test_the_memory_goes_back_where_the_update_would_miss_it() -> None:
     params = SamplingParams(max_new_tokens=8, seed=3)
     for free, kept in ((8 << 30, True), (1 << 18, False)):

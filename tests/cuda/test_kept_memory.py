@@ -115,6 +115,7 @@ def per_token_and_layer(*types: Any) -> float:
     return slopes[1] - slopes[0]
 
 
+@pytest.mark.slow
 def test_float32_masters_keep_what_preflight_adds() -> None:
     """A float32 stream: 10 bytes more per token, layer and width than in bfloat16, 4 instead of 2 where layers are computed again."""
     mixed, bare = (torch.float32, torch.bfloat16), (torch.bfloat16, None)

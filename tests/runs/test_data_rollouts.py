@@ -112,6 +112,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run_recipe(recipe(tmp_path_factory.mktemp("rollouts"), "first", "sft.max_steps=100"))
 
 
+@pytest.mark.slow
 def test_right_rollouts_become_demonstrations(first: Run, caplog: pytest.LogCaptureFixture) -> None:
     right = rollouts(first.folder.path, correct=True, limit=None)
     assert right, "the tiny model solved nothing: the test would show nothing"

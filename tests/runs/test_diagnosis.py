@@ -331,6 +331,7 @@ def test_nothing_answered_after_one_step(runs: Runs) -> None:
     assert names(cut) == ["nothing_answered"]
 
 
+@pytest.mark.slow
 def test_a_run_that_collapses_ends_at_its_best_checkpoint(runs: Runs) -> None:
     """A learning rate a hundred times too large, ended within the patience; the report and ``diagnose`` say it."""
     run = runs(

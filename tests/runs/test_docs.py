@@ -28,7 +28,7 @@ import typer.main
 import yaml
 
 from algorist.cli.main import VERBS, main
-from algorist.config.load import load_recipe, recipe_names
+from algorist.config.load import load_recipe, recipe_names, sections_of
 from algorist.config.schema import Recipe
 from algorist.runs.plan import check_names
 from algorist.store.read import query
@@ -399,17 +399,16 @@ def test_the_example_of_a_verb_parses(verb: str) -> None:
 
 def key_exists(key: str) -> bool:
     """Return whether a dotted key is in the schema; inside a free mapping every key is."""
-    model: Any = Recipe
+    models: list[Any] = [Recipe]
     for part in key.split("."):
         if part.isdigit():
             continue
-        if model is None or part not in model.model_fields:
+        field = next((model.model_fields[part] for model in models if part in model.model_fields), None)
+        if field is None:
             return False
-        annotation = model.model_fields[part].annotation
-        inner = [annotation, *typing.get_args(annotation)]
-        if any(typing.get_origin(a) is dict for a in inner):
+        if any(typing.get_origin(a) is dict for a in [field.annotation, *typing.get_args(field.annotation)]):
             return True
-        model = next((a for a in inner if hasattr(a, "model_fields")), None)
+        models = sections_of(field.annotation)
     return True
 
 

@@ -166,6 +166,7 @@ def test_a_token_is_no_setting(key: str) -> None:
     assert "hf_abc" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_an_adapter_on_a_model_from_scratch_keeps_its_base(tmp_path: Path) -> None:
     """The stages can be done in two calls, and the final adapter is found to be a model."""
     settings = [f"output_dir={tmp_path}", "threads=1", "model.lora={rank: 4}", "eval.enabled=false"]

@@ -147,6 +147,7 @@ def called(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any
     return dict(json.loads(capsys.readouterr().out))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["", "sft/final", "sft/checkpoint-30"])
 def test_a_run_or_an_sft_checkpoint_is_looked_at(
     sft_run: Path, where: str, capsys: pytest.CaptureFixture[str]

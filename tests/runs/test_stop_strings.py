@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from algorist.config.load import load_recipe
 from algorist.evaluation.artifact import read_artifact
 from algorist.evaluation.record import record_evaluation
@@ -16,6 +18,7 @@ from algorist.types import Problem
 from tests.tiny import CPU, smoke_recipe, tiny_policy
 
 
+@pytest.mark.slow
 def test_a_completion_ends_behind_the_stop_string_and_is_graded_with_it(tmp_path: Path) -> None:
     form, policy = get_format("r1_zero"), tiny_policy("r1_zero")
     problem = Problem("p", "2 + 2?", "4")

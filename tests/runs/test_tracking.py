@@ -104,6 +104,7 @@ def events(folder: Path) -> Any:
     return found.Reload()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["sft", "grpo"])
 def test_tensorboard_has_every_number_of_metrics_jsonl(run: Path, stage: str) -> None:
     found = events(run / "tensorboard" / stage)

@@ -103,6 +103,7 @@ def _fuzzed(source: random.Random, seeds: list[str]) -> str:
     return text[:6000]
 
 
+@pytest.mark.slow
 def test_fuzz() -> None:
     """10,000 broken answers: never an exception, never over the limit, reading is deterministic."""
     source = random.Random(20261121)

@@ -82,6 +82,7 @@ def test_no_number_is_an_exception(matcher: str) -> None:
         assert not grade(f"2 + {huge} x", f"{huge} x + 1", matcher=matcher).correct
 
 
+@pytest.mark.slow
 def test_verdicts_are_kept_by_bytes() -> None:
     forget_verdicts()
     gold = "\\sqrt{2}+x"

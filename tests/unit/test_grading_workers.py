@@ -34,6 +34,7 @@ def verify() -> Iterator[Pool]:
     pool.close()
 
 
+@pytest.mark.slow
 def test_a_hanging_worker_is_killed_within_the_limit_and_replaced(verify: Pool) -> None:
     pid = verify.processes()[0]
     assert verify.ask(HANGS, "3").error == "timeout"
@@ -76,6 +77,7 @@ def test_the_grade_says_which_limit_it_was() -> None:
     close_pools()
 
 
+@pytest.mark.slow
 def test_a_busy_pool_grows_instead_of_waiting(verify: Pool) -> None:
     with ThreadPoolExecutor(3) as threads:
         hanging = [threads.submit(verify.ask, HANGS, "3") for _ in range(3)]

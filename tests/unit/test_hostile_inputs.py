@@ -258,6 +258,7 @@ def server() -> Iterator[Any]:
     made.server_close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", REPLIES)
 def test_a_hostile_reply_is_an_error_in_words(case: str, server: Any) -> None:
     server.reply = REPLIES[case]

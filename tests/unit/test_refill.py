@@ -117,6 +117,7 @@ def train(folder: Path, **settings: Any) -> tuple[Any, list[tuple[int, list[Grou
     return trainer, batches
 
 
+@pytest.mark.slow
 def test_batches_with_enough_useful_groups_stay_as_they_are(tmp_path: Path) -> None:
     rounds = []
     for name, share in (("a", 1.0), ("b", 0.25)):
@@ -248,6 +249,7 @@ def test_replayed_groups_keep_the_log_probs_of_the_policy_that_sampled_them(tmp_
     assert logged == len(replays)
 
 
+@pytest.mark.slow
 def test_problems_that_no_completion_solves_rest(tmp_path: Path) -> None:
     def least_distance(**settings: Any) -> int:
         _, batches = train(tmp_path, rewards=rewards_of(rare), max_steps=14, **settings)
