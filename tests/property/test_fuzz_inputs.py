@@ -26,6 +26,8 @@ from algorist.errors import AlgoristError, CheckpointError
 from algorist.runs.pipeline import run_recipe
 from algorist.training.checkpoint import newest_checkpoint
 
+pytestmark = pytest.mark.slow
+
 RELAXED = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

@@ -27,6 +27,8 @@ from algorist.runs.pass_rates import rate, table_path, with_pass_rates
 from algorist.runs.pipeline import run_recipe
 from algorist.runs.plan import Problems, check_names
 
+pytestmark = pytest.mark.slow
+
 SMALL = [
     "model.tiny={vocab_size: 300, hidden_size: 48, layers: 2, heads: 4, kv_heads: 2}",
     "eval.enabled=false",
@@ -187,18 +189,15 @@ def test_a_change_that_is_made_already_is_not_advised() -> None:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_healthy_run_is_left_in_peace(runs: Runs, seed: int) -> None:
     assert names(runs(f"healthy-{seed}", f"seed={seed}", "grpo.learning_rate=3e-4")) == []
 
 
-@pytest.mark.slow
 def test_all_right(runs: Runs) -> None:
     assert names(runs("all_right", "grpo.temperature=0.2", model=runs.careful)) == ["all_right"]
 
 
-@pytest.mark.slow
 def test_all_wrong(runs: Runs) -> None:
     wrong = sums(runs.folder / "shifted.jsonl", 200, seed=3, shift=100)
     assert names(runs("all_wrong", data=wrong)) == ["all_wrong"]
@@ -208,7 +207,6 @@ def test_flat_reward(runs: Runs, paying: Path) -> None:
     assert names(runs("flat_reward", f"rewards=[{{name: '{paying}:any_text'}}]")) == ["flat_reward"]
 
 
-@pytest.mark.slow
 def test_identical_completions(runs: Runs) -> None:
     cold = runs("identical", "grpo.temperature=0.01", data=runs.hard)
     assert names(cold) == ["identical_completions"]
@@ -218,45 +216,37 @@ def test_truncated(runs: Runs) -> None:
     assert names(runs("truncated", "grpo.max_completion_tokens=6")) == ["truncated"]
 
 
-@pytest.mark.slow
 def test_unparseable(runs: Runs) -> None:
     assert names(runs("unparseable", "prompt.format=question_only")) == ["unparseable"]
 
 
-@pytest.mark.slow
 def test_no_stop(runs: Runs) -> None:
     model = changed_copy(runs.model, runs.folder / "deaf", eos_token_id=5, eos_token="!")
     assert names(runs("no_stop", "grpo.max_completion_tokens=64", model=model)) == ["no_stop"]
 
 
-@pytest.mark.slow
 def test_not_finite(runs: Runs, paying: Path) -> None:
     assert names(runs("not_finite", f"rewards=[{{name: '{paying}:astronomic'}}]")) == ["not_finite"]
 
 
-@pytest.mark.slow
 def test_weights_unchanged(runs: Runs) -> None:
     stiff = runs("weights_unchanged", "model.dtype=bfloat16", "grpo.learning_rate=1e-8", "grpo.max_steps=8")
     assert names(stiff) == ["weights_unchanged"]
 
 
-@pytest.mark.slow
 def test_weights_barely_move(runs: Runs) -> None:
     coarse = runs("barely", "model.dtype=bfloat16", "grpo.learning_rate=2e-6", "grpo.max_steps=8")
     assert names(coarse) == ["weights_barely_move"]
 
 
-@pytest.mark.slow
 def test_learning_rate_too_small(runs: Runs) -> None:
     assert names(runs("too_small", "grpo.learning_rate=1e-10")) == ["learning_rate_too_small"]
 
 
-@pytest.mark.slow
 def test_learning_rate_too_large(runs: Runs) -> None:
     assert names(runs("too_large", "grpo.learning_rate=0.1")) == ["learning_rate_too_large"]
 
 
-@pytest.mark.slow
 def test_entropy_collapse(runs: Runs, paying: Path) -> None:
     """Only shortness pays and nothing is ever right: the policy shrinks to one certain text."""
     wrong = sums(runs.folder / "shifted3.jsonl", 200, seed=3, shift=100)
@@ -270,7 +260,6 @@ def test_entropy_collapse(runs: Runs, paying: Path) -> None:
     assert "entropy_collapse" in names(sure)
 
 
-@pytest.mark.slow
 def test_reward_fails(runs: Runs) -> None:
     broken = runs.folder / "broken.py"
     broken.write_text("def broken(completion):\n    return 'good'\n", encoding="utf-8")
@@ -280,7 +269,6 @@ def test_reward_fails(runs: Runs) -> None:
     assert "reward_fails" in names(beside)
 
 
-@pytest.mark.slow
 def test_length_growth(runs: Runs, paying: Path) -> None:
     wrong = sums(runs.folder / "shifted2.jsonl", 200, seed=3, shift=100)
     grown = runs(
@@ -294,14 +282,12 @@ def test_length_growth(runs: Runs, paying: Path) -> None:
     assert "length_growth" in names(grown)
 
 
-@pytest.mark.slow
 def test_kl_blow_up(runs: Runs) -> None:
     assert "kl_blow_up" in names(
         runs("kl_blow_up", "grpo.beta=1e-6", "grpo.learning_rate=1e-2", "grpo.max_steps=20")
     )
 
 
-@pytest.mark.slow
 def test_reward_hacking(runs: Runs, paying: Path) -> None:
     hacked = runs(
         "reward_hacking",
@@ -312,7 +298,6 @@ def test_reward_hacking(runs: Runs, paying: Path) -> None:
     assert names(hacked) == ["reward_hacking"]
 
 
-@pytest.mark.slow
 def test_log_prob_mismatch(runs: Runs) -> None:
     noisy = runs("mismatch", "model.lora={rank: 8, alpha: 256, dropout: 0.5}", "grpo.learning_rate=2e-3")
     assert "log_prob_mismatch" in names(noisy)
@@ -331,7 +316,6 @@ def test_nothing_answered_after_one_step(runs: Runs) -> None:
     assert names(cut) == ["nothing_answered"]
 
 
-@pytest.mark.slow
 def test_a_run_that_collapses_ends_at_its_best_checkpoint(runs: Runs) -> None:
     """A learning rate a hundred times too large, ended within the patience; the report and ``diagnose`` say it."""
     run = runs(

@@ -22,6 +22,8 @@ from algorist.runs.iterate import Drawing, iterate, round_recipe
 from algorist.runs.pipeline import Quiet, run_recipe
 from algorist.store.read import query
 
+pytestmark = pytest.mark.slow
+
 FRUIT = ("apple", "pear", "plum", "fig")
 FEW = Drawing(samples=4, questions=16, epochs=1.0)
 
@@ -90,7 +92,6 @@ def recipe(place: Path, folder: Path, *overrides: str) -> Recipe:
     return load_recipe("smoke-cpu", settings(place, *own, *overrides)).recipe
 
 
-@pytest.mark.slow
 def test_a_round_raises_held_out_accuracy(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -119,7 +120,6 @@ def test_a_round_raises_held_out_accuracy(
     assert stop.value.code == 0 and "pear" in capsys.readouterr().out.replace("apple", "pear")
 
 
-@pytest.mark.slow
 def test_rounds_go_on_where_they_stopped(place: Path, tmp_path: Path) -> None:
     whole = iterate(recipe(place, tmp_path / "whole"), rounds=2, drawing=FEW)
     cut = recipe(place, tmp_path / "cut")
@@ -157,7 +157,6 @@ def test_rounds_go_on_where_they_stopped(place: Path, tmp_path: Path) -> None:
         iterate(cut, rounds=1, drawing=FEW)
 
 
-@pytest.mark.slow
 def test_an_adapter_is_merged_between_rounds(place: Path, tmp_path: Path) -> None:
     done = iterate(
         recipe(place, tmp_path, "model.lora={rank: 4}", "grpo.enabled=false", "rewards=[]"),

@@ -165,6 +165,7 @@ def test_a_run_or_an_sft_checkpoint_is_looked_at(
     assert sorted(p.relative_to(sft_run) for p in sft_run.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_identical_completions_and_missing_tags_are_diagnosed(
     sft_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
