@@ -81,7 +81,12 @@ CHANGES: dict[str, tuple[list[str], dict[str, Any]]] = {
         "data.train.unique": True, "data.train.numeric_answers_only": True, "data.train.split": ["data.train.path=FOLDER", "test"]}),
 }  # fmt: skip
 
+
 # What a small run cannot show -> the test that does.
+def vllm_keys(section: type[Section]) -> list[str]:
+    return [f"grpo.vllm.{key}" for key in section.model_fields]
+
+
 SHOWN_BY = {
     "data.train.checker": "unit/test_checkers.py::test_rows_name_their_checker_and_files_hold_ones_own",
     "data.train.correct_only": "unit/test_settings_are_read.py::test_correct_only_filters_the_files_own_rows",
@@ -101,12 +106,18 @@ SHOWN_BY = {
     "grpo.stop.on": "runs/test_diagnosis.py::test_a_run_that_collapses_ends_at_its_best_checkpoint",
     "grpo.stop.patience": "runs/test_diagnosis.py::test_a_run_that_collapses_ends_at_its_best_checkpoint",
     **dict.fromkeys(
-        (
-            f"grpo.vllm.{key}"
-            for section in (ColocatedVLLMSection, VLLMServerSection)
-            for key in section.model_fields
-        ),
+        vllm_keys(VLLMServerSection), "unit/test_vllm_settings.py::test_settings_of_a_server_reach_its_engine"
+    ),
+    **dict.fromkeys(
+        vllm_keys(ColocatedVLLMSection), "unit/test_vllm_settings.py::test_colocated_settings_reach_vllm"
+    ),
+    **dict.fromkeys(
+        (f"grpo.vllm.{key}" for key in ("mode", "integration", "tensor_parallel_size", "group_port")),
         "unit/test_vllm_settings.py::test_trl_gets_what_it_has",
+    ),
+    **dict.fromkeys(
+        (key for key in vllm_keys(VLLMServerSection) if "importance" in key),
+        "unit/test_vllm_settings.py::test_the_correction_reaches_the_loss",
     ),
     "matcher": "runs/test_latex_fallback.py::test_a_run_of_r1_zero_numina_finishes_without_it",
     "model.attn_implementation": "unit/test_models_load.py::test_flash_attention_that_is_not_there_is_told_before_anything_is_written",

@@ -128,9 +128,9 @@ def rate(
     from rich.console import Console
     from rich.progress import Progress
 
-    from algorist.cli.quiet import quiet_libraries
+    from algorist.cli.quiet import import_quietly
 
-    quiet_libraries("algorist.runs.pass_rates")
+    import_quietly("algorist.runs.pass_rates")
     from algorist.data.pass_rates import read_table
     from algorist.runs.pass_rates import rate as measure
 

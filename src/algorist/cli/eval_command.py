@@ -84,7 +84,7 @@ def evaluate_model(
     An evaluation that was stopped or killed continues when the same command is given again.
     """
     from algorist.cli.display import TerminalDisplay
-    from algorist.cli.quiet import quiet_libraries
+    from algorist.cli.quiet import import_quietly
     from algorist.config.schema import Recipe
 
     _check(by or [], export)
@@ -99,7 +99,7 @@ def evaluate_model(
     evaluation = _with_options(recipe.eval, protocol, samples, max_new_tokens)
     if not as_json:
         _announce(where, recipe if run else None, prompt_format, evaluation.max_completion_tokens)
-    quiet_libraries("algorist.runs.solve")
+    import_quietly("algorist.runs.solve")
     from algorist.runs.solve import evaluate_benchmarks
 
     display = TerminalDisplay()
@@ -156,9 +156,9 @@ def _probe(
             f"--probe {probe} is not known.{nearest(probe, ['memory'])} Expected: --probe memory"
         )
     from algorist.cli.display import TerminalDisplay
-    from algorist.cli.quiet import quiet_libraries
+    from algorist.cli.quiet import import_quietly
 
-    quiet_libraries("algorist.runs.solve")
+    import_quietly("algorist.runs.solve")
     from algorist.evaluation.memory import memory_json, memory_lines
     from algorist.runs.solve import probe_benchmarks
 

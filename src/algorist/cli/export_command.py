@@ -76,9 +76,9 @@ def export(
             f"--dtype {dtype} is unknown.{nearest(dtype, _DTYPES)} Expected one of {', '.join(_DTYPES)}"
         )
     folder, run = find_model(model)
-    from algorist.cli.quiet import quiet_libraries
+    from algorist.cli.quiet import import_quietly
 
-    quiet_libraries("algorist.hub.export")
+    import_quietly("algorist.hub.export")
     from algorist.config.load import validate
     from algorist.hub.card import base_warning
     from algorist.hub.export import export as write_folder
@@ -114,7 +114,7 @@ def _gguf(
     model: str, types: list[str], to: Path | None, *, verify: bool, data: str | None, limit: int
 ) -> int:
     """Write GGUF files and a Modelfile, and verify the files if wanted."""
-    from algorist.cli.quiet import quiet_libraries
+    from algorist.cli.quiet import import_quietly
     from algorist.config.schema import Recipe
     from algorist.evaluation.benchmark_option import read_benchmarks
     from algorist.hub.gguf import check_kinds, write_gguf
@@ -126,7 +126,7 @@ def _gguf(
         raise ConfigError(f"--verify needs problems for {model}, which belongs to no run: --data gsm8k")
     name = run.name if run else Path(model).name
     target = to or (run or Path(name)) / "gguf"
-    quiet_libraries("algorist.hub.export")
+    import_quietly("algorist.hub.export")
     from algorist.hub.export import export as write_folder
     from algorist.hub.export import fetch
     from algorist.prompts.attached import Asked

@@ -47,13 +47,13 @@ def iterate(
     Each round is a run of its own, NAME-round-1, NAME-round-2, …
     """
     from algorist.cli.display import TerminalDisplay
-    from algorist.cli.quiet import quiet_libraries
+    from algorist.cli.quiet import import_quietly
 
     _check(overrides or [], epochs)
     display, loaded = TerminalDisplay(), None
     try:
         loaded = read_recipe(recipe, overrides)
-        quiet_libraries("algorist.runs.iterate", display.say)
+        import_quietly("algorist.runs.iterate", display.say)
         from algorist.runs.iterate import Drawing
         from algorist.runs.iterate import iterate as do_rounds
         from algorist.store.run_log import Quiet

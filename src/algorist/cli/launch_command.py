@@ -202,7 +202,7 @@ def _call(command: list[str], environment: dict[str, str]) -> int:
 
 def _work(recipe: str, settings: list[str], resume: bool, stages: tuple[str, ...]) -> int:
     """Do one process's part; the main process also shows the run and writes the report."""
-    from algorist.cli.quiet import quiet_libraries
+    from algorist.cli.quiet import import_quietly
     from algorist.cli.run_command import run_stages
 
     sys.argv[1:] = shlex.split(os.environ.get(_COMMAND, shlex.join(sys.argv[1:])))
@@ -214,7 +214,7 @@ def _work(recipe: str, settings: list[str], resume: bool, stages: tuple[str, ...
                 print(stopped, flush=True)
                 code = 130
         else:
-            quiet_libraries("algorist.training.grpo_setup")
+            import_quietly("algorist.training.grpo_setup")
             from algorist.runs.pipeline import run_recipe
 
             state = run_recipe(read_recipe(recipe, settings), resume=resume, stages=stages)

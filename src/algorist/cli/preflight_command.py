@@ -48,10 +48,10 @@ def preflight(
     loaded, where = _what(recipe, overrides, model)
     from rich.console import Console
 
-    from algorist.cli.quiet import quiet_libraries
+    from algorist.cli.quiet import import_quietly
 
     console = Console(stderr=as_json, highlight=False)
-    quiet_libraries("algorist.preflight", console.print)
+    import_quietly("algorist.preflight", console.print)
     from algorist.preflight import preflight as look
 
     found = look(

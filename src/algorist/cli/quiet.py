@@ -1,4 +1,4 @@
-"""Libraries that say less while a verb shows its own progress."""
+"""The import of the heavy libraries, which say less while a verb shows its own progress."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable
 
 
-def quiet_libraries(module: str, say: Callable[[str], None] | None = None) -> None:
+def import_quietly(module: str, say: Callable[[str], None] | None = None) -> None:
     """Import what a verb needs, and keep the libraries' notes out of the live display; their errors still show.
 
     What imports make lives to the end of the process: it is kept out of garbage collections, during the imports and after.
@@ -34,16 +34,15 @@ def quiet_libraries(module: str, say: Callable[[str], None] | None = None) -> No
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=UserWarning)
     warnings.filterwarnings("ignore", category=FutureWarning)
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    if module not in sys.modules:
+        gc.disable()
+        try:
+            importlib.import_module(module)
+        finally:
+            gc.enable()
+        gc.freeze()
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-    if module in sys.modules:
-        return
-    gc.disable()
-    try:
-        importlib.import_module(module)
-    finally:
-        gc.enable()
-    gc.freeze()

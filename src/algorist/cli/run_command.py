@@ -11,7 +11,7 @@ import typer
 from algorist.cli.arguments import Overrides, RecipeArgument, read_recipe
 from algorist.cli.flags import with_flags
 from algorist.cli.interrupt import Stopped, command_again, stopped_at_once
-from algorist.cli.quiet import quiet_libraries
+from algorist.cli.quiet import import_quietly
 from algorist.store.stages import EVALUATED
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _run(loaded: Recipe, display: TerminalDisplay, resume: bool, stages: tuple[s
     if not resume and _has_files(loaded):
         check_folder(loaded, resume=False)
         problems = Problems.load(loaded, stages)
-    quiet_libraries("algorist.training.grpo_setup", display.say)
+    import_quietly("algorist.training.grpo_setup", display.say)
     from algorist.runs.pipeline import run_recipe
 
     state = run_recipe(loaded, display=display, resume=resume, stages=stages, problems=problems)

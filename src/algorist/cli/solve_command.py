@@ -91,9 +91,9 @@ def load_solver(model: str | None, prompt_format: str | None, template: list[str
     switches = read_template(template)
     path, run = find_model(model)
     note(f"loading {path} …")
-    from algorist.cli.quiet import quiet_libraries
+    from algorist.cli.quiet import import_quietly
 
-    quiet_libraries("algorist.runs.solve")
+    import_quietly("algorist.runs.solve")
     from algorist.runs.solve import Solver
 
     recipe = load_run_recipe(run, runs="model") if run else None
@@ -128,9 +128,9 @@ def _from_server(
     temperature: float,
 ) -> list[dict[str, Any]]:
     """Ask a server; a run or model folder beside it gives prompt format, chat template and length."""
-    from algorist.cli.quiet import quiet_libraries
+    from algorist.cli.quiet import import_quietly
 
-    quiet_libraries("algorist.runs.solve")
+    import_quietly("algorist.runs.solve")
     from algorist.prompts.attached import attached
     from algorist.prompts.of_recipe import how_to_ask
     from algorist.runs.endpoint import Endpoint
