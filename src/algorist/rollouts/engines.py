@@ -60,6 +60,7 @@ def make_engine(
 
         if isinstance(vllm, VLLMServerSection) and own_server(vllm):
             return VLLMServerEngine(model, tokenizer, settings=vllm, together=together)
+        # TRL's own integration keeps its server to itself: an evaluation then runs vLLM here.
         return VLLMEngine(model, tokenizer, settings=None if isinstance(vllm, VLLMServerSection) else vllm)
     if name == "transformers":
         return TransformersEngine(model, tokenizer, token_budget=token_budget)
