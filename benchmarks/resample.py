@@ -51,6 +51,8 @@ RATING_SECONDS: dict[Path, float] = {}
 ARMS = {
     "plain": [],
     "refill": ["grpo.resample={max_rounds: 4, max_share: 4}"],
+    "refill-all": ["grpo.resample={when_below: 1, max_rounds: 12, max_share: 12}"],
+    "filter-refill": ["data.train.pass_rate=[0.1,0.9]", "grpo.resample={max_rounds: 4, max_share: 4}"],
     "filter": ["data.train.pass_rate=[0.1,0.9]"],
     "pools": ["grpo.pools={solved: 8, hopeless: 8}"],
     "replay": ["grpo.replay={max_age: 4}"],
@@ -143,7 +145,7 @@ def train(
 ) -> dict[str, Any]:
     """Train one arm until the target, below the folder of ``data``."""
     table, spent, folder = [], 0.0, data.parent
-    if arm == "filter":
+    if arm.startswith("filter"):
         began = time.process_time()
         path = rate(recipe_of(folder, data, *changes), samples=SAMPLES, model=model)
         # Later seeds find the table there; each pays for it all the same.
@@ -209,7 +211,7 @@ def main() -> None:
                 run = train(arm, seed, start, data, held_out, changes, given.target)
                 runs.append(run)
                 print(
-                    f"{arm:7} seed {seed}: {run['seconds']:6.1f} s, {run['steps']:3} steps, accuracy {run['last']:.3f}, useful "
+                    f"{arm:13} seed {seed}: {run['seconds']:6.1f} s, {run['steps']:3} steps, accuracy {run['last']:.3f}, useful "
                     f"{run['trained_useful_share']:.2f}{f', of these {t:.1f} s of rating' if (t := run['rating_seconds']) else ''}"
                     f"{'' if run['reached'] else ', target not reached'}",
                     flush=True,
