@@ -30,6 +30,10 @@ def folder_without_tokenizer(where: Path) -> Path:
             ["not divisible by", "grpo.gradient_accumulation_steps=7"],
         ),
         (
+            ["run", "quickstart", "grpo.group_size=1000003"],
+            ["not divisible by", "grpo.gradient_accumulation_steps=1000003"],
+        ),
+        (
             ["run", "quickstart", "data.train.name=gsm8k", "data.train.path=nowhere.jsonl"],
             ["no file or folder at nowhere.jsonl"],
         ),

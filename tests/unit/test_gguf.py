@@ -59,6 +59,9 @@ def write_gguf(path: Path, *, quantised: bool = False, without: str = "") -> Lla
     writer.add_token_list([word for word, _ in words])
     writer.add_token_types([3 if word.startswith("<|") else 1 for word, _ in words])
     writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in merges])
+    writer.add_bos_token_id(
+        tokenizer.eos_token_id
+    )  # real files have one; transformers 5.17 reads none without
     writer.add_eos_token_id(tokenizer.eos_token_id)
     writer.add_pad_token_id(tokenizer.pad_token_id)
     writer.add_chat_template(str(tokenizer.chat_template))

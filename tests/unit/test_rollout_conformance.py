@@ -266,7 +266,9 @@ def test_lora_is_active_and_followed(dora: bool, make: Make) -> None:
             expected = fresh_log_probs(model, prompt, group[0].token_ids)
             torch.testing.assert_close(torch.tensor(group[0].log_probs), expected, atol=2e-5, rtol=1e-5)
     with model.disable_adapter():
-        assert engine.generate(prompts, 1, GREEDY) == plain
+        for (without,), (before,) in zip(engine.generate(prompts, 1, GREEDY), plain, strict=True):
+            assert without.token_ids == before.token_ids
+            assert without.log_probs == pytest.approx(before.log_probs, abs=2e-5)
     assert model.training
 
 

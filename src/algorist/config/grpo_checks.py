@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from algorist.errors import nearest
@@ -58,8 +59,8 @@ def check_grpo(section: GRPOSection) -> None:
         shared, factor = " × processes", f" × {section.processes}"
     per_step = per_micro * section.gradient_accumulation_steps
     if per_step % section.group_size:
-        fits = [k for k in range(2, per_step + 1) if per_step % k == 0]
-        need = next(a for a in range(1, 10_000) if per_micro * a % section.group_size == 0)
+        fits = [k for k in range(2, min(per_step, 10_000) + 1) if per_step % k == 0]
+        need = section.group_size // math.gcd(per_micro, section.group_size)
         raise ValueError(
             f"grpo.batch_size × grpo.gradient_accumulation_steps{shared} = {section.batch_size} × "
             f"{section.gradient_accumulation_steps}{factor} = {per_step} completions per step, not divisible by "

@@ -33,6 +33,10 @@ log = logging.getLogger("algorist.training.checkpoint")
 MANIFEST = "manifest.json"
 STATE = "algorist_state.pt"
 _STAGING = ".saving"
+# transformers 5.17 reads the optimizer of several CPU processes to "cpu:0", a place that torch does not know by itself.
+torch.serialization.register_package(
+    100, lambda storage: None, lambda storage, place: storage if place == "cpu:0" else None
+)
 LAYOUT = 2
 """Layout of ``algorist_state.pt``; checkpoints of another one are refused."""
 

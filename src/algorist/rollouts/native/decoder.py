@@ -7,6 +7,7 @@ T tokens, D head dimension.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -55,23 +56,53 @@ class Decoder:
             len(weights.layers), weights.kv_heads, weights.head_dim, dtype=self.cache_dtype, device=device
         )
 
-    def prefill(self, ids_PT: Tensor, lengths_P: Tensor, places: Tensor) -> Tensor:
-        """Compute new prompts, padded on the right, store them at ``places`` of the cache, return logits (P, V)."""
+    def prefix(self, ids_C: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Compute tokens that several prompts begin with; return keys and values (1, K, C, D) of each layer."""
+        found: list[tuple[Tensor, Tensor]] = []
+        self._whole(ids_C.unsqueeze(0), [], lambda index, k, v: found.append((k, v)))
+        return found
+
+    def prefill(
+        self, ids_PT: Tensor, lengths_P: Tensor, places: Tensor, prefix: list[tuple[Tensor, Tensor]]
+    ) -> Tensor:
+        """Compute new prompts, padded on the right, store them at ``places`` of the cache, return logits (P, V).
+
+        Args:
+            ids_PT: The tokens that follow those of ``prefix``, at least one of each prompt.
+            lengths_P: How many they are, without padding.
+            places: Where whole prompts go.
+            prefix: What ``prefix`` returned; empty for prompts that begin with nothing in common.
+        """
+        prompts, size = ids_PT.shape
+        x = self._whole(ids_PT, prefix, lambda index, k, v: self.cache.write_prompts(index, places, k, v))
+        last = torch.arange(prompts, device=x.device) * size + lengths_P - 1
+        return self._logits(x[last])
+
+    def _whole(
+        self, ids_PT: Tensor, prefix: list[tuple[Tensor, Tensor]], keep: Callable[[int, Tensor, Tensor], None]
+    ) -> Tensor:
+        """Run whole prompts behind a common prefix of C tokens; ``keep`` gets each layer's (P, K, C + T, D); return (P·T, H)."""
         w = self.w
         prompts, size = ids_PT.shape
+        past = prefix[0][0].shape[2] if prefix else 0
         x = self._embed(ids_PT.reshape(-1))
-        rotation = self._scaled(self._rotation[:size].repeat(prompts, 1, 1))
+        rotation = self._scaled(self._rotation[past : past + size].repeat(prompts, 1, 1))
+        seen = torch.ones(size, past + size, dtype=torch.bool, device=x.device).tril(past) if prefix else None
         for index, layer in enumerate(w.layers):
             qk, v = self._project(layer, x, rotation)
             qk = qk.view(prompts, size, self.width, w.head_dim).transpose(1, 2)
             q, k = qk[:, : w.heads], qk[:, w.heads :]
             v = v.view(prompts, size, w.kv_heads, w.head_dim).transpose(1, 2).to(k.dtype)
-            self.cache.write_prompts(index, places, k, v)
+            if prefix:
+                k, v = (
+                    torch.cat([p.expand(prompts, -1, -1, -1), own], 2)
+                    for p, own in zip(prefix[index], (k, v))
+                )
+            keep(index, k, v)
             k, v = k.repeat_interleave(self.queries, 1), v.repeat_interleave(self.queries, 1)
-            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0)
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=seen is None, scale=1.0)
             x = self._rest(layer, x, out.transpose(1, 2).reshape(prompts * size, -1))
-        last = torch.arange(prompts, device=x.device) * size + lengths_P - 1
-        return self._logits(x[last])
+        return x
 
     def step(
         self,

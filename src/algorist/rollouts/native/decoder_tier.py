@@ -22,6 +22,8 @@ from algorist.rollouts.row_state import Rows
 
 _FIRST_TIMES = 64
 _PREFILL_TOKENS = 8192
+_PREFIX_SAVES = 256
+"""A prefix gets a pass of its own when that spares so many tokens: a pass of few tokens costs as much as one of a hundred."""
 
 
 class DecoderTier:
@@ -61,6 +63,15 @@ def plan_room(
     raise EngineError(too_small(token_budget, longest, max_new_tokens))
 
 
+def common_prefix(prompts: Prompts) -> int:
+    """Return how many tokens all prompts begin with, each having one more; 0 where a pass for them would save little."""
+    known = {tuple(p) for p in prompts}
+    low, high = min(known), max(known)  # of all in this order, these two have the least in common
+    size = min(map(len, known)) - 1
+    common = next((i for i, (a, b) in enumerate(zip(low[:size], high[:size], strict=True)) if a != b), size)
+    return common if common * (len(known) - 1) >= _PREFIX_SAVES else 0
+
+
 class Schedule:
     """The state of one request."""
 
@@ -83,6 +94,8 @@ class Schedule:
         self.row_of: list[int | None] = []  # per slot, None when idle
         self.place_of: dict[int, int] = {}  # per prompt in the cache
         self.logits_of: dict[int, Tensor] = {}  # per prompt with rows that have not started
+        self.common = common_prefix(prompts)
+        self._prefix: list[tuple[Tensor, Tensor]] = []
         self.now = 0  # the time that is written next
         self.start_S = self.position_S = self.token_S = torch.zeros(0, dtype=torch.int64, device=self.device)
         self.groups: GroupMap | None = None
@@ -205,16 +218,21 @@ class Schedule:
         self.decoder.cache.set_prompts(max(self.place_of.values()) + 1, max(lengths))
 
     def _prefill(self, new: list[int]) -> None:
+        """Compute prompts; what all of the request begin with (a system prompt, worked examples) only once."""
+        begin = self.common
+        if begin and not self._prefix:
+            self._prefix = self.decoder.prefix(torch.tensor(list(self.prompts[0][:begin])).to(self.device))
         order = deque(sorted(new, key=lambda p: -len(self.prompts[p])))
         while order:
             size = len(self.prompts[order[0]])
             chunk = [order.popleft() for _ in range(min(len(order), max(1, _PREFILL_TOKENS // size)))]
-            ids = torch.zeros(len(chunk), size, dtype=torch.int64)
+            ids = torch.zeros(len(chunk), size - begin, dtype=torch.int64)
             for i, prompt in enumerate(chunk):
-                ids[i, : len(self.prompts[prompt])] = torch.tensor(list(self.prompts[prompt]))
-            lengths = torch.tensor([len(self.prompts[p]) for p in chunk], device=self.device)
+                rest = list(self.prompts[prompt][begin:])
+                ids[i, : len(rest)] = torch.tensor(rest)
+            lengths = torch.tensor([len(self.prompts[p]) - begin for p in chunk], device=self.device)
             places = torch.tensor([self.place_of[p] for p in chunk], device=self.device)
-            found = self.decoder.prefill(ids.to(self.device), lengths, places)
+            found = self.decoder.prefill(ids.to(self.device), lengths, places, self._prefix)
             self.logits_of.update(zip(chunk, found, strict=True))
 
     def _begin(self, slots: list[int], rows: list[int]) -> None:
