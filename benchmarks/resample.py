@@ -46,12 +46,13 @@ from algorist.store.run_log import Quiet
 from algorist.training.grpo_setup import make_grpo_trainer
 from algorist.types import Parsed
 
-EVERY, MAX_STEPS, SAMPLES = 5, 120, 4
+EVERY, MAX_STEPS, SAMPLES, FEW = 5, 120, 4, 300
 RATING_SECONDS: dict[Path, float] = {}
 ARMS = {
     "plain": [],
     "refill": ["grpo.resample={max_rounds: 4, max_share: 4}"],
     "refill-all": ["grpo.resample={when_below: 1, max_rounds: 12, max_share: 12}"],
+    "filter-few": ["data.train.pass_rate=[0.1,0.9]"],  # of the first FEW problems, which alone are rated
     "filter-refill": ["data.train.pass_rate=[0.1,0.9]", "grpo.resample={max_rounds: 4, max_share: 4}"],
     "filter": ["data.train.pass_rate=[0.1,0.9]"],
     "pools": ["grpo.pools={solved: 8, hopeless: 8}"],
@@ -145,6 +146,10 @@ def train(
 ) -> dict[str, Any]:
     """Train one arm until the target, below the folder of ``data``."""
     table, spent, folder = [], 0.0, data.parent
+    if arm == "filter-few":
+        lines = data.read_text(encoding="utf-8").splitlines()[:FEW]
+        data = data.with_name("few.jsonl")
+        data.write_text("\n".join(lines) + "\n", encoding="utf-8")
     if arm.startswith("filter"):
         began = time.process_time()
         path = rate(recipe_of(folder, data, *changes), samples=SAMPLES, model=model)

@@ -4,6 +4,7 @@
     python benchmarks/rollout.py --quick         # tiny, float32, one thread
     python benchmarks/rollout.py --scaling       # native tokens/s and cache size against group, completion, prompt length
     python benchmarks/rollout.py --model FOLDER  # a real model: 16 completions of 48 tokens of one prompt
+    python benchmarks/rollout.py --model FOLDER --shots 8  # one completion each of 24 problems behind 8 worked examples
     python benchmarks/rollout.py --profile       # where the time of one native rollout goes
 
 Only useful tokens count: those up to and including the end token. Weights are random; the end token's logit is set so
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
+from unittest import mock
 
 import torch
 from measure import compare, median_with_interval, ratio_with_interval, save_json
@@ -24,6 +26,7 @@ from models import load_model, word_problems
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from algorist.rollouts.base import SamplingParams
+from algorist.rollouts.native import decoder_tier
 from algorist.rollouts.native.engine import NativeEngine
 
 EOS, PAD, NO_END = 1, 0, -1
@@ -191,6 +194,37 @@ def run_case(
     }
 
 
+def run_shots(shots: int, dtype: str, threads: int, repeats: int, name: str) -> dict[str, Any]:
+    """Measure problems behind the same worked examples: computed once, once per problem, and ``generate``."""
+    torch.set_num_threads(threads)
+    case = Case("few_shot", 0, 0, 0, 0, 0, 0, True, 24, 1, 32)
+    model, problems, case = prepared(replace(case, prompts=case.prompts + shots), dtype, name)
+    examples = [token for problem in problems[:shots] for token in problem]
+    prompts = [examples + problem for problem in problems[shots:]]
+    ours = with_engine(NativeEngine(model), prompts, case)
+
+    def each_on_its_own() -> float:
+        with mock.patch.object(decoder_tier, "_PREFIX_SAVES", 10**12):
+            return ours()
+
+    generate = with_generate(model, prompts, case)
+    samples = compare(
+        {"native": ours, "each_on_its_own": each_on_its_own, "generate": generate}, repeats, warmup=1
+    )
+    found: dict[str, Any] = {
+        "shots": shots, "common_tokens": decoder_tier.common_prefix(prompts), "dtype": dtype, "threads": threads, "samples": samples,
+    }  # fmt: skip
+    for other in ("each_on_its_own", "generate"):
+        ratio = ratio_with_interval(samples["native"]["cpu_rates"], samples[other]["cpu_rates"])
+        found[f"ratio_to_{other}_processor_time"] = ratio
+        print(
+            f"{shots} shots ({found['common_tokens']} tokens in common), {dtype}, {threads} thread(s): {ratio['ratio']:.2f}× "
+            f"[{ratio['low']:.2f}, {ratio['high']:.2f}] {other} in processor time",
+            flush=True,
+        )
+    return found
+
+
 def run_scaling(repeats: int, threads: int) -> list[dict[str, Any]]:
     """Native tokens/s of the tiny model against group size, completion length and prompt length; no early ends."""
     torch.set_num_threads(threads)
@@ -249,6 +283,9 @@ def main() -> None:
     parser.add_argument("--tiers", default="auto", help="auto, module, or both with a comma")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--model", help="folder or hub name of a model, instead of --cases")
+    parser.add_argument(
+        "--shots", type=int, default=0, help="with --model: worked examples before each problem"
+    )
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--scaling", action="store_true")
     parser.add_argument("--profile", action="store_true")
@@ -266,6 +303,14 @@ def main() -> None:
     if arguments.scaling:
         rows = run_scaling(arguments.repeats, threads[0])
         print(save_json(arguments.out or "rollout_scaling", {"threads": threads[0], "results": rows}))
+        return
+    if arguments.shots:
+        shots = [
+            run_shots(arguments.shots, d, t, arguments.repeats, arguments.model)
+            for d in dtypes
+            for t in threads
+        ]
+        print(save_json(arguments.out or "rollout_shots", {"settings": vars(arguments), "results": shots}))
         return
     results = [
         run_case(CASES[name], dtype, count, arguments.repeats, arguments.tiers.split(","), arguments.model)
