@@ -18,8 +18,6 @@ from algorist.models.precision import on_gpu
 from algorist.rollouts.native.kv_cache import KVCache
 from algorist.rollouts.native.weights import DecoderWeights, Layer
 
-_FLOAT32_RESULTS = hasattr(torch.ops.aten.bmm, "dtype")  # torch 2.8
-
 
 @dataclass(slots=True)
 class GroupMap:
@@ -217,7 +215,7 @@ def _scores(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
     key = key.transpose(1, 2)
     if query.dtype == torch.float32:
         return torch.bmm(query, key) if mask is None else torch.baddbmm(mask, query, key)
-    if on_gpu(query.device) and _FLOAT32_RESULTS:
+    if on_gpu(query.device):
         scores = torch.bmm(query, key, out_dtype=torch.float32)
     else:
         scores = torch.bmm(query.float(), key.float())
