@@ -221,7 +221,10 @@ def main() -> None:
                     f"{'' if run['reached'] else ', target not reached'}",
                     flush=True,
                 )
-    found: dict[str, Any] = {"settings": vars(given), "runs": runs}
+    found: dict[str, Any] = {
+        "settings": {**vars(given), "model": given.model.name if given.model else None},
+        "runs": runs,
+    }
     times = {arm: [r["seconds"] for r in runs if r["arm"] == arm] for arm in given.arms}
     for arm in given.arms:
         if arm != "plain" and "plain" in times and given.seeds > 1:

@@ -17,6 +17,7 @@ import argparse
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -297,6 +298,7 @@ def main() -> None:
         arguments.cases = "model"
     names, dtypes = arguments.cases.split(","), arguments.dtypes.split(",")
     threads = [int(t) for t in arguments.threads.split(",")]
+    settings = {**vars(arguments), "model": arguments.model and Path(arguments.model).name}
     if arguments.profile:
         print(run_profile(CASES[names[0]], dtypes[0], threads[0], arguments.model))
         return
@@ -310,7 +312,7 @@ def main() -> None:
             for d in dtypes
             for t in threads
         ]
-        print(save_json(arguments.out or "rollout_shots", {"settings": vars(arguments), "results": shots}))
+        print(save_json(arguments.out or "rollout_shots", {"settings": settings, "results": shots}))
         return
     results = [
         run_case(CASES[name], dtype, count, arguments.repeats, arguments.tiers.split(","), arguments.model)
@@ -318,7 +320,7 @@ def main() -> None:
         for dtype in dtypes
         for count in threads
     ]
-    payload = {"settings": vars(arguments), "results": results}
+    payload = {"settings": settings, "results": results}
     print(save_json(arguments.out or ("rollout_quick" if arguments.quick else "rollout"), payload))
 
 

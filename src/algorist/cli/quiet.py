@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import logging
@@ -43,6 +44,13 @@ def import_quietly(module: str, say: Callable[[str], None] | None = None) -> Non
         finally:
             gc.enable()
         gc.freeze()
+        atexit.register(_unfreeze)
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
+
+
+def _unfreeze() -> None:
+    """Let the last collection see everything where Triton needs it: its binding prints what was not collected, page by page."""
+    if "triton" in sys.modules:
+        gc.unfreeze()
