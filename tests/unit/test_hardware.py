@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -44,6 +45,18 @@ def test_memory_that_is_taken_is_seen() -> None:
     del block
 
 
+def test_memory_that_was_taken_between_two_looks_is_in_the_peak() -> None:
+    hardware = Hardware()
+    before = hardware.read()["hardware/ram_gb"]
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # the peak is that of the test from here on
+    block = torch.ones(50_000_000)
+    del block
+    after = hardware.read()
+    assert after["hardware/ram_peak_gb"] - before > 0.15
+    assert after["hardware/ram_gb"] < before + 0.1
+
+
 def test_children_count_and_one_that_ends_is_forgotten() -> None:
     code = "import time\nblock = bytearray(120_000_000)\nprint('ready', flush=True)\nwhile True: pass"
     alone = Hardware().read()["hardware/ram_gb"]
@@ -64,7 +77,7 @@ def test_children_count_and_one_that_ends_is_forgotten() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_without_a_gpu_nothing_is_said_of_one() -> None:
-    assert set(Hardware().read()) == {"hardware/ram_gb", "hardware/cpu_percent"}
+    assert set(Hardware().read()) == {"hardware/ram_gb", "hardware/ram_peak_gb", "hardware/cpu_percent"}
 
 
 @pytest.mark.gpu
@@ -87,7 +100,7 @@ def test_every_logged_line_has_it_and_the_report_sums_it_up(tmp_path: Path) -> N
     logged = [row for row in rows if "loss" in row]
     assert [(r["stage"], r["step"]) for r in logged] == [("sft", 1), ("sft", 2), ("grpo", 1), ("grpo", 2)]
     assert all(0.05 < row["hardware/ram_gb"] < 64 and row["hardware/cpu_percent"] > 0 for row in logged)
-    most = max(row["hardware/ram_gb"] for row in logged)
+    most = max(max(row["hardware/ram_gb"], row["hardware/ram_peak_gb"]) for row in logged)
     told = dict(collect(RunFolder(tmp_path / "r"))["environment"])["use of hardware"]
     assert told.startswith(f"RAM up to {most:.2f} GB, processor ") and told.endswith(
         " % of one core in the mean"

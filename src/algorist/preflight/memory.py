@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import resource
-import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -23,6 +21,7 @@ from torch import Tensor, nn
 
 from algorist.models.precision import HALF, Precision, compute_dtype, on_gpu, weight_dtype
 from algorist.rollouts.native.decoder import cache_dtype
+from algorist.tracking.hardware import own_memory
 from algorist.training.batch import Batch
 from algorist.training.lm_head import CACHE_BYTES, CHUNK_ELEMENTS, TILE_COLUMNS, TILE_ROWS
 from algorist.training.log_probs import LogProbs, packed_log_probs, recomputes, unwrap
@@ -304,7 +303,7 @@ def memory_now() -> int:
         return int(torch.cuda.memory_allocated())
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
-    return _status("VmRSS")
+    return own_memory("VmRSS")
 
 
 def memory_limit() -> int:
@@ -330,14 +329,4 @@ def peak() -> int:
     """Return the highest value since ``reset_peak``, in bytes."""
     if torch.cuda.is_available():
         return int(torch.cuda.max_memory_allocated())
-    return _status("VmHWM")
-
-
-def _status(name: str) -> int:
-    found = Path("/proc/self/status")
-    if found.is_file():
-        for line in found.read_text().splitlines():
-            if line.startswith(name):
-                return int(line.split()[1]) * 1024
-    # macOS counts bytes, Linux kilobytes.
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return own_memory("VmHWM")

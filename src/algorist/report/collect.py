@@ -265,13 +265,18 @@ def _rollout(row: dict[str, Any], prompts: dict[str, int]) -> dict[str, Any]:
 def _hardware(lines: Sequence[dict[str, Any]]) -> dict[str, str]:
     """Return one line on what the run took of the machine, from the ``hardware/…`` numbers of its metrics."""
     told = []
-    for name, text, mean in (
-        ("ram_gb", "RAM up to {:.2f} GB", False),
-        ("cpu_percent", "processor {:.0f} % of one core in the mean", True),
-        ("gpu_memory_peak_gb", "GPU memory up to {:.2f} GB", False),
-        ("gpu_percent", "GPU {:.0f} % busy in the mean", True),
+    for names, text, mean in (
+        (
+            ("ram_gb", "ram_peak_gb"),
+            "RAM up to {:.2f} GB",
+            False,
+        ),  # at a line with children; alone, between lines
+        (("cpu_percent",), "processor {:.0f} % of one core in the mean", True),
+        (("gpu_memory_peak_gb",), "GPU memory up to {:.2f} GB", False),
+        (("gpu_percent",), "GPU {:.0f} % busy in the mean", True),
     ):
-        values = [v for line in lines if isinstance(v := line.get(f"hardware/{name}"), (int, float))]
+        found = [line.get(f"hardware/{name}") for line in lines for name in names]
+        values = [v for v in found if isinstance(v, (int, float))]
         if values:
             told.append(text.format(sum(values) / len(values) if mean else max(values)))
     return {"use of hardware": ", ".join(told)} if told else {}

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import resource
+import sys
 import time
+from pathlib import Path
 
 import psutil
 import torch
@@ -12,6 +15,17 @@ log = logging.getLogger("algorist.tracking.hardware")
 
 LOOK_EVERY_S = 10.0
 """Seconds between two looks for new child processes and for the load of the GPU, which cost more than the rest."""
+
+
+def own_memory(name: str) -> int:
+    """Return bytes of this process: ``VmRSS`` (resident now) or ``VmHWM`` (most so far); off Linux always the latter."""
+    found = Path("/proc/self/status")
+    if found.is_file():
+        for line in found.read_text().splitlines():
+            if line.startswith(name):
+                return int(line.split()[1]) * 1024
+    # macOS counts bytes, Linux kilobytes.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 class Hardware:
@@ -31,8 +45,8 @@ class Hardware:
         self._own = psutil.Process()
 
     def read(self) -> dict[str, float]:
-        """Return ``hardware/…``: ram_gb (resident, 1e9 bytes), cpu_percent (100 is one core), and with CUDA
-        gpu_memory_gb (allocated by tensors now), gpu_memory_peak_gb (most so far), gpu_percent (where the driver tells)."""
+        """Return ``hardware/…``: ram_gb (resident, 1e9 bytes), ram_peak_gb (the most so far, of this process alone),
+        cpu_percent (100 is one core), and with CUDA gpu_memory_gb (allocated by tensors now), gpu_memory_peak_gb (most so far), gpu_percent (where the driver tells)."""
         if time.perf_counter() - self._looked > LOOK_EVERY_S:
             self._look()
         ram, spent = float(self._own.memory_info().rss), 0.0
@@ -51,7 +65,8 @@ class Hardware:
         spent += own - self._own_seconds
         percent = 100 * spent / max(now - self._time, 1e-9)
         self._time, self._own_seconds = now, own
-        return {"hardware/ram_gb": ram / 1e9, "hardware/cpu_percent": percent, **self._gpu()}
+        memory = {"hardware/ram_gb": ram / 1e9, "hardware/ram_peak_gb": own_memory("VmHWM") / 1e9}
+        return {**memory, "hardware/cpu_percent": percent, **self._gpu()}
 
     def _look(self) -> None:
         """Find child processes, and ask for the load of the GPU."""
