@@ -33,8 +33,8 @@ LEAST_DROP = 0.1
 ENTROPY_TIMES, ENTROPY_NATS = 2.0, 1.0
 """An entropy that doubled and grew by a nat per token while the reward did not rise: the policy turns into noise."""
 COLLAPSED, NARROW = 0.1, 0.3
-"""Share of the first entropy that is left: below a tenth exploration is over; below three tenths it is when few groups
-still differ (``FEW_USEFUL``)."""
+"""Share of the entropy that is left: below a tenth of the first exploration is over; below three tenths of the widest it is when
+few groups still differ (``FEW_USEFUL``)."""
 FEW_USEFUL = 0.3
 LEAST_ENTROPY = 0.01
 """Nats per token at the start; below it a model is deterministic anyway and has nothing to lose."""
@@ -283,21 +283,25 @@ def _too_large(signals: Signals, stage: str, facts: list[str], samples: tuple[st
 @CAUSES.register("entropy_collapse")
 def entropy_collapse(signals: Signals) -> Finding | None:
     """The policy became nearly deterministic before it became good."""
-    first, last = ends(signals.series("entropy"))
+    series = signals.series("entropy")
+    first, last = ends(series)
     window = recent(signals.batches)
     if not first or not window or middle(first) < LEAST_ENTROPY:
         return None
-    left = middle(last) / middle(first)
+    # A policy that is certain at the start explores first, then narrows: what it had at its widest counts there.
+    size = len(last)
+    widest = max(middle(series[i : i + size]) for i in range(len(series) - 2 * size + 1))
+    left, narrowed = middle(last) / middle(first), middle(last) / max(widest, middle(first))
     useful = 1 - share(window, "same_reward")
     good = pooled(window, lambda b: b.accuracy).mean > 0.9
-    if good or not (left < COLLAPSED or (left < NARROW and useful < FEW_USEFUL)):
+    if good or not (left < COLLAPSED or (narrowed < NARROW and useful < FEW_USEFUL)):
         return None
     return Finding(
         "entropy_collapse",
         "The policy became nearly deterministic before it became good: it no longer tries anything else.",
         2,
         (
-            f"entropy {middle(first):.3g} → {middle(last):.3g} nats per token ({percent(left)} is left)",
+            f"entropy {max(widest, middle(first)):.3g} → {middle(last):.3g} nats per token ({percent(narrowed)} is left)",
             f"groups that still differ in reward: {percent(useful)}; of one text only: "
             f"{percent(share(window, 'identical'))} ({span(window)})",
             f"accuracy by step: {per_step(signals.batches, lambda b: b.accuracy.mean)}",
