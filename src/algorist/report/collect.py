@@ -265,12 +265,9 @@ def _rollout(row: dict[str, Any], prompts: dict[str, int]) -> dict[str, Any]:
 def _hardware(lines: Sequence[dict[str, Any]]) -> dict[str, str]:
     """Return one line on what the run took of the machine, from the ``hardware/…`` numbers of its metrics."""
     told = []
+    ram = ("ram_gb", "ram_peak_gb")  # with its children, but at the lines only; between them, but alone
     for names, text, mean in (
-        (
-            ("ram_gb", "ram_peak_gb"),
-            "RAM up to {:.2f} GB",
-            False,
-        ),  # at a line with children; alone, between lines
+        (ram, "RAM up to {:.2f} GB", False),
         (("cpu_percent",), "processor {:.0f} % of one core in the mean", True),
         (("gpu_memory_peak_gb",), "GPU memory up to {:.2f} GB", False),
         (("gpu_percent",), "GPU {:.0f} % busy in the mean", True),

@@ -46,7 +46,8 @@ class Hardware:
 
     def read(self) -> dict[str, float]:
         """Return ``hardware/…``: ram_gb (resident, 1e9 bytes), ram_peak_gb (the most so far, of this process alone),
-        cpu_percent (100 is one core), and with CUDA gpu_memory_gb (allocated by tensors now), gpu_memory_peak_gb (most so far), gpu_percent (where the driver tells)."""
+        cpu_percent (100 is one core), and with CUDA gpu_memory_gb (allocated by tensors now), gpu_memory_peak_gb
+        (most so far), gpu_percent (where the driver tells)."""
         if time.perf_counter() - self._looked > LOOK_EVERY_S:
             self._look()
         ram, spent = float(self._own.memory_info().rss), 0.0

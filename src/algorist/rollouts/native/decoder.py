@@ -94,7 +94,7 @@ class Decoder:
             if prefix:
                 k, v = (
                     torch.cat([p.expand(prompts, -1, -1, -1), own], 2)
-                    for p, own in zip(prefix[index], (k, v))
+                    for p, own in zip(prefix[index], (k, v), strict=True)
                 )
             keep(index, k, v)
             k, v = k.repeat_interleave(self.queries, 1), v.repeat_interleave(self.queries, 1)
