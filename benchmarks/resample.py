@@ -53,7 +53,6 @@ ARMS = {
     "refill": ["grpo.resample={max_rounds: 4, max_share: 4}"],
     "refill-all": ["grpo.resample={when_below: 1, max_rounds: 12, max_share: 12}"],
     "filter-few": ["data.train.pass_rate=[0.1,0.9]"],  # of the first FEW problems, which alone are rated
-    "filter-refill": ["data.train.pass_rate=[0.1,0.9]", "grpo.resample={max_rounds: 4, max_share: 4}"],
     "filter": ["data.train.pass_rate=[0.1,0.9]"],
     "pools": ["grpo.pools={solved: 8, hopeless: 8}"],
     "replay": ["grpo.replay={max_age: 4}"],
@@ -150,7 +149,7 @@ def train(
         lines = data.read_text(encoding="utf-8").splitlines()[:FEW]
         data = data.with_name("few.jsonl")
         data.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    if arm.startswith("filter"):
+    if arm in ("filter", "filter-few"):
         began = time.process_time()
         path = rate(recipe_of(folder, data, *changes), samples=SAMPLES, model=model)
         # Later seeds find the table there; each pays for it all the same.
@@ -216,7 +215,7 @@ def main() -> None:
                 run = train(arm, seed, start, data, held_out, changes, given.target)
                 runs.append(run)
                 print(
-                    f"{arm:13} seed {seed}: {run['seconds']:6.1f} s, {run['steps']:3} steps, accuracy {run['last']:.3f}, useful "
+                    f"{arm:10} seed {seed}: {run['seconds']:6.1f} s, {run['steps']:3} steps, accuracy {run['last']:.3f}, useful "
                     f"{run['trained_useful_share']:.2f}{f', of these {t:.1f} s of rating' if (t := run['rating_seconds']) else ''}"
                     f"{'' if run['reached'] else ', target not reached'}",
                     flush=True,
@@ -227,6 +226,12 @@ def main() -> None:
     }
     times = {arm: [r["seconds"] for r in runs if r["arm"] == arm] for arm in given.arms}
     for arm in given.arms:
+        rating = [r["rating_seconds"] for r in runs if r["arm"] == arm]
+        if any(rating):  # the table is kept: without it, and with one for all runs
+            bare = [took - spent for took, spent in zip(times[arm], rating, strict=True)]
+            times[f"{arm} without its rating"] = bare
+            times[f"{arm} with one rating for all"] = [took + rating[0] / len(bare) for took in bare]
+    for arm in times:
         if arm != "plain" and "plain" in times and given.seeds > 1:
             found[arm] = measure.ratio_with_interval(times[arm], times["plain"])
             told = found[arm]

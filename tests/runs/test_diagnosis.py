@@ -260,6 +260,19 @@ def test_entropy_collapse(runs: Runs, paying: Path) -> None:
     assert "entropy_collapse" in names(sure)
 
 
+def test_entropy_that_rose_before_it_collapsed(runs: Runs) -> None:
+    """A policy that was certain at the start: its first entropy says nothing of what it lost since."""
+    cold = runs("identical", "grpo.temperature=0.01", data=runs.hard)  # hardly a group differs in reward
+    copy = runs.folder / "rose"
+    shutil.copytree(cold, copy)
+    lines = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]
+    logged = [line for line in lines if "entropy" in line and line["stage"] == "grpo"]
+    for place, line in enumerate(logged):
+        line["entropy"] = (0.14, 0.6, 0.6, 0.08)[4 * place // len(logged)]
+    (copy / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "entropy_collapse" in names(copy)
+
+
 def test_reward_fails(runs: Runs) -> None:
     broken = runs.folder / "broken.py"
     broken.write_text("def broken(completion):\n    return 'good'\n", encoding="utf-8")
