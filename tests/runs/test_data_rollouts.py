@@ -181,10 +181,10 @@ def test_mistakes_name_the_way_out(first: Run, tmp_path: Path) -> None:
         ({}, "params.run is missing"),
         ({"run": str(tmp_path)}, "not a run folder"),
         ({"run": run, "per_problme": 2}, "Did you mean 'per_problem'"),
-        ({"run": run, "per_problem": 0}, "whole number ≥ 1"),
+        ({"run": run, "per_problem": 0}, "per_problem is 0.*greater than or equal to 1"),
         ({"run": run, "order": "short"}, "Did you mean 'shortest'"),
-        ({"run": run, "correct": "yes"}, "expected true or false"),
-        ({"run": run, "min_reward": "high"}, "expected a number"),
+        ({"run": run, "correct": "yes"}, "correct is 'yes'.*valid boolean"),
+        ({"run": run, "min_reward": "high"}, "min_reward is 'high'.*valid number"),
     ):
         with pytest.raises(DataError, match=message):
             load_problems(section("rollouts", params=params))

@@ -10,11 +10,10 @@ as 3 + 6 = 9) and then goes on correctly from the wrong value. SFT imitates the 
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Iterator
 
-from algorist.data.base import Source, dataset, params_of
+from algorist.data.base import Source, dataset, id_of, is_held_out, params_of
 from algorist.errors import DataError
 from algorist.types import Problem
 
@@ -33,13 +32,7 @@ ASK = [
     "How many {t} has {a} at the end?",
 ]
 
-HELD_OUT_SHARE = 5  # one skeleton in five is held out
 MAX_VALUE = 30
-
-
-def in_test_split(skeleton: str) -> bool:
-    """Return True when problems with this skeleton belong to the test split."""
-    return int(hashlib.sha256(skeleton.encode()).hexdigest(), 16) % HELD_OUT_SHARE == 0
 
 
 def word_problems(
@@ -94,14 +87,14 @@ def _stream(rng: random.Random, test: bool, careless: float, steps: tuple[int, .
         skeleton = str(start) + "".join(
             f"{'+' if s > 0 else '-'}{f'{k}*' if k > 1 else ''}{n}" for s, k, n in ops
         )
-        if in_test_split(skeleton) != test:
+        if is_held_out(skeleton, one_in=5) != test:
             continue
         question = _tell(rng, start, ops)
         solution, shown = _demonstrate(rng, start, ops, careless)
         if min(shown) < 0 or max(shown) > MAX_VALUE:
             continue
         yield Problem(
-            id=hashlib.sha256(question.encode()).hexdigest()[:12],
+            id=id_of(question),
             question=question,
             answer=str(value),
             solution=solution,

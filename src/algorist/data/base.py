@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,12 +42,27 @@ def params_of(
         )
     if source.split not in ("train", "test"):
         raise DataError(f"{name} has no split '{source.split}'; expected 'train' or 'test'")
-    for key in source.params:
-        if key not in defaults:
-            raise DataError(
-                f"{name}: data.….params has the key '{key}'.{nearest(key, defaults)} Expected: {', '.join(defaults)}"
-            )
+    refuse_unknown(source.params, defaults, name)
     return defaults | source.params
+
+
+def refuse_unknown(params: Iterable[str], valid: Collection[str], where: str) -> None:
+    """Raise DataError for the first key of ``params`` that is not among ``valid``."""
+    for key in params:
+        if key not in valid:
+            raise DataError(
+                f"{where}: data.….params has the key '{key}'.{nearest(key, valid)} Expected: {', '.join(valid)}"
+            )
+
+
+def id_of(question: str) -> str:
+    """Return the id of a problem whose rows name none: 12 hexadecimal digits of its question's hash."""
+    return hashlib.sha256(question.encode()).hexdigest()[:12]
+
+
+def is_held_out(text: str, one_in: int = 10) -> bool:
+    """Return whether a hash puts ``text`` into the test split, as it does one text in ``one_in``."""
+    return int(hashlib.sha256(text.encode()).hexdigest(), 16) % one_in == 0
 
 
 Adapter = Callable[[Source], list[Problem]]

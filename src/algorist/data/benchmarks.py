@@ -1,4 +1,4 @@
-"""Evaluation sets that are no contests: MATH-500, Minerva, College Math, SVAMP."""
+"""Evaluation sets that are no contests: Minerva, College Math, SVAMP."""
 
 from __future__ import annotations
 
@@ -12,21 +12,6 @@ from algorist.data.files import Row
 from algorist.errors import DataError
 from algorist.grading import last_boxed
 from algorist.types import Problem
-
-
-@dataset("math500")
-def load_math500(source: Source) -> list[Problem]:
-    """MATH-500 (HuggingFaceH4/MATH-500), a part of the MATH test split, with subject and level."""
-    return to_problems(
-        load_source(source, hub="HuggingFaceH4/MATH-500", where="math500"),
-        where="math500",
-        question=lambda row: row.get("problem"),
-        answer=lambda row: row.get("answer") or last_boxed(str(row.get("solution", ""))),
-        solution=lambda row: row.get("solution"),
-        subject=lambda row: row.get("subject"),
-        level=lambda row: str(row.get("level", "")).removeprefix("Level ").strip(),
-        identity=lambda row: row.get("unique_id"),
-    )
 
 
 @dataset("minerva")

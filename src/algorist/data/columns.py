@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import re
 from collections.abc import Callable
 from typing import Any
 
-from algorist.data.base import Source
+from algorist.data.base import Source, id_of
 from algorist.data.files import Row, read_hub, read_rows
 from algorist.errors import DataError, nearest
 from algorist.types import Problem
@@ -116,7 +115,7 @@ def to_problems(
         if any(_SURROGATE.search(text) for text in texts):
             bad.append(f"row {number} holds half a character (a lone surrogate): {ascii(row)[:160]}")
             continue
-        problem_id = _text(identity(row)) or hashlib.sha256(asked.encode()).hexdigest()[:12]
+        problem_id = _text(identity(row)) or id_of(asked)
         while problem_id in seen:
             problem_id = f"{problem_id}-{number - 1}"
         seen.add(problem_id)

@@ -8,15 +8,15 @@ ends at a wrong one of them: SFT imitates that, and a verifiable reward teaches 
 from __future__ import annotations
 
 import ast
-import hashlib
 import random
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
+from operator import add, mul, sub, truediv
 from typing import Any
 
-from algorist.data.base import Source, dataset, params_of
+from algorist.data.base import Source, dataset, id_of, is_held_out, params_of
 from algorist.errors import DataError
 from algorist.grading import checker
 from algorist.types import Problem
@@ -31,6 +31,12 @@ PARAMS: dict[str, Any] = {
     "exact": True,
     "tries": 2,
     "careless": 0.0,
+}
+_OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: add,
+    ast.Sub: sub,
+    ast.Mult: mul,
+    ast.Div: truediv,
 }
 _SIGNS = str.maketrans({"×": "*", "·": "*", "⋅": "*", "÷": "/", "−": "-", "–": "-"})
 _COMMANDS = re.compile(r"\\(times|cdot|div|left|right)(?![a-zA-Z])")
@@ -55,7 +61,9 @@ def load_countdown(source: Source) -> list[Problem]:
         if len(problems) == params["count"]:
             return list(problems.values())
         problem, misses = _problem(rng, params), misses + 1
-        if problem and problem.question not in problems and _in_test(problem) == (source.split == "test"):
+        if not problem or problem.question in problems:
+            continue
+        if is_held_out(f"{problem.extra['numbers']}/{problem.extra['target']}") == (source.split == "test"):
             problems[problem.question], misses = problem, 0
     raise DataError(
         f"countdown found only {len(problems)} distinct problems of {params['count']}; ask for fewer, or raise max_number or max_target"
@@ -76,7 +84,7 @@ def _problem(rng: random.Random, params: Mapping[str, Any]) -> Problem | None:
     once = "each number once" if params["exact"] else "each number at most once"
     question = f"Make {target} from {listed}, using {once} and any of {' '.join(params['operators'])}."
     return Problem(
-        id=hashlib.sha256(question.encode()).hexdigest()[:12],
+        id=id_of(question),
         question=question,
         answer=expression,
         solution="\n".join(f"{text} = {value}" for text, value in steps),
@@ -117,18 +125,9 @@ def value_of(expression: str) -> tuple[Fraction | None, Counter[int]]:
             return Fraction(node.value)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             return -walk(node.operand)
-        if not isinstance(node, ast.BinOp):
-            raise ValueError
-        left, right = walk(node.left), walk(node.right)
-        if isinstance(node.op, ast.Add):
-            return left + right
-        if isinstance(node.op, ast.Sub):
-            return left - right
-        if isinstance(node.op, ast.Mult):
-            return left * right
-        if isinstance(node.op, ast.Div):
-            return left / right
-        raise ValueError  # // and **
+        if not isinstance(node, ast.BinOp) or type(node.op) not in _OPERATIONS:
+            raise ValueError  # // and ** too
+        return _OPERATIONS[type(node.op)](walk(node.left), walk(node.right))
 
     text = _COMMANDS.sub(lambda sign: {"times": "*", "cdot": "*", "div": "/"}.get(sign[1], ""), expression)
     text = " ".join(text.translate(_SIGNS).replace("$", "").split())
@@ -153,8 +152,3 @@ def countdown(problem: Mapping[str, Any], answer: str) -> bool:
     numbers = Counter(int(n) for n in (problem.get("numbers") or problem["nums"]))
     value, used = value_of(expression)
     return value == target and (used == numbers if problem.get("exact", True) else used <= numbers)
-
-
-def _in_test(problem: Problem) -> bool:
-    drawn = f"{problem.extra['numbers']}/{problem.extra['target']}"
-    return int(hashlib.sha256(drawn.encode()).hexdigest(), 16) % 10 == 0

@@ -47,12 +47,8 @@ def load_problems(
     if section.checker is not None:
         problems = [replace(p, checker=section.checker) for p in problems]
     _try_checkers(problems, section.name)
-    problems = _keep(
-        problems,
-        section.numeric_answers_only,
-        lambda p: numeric_value(p.answer) is not None,
-        "numeric_answers_only",
-    )
+    if section.numeric_answers_only:
+        problems = _numeric(problems)
     if section.correct_only:
         problems = _correct(problems, section.name)
     if section.pass_rate is not None:
@@ -93,13 +89,11 @@ def _try_checkers(problems: list[Problem], dataset: str) -> None:
             )
 
 
-def _keep(problems: list[Problem], wanted: bool, test: Callable[[Problem], bool], name: str) -> list[Problem]:
-    if not wanted:
-        return problems
-    kept = [p for p in problems if test(p)]
+def _numeric(problems: list[Problem]) -> list[Problem]:
+    kept = [p for p in problems if numeric_value(p.answer) is not None]
     if not kept:
         raise DataError(
-            f"{name} leaves none of {len(problems)} problems; first gold answer: {problems[0].answer!r}"
+            f"numeric_answers_only leaves none of {len(problems)} problems; first gold answer: {problems[0].answer!r}"
         )
     return kept
 

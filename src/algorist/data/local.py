@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from algorist.data.base import Source, dataset
+from algorist.data.base import Source, dataset, refuse_unknown
 from algorist.data.columns import load_source, pick_columns, to_problems, written
 from algorist.data.gsm8k import extract_hash_answer
-from algorist.errors import DataError, nearest
+from algorist.errors import DataError
 from algorist.grading import last_boxed
 from algorist.types import Problem
-
-PARAMS = ("answer_from", "skip_bad_rows")
 
 
 @dataset("local")
@@ -24,17 +22,12 @@ def load_local(source: Source) -> list[Problem]:
     ``skip_bad_rows`` rows without question or answer are left out and counted.
     """
     rows = load_source(source, hub=None, where="local")
+    refuse_unknown(source.params, ("answer_from", "skip_bad_rows"), "local")
     where = source.path or source.hub or "local"
     names = pick_columns(rows[0], source.columns, where=where)
     way = source.params.get("answer_from", "auto")
     if way not in ("as_is", "hash", "boxed", "auto"):
         raise DataError(f"data.….params.answer_from is '{way}'; expected as_is, hash, boxed or auto")
-
-    for key in source.params:
-        if key not in PARAMS:
-            raise DataError(
-                f"data.….params has the key '{key}'.{nearest(key, PARAMS)} Expected: {', '.join(PARAMS)}"
-            )
 
     def column(field: str) -> Callable[[Mapping[str, Any]], Any]:
         return (lambda row: row.get(names[field])) if field in names else (lambda row: "")

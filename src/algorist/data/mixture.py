@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from algorist.config.schema import DatasetSection
-from algorist.data.base import DATASETS, Source, dataset
+from algorist.data.base import DATASETS, Source, dataset, refuse_unknown
 from algorist.data.leakage import overlap
 from algorist.data.load import load_problems
 from algorist.errors import DataError, nearest
@@ -27,7 +27,7 @@ def load_mixture(source: Source) -> list[Problem]:
     parts stand in proportion to them: as many problems as possible without repeating one, drawn by ``seed``. The order
     is shuffled by ``seed``; null keeps the parts one after the other. ``subject`` stays, ``extra.dataset`` names the part.
     """
-    _known(source.params, ("parts", "seed"), "mixture")
+    refuse_unknown(source.params, ("parts", "seed"), "mixture")
     if source.path is not None or source.hub is not None:
         raise DataError(
             "mixture: data.….path or hub is set, but a mixture reads its parts only; put it into params.parts"
@@ -83,14 +83,6 @@ def load_holdout(source: Source) -> list[Problem]:
             len(problems) - cut,
         )
     return [p for p in problems[cut:] if p.id not in repeated]
-
-
-def _known(params: dict[str, Any], valid: tuple[str, ...], where: str) -> None:
-    for key in params:
-        if key not in valid:
-            raise DataError(
-                f"{where}: data.….params has the key '{key}'.{nearest(key, valid)} Expected: {', '.join(valid)}"
-            )
 
 
 def _load_part(part: dict[str, Any], number: int) -> list[Problem]:

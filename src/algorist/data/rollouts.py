@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
+
+from pydantic import Field, ValidationError
 
 from algorist.config.load import load_run_recipe
-from algorist.data.base import Source, dataset
+from algorist.config.section import Section
+from algorist.data.base import Source, dataset, refuse_unknown
 from algorist.data.load import load_problems
 from algorist.errors import CheckpointError, DataError, nearest
 from algorist.prompts import PromptFormat, get_format
@@ -16,8 +19,17 @@ from algorist.store.read import rollouts
 from algorist.types import Problem
 
 log = logging.getLogger("algorist.data")
-PARAMS = ("run", "correct", "min_reward", "per_problem", "order", "well_formed", "truncated")
-ORDERS = ("shortest", "first", "best")
+_Order = Literal["shortest", "first", "best"]
+
+
+class _Params(Section, strict=True):
+    run: str | Path | None = None
+    correct: bool = True
+    min_reward: float | None = None
+    per_problem: int | None = Field(None, ge=1)
+    order: _Order = "shortest"
+    well_formed: bool = True
+    truncated: bool = False
 
 
 @dataset("rollouts")
@@ -30,8 +42,12 @@ def load_rollouts(source: Source) -> list[Problem]:
     ``per_problem`` keeps at most that many different ones per problem, by ``order``: shortest (in tokens), first or best
     (reward). The questions come from the run's own training data.
     """
-    params = _checked(source)
-    run = Path(str(params["run"])).expanduser()
+    params = _read_params({"run": source.path} | source.params)
+    if not params.run:
+        raise DataError(
+            "rollouts: data.….params.run is missing; give the folder of a run, such as run: runs/quickstart"
+        )
+    run = Path(params.run).expanduser()
     try:
         recipe = load_run_recipe(run)
     except CheckpointError as error:
@@ -45,7 +61,7 @@ def load_rollouts(source: Source) -> list[Problem]:
     unreadable = repeated = strangers = 0
     seen: set[tuple[str, str, str]] = set()
     for row in rows:
-        read = _read(row, form, strict=params["well_formed"])
+        read = _read(row, form, strict=params.well_formed)
         if read is None:
             unreadable += 1
         elif row["problem_id"] not in known:
@@ -68,11 +84,11 @@ def load_rollouts(source: Source) -> list[Problem]:
             extra={**known[identity].extra, "demonstrated_answer": answer},
         )
         for identity, kept in found.items()
-        for number, (_, reasoning, answer) in enumerate(_pick(kept, params["order"], params["per_problem"]))
+        for number, (_, reasoning, answer) in enumerate(_pick(kept, params.order, params.per_problem))
     ]
     told = (
         f"rollouts of {run}: {len(problems)} demonstrations of {len(found)} problems from {len(rows)} "
-        f"{'right ' if params['correct'] else ''}completions; left out are {repeated} repeated and {unreadable} that do not "
+        f"{'right ' if params.correct else ''}completions; left out are {repeated} repeated and {unreadable} that do not "
         f"follow the format '{form.name}'"
     )
     if not problems:
@@ -83,50 +99,24 @@ def load_rollouts(source: Source) -> list[Problem]:
     return problems
 
 
-def _checked(source: Source) -> dict[str, Any]:
-    params: dict[str, Any] = {
-        "run": source.path,
-        "correct": True,
-        "min_reward": None,
-        "per_problem": None,
-        "order": "shortest",
-        "well_formed": True,
-        "truncated": False,
-    } | source.params
-    for key in params:
-        if key not in PARAMS:
-            raise DataError(
-                f"rollouts: data.….params has the key '{key}'.{nearest(key, PARAMS)} Expected: {', '.join(PARAMS)}"
-            )
-    if not params["run"]:
-        raise DataError(
-            "rollouts: data.….params.run is missing; give the folder of a run, such as run: runs/quickstart"
-        )
-    for key in ("correct", "well_formed", "truncated"):
-        if not isinstance(params[key], bool):
-            raise DataError(f"rollouts: data.….params.{key} is {params[key]!r}; expected true or false")
-    count, least = params["per_problem"], params["min_reward"]
-    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-        raise DataError(
-            f"rollouts: data.….params.per_problem is {count!r}; expected a whole number ≥ 1, or none for all"
-        )
-    if least is not None and (isinstance(least, bool) or not isinstance(least, (int, float))):
-        raise DataError(f"rollouts: data.….params.min_reward is {least!r}; expected a number")
-    if params["order"] not in ORDERS:
-        raise DataError(
-            f"rollouts: data.….params.order is '{params['order']}'.{nearest(str(params['order']), ORDERS)} Expected: "
-            f"{', '.join(ORDERS)}"
-        )
-    return params
+def _read_params(values: dict[str, Any]) -> _Params:
+    refuse_unknown(values, _Params.model_fields, "rollouts")
+    try:
+        return _Params.model_validate(values)
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        key, value = wrong["loc"][0], wrong["input"]
+        near = nearest(value, get_args(_Order)) if key == "order" else ""
+        raise DataError(f"rollouts: data.….params.{key} is {value!r}. {wrong['msg']}.{near}") from None
 
 
-def _rollouts(run: Path, params: dict[str, Any]) -> list[dict[str, Any]]:
+def _rollouts(run: Path, params: _Params) -> list[dict[str, Any]]:
     try:
         return rollouts(
             run,
-            correct=True if params["correct"] else None,
-            truncated=None if params["truncated"] else False,
-            min_reward=params["min_reward"],
+            correct=True if params.correct else None,
+            truncated=None if params.truncated else False,
+            min_reward=params.min_reward,
             limit=None,
         )
     except CheckpointError as error:

@@ -7,11 +7,10 @@ equation per line, the last of which gives the answer.
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Iterator
 
-from algorist.data.base import Source, dataset, params_of
+from algorist.data.base import Source, dataset, id_of, is_held_out, params_of
 from algorist.data.story_worlds import World, size, story_words, story_worlds
 from algorist.errors import DataError, nearest
 from algorist.types import Problem
@@ -75,13 +74,12 @@ def _stream(rng: random.Random, test: bool, needless: float, worlds: list[World]
         asked = rng.choice(list(world.unknowns))
         if max(numbers.values()) > MAX_ANSWER:
             continue
-        drawn = f"{world.kind}/{asked}/{sorted(numbers.items())}"
-        if (int(hashlib.sha256(drawn.encode()).hexdigest(), 16) % 10 == 0) != test:
+        if is_held_out(f"{world.kind}/{asked}/{sorted(numbers.items())}") != test:
             continue
         question = _tell(rng, world, numbers, asked, needless)
         steps = [step.format(**numbers) for step in world.unknowns[asked]["steps"]]
         yield Problem(
-            id=hashlib.sha256(question.encode()).hexdigest()[:12],
+            id=id_of(question),
             question=question,
             answer=str(numbers[asked]),
             solution="\n".join(steps),
@@ -101,21 +99,19 @@ def _words(rng: random.Random) -> dict[str, str]:
     d1, d2, d3 = rng.sample(words["days"], 3)
     f1, f2 = rng.sample(words["foods"], 2)
     sentence = {"a": a, "b": b, "g": g, "A": rng.choice((a, "He" if he else "She")), "t": t, "u": u, "v": v}
-    sentence |= {"c1": c1, "c2": c2} | {key: rng.choice(words[key]) for key in ("boxes", "people")}
     sentence |= {
-        "place": rng.choice(words["places"]),
+        "c1": c1,
+        "c2": c2,
         "did": did,
         "units": units,
         "d1": d1,
         "d2": d2,
         "d3": d3,
-    }
-    return sentence | {
         "f1": f1,
         "f2": f2,
-        "dish": rng.choice(words["dishes"]),
-        "cups": rng.choice(words["cups"]),
     }
+    lists = {"boxes": "boxes", "people": "people", "place": "places", "dish": "dishes", "cups": "cups"}
+    return sentence | {name: rng.choice(words[listed]) for name, listed in lists.items()}
 
 
 def _tell(rng: random.Random, world: World, numbers: dict[str, int], asked: str, needless: float) -> str:
