@@ -186,7 +186,7 @@ def test_numina_tir_takes_the_last_box_with_nested_braces(
     assert [(p.question, p.answer) for p in problems] == [("Half of one?", r"\frac{1}{2}"), ("2 + 3?", "5")]
     assert problems[1].solution.startswith("```python")
     assert "2 of 4 rows are left out" in caplog.text
-    with pytest.raises(DataError, match="none of 1 rows has problem with a boxed answer"):
+    with pytest.raises(DataError, match="1 of 1 rows cannot be used:\n  row 1 has no boxed answer"):
         load("numina_tir", jsonl(tmp_path, rows[1:2], "unboxed.jsonl"), "train")
 
 

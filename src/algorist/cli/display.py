@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -84,14 +82,6 @@ class TerminalDisplay(Display):
         if stage not in self._tasks:
             self._tasks[stage] = self._progress.add_task(stage, total=total, told=told)
         self._progress.update(self._tasks[stage], completed=done, told=told)
-
-
-def plain_numbers(metrics: Mapping[str, Any]) -> dict[str, dict[str, float | int | None]]:
-    """Return intervals as plain numbers for JSON, None for NaN."""
-    return {
-        name: {key: (None if value != value else value) for key, value in asdict(interval).items()}
-        for name, interval in metrics.items()
-    }
 
 
 def closing_table(

@@ -297,7 +297,7 @@ def _named_as_given(evaluated: Iterator[Evaluated], data: list[str]) -> Iterator
 
 
 def _summary(artifact: Artifact, by: list[str]) -> dict[str, Any]:
-    from algorist.cli.display import plain_numbers
+    from algorist.evaluation.artifact import plain_numbers
     from algorist.evaluation.breakdown import breakdown
 
     ks = artifact.protocol.get("ks") or (1, 4, 8)

@@ -97,7 +97,7 @@ def _check(overrides: list[str], epochs: float) -> None:
 
 def _as_dict(done: Iteration) -> dict[str, Any]:
     """Return the rounds as plain values, None for NaN."""
-    from algorist.cli.display import plain_numbers
+    from algorist.evaluation.artifact import plain_numbers
 
     rounds = [asdict(r) | {"folder": str(r.folder), "metrics": plain_numbers(r.metrics)} for r in done.rounds]
     return {"start": plain_numbers(done.start), "rounds": rounds, "stopped": done.stopped}

@@ -1,17 +1,13 @@
-"""What adapters share when they clean gold answers, pick their own hub split and leave unusable rows out."""
+"""What adapters share when they clean gold answers, pick their own hub split and need columns."""
 
 from __future__ import annotations
 
-import logging
 import re
-from collections.abc import Callable
 from dataclasses import replace
 
 from algorist.data.base import Source
 from algorist.data.files import Row
 from algorist.errors import DataError, nearest
-
-log = logging.getLogger("algorist.data")
 
 
 def plain_number(value: object) -> str:
@@ -46,25 +42,3 @@ def require_columns(rows: list[Row], *choices: tuple[str, ...], where: str) -> N
                 f"{nearest(names[0], rows[0])} Columns: {', '.join(map(str, rows[0]))}. Give a file with this column, "
                 "or read yours with the adapter 'local' and data.….columns"
             )
-
-
-def keep_readable(rows: list[Row], usable: Callable[[Row], bool], *, where: str, lack: str) -> list[Row]:
-    """Return the usable rows and log how many were left out; ``lack`` says what those are without.
-
-    Raises:
-        DataError: No row is usable.
-    """
-    kept = [row for row in rows if usable(row)]
-    if not kept:
-        raise DataError(
-            f"dataset '{where}': none of {len(rows)} rows has {lack}; the first row is {str(rows[0])[:160]}"
-        )
-    if len(kept) < len(rows):
-        log.warning(
-            "dataset '%s': %d of %d rows are left out, they have no %s",
-            where,
-            len(rows) - len(kept),
-            len(rows),
-            lack,
-        )
-    return kept

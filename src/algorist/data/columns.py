@@ -94,8 +94,10 @@ def to_problems(
     extra: Callable[[Row], dict[str, Any]] = lambda row: {},
     known_gaps: int = 0,
     skip_bad: bool = False,
+    needs_solution: bool = False,
+    gold_name: str = "gold answer",
 ) -> list[Problem]:
-    """Turn rows into problems; a row without question or gold answer is an error that names the row.
+    """Turn rows into problems; a row without question or gold answer (or solution, if needed) is an error that names the row.
 
     ``known_gaps`` is the number of such rows that the published dataset is known to have: up to that many are left
     out with a line in the log; with ``skip_bad`` as many as there are. Rows are numbered from 1, as in the file without its
@@ -107,12 +109,12 @@ def to_problems(
     problems, bad = [], []
     seen: set[str] = set()
     for number, row in enumerate(rows, start=1):
-        asked, gold = _text(question(row)), _text(answer(row))
-        if not asked or not gold:
-            bad.append(f"row {number} has no {'question' if not asked else 'gold answer'}: {str(row)[:160]}")
+        asked, gold, worked = _text(question(row)), _text(answer(row)), _text(solution(row))
+        if not asked or not gold or (needs_solution and not worked):
+            lack = "question" if not asked else gold_name if not gold else "solution"
+            bad.append(f"row {number} has no {lack}: {str(row)[:160]}")
             continue
-        texts = (asked, gold, _text(solution(row)))
-        if any(_SURROGATE.search(text) for text in texts):
+        if any(_SURROGATE.search(text) for text in (asked, gold, worked)):
             bad.append(f"row {number} holds half a character (a lone surrogate): {ascii(row)[:160]}")
             continue
         problem_id = _text(identity(row)) or id_of(asked)
@@ -124,7 +126,7 @@ def to_problems(
                 problem_id,
                 asked,
                 gold,
-                _text(solution(row)),
+                worked,
                 _text(subject(row)),
                 _text(level(row)),
                 _others(row) | extra(row),
@@ -132,13 +134,8 @@ def to_problems(
             )
         )
     if bad and (len(bad) <= known_gaps or (skip_bad and problems)):
-        log.warning(
-            "dataset '%s': %d of %d rows have no question or no gold answer and are left out, such as %s",
-            where,
-            len(bad),
-            len(rows),
-            bad[0],
-        )
+        told = f"dataset '{where}': {len(bad)} of {len(rows)} rows are left out, such as {bad[0]}"
+        log.warning("%s", told)
     elif bad:
         shown = "\n  ".join(bad[:3])
         raise DataError(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from algorist.errors import DataError
+from algorist.store.redact import first_line
 
 Row = dict[str, Any]
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
@@ -47,9 +48,8 @@ def read_hub(name: str, *, subset: str | None, split: str) -> list[Row]:
     try:
         return [dict(row) for row in datasets.load_dataset(name, subset, split=split)]
     except Exception as error:
-        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
         raise DataError(
-            f"cannot load the dataset '{name}' (split {split}) from the hub: {reason}. If this machine has no network, "
+            f"cannot load the dataset '{name}' (split {split}) from the hub: {first_line(error)}. If this machine has no network, "
             "give a local copy: data.train.path=/path/to/file.jsonl (and data.eval.path=… for evaluation)"
         ) from None
 

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from algorist.data.base import Source, dataset
-from algorist.data.cleaning import keep_readable, own_split, require_columns
+from algorist.data.cleaning import own_split, require_columns
 from algorist.data.columns import load_source, to_problems, written
 from algorist.data.files import Row
 from algorist.grading import last_boxed
@@ -23,23 +23,20 @@ ASKED = re.compile(r"(?:\A|\n)User:\s*(.*?)\s*\nAssistant:\s*(?:<think>)?\s*\Z",
 def load_openmath_reasoning(source: Source) -> list[Problem]:
     """OpenMathReasoning-mini (unsloth/OpenMathReasoning-mini, split cot): thoughts without their think tags.
 
-    Rows without an expected answer (proofs) or a generated solution are left out and counted.
+    Rows without a problem, an expected answer (proofs) or a generated solution are left out and counted.
     """
     where = "openmath_reasoning"
     rows = load_source(own_split(source, "cot"), hub="unsloth/OpenMathReasoning-mini", where=where)
     require_columns(rows, ("expected_answer",), ("problem",), ("generated_solution",), where=where)
     return to_problems(
-        keep_readable(
-            rows,
-            lambda row: bool(str(row.get("expected_answer") or "").strip() and _thoughts(row)),
-            where=where,
-            lack="expected_answer and generated_solution",
-        ),
+        rows,
         where=where,
         question=lambda row: row.get("problem"),
         answer=lambda row: row.get("expected_answer"),
         solution=_thoughts,
         subject=lambda row: row.get("problem_source"),
+        skip_bad=True,
+        needs_solution=True,
     )
 
 
@@ -53,18 +50,13 @@ def load_numina_tir(source: Source) -> list[Problem]:
     rows = load_source(source, hub="AI-MO/NuminaMath-TIR", where=where)
     require_columns(rows, ("problem",), ("solution",), where=where)
     return to_problems(
-        keep_readable(
-            rows,
-            lambda row: bool(
-                str(row.get("problem") or "").strip() and last_boxed(str(row.get("solution") or ""))
-            ),
-            where=where,
-            lack="problem with a boxed answer",
-        ),
+        rows,
         where=where,
         question=lambda row: row.get("problem"),
-        answer=lambda row: last_boxed(str(row["solution"])),
-        solution=lambda row: row["solution"],
+        answer=lambda row: last_boxed(str(row.get("solution") or "")),
+        solution=lambda row: row.get("solution"),
+        skip_bad=True,
+        gold_name="boxed answer",
     )
 
 
@@ -77,18 +69,15 @@ def load_bespoke_stratos(source: Source) -> list[Problem]:
     where = "bespoke_stratos"
     rows = load_source(source, hub="bespokelabs/Bespoke-Stratos-17k", where=where)
     require_columns(rows, ("conversations", "messages"), where=where)
-    read = [_stratos(row) for row in rows]
     return to_problems(
-        keep_readable(
-            read,
-            lambda row: bool(row.get("problem") and row["answer"] and row["thought"]),
-            where=where,
-            lack="question, thought and boxed answer",
-        ),
+        [_stratos(row) for row in rows],
         where=where,
-        question=lambda row: row.get("problem"),
+        question=lambda row: row["problem"],
         answer=lambda row: row["answer"],
         solution=lambda row: row["thought"],
+        skip_bad=True,
+        needs_solution=True,
+        gold_name="boxed answer",
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -69,14 +69,11 @@ def write_artifact(
         "dataset": dataset,
         "n": len({row["problem_id"] for row in samples}),
         "protocol": dict(protocol),
-        "metrics": {key: _to_json(interval) for key, interval in metrics.items()},
+        "metrics": plain_numbers(metrics),
     }
     if any(row.get("subject") for row in samples):
         by_subject = breakdown(samples, "subject", ks=())
-        content["subjects"] = {
-            subject: {key: _to_json(interval) for key, interval in found.items()}
-            for subject, found in by_subject.items()
-        }
+        content["subjects"] = {subject: plain_numbers(found) for subject, found in by_subject.items()}
     path = folder / f"{name}.json"
     replace_text(path, json.dumps(content, indent=2, ensure_ascii=False, default=str) + "\n")
     return path
@@ -139,9 +136,12 @@ def _clean(value: Any) -> Any:
     return value
 
 
-def _to_json(interval: Interval) -> dict[str, float | int | None]:
-    numbers = {"value": interval.value, "low": interval.low, "high": interval.high}
-    return {k: (v if math.isfinite(v) else None) for k, v in numbers.items()} | {"n": interval.n}
+def plain_numbers(metrics: Mapping[str, Interval]) -> dict[str, dict[str, float | int | None]]:
+    """Return intervals as plain numbers for JSON, None for NaN."""
+    return {
+        name: {key: value if math.isfinite(value) else None for key, value in asdict(interval).items()}
+        for name, interval in metrics.items()
+    }
 
 
 def _from_json(found: Mapping[str, Any]) -> Interval:

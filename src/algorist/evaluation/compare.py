@@ -9,8 +9,11 @@ from typing import Any
 from algorist.errors import DataError
 from algorist.evaluation.artifact import Artifact
 from algorist.evaluation.estimators import (
+    MEANS,
+    SHARES,
     Interval,
     mcnemar,
+    measured,
     paired_difference,
     paired_share_difference,
     permutation_test,
@@ -18,14 +21,6 @@ from algorist.evaluation.estimators import (
     summarise,
 )
 
-SHARES = {
-    "greedy_accuracy": "correct",
-    "lenient_accuracy": "lenient",
-    "format": "well_formed",
-    "truncated": "truncated",
-    "reasoning_present": "has_reasoning",
-}
-MEANS = {"mean_reasoning_characters": "reasoning_characters", "reward": "reward"}
 NOT_PROTOCOL = {"seconds", "batch_size", "name", "fingerprint", "ks"}
 Samples = Sequence[Mapping[str, Any]]
 
@@ -91,11 +86,11 @@ def on_common_problems(first: Artifact, second: Artifact) -> tuple[Artifact, Art
             f"the evaluations have no problem in common ({len(mine)} in the first, {len(theirs)} in the second); evaluate both "
             "on the same dataset"
         )
-    told = (
+    left_out = (
         f"only the {len(common)} problems that both evaluations have are compared ({len(mine)} in the first, {len(theirs)} in "
         "the second)"
     )
-    return _only(first, common), _only(second, common), [told]
+    return _only(first, common), _only(second, common), [left_out]
 
 
 def _only(artifact: Artifact, problems: Set[str]) -> Artifact:
@@ -114,20 +109,13 @@ def paired_metrics(before: Samples, after: Samples) -> dict[str, Interval]:
     first, second = _same_problems(before, after)
     found = {}
     both = [*first.values(), *second.values()]
-    for name, column in SHARES.items():
-        if column in ("has_reasoning", "lenient") and any(row.get(column) is None for row in both):
-            continue
+    for name, column in measured(SHARES, both):
         up = sum(bool(second[i][column]) and not row[column] for i, row in first.items())
         down = sum(bool(row[column]) and not second[i][column] for i, row in first.items())
         found[name] = paired_share_difference(up, down, len(first))
-    found["mean_tokens"] = paired_difference(
-        [float(row["completion_tokens"]) for row in first.values()],
-        [float(second[i]["completion_tokens"]) for i in first],
-    )
-    for name, column in MEANS.items():
-        if all(row.get(column) is not None for row in both):
-            values = [float(row[column]) for row in first.values()]
-            found[name] = paired_difference(values, [float(second[i][column]) for i in first])
+    for name, column in measured(MEANS, both):
+        values = [float(row[column]) for row in first.values()]
+        found[name] = paired_difference(values, [float(second[i][column]) for i in first])
     rates = _sampled_rates(before, after)
     if rates is not None:
         found["pass@1"] = paired_difference(*rates)

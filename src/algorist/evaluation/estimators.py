@@ -21,6 +21,21 @@ Z95 = 1.959963984540054
 # 97.5 % points of Student's t for 1 … 12 degrees of freedom; beyond, the series in _t95 is exact to 1e-4.
 _T95 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281, 2.2010, 2.1788)
 
+SHARES = {
+    "greedy_accuracy": "correct",
+    "lenient_accuracy": "lenient",  # beside the accuracy that it explains
+    "format": "well_formed",
+    "truncated": "truncated",
+    "reasoning_present": "has_reasoning",
+}
+MEANS = {
+    "mean_tokens": "completion_tokens",
+    "mean_reasoning_characters": "reasoning_characters",
+    "reward": "reward",
+}
+OPTIONAL = {"lenient", "has_reasoning", "reasoning_characters", "reward"}
+"""Columns that former versions and some evaluations lack."""
+
 
 @dataclass(frozen=True, slots=True)
 class Interval:
@@ -198,30 +213,26 @@ def summarise(samples: Sequence[Mapping[str, Any]], ks: Sequence[int] = (1, 4, 8
 
 def _greedy_metrics(greedy: Sequence[Mapping[str, Any]]) -> dict[str, Interval]:
     problems = [r.get("problem_id") for r in greedy]
-
-    def told(column: str) -> bool:
-        return bool(greedy) and all(r.get(column) is not None for r in greedy)
-
     found: dict[str, Interval] = {}
-    shares = {"greedy_accuracy": "correct", "format": "well_formed", "truncated": "truncated"}
-    if told("lenient"):  # beside the accuracy that it explains
-        shares = {"greedy_accuracy": "correct", "lenient_accuracy": "lenient"} | shares
-    if told("has_reasoning"):
-        shares["reasoning_present"] = "has_reasoning"
-    for name, column in shares.items():
+    for name, column in measured(SHARES, greedy):
         values = cluster_means([float(bool(r[column])) for r in greedy], problems)
         found[name] = share_interval(list(values.values()))
-    found["mean_tokens"] = cluster_mean([float(r["completion_tokens"]) for r in greedy], problems)
-    if told("reasoning_characters"):
-        characters = [float(r["reasoning_characters"]) for r in greedy]
-        found["mean_reasoning_characters"] = cluster_mean(characters, problems)
-    if told("reward"):
-        found["reward"] = cluster_mean([float(r["reward"]) for r in greedy], problems)
+    for name, column in measured(MEANS, greedy):
+        found[name] = cluster_mean([float(r[column]) for r in greedy], problems)
     for name in dict.fromkeys(name for r in greedy for name in r.get("rewards") or ()):
         having = [r for r in greedy if (r.get("rewards") or {}).get(name) is not None]
         values_of = [float(r["rewards"][name]) for r in having]
         found[f"rewards/{name}"] = cluster_mean(values_of, [r.get("problem_id") for r in having])
     return found
+
+
+def measured(metrics: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Return (metric, column) of those that all ``rows`` tell, or that every evaluation has."""
+    return [
+        (name, column)
+        for name, column in metrics.items()
+        if column not in OPTIONAL or (rows and all(row.get(column) is not None for row in rows))
+    ]
 
 
 def sampled_groups(samples: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:

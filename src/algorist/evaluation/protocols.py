@@ -47,18 +47,6 @@ FEW = 100
 """Below so many problems one greedy run says little about a difference between two models."""
 
 
-def with_reference(section: EvalSection, name: str) -> EvalSection:
-    """Return ``section`` with the sampling, limit and stop strings of a reference protocol."""
-    found = REFERENCES[name]
-    return section.model_copy(
-        update={
-            "samples": 0,
-            "max_completion_tokens": found.max_completion_tokens,
-            "stop_strings": list(found.stop_strings),
-        }
-    )
-
-
 def samples_for(problems: int) -> int:
     """Return how many sampled completions per problem (avg@n) make a benchmark of this size worth comparing on.
 
@@ -98,12 +86,16 @@ def with_protocol(section: EvalSection, name: str) -> EvalSection:
     """
     if name == "greedy":
         return section.model_copy(update={"samples": 0, "temperature": 1.0, "top_p": 1.0})
+    if known := REFERENCES.get(name):
+        limits = {
+            "max_completion_tokens": known.max_completion_tokens,
+            "stop_strings": list(known.stop_strings),
+        }
+        return section.model_copy(update={"samples": 0, **limits})
     match = _SAMPLED.fullmatch(name)
     samples, temperature, top_p = (
         (int(match[1]), float(match[2] or 1), float(match[3] or 1)) if match else (0, 0, 0)
     )
-    if name in REFERENCES:
-        return with_reference(section, name)
     if samples < 1 or temperature <= 0 or not 0 < top_p <= 1:
         raise ConfigError(
             f"no protocol '{name}'.{nearest(name, (*_USUAL, *REFERENCES))} Expected {', '.join(REFERENCES)}, greedy, sampled-N, sampled-N@TEMPERATURE or "

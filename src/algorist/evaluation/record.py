@@ -74,10 +74,7 @@ def record_evaluation(
 
     def write() -> Artifact:
         metrics = summarise(samples, ks=ks)
-        protocol = setting.recorded(prompt_format) | {
-            "ks": list(ks),
-            "matcher": deciding_matcher(setting.matcher),
-        }
+        protocol = _protocol(setting, prompt_format, ks)
         if mark:
             protocol["fingerprint"] = mark
         protocol["seconds"] = time.perf_counter() - began
@@ -101,11 +98,11 @@ def mark_of(
 ) -> str:
     """Return the fingerprint of an evaluation (see ``evaluation.progress``)."""
     weighted = [(r.__name__, r.weight, r.params) for r in rewards or ()]
-    protocol = setting.recorded(prompt_format) | {
-        "ks": list(ks),
-        "matcher": deciding_matcher(setting.matcher),
-    }
-    return fingerprint(model, problems, prompt_format, protocol, weighted)
+    return fingerprint(model, problems, prompt_format, _protocol(setting, prompt_format, ks), weighted)
+
+
+def _protocol(setting: EvaluationSetting, prompt_format: PromptFormat, ks: Sequence[int]) -> dict[str, Any]:
+    return setting.recorded(prompt_format) | {"ks": list(ks), "matcher": deciding_matcher(setting.matcher)}
 
 
 def finished_evaluation(folder: Path, name: str, mark: str) -> Artifact | None:

@@ -166,31 +166,21 @@ def _collect(
     rewards: RewardSet | None,
 ) -> list[Group]:
     """Return one group for each problem: the greedy completion first, then the sampled ones."""
-    draws = [
-        (1, SamplingParams(temperature=0.0)) if greedy else (0, None),
-        (
-            setting.samples,
-            SamplingParams(temperature=setting.temperature, top_p=setting.top_p, seed=setting.seed + start),
-        ),
+    limits: dict[str, Any] = {
+        "max_new_tokens": setting.max_completion_tokens,
+        "stop_strings": setting.stop_strings,
+    }
+    drawn = SamplingParams(
+        temperature=setting.temperature, top_p=setting.top_p, seed=setting.seed + start, **limits
+    )
+    draws = [(int(greedy), SamplingParams(temperature=0.0, **limits)), (setting.samples, drawn)]
+    parts = [
+        collect(
+            engine, tokenizer, batch, prompt_format, params, count, rewards=rewards, matcher=setting.matcher
+        )
+        for count, params in draws
+        if count
     ]
-    parts: list[list[Group]] = []
-    for count, params in draws:
-        if count and params:
-            params = replace(
-                params, max_new_tokens=setting.max_completion_tokens, stop_strings=setting.stop_strings
-            )
-            parts.append(
-                collect(
-                    engine,
-                    tokenizer,
-                    batch,
-                    prompt_format,
-                    params,
-                    count,
-                    rewards=rewards,
-                    matcher=setting.matcher,
-                )
-            )
     seconds = sum(part[0].seconds for part in parts)
     return [
         replace(

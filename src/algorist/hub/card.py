@@ -139,14 +139,12 @@ def _question(run: Path | None) -> str:
 
 
 def _how_to_load(folder: Path, recipe: Recipe | None, name: str, is_adapter: bool, question: str) -> str:
-    library, kind = (
-        ("peft", "AutoPeftModelForCausalLM") if is_adapter else ("transformers", "AutoModelForCausalLM")
-    )
-    imports = (
-        f"from peft import {kind}\nfrom transformers import AutoTokenizer"
-        if library == "peft"
-        else f"from transformers import {kind}, AutoTokenizer"
-    )
+    if is_adapter:
+        kind = "AutoPeftModelForCausalLM"
+        imports = f"from peft import {kind}\nfrom transformers import AutoTokenizer"
+    else:
+        kind = "AutoModelForCausalLM"
+        imports = f"from transformers import {kind}, AutoTokenizer"
     prompt, prefill = repr(question), ""
     asked = attached(folder)
     if asked is not None or recipe is not None:

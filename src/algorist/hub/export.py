@@ -10,6 +10,7 @@ from algorist.errors import CheckpointError, ConfigError
 from algorist.hub.card import CARD, base_of, model_card
 from algorist.models.load import load_policy
 from algorist.models.precision import DTYPES
+from algorist.store.redact import first_line
 from algorist.training.checkpoint import checkpoints
 
 TRAINING_FILES = (
@@ -158,8 +159,7 @@ def fetch(name: str) -> Path:
     try:
         return Path(snapshot_download(name))
     except (OSError, ValueError) as error:
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ConfigError(
-            f"cannot load '{name}' from the hub: {reason[:200]}; expected a run folder, a model folder or a hub name "
+            f"cannot load '{name}' from the hub: {first_line(error)}; expected a run folder, a model folder or a hub name "
             "owner/model"
         ) from None

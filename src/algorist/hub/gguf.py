@@ -86,18 +86,11 @@ def _fetch(version: str, folder: Path) -> None:
     """Unpack the converter of the source package of llama-cpp-python into ``folder``."""
     wanted = ("convert_hf_to_gguf.py", "conversion/", "gguf-py/gguf/")
     with tempfile.TemporaryDirectory(prefix="algorist-gguf-") as temporary:
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "-q",
-            "--no-deps",
-            "--no-binary",
-            "llama-cpp-python",
-        ]
+        download = "-m pip download -q --no-deps --no-binary llama-cpp-python -d".split()
         done = subprocess.run(
-            [*command, "-d", temporary, f"llama-cpp-python=={version}"], capture_output=True, text=True
+            [sys.executable, *download, temporary, f"llama-cpp-python=={version}"],
+            capture_output=True,
+            text=True,
         )
         archive = next(Path(temporary).glob("*.tar.gz"), None)
         if done.returncode or archive is None:
@@ -141,15 +134,14 @@ def write_gguf(
         _child("convert", source, folder, whole, first.lower(), what=f"convert {folder}")
         _same_tokens(whole, tokenizer, asked)
         for kind, file in files.items():
-            made = Path(temporary) / f"{kind}.gguf"
             if kind == first:
-                made = whole
-            elif kind in WHOLE:
+                continue
+            made = Path(temporary) / f"{kind}.gguf"
+            if kind in WHOLE:
                 _child("convert", source, folder, made, kind.lower(), what=f"convert {folder}")
             else:
                 _child("quantize", whole, made, kind, what=f"quantise to {kind}")
-            if made != whole:
-                made.replace(file)
+            made.replace(file)
         if first in files:
             whole.replace(files[first])
     (target / "Modelfile").write_text(modelfile(files[kinds[-1]].name, asked, tokenizer), encoding="utf-8")

@@ -12,7 +12,7 @@ from algorist.errors import CheckpointError
 PARTIAL = ".partial"
 
 
-def replace_file(path: Path, write: Callable[[Path], None]) -> None:
+def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     """Let ``write(temporary)`` make a file and put it in the place of ``path``.
 
     A crash at any moment leaves the old file or the new one. When ``write`` fails, the old file stays and the
@@ -29,30 +29,19 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
         partial.replace(path)
         sync_folder(path.parent)
     except OSError as error:
-        _discard(partial)
         raise CheckpointError(
             f"cannot write {path}: {error.strerror or error}; free space or permit writing there, then continue "
             "with --resume"
         ) from error
-    except BaseException:
-        _discard(partial)
-        raise
-
-
-def _discard(partial: Path) -> None:
-    """Remove what is left; on a read-only disk that fails too, and must not hide why."""
-    with contextlib.suppress(OSError):
-        partial.unlink(missing_ok=True)
+    finally:
+        with contextlib.suppress(OSError):  # on a read-only disk that fails too, and must not hide why
+            partial.unlink(missing_ok=True)
 
 
 def replace_text(path: Path, text: str) -> None:
     """Write ``text`` (UTF-8, lone surrogates escaped) whole or not at all."""
     data = text.encode("utf-8", errors="backslashreplace")
-
-    def write(partial: Path) -> None:
-        partial.write_bytes(data)
-
-    replace_file(path, write)
+    replace_file(path, lambda partial: partial.write_bytes(data))
 
 
 def sync_folder(folder: Path) -> None:

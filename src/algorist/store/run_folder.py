@@ -39,6 +39,11 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
+        self.config = self.path / "config.yaml"
+        self.metrics = self.path / "metrics.jsonl"
+        self.rollouts = self.path / "rollouts"
+        self.evaluations = self.path / "eval"
+        self.report = self.path / "report.html"
 
     @classmethod
     def create(cls, path: Path) -> RunFolder:
@@ -78,31 +83,6 @@ class RunFolder:
         return any((self.path / name).exists() for name in made) or any(
             any((self.path / name).glob("*")) for name in filled
         )
-
-    @property
-    def config(self) -> Path:
-        """The resolved recipe."""
-        return self.path / "config.yaml"
-
-    @property
-    def metrics(self) -> Path:
-        """The metrics, one JSON object per line."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def rollouts(self) -> Path:
-        """The folder of the rollouts' Parquet parts."""
-        return self.path / "rollouts"
-
-    @property
-    def evaluations(self) -> Path:
-        """The folder of the evaluation artifacts."""
-        return self.path / "eval"
-
-    @property
-    def report(self) -> Path:
-        """The report."""
-        return self.path / "report.html"
 
     def write_text(self, name: str, text: str) -> None:
         """Write a file of the run whole or not at all, as it is: it is read back.
@@ -224,6 +204,7 @@ def environment() -> dict[str, Any]:
 
     torch is asked for its devices only where it is loaded already.
     """
+    changed = _git("status", "--porcelain", "--untracked-files=no")
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -233,7 +214,7 @@ def environment() -> dict[str, Any]:
         "devices": _devices(),
         "versions": _versions(),
         "git_commit": _git("rev-parse", "HEAD"),
-        "git_changed_files": _count(_git("status", "--porcelain", "--untracked-files=no")),
+        "git_changed_files": None if changed is None else len(changed.splitlines()),
         "command": redact(shlex.join(["algorist", *sys.argv[1:]])),
         "folder": str(Path.cwd()),
     }
@@ -284,7 +265,3 @@ def _git(*arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _count(lines: str | None) -> int | None:
-    return None if lines is None else len(lines.splitlines())

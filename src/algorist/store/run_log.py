@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from logging.handlers import MemoryHandler
 from pathlib import Path
 
 from algorist.store.redact import RedactSecrets
@@ -172,21 +173,12 @@ class LogFile:
 @contextmanager
 def kept_records() -> Iterator[list[logging.LogRecord]]:
     """Keep what the package logs, for a ``LogFile`` that cannot be opened yet."""
-    handler = _Kept()
+    handler = MemoryHandler(0)  # without a target it keeps all
     logging.getLogger("algorist").addHandler(handler)
     try:
-        yield handler.records
+        yield handler.buffer
     finally:
         logging.getLogger("algorist").removeHandler(handler)
-
-
-class _Kept(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.records: list[logging.LogRecord] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.records.append(record)
 
 
 class _NoRepeats(logging.Filter):

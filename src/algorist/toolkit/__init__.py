@@ -27,22 +27,18 @@ if TYPE_CHECKING:
     from algorist.toolkit.tokenize import tokenize_prompt_and_output
 
 _MODULES = {
-    "algorist.objectives.masks": ("masked_mean", "masked_normalize"),
-    "algorist.toolkit.entropy": ("compute_entropy",),
-    "algorist.toolkit.log_probs": ("get_response_log_probs", "token_log_probs"),
-    "algorist.toolkit.microbatch": ("grpo_microbatch_train_step", "sft_microbatch_train_step"),
-    "algorist.toolkit.packed_dataset": ("PackedSFTDataset", "get_packed_sft_dataset", "iterate_batches"),
-    "algorist.toolkit.policy_gradient": (
-        "compute_group_normalized_rewards",
-        "compute_grpo_clip_loss",
-        "compute_naive_policy_gradient_loss",
-        "compute_policy_gradient_loss",
-    ),
-    "algorist.toolkit.preference": ("compute_per_instance_dpo_loss", "dpo_loss"),
-    "algorist.toolkit.responses": ("parse_gsm8k_response", "parse_mmlu_response"),
-    "algorist.toolkit.tokenize": ("tokenize_prompt_and_output",),
+    "objectives.masks": "masked_mean masked_normalize",
+    "toolkit.entropy": "compute_entropy",
+    "toolkit.log_probs": "get_response_log_probs token_log_probs",
+    "toolkit.microbatch": "grpo_microbatch_train_step sft_microbatch_train_step",
+    "toolkit.packed_dataset": "PackedSFTDataset get_packed_sft_dataset iterate_batches",
+    "toolkit.policy_gradient": "compute_group_normalized_rewards compute_grpo_clip_loss "
+    "compute_naive_policy_gradient_loss compute_policy_gradient_loss",
+    "toolkit.preference": "compute_per_instance_dpo_loss dpo_loss",
+    "toolkit.responses": "parse_gsm8k_response parse_mmlu_response",
+    "toolkit.tokenize": "tokenize_prompt_and_output",
 }
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
     "PackedSFTDataset",
@@ -70,6 +66,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+    value = getattr(importlib.import_module(f"algorist.{_MODULE_OF[name]}"), name)
     globals()[name] = value
     return value

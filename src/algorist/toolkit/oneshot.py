@@ -85,7 +85,7 @@ def load_gsm8k(split: str = "train", *, path: str | Path | None = None) -> Datas
     """
     from datasets import Dataset
 
-    source = Source(split, str(path) if path is not None else None, None, None, {}, {})
+    source = Source(split, None if path is None else str(path))
     return Dataset.from_list(load_source(source, hub="openai/gsm8k", subset="main", where="gsm8k"))
 
 
@@ -187,7 +187,11 @@ def create_math_training_setup(
     problems = (
         fitting_problems(source, problems, form, policy.tokenizer)
         if dataset is None
-        else [p for p in problems if _prompt_tokens(form, policy, p.question) <= merged["max_prompt_length"]]
+        else [
+            p
+            for p in problems
+            if len(encode_prompt(form, policy.tokenizer, p.question)) <= merged["max_prompt_length"]
+        ]
     )
     kept = {p.question for p in problems}
     rows = load_gsm8k(split, path=path) if dataset is None else dataset
@@ -349,10 +353,6 @@ def _problems(rows: Sequence[Mapping[str, Any]], limit: int | None) -> list[Prob
         answer=lambda row: extract_hash_answer(str(row.get(names["answer"]))) or row.get(names["answer"]),
     )
     return problems[:limit]
-
-
-def _prompt_tokens(form: PromptFormat, policy: Policy, question: str) -> int:
-    return len(encode_prompt(form, policy.tokenizer, question))
 
 
 def _check_bf16(wanted: bool | None, device: Any) -> None:
