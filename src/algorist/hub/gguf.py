@@ -12,6 +12,7 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -171,11 +172,8 @@ def _child(verb: str, *words: Any, what: str) -> None:
 
 def _same_tokens(file: Path, tokenizer: Any, asked: Asked) -> None:
     """Refuse a file whose tokenizer in llama.cpp reads a prompt differently from the model's."""
-    llama: Any = bindings().Llama(model_path=str(file), vocab_only=True, verbose=False)
-    try:
+    with closing(bindings().Llama(model_path=str(file), vocab_only=True, verbose=False)) as llama:
         _compare_tokens(llama, tokenizer, asked)
-    finally:
-        llama.close()
 
 
 def _compare_tokens(llama: Any, tokenizer: Any, asked: Asked) -> None:

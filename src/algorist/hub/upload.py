@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +159,8 @@ class HubUpload:
             return
         staging = Path(tempfile.mkdtemp(prefix=".upload-", dir=self.run))
         try:
-            self._stage(checkpoint, staging)
+            gather(checkpoint, staging, run=self.run, name=self.section.model_id, links=True)
+            self._add_whole(checkpoint, staging)
         except OSError as error:
             shutil.rmtree(staging, ignore_errors=True)
             self._tell(f"{checkpoint.name} cannot be prepared: {error}")
@@ -226,37 +228,25 @@ class HubUpload:
             self._failed_once = True
             self._say(f"hub: {problem}; training goes on, the upload is tried again at the end")
 
-    def _stage(self, checkpoint: Path, staging: Path) -> None:
-        gather(checkpoint, staging, run=self.run, name=self.section.model_id, links=True)
-        folder = self._folder_of(checkpoint)
-        if folder is not None:
-            self._copy_checkpoint(checkpoint, staging / folder)
-
     def _add_checkpoints(self, staging: Path) -> None:
         """Add checkpoints that did not get through during training."""
         found = [c for stage in STAGES for c in reversed(checkpoints(self.run / stage))]
         if self.section.strategy == "checkpoint":
             found = found[-1:]
         for checkpoint in found:
-            folder = self._folder_of(checkpoint)
-            if folder is not None and self._key(checkpoint) not in self._done:
-                self._copy_checkpoint(checkpoint, staging / folder)
+            if self._key(checkpoint) not in self._done:
+                self._add_whole(checkpoint, staging)
 
-    def _folder_of(self, checkpoint: Path) -> str | None:
-        """Return where the repository keeps a whole checkpoint."""
-        names = {"checkpoint": "last-checkpoint", "all_checkpoints": self._key(checkpoint)}
-        return names.get(self.section.strategy)
+    def _add_whole(self, checkpoint: Path, staging: Path) -> None:
+        """Add a whole checkpoint, where the repository keeps them."""
+        folders = {"checkpoint": "last-checkpoint", "all_checkpoints": self._key(checkpoint)}
+        if folder := folders.get(self.section.strategy):
+            link = partial(put_file, links=True)
+            shutil.copytree(checkpoint, staging / folder, copy_function=link, dirs_exist_ok=True)
 
     @staticmethod
     def _key(checkpoint: Path) -> str:
         return f"{checkpoint.parent.name}/{checkpoint.name}"
-
-    @staticmethod
-    def _copy_checkpoint(checkpoint: Path, target: Path) -> None:
-        for path in sorted(p for p in checkpoint.rglob("*") if p.is_file()):
-            place = target / path.relative_to(checkpoint)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            put_file(path, place, links=True)
 
 
 class UploadCheckpoints(TrainerCallback):

@@ -11,6 +11,7 @@ import netrc
 import os
 import re
 import traceback
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -167,14 +168,10 @@ def _looks_secret(value: str) -> bool:
 def _stored(home: str) -> frozenset[str]:
     """Return the hub's token and wandb's key from the files of their logins."""
     found = set()
-    try:
+    with suppress(OSError, ValueError):
         folder = Path(os.environ.get("HF_HOME") or Path(home) / ".cache" / "huggingface")
         found.add((folder / "token").read_text(encoding="utf-8").strip())
-    except (OSError, ValueError):
-        pass
-    try:
+    with suppress(OSError, ValueError, netrc.NetrcParseError):
         hosts = netrc.netrc(str(Path(home) / ".netrc")).hosts
         found |= {password for host, (_, _, password) in hosts.items() if "wandb" in host}
-    except (OSError, ValueError, netrc.NetrcParseError):
-        pass
     return frozenset(value for value in found if len(value) >= 8)

@@ -10,6 +10,7 @@ import hmac
 import os
 import re
 import secrets
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,8 @@ _OWN_CODE = re.compile(r"\.py:\w+$")
 
 def sign(run: Path) -> None:
     """Mark a run's ``config.yaml`` as made here; where no key can be kept, nothing is marked."""
-    try:
+    with suppress(OSError):
         (run / ".origin").write_text(_signature(run, _key(make=True)), encoding="ascii")
-    except OSError:
-        return
 
 
 def is_ours(run: Path) -> bool:

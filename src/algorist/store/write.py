@@ -199,14 +199,9 @@ class NoRollouts(RolloutWriter):
     def __init__(self) -> None:
         """Open nothing."""
 
-    def write(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Ignore."""
+    def _ignore(self, *_: Any, **__: Any) -> None: ...
 
-    def flush(self) -> None:
-        """Ignore."""
-
-    def truncate_after(self, step: int) -> None:
-        """Ignore."""
+    write = flush = truncate_after = _ignore
 
 
 class NoMetrics(MetricsWriter):
@@ -215,17 +210,9 @@ class NoMetrics(MetricsWriter):
     def __init__(self) -> None:
         """Open nothing."""
 
-    def write(self, stage: str, step: int, values: Mapping[str, float]) -> None:
-        """Ignore."""
+    def _ignore(self, *_: Any, **__: Any) -> None: ...
 
-    def flush(self) -> None:
-        """Ignore."""
-
-    def truncate_after(self, stage: str, step: int) -> None:
-        """Ignore."""
-
-    def close(self) -> None:
-        """Ignore."""
+    write = flush = truncate_after = close = _ignore
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
