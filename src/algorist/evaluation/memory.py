@@ -96,22 +96,14 @@ def probe_memory(
             rows.append(row | {"rouge_l": score, "exact": written == wanted, "near": score >= NEAR})
         if on_progress:
             on_progress(min(start + batch_size, len(pairs)), len(pairs))
-    of_kind = {kind: [row for row in rows if row["kind"] == kind] for kind in ("original", "rewritten")}
-    shares = {
-        kind: {name: wilson(sum(row[name] for row in found), len(found)) for name in ("exact", "near")}
-        for kind, found in of_kind.items()
-    }
-    difference = {}
-    for name in ("exact", "near"):
-        both = list(
-            zip((r[name] for r in of_kind["original"]), (r[name] for r in of_kind["rewritten"]), strict=True)
-        )
-        difference[name] = paired_share_difference(
-            both.count((True, False)), both.count((False, True)), len(both)
-        )
-    return Memory(
-        len(pairs), len(problems) - len(pairs), shares["original"], shares["rewritten"], difference, rows
-    )
+    n = len(pairs)
+    original, rewritten, difference = dict[str, Interval](), dict[str, Interval](), dict[str, Interval]()
+    for name in ("exact", "near"):  # the rows of a question and of its twin follow each other
+        both = [(first[name], second[name]) for first, second in zip(rows[::2], rows[1::2], strict=True)]
+        original[name] = wilson(sum(first for first, _ in both), n)
+        rewritten[name] = wilson(sum(second for _, second in both), n)
+        difference[name] = paired_share_difference(both.count((True, False)), both.count((False, True)), n)
+    return Memory(n, len(problems) - n, original, rewritten, difference, rows)
 
 
 def truncated(question: str, share: float = SHARE) -> tuple[str, str]:
