@@ -18,7 +18,7 @@ from algorist.evaluation.estimators import Interval, is_share
 from algorist.report.collect import collect
 from algorist.store.atomic import replace_text
 from algorist.store.run_folder import RunFolder
-from algorist.store.safe_text import printable_tree
+from algorist.store.safe_text import printable, with_texts
 
 TITLES = {
     "greedy_accuracy": "greedy accuracy",
@@ -51,7 +51,7 @@ def build_report(run_folder: Path) -> Path:
 
 def render(data: dict[str, Any]) -> str:
     """Return the page for what ``collect`` returned; names of metrics and datasets are as foreign as completions."""
-    data = printable_tree(data)
+    data = with_texts(data, printable)
     here = files("algorist.report")
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(lambda name: here.joinpath(name).read_text(encoding="utf-8")),

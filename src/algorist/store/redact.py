@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from algorist.errors import ConfigError
-from algorist.store.safe_text import printable
+from algorist.store.safe_text import printable, with_texts
 
 HIDDEN = "[redacted]"
 LONGEST_RECORD = 20_000
@@ -81,13 +81,7 @@ def redact(text: str) -> str:
 
 def redact_tree(value: Any) -> Any:
     """Return lists, mappings and texts without secrets; other values, and what JSON needs around them, stay."""
-    if isinstance(value, str):
-        return redact(value)
-    if isinstance(value, dict):
-        return {
-            redact(key) if isinstance(key, str) else key: redact_tree(item) for key, item in value.items()
-        }
-    return [redact_tree(item) for item in value] if isinstance(value, (list, tuple)) else value
+    return with_texts(value, redact)
 
 
 def refuse_secrets(value: Any, where: str, key: str = "") -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TextIO
 
 
@@ -39,14 +39,15 @@ def markdown(text: Any) -> str:
     return re.sub(r"([\\`*_\[\]|#])", r"\\\1", escaped)
 
 
-def printable_tree(value: Any) -> Any:
-    """Return lists, mappings and texts with every text printable, keys too; other values stay."""
+def with_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """Return lists, mappings and texts with every text changed, keys too; other values stay."""
     if isinstance(value, str):
-        return printable(value)
+        return change(value)
     if isinstance(value, dict):
-        return {printable_tree(key): printable_tree(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
-        return type(value)(printable_tree(item) for item in value)
+        return {with_texts(key, change): with_texts(item, change) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        make = getattr(value, "_make", type(value))  # a named tuple has its own way
+        return make(with_texts(item, change) for item in value)
     return value
 
 
