@@ -53,7 +53,7 @@ def load_amc(source: Source) -> list[Problem]:
 def load_olympiadbench(source: Source) -> list[Problem]:
     """OlympiadBench, English, text only, open-ended (math-ai/olympiadbench); several golds are joined by commas.
 
-    ``extra`` holds ``unit``, ``answer_type``, ``is_multiple_answer`` and ``error`` (the tolerance) of the row.
+    ``extra`` holds the columns of the row, among them ``unit``, ``answer_type``, ``is_multiple_answer`` and ``error`` (the tolerance).
     """
     return to_problems(
         load_source(source, hub="math-ai/olympiadbench", where="olympiadbench"),
@@ -65,11 +65,6 @@ def load_olympiadbench(source: Source) -> list[Problem]:
         solution=lambda row: _joined(row.get("solution"), "\n\n", dollars=True),
         subject=lambda row: row.get("subfield"),
         identity=lambda row: row.get("id"),
-        extra=lambda row: {
-            key: row[key]
-            for key in ("unit", "answer_type", "is_multiple_answer", "error")
-            if row.get(key) is not None
-        },
     )
 
 
