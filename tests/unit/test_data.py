@@ -207,3 +207,29 @@ def test_a_dataset_of_ones_own_is_one_function() -> None:
         assert [(p.question, p.answer) for p in found] == [("2 * 0?", "0"), ("2 * 1?", "2"), ("2 * 2?", "4")]
     finally:
         DATASETS._entries.pop("doubling_in_test")
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "message"),
+    [
+        ("arithmetic", {"count": 5, "steps": [60]}, "arithmetic found only 0 distinct problems of 5"),
+        ("arithmetic", {"steps": []}, r"steps is \[\]; expected numbers of operations ≥ 1"),
+        (
+            "arithmetic",
+            {"count": "many"},
+            "params.count is 'many'. Input should be a valid integer.*such as 1000",
+        ),
+        (
+            "story_problems",
+            {"needless": "often"},
+            "params.needless is 'often'. Input should be a valid number",
+        ),
+        ("story_problems", {"kinds": "spend"}, "params.kinds is 'spend'. Input should be a valid tuple"),
+        ("countdown", {"numbers": [3, "four"]}, "params.numbers is"),
+        ("countdown", {"max_number": 0}, "params.max_number 0; expected both ≥ 1"),
+        ("countdown", {"count": 10**6, "numbers": [2], "max_number": 4}, "countdown found only"),
+    ],
+)
+def test_generators_refuse_what_they_cannot_make(name: str, params: dict[str, object], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        load_problems(DatasetSection.model_validate({"name": name, "params": params}))

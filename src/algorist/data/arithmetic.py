@@ -11,9 +11,8 @@ as 3 + 6 = 9) and then goes on correctly from the wrong value. SFT imitates the 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
-from algorist.data.base import Source, dataset, id_of, is_held_out, params_of
+from algorist.data.base import Source, dataset, draw_distinct, id_of, is_held_out, params_of
 from algorist.errors import DataError
 from algorist.types import Problem
 
@@ -48,18 +47,20 @@ def word_problems(
         steps: Numbers of operations to choose from.
 
     Raises:
-        DataError: Unknown split or a careless value outside [0, 1].
+        DataError: Unknown split, a careless value outside [0, 1], no number of steps, or fewer problems than asked for.
     """
     if split not in ("train", "test"):
         raise DataError(f"arithmetic has no split '{split}'; expected 'train' or 'test'")
     if not 0 <= careless <= 1:
         raise DataError(f"arithmetic: careless is {careless}; expected a probability in [0, 1]")
-    stream = _stream(random.Random(f"{seed}/{split}"), split == "test", careless, steps)
-    problems: dict[str, Problem] = {}
-    while len(problems) < count:
-        problem = next(stream)
-        problems.setdefault(problem.question, problem)
-    return list(problems.values())
+    if min(steps, default=0) < 1:
+        raise DataError(
+            f"arithmetic: steps is {list(steps)}; expected numbers of operations ≥ 1, such as [2, 3]"
+        )
+    rng = random.Random(f"{seed}/{split}")
+    return draw_distinct(
+        lambda: _problem(rng, split == "test", careless, steps), count, "arithmetic", ", or take other steps"
+    )
 
 
 @dataset("arithmetic")
@@ -67,41 +68,41 @@ def load_arithmetic(source: Source) -> list[Problem]:
     """Procedural word problems; params: ``count`` (1000), ``seed`` (0), ``careless`` (0.0), ``steps`` ([2, 3])."""
     params = params_of(source, "arithmetic", {"count": 1000, "seed": 0, "careless": 0.0, "steps": (2, 3)})
     return word_problems(
-        int(params["count"]),
-        seed=int(params["seed"]),
+        params["count"],
+        seed=params["seed"],
         split=source.split,
-        careless=float(params["careless"]),
-        steps=tuple(params["steps"]),
+        careless=params["careless"],
+        steps=params["steps"],
     )
 
 
-def _stream(rng: random.Random, test: bool, careless: float, steps: tuple[int, ...]) -> Iterator[Problem]:
-    while True:
-        start, ops = rng.randint(3, 20), _operations(rng, rng.choice(steps))
-        value, values = start, []
-        for sign, times, number in ops:
-            value += sign * times * number
-            values.append(value)
-        if min(values) < 0 or max(values) > MAX_VALUE:
-            continue
-        skeleton = str(start) + "".join(
-            f"{'+' if s > 0 else '-'}{f'{k}*' if k > 1 else ''}{n}" for s, k, n in ops
-        )
-        if is_held_out(skeleton, one_in=5) != test:
-            continue
-        question = _tell(rng, start, ops)
-        solution, shown = _demonstrate(rng, start, ops, careless)
-        if min(shown) < 0 or max(shown) > MAX_VALUE:
-            continue
-        yield Problem(
-            id=id_of(question),
-            question=question,
-            answer=str(value),
-            solution=solution,
-            subject="+".join(sorted({_kind(op) for op in ops})),
-            level=str(len(ops)),
-            extra={"skeleton": skeleton, "demonstrated_answer": str(shown[-1])},
-        )
+def _problem(rng: random.Random, test: bool, careless: float, steps: tuple[int, ...]) -> Problem | None:
+    """Draw a problem; None when its values leave the range or it belongs to the other split."""
+    start, ops = rng.randint(3, 20), _operations(rng, rng.choice(steps))
+    value, values = start, []
+    for sign, times, number in ops:
+        value += sign * times * number
+        values.append(value)
+    if min(values) < 0 or max(values) > MAX_VALUE:
+        return None
+    skeleton = str(start) + "".join(
+        f"{'+' if s > 0 else '-'}{f'{k}*' if k > 1 else ''}{n}" for s, k, n in ops
+    )
+    if is_held_out(skeleton, one_in=5) != test:
+        return None
+    question = _tell(rng, start, ops)
+    solution, shown = _demonstrate(rng, start, ops, careless)
+    if min(shown) < 0 or max(shown) > MAX_VALUE:
+        return None
+    return Problem(
+        id=id_of(question),
+        question=question,
+        answer=str(value),
+        solution=solution,
+        subject="+".join(sorted({_kind(op) for op in ops})),
+        level=str(len(ops)),
+        extra={"skeleton": skeleton, "demonstrated_answer": str(shown[-1])},
+    )
 
 
 def _operations(rng: random.Random, count: int) -> list[tuple[int, int, int]]:

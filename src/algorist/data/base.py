@@ -7,9 +7,13 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from algorist.errors import DataError, nearest
 from algorist.registry import Registry
 from algorist.types import Problem
+
+_MISSES = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +35,10 @@ class Source:
 def params_of(
     source: Source, name: str, defaults: dict[str, Any], instead: str = "name=local for rows of your own"
 ) -> dict[str, Any]:
-    """Return the params of an adapter that makes its problems: those of ``source`` over ``defaults``.
+    """Return the params of an adapter that makes its problems: those of ``source`` over ``defaults``, which say the types.
 
     Raises:
-        DataError: A path or a hub name, another split than train and test, or an unknown key.
+        DataError: A path or a hub name, another split than train and test, an unknown key, or a value of another type.
     """
     if source.path is not None or source.hub is not None:
         raise DataError(
@@ -43,7 +47,37 @@ def params_of(
     if source.split not in ("train", "test"):
         raise DataError(f"{name} has no split '{source.split}'; expected 'train' or 'test'")
     refuse_unknown(source.params, defaults, name)
-    return defaults | source.params
+    read = dict(defaults)
+    for key, value in source.params.items():
+        kind: Any = type(defaults[key])
+        if kind is tuple:
+            kind = tuple[type(defaults[key][0]) if defaults[key] else str, ...]  # type: ignore[misc]
+        try:
+            read[key] = TypeAdapter(kind).validate_python(value)
+        except ValidationError as error:
+            raise DataError(
+                f"{name}: data.….params.{key} is {value!r}. {error.errors()[0]['msg']}, such as {defaults[key]!r}"
+            ) from None
+    return read
+
+
+def draw_distinct(draw: Callable[[], Problem | None], count: int, name: str, advice: str) -> list[Problem]:
+    """Return ``count`` problems with different texts out of what ``draw`` makes; None is a draw without a problem.
+
+    Raises:
+        DataError: The last 20,000 draws made no new problem: there are no more; ``advice`` says what else to change.
+    """
+    problems: dict[str, Problem] = {}
+    misses = 0
+    while len(problems) < count:
+        problem, misses = draw(), misses + 1
+        if problem is not None and problem.question not in problems:
+            problems[problem.question], misses = problem, 0
+        if misses == _MISSES:
+            raise DataError(
+                f"{name} found only {len(problems)} distinct problems of {count}; ask for fewer{advice}"
+            )
+    return list(problems.values())
 
 
 def refuse_unknown(params: Iterable[str], valid: Collection[str], where: str) -> None:

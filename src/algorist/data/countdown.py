@@ -16,7 +16,7 @@ from fractions import Fraction
 from operator import add, mul, sub, truediv
 from typing import Any
 
-from algorist.data.base import Source, dataset, id_of, is_held_out, params_of
+from algorist.data.base import Source, dataset, draw_distinct, id_of, is_held_out, params_of
 from algorist.errors import DataError
 from algorist.grading import checker
 from algorist.types import Problem
@@ -42,8 +42,6 @@ _SIGNS = str.maketrans({"×": "*", "·": "*", "⋅": "*", "÷": "/", "−": "-",
 _COMMANDS = re.compile(r"\\(times|cdot|div|left|right)(?![a-zA-Z])")
 _ALLOWED = re.compile(r"[0-9+\-*/()\s]+")
 _LONGEST = 200
-_MISSES = 20_000
-"""So many expressions in a row that make no new problem: the parameters have no more."""
 
 
 @dataset("countdown")
@@ -56,18 +54,19 @@ def load_countdown(source: Source) -> list[Problem]:
     params = params_of(source, "countdown", PARAMS, own)
     if not params["operators"] or set(params["operators"]) - set("+-*/"):
         raise DataError(f"countdown: params.operators is {params['operators']!r}; expected some of +-*/")
-    rng, problems, misses = random.Random(f"{params['seed']}/{source.split}"), dict[str, Problem](), 0
-    while misses < _MISSES:
-        if len(problems) == params["count"]:
-            return list(problems.values())
-        problem, misses = _problem(rng, params), misses + 1
-        if not problem or problem.question in problems:
-            continue
-        if is_held_out(f"{problem.extra['numbers']}/{problem.extra['target']}") == (source.split == "test"):
-            problems[problem.question], misses = problem, 0
-    raise DataError(
-        f"countdown found only {len(problems)} distinct problems of {params['count']}; ask for fewer, or raise max_number or max_target"
-    )
+    if min(params["numbers"], default=0) < 1 or params["max_number"] < 1:
+        raise DataError(
+            f"countdown: params.numbers is {list(params['numbers'])} and params.max_number {params['max_number']}; expected both ≥ 1"
+        )
+    rng, test = random.Random(f"{params['seed']}/{source.split}"), source.split == "test"
+
+    def draw() -> Problem | None:
+        problem = _problem(rng, params)
+        if problem and is_held_out(f"{problem.extra['numbers']}/{problem.extra['target']}") == test:
+            return problem
+        return None
+
+    return draw_distinct(draw, params["count"], "countdown", ", or raise max_number or max_target")
 
 
 def _problem(rng: random.Random, params: Mapping[str, Any]) -> Problem | None:

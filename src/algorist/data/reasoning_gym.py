@@ -35,8 +35,8 @@ def load_reasoning_gym(source: Source) -> list[Problem]:
     test share no question, decided by a hash.
     """
     params = params_of(source, "reasoning_gym", {"generator": "", "count": 1000, "seed": 0, "config": {}})
-    name, count = str(params["generator"]), int(params["count"])
-    made = _make(name, int(params["seed"]), _TRIES * count, params["config"] or {})
+    name, count = params["generator"], params["count"]
+    made = _make(name, params["seed"], _TRIES * count, params["config"])
     problems: dict[str, Problem] = {}
     last = 0
     for index in range(_TRIES * count):

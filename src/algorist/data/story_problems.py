@@ -8,9 +8,8 @@ equation per line, the last of which gives the answer.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
-from algorist.data.base import Source, dataset, id_of, is_held_out, params_of
+from algorist.data.base import Source, dataset, draw_distinct, id_of, is_held_out, params_of
 from algorist.data.story_worlds import World, size, story_words, story_worlds
 from algorist.errors import DataError, nearest
 from algorist.types import Problem
@@ -44,14 +43,10 @@ def story_problems(
                 f"story_problems has no kind '{kind}'.{nearest(kind, known)} Expected: {', '.join(known)}"
             )
     worlds = [world for world in story_worlds() if not kinds or world.kind in kinds]
-    stream = _stream(random.Random(f"{seed}/{split}"), split == "test", needless, worlds)
-    problems: dict[str, Problem] = {}
-    for _ in range(100 * count + 1000):
-        if len(problems) >= count:
-            return list(problems.values())
-        problem = next(stream)
-        problems.setdefault(problem.question, problem)
-    raise DataError(f"story_problems found only {len(problems)} distinct problems of {count}; ask for fewer")
+    rng = random.Random(f"{seed}/{split}")
+    return draw_distinct(
+        lambda: _problem(rng, split == "test", needless, worlds), count, "story_problems", ""
+    )
 
 
 @dataset("story_problems")
@@ -59,33 +54,33 @@ def load_story_problems(source: Source) -> list[Problem]:
     """Varied word problems; params: ``count`` (1000), ``seed`` (0), ``needless`` (0.4), ``kinds`` (all)."""
     params = params_of(source, "story_problems", {"count": 1000, "seed": 0, "needless": 0.4, "kinds": ()})
     return story_problems(
-        int(params["count"]),
-        seed=int(params["seed"]),
+        params["count"],
+        seed=params["seed"],
         split=source.split,
-        needless=float(params["needless"]),
-        kinds=tuple(params["kinds"]),
+        needless=params["needless"],
+        kinds=params["kinds"],
     )
 
 
-def _stream(rng: random.Random, test: bool, needless: float, worlds: list[World]) -> Iterator[Problem]:
-    while True:
-        world = rng.choice(worlds)
-        numbers = world.draw(rng)
-        asked = rng.choice(list(world.unknowns))
-        if max(numbers.values()) > MAX_ANSWER:
-            continue
-        if is_held_out(f"{world.kind}/{asked}/{sorted(numbers.items())}") != test:
-            continue
-        question = _tell(rng, world, numbers, asked, needless)
-        steps = [step.format(**numbers) for step in world.unknowns[asked]["steps"]]
-        yield Problem(
-            id=id_of(question),
-            question=question,
-            answer=str(numbers[asked]),
-            solution="\n".join(steps),
-            subject=world.kind,
-            level=str(len(steps)),
-        )
+def _problem(rng: random.Random, test: bool, needless: float, worlds: list[World]) -> Problem | None:
+    """Draw a problem; None when its numbers are too large or it belongs to the other split."""
+    world = rng.choice(worlds)
+    numbers = world.draw(rng)
+    asked = rng.choice(list(world.unknowns))
+    if max(numbers.values()) > MAX_ANSWER:
+        return None
+    if is_held_out(f"{world.kind}/{asked}/{sorted(numbers.items())}") != test:
+        return None
+    question = _tell(rng, world, numbers, asked, needless)
+    steps = [step.format(**numbers) for step in world.unknowns[asked]["steps"]]
+    return Problem(
+        id=id_of(question),
+        question=question,
+        answer=str(numbers[asked]),
+        solution="\n".join(steps),
+        subject=world.kind,
+        level=str(len(steps)),
+    )
 
 
 def _words(rng: random.Random) -> dict[str, str]:
