@@ -22,18 +22,34 @@ Overrides = Annotated[
         help="Settings as key=value, such as grpo.max_steps=200; all keys: algorist recipes show RECIPE --resolved."
     ),
 ]
-FormatOption = typer.Option(
-    "--format",
-    help="Prompt format: reasoning_answer, think_answer, working_solution, r1_zero, few_shot or question_only; the run's when left out.",
-)
-LengthOption = typer.Option(
-    help="Longest completion in tokens; that of the model's training when left out.", min=1
-)
-TemplateOption = typer.Option(
-    "--template",
-    metavar="KEY=VALUE",
-    help="A switch of the model's chat template, such as enable_thinking=false; may be repeated.",
-)
+Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in the same folder.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+AsJsonObject = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+_WHICH_MODEL = "Run, checkpoint, model folder or hub name; the newest run when left out."
+ModelArgument = Annotated[str | None, typer.Argument(help=_WHICH_MODEL)]
+ModelOption = Annotated[str | None, typer.Option(help=_WHICH_MODEL)]
+Save = Annotated[
+    Path | None, typer.Option(help="Append the answers to this JSONL file, one row per question.")
+]
+Format = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        help="Prompt format: reasoning_answer, think_answer, working_solution, r1_zero, few_shot or question_only; the run's when left out.",
+    ),
+]
+Length = Annotated[
+    int | None,
+    typer.Option(help="Longest completion in tokens; that of the model's training when left out.", min=1),
+]
+Template = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--template",
+        metavar="KEY=VALUE",
+        help="A switch of the model's chat template, such as enable_thinking=false; may be repeated.",
+    ),
+]
 
 
 def read_template(options: list[str] | None) -> dict[str, Any]:

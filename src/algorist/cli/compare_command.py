@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from algorist.errors import AlgoristError, DataError, nearest
+from algorist.store.safe_text import json_text, one_line
 from algorist.store.stages import EVALUATED, STAGES
 
 if TYPE_CHECKING:
@@ -41,15 +43,12 @@ def compare(
     found = compare_artifacts(first, second)
     first, second, _ = on_common_problems(first, second)
     if as_json:
-        from algorist.store.safe_text import json_text
-
         print(json_text(asdict(found)))
         return
     closing_table(Console(), first.metrics, second.metrics, found.differences, (before.stem, after.stem))
     print(_told(found, second.samples))
     runs = [_run_of(path) for path in (before, after)]
     if None not in runs and runs[0] != runs[1]:
-        from algorist.errors import AlgoristError
         from algorist.report.overlay import build_overlay
 
         try:
@@ -61,7 +60,6 @@ def compare(
 def _told(found: Comparison, samples: Sequence[Mapping[str, Any]]) -> str:
     from algorist.evaluation.compare import without_the_form
     from algorist.evaluation.protocols import too_few
-    from algorist.store.safe_text import one_line
 
     questions = {row["problem_id"]: row["question"] for row in samples}
     lines = [
@@ -78,8 +76,9 @@ def _told(found: Comparison, samples: Sequence[Mapping[str, Any]]) -> str:
             lines += [f"  {name}  {one_line(str(questions[name]), 90)}" for name in problems[:SHOWN]]
         if len(problems) > SHOWN:
             lines.append(f"  … and {len(problems) - SHOWN} more (--json has them all)")
-    draws = {name: sum(row["problem_id"] == name for row in samples) - 1 for name in list(questions)[:1]}
-    few = too_few(found.n, min(draws.values(), default=0))
+    first = next(iter(questions), None)
+    draws = sum(row["problem_id"] == first for row in samples) - 1
+    few = too_few(found.n, draws)
     lines += [f"warning: {few}"] if few else []
     return "\n".join([*lines, *(f"warning: {text}" for text in found.warnings)])
 
@@ -97,7 +96,6 @@ def _evaluation(path: Path) -> tuple[Path, str]:
     Raises:
         DataError: Nothing is there.
     """
-    from algorist.errors import DataError, nearest
     from algorist.evaluation.artifact import artifact_names
 
     if not path.is_dir() and not (path.parent.is_dir() and artifact_names(path.parent)):

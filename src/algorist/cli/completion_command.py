@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from algorist.errors import ConfigError, nearest
+
 app = typer.Typer(add_completion=False)
 SHELLS = ("bash", "zsh", "fish")
 _BASH = """_algorist() {{
@@ -28,8 +30,6 @@ def completion(
     shell: Annotated[str, typer.Argument(help="bash, zsh or fish.")],
 ) -> None:
     """Print a completion script. In the shell's start file: source <(algorist completion bash), in fish with a pipe to source."""
-    from algorist.errors import ConfigError, nearest
-
     if shell not in SHELLS:
         raise ConfigError(
             f"no completion for '{shell}'.{nearest(shell, SHELLS)} Expected: {', '.join(SHELLS)}"

@@ -14,13 +14,16 @@ import subprocess
 import sys
 import tempfile
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from algorist.cli.arguments import Overrides, RecipeArgument, read_recipe
+from algorist.cli.arguments import Overrides, RecipeArgument, Resume, read_recipe
 from algorist.cli.interrupt import Stopped, command_again
+from algorist.cli.quiet import import_quietly
+from algorist.errors import ConfigError, MissingExtraError, nearest
 
 app = typer.Typer(add_completion=False)
 
@@ -55,7 +58,7 @@ def launch(
     config: Annotated[
         str, typer.Option("--config", help=f"{', '.join(CONFIGS)}, or an accelerate configuration file.")
     ] = "ddp",
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the same folder.")] = False,
+    resume: Resume = False,
     skip_sft: Annotated[bool, typer.Option("--skip-sft", help="Leave SFT out.")] = False,
     skip_grpo: Annotated[bool, typer.Option("--skip-grpo", help="Leave GRPO out.")] = False,
     worker: Annotated[bool, typer.Option("--worker", hidden=True)] = False,
@@ -101,10 +104,6 @@ def config_file(name: str) -> Path:
     Raises:
         ConfigError: It is unknown, or needs a package that is not there.
     """
-    from importlib.util import find_spec
-
-    from algorist.errors import ConfigError, MissingExtraError, nearest
-
     if name not in CONFIGS:
         if Path(name).is_file():
             return Path(name)
@@ -202,7 +201,6 @@ def _call(command: list[str], environment: dict[str, str]) -> int:
 
 def _work(recipe: str, settings: list[str], resume: bool, stages: tuple[str, ...]) -> int:
     """Do one process's part; the main process also shows the run and writes the report."""
-    from algorist.cli.quiet import import_quietly
     from algorist.cli.run_command import run_stages
 
     sys.argv[1:] = shlex.split(os.environ.get(_COMMAND, shlex.join(sys.argv[1:])))

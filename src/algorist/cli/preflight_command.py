@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from algorist.cli.arguments import Overrides, find_model, read_recipe
+from algorist.cli.arguments import AsJsonObject, Overrides, find_model, read_recipe
+from algorist.cli.quiet import import_quietly
 from algorist.errors import ConfigError
+from algorist.store.safe_text import one_line, printable
 
 if TYPE_CHECKING:
     from algorist.config.schema import Recipe
@@ -42,13 +44,11 @@ def preflight(
             help="Sample from this run, checkpoint, adapter, model folder or hub name, after its SFT."
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJsonObject = False,
 ) -> int:
     """Before GRPO, on this machine: batch arithmetic, prompts, pass rates, useful groups, variety, tags, memory, time, advice."""
     loaded, where = _what(recipe, overrides, model)
     from rich.console import Console
-
-    from algorist.cli.quiet import import_quietly
 
     console = Console(stderr=as_json, highlight=False)
     import_quietly("algorist.preflight", console.print)
@@ -94,8 +94,6 @@ def _what(name: str, overrides: list[str] | None, model: str | None) -> tuple[Re
 def _show(console: Any, found: Preflight) -> None:
     from rich.markup import escape
     from rich.table import Table
-
-    from algorist.store.safe_text import one_line, printable
 
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, text in [*_counts(found), *_sampled(found), *_costs(found)]:

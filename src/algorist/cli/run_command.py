@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from algorist.cli.arguments import Overrides, RecipeArgument, read_recipe
+from algorist.cli.arguments import Overrides, RecipeArgument, Resume, read_recipe
 from algorist.cli.flags import with_flags
 from algorist.cli.interrupt import Stopped, command_again, stopped_at_once
 from algorist.cli.quiet import import_quietly
+from algorist.store.safe_text import printable
 from algorist.store.stages import EVALUATED
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ app = typer.Typer(add_completion=False)
 def run(
     recipe: RecipeArgument,
     overrides: Overrides = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the same folder.")] = False,
+    resume: Resume = False,
     skip_sft: Annotated[
         bool, typer.Option("--skip-sft", help="Leave SFT out; a finished SFT stage is used.")
     ] = False,
@@ -126,7 +127,6 @@ def _close(display: Any, state: Any) -> None:
     from algorist.evaluation.artifact import read_artifact
     from algorist.evaluation.compare import paired_metrics
     from algorist.evaluation.console import solved_question
-    from algorist.store.safe_text import printable
 
     folder = state.folder.path
     there = [s for s in EVALUATED if (folder / "eval" / f"{s}.json").is_file()]
@@ -160,8 +160,6 @@ def _examples(display: Any, before: list[dict[str, Any]], after: list[dict[str, 
     """Show three problems whose greedy answer changed, before and after."""
     from rich.panel import Panel
     from rich.text import Text
-
-    from algorist.store.safe_text import printable
 
     last = {r["problem_id"]: r for r in after if r["greedy"]}
     pairs = [(r, last[r["problem_id"]]) for r in before if r["greedy"] and r["problem_id"] in last]

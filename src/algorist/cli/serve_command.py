@@ -10,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from algorist.cli.arguments import find_model
+from algorist.cli.arguments import ModelArgument, find_model
+from algorist.errors import ConfigError, MissingExtraError, nearest
 
 app = typer.Typer(add_completion=False)
 
@@ -21,10 +22,7 @@ app = typer.Typer(add_completion=False)
 )
 def serve(
     context: typer.Context,
-    model: Annotated[
-        str | None,
-        typer.Argument(help="Run, checkpoint, model folder or hub name; the newest run when left out."),
-    ] = None,
+    model: ModelArgument = None,
     engine: Annotated[
         str, typer.Option(help="vllm, transformers, or auto: vllm where it is installed.")
     ] = "auto",
@@ -45,8 +43,6 @@ def server(model: str, engine: str, host: str, port: int) -> list[str]:
         ConfigError: The engine is unknown, or the model is an adapter.
         MissingExtraError: What the engine needs is not installed.
     """
-    from algorist.errors import ConfigError, nearest
-
     if engine not in ("auto", "vllm", "transformers"):
         raise ConfigError(
             f"--engine is '{engine}'.{nearest(engine, ['vllm', 'transformers'])} Expected vllm, transformers or auto"
@@ -78,6 +74,4 @@ def _beside(name: str) -> str | None:
 
 
 def _missing(what: str, package: str) -> str:
-    from algorist.errors import MissingExtraError
-
     raise MissingExtraError(f"{what} is not installed; pip install {package}")

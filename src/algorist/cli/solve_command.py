@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from algorist.cli.arguments import FormatOption, LengthOption, TemplateOption, find_model, read_template
+from algorist.cli.arguments import Format, Length, ModelOption, Save, Template, find_model, read_template
+from algorist.cli.quiet import import_quietly
 from algorist.config.load import load_run_recipe
-from algorist.store.safe_text import printable
+from algorist.errors import ConfigError, DataError, nearest
+from algorist.store.safe_text import json_text, printable
 
 if TYPE_CHECKING:
     from algorist.runs.solve import Solver
@@ -26,12 +28,9 @@ def solve(
         list[str] | None,
         typer.Argument(help="Questions; without any, one per line from stdin, or typed in a terminal."),
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="Run, checkpoint, model folder or hub name; the newest run when left out."),
-    ] = None,
-    prompt_format: Annotated[str | None, FormatOption] = None,
-    template: Annotated[list[str] | None, TemplateOption] = None,
+    model: ModelOption = None,
+    prompt_format: Format = None,
+    template: Template = None,
     samples: Annotated[
         int, typer.Option("--n", help="Completions per question; more than one are sampled.", min=1, max=1024)
     ] = 1,
@@ -39,10 +38,8 @@ def solve(
         bool, typer.Option("--vote", help="Give the answer that most of the --n samples agree on.")
     ] = False,
     file: Annotated[Path | None, typer.Option("--file", help="A JSONL file with a question column.")] = None,
-    save: Annotated[
-        Path | None, typer.Option(help="Append the answers to this JSONL file, one row per question.")
-    ] = None,
-    max_new_tokens: Annotated[int | None, LengthOption] = None,
+    save: Save = None,
+    max_new_tokens: Length = None,
     temperature: Annotated[
         float | None,
         typer.Option(
@@ -59,8 +56,6 @@ def solve(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per question.")] = False,
 ) -> int:
     """Answer questions: the reasoning and the answer, in the format the model was trained with."""
-    from algorist.errors import ConfigError
-
     if vote and samples == 1:
         raise ConfigError("--vote needs several samples to count; write for example --n 8 --vote")
     if samples > 1 and (endpoint is not None or temperature == 0):
@@ -91,8 +86,6 @@ def load_solver(model: str | None, prompt_format: str | None, template: list[str
     switches = read_template(template)
     path, run = find_model(model)
     note(f"loading {path} …")
-    from algorist.cli.quiet import import_quietly
-
     import_quietly("algorist.runs.solve")
     from algorist.runs.solve import Solver
 
@@ -106,8 +99,6 @@ def note(text: str) -> None:
 
 
 def _give(rows: list[dict[str, Any]], save: Path | None, as_json: bool) -> int:
-    from algorist.store.safe_text import json_text
-
     for row in rows:
         print(json_text(row) if as_json else _told(row))
     if save:
@@ -128,8 +119,6 @@ def _from_server(
     temperature: float,
 ) -> list[dict[str, Any]]:
     """Ask a server; a run or model folder beside it gives prompt format, chat template and length."""
-    from algorist.cli.quiet import import_quietly
-
     import_quietly("algorist.runs.solve")
     from algorist.prompts.attached import attached
     from algorist.prompts.of_recipe import how_to_ask
@@ -152,8 +141,6 @@ def _from_server(
 
 
 def _questions(questions: list[str] | None, file: Path | None) -> list[str]:
-    from algorist.errors import ConfigError, DataError, nearest
-
     if file is not None and not file.is_file():
         beside = [p.name for p in file.parent.iterdir()] if file.parent.is_dir() else []
         raise DataError(f"--file {file}: there is no such file.{nearest(file.name, beside)}")
@@ -161,15 +148,11 @@ def _questions(questions: list[str] | None, file: Path | None) -> list[str]:
         from algorist.data.files import read_rows
 
         rows = read_rows(file)
-        missing = next(
-            (i for i, r in enumerate(rows) if not str(r.get("question") or r.get("prompt") or "").strip()),
-            None,
-        )
-        if missing is not None:
-            raise DataError(
-                f"{file}: row {missing + 1} has no 'question'; columns: {', '.join(rows[missing])}"
-            )
-        return [str(r.get("question") or r.get("prompt")) for r in rows]
+        asked = [str(row.get("question") or row.get("prompt") or "") for row in rows]
+        for number, (row, question) in enumerate(zip(rows, asked, strict=True), start=1):
+            if not question.strip():
+                raise DataError(f"{file}: row {number} has no 'question'; columns: {', '.join(row)}")
+        return asked
     if questions and questions != ["-"]:
         return questions
     if sys.stdin.isatty():

@@ -12,6 +12,7 @@ import typer
 
 from algorist.errors import DAMAGED
 from algorist.store.run_log import clock
+from algorist.store.safe_text import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -105,8 +106,6 @@ def picture(now: dict[str, Any]) -> RenderableType:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
-
-    from algorist.store.safe_text import printable
 
     age = now["seconds_since_last_line"]
     total = f"/{now['steps']}" if now["steps"] else ""
