@@ -25,6 +25,11 @@ class Chart:
     share: bool = False
     smooth: bool = True
 
+    def drawn(self, curves: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return the chart with its curves as the page takes it."""
+        about = {name: getattr(self, name) for name in ("title", "note", "share", "smooth")}
+        return about | {"curves": curves}
+
 
 CHARTS = (
     Chart(
@@ -113,15 +118,7 @@ def charts(lines: Sequence[dict[str, Any]], stage: str) -> list[dict[str, Any]]:
             if (curve := curve_of(short_label(name, chart.strip), *series[name])) is not None:
                 curves.append(curve)
         if curves:
-            found.append(
-                {
-                    "title": chart.title,
-                    "note": chart.note,
-                    "share": chart.share,
-                    "smooth": chart.smooth,
-                    "curves": curves[:8],
-                }
-            )
+            found.append(chart.drawn(curves[:8]))
     return found
 
 
@@ -165,13 +162,8 @@ def metric_series(lines: Sequence[dict[str, Any]], stage: str) -> dict[str, tupl
         if line.get("stage") != stage or not isinstance(step, int):
             continue
         for name, value in line.items():
-            if (
-                name in ("step", "stage", "time")
-                or isinstance(value, bool)
-                or not isinstance(value, (int, float))
-            ):
-                continue
-            if math.isfinite(value):
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if number and math.isfinite(value) and name not in ("step", "time"):
                 x, y = found.setdefault(name, ([], []))
                 x.append(step)
                 y.append(float(value))
