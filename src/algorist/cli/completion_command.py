@@ -38,7 +38,6 @@ def completion(
 
 
 def script(shell: str) -> str:
-    """Return the script of a shell."""
     from algorist.cli.main import VERBS
 
     words = {verb: words_of(verb) for verb in VERBS}

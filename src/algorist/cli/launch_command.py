@@ -85,7 +85,7 @@ def launch(
     flags = [flag for flag in flags if flag != "--cpu"]  # with it accelerate starts one process only
     command = [
         *(sys.executable, "-c", _ACCELERATE),
-        *_accelerate_flags(config, count, on_cpu, flags),
+        *_accelerate_flags(config, count, flags),
         *flags,
         *("-m", "algorist.cli.main", "launch", "--worker", recipe, *settings, f"grpo.processes={count}"),
         *(["--resume"] if resume else []),
@@ -119,7 +119,7 @@ def config_file(name: str) -> Path:
     return Path(str(files("algorist").joinpath("launch", f"{name}.yaml")))
 
 
-def _accelerate_flags(config: str, count: int, on_cpu: bool, flags: list[str]) -> list[str]:
+def _accelerate_flags(config: str, count: int, flags: list[str]) -> list[str]:
     """Return our flags for accelerate; what the user gives behind ``--`` comes later and wins."""
     file = config_file(config)
     found = ["--num_processes", str(count)]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from algorist.config.schema import Recipe
 
 app = typer.Typer(add_completion=False)
+_HEADINGS = {"base": "base", "sft": "SFT", "grpo": "GRPO"}
 
 
 @app.command(
@@ -133,7 +134,9 @@ def _close(display: Any, state: Any) -> None:
     if there[1:]:
         first, last = (read_artifact(folder / "eval", name) for name in there[-2:])
         paired = paired_metrics(first.samples, last.samples)
-        closing_table(display.console, first.metrics, last.metrics, paired, _headings(there[-2:]))
+        closing_table(
+            display.console, first.metrics, last.metrics, paired, [_HEADINGS[name] for name in there[-2:]]
+        )
         _examples(display, first.samples, last.samples)
     from algorist.report.build import build_report
 
@@ -148,12 +151,6 @@ def _close(display: Any, state: Any) -> None:
         f"\nThe run is in {folder}, its report in {build_report(folder)}. Next:\n"
         + "\n".join(f"  algorist {line}" for line in then)
     )
-
-
-def _headings(names: list[str]) -> tuple[str, str]:
-    """Return what the closing table calls two evaluations."""
-    first, last = ({"base": "base", "sft": "SFT", "grpo": "GRPO"}[name] for name in names)
-    return first, last
 
 
 def _examples(display: Any, before: list[dict[str, Any]], after: list[dict[str, Any]]) -> None:

@@ -15,6 +15,7 @@ from algorist.errors import ConfigError, DataError, nearest
 from algorist.store.safe_text import json_text, printable
 
 if TYPE_CHECKING:
+    from algorist.runs.endpoint import Endpoint
     from algorist.runs.solve import Solver
 
 app = typer.Typer(add_completion=False)
@@ -72,13 +73,22 @@ def solve(
         return converse(load_solver(model, prompt_format, template), max_new_tokens, heat, save)
     asked = _questions(questions, file)
     if endpoint is not None:
-        how = (prompt_format, read_template(template), max_new_tokens, heat)
-        return _give(_from_server(endpoint, served_model, asked, model, *how), save, as_json)
-    solver = load_solver(model, prompt_format, template)
-    each = f", {samples} samples each" if samples > 1 else ""
-    note(f"answering {len(asked)} question{'s' if len(asked) > 1 else ''}{each} …")
-    rows = solver.solve(asked, max_new_tokens=max_new_tokens, temperature=heat, samples=samples, vote=vote)
-    return _give(rows, save, as_json)
+        server, longest = _server(endpoint, served_model, model, prompt_format, read_template(template))
+        rows = server.solve(asked, max_new_tokens=max_new_tokens or longest, temperature=heat)
+    else:
+        solver = load_solver(model, prompt_format, template)
+        each = f", {samples} samples each" if samples > 1 else ""
+        note(f"answering {len(asked)} question{'s' if len(asked) > 1 else ''}{each} …")
+        rows = solver.solve(
+            asked, max_new_tokens=max_new_tokens, temperature=heat, samples=samples, vote=vote
+        )
+    for row in rows:
+        print(json_text(row) if as_json else _told(row))
+    if save:
+        from algorist.runs.solve import append_jsonl
+
+        append_jsonl(save, rows)
+    return 0
 
 
 def load_solver(model: str | None, prompt_format: str | None, template: list[str] | None) -> Solver:
@@ -98,27 +108,14 @@ def note(text: str) -> None:
     print(printable(text), file=sys.stderr, flush=True)
 
 
-def _give(rows: list[dict[str, Any]], save: Path | None, as_json: bool) -> int:
-    for row in rows:
-        print(json_text(row) if as_json else _told(row))
-    if save:
-        from algorist.runs.solve import append_jsonl
-
-        append_jsonl(save, rows)
-    return 0
-
-
-def _from_server(
+def _server(
     url: str,
     served: str | None,
-    asked: list[str],
     model: str | None,
     prompt_format: str | None,
     template_kwargs: dict[str, Any],
-    max_new_tokens: int | None,
-    temperature: float,
-) -> list[dict[str, Any]]:
-    """Ask a server; a run or model folder beside it gives prompt format, chat template and length."""
+) -> tuple[Endpoint, int]:
+    """Return a server and the longest completion; a run or model folder beside it says how its model is asked."""
     import_quietly("algorist.runs.solve")
     from algorist.prompts.attached import attached
     from algorist.prompts.of_recipe import how_to_ask
@@ -135,9 +132,7 @@ def _from_server(
         served = served or str(path)
     how = how_to_ask(recipe, prompt_format, attached(tokenizer) if tokenizer else None, template_kwargs)
     note(f"asking {redact(url)} …")
-    return Endpoint(url, how.prompt_format, tokenizer, served).solve(
-        asked, max_new_tokens=max_new_tokens or how.max_completion_tokens, temperature=temperature
-    )
+    return Endpoint(url, how.prompt_format, tokenizer, served), how.max_completion_tokens
 
 
 def _questions(questions: list[str] | None, file: Path | None) -> list[str]:

@@ -125,9 +125,9 @@ def picture(now: dict[str, Any]) -> RenderableType:
     return Group(Text(printable(head), style="bold"), table, *found)
 
 
-def blocks(values: list[float], width: int = 24) -> str:
-    """Return a curve as block characters, each the mean of its share of the values."""
-    count = min(width, len(values))
+def blocks(values: list[float]) -> str:
+    """Return a curve as at most 24 block characters, each the mean of its share of the values."""
+    count = min(24, len(values))
     edges = [i * len(values) // count for i in range(count + 1)]
     means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
     low, high = min(means), max(means)

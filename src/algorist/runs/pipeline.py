@@ -89,16 +89,16 @@ class Run:
     resume: bool
     device: torch.device
     prompt_format: PromptFormat
-    train: list[Problem] = field(default_factory=list)
-    sft: list[Problem] = field(default_factory=list)
-    held_out: list[Problem] = field(default_factory=list)
+    processes: Processes
+    trackers: Trackers
+    train: list[Problem]
+    sft: list[Problem]
+    held_out: list[Problem]
     policy: Policy | None = None
     stopped: bool = False
     summaries: dict[str, Any] = field(default_factory=dict)
-    processes: Processes = field(default_factory=Processes)
     live: LiveDiagnosis = field(init=False)
     notes: RolloutNotes = field(init=False)
-    trackers: Trackers = field(default_factory=Trackers)
     hub: HubUpload = field(init=False)
 
     def __post_init__(self) -> None:
@@ -162,8 +162,8 @@ def run_recipe(
         open_trackers(recipe, folder.path, display.say, main=processes.main) as trackers,
     ):
         parts = (problems.train, problems.sft, problems.held_out)
-        run = Run(recipe, folder, display, resume, device, recipe_format(recipe), *parts)
-        run.processes, run.trackers = processes, trackers
+        form = recipe_format(recipe)
+        run = Run(recipe, folder, display, resume, device, form, processes, trackers, *parts)
         # Products of another library round otherwise: every process, and every resume, takes the same.
         products.choose(processes.from_main(lambda: folder.keep("products.json", products.choices)))
         from_the_model = processes.from_main(lambda: why_from_the_model(recipe, stages, folder))

@@ -254,14 +254,12 @@ class Trackers:
         return list(self._open)
 
     def open(self, name: str, run: RunIdentity) -> None:
-        """Open one tracker."""
         try:
             self._open[name] = TRACKERS[name](run)
         except Exception as error:
             self._drop(name, "cannot be opened", error)
 
     def log(self, stage: str, step: int, values: Mapping[str, float]) -> None:
-        """Send numbers of one step to all."""
         self._last_step[stage] = step
         self._each(lambda tracker: tracker.log(stage, step, values))
 
@@ -280,7 +278,6 @@ class Trackers:
             self._each(lambda tracker: tracker.outcome(stage, at, known))
 
     def finish(self) -> None:
-        """Finish the run in all."""
         self._each(lambda tracker: tracker.finish())
         self._open.clear()
 
