@@ -39,7 +39,8 @@ def compare(
     from algorist.evaluation.compare import compare as compare_artifacts
     from algorist.evaluation.compare import on_common_problems
 
-    first, second = (read_artifact(*_evaluation(path)) for path in (before, after))
+    places = [_evaluation(path) for path in (before, after)]
+    first, second = (read_artifact(folder, name) for folder, name in places)
     found = compare_artifacts(first, second)
     first, second, _ = on_common_problems(first, second)
     if as_json:
@@ -47,12 +48,13 @@ def compare(
         return
     closing_table(Console(), first.metrics, second.metrics, found.differences, (before.stem, after.stem))
     print(_told(found, second.samples))
-    runs = [_run_of(path) for path in (before, after)]
-    if None not in runs and runs[0] != runs[1]:
+    parents = [parent for folder, _ in places for parent in (folder.resolve(), folder.resolve().parent)]
+    runs = list(dict.fromkeys(p for p in parents if (p / "metrics.jsonl").is_file()))
+    if len(runs) == 2:
         from algorist.report.overlay import build_overlay
 
         try:
-            print(f"both runs in one page: {build_overlay([run for run in runs if run])}")
+            print(f"both runs in one page: {build_overlay(runs)}")
         except AlgoristError as error:
             print(f"warning: no page of both runs: {error}")
 
@@ -81,13 +83,6 @@ def _told(found: Comparison, samples: Sequence[Mapping[str, Any]]) -> str:
     few = too_few(found.n, draws)
     lines += [f"warning: {few}"] if few else []
     return "\n".join([*lines, *(f"warning: {text}" for text in found.warnings)])
-
-
-def _run_of(path: Path) -> Path | None:
-    """Return the run folder that an evaluation or a path lies in, or None."""
-    return next(
-        (p for p in (path.resolve(), *path.resolve().parents[:2]) if (p / "metrics.jsonl").is_file()), None
-    )
 
 
 def _evaluation(path: Path) -> tuple[Path, str]:

@@ -104,8 +104,9 @@ def evaluate_model(
     benchmarks = _benchmarks(recipe, data, split=split, path=path, limit=limit, name=name)
     if data:
         recipe = recipe.model_copy(update={"matcher": "symbolic"})
+    folder = out or (run / "eval" if run else Path("eval"))
     if probe is not None:
-        return _probe(probe, where, run, recipe, benchmarks, out=out, as_json=as_json)
+        return _probe(probe, where, recipe if run else None, benchmarks, folder, as_json)
     prompt_format = _format_of(protocol, prompt_format)
     evaluation = _with_options(recipe.eval, protocol, samples, max_new_tokens)
     if not as_json:
@@ -114,7 +115,6 @@ def evaluate_model(
     from algorist.runs.solve import evaluate_benchmarks
 
     display = TerminalDisplay()
-    folder = out or (run / "eval" if run else Path("eval"))
     evaluated = evaluate_benchmarks(
         where,
         benchmarks,
@@ -173,11 +173,9 @@ def _entry(done: Evaluated, folder: Path, parts: Parts, export: tuple[str, Path]
 def _probe(
     probe: str,
     where: Path | str,
-    run: Path | None,
-    recipe: Recipe,
+    recipe: Recipe | None,
     benchmarks: list[Benchmark],
-    *,
-    out: Path | None,
+    folder: Path,
     as_json: bool,
 ) -> int:
     """Probe a model on each benchmark; what it wrote goes to ``MODEL-BENCHMARK-memory.json`` beside the evaluations."""
@@ -192,11 +190,8 @@ def _probe(
     from algorist.runs.solve import probe_benchmarks
 
     display, told = TerminalDisplay(), []
-    folder = out or (run / "eval" if run else Path("eval"))
     progress = None if as_json else display.progress
-    for path, found in probe_benchmarks(
-        where, benchmarks, recipe if run else None, folder=folder, on_progress=progress
-    ):
+    for path, found in probe_benchmarks(where, benchmarks, recipe, folder=folder, on_progress=progress):
         display.finished(path.stem)
         told.append({"artifact": str(path), **memory_json(found), "rows": len(found.rows)})
         if not as_json:

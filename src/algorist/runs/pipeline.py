@@ -169,7 +169,6 @@ def run_recipe(
         from_the_model = processes.from_main(lambda: why_from_the_model(recipe, stages, folder))
         _prepare(run, no_adapter, from_the_model)
         if recipe.eval.baseline and not _is_finished(run, "eval-base"):
-            _load_start(run)
             evaluate_stage(run, "base")
         if "sft" in stages and recipe.sft.enabled:
             _stage(run, "sft", run_sft)
@@ -291,8 +290,6 @@ def _prepare(run: Run, *warnings: str) -> None:
 
 def _load_start(run: Run) -> None:
     """Load the policy that the next stage starts from: the newest finished stage, or the recipe's model."""
-    if run.policy is not None:
-        return
     for stage in LAST_FIRST:
         final = run.folder.path / stage / "final"
         if _is_finished(run, stage) and final.is_dir():
@@ -328,7 +325,7 @@ def _load_start(run: Run) -> None:
 def _stage(run: Run, name: str, action: Callable[[Run], None]) -> None:
     """Do a stage and its evaluation unless they are finished."""
     if not _is_finished(run, name):
-        _load_start(run)
+        run.loaded()
         run.display.say(f"{name} begins")
         action(run)
         if run.stopped:

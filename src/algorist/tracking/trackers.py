@@ -248,11 +248,6 @@ class Trackers:
         self._open: dict[str, Tracker] = {}
         self._last_step = dict(last_step or {})
 
-    @property
-    def names(self) -> list[str]:
-        """The trackers that still work."""
-        return list(self._open)
-
     def open(self, name: str, run: RunIdentity) -> None:
         try:
             self._open[name] = TRACKERS[name](run)
