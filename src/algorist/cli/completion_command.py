@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import shlex
 from typing import Annotated, Any
 
 import typer
@@ -43,7 +44,7 @@ def script(shell: str) -> str:
     words = {verb: words_of(verb) for verb in VERBS}
     if shell == "fish":
         lines = [
-            f"complete -c algorist -n __fish_use_subcommand -a {verb} -d '{_plain(text)}'"
+            f"complete -c algorist -n __fish_use_subcommand -a {verb} -d {shlex.quote(text)}"
             for verb, text in VERBS.items()
         ]
         lines += [
@@ -68,7 +69,3 @@ def words_of(verb: str) -> list[str]:
         found += [o for p in one.params for o in p.opts if o.startswith("--")]
     found += recipe_names() if verb in (*WITH_RECIPE, "recipes") else []
     return list(dict.fromkeys(word for word in found if re.fullmatch(r"[\w.-]+", word)))
-
-
-def _plain(text: str) -> str:
-    return text.replace("'", "")

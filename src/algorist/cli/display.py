@@ -20,14 +20,15 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from algorist.store.run_log import Display, LongWork, step_line
+from algorist.store.run_log import Lines, step_line
 from algorist.store.safe_text import printable
 
 
-class TerminalDisplay(Display):
+class TerminalDisplay(Lines):
     """Draws a run with rich; on a pipe it prints plain lines: every GRPO step, SFT and evaluations now and then."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.console = Console(highlight=False)
         self._bars = Progress(
             TextColumn("{task.description}"),
@@ -41,7 +42,6 @@ class TerminalDisplay(Display):
         )
         self._tasks: dict[str, TaskID] = {}
         self._live = self.console.is_terminal
-        self._work = LongWork()
 
     def say(self, text: str) -> None:
         self._work.last = time.monotonic()
@@ -59,13 +59,11 @@ class TerminalDisplay(Display):
         if self._live:
             self._bar(stage, done, total, "")
         else:
-            line = self._work.line(stage, done, total)
-            if line:
-                self.say(line)
+            super().progress(stage, done, total)
 
     def finished(self, stage: str) -> None:
         """Take the stage's bar away."""
-        self._work.over(stage)
+        super().finished(stage)
         if stage in self._tasks:
             self._bars.remove_task(self._tasks.pop(stage))
             if not self._tasks:

@@ -50,7 +50,11 @@ def iterate(
     """
     from algorist.cli.display import TerminalDisplay
 
-    _check(overrides or [], epochs)
+    if not epochs > 0:
+        raise ConfigError(f"--epochs is {epochs:g}; expected more than 0, usually 2")
+    for key in (text.partition("=")[0].strip() for text in overrides or []):
+        if key in DECIDED:
+            raise ConfigError(f"{key} is decided by --epochs here; give --epochs N instead")
     display, loaded = TerminalDisplay(), None
     try:
         loaded = read_recipe(recipe, overrides)
@@ -84,14 +88,6 @@ def _stopped_at_once(recipe: Recipe | None) -> str:
     if not rounds:
         return f"stopped before the first round: nothing was made. Start again: {command_again(resume=False)}"
     return f"stopped in round {rounds}; what was drawn and trained before is kept. Continue: {command_again(resume=True)}"
-
-
-def _check(overrides: list[str], epochs: float) -> None:
-    if not epochs > 0:
-        raise ConfigError(f"--epochs is {epochs:g}; expected more than 0, usually 2")
-    for key in (text.partition("=")[0].strip() for text in overrides):
-        if key in DECIDED:
-            raise ConfigError(f"{key} is decided by --epochs here; give --epochs N instead")
 
 
 def _as_dict(done: Iteration) -> dict[str, Any]:

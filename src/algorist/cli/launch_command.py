@@ -218,17 +218,13 @@ def _work(recipe: str, settings: list[str], resume: bool, stages: tuple[str, ...
             state = run_recipe(read_recipe(recipe, settings), resume=resume, stages=stages)
             code = 130 if state.stopped else 0
     finally:
-        _leave_group()
+        import torch.distributed
+
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
     stop = os.environ.get(STOP_FILE)
     if stop and Path(stop).exists():
         return 0  # the launcher knows; torchrun would show a failure
     if code == 130:
         raise Stopped
     return int(code)
-
-
-def _leave_group() -> None:
-    import torch.distributed
-
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()

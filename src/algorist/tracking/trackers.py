@@ -241,12 +241,9 @@ TRACKERS: dict[str, Callable[[RunIdentity], Tracker]] = {
 class Trackers:
     """All trackers of a run. Nothing that goes wrong in one of them reaches the training."""
 
-    def __init__(
-        self, say: Callable[[str], None] = print, last_step: Mapping[str, int] | None = None
-    ) -> None:
-        self._say = say
+    def __init__(self, say: Callable[[str], None], last_step: dict[str, int] | None = None) -> None:
+        self._say, self._last_step = say, last_step or {}
         self._open: dict[str, Tracker] = {}
-        self._last_step = dict(last_step or {})
 
     def open(self, name: str, run: RunIdentity) -> None:
         try:
