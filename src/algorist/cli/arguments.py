@@ -75,7 +75,6 @@ _MODEL = ("config.json", "adapter_config.json")
 
 
 def read_recipe(name: str, overrides: list[str] | None) -> Recipe:
-    """Return the resolved recipe."""
     from algorist.config.load import load_recipe
 
     return load_recipe(name, overrides or []).recipe
@@ -115,13 +114,8 @@ def find_model(model: str | None, runs: Path = Path("runs")) -> tuple[Path | str
                 f"{folder} has no trained model yet; continue it with algorist run … --resume"
             )
         return trained, folder
-    return folder, run_of(folder)
-
-
-def run_of(folder: Path) -> Path | None:
-    """Return the run that a stage's ``final`` or ``checkpoint-N`` folder lies in, or None."""
-    run, of_stage = folder.parent.parent, folder.parent.name in STAGES
-    return run if of_stage and _is_run(run) else None
+    run = folder.parent.parent
+    return folder, run if folder.parent.name in STAGES and _is_run(run) else None
 
 
 def _is_run(folder: Path) -> bool:

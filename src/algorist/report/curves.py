@@ -125,7 +125,10 @@ def charts(lines: Sequence[dict[str, Any]], stage: str) -> list[dict[str, Any]]:
 def curve_of(label: str, x: Sequence[int], y: Sequence[float]) -> dict[str, Any] | None:
     """Return a curve for a chart, thinned; None for fewer than two points."""
     x, y = thin(x, y)
-    return {"label": label, "x": x, "y": y, "summary": _summary(x, y)} if len(x) >= 2 else None
+    if len(x) < 2:
+        return None
+    summary = f"{y[0]:.3g} at step {x[0]}, {y[-1]:.3g} at step {x[-1]}"
+    return {"label": label, "x": x, "y": y, "summary": summary}
 
 
 def thin(x: Sequence[int], y: Sequence[float], points: int = POINTS) -> tuple[list[int], list[float]]:
@@ -175,10 +178,6 @@ def short_label(name: str, strip: tuple[str, ...]) -> str:
     for part in strip:
         name = name.removesuffix(part) if part.startswith(("/", "_")) else name.removeprefix(part)
     return name.replace("_", " ")
-
-
-def _summary(x: Sequence[int], y: Sequence[float]) -> str:
-    return f"{y[0]:.3g} at step {x[0]}, {y[-1]:.3g} at step {x[-1]}"
 
 
 def _short(value: float) -> float:

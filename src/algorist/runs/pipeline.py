@@ -332,7 +332,9 @@ def _stage(run: Run, name: str, action: Callable[[Run], None]) -> None:
             return
         _finish(run, name, {})
     if run.recipe.eval.enabled and not _is_finished(run, f"eval-{name}"):
-        _load_stage(run, name)
+        if run.policy is None:
+            final = run.folder.path / name / "final"
+            run.policy = load_policy(final, device=run.device, trainable=True, like=run.recipe.model)
         summary = evaluate_stage(run, name)
         _finish(run, f"eval-{name}", {k: v.value for k, v in summary.items()})
 
@@ -347,12 +349,6 @@ def _finish(run: Run, stage: str, result: dict[str, Any]) -> None:
 
 def _metrics_writer(run: Run) -> MetricsWriter:
     return MetricsWriter(run.folder.path / "metrics.jsonl") if run.processes.main else NoMetrics()
-
-
-def _load_stage(run: Run, name: str) -> None:
-    if run.policy is None:
-        final = run.folder.path / name / "final"
-        run.policy = load_policy(final, device=run.device, trainable=True, like=run.recipe.model)
 
 
 def _train(

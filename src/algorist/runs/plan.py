@@ -59,19 +59,15 @@ def check_names(recipe: Recipe, *, quick: bool = False) -> None:
     build_rewards(chosen, found, matcher=recipe.matcher)
     if quick:
         return
-    for stage, section in (("sft", recipe.sft), ("grpo", recipe.grpo)):
-        _check_optimizer(f"{stage}.optim", section.optim)
-
-
-def _check_optimizer(key: str, name: str) -> None:
     from transformers.training_args import OptimizerNames
 
     valid = [str(o.value) for o in OptimizerNames]
-    if name not in valid:
-        raise ConfigError(
-            f"{key} is '{name}', which is no optimiser of transformers.{nearest(name, valid)} Take adamw_torch, adamw_torch_fused "
-            "or adamw_8bit (needs bitsandbytes)"
-        )
+    for stage, name in (("sft", recipe.sft.optim), ("grpo", recipe.grpo.optim)):
+        if name not in valid:
+            raise ConfigError(
+                f"{stage}.optim is '{name}', which is no optimiser of transformers.{nearest(name, valid)} Take adamw_torch, "
+                "adamw_torch_fused or adamw_8bit (needs bitsandbytes)"
+            )
 
 
 def check_machine(recipe: Recipe, device: torch.device) -> None:
