@@ -16,113 +16,57 @@ for _name, _value in (("TRANSFORMERS_NO_TF", "1"), ("TRANSFORMERS_NO_TENSORFLOW"
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from algorist.config import load_recipe
-    from algorist.data.gsm8k import extract_hash_answer
-    from algorist.grading import grade, grade_completion
-    from algorist.models.load import load_policy
-    from algorist.objectives import advantage, loss, policy_loss, token_losses
-    from algorist.prompts import get_format
-    from algorist.prompts.chat import encode_prompt
-    from algorist.rewards import (
-        DEFAULT_REWARD_WEIGHTS,
-        RewardBreakdown,
-        build_rewards,
-        default_reward_functions,
-        question_only_reward_fn,
-        r1_zero_reward_fn,
-        reward,
-    )
-    from algorist.rollouts import make_engine
-    from algorist.rollouts.base import SamplingParams
-    from algorist.rollouts.collect import collect
-    from algorist.runs.pipeline import run_recipe
-    from algorist.toolkit import (
-        compute_entropy,
-        compute_group_normalized_rewards,
-        compute_grpo_clip_loss,
-        compute_naive_policy_gradient_loss,
-        compute_per_instance_dpo_loss,
-        compute_policy_gradient_loss,
-        get_packed_sft_dataset,
-        get_response_log_probs,
-        grpo_microbatch_train_step,
-        iterate_batches,
-        masked_mean,
-        masked_normalize,
-        parse_gsm8k_response,
-        parse_mmlu_response,
-        sft_microbatch_train_step,
-        tokenize_prompt_and_output,
-    )
-    from algorist.toolkit.oneshot import (
-        DEFAULT_GRPO_ARGS,
-        MathTrainingSetup,
-        TrainingArtifacts,
-        build_chat_prompt,
-        build_text_generator,
-        create_math_training_setup,
-        format_for_grpo,
-        generate_math_solution,
-        load_gsm8k,
-        run_training,
-        save_prompt_and_response,
-    )
-    from algorist.training.batch import Batch
-    from algorist.training.log_probs import LogProbs
-
-__all__ = [
-    "Batch",
-    "DEFAULT_GRPO_ARGS",
-    "DEFAULT_REWARD_WEIGHTS",
-    "LogProbs",
-    "MathTrainingSetup",
-    "RewardBreakdown",
-    "SamplingParams",
-    "TrainingArtifacts",
-    "advantage",
-    "build_chat_prompt",
-    "build_rewards",
-    "build_text_generator",
-    "collect",
-    "compute_entropy",
-    "compute_group_normalized_rewards",
-    "compute_grpo_clip_loss",
-    "compute_naive_policy_gradient_loss",
-    "compute_per_instance_dpo_loss",
-    "compute_policy_gradient_loss",
-    "create_math_training_setup",
-    "default_reward_functions",
-    "encode_prompt",
-    "extract_hash_answer",
-    "format_for_grpo",
-    "generate_math_solution",
-    "get_format",
-    "get_packed_sft_dataset",
-    "get_response_log_probs",
-    "grade",
-    "grade_completion",
-    "grpo_microbatch_train_step",
-    "iterate_batches",
-    "load_gsm8k",
-    "load_policy",
-    "load_recipe",
-    "loss",
-    "make_engine",
-    "masked_mean",
-    "masked_normalize",
-    "parse_gsm8k_response",
-    "parse_mmlu_response",
-    "policy_loss",
-    "question_only_reward_fn",
-    "r1_zero_reward_fn",
-    "reward",
-    "run_recipe",
-    "run_training",
-    "save_prompt_and_response",
-    "sft_microbatch_train_step",
-    "token_losses",
-    "tokenize_prompt_and_output",
-]
+    from algorist.config import load_recipe as load_recipe
+    from algorist.data.gsm8k import extract_hash_answer as extract_hash_answer
+    from algorist.grading import grade as grade
+    from algorist.grading import grade_completion as grade_completion
+    from algorist.models.load import load_policy as load_policy
+    from algorist.objectives import advantage as advantage
+    from algorist.objectives import loss as loss
+    from algorist.objectives import policy_loss as policy_loss
+    from algorist.objectives import token_losses as token_losses
+    from algorist.prompts import get_format as get_format
+    from algorist.prompts.chat import encode_prompt as encode_prompt
+    from algorist.rewards import DEFAULT_REWARD_WEIGHTS as DEFAULT_REWARD_WEIGHTS
+    from algorist.rewards import RewardBreakdown as RewardBreakdown
+    from algorist.rewards import build_rewards as build_rewards
+    from algorist.rewards import default_reward_functions as default_reward_functions
+    from algorist.rewards import question_only_reward_fn as question_only_reward_fn
+    from algorist.rewards import r1_zero_reward_fn as r1_zero_reward_fn
+    from algorist.rewards import reward as reward
+    from algorist.rollouts import make_engine as make_engine
+    from algorist.rollouts.base import SamplingParams as SamplingParams
+    from algorist.rollouts.collect import collect as collect
+    from algorist.runs.pipeline import run_recipe as run_recipe
+    from algorist.toolkit import compute_entropy as compute_entropy
+    from algorist.toolkit import compute_group_normalized_rewards as compute_group_normalized_rewards
+    from algorist.toolkit import compute_grpo_clip_loss as compute_grpo_clip_loss
+    from algorist.toolkit import compute_naive_policy_gradient_loss as compute_naive_policy_gradient_loss
+    from algorist.toolkit import compute_per_instance_dpo_loss as compute_per_instance_dpo_loss
+    from algorist.toolkit import compute_policy_gradient_loss as compute_policy_gradient_loss
+    from algorist.toolkit import get_packed_sft_dataset as get_packed_sft_dataset
+    from algorist.toolkit import get_response_log_probs as get_response_log_probs
+    from algorist.toolkit import grpo_microbatch_train_step as grpo_microbatch_train_step
+    from algorist.toolkit import iterate_batches as iterate_batches
+    from algorist.toolkit import masked_mean as masked_mean
+    from algorist.toolkit import masked_normalize as masked_normalize
+    from algorist.toolkit import parse_gsm8k_response as parse_gsm8k_response
+    from algorist.toolkit import parse_mmlu_response as parse_mmlu_response
+    from algorist.toolkit import sft_microbatch_train_step as sft_microbatch_train_step
+    from algorist.toolkit import tokenize_prompt_and_output as tokenize_prompt_and_output
+    from algorist.toolkit.oneshot import DEFAULT_GRPO_ARGS as DEFAULT_GRPO_ARGS
+    from algorist.toolkit.oneshot import MathTrainingSetup as MathTrainingSetup
+    from algorist.toolkit.oneshot import TrainingArtifacts as TrainingArtifacts
+    from algorist.toolkit.oneshot import build_chat_prompt as build_chat_prompt
+    from algorist.toolkit.oneshot import build_text_generator as build_text_generator
+    from algorist.toolkit.oneshot import create_math_training_setup as create_math_training_setup
+    from algorist.toolkit.oneshot import format_for_grpo as format_for_grpo
+    from algorist.toolkit.oneshot import generate_math_solution as generate_math_solution
+    from algorist.toolkit.oneshot import load_gsm8k as load_gsm8k
+    from algorist.toolkit.oneshot import run_training as run_training
+    from algorist.toolkit.oneshot import save_prompt_and_response as save_prompt_and_response
+    from algorist.training.batch import Batch as Batch
+    from algorist.training.log_probs import LogProbs as LogProbs
 
 _MODULES = {
     "config": "load_recipe",
@@ -138,22 +82,26 @@ _MODULES = {
     "rollouts.base": "SamplingParams",
     "rollouts.collect": "collect",
     "runs.pipeline": "run_recipe",
+    "toolkit": "compute_entropy compute_group_normalized_rewards compute_grpo_clip_loss compute_naive_policy_gradient_loss "
+    "compute_per_instance_dpo_loss compute_policy_gradient_loss get_packed_sft_dataset get_response_log_probs "
+    "grpo_microbatch_train_step iterate_batches masked_mean masked_normalize parse_gsm8k_response parse_mmlu_response "
+    "sft_microbatch_train_step tokenize_prompt_and_output",
     "toolkit.oneshot": "DEFAULT_GRPO_ARGS MathTrainingSetup TrainingArtifacts build_chat_prompt build_text_generator "
     "create_math_training_setup format_for_grpo generate_math_solution load_gsm8k run_training save_prompt_and_response",
     "training.batch": "Batch",
     "training.log_probs": "LogProbs",
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
+__all__ = [*_MODULE_OF]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used; what stands in no other module is one of ``toolkit``."""
+    """Import a public name when it is first used."""
     if name not in __all__:
         from algorist.errors import nearest
 
         raise AttributeError(f"module 'algorist' has no attribute '{name}'.{nearest(name, __all__)}")
-    module = _MODULE_OF.get(name, "toolkit")
-    value = getattr(importlib.import_module(f"algorist.{module}"), name)
+    value = getattr(importlib.import_module(f"algorist.{_MODULE_OF[name]}"), name)
     globals()[name] = value
     return value
 

@@ -199,16 +199,14 @@ class Child:
                 selector.register(process.stdin, selectors.EVENT_WRITE, "request")
             while True:
                 now = time.monotonic()
-                paused += max(
-                    0.0, now - last - 1.0
-                )  # this process itself was stopped or did not get a processor
-                late = now - began - paused > timeout_s and (
-                    now - began - paused - _starved(self._worker or _child_of(process.pid), waited)
-                    > timeout_s
-                    or now - began - paused > BACKSTOP * timeout_s + 10
+                # More than a second: this process itself was stopped or did not get a processor.
+                paused += max(0.0, now - last - 1.0)
+                last, spent = now, now - began - paused
+                late = spent > timeout_s and (
+                    spent - _starved(self._worker or _child_of(process.pid), waited) > timeout_s
+                    or spent > BACKSTOP * timeout_s + 10
                 )
-                last = now
-                left = max(0.0, timeout_s - (now - began - paused))
+                left = max(0.0, timeout_s - spent)
                 ready = selector.select(0.0 if late else min(SLICE_S, left) or SLICE_S)
                 for key, _ in ready:
                     if key.data == "request":
@@ -330,8 +328,7 @@ def close_children() -> None:
 
 
 atexit.register(close_children)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_children)
+os.register_at_fork(after_in_child=_forget_children)
 
 
 # From here on: in the other process.

@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from algorist.cli.export_command import app
-from algorist.cli.flags import overrides_of
+from algorist.cli.flags import with_flags
 from algorist.config.load import load_recipe
 from algorist.config.model_section import ModelSection, TinySection
 from algorist.config.schema import Recipe
@@ -143,20 +143,25 @@ def test_a_card_without_a_run_says_what_the_files_say(run: Path) -> None:
     assert card.startswith("---\n") and 'from_pretrained("me/x")' in card and "## Recipe" not in card
 
 
-def recipe_with(*flags: object, overrides: list[str] | None = None) -> Recipe:
-    return load_recipe("smoke-cpu", overrides_of("smoke-cpu", overrides, *flags)).recipe  # type: ignore[arg-type]
+@with_flags
+def recipe_with(recipe: str, overrides: list[str] | None) -> Recipe:
+    return load_recipe(recipe, overrides or []).recipe
+
+
+def smoke_with(*overrides: str, **flags: object) -> Recipe:
+    return recipe_with(recipe="smoke-cpu", overrides=list(overrides), **flags)
 
 
 def test_flags_become_settings() -> None:
-    found = recipe_with("p", "team", False, True, None, overrides=["report_to=tensorboard"])
+    found = smoke_with("report_to=tensorboard", wandb_project="p", wandb_entity="team", push_to_hub=True)
     assert (found.tracking.project, found.tracking.entity) == ("p", "team")
     assert found.report_to == ["tensorboard", "wandb"] and found.hub.push
-    found = recipe_with(None, None, True, False, "me/x", overrides=["report_to=[wandb, mlflow]"])
+    found = smoke_with("report_to=[wandb, mlflow]", no_wandb=True, hub_model_id="me/x")
     assert found.report_to == ["mlflow"]
     assert (found.hub.push, found.hub.model_id, found.hub.private) == (True, "me/x", True)
-    assert not recipe_with(None, None, False, False, None).hub.push
+    assert not smoke_with().hub.push
     with pytest.raises(ConfigError, match="expected owner/name"):
-        recipe_with(None, None, False, False, "a/b/c")
+        smoke_with(hub_model_id="a/b/c")
 
 
 @pytest.mark.parametrize("key", ["token", "hub_token"])

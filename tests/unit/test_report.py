@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from algorist.errors import CheckpointError
 from algorist.evaluation.artifact import write_artifact
 from algorist.evaluation.estimators import Interval, summarise
-from algorist.report.build import build_report, clock, embedded_json, interval, points
+from algorist.report.build import build_report, clock, embedded_json, interval
 from algorist.report.collect import collect
 from algorist.report.curves import charts, phases, thin
 from algorist.store.run_folder import RunFolder
@@ -299,5 +299,5 @@ def test_numbers_read_well() -> None:
     assert interval(Interval(0.62, 0.561, 0.675, 250), "pass@1") == "62.0 % [56.1, 67.5]"
     assert interval(Interval(41.2, 40, 42.4, 9), "mean_tokens") == "41.2 [40.0, 42.4]"
     assert interval(Interval(0.5, math.nan, math.nan, 1)) == "50.0 %" and interval(None) == "–"
-    assert points(Interval(0.1, -0.02, 0.22, 9)) == "+10.0 points [-2.0, +22.0]"
+    assert interval(Interval(0.1, -0.02, 0.22, 9), signed=True) == "+10.0 points [-2.0, +22.0]"
     assert [clock(s) for s in (4.2, 185, 3720)] == ["4.2 s", "3 min 05 s", "1 h 02 min"]

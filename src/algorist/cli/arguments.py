@@ -22,18 +22,34 @@ Overrides = Annotated[
         help="Settings as key=value, such as grpo.max_steps=200; all keys: algorist recipes show RECIPE --resolved."
     ),
 ]
-FormatOption = typer.Option(
-    "--format",
-    help="Prompt format: reasoning_answer, think_answer, working_solution, r1_zero, few_shot or question_only; the run's when left out.",
-)
-LengthOption = typer.Option(
-    help="Longest completion in tokens; that of the model's training when left out.", min=1
-)
-TemplateOption = typer.Option(
-    "--template",
-    metavar="KEY=VALUE",
-    help="A switch of the model's chat template, such as enable_thinking=false; may be repeated.",
-)
+Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in the same folder.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+AsJsonObject = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+_WHICH_MODEL = "Run, checkpoint, model folder or hub name; the newest run when left out."
+ModelArgument = Annotated[str | None, typer.Argument(help=_WHICH_MODEL)]
+ModelOption = Annotated[str | None, typer.Option(help=_WHICH_MODEL)]
+Save = Annotated[
+    Path | None, typer.Option(help="Append the answers to this JSONL file, one row per question.")
+]
+Format = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        help="Prompt format: reasoning_answer, think_answer, working_solution, r1_zero, few_shot or question_only; the run's when left out.",
+    ),
+]
+Length = Annotated[
+    int | None,
+    typer.Option(help="Longest completion in tokens; that of the model's training when left out.", min=1),
+]
+Template = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--template",
+        metavar="KEY=VALUE",
+        help="A switch of the model's chat template, such as enable_thinking=false; may be repeated.",
+    ),
+]
 
 
 def read_template(options: list[str] | None) -> dict[str, Any]:
@@ -59,7 +75,6 @@ _MODEL = ("config.json", "adapter_config.json")
 
 
 def read_recipe(name: str, overrides: list[str] | None) -> Recipe:
-    """Return the resolved recipe."""
     from algorist.config.load import load_recipe
 
     return load_recipe(name, overrides or []).recipe
@@ -99,13 +114,8 @@ def find_model(model: str | None, runs: Path = Path("runs")) -> tuple[Path | str
                 f"{folder} has no trained model yet; continue it with algorist run … --resume"
             )
         return trained, folder
-    return folder, run_of(folder)
-
-
-def run_of(folder: Path) -> Path | None:
-    """Return the run that a stage's ``final`` or ``checkpoint-N`` folder lies in, or None."""
-    run, of_stage = folder.parent.parent, folder.parent.name in STAGES
-    return run if of_stage and _is_run(run) else None
+    run = folder.parent.parent
+    return folder, run if folder.parent.name in STAGES and _is_run(run) else None
 
 
 def _is_run(folder: Path) -> bool:

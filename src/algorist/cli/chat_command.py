@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from algorist.cli.arguments import FormatOption, LengthOption, TemplateOption
+from algorist.cli.arguments import Format, Length, ModelArgument, Save, Template
 from algorist.cli.solve_command import load_solver, note
+from algorist.store.safe_text import printable
 
 if TYPE_CHECKING:
     from algorist.prompts.base import Tags
@@ -22,17 +23,12 @@ app = typer.Typer(add_completion=False)
     epilog="Example: algorist chat runs/quickstart · Next: algorist export runs/quickstart --to my-model"
 )
 def chat(
-    model: Annotated[
-        str | None,
-        typer.Argument(help="Run, checkpoint, model folder or hub name; the newest run when left out."),
-    ] = None,
-    prompt_format: Annotated[str | None, FormatOption] = None,
-    template: Annotated[list[str] | None, TemplateOption] = None,
-    max_new_tokens: Annotated[int | None, LengthOption] = None,
+    model: ModelArgument = None,
+    prompt_format: Format = None,
+    template: Template = None,
+    max_new_tokens: Length = None,
     temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.", min=0)] = 0.0,
-    save: Annotated[
-        Path | None, typer.Option(help="Append the answers to this JSONL file, one row per question.")
-    ] = None,
+    save: Save = None,
 ) -> int:
     """Ask question after question, each by itself, in the format that the model was trained with."""
     return converse(load_solver(model, prompt_format, template), max_new_tokens, temperature, save)
@@ -41,7 +37,6 @@ def chat(
 def converse(solver: Solver, max_new_tokens: int | None, temperature: float, save: Path | None) -> int:
     """Answer what is typed until an empty line or Ctrl-D; Ctrl-C stops an answer."""
     from algorist.runs.solve import append_jsonl
-    from algorist.store.safe_text import printable
 
     note("one question per line, each by itself; Ctrl-C stops an answer, an empty line or Ctrl-D ends")
     while question := _typed():
@@ -78,8 +73,6 @@ class _Live:
         self.tags, self.text, self.shown = tags, "", 0
 
     def __call__(self, piece: str) -> None:
-        from algorist.store.safe_text import printable
-
         self.text += piece
         body, answer, _ = (
             self.text.partition(self.tags.answer_open) if self.tags.answer_open else (self.text, "", "")

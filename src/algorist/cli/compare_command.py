@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from algorist.errors import AlgoristError, DataError, nearest
+from algorist.store.safe_text import json_text, one_line
 from algorist.store.stages import EVALUATED, STAGES
 
 if TYPE_CHECKING:
@@ -37,23 +39,22 @@ def compare(
     from algorist.evaluation.compare import compare as compare_artifacts
     from algorist.evaluation.compare import on_common_problems
 
-    first, second = (read_artifact(*_evaluation(path)) for path in (before, after))
+    places = [_evaluation(path) for path in (before, after)]
+    first, second = (read_artifact(folder, name) for folder, name in places)
     found = compare_artifacts(first, second)
     first, second, _ = on_common_problems(first, second)
     if as_json:
-        from algorist.store.safe_text import json_text
-
         print(json_text(asdict(found)))
         return
     closing_table(Console(), first.metrics, second.metrics, found.differences, (before.stem, after.stem))
     print(_told(found, second.samples))
-    runs = [_run_of(path) for path in (before, after)]
-    if None not in runs and runs[0] != runs[1]:
-        from algorist.errors import AlgoristError
+    parents = [parent for folder, _ in places for parent in (folder.resolve(), folder.resolve().parent)]
+    runs = list(dict.fromkeys(p for p in parents if (p / "metrics.jsonl").is_file()))
+    if len(runs) == 2:
         from algorist.report.overlay import build_overlay
 
         try:
-            print(f"both runs in one page: {build_overlay([run for run in runs if run])}")
+            print(f"both runs in one page: {build_overlay(runs)}")
         except AlgoristError as error:
             print(f"warning: no page of both runs: {error}")
 
@@ -61,7 +62,6 @@ def compare(
 def _told(found: Comparison, samples: Sequence[Mapping[str, Any]]) -> str:
     from algorist.evaluation.compare import without_the_form
     from algorist.evaluation.protocols import too_few
-    from algorist.store.safe_text import one_line
 
     questions = {row["problem_id"]: row["question"] for row in samples}
     lines = [
@@ -78,17 +78,11 @@ def _told(found: Comparison, samples: Sequence[Mapping[str, Any]]) -> str:
             lines += [f"  {name}  {one_line(str(questions[name]), 90)}" for name in problems[:SHOWN]]
         if len(problems) > SHOWN:
             lines.append(f"  … and {len(problems) - SHOWN} more (--json has them all)")
-    draws = {name: sum(row["problem_id"] == name for row in samples) - 1 for name in list(questions)[:1]}
-    few = too_few(found.n, min(draws.values(), default=0))
+    first = next(iter(questions), None)
+    draws = sum(row["problem_id"] == first for row in samples) - 1
+    few = too_few(found.n, draws)
     lines += [f"warning: {few}"] if few else []
     return "\n".join([*lines, *(f"warning: {text}" for text in found.warnings)])
-
-
-def _run_of(path: Path) -> Path | None:
-    """Return the run folder that an evaluation or a path lies in, or None."""
-    return next(
-        (p for p in (path.resolve(), *path.resolve().parents[:2]) if (p / "metrics.jsonl").is_file()), None
-    )
 
 
 def _evaluation(path: Path) -> tuple[Path, str]:
@@ -97,7 +91,6 @@ def _evaluation(path: Path) -> tuple[Path, str]:
     Raises:
         DataError: Nothing is there.
     """
-    from algorist.errors import DataError, nearest
     from algorist.evaluation.artifact import artifact_names
 
     if not path.is_dir() and not (path.parent.is_dir() and artifact_names(path.parent)):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib
 import re
+import shlex
 from typing import Annotated, Any
 
 import typer
+
+from algorist.errors import ConfigError, nearest
 
 app = typer.Typer(add_completion=False)
 SHELLS = ("bash", "zsh", "fish")
@@ -28,8 +31,6 @@ def completion(
     shell: Annotated[str, typer.Argument(help="bash, zsh or fish.")],
 ) -> None:
     """Print a completion script. In the shell's start file: source <(algorist completion bash), in fish with a pipe to source."""
-    from algorist.errors import ConfigError, nearest
-
     if shell not in SHELLS:
         raise ConfigError(
             f"no completion for '{shell}'.{nearest(shell, SHELLS)} Expected: {', '.join(SHELLS)}"
@@ -38,13 +39,12 @@ def completion(
 
 
 def script(shell: str) -> str:
-    """Return the script of a shell."""
     from algorist.cli.main import VERBS
 
     words = {verb: words_of(verb) for verb in VERBS}
     if shell == "fish":
         lines = [
-            f"complete -c algorist -n __fish_use_subcommand -a {verb} -d '{_plain(text)}'"
+            f"complete -c algorist -n __fish_use_subcommand -a {verb} -d {shlex.quote(text)}"
             for verb, text in VERBS.items()
         ]
         lines += [
@@ -69,7 +69,3 @@ def words_of(verb: str) -> list[str]:
         found += [o for p in one.params for o in p.opts if o.startswith("--")]
     found += recipe_names() if verb in (*WITH_RECIPE, "recipes") else []
     return list(dict.fromkeys(word for word in found if re.fullmatch(r"[\w.-]+", word)))
-
-
-def _plain(text: str) -> str:
-    return text.replace("'", "")

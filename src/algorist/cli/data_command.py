@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from algorist.cli.arguments import Overrides, find_model, read_recipe
+from algorist.cli.arguments import AsJson, Overrides, find_model, read_recipe
+from algorist.cli.quiet import import_quietly
+from algorist.errors import ConfigError
+from algorist.store.safe_text import json_text, one_line, printable
 
 if TYPE_CHECKING:
     from algorist.types import Problem
@@ -49,10 +53,6 @@ def show(
     count: Annotated[int, typer.Option("-n", "--count", help="Problems to show.", min=1)] = 3,
 ) -> None:
     """Show the first problems of a dataset. Next: algorist data check NAME."""
-    from dataclasses import asdict
-
-    from algorist.store.safe_text import json_text
-
     for problem in _load(name, path, split, column)[:count]:
         print(json_text(asdict(problem), indent=2))
 
@@ -63,11 +63,10 @@ def check(
     path: PathOption = None,
     split: SplitOption = "train",
     column: Column = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Run every gold answer through the grader and list what it cannot read. Exit 1 if there is any."""
     from algorist.grading import grade, is_text_only, why_unreadable
-    from algorist.store.safe_text import printable
 
     problems = _load(name, path, split, column)
     grades = [grade(p.answer, p.answer, problem=p.columns()) for p in problems]
@@ -76,15 +75,12 @@ def check(
         for p, g in zip(problems, grades, strict=True)
         if not g.correct
     ]
-    as_text = {
-        p.id
-        for p, g in zip(problems, grades, strict=True)
-        if g.reason == "equal_string" and not why_unreadable(p.answer) and _is_prose(p.answer)
-    }
     text_only = [
         p
-        for p in problems
-        if not p.checker and (p.id in as_text or (not why_unreadable(p.answer) and is_text_only(p.answer)))
+        for p, g in zip(problems, grades, strict=True)
+        if not p.checker
+        and not why_unreadable(p.answer)
+        and (is_text_only(p.answer) or (g.reason == "equal_string" and _is_prose(p.answer)))
     ]
     repeated = sum(n - 1 for n in Counter(p.question for p in problems).values())
     if as_json:
@@ -120,15 +116,13 @@ def rate(
         str | None,
         typer.Option(help="A run, checkpoint, model folder or hub name instead of the recipe's model."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Sample each training problem as GRPO would and write its pass rate. Next: data.train.pass_rate=[0.1,0.9]."""
     loaded = read_recipe(recipe, overrides)
     where = None if model is None else find_model(model)[0]
     from rich.console import Console
     from rich.progress import Progress
-
-    from algorist.cli.quiet import import_quietly
 
     import_quietly("algorist.runs.pass_rates")
     from algorist.data.pass_rates import read_table
@@ -170,13 +164,12 @@ def overlap(
     train: Annotated[str, typer.Argument(help="What is trained on: an adapter or a file, then ,key=value.")],
     held_out: Annotated[str, typer.Argument(help="What is measured on, written the same way.")],
     words: Annotated[int, typer.Option(help="Words in a row that count as shared.", min=3)] = 8,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Count the questions of B that stand in A: word for word, with other numbers, or sharing a run of words."""
     from algorist.data import load_problems, shared_questions
     from algorist.evaluation.benchmark_option import read_benchmarks
     from algorist.evaluation.estimators import wilson
-    from algorist.store.safe_text import one_line
 
     first, second = (
         load_problems(read_benchmarks([text], split=split)[0].section)
@@ -224,7 +217,6 @@ def _load(name: str, path: str | None, split: str, column: list[str] | None) -> 
     from algorist.config.schema import DatasetSection
     from algorist.data import load_problems
     from algorist.data.columns import ColumnError
-    from algorist.errors import ConfigError
 
     columns = {}
     for pair in column or []:

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from algorist.cli.arguments import AsJsonObject
+from algorist.store.safe_text import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -22,7 +25,7 @@ app = typer.Typer(add_completion=False)
 )
 def diagnose(
     run: Annotated[Path, typer.Argument(help="A run folder, finished or still training.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJsonObject = False,
 ) -> int:
     """Say why a run does not learn: causes, evidence, what to change. Exit 1 when something was found, else 0."""
     from rich.console import Console
@@ -35,14 +38,13 @@ def diagnose(
     signals = read_signals(run)
     findings = find_causes(signals)
     if as_json:
-        told = [f.as_dict() for f in findings]
         print(
             json.dumps(
                 {
                     "run": str(run),
                     "healthy": None if not findings and too_little(signals) else not findings,
                     "looked_at": _counts(signals),
-                    "findings": told,
+                    "findings": [f.as_dict() for f in findings],
                 }
             )
         )
@@ -63,7 +65,6 @@ def _show(console: Console, run: Path, signals: Signals, findings: list[Finding]
     from rich.markup import escape
 
     from algorist.diagnosis.diagnose import ALL_CAUSES, too_little
-    from algorist.store.safe_text import printable
 
     def line(text: str, style: str | None = None) -> None:
         console.print(escape(printable(text)), style=style, soft_wrap=True)

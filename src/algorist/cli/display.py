@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -11,28 +12,37 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.table import Table
 
-from algorist.store.run_log import Display, LongWork, step_line
+from algorist.store.run_log import Lines, step_line
 from algorist.store.safe_text import printable
 
 
-class TerminalDisplay(Display):
+class TerminalDisplay(Lines):
     """Draws a run with rich; on a pipe it prints plain lines: every GRPO step, SFT and evaluations now and then."""
 
-    def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(stderr=False, highlight=False)
-        self._progress: Progress | None = None
-        self._tasks: dict[str, Any] = {}
+    def __init__(self) -> None:
+        super().__init__()
+        self.console = Console(highlight=False)
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[told]}"),
+            console=self.console,
+            transient=True,
+        )
+        self._tasks: dict[str, TaskID] = {}
         self._live = self.console.is_terminal
-        self._work = LongWork()
 
     def say(self, text: str) -> None:
-        """Print one line above the bars."""
         self._work.last = time.monotonic()
         self.console.print(escape(printable(text)), soft_wrap=True)
 
@@ -45,22 +55,18 @@ class TerminalDisplay(Display):
             self.say(line)
 
     def progress(self, stage: str, done: int, total: int) -> None:
-        """Show the state of other long work."""
         if self._live:
             self._bar(stage, done, total, "")
         else:
-            line = self._work.line(stage, done, total)
-            if line:
-                self.say(line)
+            super().progress(stage, done, total)
 
     def finished(self, stage: str) -> None:
         """Take the stage's bar away."""
-        self._work.over(stage)
-        if self._progress and stage in self._tasks:
-            self._progress.remove_task(self._tasks.pop(stage))
+        super().finished(stage)
+        if stage in self._tasks:
+            self._bars.remove_task(self._tasks.pop(stage))
             if not self._tasks:
-                self._progress.stop()
-                self._progress = None
+                self._bars.stop()
 
     def close(self) -> None:
         """Take all bars away; a terminal shows its cursor again."""
@@ -68,20 +74,10 @@ class TerminalDisplay(Display):
             self.finished(stage)
 
     def _bar(self, stage: str, done: int, total: int, told: str) -> None:
-        if self._progress is None:
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                TimeRemainingColumn(),
-                TextColumn("{task.fields[told]}"),
-            )
-            self._progress = Progress(*columns, console=self.console, transient=True)
-            self._progress.start()
         if stage not in self._tasks:
-            self._tasks[stage] = self._progress.add_task(stage, total=total, told=told)
-        self._progress.update(self._tasks[stage], completed=done, told=told)
+            self._bars.start()
+            self._tasks[stage] = self._bars.add_task(stage, total=total, told=told)
+        self._bars.update(self._tasks[stage], completed=done, told=told)
 
 
 def closing_table(
@@ -89,7 +85,7 @@ def closing_table(
     before: dict[str, Any],
     after: dict[str, Any],
     paired: dict[str, Any],
-    names: tuple[str, str] = ("SFT", "GRPO"),
+    names: Sequence[str] = ("SFT", "GRPO"),
 ) -> None:
     """Print two evaluations of the same problems, each with a 95 % interval, and the paired difference."""
     table = Table(title="held-out problems, 95 % intervals")

@@ -7,12 +7,14 @@ from typing import Annotated
 
 import typer
 
+from algorist.cli.arguments import AsJson
+
 app = typer.Typer(add_completion=False)
 
 
 @app.command(epilog="Example: algorist doctor --json · Next: algorist run quickstart")
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
     hub: Annotated[bool, typer.Option(help="Try to reach the hub (two seconds).")] = True,
 ) -> int:
     """Check versions, devices, the vLLM / TRL pair, disk space and hub access. Exit 1 if something is broken."""

@@ -9,15 +9,30 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from algorist.cli.arguments import FormatOption, LengthOption, TemplateOption, find_model, read_template
+from algorist.cli.arguments import (
+    AsJsonObject,
+    Format,
+    Length,
+    ModelArgument,
+    Template,
+    find_model,
+    read_template,
+)
+from algorist.cli.quiet import import_quietly
 from algorist.config.load import load_run_recipe
+from algorist.errors import ConfigError, nearest
+from algorist.store.safe_text import printable
 
 if TYPE_CHECKING:
     from algorist.cli.display import TerminalDisplay
     from algorist.config.schema import EvalSection, Recipe
     from algorist.evaluation.artifact import Artifact
     from algorist.evaluation.benchmark_option import Benchmark
+    from algorist.evaluation.estimators import Interval
     from algorist.runs.solve import Evaluated
+
+    Parts = dict[str, dict[str, dict[str, Interval]]]
+    """Column, value, metric."""
 
 app = typer.Typer(add_completion=False)
 BY = ("subject", "level", "dataset", "reason")
@@ -28,10 +43,7 @@ BY = ("subject", "level", "dataset", "reason")
     "· Next: algorist compare A B"
 )
 def evaluate_model(
-    model: Annotated[
-        str | None,
-        typer.Argument(help="Run, checkpoint, model folder or hub name; the newest run when left out."),
-    ] = None,
+    model: ModelArgument = None,
     data: Annotated[
         list[str] | None,
         typer.Option(
@@ -56,9 +68,9 @@ def evaluate_model(
         int | None,
         typer.Option(help="Sampled completions per problem for pass@k; the run's when left out.", min=0),
     ] = None,
-    prompt_format: Annotated[str | None, FormatOption] = None,
-    template: Annotated[list[str] | None, TemplateOption] = None,
-    max_new_tokens: Annotated[int | None, LengthOption] = None,
+    prompt_format: Format = None,
+    template: Template = None,
+    max_new_tokens: Length = None,
     by: Annotated[
         list[str] | None, typer.Option(help=f"Break down by {', '.join(BY)}; may be repeated.")
     ] = None,
@@ -77,14 +89,13 @@ def evaluate_model(
         typer.Option(metavar="memory", help="Instead: does the model know the questions by heart?"),
     ] = None,
     again: Annotated[bool, typer.Option(help="Evaluate anew what is already there.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJsonObject = False,
 ) -> int:
     """Evaluate a run, a checkpoint or a model: greedy accuracy, pass@k, format, length, each with a 95 % interval.
 
     An evaluation that was stopped or killed continues when the same command is given again.
     """
     from algorist.cli.display import TerminalDisplay
-    from algorist.cli.quiet import import_quietly
     from algorist.config.schema import Recipe
 
     _check(by or [], export)
@@ -93,8 +104,9 @@ def evaluate_model(
     benchmarks = _benchmarks(recipe, data, split=split, path=path, limit=limit, name=name)
     if data:
         recipe = recipe.model_copy(update={"matcher": "symbolic"})
+    folder = out or (run / "eval" if run else Path("eval"))
     if probe is not None:
-        return _probe(probe, where, run, recipe, benchmarks, out=out, as_json=as_json)
+        return _probe(probe, where, recipe if run else None, benchmarks, folder, as_json)
     prompt_format = _format_of(protocol, prompt_format)
     evaluation = _with_options(recipe.eval, protocol, samples, max_new_tokens)
     if not as_json:
@@ -103,7 +115,6 @@ def evaluate_model(
     from algorist.runs.solve import evaluate_benchmarks
 
     display = TerminalDisplay()
-    folder = out or (run / "eval" if run else Path("eval"))
     evaluated = evaluate_benchmarks(
         where,
         benchmarks,
@@ -119,20 +130,41 @@ def evaluate_model(
     told: list[dict[str, Any]] = []
     for done in _named_as_given(evaluated, data or []):
         display.finished(done.artifact.name)
-        told.append(_entry(done, folder, by or [], export))
+        parts = _parts(done.artifact, by or [])
+        told.append(_entry(done, folder, parts, export))
         if not as_json:
-            _show(display, done, told[-1])
+            _show(display, done, told[-1], parts)
     if as_json:
         alone = {"model": str(where), "evaluations": told, **(told[0] if len(told) == 1 else {})}
         print(json.dumps(alone, allow_nan=False))
     return 0
 
 
-def _entry(done: Evaluated, folder: Path, by: list[str], export: tuple[str, Path] | None) -> dict[str, Any]:
-    """Return what is told of an evaluation, and export it where that was asked for."""
+def _parts(artifact: Artifact, by: list[str]) -> Parts:
+    """Return the metrics of an evaluation for each value of each column."""
+    from algorist.evaluation.breakdown import breakdown
+
+    ks = artifact.protocol.get("ks") or (1, 4, 8)
+    return {column: breakdown(artifact.samples, column, ks) for column in by}
+
+
+def _entry(done: Evaluated, folder: Path, parts: Parts, export: tuple[str, Path] | None) -> dict[str, Any]:
+    """Return an evaluation for JSON, and export it where that was asked for."""
+    from algorist.evaluation.artifact import plain_numbers
     from algorist.evaluation.harness import export_harness
 
-    entry = {"artifact": str(folder / f"{done.artifact.name}.json"), **_summary(done.artifact, by)}
+    artifact = done.artifact
+    entry = {
+        "artifact": str(folder / f"{artifact.name}.json"),
+        "dataset": artifact.dataset,
+        "n": len({row["problem_id"] for row in artifact.samples}),
+        "protocol": artifact.protocol,
+        "metrics": plain_numbers(artifact.metrics),
+        "by": {
+            column: {value: plain_numbers(metrics) for value, metrics in groups.items()}
+            for column, groups in parts.items()
+        },
+    }
     if export is not None:
         entry["export"] = str(export_harness(done.artifact, export[1], task=done.label))
     return entry
@@ -141,33 +173,25 @@ def _entry(done: Evaluated, folder: Path, by: list[str], export: tuple[str, Path
 def _probe(
     probe: str,
     where: Path | str,
-    run: Path | None,
-    recipe: Recipe,
+    recipe: Recipe | None,
     benchmarks: list[Benchmark],
-    *,
-    out: Path | None,
+    folder: Path,
     as_json: bool,
 ) -> int:
     """Probe a model on each benchmark; what it wrote goes to ``MODEL-BENCHMARK-memory.json`` beside the evaluations."""
-    from algorist.errors import ConfigError, nearest
-
     if probe != "memory":
         raise ConfigError(
             f"--probe {probe} is not known.{nearest(probe, ['memory'])} Expected: --probe memory"
         )
     from algorist.cli.display import TerminalDisplay
-    from algorist.cli.quiet import import_quietly
 
     import_quietly("algorist.runs.solve")
     from algorist.evaluation.memory import memory_json, memory_lines
     from algorist.runs.solve import probe_benchmarks
 
     display, told = TerminalDisplay(), []
-    folder = out or (run / "eval" if run else Path("eval"))
     progress = None if as_json else display.progress
-    for path, found in probe_benchmarks(
-        where, benchmarks, recipe if run else None, folder=folder, on_progress=progress
-    ):
+    for path, found in probe_benchmarks(where, benchmarks, recipe, folder=folder, on_progress=progress):
         display.finished(path.stem)
         told.append({"artifact": str(path), **memory_json(found), "rows": len(found.rows)})
         if not as_json:
@@ -180,7 +204,6 @@ def _probe(
 
 def _format_of(protocol: str | None, prompt_format: str | None) -> str | None:
     """Return the prompt format that a reference protocol fixes, else the one that was asked for."""
-    from algorist.errors import ConfigError
     from algorist.evaluation.protocols import REFERENCES
 
     fixed = REFERENCES[protocol].prompt_format if protocol in REFERENCES else None
@@ -205,7 +228,6 @@ def _announce(where: Path | str, recipe: Recipe | None, name: str | None, limit:
     """Say before the model is loaded how it will be asked."""
     from algorist.prompts.attached import attached
     from algorist.prompts.of_recipe import how_to_ask
-    from algorist.store.safe_text import printable
 
     of_model = attached(where) if isinstance(where, Path) else None
     asked = how_to_ask(recipe, name, of_model)
@@ -248,8 +270,6 @@ def _hints(done: Evaluated, artifact: str) -> list[str]:
 
 
 def _check(by: list[str], export: tuple[str, Path] | None) -> None:
-    from algorist.errors import ConfigError, nearest
-
     for column in by:
         if column not in BY:
             raise ConfigError(f"cannot break down by '{column}'.{nearest(column, BY)} Known: {', '.join(BY)}")
@@ -267,7 +287,6 @@ def _benchmarks(
     name: str | None,
 ) -> list[Benchmark]:
     """Return what ``--data`` names, or the recipe's own held-out set; ``name`` is that of one artifact."""
-    from algorist.errors import ConfigError
     from algorist.evaluation.benchmark_option import Benchmark, read_benchmarks
 
     if data:
@@ -296,29 +315,7 @@ def _named_as_given(evaluated: Iterator[Evaluated], data: list[str]) -> Iterator
         raise error.named_by(f"{columns} as well in columns={{…}}" if ",columns=" in given else way) from None
 
 
-def _summary(artifact: Artifact, by: list[str]) -> dict[str, Any]:
-    from algorist.evaluation.artifact import plain_numbers
-    from algorist.evaluation.breakdown import breakdown
-
-    ks = artifact.protocol.get("ks") or (1, 4, 8)
-    return {
-        "dataset": artifact.dataset,
-        "n": len({row["problem_id"] for row in artifact.samples}),
-        "protocol": artifact.protocol,
-        "metrics": plain_numbers(artifact.metrics),
-        "by": {
-            column: {
-                value: plain_numbers(found)
-                for value, found in breakdown(artifact.samples, column, ks).items()
-            }
-            for column in by
-        },
-    }
-
-
-def _show(display: TerminalDisplay, done: Evaluated, entry: dict[str, Any]) -> None:
-    from algorist.evaluation.estimators import Interval
-
+def _show(display: TerminalDisplay, done: Evaluated, entry: dict[str, Any], parts: Parts) -> None:
     artifact = done.artifact
     known = " · already evaluated (--again: anew)" if done.reused else ""
     told = artifact.protocol
@@ -326,15 +323,10 @@ def _show(display: TerminalDisplay, done: Evaluated, entry: dict[str, Any]) -> N
     display.say(f"{artifact.name}: {artifact.dataset}, {entry['n']} problems, {how}{known}")
     for key, interval in artifact.metrics.items():
         display.say(f"  {key.replace('_', ' '):<26} {interval.text(key)}")
-    for column, groups in entry["by"].items():
+    for column, groups in parts.items():
         display.say(f"  greedy accuracy by {column}:")
         for label, metrics in groups.items():
-            numbers = metrics["greedy_accuracy"]
-            value, low, high = (
-                float("nan") if numbers[key] is None else float(numbers[key])
-                for key in ("value", "low", "high")
-            )
-            found = Interval(value, low, high, int(numbers["n"]))
+            found = metrics["greedy_accuracy"]
             display.say(f"    {label:<24} {found.text('greedy_accuracy')} of {found.n}")
     for text in _hints(done, entry["artifact"]):
         display.say(f"  hint: {text}")

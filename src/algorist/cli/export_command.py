@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from algorist.cli.arguments import find_model
+from algorist.cli.quiet import import_quietly
 from algorist.config.load import load_run_recipe
 from algorist.errors import ConfigError, nearest
 
@@ -76,8 +77,6 @@ def export(
             f"--dtype {dtype} is unknown.{nearest(dtype, _DTYPES)} Expected one of {', '.join(_DTYPES)}"
         )
     folder, run = find_model(model)
-    from algorist.cli.quiet import import_quietly
-
     import_quietly("algorist.hub.export")
     from algorist.config.load import validate
     from algorist.hub.card import base_warning
@@ -114,7 +113,6 @@ def _gguf(
     model: str, types: list[str], to: Path | None, *, verify: bool, data: str | None, limit: int
 ) -> int:
     """Write GGUF files and a Modelfile, and verify the files if wanted."""
-    from algorist.cli.quiet import import_quietly
     from algorist.config.schema import Recipe
     from algorist.evaluation.benchmark_option import read_benchmarks
     from algorist.hub.gguf import check_kinds, write_gguf

@@ -6,12 +6,13 @@ import functools
 import inspect
 import json
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from algorist.cli.arguments import read_recipe
 
+T = TypeVar("T")
 WandbProject = Annotated[
     str | None, typer.Option("--wandb-project", help="Track with wandb, in this project (tracking.project).")
 ]
@@ -26,7 +27,7 @@ HubModelId = Annotated[
 ]
 
 
-def with_flags(command: Callable[..., int]) -> Callable[..., int]:
+def with_flags(command: Callable[..., T]) -> Callable[..., T]:
     """Give a verb ``(recipe, overrides, …)`` these options as well; it receives them as overrides."""
 
     def verb(
@@ -39,9 +40,19 @@ def with_flags(command: Callable[..., int]) -> Callable[..., int]:
         push_to_hub: PushToHub = False,
         hub_model_id: HubModelId = None,
         **own: Any,
-    ) -> int:
-        flags = (wandb_project, wandb_entity, no_wandb, push_to_hub, hub_model_id)
-        return command(recipe, overrides_of(recipe, overrides, *flags), **own)
+    ) -> T:
+        settings = {
+            "tracking.project": wandb_project,
+            "tracking.entity": wandb_entity,
+            "hub.model_id": hub_model_id,
+            "hub.push": push_to_hub or None,
+        }
+        added = [f"{key}={json.dumps(value)}" for key, value in settings.items() if value is not None]
+        wandb = wandb_project is not None or wandb_entity is not None
+        if wandb or no_wandb:
+            rest = [name for name in read_recipe(recipe, overrides).report_to if name != "wandb"]
+            added.append(f"report_to={json.dumps([*rest, *(['wandb'] if wandb and not no_wandb else [])])}")
+        return command(recipe, [*(overrides or []), *added], **own)
 
     own = inspect.signature(command, eval_str=True).parameters
     shared = inspect.signature(verb, eval_str=True).parameters
@@ -49,31 +60,3 @@ def with_flags(command: Callable[..., int]) -> Callable[..., int]:
     functools.update_wrapper(verb, command)
     vars(verb)["__signature__"] = inspect.Signature([*own.values(), *added], return_annotation=int)
     return verb
-
-
-def overrides_of(
-    name: str,
-    overrides: list[str] | None,
-    wandb_project: str | None,
-    wandb_entity: str | None,
-    no_wandb: bool,
-    push_to_hub: bool,
-    hub_model_id: str | None,
-) -> list[str]:
-    """Return the overrides with those that the flags stand for."""
-    added = [
-        f"{key}={json.dumps(value)}"
-        for key, value in (
-            ("tracking.project", wandb_project),
-            ("tracking.entity", wandb_entity),
-            ("hub.model_id", hub_model_id),
-        )
-        if value is not None
-    ]
-    if push_to_hub:
-        added.append("hub.push=true")
-    wanted = wandb_project is not None or wandb_entity is not None
-    if wanted or no_wandb:
-        rest = [t for t in read_recipe(name, overrides).report_to if t != "wandb"]
-        added.append(f"report_to={json.dumps([*rest, *(['wandb'] if wanted and not no_wandb else [])])}")
-    return [*(overrides or []), *added]

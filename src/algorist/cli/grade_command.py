@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from algorist.errors import ConfigError
+
 app = typer.Typer(add_completion=False)
 
 
@@ -32,7 +34,6 @@ def grade_one(
 ) -> int:
     """Grade an answer or a completion, with the reason. Exit 0 when all are right, 1 otherwise."""
     from algorist.data.files import read_rows
-    from algorist.errors import ConfigError
     from algorist.grading import grade, grade_completion
     from algorist.prompts import get_format
 

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from algorist.store.safe_text import one_line, printable
+
 app = typer.Typer(add_completion=False)
 
 
@@ -90,8 +92,6 @@ def _samples(
 
 
 def _sample(row: dict[str, Any]) -> str:
-    from algorist.store.safe_text import printable
-
     verdict = f"{'right' if row['correct'] else 'wrong'} ({row['reason']})"
     head = f"problem {row['problem_id']} · {verdict} · read {row['extracted']} · gold {row['gold']} · {row['completion_tokens']} tokens"
     return printable(f"{head}\n{row['question']}\n→ {row['completion']}\n")
@@ -102,8 +102,6 @@ def _table(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
-
-    from algorist.store.safe_text import one_line
 
     if not rows:
         return
@@ -138,8 +136,6 @@ def _why_none(run: Path, sql: str | None) -> str:
 
 
 def _told(row: dict[str, Any]) -> str:
-    from algorist.store.safe_text import printable
-
     head = (
         f"step {row['step']} · problem {row['problem_id']} · reward {row['reward']:.3f} · advantage {row['advantage']:+.3f} · "
         f"{row['reason']} · {row['completion_tokens']} tokens"

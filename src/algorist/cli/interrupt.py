@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from algorist.errors import CheckpointError
 from algorist.store.stages import STAGES
 
 if TYPE_CHECKING:
@@ -53,8 +54,6 @@ def stopped_at_once(run: Path | None) -> str:
 
 def _kept(folder: RunFolder) -> list[str]:
     """Return the finished stages, and the newest checkpoint of each stage that is not finished."""
-    from algorist.errors import CheckpointError
-
     try:
         finished = list(folder.stages())
     except CheckpointError:

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from algorist.cli.arguments import Overrides, RecipeArgument, read_recipe
+from algorist.cli.arguments import AsJsonObject, Overrides, RecipeArgument, read_recipe
 from algorist.cli.interrupt import Stopped, command_again
+from algorist.cli.quiet import import_quietly
+from algorist.errors import ConfigError
 
 if TYPE_CHECKING:
     from algorist.config.schema import Recipe
@@ -40,16 +42,19 @@ def iterate(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the rounds in the same folders.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJsonObject = False,
 ) -> int:
     """Expert iteration: sample, keep the right completions, SFT on them, evaluate; again from the model that came out.
 
     Each round is a run of its own, NAME-round-1, NAME-round-2, …
     """
     from algorist.cli.display import TerminalDisplay
-    from algorist.cli.quiet import import_quietly
 
-    _check(overrides or [], epochs)
+    if not epochs > 0:
+        raise ConfigError(f"--epochs is {epochs:g}; expected more than 0, usually 2")
+    for key in (text.partition("=")[0].strip() for text in overrides or []):
+        if key in DECIDED:
+            raise ConfigError(f"{key} is decided by --epochs here; give --epochs N instead")
     display, loaded = TerminalDisplay(), None
     try:
         loaded = read_recipe(recipe, overrides)
@@ -83,16 +88,6 @@ def _stopped_at_once(recipe: Recipe | None) -> str:
     if not rounds:
         return f"stopped before the first round: nothing was made. Start again: {command_again(resume=False)}"
     return f"stopped in round {rounds}; what was drawn and trained before is kept. Continue: {command_again(resume=True)}"
-
-
-def _check(overrides: list[str], epochs: float) -> None:
-    from algorist.errors import ConfigError
-
-    if not epochs > 0:
-        raise ConfigError(f"--epochs is {epochs:g}; expected more than 0, usually 2")
-    for key in (text.partition("=")[0].strip() for text in overrides):
-        if key in DECIDED:
-            raise ConfigError(f"{key} is decided by --epochs here; give --epochs N instead")
 
 
 def _as_dict(done: Iteration) -> dict[str, Any]:

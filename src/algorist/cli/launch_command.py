@@ -14,13 +14,16 @@ import subprocess
 import sys
 import tempfile
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from algorist.cli.arguments import Overrides, RecipeArgument, read_recipe
+from algorist.cli.arguments import Overrides, RecipeArgument, Resume, read_recipe
 from algorist.cli.interrupt import Stopped, command_again
+from algorist.cli.quiet import import_quietly
+from algorist.errors import ConfigError, MissingExtraError, nearest
 
 app = typer.Typer(add_completion=False)
 
@@ -55,7 +58,7 @@ def launch(
     config: Annotated[
         str, typer.Option("--config", help=f"{', '.join(CONFIGS)}, or an accelerate configuration file.")
     ] = "ddp",
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the same folder.")] = False,
+    resume: Resume = False,
     skip_sft: Annotated[bool, typer.Option("--skip-sft", help="Leave SFT out.")] = False,
     skip_grpo: Annotated[bool, typer.Option("--skip-grpo", help="Leave GRPO out.")] = False,
     worker: Annotated[bool, typer.Option("--worker", hidden=True)] = False,
@@ -82,7 +85,7 @@ def launch(
     flags = [flag for flag in flags if flag != "--cpu"]  # with it accelerate starts one process only
     command = [
         *(sys.executable, "-c", _ACCELERATE),
-        *_accelerate_flags(config, count, on_cpu, flags),
+        *_accelerate_flags(config, count, flags),
         *flags,
         *("-m", "algorist.cli.main", "launch", "--worker", recipe, *settings, f"grpo.processes={count}"),
         *(["--resume"] if resume else []),
@@ -101,10 +104,6 @@ def config_file(name: str) -> Path:
     Raises:
         ConfigError: It is unknown, or needs a package that is not there.
     """
-    from importlib.util import find_spec
-
-    from algorist.errors import ConfigError, MissingExtraError, nearest
-
     if name not in CONFIGS:
         if Path(name).is_file():
             return Path(name)
@@ -120,7 +119,7 @@ def config_file(name: str) -> Path:
     return Path(str(files("algorist").joinpath("launch", f"{name}.yaml")))
 
 
-def _accelerate_flags(config: str, count: int, on_cpu: bool, flags: list[str]) -> list[str]:
+def _accelerate_flags(config: str, count: int, flags: list[str]) -> list[str]:
     """Return our flags for accelerate; what the user gives behind ``--`` comes later and wins."""
     file = config_file(config)
     found = ["--num_processes", str(count)]
@@ -202,7 +201,6 @@ def _call(command: list[str], environment: dict[str, str]) -> int:
 
 def _work(recipe: str, settings: list[str], resume: bool, stages: tuple[str, ...]) -> int:
     """Do one process's part; the main process also shows the run and writes the report."""
-    from algorist.cli.quiet import import_quietly
     from algorist.cli.run_command import run_stages
 
     sys.argv[1:] = shlex.split(os.environ.get(_COMMAND, shlex.join(sys.argv[1:])))
@@ -220,17 +218,13 @@ def _work(recipe: str, settings: list[str], resume: bool, stages: tuple[str, ...
             state = run_recipe(read_recipe(recipe, settings), resume=resume, stages=stages)
             code = 130 if state.stopped else 0
     finally:
-        _leave_group()
+        import torch.distributed
+
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
     stop = os.environ.get(STOP_FILE)
     if stop and Path(stop).exists():
         return 0  # the launcher knows; torchrun would show a failure
     if code == 130:
         raise Stopped
     return int(code)
-
-
-def _leave_group() -> None:
-    import torch.distributed
-
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()

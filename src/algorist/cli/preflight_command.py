@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from algorist.cli.arguments import Overrides, find_model, read_recipe
+from algorist.cli.arguments import AsJsonObject, Overrides, find_model, read_recipe
+from algorist.cli.quiet import import_quietly
 from algorist.errors import ConfigError
+from algorist.store.safe_text import one_line, printable
 
 if TYPE_CHECKING:
     from algorist.config.schema import Recipe
@@ -42,13 +44,11 @@ def preflight(
             help="Sample from this run, checkpoint, adapter, model folder or hub name, after its SFT."
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJsonObject = False,
 ) -> int:
     """Before GRPO, on this machine: batch arithmetic, prompts, pass rates, useful groups, variety, tags, memory, time, advice."""
     loaded, where = _what(recipe, overrides, model)
     from rich.console import Console
-
-    from algorist.cli.quiet import import_quietly
 
     console = Console(stderr=as_json, highlight=False)
     import_quietly("algorist.preflight", console.print)
@@ -95,10 +95,8 @@ def _show(console: Any, found: Preflight) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from algorist.store.safe_text import one_line, printable
-
     table = Table(show_header=False, box=None, pad_edge=False)
-    for name, text in [*_counts(found), *_sampled(found), *_costs(found)]:
+    for name, text in {**_counts(found), **_sampled(found), **_costs(found)}.items():
         table.add_row(escape(name), escape(printable(text)))
     console.print(table)
     for shown in found.sampling.get("shown", ()):
@@ -120,79 +118,55 @@ def _show(console: Any, found: Preflight) -> None:
             console.print(f"  {escape(line)}", style="cyan", soft_wrap=True)
 
 
-def _counts(found: Preflight) -> list[tuple[str, str]]:
-    rows = []
+def _counts(found: Preflight) -> dict[str, str]:
+    rows = {}
     if sft := found.batch.get("sft"):
-        rows.append(
-            (
-                "SFT",
-                f"{sft['steps']} steps of {sft['demonstrations_per_step']} demonstrations, {sft['passes']:g} passes "
-                f"over {sft['demonstrations']}",
-            )
+        rows["SFT"] = (
+            f"{sft['steps']} steps of {sft['demonstrations_per_step']} demonstrations, {sft['passes']:g} passes "
+            f"over {sft['demonstrations']}"
         )
     if grpo := found.batch.get("grpo"):
-        rows.append(
-            (
-                "GRPO",
-                f"{grpo['steps']} steps of {grpo['problems_per_step']:g} problems × {grpo['completions_per_problem']} "
-                f"completions, {grpo['rollouts']} rollouts, {grpo['passes']:g} passes over {grpo['problems']}",
-            )
+        rows["GRPO"] = (
+            f"{grpo['steps']} steps of {grpo['problems_per_step']:g} problems × {grpo['completions_per_problem']} "
+            f"completions, {grpo['rollouts']} rollouts, {grpo['passes']:g} passes over {grpo['problems']}"
         )
     p = found.prompts
     if not p:
-        return [*rows, ("model", "its weights alone do not fit into memory; it was not loaded")]
-    rows.append(
-        (
-            "prompts",
-            f"median {p['p50']}, 90 % ≤ {p['p90']}, longest {p['p100']} tokens; context {p['context']}",
-        )
+        return rows | {"model": "its weights alone do not fit into memory; it was not loaded"}
+    rows["prompts"] = (
+        f"median {p['p50']}, 90 % ≤ {p['p90']}, longest {p['p100']} tokens; context {p['context']}"
     )
-    rows.append(("gold answers", f"{found.golds['readable_share']:.1%} readable"))
+    rows["gold answers"] = f"{found.golds['readable_share']:.1%} readable"
     return rows
 
 
-def _sampled(found: Preflight) -> list[tuple[str, str]]:
+def _sampled(found: Preflight) -> dict[str, str]:
     s = found.sampling
     if not s:
-        return []
-    useful = ", ".join(f"G={g} {share:.0%}" for g, share in s["useful_share"].items())
+        return {}
     tags = ", ".join(f"{tag} {share:.0%}" for tag, share in s["tags"].items())
-    reasons = ", ".join(f"{name} {count}" for name, count in s["reasons"].items())
-    return [
-        (
-            "sampled",
-            f"{s['problems']} problems × {s['samples']}: pass rate {s['pass_rate']:.1%}, all right "
-            f"{s['all_right']:.0%}, all wrong {s['all_wrong']:.0%}",
-        ),
-        ("useful groups", useful),
-        (
-            "completions",
-            f"mean {s['tokens_mean']:.0f} tokens, {s['truncated']:.0%} truncated, "
-            f"{s['end_of_turn_as_text']:.0%} show an end-of-turn token, {s['tokens_per_second']:.0f} tokens/s",
-        ),
-        (
-            "variety",
-            f"temperature {s['temperature']:g}: {s['distinct']:.0%} of a group's texts differ, {s['identical_groups']:.0%} of the "
-            "groups hold one text only",
-        ),
-        (
-            "tags",
-            f"{tags or 'none'} of {s['ended']} that ended; {s['well_formed']:.0%} of all are well formed",
-        ),
-        ("rewards", ", ".join(_rewarded(name, told) for name, told in s["rewards"].items())),
-        ("grading", reasons),
-    ]
+    return {
+        "sampled": f"{s['problems']} problems × {s['samples']}: pass rate {s['pass_rate']:.1%}, all right "
+        f"{s['all_right']:.0%}, all wrong {s['all_wrong']:.0%}",
+        "useful groups": ", ".join(f"G={g} {share:.0%}" for g, share in s["useful_share"].items()),
+        "completions": f"mean {s['tokens_mean']:.0f} tokens, {s['truncated']:.0%} truncated, "
+        f"{s['end_of_turn_as_text']:.0%} show an end-of-turn token, {s['tokens_per_second']:.0f} tokens/s",
+        "variety": f"temperature {s['temperature']:g}: {s['distinct']:.0%} of a group's texts differ, "
+        f"{s['identical_groups']:.0%} of the groups hold one text only",
+        "tags": f"{tags or 'none'} of {s['ended']} that ended; {s['well_formed']:.0%} of all are well formed",
+        "rewards": ", ".join(_rewarded(name, told) for name, told in s["rewards"].items()),
+        "grading": ", ".join(f"{name} {count}" for name, count in s["reasons"].items()),
+    }
 
 
 def _rewarded(name: str, told: dict[str, Any]) -> str:
     mean = "no value" if told["mean"] is None else f"{told['mean']:.3f}"
-    return f"{name} {mean}" + (
-        f" ({told['failures']} of {told['completions']} failed)" if told["failures"] else ""
-    )
+    failed = f" ({told['failures']} of {told['completions']} failed)" if told["failures"] else ""
+    return f"{name} {mean}{failed}"
 
 
-def _costs(found: Preflight) -> list[tuple[str, str]]:
-    rows = []
+def _costs(found: Preflight) -> dict[str, str]:
+    rows = {}
     limit = f" of {found.memory_limit / 1e9:.1f}" if found.memory_limit else ""
     for name, tried in (("SFT", found.sft), ("GRPO", found.grpo)):
         if not tried:
@@ -204,14 +178,9 @@ def _costs(found: Preflight) -> list[tuple[str, str]]:
             if memory[part]
         )
         minutes, seconds = divmod(int(tried["seconds"]), 60)
-        rows.append(
-            (f"{name} time", f"{tried['seconds_per_step']:.3g} s per step, {minutes}:{seconds:02d} in all")
-        )
-        rows.append(
-            (
-                f"{name} memory",
-                f"planned {memory['peak'] / 1e9:.2f}{limit} GB (MB: {parts}); measured in the trial "
-                f"{memory['measured_peak'] / 1e9:.2f} GB",
-            )
+        rows[f"{name} time"] = f"{tried['seconds_per_step']:.3g} s per step, {minutes}:{seconds:02d} in all"
+        rows[f"{name} memory"] = (
+            f"planned {memory['peak'] / 1e9:.2f}{limit} GB (MB: {parts}); measured in the trial "
+            f"{memory['measured_peak'] / 1e9:.2f} GB"
         )
     return rows

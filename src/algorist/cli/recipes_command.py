@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from algorist.cli.arguments import Overrides
+from algorist.cli.arguments import AsJson, Overrides
+from algorist.store.safe_text import json_text
 
 app = typer.Typer(
     add_completion=False,
@@ -18,7 +19,7 @@ app = typer.Typer(
 
 
 @app.command("list", epilog="Example: algorist recipes list")
-def list_recipes(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def list_recipes(as_json: AsJson = False) -> None:
     """List the shipped recipes. Next: algorist recipes show NAME."""
     from algorist.config.load import load_recipe, recipe_names
 
@@ -47,13 +48,12 @@ def show(
     describe: Annotated[
         bool, typer.Option("--describe", help="Say what each key means and which values it takes.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show a recipe's values and where each comes from. Next: algorist run NAME."""
     from algorist.config.explain import describe as meaning_of
     from algorist.config.explain import explain
     from algorist.config.load import load_recipe
-    from algorist.store.safe_text import json_text
 
     rows = [r for r in explain(load_recipe(name, overrides or [])) if resolved or r[2] != "default"]
     if as_json:

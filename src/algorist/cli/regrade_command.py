@@ -8,6 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
+from algorist.cli.arguments import AsJson
+from algorist.store.safe_text import printable
+
 app = typer.Typer(add_completion=False)
 
 
@@ -27,7 +30,7 @@ def regrade(
         Path | None, typer.Option(help="Write the rollouts whose verdict or reward changes as JSONL.")
     ] = None,
     show: Annotated[int, typer.Option(help="Changed rollouts to print.", min=0)] = 5,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Grade the stored rollouts again and say what changes; the store is not touched. Exit 1 if anything does."""
     from algorist.evaluation.regrade import differences
@@ -51,8 +54,6 @@ def regrade(
 
 
 def _told(row: dict[str, Any]) -> str:
-    from algorist.store.safe_text import printable
-
     return printable(
         f"step {row['step']} · problem {row['problem_id']} · gold {row['gold']} · read {row['extracted']} · "
         f"{row['reason']} → {row['new_reason']} · reward {row['reward']:.3f} → {row['new_reward']:.3f}"

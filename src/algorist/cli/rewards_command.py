@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from typing import Annotated
 
 import typer
 
 from algorist.cli.arguments import Overrides
+from algorist.errors import ConfigError
+from algorist.store.redact import redact
+from algorist.store.safe_text import printable
 
 app = typer.Typer(
     add_completion=False,
@@ -52,14 +56,9 @@ def explain(
     ] = None,
 ) -> int:
     """Show each reward of a completion, its weight and the total; exit 1 if one fails. Next: algorist rewards list."""
-    import logging
-
     from algorist.config import load_recipe
-    from algorist.errors import ConfigError
     from algorist.prompts import get_format
     from algorist.rewards import build_rewards
-    from algorist.store.redact import redact
-    from algorist.store.safe_text import printable
 
     for word in overrides or []:
         if "=" not in word:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from algorist.cli.arguments import Overrides, RecipeArgument, read_recipe
+from algorist.cli.arguments import Overrides, RecipeArgument, Resume, read_recipe
 from algorist.cli.flags import with_flags
 from algorist.cli.interrupt import Stopped, command_again, stopped_at_once
 from algorist.cli.quiet import import_quietly
+from algorist.store.safe_text import printable
 from algorist.store.stages import EVALUATED
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from algorist.config.schema import Recipe
 
 app = typer.Typer(add_completion=False)
+_HEADINGS = {"base": "base", "sft": "SFT", "grpo": "GRPO"}
 
 
 @app.command(
@@ -28,7 +30,7 @@ app = typer.Typer(add_completion=False)
 def run(
     recipe: RecipeArgument,
     overrides: Overrides = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the same folder.")] = False,
+    resume: Resume = False,
     skip_sft: Annotated[
         bool, typer.Option("--skip-sft", help="Leave SFT out; a finished SFT stage is used.")
     ] = False,
@@ -126,14 +128,15 @@ def _close(display: Any, state: Any) -> None:
     from algorist.evaluation.artifact import read_artifact
     from algorist.evaluation.compare import paired_metrics
     from algorist.evaluation.console import solved_question
-    from algorist.store.safe_text import printable
 
     folder = state.folder.path
     there = [s for s in EVALUATED if (folder / "eval" / f"{s}.json").is_file()]
     if there[1:]:
         first, last = (read_artifact(folder / "eval", name) for name in there[-2:])
         paired = paired_metrics(first.samples, last.samples)
-        closing_table(display.console, first.metrics, last.metrics, paired, _headings(there[-2:]))
+        closing_table(
+            display.console, first.metrics, last.metrics, paired, [_HEADINGS[name] for name in there[-2:]]
+        )
         _examples(display, first.samples, last.samples)
     from algorist.report.build import build_report
 
@@ -150,18 +153,10 @@ def _close(display: Any, state: Any) -> None:
     )
 
 
-def _headings(names: list[str]) -> tuple[str, str]:
-    """Return what the closing table calls two evaluations."""
-    first, last = ({"base": "base", "sft": "SFT", "grpo": "GRPO"}[name] for name in names)
-    return first, last
-
-
 def _examples(display: Any, before: list[dict[str, Any]], after: list[dict[str, Any]]) -> None:
     """Show three problems whose greedy answer changed, before and after."""
     from rich.panel import Panel
     from rich.text import Text
-
-    from algorist.store.safe_text import printable
 
     last = {r["problem_id"]: r for r in after if r["greedy"]}
     pairs = [(r, last[r["problem_id"]]) for r in before if r["greedy"] and r["problem_id"] in last]

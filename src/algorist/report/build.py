@@ -60,8 +60,7 @@ def render(data: dict[str, Any]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"interval": interval, "clock": clock, "points": points}
-    environment.filters |= {"without_the_form": without_the_form}
+    environment.filters |= {"interval": interval, "clock": clock, "without_the_form": without_the_form}
     shown = {key: data[key] for key in ("stages", "pairs", "rollouts")}
     return environment.get_template("report.html.j2").render(
         data=data,
@@ -87,13 +86,8 @@ def embedded_json(value: Any) -> str:
 
 
 def interval(found: Interval | None, name: str = "", *, signed: bool = False) -> str:
-    """Return ``62.0 % [56.1, 67.5]``, or a dash for an evaluation that is not there."""
+    """Return ``62.0 % [56.1, 67.5]``, or ``+12.4 points [+7.0, +17.5]``; a dash for an evaluation that is not there."""
     return "–" if found is None else found.text(name, signed=signed)
-
-
-def points(found: Interval) -> str:
-    """Return a difference of shares: ``+12.4 points [+7.0, +17.5]``."""
-    return found.text(signed=True)
 
 
 def position(found: Interval) -> dict[str, float]:

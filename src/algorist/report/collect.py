@@ -6,7 +6,6 @@ import itertools
 import json
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from algorist.diagnosis.diagnose import find_causes, too_little
@@ -44,21 +43,23 @@ def collect(run: RunFolder) -> dict[str, Any]:
     main = [a for name in EVALUATED for a in evaluations if a.name == name]
     environment = run.read_json("environment.json") or {}
     environment = environment if isinstance(environment, dict) else {}
-    config = _text(run.config)
     return {
         "name": run.path.resolve().name,
         "runs": [],
         "facts": facts(run, lines),
         "verdict": _verdict(run),
         "evaluations": [_evaluation(a) for a in evaluations],
-        "comparisons": _comparisons(main),
+        "comparisons": [
+            {"first": earlier.name, "second": main[-1].name, **compared(earlier, main[-1])}
+            for earlier in reversed(main[:-1])
+        ],
         "breakdowns": _breakdowns(main[-2:]),
         "stages": [
             {"name": name, "charts": charts(lines, name), "phases": phases(lines, name)} for name in names
         ],
         "pairs": _pairs(main),
         "rollouts": _rollouts(run),
-        "config": redact(config),
+        "config": redact(printable(run.config.read_text(encoding="utf-8", errors="replace"))),
         "environment": [
             (key.replace("_gib", ", GiB"), redact(_plain(value)))
             for key, value in (environment | _hardware(lines)).items()
@@ -116,22 +117,12 @@ def _verdict(run: RunFolder) -> list[tuple[str, str]]:
     return [("", too_little(signals))]
 
 
-def _comparisons(main: Sequence[Artifact]) -> list[dict[str, Any]]:
-    """Compare the last stage with each earlier one; what cannot be compared says why."""
-    found: list[dict[str, Any]] = []
-    for earlier in reversed(main[:-1]):
-        entry: dict[str, Any] = {
-            "first": earlier.name,
-            "second": main[-1].name,
-            "result": None,
-            "problem": "",
-        }
-        try:
-            entry["result"] = compare(earlier, main[-1])
-        except DataError as error:
-            entry["problem"] = str(error)
-        found.append(entry)
-    return found
+def compared(first: Artifact, second: Artifact) -> dict[str, Any]:
+    """Return the paired comparison of two evaluations as ``result``, or why there is none as ``problem``."""
+    try:
+        return {"result": compare(first, second), "problem": ""}
+    except DataError as error:
+        return {"result": None, "problem": str(error)}
 
 
 def _breakdowns(last: Sequence[Artifact]) -> list[dict[str, Any]]:
@@ -155,27 +146,23 @@ def _pairs(main: Sequence[Artifact]) -> dict[str, Any]:
         return {"names": [], "rows": [], "all": 0}
     last = main[-2:]
     answers = [{r["problem_id"]: r for r in a.samples if r["greedy"]} for a in last]
-    shared = [i for i in answers[-1] if all(i in part for part in answers)]
-
-    def changed(problem: str) -> int:
-        verdicts = [bool(part[problem]["correct"]) for part in answers]
-        return 0 if verdicts[0] != verdicts[-1] else 1
-
+    shared = [[part[i] for part in answers] for i in answers[-1] if all(i in part for part in answers)]
+    shared.sort(key=lambda sides: bool(sides[0]["correct"]) == bool(sides[-1]["correct"]))
     rows, used = [], 0
-    for problem in sorted(shared, key=changed):
+    for sides in shared:
         row = {
-            "id": _safe(problem),
-            "question": _safe(answers[-1][problem].get("question")),
-            "gold": _safe(answers[-1][problem].get("gold")),
+            "id": _safe(sides[-1]["problem_id"]),
+            "question": _safe(sides[-1].get("question")),
+            "gold": _safe(sides[-1].get("gold")),
             "sides": [
                 {
-                    "text": _safe(part[problem].get("completion")),
-                    "correct": bool(part[problem]["correct"]),
-                    "reason": _safe(part[problem].get("reason")),
-                    "extracted": _safe(part[problem].get("extracted")),
-                    "tokens": part[problem].get("completion_tokens"),
+                    "text": _safe(side.get("completion")),
+                    "correct": bool(side["correct"]),
+                    "reason": _safe(side.get("reason")),
+                    "extracted": _safe(side.get("extracted")),
+                    "tokens": side.get("completion_tokens"),
                 }
-                for part in answers
+                for side in sides
             ],
         }
         used += _weight(row)
@@ -242,7 +229,6 @@ def _groups_of(run: RunFolder, wanted: Sequence[dict[str, Any]]) -> list[list[di
 
 def _rollout(row: dict[str, Any], prompts: dict[str, int]) -> dict[str, Any]:
     prompt = _safe(row["prompt"])
-    correct = row["correct"]
     return {
         "stage": row["stage"],
         "step": row["step"],
@@ -254,10 +240,8 @@ def _rollout(row: dict[str, Any], prompts: dict[str, int]) -> dict[str, Any]:
         "rewards": {_safe(k): _number(v) for k, v in (row["rewards"] or {}).items()},
         "advantage": _number(row["advantage"]),
         "tokens": row["completion_tokens"],
-        "correct": correct,
-        "reason": _safe(row["reason"]) if row["reason"] else None,
-        "extracted": _safe(row["extracted"]) if row["extracted"] else None,
-        "gold": _safe(row["gold"]) if row["gold"] else None,
+        "correct": row["correct"],
+        **{name: _safe(row[name]) if row[name] else None for name in ("reason", "extracted", "gold")},
         "truncated": bool(row["truncated"]),
     }
 
@@ -287,11 +271,7 @@ def _reproduce(run: RunFolder, environment: dict[str, Any]) -> list[str]:
         lines.append(f"git checkout {environment['git_commit']}")
         if environment.get("git_changed_files"):
             lines.append(f"# {environment['git_changed_files']} files were changed and not committed")
-    pinned = [
-        f"{name}=={str(version).partition('+')[0]}"
-        for name, version in versions.items()
-        if name != "algorist"
-    ]
+    pinned = [f"{name}=={str(v).partition('+')[0]}" for name, v in versions.items() if name != "algorist"]
     if pinned:
         lines.append("pip install " + " ".join(pinned))
     command = environment.get("command")
@@ -333,13 +313,6 @@ def _order(name: str) -> tuple[int, int, str]:
     stage, _, step = name.partition("-step-")
     rank = EVALUATED.index(stage) if stage in EVALUATED else len(EVALUATED)
     return (rank, int(step) if step.isdigit() else 10**9, name)
-
-
-def _text(path: Path) -> str:
-    try:
-        return printable(path.read_text(encoding="utf-8", errors="replace"))
-    except OSError:
-        return ""
 
 
 def _plain(value: Any) -> str:

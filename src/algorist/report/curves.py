@@ -25,6 +25,11 @@ class Chart:
     share: bool = False
     smooth: bool = True
 
+    def drawn(self, curves: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return the chart with its curves as the page takes it."""
+        about = {name: getattr(self, name) for name in ("title", "note", "share", "smooth")}
+        return about | {"curves": curves}
+
 
 CHARTS = (
     Chart(
@@ -113,22 +118,17 @@ def charts(lines: Sequence[dict[str, Any]], stage: str) -> list[dict[str, Any]]:
             if (curve := curve_of(short_label(name, chart.strip), *series[name])) is not None:
                 curves.append(curve)
         if curves:
-            found.append(
-                {
-                    "title": chart.title,
-                    "note": chart.note,
-                    "share": chart.share,
-                    "smooth": chart.smooth,
-                    "curves": curves[:8],
-                }
-            )
+            found.append(chart.drawn(curves[:8]))
     return found
 
 
 def curve_of(label: str, x: Sequence[int], y: Sequence[float]) -> dict[str, Any] | None:
     """Return a curve for a chart, thinned; None for fewer than two points."""
     x, y = thin(x, y)
-    return {"label": label, "x": x, "y": y, "summary": _summary(x, y)} if len(x) >= 2 else None
+    if len(x) < 2:
+        return None
+    summary = f"{y[0]:.3g} at step {x[0]}, {y[-1]:.3g} at step {x[-1]}"
+    return {"label": label, "x": x, "y": y, "summary": summary}
 
 
 def thin(x: Sequence[int], y: Sequence[float], points: int = POINTS) -> tuple[list[int], list[float]]:
@@ -165,13 +165,8 @@ def metric_series(lines: Sequence[dict[str, Any]], stage: str) -> dict[str, tupl
         if line.get("stage") != stage or not isinstance(step, int):
             continue
         for name, value in line.items():
-            if (
-                name in ("step", "stage", "time")
-                or isinstance(value, bool)
-                or not isinstance(value, (int, float))
-            ):
-                continue
-            if math.isfinite(value):
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if number and math.isfinite(value) and name not in ("step", "time"):
                 x, y = found.setdefault(name, ([], []))
                 x.append(step)
                 y.append(float(value))
@@ -183,10 +178,6 @@ def short_label(name: str, strip: tuple[str, ...]) -> str:
     for part in strip:
         name = name.removesuffix(part) if part.startswith(("/", "_")) else name.removeprefix(part)
     return name.replace("_", " ")
-
-
-def _summary(x: Sequence[int], y: Sequence[float]) -> str:
-    return f"{y[0]:.3g} at step {x[0]}, {y[-1]:.3g} at step {x[-1]}"
 
 
 def _short(value: float) -> float:

@@ -9,9 +9,8 @@ from typing import Any
 
 from algorist.errors import CheckpointError, DataError
 from algorist.evaluation.artifact import Artifact, artifact_names, read_artifact
-from algorist.evaluation.compare import compare
 from algorist.report.build import render
-from algorist.report.collect import facts
+from algorist.report.collect import compared, facts
 from algorist.report.curves import CHARTS, curve_of, metric_series, short_label
 from algorist.store.atomic import replace_text
 from algorist.store.read import metrics
@@ -101,8 +100,7 @@ def _charts(
                 else f"{chart.title}: {short_label(metric, chart.strip)}"
             )
             if curves:
-                about = {"title": title, "note": chart.note, "share": chart.share, "smooth": chart.smooth}
-                found.append(about | {"curves": curves})
+                found.append(chart.drawn(curves) | {"title": title})
     return found
 
 
@@ -116,7 +114,4 @@ def _difference(first: Artifact | None, other: Artifact | None) -> dict[str, Any
     """Return the paired comparison of two evaluations, or why there is none."""
     if first is None or other is None:
         return {"result": None, "problem": "one of the two has no evaluation"}
-    try:
-        return {"result": compare(first, other), "problem": ""}
-    except DataError as error:
-        return {"result": None, "problem": str(error)}
+    return compared(first, other)

@@ -63,13 +63,7 @@ class KeepBest(TrainerCallback):
         processes: The main one writes and decides.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        stop: StopSection | None,
-        problems: int,
-        processes: Processes,
-    ) -> None:
+    def __init__(self, folder: Path, stop: StopSection | None, problems: int, processes: Processes) -> None:
         self.folder, self.stop, self.problems, self.processes = folder, stop, max(1, problems), processes
         self.best: Best | None = None
         self.last: Best | None = None
@@ -78,11 +72,9 @@ class KeepBest(TrainerCallback):
         self._signs: dict[str, int] = {}
         self._unsaved = False
 
-    # ---- what is seen ------------------------------------------------------------------------------------------
-
     def begin(self, trainer: Any, lines: Iterable[Mapping[str, Any]]) -> None:
         """Take the lines of the run so far, and let ``trainer`` keep the best checkpoint."""
-        trainer.best_checkpoint = self.checkpoint
+        trainer.best_checkpoint = lambda: self.best.checkpoint if self.best else ""
         for line in lines:
             if line.get("stage") == "grpo":
                 self.see(int(line["step"]), {k: v for k, v in line.items() if isinstance(v, (int, float))})
@@ -161,8 +153,6 @@ class KeepBest(TrainerCallback):
         }
         replace_text(self.folder / FILE, json.dumps(told) + "\n")
 
-    # ---- what is done ------------------------------------------------------------------------------------------
-
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
         """Save when this step was evaluated as the best."""
         if self._unsaved:
@@ -179,10 +169,6 @@ class KeepBest(TrainerCallback):
             if self.ended:
                 control.should_save = control.should_training_stop = True
         return control
-
-    def checkpoint(self) -> str:
-        """Return the name of the best checkpoint; an empty text before the first evaluation."""
-        return self.best.checkpoint if self.best else ""
 
     def finish(self, trainer: Any, say: Callable[[str], None]) -> None:
         """Take the best weights where the run was ended, and say what became of the best checkpoint."""

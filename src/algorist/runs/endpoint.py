@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import http.client
 import json
-import queue
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from algorist.errors import ConfigError, EngineError
 from algorist.prompts import PromptFormat
@@ -127,24 +127,19 @@ class Endpoint:
 
 def _within(limit_s: float, call: Callable[[], T]) -> T:
     """Return what a call gives, or raise what it raises; one that takes longer is left behind, whatever it waits for."""
-    done: queue.SimpleQueue[tuple[T | None, Exception | None]] = queue.SimpleQueue()
+    done: Future[T] = Future()
 
     def run() -> None:
         try:
-            done.put((call(), None))
+            done.set_result(call())
         except Exception as error:
-            done.put((None, error))
+            done.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
     try:
-        value, error = done.get(timeout=limit_s)
-    except queue.Empty:
-        error = TimeoutError()
-    if isinstance(error, TimeoutError):  # of a single read, or of the whole reply
+        return done.result(limit_s)
+    except TimeoutError:  # of a single read, or of the whole reply
         raise TimeoutError(f"its reply takes longer than {limit_s:g} s") from None
-    if error is not None:
-        raise error
-    return cast(T, value)
 
 
 def _json(url: str, body: bytes | None, timeout_s: float) -> dict[str, Any]:

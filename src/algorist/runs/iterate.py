@@ -117,7 +117,9 @@ def iterate(
     for number in range(1, rounds + 1):
         own = round_recipe(recipe, number, rounds, drawing, model)
         drawn = resume and RunFolder(run_path(own)).is_finished(STAGE)
-        policy = None if drawn else _load(own)  # a model that is not there leaves no folder
+        policy = None
+        if not drawn:  # a model that is not there leaves no folder
+            policy = make_policy(own.model, device=pick_device(own.device), seed=own.seed)
         folder = _open(own, drawing, resume)
         display.say(f"round {number} of {rounds} · {folder.path} · starts from {model}")
         if policy is not None:
@@ -196,10 +198,6 @@ def _open(recipe: Recipe, drawing: Drawing, resume: bool) -> RunFolder:
 
 def _told(setting: dict[str, Any]) -> str:
     return ", ".join(f"--{name} {value:g}" for name, value in setting.items())
-
-
-def _load(recipe: Recipe) -> Policy:
-    return make_policy(recipe.model, device=pick_device(recipe.device), seed=recipe.seed)
 
 
 def _sample(

@@ -89,16 +89,16 @@ class Run:
     resume: bool
     device: torch.device
     prompt_format: PromptFormat
-    train: list[Problem] = field(default_factory=list)
-    sft: list[Problem] = field(default_factory=list)
-    held_out: list[Problem] = field(default_factory=list)
+    processes: Processes
+    trackers: Trackers
+    train: list[Problem]
+    sft: list[Problem]
+    held_out: list[Problem]
     policy: Policy | None = None
     stopped: bool = False
     summaries: dict[str, Any] = field(default_factory=dict)
-    processes: Processes = field(default_factory=Processes)
     live: LiveDiagnosis = field(init=False)
     notes: RolloutNotes = field(init=False)
-    trackers: Trackers = field(default_factory=Trackers)
     hub: HubUpload = field(init=False)
 
     def __post_init__(self) -> None:
@@ -162,14 +162,13 @@ def run_recipe(
         open_trackers(recipe, folder.path, display.say, main=processes.main) as trackers,
     ):
         parts = (problems.train, problems.sft, problems.held_out)
-        run = Run(recipe, folder, display, resume, device, recipe_format(recipe), *parts)
-        run.processes, run.trackers = processes, trackers
+        form = recipe_format(recipe)
+        run = Run(recipe, folder, display, resume, device, form, processes, trackers, *parts)
         # Products of another library round otherwise: every process, and every resume, takes the same.
         products.choose(processes.from_main(lambda: folder.keep("products.json", products.choices)))
         from_the_model = processes.from_main(lambda: why_from_the_model(recipe, stages, folder))
         _prepare(run, no_adapter, from_the_model)
         if recipe.eval.baseline and not _is_finished(run, "eval-base"):
-            _load_start(run)
             evaluate_stage(run, "base")
         if "sft" in stages and recipe.sft.enabled:
             _stage(run, "sft", run_sft)
@@ -291,8 +290,6 @@ def _prepare(run: Run, *warnings: str) -> None:
 
 def _load_start(run: Run) -> None:
     """Load the policy that the next stage starts from: the newest finished stage, or the recipe's model."""
-    if run.policy is not None:
-        return
     for stage in LAST_FIRST:
         final = run.folder.path / stage / "final"
         if _is_finished(run, stage) and final.is_dir():
@@ -328,14 +325,16 @@ def _load_start(run: Run) -> None:
 def _stage(run: Run, name: str, action: Callable[[Run], None]) -> None:
     """Do a stage and its evaluation unless they are finished."""
     if not _is_finished(run, name):
-        _load_start(run)
+        run.loaded()
         run.display.say(f"{name} begins")
         action(run)
         if run.stopped:
             return
         _finish(run, name, {})
     if run.recipe.eval.enabled and not _is_finished(run, f"eval-{name}"):
-        _load_stage(run, name)
+        if run.policy is None:
+            final = run.folder.path / name / "final"
+            run.policy = load_policy(final, device=run.device, trainable=True, like=run.recipe.model)
         summary = evaluate_stage(run, name)
         _finish(run, f"eval-{name}", {k: v.value for k, v in summary.items()})
 
@@ -350,12 +349,6 @@ def _finish(run: Run, stage: str, result: dict[str, Any]) -> None:
 
 def _metrics_writer(run: Run) -> MetricsWriter:
     return MetricsWriter(run.folder.path / "metrics.jsonl") if run.processes.main else NoMetrics()
-
-
-def _load_stage(run: Run, name: str) -> None:
-    if run.policy is None:
-        final = run.folder.path / name / "final"
-        run.policy = load_policy(final, device=run.device, trainable=True, like=run.recipe.model)
 
 
 def _train(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,19 +59,15 @@ def check_names(recipe: Recipe, *, quick: bool = False) -> None:
     build_rewards(chosen, found, matcher=recipe.matcher)
     if quick:
         return
-    for stage, section in (("sft", recipe.sft), ("grpo", recipe.grpo)):
-        _check_optimizer(f"{stage}.optim", section.optim)
-
-
-def _check_optimizer(key: str, name: str) -> None:
     from transformers.training_args import OptimizerNames
 
     valid = [str(o.value) for o in OptimizerNames]
-    if name not in valid:
-        raise ConfigError(
-            f"{key} is '{name}', which is no optimiser of transformers.{nearest(name, valid)} Take adamw_torch, adamw_torch_fused "
-            "or adamw_8bit (needs bitsandbytes)"
-        )
+    for stage, name in (("sft", recipe.sft.optim), ("grpo", recipe.grpo.optim)):
+        if name not in valid:
+            raise ConfigError(
+                f"{stage}.optim is '{name}', which is no optimiser of transformers.{nearest(name, valid)} Take adamw_torch, "
+                "adamw_torch_fused or adamw_8bit (needs bitsandbytes)"
+            )
 
 
 def check_machine(recipe: Recipe, device: torch.device) -> None:
@@ -113,21 +109,15 @@ class Problems:
             DataError: A dataset, a column or a row is missing or unreadable.
         """
         with kept_records() as told:
-            return replace(cls._load(recipe, stages), told=told)
-
-    @classmethod
-    def _load(cls, recipe: Recipe, stages: Sequence[str]) -> Problems:
-        train = load_problems(recipe.data.train)
-        held_out = load_problems(recipe.data.eval) if recipe.eval.enabled else []
-        does_sft = recipe.sft.enabled and "sft" in stages
-        if not does_sft and recipe.model.name != "tiny":
-            return cls(train, [], held_out)
-        section = recipe.data.sft or recipe.data.train  # which may have inherited the filter
-        unrated = section.model_copy(update={"pass_rate": None})
-        sft = load_problems(unrated) if recipe.data.sft or section.pass_rate else train
-        if recipe.sft.enabled:
-            with_solutions(sft)
-        return cls(train, sft, held_out)
+            train, sft = load_problems(recipe.data.train), []
+            held_out = load_problems(recipe.data.eval) if recipe.eval.enabled else []
+            if (recipe.sft.enabled and "sft" in stages) or recipe.model.name == "tiny":
+                section = recipe.data.sft or recipe.data.train  # which may have inherited the filter
+                unrated = section.model_copy(update={"pass_rate": None})
+                sft = load_problems(unrated) if recipe.data.sft or section.pass_rate else train
+                if recipe.sft.enabled:
+                    with_solutions(sft)
+        return cls(train, sft, held_out, told)
 
 
 def run_path(recipe: Recipe) -> Path:

@@ -66,8 +66,17 @@ class Hardware:
         spent += own - self._own_seconds
         percent = 100 * spent / max(now - self._time, 1e-9)
         self._time, self._own_seconds = now, own
-        memory = {"hardware/ram_gb": ram / 1e9, "hardware/ram_peak_gb": own_memory("VmHWM") / 1e9}
-        return {**memory, "hardware/cpu_percent": percent, **self._gpu()}
+        found = {
+            "hardware/ram_gb": ram / 1e9,
+            "hardware/ram_peak_gb": own_memory("VmHWM") / 1e9,
+            "hardware/cpu_percent": percent,
+        }
+        if torch.cuda.is_initialized():
+            found["hardware/gpu_memory_gb"] = torch.cuda.memory_allocated() / 1e9
+            found["hardware/gpu_memory_peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
+            if self._gpu_percent is not None:
+                found["hardware/gpu_percent"] = self._gpu_percent
+        return found
 
     def _look(self) -> None:
         """Find child processes, and ask for the load of the GPU."""
@@ -83,12 +92,3 @@ class Hardware:
                 self._asks_gpu = False
                 log.warning("the load of the GPU is not recorded (%s); pip install nvidia-ml-py", error)
         self._looked = time.perf_counter()
-
-    def _gpu(self) -> dict[str, float]:
-        if not torch.cuda.is_initialized():
-            return {}
-        found = {
-            "hardware/gpu_memory_gb": torch.cuda.memory_allocated() / 1e9,
-            "hardware/gpu_memory_peak_gb": torch.cuda.max_memory_allocated() / 1e9,
-        }
-        return found if self._gpu_percent is None else found | {"hardware/gpu_percent": self._gpu_percent}

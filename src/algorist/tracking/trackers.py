@@ -94,12 +94,11 @@ class TensorBoardTracker(Tracker):
             self._writers[stage] = writer
             if not known:
                 about = {"name": self._run.name, "project": self._run.project, "tags": self._run.tags}
-                writer.add_text("run", _as_code(yaml.safe_dump(about, allow_unicode=True)), step)
-                writer.add_text("recipe", _as_code(_yaml(self._run.config)), step)
+                writer.add_text("run", _as_code(about), step)
+                writer.add_text("recipe", _as_code(self._run.config), step)
         return self._writers[stage]
 
     def log(self, stage: str, step: int, values: Mapping[str, float]) -> None:
-        """Write scalars."""
         late = all(name.startswith("eval/") for name in values)  # its step's own line stays
         writer = self._writer(stage, step + late)
         for name, value in values.items():
@@ -107,7 +106,6 @@ class TensorBoardTracker(Tracker):
         writer.flush()
 
     def histogram(self, stage: str, step: int, name: str, values: Sequence[float]) -> None:
-        """Write a histogram."""
         import numpy
 
         self._writer(stage, step).add_histogram(name, numpy.asarray(values, dtype=float), step)
@@ -117,7 +115,6 @@ class TensorBoardTracker(Tracker):
         self.log(stage, step, _final(values))
 
     def finish(self) -> None:
-        """Close the files."""
         for writer in self._writers.values():
             writer.close()
 
@@ -162,11 +159,9 @@ class WandbTracker(Tracker):
             self._run.define_metric(f"{stage}/*", step_metric=f"{stage}/step")
 
     def log(self, stage: str, step: int, values: Mapping[str, float]) -> None:
-        """Send one line of history."""
         self._run.log({f"{stage}/{name}": value for name, value in values.items()} | {f"{stage}/step": step})
 
     def histogram(self, stage: str, step: int, name: str, values: Sequence[float]) -> None:
-        """Send a histogram."""
         self._run.log({f"{stage}/{name}": self._wandb.Histogram(list(values)), f"{stage}/step": step})
 
     def outcome(self, stage: str, step: int, values: Mapping[str, float]) -> None:
@@ -194,7 +189,6 @@ class TrackioTracker(Tracker):
         )
 
     def log(self, stage: str, step: int, values: Mapping[str, float]) -> None:
-        """Send one line of history."""
         self._trackio.log({f"{stage}/{name}": v for name, v in values.items()} | {f"{stage}/step": step})
 
     def outcome(self, stage: str, step: int, values: Mapping[str, float]) -> None:
@@ -202,7 +196,6 @@ class TrackioTracker(Tracker):
         self._trackio.log(_final(values))
 
     def finish(self) -> None:
-        """Finish the run."""
         self._trackio.finish()
 
 
@@ -234,7 +227,6 @@ class MlflowTracker(Tracker):
         self._mlflow.log_metrics({_mlflow_name(name): value for name, value in _final(values).items()})
 
     def finish(self) -> None:
-        """End the run."""
         self._mlflow.end_run()
 
 
@@ -249,27 +241,17 @@ TRACKERS: dict[str, Callable[[RunIdentity], Tracker]] = {
 class Trackers:
     """All trackers of a run. Nothing that goes wrong in one of them reaches the training."""
 
-    def __init__(
-        self, say: Callable[[str], None] = print, last_step: Mapping[str, int] | None = None
-    ) -> None:
-        self._say = say
+    def __init__(self, say: Callable[[str], None], last_step: dict[str, int] | None = None) -> None:
+        self._say, self._last_step = say, last_step or {}
         self._open: dict[str, Tracker] = {}
-        self._last_step = dict(last_step or {})
-
-    @property
-    def names(self) -> list[str]:
-        """The trackers that still work."""
-        return list(self._open)
 
     def open(self, name: str, run: RunIdentity) -> None:
-        """Open one tracker."""
         try:
             self._open[name] = TRACKERS[name](run)
         except Exception as error:
             self._drop(name, "cannot be opened", error)
 
     def log(self, stage: str, step: int, values: Mapping[str, float]) -> None:
-        """Send numbers of one step to all."""
         self._last_step[stage] = step
         self._each(lambda tracker: tracker.log(stage, step, values))
 
@@ -288,7 +270,6 @@ class Trackers:
             self._each(lambda tracker: tracker.outcome(stage, at, known))
 
     def finish(self) -> None:
-        """Finish the run in all."""
         self._each(lambda tracker: tracker.finish())
         self._open.clear()
 
@@ -408,9 +389,7 @@ def _mlflow_name(name: str) -> str:
     return "".join(c if c.isalnum() or c in "_-. :/" else "_" for c in name)
 
 
-def _yaml(value: Any) -> str:
-    return str(yaml.safe_dump(value, sort_keys=False, allow_unicode=True))
-
-
-def _as_code(text: str) -> str:
+def _as_code(value: Any) -> str:
+    """Return a value as YAML in a Markdown block."""
+    text = yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
     return "\n".join(f"    {line}" for line in text.splitlines())
