@@ -21,12 +21,9 @@ from algorist.prompts import PromptFormat
 from algorist.rewards import RewardSet
 from algorist.rollouts.base import RolloutEngine, SamplingParams
 from algorist.rollouts.engines import make_engine
-from algorist.training.faults import load_of
 from algorist.training.grpo import AlgoristGRPOTrainer, OnRollouts
 from algorist.training.log_probs import stop_recomputing, unwrap
-from algorist.training.order import Schedule
 from algorist.training.own import find_advantage, find_loss
-from algorist.training.part_size import tokens_that_fit
 from algorist.training.rounding import bare_optimizer
 from algorist.training.step import Objective
 from algorist.training.training_arguments import optim_arguments
@@ -181,10 +178,10 @@ def make_grpo_trainer(
         "tokenizer": tokenizer,
         "problems": problems,
         "prompt_format": prompt_format,
+        "section": section,
         "rewards": rewards,
         "objective": objective,
         "sampling": sampling_params(section, seed),
-        "load": load_of("grpo", section, device),
         "matcher": matcher,
         "on_rollouts": on_rollouts,
         "callbacks": callbacks,
@@ -192,26 +189,16 @@ def make_grpo_trainer(
     if through_trl or not section.fast_update:
         from algorist.training.stock import make_stock_trainer
 
-        trainer: Any = make_stock_trainer(section=section, arguments=common, engine=engine, **shared)
+        trainer: Any = make_stock_trainer(arguments=common, engine=engine, **shared)
     else:
         assert engine is not None
-        schedule = Schedule.from_section(section)
         args = TrainingArguments(
             **common,
-            per_device_train_batch_size=schedule.rows // schedule.shares,
+            per_device_train_batch_size=section.batch_size * section.gradient_accumulation_steps,
             gradient_accumulation_steps=1,
             remove_unused_columns=False,
         )
-        trainer = AlgoristGRPOTrainer(
-            args=args,
-            schedule=schedule,
-            engine=engine,
-            resample=section.resample,
-            replay=section.replay,
-            pools=section.pools,
-            part_tokens=tokens_that_fit(model, section),
-            **shared,
-        )
+        trainer = AlgoristGRPOTrainer(args=args, engine=engine, **shared)
     trainer.optimizer_cls_and_kwargs = bare_optimizer(model, section)
     trainer.remove_callback(PrinterCallback)  # the display shows the lines
     return trainer

@@ -28,7 +28,7 @@ from algorist.models.products import fast_linear
 from algorist.prompts import PromptFormat
 from algorist.prompts.chat import render_prompt
 from algorist.training.checkpoint import ExactCheckpoints
-from algorist.training.faults import FiniteSteps, Load, SmallerParts, load_of
+from algorist.training.faults import FiniteSteps, SmallerParts
 from algorist.training.log_probs import recomputes, unwrap
 from algorist.training.rounding import bare_optimizer
 from algorist.training.sft_head import score_labels_only
@@ -43,10 +43,13 @@ class AlgoristSFTTrainer(ExactCheckpoints, SmallerParts, SFTTrainer):
 
     _most_rows: int | None = None
 
-    def __init__(self, *args: Any, load: Load | None = None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, section: SFTSection | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         given = self.args
-        self.load = load or Load("sft", given.per_device_train_batch_size, given.gradient_accumulation_steps)
+        self.section = section or SFTSection(
+            batch_size=given.per_device_train_batch_size,
+            gradient_accumulation_steps=given.gradient_accumulation_steps,
+        )
         score_labels_only(unwrap(self.model))
         self.faults = FiniteSteps(lambda: list(self._window), lambda values: trl_seam.note(self, values))
         self.add_callback(self.faults)
@@ -215,7 +218,7 @@ def make_sft_trainer(
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
         callbacks=list(callbacks),
-        load=load_of("sft", section, device),
+        section=section,
     )
     trainer.optimizer_cls_and_kwargs = bare_optimizer(model, section)
     trainer.remove_callback(PrinterCallback)  # the display shows the lines

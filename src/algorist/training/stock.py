@@ -27,9 +27,8 @@ from algorist.prompts import PromptFormat
 from algorist.prompts.chat import render_prompt
 from algorist.rewards import RewardSet
 from algorist.rollouts.base import RolloutEngine, SamplingParams
-from algorist.rollouts.collect import reward_columns
 from algorist.training.checkpoint import ExactCheckpoints
-from algorist.training.faults import FiniteSteps, Load
+from algorist.training.faults import FiniteSteps
 from algorist.training.log_probs import eval_mode
 from algorist.training.processes import rank_draws
 from algorist.training.step import Objective, advantages_of
@@ -62,7 +61,6 @@ def make_stock_trainer(
     objective: Objective,
     engine: RolloutEngine | None,
     sampling: SamplingParams,
-    load: Load,
     matcher: str,
     on_rollouts: Any,
     callbacks: Sequence[Any],
@@ -83,14 +81,7 @@ def make_stock_trainer(
             "grpo.fast_update=true"
         )
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-    rows = [
-        {
-            "prompt": render_prompt(prompt_format, tokenizer, p.question),
-            **{k: v[0] for k, v in columns.items()},
-        }
-        for p in problems
-        for columns in [reward_columns([p])]
-    ]
+    rows = [{"prompt": render_prompt(prompt_format, tokenizer, p.question), **p.columns()} for p in problems]
     recorder = _Recorder({p.id: p for p in problems}, prompt_format, rewards, matcher, section.group_size)
     trainer = StockGRPOTrainer(
         model=model,
