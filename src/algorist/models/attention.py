@@ -21,6 +21,7 @@ from transformers.utils import is_flash_attn_2_available
 from algorist.config.model_section import ModelSection
 from algorist.errors import ConfigError, nearest
 from algorist.models.precision import HALF, compute_dtype
+from algorist.models.sharding import unwrap
 
 FLASH = "flash_attention_2"
 log = logging.getLogger("algorist.models.attention")
@@ -117,7 +118,7 @@ def takes_flash(model: Any) -> bool:
 
 def told(model: Any) -> str:
     """Return weights' type, device and attention of a loaded model in words."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = unwrap(model)
     weight = base.get_input_embeddings().weight
     kind = str(weight.dtype).removeprefix("torch.")
     return f"{kind} on {weight.device}, attention {base.config._attn_implementation}"

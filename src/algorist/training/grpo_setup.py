@@ -16,13 +16,14 @@ from algorist.config.schema import GRPOSection
 from algorist.config.vllm_sections import ONLY_OURS, own_server
 from algorist.errors import ConfigError, nearest
 from algorist.models.precision import mixed_precision
+from algorist.models.sharding import unwrap
 from algorist.objectives.ratios import Correction
 from algorist.prompts import PromptFormat
 from algorist.rewards import RewardSet
 from algorist.rollouts.base import RolloutEngine, SamplingParams
 from algorist.rollouts.engines import make_engine
 from algorist.training.grpo import AlgoristGRPOTrainer, OnRollouts
-from algorist.training.log_probs import stop_recomputing, unwrap
+from algorist.training.log_probs import stop_recomputing
 from algorist.training.own import find_advantage, find_loss
 from algorist.training.rounding import bare_optimizer
 from algorist.training.step import Objective

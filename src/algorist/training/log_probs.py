@@ -11,8 +11,8 @@ import functools
 import logging
 import types
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from algorist.models.precision import on_gpu
 from algorist.models.products import fast_linear
-from algorist.models.sharding import wrapped_module
+from algorist.models.sharding import unwrap, wrapped_module
+from algorist.rollouts.model_info import eval_mode
 from algorist.training.batch import Batch
 from algorist.training.lm_head import altered_logits, completion_log_probs
 from algorist.training.long_rows import tiles
@@ -261,25 +262,6 @@ def _forward_packed(
         if own is not None:
             head.forward = own
     return result
-
-
-@contextmanager
-def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Switch dropout off; afterwards each module has its own mode again."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
-
-
-def unwrap(model: nn.Module) -> Any:
-    """Return the transformers model inside DDP, DeepSpeed and PEFT wrappers."""
-    inner = wrapped_module(model)
-    get_base = getattr(inner, "get_base_model", None)
-    return get_base() if get_base is not None else inner
 
 
 def recomputes(base: Any) -> bool:

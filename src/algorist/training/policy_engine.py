@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from algorist.rollouts.base import Completions, Prompts, SamplingParams
-from algorist.training.log_probs import eval_mode
+from algorist.rollouts.model_info import eval_mode
 from algorist.training.processes import rank_draws, whole_weights
 
 

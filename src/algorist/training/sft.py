@@ -25,11 +25,12 @@ from algorist.errors import DataError
 from algorist.models.attention import float32_attention
 from algorist.models.precision import mixed_precision
 from algorist.models.products import fast_linear
+from algorist.models.sharding import unwrap
 from algorist.prompts import PromptFormat
 from algorist.prompts.chat import render_prompt
 from algorist.training.checkpoint import ExactCheckpoints
 from algorist.training.faults import FiniteSteps, SmallerParts
-from algorist.training.log_probs import recomputes, unwrap
+from algorist.training.log_probs import recomputes
 from algorist.training.rounding import bare_optimizer
 from algorist.training.sft_head import score_labels_only
 from algorist.training.training_arguments import optim_arguments

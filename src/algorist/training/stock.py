@@ -27,9 +27,9 @@ from algorist.prompts import PromptFormat
 from algorist.prompts.chat import render_prompt
 from algorist.rewards import RewardSet
 from algorist.rollouts.base import RolloutEngine, SamplingParams
+from algorist.rollouts.model_info import eval_mode
 from algorist.training.checkpoint import ExactCheckpoints
 from algorist.training.faults import FiniteSteps
-from algorist.training.log_probs import eval_mode
 from algorist.training.processes import rank_draws
 from algorist.training.step import Objective, advantages_of
 from algorist.types import Group, Problem, Rollout

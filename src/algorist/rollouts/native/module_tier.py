@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from algorist.models.sharding import unwrap
 from algorist.rollouts.base import Prompts
 from algorist.rollouts.padded_batches import Wave, left_pad, plan_waves
 from algorist.rollouts.row_state import Rows
@@ -97,5 +98,4 @@ class ModuleTier:
 
 
 def _forward_names(model: Any) -> set[str]:
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return set(inspect.signature(base.forward).parameters)
+    return set(inspect.signature(unwrap(model).forward).parameters)

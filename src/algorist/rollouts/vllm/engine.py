@@ -24,6 +24,7 @@ from torch import Tensor
 from algorist.config.vllm_sections import ColocatedVLLMSection
 from algorist.errors import EngineError, MissingExtraError
 from algorist.models.precision import HALF, compute_dtype, round_stochastically
+from algorist.models.sharding import unwrap
 from algorist.rollouts.base import Completion, Completions, Prompts, SamplingParams
 from algorist.rollouts.model_info import ModelSetting
 from algorist.rollouts.row_state import check_request
@@ -170,7 +171,7 @@ class VLLMEngine(VLLMRollouts):
 
     def _vllm(self) -> _Running:
         """Return the vLLM of this process, made for this model's shape at the first use."""
-        base = base_of(self.model)
+        base = unwrap(self.model)
         shape = f"{type(base).__name__} {self._dtype} {base.config.to_json_string(use_diff=False)}"
         wanted = self.settings or ColocatedVLLMSection()
         other = self.settings is not None and _running and _running[0].settings != wanted
@@ -278,18 +279,13 @@ def not_finite() -> EngineError:
     )
 
 
-def base_of(model: Any) -> Any:
-    """Return the transformers model inside a PEFT model, or the model itself."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
 def named_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
     """Yield a policy's weights by their checkpoint names, active adapters merged into copies.
 
     Merged in float32 and rounded to a 16-bit base's type at random: rounded to the nearest, an adapter's first updates, which
     are smaller than the distance to the next number, would be lost. A weight is always rounded with the same random number.
     """
-    yield from _weights_of(base_of(model), "")
+    yield from _weights_of(unwrap(model), "")
 
 
 def _weights_of(module: Any, prefix: str) -> Iterator[tuple[str, Tensor]]:
@@ -363,7 +359,7 @@ def is_filtered(params: SamplingParams) -> bool:
 
 
 def _check_not_quantised(model: Any) -> None:
-    base = base_of(model)
+    base = unwrap(model)
     dtypes = {p.dtype for p in base.parameters() if p.dim() > 1 and not p.dtype.is_floating_point}
     if dtypes:
         raise EngineError(

@@ -26,10 +26,10 @@ from torch import Tensor
 
 from algorist.config.vllm_sections import VLLMServerSection
 from algorist.errors import EngineError
+from algorist.models.sharding import unwrap
 from algorist.rollouts.base import Completion, Completions, Prompts, SamplingParams
 from algorist.rollouts.vllm.engine import (
     VLLMRollouts,
-    base_of,
     check_lengths,
     is_filtered,
     named_weights,
@@ -172,7 +172,7 @@ class VLLMServerEngine(VLLMRollouts):
             ) from None
         except (KeyError, IndexError, TypeError):
             raise self._too_old() from None
-        served.check(base_of(self.model), self._dtype, self.url)
+        served.check(unwrap(self.model), self._dtype, self.url)
         chunked = config.get("scheduler_config", {}).get("enable_chunked_prefill")
         if chunked and "cpu" in str(config.get("device_config")):
             # Generators of the CPU have no offset to set back when a prompt comes in parts; vLLM 0.32 dies of it.
