@@ -173,7 +173,7 @@ def make_grpo_trainer(
         report_to=report_to,
         mixed=mixed_precision(model, device),
     )
-    common |= {"run_name": run_name, "num_train_epochs": section.epochs, "max_steps": section.max_steps or -1}
+    common["run_name"] = run_name
     shared: dict[str, Any] = {
         "model": model,
         "tokenizer": tokenizer,

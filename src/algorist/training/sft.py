@@ -197,15 +197,8 @@ def make_sft_trainer(
         )
     args = SFTConfig(
         **optim_arguments(
-            section,
-            output_dir=output_dir,
-            seed=seed,
-            device=device,
-            report_to=(),
-            mixed=mixed_precision(model, device),
+            section, output_dir=output_dir, seed=seed, device=device, mixed=mixed_precision(model, device)
         ),
-        num_train_epochs=section.epochs,
-        max_steps=section.max_steps or -1,
         per_device_train_batch_size=section.batch_size,
         gradient_accumulation_steps=section.gradient_accumulation_steps,
         max_length=section.max_length,

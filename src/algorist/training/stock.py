@@ -37,6 +37,10 @@ from algorist.types import Group, Problem, Rollout
 log = logging.getLogger("algorist.training.stock")
 
 _SCALES = {"group_normalized": "group", "batch_normalized": "batch", "group_centered": "none"}
+_SAME_NAMES = {
+    "gradient_accumulation_steps", "steps_per_generation", "num_iterations", "temperature", "top_p", "top_k", "beta",
+    "importance_sampling_level",
+}  # fmt: skip
 _LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")
 
 
@@ -107,23 +111,16 @@ def stock_config(section: GRPOSection, arguments: dict[str, Any], weights: Seque
     return GRPOConfig(
         **arguments,
         **(vllm_arguments(section) if vllm else {}),
+        **section.model_dump(include=_SAME_NAMES),
         use_vllm=vllm,
         per_device_train_batch_size=section.batch_size,
-        gradient_accumulation_steps=section.gradient_accumulation_steps,
-        steps_per_generation=section.steps_per_generation,
         num_generations=section.group_size,
-        num_iterations=section.num_iterations,
         max_completion_length=section.max_completion_tokens,
-        temperature=section.temperature,
-        top_p=section.top_p,
-        top_k=section.top_k,
         min_p=section.min_p or None,
         loss_type=section.loss,
         scale_rewards=_SCALES.get(section.advantage, "group"),
-        beta=section.beta,
         epsilon=section.clip_low,
         epsilon_high=section.clip_high,
-        importance_sampling_level=section.importance_sampling_level,
         mask_truncated_completions=section.mask_truncated_completions,
         reward_weights=list(weights),
         remove_unused_columns=False,
