@@ -314,27 +314,28 @@ def _weights_of(module: Any, prefix: str) -> Iterator[tuple[str, Tensor]]:
 def _requests(
     prompts: int, count: int, params: SamplingParams, stops: Sequence[int], seed: int | None
 ) -> list[Any]:
-    """Return vLLM's sampling settings, one per prompt; completion i of a prompt draws with its seed + i."""
-    _import_vllm()
+    """Return vLLM's sampling settings, one per prompt."""
     from vllm import SamplingParams as VLLMSamplingParams
 
-    return [
-        VLLMSamplingParams(
-            n=count,
-            temperature=params.temperature,
-            top_p=params.top_p,
-            top_k=params.top_k,
-            min_p=params.min_p,
-            seed=None if seed is None else seed + index * count,
-            max_tokens=params.max_new_tokens,
-            min_tokens=params.min_new_tokens,
-            stop_token_ids=list(stops),
-            ignore_eos=True,
-            logprobs=0,
-            detokenize=False,
-        )
-        for index in range(prompts)
-    ]
+    seeds = [None if seed is None else seed + index * count for index in range(prompts)]
+    return [VLLMSamplingParams(**request(count, params, stops, s), detokenize=False) for s in seeds]
+
+
+def request(count: int, params: SamplingParams, stops: Sequence[int], seed: int | None) -> dict[str, Any]:
+    """Return the settings of a prompt that vLLM and its server call alike; completion i draws with ``seed`` + i."""
+    return {
+        "n": count,
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k,
+        "min_p": params.min_p,
+        "seed": seed,
+        "max_tokens": params.max_new_tokens,
+        "min_tokens": params.min_new_tokens,
+        "stop_token_ids": list(stops),
+        "ignore_eos": True,
+        "logprobs": 0,
+    }
 
 
 def _completion(output: Any, stops: Sequence[int]) -> Completion:

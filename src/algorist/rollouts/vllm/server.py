@@ -34,6 +34,7 @@ from algorist.rollouts.vllm.engine import (
     is_filtered,
     named_weights,
     not_finite,
+    request,
 )
 
 log = logging.getLogger("algorist.rollouts")
@@ -95,9 +96,17 @@ class VLLMServerEngine(VLLMRollouts):
         self._send_weights()
 
         def ask(index: int) -> list[Completion]:
-            request = _request(prompts[index], count, params, stops, seed + index * count)
+            body = {
+                **request(count, params, stops, seed + index * count),
+                "model": served.name,
+                "prompt": [int(i) for i in prompts[index]],
+                "repetition_penalty": 1.0,
+                "return_token_ids": True,
+                "return_tokens_as_token_ids": True,
+                "skip_special_tokens": False,
+            }
             try:
-                choices = self._call("/v1/completions", {"model": served.name, **request})["choices"]
+                choices = self._call("/v1/completions", body)["choices"]
             except _Refused as refused:
                 if "not JSON compliant" in refused.detail:
                     raise not_finite() from None
@@ -246,13 +255,13 @@ class VLLMServerEngine(VLLMRollouts):
             _Refused: The server answered with an error.
             EngineError: The server is gone.
         """
-        request = urllib.request.Request(
+        asked = urllib.request.Request(
             self.url + path,
             data=None if body is None else json.dumps(body).encode(),
             headers={"Content-Type": "application/json"},
         )
         try:
-            with urllib.request.urlopen(request, timeout=_ANSWER_SECONDS) as answer:
+            with urllib.request.urlopen(asked, timeout=_ANSWER_SECONDS) as answer:
                 return json.loads(answer.read() or b"{}")
         except urllib.error.HTTPError as error:
             raise _Refused(self.url + path, error.code, error.read(2000).decode(errors="replace")) from None
@@ -345,29 +354,6 @@ def _shape_of(model: str) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         log.info("cannot read the config of the vLLM server's model %s: %s", model, error)
         return {}
-
-
-def _request(
-    prompt: Sequence[int], count: int, params: SamplingParams, stops: Sequence[int], seed: int
-) -> dict[str, Any]:
-    return {
-        "prompt": [int(i) for i in prompt],
-        "n": count,
-        "temperature": params.temperature,
-        "top_p": params.top_p,
-        "top_k": params.top_k,
-        "min_p": params.min_p,
-        "repetition_penalty": 1.0,
-        "seed": seed,
-        "max_tokens": params.max_new_tokens,
-        "min_tokens": params.min_new_tokens,
-        "stop_token_ids": list(stops),
-        "ignore_eos": True,
-        "logprobs": 0,
-        "return_token_ids": True,
-        "return_tokens_as_token_ids": True,
-        "skip_special_tokens": False,
-    }
 
 
 def _completion(choice: Mapping[str, Any], stops: Sequence[int]) -> Completion:
