@@ -13,7 +13,7 @@ from algorist.prompts import PromptFormat
 from algorist.prompts.chat import render_prompt
 from algorist.rewards import RewardBreakdown, RewardSet
 from algorist.rollouts.base import Completion, Completions, RolloutEngine, SamplingParams
-from algorist.types import Grade, Group, Problem, Rollout
+from algorist.types import Group, Problem, Rollout
 
 
 def collect(
@@ -100,14 +100,12 @@ def _read(
 
 
 def _with_grades(group: Group, matcher: str) -> Group:
-    def grade(rollout: Rollout) -> Grade:
-        return grade_completion(
-            rollout.text, group.problem.answer, parsed=rollout.parsed, matcher=matcher, problem=columns
-        )
-
-    columns = group.problem.columns()
-
-    return replace(group, rollouts=[replace(r, grade=grade(r)) for r in group.rollouts])
+    columns, gold = group.problem.columns(), group.problem.answer
+    grades = [
+        grade_completion(r.text, gold, parsed=r.parsed, matcher=matcher, problem=columns)
+        for r in group.rollouts
+    ]
+    return replace(group, rollouts=[replace(r, grade=g) for r, g in zip(group.rollouts, grades)])
 
 
 def _with_rewards(groups: list[Group], rewards: RewardSet, extra: dict[str, Any]) -> list[Group]:

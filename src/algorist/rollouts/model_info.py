@@ -23,7 +23,7 @@ class ModelSetting:
 
     def __init__(self, model: Any, tokenizer: Any = None) -> None:
         self.model = model
-        config = _text_config(model.config)
+        config = model.config.get_text_config(decoder=True)
         context = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
         self.context: int | None = context if isinstance(context, int) and context > 0 else None
         self.vocabulary = int(config.vocab_size)
@@ -90,10 +90,6 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
             module.training = True
         for module in checkpointing:
             module.gradient_checkpointing = True  # type: ignore[assignment]
-
-
-def _text_config(config: Any) -> Any:
-    return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
 
 
 def _decoder(tokenizer: Any) -> Callable[[list[int]], str] | None:

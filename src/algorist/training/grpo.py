@@ -50,7 +50,7 @@ log = logging.getLogger("algorist.training.grpo")
 OnRollouts = Callable[[int, list[Group], Tensor], None]
 LIMITS = ("timeout", "memory", "crashed")
 """Answers of a rollout batch that the grader could not decide within its limits, by reason: metrics ``grading/…``."""
-_SEED_STRIDE = 1_000_003
+SEED_STRIDE = 1_000_003
 
 
 class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
@@ -182,7 +182,7 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
         rank, processes = self.args.process_index, self.args.world_size
         share = self.schedule.share(len(problems), rank, processes)
         groups = collect(
-            PolicyEngine(self, first_row=rank * len(problems) * self.schedule.group_size // processes),
+            PolicyEngine(self.engine, self, rank * len(problems) * self.schedule.group_size // processes),
             self.tokenizer,
             [problems[place] for place, _ in share],
             self.prompt_format,
@@ -217,7 +217,7 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
         seed = self.sampling.seed
         if seed is None:
             return self.sampling
-        return replace(self.sampling, seed=seed + _SEED_STRIDE * self.generation_count)
+        return replace(self.sampling, seed=seed + SEED_STRIDE * self.generation_count)
 
     def _with_old_and_reference(self, model: Any, batch: Batch, replayed: Sequence[int] = ()) -> Batch:
         """Add what later steps compare with: log-probs of the policy that sampled, and of the reference.

@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from algorist.training import trl_seam  # isort: skip  (sets TRL's telemetry switch before TRL is imported)
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
@@ -27,10 +25,10 @@ from algorist.prompts import PromptFormat
 from algorist.prompts.chat import render_prompt
 from algorist.rewards import RewardSet
 from algorist.rollouts.base import RolloutEngine, SamplingParams
-from algorist.rollouts.model_info import eval_mode
 from algorist.training.checkpoint import ExactCheckpoints
 from algorist.training.faults import FiniteSteps
-from algorist.training.processes import rank_draws
+from algorist.training.grpo import SEED_STRIDE
+from algorist.training.policy_engine import PolicyEngine
 from algorist.training.step import Objective, advantages_of
 from algorist.types import Group, Problem, Rollout
 
@@ -139,14 +137,11 @@ def _rollouts(engine: RolloutEngine, sampling: SamplingParams) -> Any:
                 "grpo.fast_update=false needs whole groups on each process: make grpo.batch_size × steps a multiple of "
                 f"grpo.group_size = {group}"
             )
-        seed = None if sampling.seed is None else sampling.seed + 1_000_003 * count
+        seed = None if sampling.seed is None else sampling.seed + SEED_STRIDE * count
         count += 1
         ids = [list(trainer.processing_class(text)["input_ids"]) for text in prompts[::group]]
-        policy = trainer.accelerator.unwrap_model(trainer.model_wrapped, keep_fp32_wrapper=True)
-        first = trainer.accelerator.process_index * len(prompts)
-        drawing = rank_draws(trainer.accelerator, replace(sampling, seed=seed), first)
-        with eval_mode(policy), torch.no_grad(), drawing as drawn:
-            groups = engine.generate(ids, group, drawn)
+        policy = PolicyEngine(engine, trainer, trainer.accelerator.process_index * len(prompts))
+        groups = policy.generate(ids, group, replace(sampling, seed=seed))
         rows = [
             (prompt, completion) for prompt, found in zip(ids, groups, strict=True) for completion in found
         ]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from algorist.errors import EngineError, is_out_of_memory, nearest
@@ -157,7 +157,7 @@ def _takes_graphs(device: torch.device) -> bool:
 
 
 def affordable_tokens(model: Any, device: torch.device, least: int = 0, held: int = 0) -> int | None:
-    """Return how many tokens of cache fit in half of the free memory, or None where that is not known.
+    """Return how many tokens of cache fit in half of the free memory, or None where a token's size is not known.
 
     Args:
         model: Its configuration and the type of its products give the size of a token.
@@ -171,20 +171,11 @@ def affordable_tokens(model: Any, device: torch.device, least: int = 0, held: in
     if not heads or not layers:
         return None
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    free = _free_bytes(device)
-    free = None if free is None else free + held
+    free = _free_bytes(device) + held
     size = cache_dtype(compute_dtype(model), device).itemsize
     # Keys and values, and the cache doubles when it grows.
-    return None if free is None else max(least, free // 2 // (2 * 2 * layers * heads * head_dim * size))
+    return max(least, free // 2 // (2 * 2 * layers * heads * head_dim * size))
 
 
-def _free_bytes(device: torch.device) -> int | None:
-    if on_gpu(device):
-        return unused_gpu_bytes(device)
-    try:
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return None
+def _free_bytes(device: torch.device) -> int:
+    return unused_gpu_bytes(device) if on_gpu(device) else psutil.virtual_memory().available
