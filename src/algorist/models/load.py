@@ -212,7 +212,6 @@ def prepare_tokenizer(
 
 
 def add_lora(model: PreTrainedModel, section: LoraSection) -> Any:
-    """Wrap a model with a trainable LoRA adapter."""
     from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(

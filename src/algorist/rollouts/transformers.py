@@ -47,7 +47,6 @@ class TransformersEngine:
         self.setting = ModelSetting(model, tokenizer)
 
     def generate(self, prompts: Prompts, group_size: int, params: SamplingParams) -> Completions:
-        """Sample ``group_size`` completions per prompt; see ``RolloutEngine.generate``."""
         if not len(prompts):
             return []
         if is_sharded(self.model):

@@ -11,7 +11,7 @@ import gc
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from transformers import TrainerCallback
@@ -19,8 +19,8 @@ from transformers import TrainerCallback
 from algorist.config.schema import GRPOSection, SFTSection
 from algorist.config.vllm_sections import ColocatedVLLMSection
 from algorist.errors import TrainingError, is_out_of_memory
-from algorist.training import trl_seam
 
+T = TypeVar("T")
 log = logging.getLogger("algorist.training.faults")
 
 MAX_BAD_STEPS = 5
@@ -73,49 +73,32 @@ class FiniteSteps(TrainerCallback):
             )
 
 
-class SmallerParts:
-    """Mixin for SFT trainers: an accumulation window that does not fit into memory is computed again in smaller parts."""
+def until_it_fits(
+    trainer: Any, model: Any, compute: Callable[[], T], smaller: Callable[[], bool], *, alone: bool
+) -> T:
+    """Return what ``compute`` returns; where memory runs out, ``smaller`` makes the next attempt smaller.
 
-    accelerator: Any
-    args: Any
-    section: SFTSection
+    Args:
+        trainer: Has the recipe's ``section``, and ``args``.
+        model: Its gradients are dropped before the next attempt.
+        compute: One step's forward and backward passes.
+        smaller: Returns False where nothing is left to try.
+        alone: No other process waits in the middle of the step.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._window: list[Any] = []
-        self._window_ended = False
-        self._marked: Any = None
-        super().__init__(*args, **kwargs)
-
-    def can_halve(self) -> bool:
-        """Make the next attempt smaller; return False when that is not possible."""
-        return False
-
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        """One micro-batch; when memory runs out, the whole accumulation window again with smaller parts."""
-        if self._window_ended or not self._window:
-            self._window, self._window_ended, self._marked = [], False, trl_seam.mark(self)
-        self._window.append(inputs)
-        todo = [inputs]
-        while True:
-            try:
-                for batch in todo:
-                    loss: torch.Tensor = super().training_step(model, batch, num_items_in_batch)  # type: ignore[misc]
-                break
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                alone = self.accelerator.num_processes == 1
-                if not alone or not self.can_halve():
-                    raise TrainingError(
-                        out_of_memory_text(self.section, self.args.device, error, halves=alone)
-                    ) from error
-            # Here and not in the handler, whose traceback keeps the failed pass's tensors alive.
-            # The failed backward may have added a part of its gradients: the window starts over.
-            free_memory(model)
-            trl_seam.rewind(self, self._marked)
-            todo = list(self._window)
-        self._window_ended = self.accelerator.sync_gradients
-        return loss
+    Raises:
+        TrainingError: The smallest attempt does not fit, or the first one of several processes.
+    """
+    while True:
+        try:
+            return compute()
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            if not alone or not smaller():
+                text = out_of_memory_text(trainer.section, trainer.args.device, error, halves=alone)
+                raise TrainingError(text) from error
+        # Here and not in the handler, whose traceback keeps the failed pass's tensors alive.
+        free_memory(model)  # a failed backward may have added a part of its gradient
 
 
 def free_memory(model: Any) -> None:

@@ -20,7 +20,6 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
 from algorist.config.schema import GRPOSection
-from algorist.errors import TrainingError, is_out_of_memory
 from algorist.grading.workers import stats
 from algorist.objectives import token_losses, top_entropy_mask
 from algorist.prompts import PromptFormat
@@ -30,7 +29,7 @@ from algorist.rollouts.collect import collect
 from algorist.training import step
 from algorist.training.batch import Batch
 from algorist.training.checkpoint import ExactCheckpoints
-from algorist.training.faults import FiniteSteps, free_memory, out_of_memory_text
+from algorist.training.faults import FiniteSteps, until_it_fits
 from algorist.training.group_rewards import useful
 from algorist.training.log_probs import LogProbs
 from algorist.training.metrics import Averages, Metrics, rollout_metrics
@@ -282,20 +281,13 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
         replicated = isinstance(model, DistributedDataParallel)
         policy = model.module if replicated else model
         counted = self._top_entropy(policy, batch) if self.objective.top_entropy_share < 1 else None
-        while True:
-            try:
-                loss, metrics = self._in_parts(policy, batch, fresh, counted)
-                break
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                alone = replicated or self.args.world_size == 1
-                if not alone or not self._halve(batch):
-                    raise TrainingError(
-                        out_of_memory_text(self.section, self.args.device, error, halves=alone)
-                    ) from error
-            # Here and not in the handler, whose traceback keeps the failed pass's tensors alive.
-            free_memory(policy)  # a failed backward may have added a part of its gradient
+        loss, metrics = until_it_fits(
+            self,
+            policy,
+            lambda: self._in_parts(policy, batch, fresh, counted),
+            lambda: self._halve(batch),
+            alone=replicated or self.args.world_size == 1,
+        )
         if replicated:
             with reminder("for the gradients of the other processes"):
                 average_gradients(policy)
@@ -466,7 +458,6 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
         }
 
     def load_extra_state(self, state: dict[str, Any]) -> None:
-        """Restore what ``extra_state`` returned."""
         super().load_extra_state(state)
         self.generation_count, self.position = state["generation_count"], state["position"]
         kept = state["rollouts"]

@@ -132,7 +132,6 @@ class ProblemOrder(Sampler[list[int]]):
         return _Loader(list(problems), batch_sampler=order, collate_fn=list)  # type: ignore[arg-type]
 
     def set_epoch(self, epoch: int) -> None:
-        """Take the permutation of ``epoch``."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[list[int]]:

@@ -25,7 +25,6 @@ class PolicyEngine:
         self.row = first_row  # of the next completion among those of all processes
 
     def generate(self, prompts: Prompts, group_size: int, params: SamplingParams) -> Completions:
-        """Sample as ``RolloutEngine`` says."""
         accelerator = self.trainer.accelerator
         policy = accelerator.unwrap_model(self.trainer.model_wrapped, keep_fp32_wrapper=True)
         with (

@@ -70,7 +70,6 @@ class Replay:
         return {"batch": self.batch, "groups": groups}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what ``state_dict`` returned."""
         self.batch = state["batch"]
         self._groups = [
             (batch, Group(self._problems[problem], prompt, ids, [_rollout(r) for r in rollouts]))

@@ -29,7 +29,7 @@ from algorist.models.sharding import unwrap
 from algorist.prompts import PromptFormat
 from algorist.prompts.chat import render_prompt
 from algorist.training.checkpoint import ExactCheckpoints
-from algorist.training.faults import FiniteSteps, SmallerParts
+from algorist.training.faults import FiniteSteps, until_it_fits
 from algorist.training.log_probs import recomputes
 from algorist.training.rounding import bare_optimizer
 from algorist.training.sft_head import score_labels_only
@@ -39,12 +39,18 @@ from algorist.types import Problem
 log = logging.getLogger("algorist.training.sft")
 
 
-class AlgoristSFTTrainer(ExactCheckpoints, SmallerParts, SFTTrainer):
-    """TRL's trainer with checkpoints that continue exactly, in parts where a micro-batch does not fit into memory."""
+class AlgoristSFTTrainer(ExactCheckpoints, SFTTrainer):
+    """TRL's trainer with checkpoints that continue exactly.
+
+    An accumulation window that does not fit into memory is computed again in smaller parts.
+    """
 
     _most_rows: int | None = None
 
     def __init__(self, *args: Any, section: SFTSection | None = None, **kwargs: Any) -> None:
+        self._window: list[Any] = []
+        self._window_ended = False
+        self._marked: Any = None
         super().__init__(*args, **kwargs)
         given = self.args
         self.section = section or SFTSection(
@@ -60,11 +66,32 @@ class AlgoristSFTTrainer(ExactCheckpoints, SmallerParts, SFTTrainer):
         return {**super().extra_state(), "total_train_tokens": trl_seam.tokens_seen(self)}
 
     def load_extra_state(self, state: dict[str, Any]) -> None:
-        """Restore what ``extra_state`` returned."""
         super().load_extra_state(state)
         trl_seam.set_tokens_seen(self, state["total_train_tokens"])
 
-    def can_halve(self) -> bool:
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        """One micro-batch; when memory runs out, the whole accumulation window again with smaller parts."""
+        if self._window_ended or not self._window:
+            self._window, self._window_ended, self._marked = [], False, trl_seam.mark(self)
+        self._window.append(inputs)
+        todo, step = [inputs], super().training_step
+
+        def compute() -> torch.Tensor:
+            for batch in todo:
+                loss: torch.Tensor = step(model, batch, num_items_in_batch)
+            return loss
+
+        def smaller() -> bool:
+            trl_seam.rewind(self, self._marked)
+            todo[:] = self._window
+            return self._halve()
+
+        alone = self.accelerator.num_processes == 1
+        loss = until_it_fits(self, model, compute, smaller, alone=alone)
+        self._window_ended = self.accelerator.sync_gradients
+        return loss
+
+    def _halve(self) -> bool:
         """Halve the rows of one forward and backward; the loss is a sum over the step's tokens, so parts add up."""
         rows = self._most_rows or self.args.per_device_train_batch_size
         if rows <= 1:

@@ -66,7 +66,6 @@ class NativeEngine:
             self._module = self._module_tier(reason or "tier='module'")
 
     def generate(self, prompts: Prompts, group_size: int, params: SamplingParams) -> Completions:
-        """Sample ``group_size`` completions per prompt; see ``RolloutEngine.generate``."""
         if not len(prompts):
             return []
         state = torch.get_rng_state()

@@ -54,7 +54,6 @@ class Step:
         self._warm = False
 
     def run(self) -> None:
-        """Decode one token per slot."""
         if self._capture and self._warm and self._graph is None:
             self._record()
         if self._graph is not None:
@@ -110,7 +109,6 @@ class GraphTier:
     def run(
         self, prompts: Sequence[Sequence[int]], rows: Rows, group_size: int, token_budget: int | None
     ) -> None:
-        """Fill ``rows``."""
         longest, new = max(len(p) for p in prompts), rows.params.max_new_tokens
         slots, places = plan_room(len(prompts), longest, group_size, new, token_budget)
         slots = _on_the_ladder(slots, token_budget, places * longest, new)
@@ -245,7 +243,6 @@ class _GraphSchedule(Schedule):
         self.looks: list[_Look] = []
 
     def run(self) -> None:
-        """Decode until every row is finished."""
         while True:
             if self.waiting and (self._worth_refilling() or not self.running) and self._refill():
                 continue

@@ -53,7 +53,6 @@ class ModuleTier:
         self._names = _forward_names(model)
 
     def run(self, prompts: Prompts, rows: Rows, group_size: int, token_budget: int | None) -> None:
-        """Fill ``rows``."""
         lengths = [len(p) for p in prompts]
         for wave in plan_waves(lengths, group_size, rows.params.max_new_tokens, token_budget):
             self._run_wave([prompts[p] for p in wave.prompts], wave, rows)

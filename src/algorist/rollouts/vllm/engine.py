@@ -314,7 +314,6 @@ def _weights_of(module: Any, prefix: str) -> Iterator[tuple[str, Tensor]]:
 def _requests(
     prompts: int, count: int, params: SamplingParams, stops: Sequence[int], seed: int | None
 ) -> list[Any]:
-    """Return vLLM's sampling settings, one per prompt."""
     from vllm import SamplingParams as VLLMSamplingParams
 
     seeds = [None if seed is None else seed + index * count for index in range(prompts)]
