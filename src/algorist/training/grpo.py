@@ -55,21 +55,10 @@ SEED_STRIDE = 1_000_003
 class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
     """Trains a policy by GRPO.
 
-    Args:
-        model: The policy, with its adapter if one is trained.
-        tokenizer: Its tokenizer.
-        problems: Training problems.
-        prompt_format: Renders questions and parses completions.
-        section: The recipe's ``grpo`` section.
-        rewards: What completions are paid for.
+    Args, beside those of ``make_grpo_trainer``:
         args: transformers' arguments; ``gradient_accumulation_steps`` is 1, a step's parts are made here.
         objective: What a step minimises.
-        engine: Samples from the policy.
         sampling: How; its ``seed`` advances by one stride per rollout batch.
-        matcher: How answers are compared for the stored verdict.
-        on_rollouts: Called by the main process with (steps done, groups, advantages (P, G)) for each rollout batch; groups that do
-            not train come last, their advantages are NaN.
-        callbacks: transformers' callbacks.
     """
 
     def __init__(

@@ -148,7 +148,8 @@ def make_grpo_trainer(
         seed: Seed of data order and sampling.
         device: Device of training.
         matcher: How answers are compared for the stored verdict.
-        on_rollouts: Receives every rollout batch: steps done, groups, advantages (P, G).
+        on_rollouts: Called by the main process with (steps done, groups, advantages (P, G)) for each rollout batch; groups that do
+            not train come last, their advantages are NaN.
         callbacks: transformers callbacks.
         report_to: Trackers.
         run_name: Name of the run in trackers.

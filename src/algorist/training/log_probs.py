@@ -69,25 +69,17 @@ class LogProbs:
             compute_entropy: Also return the entropy of each next-token distribution.
             autocast: Makes the context of the forward.
         """
+        ways: dict[str, Any] = {"temperature": self.temperature, "compute_entropy": compute_entropy}
         reason = self.why_plain(model, batch, autocast) if self.packed else "it is switched off"
         if reason is None:
             try:
-                return packed_log_probs(
-                    model,
-                    batch,
-                    temperature=self.temperature,
-                    compute_entropy=compute_entropy,
-                    autocast=autocast,
-                    sparing=self.sparing,
-                )
+                return packed_log_probs(model, batch, autocast=autocast, sparing=self.sparing, **ways)
             except NotCovered as error:
                 reason = str(error)
         if self.packed and reason not in self._said:
             self._said.add(reason)
             log.warning("the packed log-prob pass is off: %s; each completion is computed by itself", reason)
-        return plain_log_probs(
-            model, batch, temperature=self.temperature, compute_entropy=compute_entropy, autocast=autocast
-        )
+        return plain_log_probs(model, batch, autocast=autocast, **ways)
 
     def spare_memory(self, model: nn.Module, tokens: int) -> bool:
         """Compute recomputed layers with the least memory from now on; False where that is so already, or would save nothing.

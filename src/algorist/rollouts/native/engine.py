@@ -113,8 +113,10 @@ class NativeEngine:
         window = window_of(self.model)
         if reason is None and window is not None and longest > window:
             reason = f"its sliding window of {window} is in effect at {longest} tokens"
-        if self._wanted == "module" or reason is None:
-            return self._module_tier("tier='module'") if self._wanted == "module" else self._by_hand()
+        if self._wanted == "module":
+            return self._module_tier("tier='module'")
+        if reason is None:
+            return self._by_hand()
         if self._wanted in ("graph", "decoder"):
             raise EngineError(f"the hand-written decoder cannot run this request: {reason}; take tier='auto'")
         if reason != self._said:
