@@ -33,11 +33,6 @@ _LARGEST_HEAD = 256
 def pick_attention(section: ModelSection, device: torch.device, dtype: torch.dtype) -> str | None:
     """Return the kernel to ask for, or None for transformers' own choice (sdpa where the model has it).
 
-    Args:
-        section: What the recipe says; a kernel it names is taken.
-        device: Where the model runs.
-        dtype: The weights' type.
-
     Raises:
         ConfigError: The recipe names flash_attention_2, which cannot run here.
     """

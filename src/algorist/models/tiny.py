@@ -13,7 +13,6 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from algorist.config.model_section import TinySection
-from algorist.errors import DataError
 
 PAD, BOS, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
@@ -37,14 +36,7 @@ def train_tokenizer(
         texts: Training texts.
         vocab_size: Upper bound of the vocabulary, at least 300 (256 bytes, the special tokens, some merges).
         tags: Texts that must be one token each.
-
-    Raises:
-        DataError: ``vocab_size`` is below 300.
     """
-    if vocab_size < 300:
-        raise DataError(
-            f"model.tiny.vocab_size is {vocab_size}; expected at least 300 (256 bytes and the tokens above)"
-        )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

@@ -169,12 +169,15 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
         """Return the groups of ``problems`` from all processes; every process must call this."""
         rank, processes = self.args.process_index, self.args.world_size
         share = self.schedule.share(len(problems), rank, processes)
+        seed = self.sampling.seed
+        if seed is not None:
+            seed += SEED_STRIDE * self.generation_count
         groups = collect(
             PolicyEngine(self.engine, self, rank * len(problems) * self.schedule.group_size // processes),
             self.tokenizer,
             [problems[place] for place, _ in share],
             self.prompt_format,
-            self._sampling(),
+            replace(self.sampling, seed=seed),
             [count for _, count in share],
             rewards=self.rewards,
             matcher=self.matcher,
@@ -201,19 +204,10 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
     def _useful(self, groups: Sequence[Group]) -> list[bool]:
         return useful(groups, step.single_rewards(self.objective))
 
-    def _sampling(self) -> SamplingParams:
-        seed = self.sampling.seed
-        if seed is None:
-            return self.sampling
-        return replace(self.sampling, seed=seed + SEED_STRIDE * self.generation_count)
-
     def _with_old_and_reference(self, model: Any, batch: Batch, replayed: Sequence[int] = ()) -> Batch:
         """Add what later steps compare with: log-probs of the policy that sampled, and of the reference.
 
-        Args:
-            model: The policy.
-            batch: This process's completions.
-            replayed: Places of groups of an earlier policy, whose sampler's log-probs are those of that policy.
+        ``replayed`` are the places of groups of an earlier policy, whose sampler's log-probs are those of that policy.
         """
         correct = self.objective.correction is not None and batch.sampler_log_probs is not None
         if correct or self.schedule.steps > 1 or replayed:

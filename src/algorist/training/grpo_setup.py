@@ -36,14 +36,8 @@ TENSORS = ("log_probs", "old_log_probs", "advantages", "mask")
 
 def sampling_params(section: GRPOSection, seed: int) -> SamplingParams:
     """Return how a ``grpo`` section samples."""
-    return SamplingParams(
-        temperature=section.temperature,
-        top_p=section.top_p,
-        top_k=section.top_k,
-        min_p=section.min_p,
-        max_new_tokens=section.max_completion_tokens,
-        seed=seed,
-    )
+    same = section.model_dump(include={"temperature", "top_p", "top_k", "min_p"})
+    return SamplingParams(**same, max_new_tokens=section.max_completion_tokens, seed=seed)
 
 
 def check_enough_problems(problems: int, section: GRPOSection) -> None:

@@ -84,9 +84,7 @@ class LogProbs:
     def spare_memory(self, model: nn.Module, tokens: int) -> bool:
         """Compute recomputed layers with the least memory from now on; False where that is so already, or would save nothing.
 
-        Args:
-            model: As for a call.
-            tokens: Of the completion that does not fit, its prompt included.
+        ``tokens`` are those of the completion that does not fit, its prompt included.
         """
         base = unwrap(model)
         in_tiles = any(tiles(getattr(m, "mlp", None), tokens) > 1 for m in base.modules())

@@ -18,12 +18,7 @@ from algorist.types import Grade, Group, Parsed, Problem, Rollout
 
 
 class Replay:
-    """The useful groups of the last rollout batches.
-
-    Args:
-        section: The greatest age.
-        problems: All problems, by which a checkpoint's groups are found again.
-    """
+    """The useful groups of the last rollout batches; a checkpoint's are found again by their problems' ids."""
 
     def __init__(self, section: ReplaySection, problems: Sequence[Problem]) -> None:
         self.section, self.batch = section, 0

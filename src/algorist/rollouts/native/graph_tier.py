@@ -97,9 +97,8 @@ class GraphTier:
 
     name = "graph"
 
-    def __init__(self, model: Any, attention: type[Any] | None = None) -> None:
+    def __init__(self, model: Any) -> None:
         self.model = model
-        self._kind = attention
         self._pool = WeightPool()
         self._buffers: Buffers | None = None
         self._steps: dict[Any, Step] = {}
@@ -148,8 +147,8 @@ class GraphTier:
             buffers, captured = self._buffers, self._buffers.device.type == "cuda"
             if captured and self._memory is None:
                 self._memory = torch.cuda.graph_pool_handle()
-            kind = self._kind or attention_kind(buffers.device)
-            attention = kind(buffers.view(slots, self.decoder), self.decoder.w.heads)
+            state = buffers.view(slots, self.decoder)
+            attention = attention_kind(buffers.device)(state, self.decoder.w.heads)
             body = _Body(self, slots, params, attention)
             self._steps[key] = Step(body, self._memory, captured)
         return self._steps[key]

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -247,7 +248,9 @@ def llm_arguments(settings: ColocatedVLLMSection, device: str, dtype: torch.dtyp
     given = settings.model_dump(include=set(_FOR_VLLM), exclude_none=True)
     chosen: dict[str, Any] = {_VLLMS_NAMES.get(key, key): value for key, value in given.items()}
     if device == "cpu":
-        chosen.setdefault("kv_cache_memory_bytes", _cpu_cache_bytes())
+        # vLLM's default is most of the machine's memory.
+        cache = min(_CPU_CACHE_MOST, psutil.virtual_memory().available // _CPU_CACHE_SHARE)
+        chosen.setdefault("kv_cache_memory_bytes", cache)
         chosen.setdefault("enforce_eager", True)
     return {
         **chosen,
@@ -372,7 +375,6 @@ def _check_head_size(base: Any) -> None:
     """Refuse what vLLM's attention on CPU finds out in the middle of the first generation."""
     config = base.config.get_text_config(decoder=True)
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    _import_vllm()
     try:
         from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
     except ImportError:
@@ -383,13 +385,6 @@ def _check_head_size(base: Any) -> None:
             f"vLLM's attention on CPU has no heads of {size} numbers, only of {', '.join(map(str, sizes))}; take "
             f"engine=native, or for a model from scratch a hidden size of {sizes[0]} × heads"
         )
-
-
-def _cpu_cache_bytes() -> int:
-    """A quarter of the free memory, at most 1 GiB: on CPU vLLM's default is most of the machine's memory."""
-    import psutil
-
-    return min(_CPU_CACHE_MOST, psutil.virtual_memory().available // _CPU_CACHE_SHARE)
 
 
 def _write_model_folder(folder: Path, base: Any, tokenizer: Any) -> None:
