@@ -110,13 +110,16 @@ def _with_grades(group: Group, matcher: str) -> Group:
 
 def _with_rewards(groups: list[Group], rewards: RewardSet, extra: dict[str, Any]) -> list[Group]:
     rows = [(group, rollout) for group in groups for rollout in group.rollouts]
+    # Rewards see every field of a problem, and every further column of its data set's row.
+    columns = [group.problem.columns() for group, _ in rows]
+    names = dict.fromkeys(name for row in columns for name in row)
     scores = iter(
         rewards.score(
             [rollout.text for _, rollout in rows],
             parsed=[rollout.parsed for _, rollout in rows],
             prompts=[group.prompt for group, _ in rows],
             completion_ids=[rollout.completion_ids for _, rollout in rows],
-            **reward_columns([group.problem for group, _ in rows]),
+            **{name: [row.get(name) for row in columns] for name in names},
             **extra,
         )
     )
@@ -129,11 +132,3 @@ def _with_rewards(groups: list[Group], rewards: RewardSet, extra: dict[str, Any]
 def _rewarded(rollout: Rollout, score: RewardBreakdown) -> Rollout:
     applies = any(value is not None for value in score.components.values())
     return replace(rollout, rewards=dict(score.components), reward=score.total if applies else None)
-
-
-def reward_columns(problems: Sequence[Problem]) -> dict[str, list[Any]]:
-    """Return what rewards see of each problem: every field, and every further column of its data set's row."""
-    rows = [problem.columns() for problem in problems]
-    return {
-        name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)
-    }

@@ -86,9 +86,8 @@ class NativeEngine:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                asked = min(
-                    budget or longest * group_size * len(prompts), longest * group_size * len(prompts)
-                )
+                every = longest * group_size * len(prompts)
+                asked = min(budget or every, every)
                 if asked // 2 < longest:
                     raise EngineError(f"out of memory with one row of {longest} tokens: {error}") from error
             budget = self.token_budget = asked // 2
