@@ -199,10 +199,8 @@ def _quiet_about_ties() -> Iterator[None]:
 class ExactCheckpoints(ShardedTraining, trl_seam.SavesCheckpoints):
     """Mixin for Hugging Face trainers: atomic checkpoints with all the state that an exact continuation needs."""
 
-    args: Any
     state: Any
     model: Any
-    accelerator: Any
 
     def best_checkpoint(self) -> str:
         """Return the name of the checkpoint that is kept however old it is; set by who knows it."""
