@@ -15,7 +15,6 @@ from trl.trainer.utils import RepeatSampler
 import algorist
 from algorist.training import trl_seam
 from algorist.training.checkpoint import ExactCheckpoints
-from algorist.training.faults import SmallerParts
 from algorist.training.grpo import AlgoristGRPOTrainer
 from algorist.training.order import ProblemOrder
 from algorist.training.sft import AlgoristSFTTrainer
@@ -44,7 +43,7 @@ def test_five_private_names_at_most_and_one_file() -> None:
     assert len(trl_seam.PRIVATE_NAMES) <= 5
     theirs = private_names_of_theirs()
     assert set(trl_seam.PRIVATE_NAMES) - {trl_seam.RECOMPUTE} <= theirs
-    trainers = (AlgoristGRPOTrainer, AlgoristSFTTrainer, StockGRPOTrainer, ExactCheckpoints, SmallerParts)
+    trainers = (AlgoristGRPOTrainer, AlgoristSFTTrainer, StockGRPOTrainer, ExactCheckpoints)
     ours = {n for cls in trainers for n in vars(cls) if n.startswith("_") and not n.startswith("__")}
     for path in sorted((SOURCE / "training").glob("*.py")):
         used = {

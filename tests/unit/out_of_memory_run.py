@@ -18,12 +18,11 @@ from datasets import Dataset
 from transformers import TrainerCallback
 from trl import SFTConfig
 
-from algorist.config.schema import GRPOSection
+from algorist.config.schema import GRPOSection, SFTSection
 from algorist.models.tiny import tiny_model, train_tokenizer
 from algorist.prompts import get_format
 from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
-from algorist.training.faults import Load
 from algorist.training.grpo_setup import make_grpo_trainer
 from algorist.training.processes import Processes
 from algorist.training.sft import AlgoristSFTTrainer
@@ -97,7 +96,7 @@ def main(kind: str, extra_mb: int, folder: Path) -> None:
             train_dataset=Dataset.from_list([{"input_ids": i, "labels": i} for i in ids]),
             processing_class=tokenizer,
             callbacks=[Limit(extra_mb)],
-            load=Load("sft", 32, 2),
+            section=SFTSection(batch_size=32, gradient_accumulation_steps=2),
         )
     trainer.train()
     if not processes.main:

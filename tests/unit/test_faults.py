@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,14 @@ import torch
 
 from algorist.config import load_recipe
 from algorist.config.load import parse_override
-from algorist.config.schema import GRPOSection
+from algorist.config.schema import GRPOSection, SFTSection
 from algorist.errors import EngineError, RewardError, TrainingError
 from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
 from algorist.rollouts.base import SamplingParams
 from algorist.store.read import query
-from algorist.training.faults import MAX_BAD_STEPS, Load, load_of, memory_advice
-from tests.tiny import TOKENIZER, make_model, make_trainer, parameters_of, section
+from algorist.training.faults import MAX_BAD_STEPS, memory_advice
+from tests.tiny import TOKENIZER, make_model, make_trainer, parameters_of
 
 from .test_checkpoint import run
 
@@ -171,14 +170,15 @@ def test_out_of_memory_with_one_row_says_what_to_change(tmp_path: Path) -> None:
         assert "vllm" not in last and "PYTORCH_CUDA_ALLOC_CONF" not in last  # neither is in this process
 
 
-FULL = Load(
-    "grpo", 32, 2, group_size=8, steps_per_generation=2, max_completion_tokens=256, vllm_share=0.9, cuda=True
-)
+FULL: dict[str, Any] = {
+    "batch_size": 32, "gradient_accumulation_steps": 2, "steps_per_generation": 2, "max_completion_tokens": 256,
+}  # fmt: skip
 
 
 def test_memory_advice_names_the_recipes_keys_in_order() -> None:
     """The original's steps: vLLM's share 0.9 → 0.7, group 4 → 2, accumulation 1 → 2, the allocator's variable."""
-    starts = [line.split(" (")[0] for line in memory_advice(FULL)]
+    beside = GRPOSection(**FULL, engine="vllm", vllm={"gpu_memory_utilization": 0.9})
+    starts = [line.split(" (")[0] for line in memory_advice(beside, cuda=True)]
     assert starts == [
         "grpo.gradient_checkpointing=true",
         "grpo.batch_size=16 grpo.gradient_accumulation_steps=4 grpo.steps_per_generation=4",
@@ -189,12 +189,16 @@ def test_memory_advice_names_the_recipes_keys_in_order() -> None:
         "several GPUs with DeepSpeed ZeRO",
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment, against fragmentation",
     ]
-    told = " ".join(memory_advice(Load("grpo", 4, 1, group_size=4, steps_per_generation=1)))
+    small = GRPOSection(batch_size=4, group_size=4, steps_per_generation=1)
+    told = " ".join(memory_advice(small, cuda=False))
     assert "grpo.batch_size=2 grpo.gradient_accumulation_steps=2" in told and "grpo.group_size=2" in told
-    here = " ".join(memory_advice(replace(FULL, vllm_share=None, cuda=False)))
+    here = " ".join(memory_advice(GRPOSection(**FULL), cuda=False))
     assert "vllm" not in here and "PYTORCH" not in here and "launch" not in here
-    assert "group_size" not in " ".join(memory_advice(Load("sft", 8, 1)))
-    smallest = memory_advice(Load("sft", 1, 4, gradient_checkpointing=True))
+    away = GRPOSection(**FULL, engine="vllm", vllm={"mode": "server"})
+    assert "gpu_memory_utilization" not in " ".join(memory_advice(away, cuda=True))
+    assert "group_size" not in " ".join(memory_advice(SFTSection(batch_size=8), cuda=False))
+    alone = SFTSection(batch_size=1, gradient_accumulation_steps=4, gradient_checkpointing=True)
+    smallest = memory_advice(alone, cuda=False)
     assert smallest == ["a smaller model (model.name), or an adapter (model.lora.rank=16)"]
 
 
@@ -208,10 +212,11 @@ def test_advised_values_are_accepted_by_the_recipe(batch: int, accumulation: int
         start = ["sft.enabled=false", f"grpo.group_size={group}", f"grpo.batch_size={batch}"]
         start.append(f"grpo.gradient_accumulation_steps={accumulation}")
         start += [f"grpo.steps_per_generation={accumulation}"] if named else []
-        load = Load("grpo", batch, accumulation, group_size=group, vllm_share=0.3, max_completion_tokens=8)
-        load = replace(load, steps_per_generation=accumulation)  # TRL's arguments always have one
-        changes = [line.split(" (")[0].split() for line in memory_advice(load) if line.startswith("grpo.")]
-        given = load_recipe("smoke-cpu", start).recipe.grpo.model_dump()
+        grpo = load_recipe("smoke-cpu", [*start, "grpo.engine=vllm"]).recipe.grpo
+        lines = [line for line in memory_advice(grpo, cuda=False) if line.startswith("grpo.")]
+        assert any("gpu_memory_utilization" in line for line in lines)
+        changes = [line.split(" (")[0].split() for line in lines]
+        given = grpo.model_dump()
         for change in [*changes, [setting for parts in changes for setting in parts]]:
             values = copy.deepcopy(given)
             for key, value in map(parse_override, change):
@@ -219,16 +224,6 @@ def test_advised_values_are_accepted_by_the_recipe(batch: int, accumulation: int
                 (values[parents[0]] if parents else values)[last] = value
             section = GRPOSection.model_validate(values)
             assert section.batch_size * section.gradient_accumulation_steps == step
-
-
-def test_the_load_is_that_of_the_section() -> None:
-    found = load_of("grpo", section(gradient_accumulation_steps=2), torch.device("cpu"))
-    assert (found.stage, found.batch_size, found.gradient_accumulation_steps) == ("grpo", 8, 2)
-    assert (found.group_size, found.cuda, found.vllm_share) == (4, False, None)
-    beside = section(engine="vllm", vllm={"gpu_memory_utilization": 0.4})
-    assert load_of("grpo", beside, torch.device("cuda")).vllm_share == 0.4
-    away = section(engine="vllm", vllm={"mode": "server"})
-    assert load_of("grpo", away, torch.device("cuda")).vllm_share is None
 
 
 REWARDS = """

@@ -230,7 +230,8 @@ def test_old_log_probs_come_from_the_sampler_where_exact(
 
     monkeypatch.setattr(AlgoristGRPOTrainer, "_without_gradient", counting)
     trainer = make_trainer(tmp_path, num_iterations=2, max_steps=1, temperature=0.8, top_k=20)
-    trainer.sampler_log_probs = taken
+    if not taken:
+        monkeypatch.setattr(trainer, "_sampler_is_exact", lambda batch: False)
     trainer.train()
     batch = trainer.rollouts
     assert passes == (0 if taken else 1)

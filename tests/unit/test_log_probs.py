@@ -187,9 +187,9 @@ def test_bfloat16_products_are_as_exact_packed_as_plain(monkeypatch: pytest.Monk
     model.train()
     types: set[torch.dtype] = set()
 
-    def watched(*given: Any) -> Any:
-        types.update(t.dtype for t in given[:4])
-        return _cpu_backward(*given)
+    def watched(tensors: Any, *given: Any) -> Any:
+        types.update(t.dtype for t in tensors[:4])
+        return _cpu_backward(tensors, *given)
 
     monkeypatch.setattr(shared_prefix, "_cpu_backward", watched)
 

@@ -86,11 +86,12 @@ def test_a_folder_is_loaded_like_the_run_it_belongs_to(tmp_path: Path) -> None:
 # --- attention kernel (S2.19)
 
 
-def test_flash_attention_is_chosen_where_it_runs_and_nowhere_else() -> None:
+def test_flash_attention_is_chosen_where_it_runs_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
     works = {("cuda", torch.bfloat16, True), ("cuda", torch.float16, True)}
     for case in itertools.product(("cpu", "mps", "cuda"), TYPES, (True, False)):
         place, dtype, installed = case
-        rest = torch.device(place), dtype, installed
+        monkeypatch.setattr("algorist.models.attention.flash_works", lambda device, works=installed: works)
+        rest = torch.device(place), dtype
         assert pick_attention(ModelSection(), *rest) == (FLASH if case in works else None)
         for asked in ("sdpa", "eager"):
             assert pick_attention(ModelSection(attn_implementation=asked), *rest) == asked
@@ -232,18 +233,29 @@ def test_vllm_gets_30_percent_of_the_memory_unless_told_otherwise() -> None:
 
 
 @pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
-def test_sleep_beside_expandable_segments_needs_a_newer_vllm(name: str) -> None:
-    sleep = ColocatedVLLMSection(enable_sleep_mode=True)
-    on = {name: "max_split_size_mb:512, expandable_segments:True"}
+def test_sleep_beside_expandable_segments_needs_a_newer_vllm(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on, sleep = (
+        "max_split_size_mb:512, expandable_segments:True",
+        ColocatedVLLMSection(enable_sleep_mode=True),
+    )
+
+    def check(settings: Any, device: torch.device, version: str, allocator: str) -> None:
+        for variable in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+            monkeypatch.setenv(variable, allocator if variable == name else "")
+        monkeypatch.setattr("algorist.rollouts.vllm.sleep._vllm_version", lambda: version)
+        check_sleep(settings, device)
+
     with pytest.raises(ConfigError, match=rf"{name}=.*vLLM 0\.19\.1 cannot sleep.*{SLEEPS_WITH_SEGMENTS}"):
-        check_sleep(sleep, CUDA, "0.19.1", on)
-    check_sleep(sleep, CUDA, SLEEPS_WITH_SEGMENTS, on)
-    check_sleep(sleep, CUDA, "0.33.0rc1", on)
-    check_sleep(sleep, CPU, "0.19.1", on)
-    check_sleep(ColocatedVLLMSection(), CUDA, "0.19.1", on)
-    check_sleep(VLLMServerSection(), CUDA, "0.19.1", on)
-    check_sleep(sleep, CUDA, "0.19.1", {name: "expandable_segments:False"})
-    check_sleep(sleep, CUDA, "0.19.1", {})
+        check(sleep, CUDA, "0.19.1", on)
+    check(sleep, CUDA, SLEEPS_WITH_SEGMENTS, on)
+    check(sleep, CUDA, "0.33.0rc1", on)
+    check(sleep, CPU, "0.19.1", on)
+    check(ColocatedVLLMSection(), CUDA, "0.19.1", on)
+    check(VLLMServerSection(), CUDA, "0.19.1", on)
+    check(sleep, CUDA, "0.19.1", "expandable_segments:False")
+    check(sleep, CUDA, "0.19.1", "")
 
 
 def test_grpo_arguments_on_the_cpu_are_float32(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from transformers.utils import is_flash_attn_2_available
 from algorist.config.model_section import ModelSection
 from algorist.errors import ConfigError, nearest
 from algorist.models.precision import HALF, compute_dtype
+from algorist.models.sharding import unwrap
 
 FLASH = "flash_attention_2"
 log = logging.getLogger("algorist.models.attention")
@@ -29,22 +30,14 @@ KERNELS = ("sdpa", "eager", FLASH)
 _LARGEST_HEAD = 256
 
 
-def pick_attention(
-    section: ModelSection, device: torch.device, dtype: torch.dtype, installed: bool
-) -> str | None:
+def pick_attention(section: ModelSection, device: torch.device, dtype: torch.dtype) -> str | None:
     """Return the kernel to ask for, or None for transformers' own choice (sdpa where the model has it).
-
-    Args:
-        section: What the recipe says; a kernel it names is taken.
-        device: Where the model runs.
-        dtype: The weights' type.
-        installed: Whether flash attention 2 works here (``flash_works``).
 
     Raises:
         ConfigError: The recipe names flash_attention_2, which cannot run here.
     """
     asked = section.attn_implementation
-    on_cuda, half = device.type == "cuda", dtype in HALF
+    on_cuda, half, installed = device.type == "cuda", dtype in HALF, flash_works(device)
     if asked is None:
         return FLASH if on_cuda and half and installed else None
     if asked != FLASH:
@@ -68,11 +61,6 @@ def pick_attention(
     return asked
 
 
-def attention_for(section: ModelSection, device: torch.device, dtype: torch.dtype) -> str | None:
-    """Return ``pick_attention`` with what works here."""
-    return pick_attention(section, device, dtype, flash_works(device))
-
-
 def flash_works(device: torch.device) -> bool:
     """Whether flash_attn is installed, fits this torch, and the GPU is new enough for it (Ampere)."""
     if device.type != "cuda" or not is_flash_attn_2_available():
@@ -91,7 +79,7 @@ def set_attention(model: Any, section: ModelSection, device: torch.device, dtype
     Raises:
         ConfigError: The recipe names a kernel that the model or this machine does not have.
     """
-    name = attention_for(section, device, dtype)
+    name = pick_attention(section, device, dtype)
     if name is None or (section.attn_implementation is None and not takes_flash(model)):
         return
     try:
@@ -117,7 +105,7 @@ def takes_flash(model: Any) -> bool:
 
 def told(model: Any) -> str:
     """Return weights' type, device and attention of a loaded model in words."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = unwrap(model)
     weight = base.get_input_embeddings().weight
     kind = str(weight.dtype).removeprefix("torch.")
     return f"{kind} on {weight.device}, attention {base.config._attn_implementation}"

@@ -80,16 +80,11 @@ def _carried() -> Path | None:
     return None
 
 
-def cache_folder() -> Path:
-    """Return where converted models are kept: ``algorist`` in the hub's cache (``HF_HOME``)."""
+def _converted(file: Path, name: str) -> str:
+    """Return the folder of the hub's cache (``HF_HOME``) that holds ``file`` dequantised; it is made when it is not there."""
     from huggingface_hub import constants
 
-    return Path(constants.HF_HOME) / "algorist"
-
-
-def _converted(file: Path, name: str) -> str:
-    """Return the folder in the cache that holds ``file`` dequantised; it is made when it is not there."""
-    folder = cache_folder() / f"{file.stem}-{_mark(file)}"
+    folder = Path(constants.HF_HOME) / "algorist" / f"{file.stem}-{_mark(file)}"
     if (folder / "config.json").is_file():
         return str(folder)
     if importlib.util.find_spec("gguf") is None:

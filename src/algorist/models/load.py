@@ -22,7 +22,7 @@ from transformers import (
 
 from algorist.config.model_section import LoraSection, ModelSection
 from algorist.errors import DAMAGED, AlgoristError, CheckpointError, ConfigError, is_out_of_memory
-from algorist.models.attention import attention_for, set_attention
+from algorist.models.attention import pick_attention, set_attention
 from algorist.models.families import lora_targets
 from algorist.models.gguf import loadable_name, without_hub_hint
 from algorist.models.precision import Precision, pick_precision, set_compute
@@ -97,8 +97,7 @@ def make_policy(
         return _through_unsloth(section, device, precision.master, seed, longest)
     if section.name == "tiny":
         made = train_tokenizer(texts, vocab_size=section.tiny.vocab_size, tags=tags)
-        shape = section.tiny.model_dump(exclude={"vocab_size"}, exclude_none=True)
-        model: Any = tiny_model(made, seed=seed, **shape)
+        model: Any = tiny_model(made, seed=seed, **section.tiny.model_dump())
         model.to(device, precision.master)
         set_attention(model, section, device, precision.compute)
         set_compute(model, precision.compute)
@@ -135,10 +134,10 @@ def load_policy(
         CheckpointError: The folder holds neither a model nor an adapter, or no tokenizer.
     """
     folder, kept = Path(path), {"dtype", "compute_dtype", "attn_implementation", "trust_remote_code"}
-    if (folder / "adapter_config.json").is_file():
+    is_adapter = (folder / "adapter_config.json").is_file()
+    if is_adapter:
         kept.add("quantization")
     section = ModelSection(**like.model_dump(include=kept)) if like else ModelSection()
-    is_adapter = (folder / "adapter_config.json").is_file()
     precision = (
         Precision(dtype, dtype)
         if dtype
@@ -152,9 +151,9 @@ def load_policy(
             check_sizes(adapter)
         base_name = adapter["base_model_name_or_path"]
         revision = like.revision if like and like.name == base_name else None
-        section = section.model_copy(
-            update={"name": str(_base_folder(base_name, folder)), "revision": revision}
-        )
+        # A relative path is read from the adapter's folder or its run.
+        base_place = str((folder / base_name).resolve()) if base_name.startswith(".") else base_name
+        section = section.model_copy(update={"name": base_place, "revision": revision})
         base, tokenizer = _pretrained(section, device, precision)
         if (folder / "tokenizer_config.json").is_file():
             tokenizer = _tokenizer(str(folder), None)
@@ -205,19 +204,14 @@ def prepare_tokenizer(
         tokenizer.chat_template = path.read_text(encoding="utf-8") if is_file else chat_template
     elif not tokenizer.chat_template:
         tokenizer.chat_template = PLAIN_TEMPLATE
-    for template in _templates(tokenizer):
-        check_template(template, str(tokenizer.name_or_path or "the model"))
+    held: Any = tokenizer.chat_template  # some tokenizers have several, by name
+    for template in held.values() if isinstance(held, dict) else [held]:
+        if template != PLAIN_TEMPLATE:
+            check_template(template, str(tokenizer.name_or_path or "the model"))
     return tokenizer
 
 
-def _templates(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Return the templates that are not ours; some tokenizers have several, by name."""
-    held: Any = tokenizer.chat_template
-    return [t for t in (held.values() if isinstance(held, dict) else [held]) if t != PLAIN_TEMPLATE]
-
-
 def add_lora(model: PreTrainedModel, section: LoraSection) -> Any:
-    """Wrap a model with a trainable LoRA adapter."""
     from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(
@@ -248,7 +242,7 @@ def _pretrained(
     with _in_words(name):
         check_sizes(PreTrainedConfig.get_config_dict(name, revision=section.revision or "main")[0])
     tokenizer = _tokenizer(name, section.revision, section.trust_remote_code)
-    attention_for(section, device, precision.compute)
+    pick_attention(section, device, precision.compute)
     with _in_words(name):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             name,
@@ -371,13 +365,6 @@ def keep_base(policy: Policy, folder: Path) -> None:
     base.save_pretrained(partial, state_dict=weights)
     policy.tokenizer.save_pretrained(partial)
     partial.rename(folder)
-
-
-def _base_folder(base_name: str, adapter: Path) -> str | Path:
-    """Return the base model of an adapter; a relative path is read from the adapter's folder or its run."""
-    if Path(base_name).is_absolute() or not base_name.startswith("."):
-        return base_name
-    return (adapter / base_name).resolve()
 
 
 def _through_unsloth(

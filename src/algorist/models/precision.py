@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from algorist.errors import ConfigError
+from algorist.models.sharding import unwrap
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 HALF = (torch.bfloat16, torch.float16)
@@ -99,19 +100,14 @@ def set_compute(model: Any, dtype: torch.dtype) -> None:
 def compute_dtype(model: Any) -> torch.dtype:
     """Return the type of a model's products: what it was loaded with, else its weights' type."""
     weights = weight_dtype(model)
-    noted: torch.dtype = getattr(_base(model), "algorist_compute_dtype", weights)
+    noted: torch.dtype = getattr(unwrap(model), "algorist_compute_dtype", weights)
     return noted if weights == torch.float32 else weights
 
 
 def weight_dtype(model: Any) -> torch.dtype:
     """Return the type of a model's weights (of an adapter's base)."""
-    found: torch.dtype = _base(model).get_input_embeddings().weight.dtype
+    found: torch.dtype = unwrap(model).get_input_embeddings().weight.dtype
     return found
-
-
-def _base(model: Any) -> Any:
-    inner = model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model
-    return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
 
 
 def round_stochastically(value: Tensor, seed: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:

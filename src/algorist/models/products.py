@@ -155,41 +155,28 @@ def fixed_linear(weight: Tensor, bias: Tensor | None, rows: int) -> tuple[Linear
         if name != "torch":
             return (_onednn if name == "onednn" else _mkl)(weight, bias, rows)
 
-    def plain(x: Tensor) -> Tensor:
-        return F.linear(x, weight, bias)
+    return _with_add(lambda x: F.linear(x, weight, bias))
 
-    def plain_add(x: Tensor, residual: Tensor) -> Tensor:
-        return F.linear(x, weight, bias).add_(residual)
 
-    return plain, plain_add
+def _with_add(product: Linear) -> tuple[Linear, LinearAdd]:
+    return product, lambda x, residual: product(x).add_(residual)
 
 
 def _mkl(weight: Tensor, bias: Tensor | None, rows: int) -> tuple[Linear, LinearAdd]:
     packed = torch.ops.mkl._mkl_reorder_linear_weight(weight.contiguous(), rows)
     linear = torch.ops.mkl._mkl_linear.default
     shape = weight.new_empty(()).expand(weight.shape)  # only its sizes are read: the weight itself may go
-
-    def fast(x: Tensor) -> Tensor:
-        return linear(x, packed, shape, bias, x.shape[0])
-
-    def fast_add(x: Tensor, residual: Tensor) -> Tensor:
-        return linear(x, packed, shape, bias, x.shape[0]).add_(residual)
-
-    return fast, fast_add
+    return _with_add(lambda x: linear(x, packed, shape, bias, x.shape[0]))
 
 
 def _onednn(weight: Tensor, bias: Tensor | None, rows: int) -> tuple[Linear, LinearAdd]:
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows)
-    pointwise = torch.ops.mkldnn._linear_pointwise.default
-    pointwise_binary = torch.ops.mkldnn._linear_pointwise.binary
-
-    def fast(x: Tensor) -> Tensor:
-        return pointwise(x, packed, bias, "none", [], "")
-
-    def fast_add(x: Tensor, residual: Tensor) -> Tensor:
-        return pointwise_binary(x, residual, packed, bias, "add")
-
-    return fast, fast_add
+    pointwise = torch.ops.mkldnn._linear_pointwise
+    product, product_add = pointwise.default, pointwise.binary
+    return (
+        lambda x: product(x, packed, bias, "none", [], ""),
+        lambda x, residual: product_add(x, residual, packed, bias, "add"),
+    )
 
 
 def bucket(rows: int) -> int:

@@ -9,6 +9,7 @@ import torch
 
 from algorist.config.model_section import ModelSection
 from algorist.errors import ConfigError, MissingExtraError
+from algorist.models.sharding import unwrap
 
 
 def quantized_loading(section: ModelSection, device: torch.device, compute: torch.dtype) -> dict[str, Any]:
@@ -51,8 +52,7 @@ def quantized_loading(section: ModelSection, device: torch.device, compute: torc
 
 def is_quantized(model: Any) -> bool:
     """Whether a model, or an adapter's base, has quantised weights."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return getattr(base, "hf_quantizer", None) is not None
+    return getattr(unwrap(model), "hf_quantizer", None) is not None
 
 
 def keep_as_trained(model: Any) -> None:

@@ -21,6 +21,12 @@ def wrapped_module(model: Any) -> Any:
     return model.module if wrapped else model
 
 
+def unwrap(model: Any) -> Any:
+    """Return the transformers model inside DDP, DeepSpeed and PEFT wrappers."""
+    inner = wrapped_module(model)
+    return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
+
+
 def plain_class(module: Any) -> type:
     """Return a module's class without what FSDP2 put in front of it (``FSDPQwen2ForCausalLM`` → ``Qwen2ForCausalLM``)."""
     kind = type(module)

@@ -12,7 +12,7 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from algorist.errors import DataError
+from algorist.config.model_section import TinySection
 
 PAD, BOS, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
@@ -36,14 +36,7 @@ def train_tokenizer(
         texts: Training texts.
         vocab_size: Upper bound of the vocabulary, at least 300 (256 bytes, the special tokens, some merges).
         tags: Texts that must be one token each.
-
-    Raises:
-        DataError: ``vocab_size`` is below 300.
     """
-    if vocab_size < 300:
-        raise DataError(
-            f"model.tiny.vocab_size is {vocab_size}; expected at least 300 (256 bytes and the tokens above)"
-        )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -76,19 +69,18 @@ def tiny_model(tokenizer: PreTrainedTokenizerFast, *, seed: int = 0, **shape: An
     Args:
         tokenizer: Gives the vocabulary size and the special tokens.
         seed: Seed of the initialisation; the global generator is left as it was.
-        **shape: ``hidden_size`` (128), ``layers`` (3), ``heads`` (4), ``kv_heads`` (2), ``intermediate_size`` (384),
-            ``max_position_embeddings`` (512).
+        **shape: Keys of ``model.tiny``, its defaults for the others.
     """
-    hidden, heads = int(shape.get("hidden_size", 128)), int(shape.get("heads", 4))
+    size = TinySection(**shape)
     config = Qwen3Config(
         vocab_size=len(tokenizer),
-        hidden_size=hidden,
-        intermediate_size=int(shape.get("intermediate_size", 3 * hidden)),
-        num_hidden_layers=int(shape.get("layers", 3)),
-        num_attention_heads=heads,
-        num_key_value_heads=int(shape.get("kv_heads", max(1, heads // 2))),
-        head_dim=hidden // heads,
-        max_position_embeddings=int(shape.get("max_position_embeddings", 512)),
+        hidden_size=size.hidden_size,
+        intermediate_size=size.intermediate_size or 3 * size.hidden_size,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.kv_heads,
+        head_dim=size.hidden_size // size.heads,
+        max_position_embeddings=size.max_position_embeddings,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
         tie_word_embeddings=True,
         pad_token_id=tokenizer.pad_token_id,
@@ -99,7 +91,7 @@ def tiny_model(tokenizer: PreTrainedTokenizerFast, *, seed: int = 0, **shape: An
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config)
         # Tied embeddings of a small model want a larger scale than the default 0.02 to train quickly.
-        torch.nn.init.normal_(model.model.embed_tokens.weight, std=float(shape.get("embedding_std", 0.05)))
+        torch.nn.init.normal_(model.model.embed_tokens.weight, std=0.05)
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     return model

@@ -50,11 +50,7 @@ def load_unsloth(section: ModelSection, *, dtype: torch.dtype, seed: int, longes
 
     Unsloth's own tokenizer is not used, so that prompts are the same with both backends.
 
-    Args:
-        section: The recipe's model section.
-        dtype: Weights' type.
-        seed: Seed of the adapter.
-        longest: Most tokens of a prompt with its completion.
+    ``longest`` is the most tokens of a prompt with its completion; ``seed`` is the adapter's.
 
     Raises:
         ConfigError: Unsloth cannot load the model.

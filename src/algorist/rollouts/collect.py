@@ -13,7 +13,7 @@ from algorist.prompts import PromptFormat
 from algorist.prompts.chat import render_prompt
 from algorist.rewards import RewardBreakdown, RewardSet
 from algorist.rollouts.base import Completion, Completions, RolloutEngine, SamplingParams
-from algorist.types import Grade, Group, Problem, Rollout
+from algorist.types import Group, Problem, Rollout
 
 
 def collect(
@@ -100,25 +100,26 @@ def _read(
 
 
 def _with_grades(group: Group, matcher: str) -> Group:
-    def grade(rollout: Rollout) -> Grade:
-        return grade_completion(
-            rollout.text, group.problem.answer, parsed=rollout.parsed, matcher=matcher, problem=columns
-        )
-
-    columns = group.problem.columns()
-
-    return replace(group, rollouts=[replace(r, grade=grade(r)) for r in group.rollouts])
+    columns, gold = group.problem.columns(), group.problem.answer
+    grades = [
+        grade_completion(r.text, gold, parsed=r.parsed, matcher=matcher, problem=columns)
+        for r in group.rollouts
+    ]
+    return replace(group, rollouts=[replace(r, grade=g) for r, g in zip(group.rollouts, grades)])
 
 
 def _with_rewards(groups: list[Group], rewards: RewardSet, extra: dict[str, Any]) -> list[Group]:
     rows = [(group, rollout) for group in groups for rollout in group.rollouts]
+    # Rewards see every field of a problem, and every further column of its data set's row.
+    columns = [group.problem.columns() for group, _ in rows]
+    names = dict.fromkeys(name for row in columns for name in row)
     scores = iter(
         rewards.score(
             [rollout.text for _, rollout in rows],
             parsed=[rollout.parsed for _, rollout in rows],
             prompts=[group.prompt for group, _ in rows],
             completion_ids=[rollout.completion_ids for _, rollout in rows],
-            **reward_columns([group.problem for group, _ in rows]),
+            **{name: [row.get(name) for row in columns] for name in names},
             **extra,
         )
     )
@@ -131,11 +132,3 @@ def _with_rewards(groups: list[Group], rewards: RewardSet, extra: dict[str, Any]
 def _rewarded(rollout: Rollout, score: RewardBreakdown) -> Rollout:
     applies = any(value is not None for value in score.components.values())
     return replace(rollout, rewards=dict(score.components), reward=score.total if applies else None)
-
-
-def reward_columns(problems: Sequence[Problem]) -> dict[str, list[Any]]:
-    """Return what rewards see of each problem: every field, and every further column of its data set's row."""
-    rows = [problem.columns() for problem in problems]
-    return {
-        name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)
-    }

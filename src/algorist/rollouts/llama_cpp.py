@@ -49,7 +49,6 @@ class LlamaCppEngine:
         self.tokenizer, self.context = tokenizer, int(self.llama.n_ctx())
 
     def generate(self, prompts: Prompts, group_size: int, params: SamplingParams) -> Completions:
-        """Sample ``group_size`` completions per prompt; see ``RolloutEngine.generate``."""
         vocabulary = int(self.llama.n_vocab())
         check_request(prompts, group_size, self.context, vocabulary)
         rows = Rows(

@@ -23,7 +23,7 @@ class ModelSetting:
 
     def __init__(self, model: Any, tokenizer: Any = None) -> None:
         self.model = model
-        config = _text_config(model.config)
+        config = model.config.get_text_config(decoder=True)
         context = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
         self.context: int | None = context if isinstance(context, int) and context > 0 else None
         self.vocabulary = int(config.vocab_size)
@@ -68,25 +68,28 @@ class ModelSetting:
         Args:
             by_hand: Without autocast: the model's own forward is not called.
         """
-        training = [m for m in self.model.modules() if m.training]
-        checkpointing = [m for m in training if getattr(m, "gradient_checkpointing", False)]
-        self.model.eval()
+        dtype = compute_dtype(self.model)
+        mixed = not by_hand and dtype != weight_dtype(self.model)
+        autocast = torch.autocast(self.device.type, dtype=dtype if mixed else None, enabled=mixed)
+        with eval_mode(self.model), autocast:
+            yield
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Switch dropout and activation checkpointing off; afterwards each module has its own mode again."""
+    training = [module for module in model.modules() if module.training]
+    checkpointing = [module for module in training if getattr(module, "gradient_checkpointing", False)]
+    model.eval()
+    for module in checkpointing:
+        module.gradient_checkpointing = False  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
         for module in checkpointing:
-            module.gradient_checkpointing = False  # type: ignore[assignment]
-        try:
-            dtype = compute_dtype(self.model)
-            mixed = not by_hand and dtype != weight_dtype(self.model)
-            with torch.autocast(self.device.type, dtype=dtype if mixed else None, enabled=mixed):
-                yield
-        finally:
-            for module in training:
-                module.training = True
-            for module in checkpointing:
-                module.gradient_checkpointing = True  # type: ignore[assignment]
-
-
-def _text_config(config: Any) -> Any:
-    return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+            module.gradient_checkpointing = True  # type: ignore[assignment]
 
 
 def _decoder(tokenizer: Any) -> Callable[[list[int]], str] | None:

@@ -16,7 +16,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 from transformers.generation import StoppingCriteria, StoppingCriteriaList
 
 from algorist.errors import EngineError
-from algorist.models.sharding import is_sharded, why_not_by_forward
+from algorist.models.sharding import is_sharded, unwrap, why_not_by_forward
 from algorist.rollouts.base import Completions, Prompts, SamplingParams
 from algorist.rollouts.model_info import ModelSetting
 from algorist.rollouts.padded_batches import left_pad, plan_waves
@@ -47,7 +47,6 @@ class TransformersEngine:
         self.setting = ModelSetting(model, tokenizer)
 
     def generate(self, prompts: Prompts, group_size: int, params: SamplingParams) -> Completions:
-        """Sample ``group_size`` completions per prompt; see ``RolloutEngine.generate``."""
         if not len(prompts):
             return []
         if is_sharded(self.model):
@@ -75,7 +74,7 @@ class TransformersEngine:
             pad_token_id=self.setting.pad_token_id,
             use_cache=getattr(self.model.config, "use_cache", True) is not False,
         )
-        base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+        base = unwrap(self.model)
         own, base.generation_config = base.generation_config, neutral
         try:
             self.model.generate(

@@ -77,7 +77,7 @@ def check_machine(recipe: Recipe, device: torch.device) -> None:
         ConfigError: An attention kernel or vLLM's sleep mode that does not work here.
         MissingExtraError: Unsloth without a GPU, or not installed.
     """
-    from algorist.models.attention import attention_for
+    from algorist.models.attention import pick_attention
     from algorist.models.precision import pick_precision
     from algorist.models.unsloth import check_unsloth
     from algorist.rollouts.vllm.sleep import check_sleep
@@ -86,7 +86,7 @@ def check_machine(recipe: Recipe, device: torch.device) -> None:
     if recipe.model.backend == "unsloth":
         check_unsloth(recipe.model, device)
     else:
-        attention_for(recipe.model, device, precision.compute)
+        pick_attention(recipe.model, device, precision.compute)
     if recipe.grpo.engine == "vllm":
         check_sleep(recipe.grpo.vllm, device)
 

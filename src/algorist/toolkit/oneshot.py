@@ -387,7 +387,6 @@ def _build(
     settings.setdefault("engine", None)
     shared = {key: settings[key] for key in ("output_dir", "seed", "device", "report_to")}
     arguments = optim_arguments(section, **shared) | {"run_name": settings["run_name"]}
-    arguments |= {"num_train_epochs": section.epochs, "max_steps": section.max_steps or -1}
     # before the trainer: making it resets accelerate's state
     config = stock_config(section, arguments, rewards.weights)
     trainer = make_grpo_trainer(

@@ -131,10 +131,8 @@ class Batch:
         return sum(len(self.prompts[p]) for p in prompts) + sum(len(self.completions[row]) for row in rows)
 
     def to(self, device: torch.device | str) -> Batch:
-        """Return the batch with its tensors on ``device``."""
         moved = {n: v.to(device) for n in (*PER_TOKEN, "advantages") if (v := getattr(self, n)) is not None}
         return replace(self, **moved)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the batch as lists and tensors, for a checkpoint."""
         return {field.name: getattr(self, field.name) for field in fields(self)}

@@ -27,7 +27,6 @@ class MetricsCallback(TrainerCallback):
     def on_log(
         self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any
     ) -> None:
-        """Forward the numbers of one log call."""
         values = {k: float(v) for k, v in (logs or {}).items() if isinstance(v, (int, float))}
         if values and "train_runtime" not in values and state.is_world_process_zero:
             self.sink(state.global_step, values | self.hardware.read())
@@ -40,7 +39,6 @@ class EveryNSteps(TrainerCallback):
         self.every, self.action = every, action
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Run the action when its time has come."""
         if state.global_step % self.every == 0 and state.global_step < state.max_steps:
             self.action(state.global_step)
 
@@ -77,7 +75,6 @@ class StopSignal(TrainerCallback):
         self.say("stopping after this step; what was done is being saved (Ctrl-C again: stop at once)")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
-        """Ask the trainer to save and stop."""
         if self.stopped:
             control.should_save = True
             control.should_training_stop = True
@@ -93,13 +90,11 @@ class ProgressCallback(TrainerCallback):
         self._first_step = 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Start the clock."""
         self._start, self._first_step = time.monotonic(), state.global_step
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any
     ) -> None:
-        """Show one line."""
         done = state.global_step - self._first_step
         if not logs or done <= 0 or not state.is_world_process_zero or "train_runtime" in logs:
             return

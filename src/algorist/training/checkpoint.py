@@ -8,7 +8,6 @@ Everything is read with ``weights_only``.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -23,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.utils import SAFE_WEIGHTS_NAME
 
+from algorist.config.inputs import hash_of
 from algorist.errors import DAMAGED, CheckpointError
 from algorist.store.atomic import sync_folder
 from algorist.training import trl_seam
@@ -41,21 +41,13 @@ LAYOUT = 2
 """Layout of ``algorist_state.pt``; checkpoints of another one are refused."""
 
 
-def _hash(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
 def write_manifest(folder: Path, step: int) -> None:
     """Sync every file of a checkpoint and list it with size and sha256."""
     files = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST):
         with path.open("rb+") as file:
             os.fsync(file.fileno())
-        files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": _hash(path)}
+        files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": hash_of(path)}
     target = folder / MANIFEST
     with target.open("w", encoding="utf-8") as file:
         json.dump({"version": 1, "step": step, "files": files}, file, indent=1)
@@ -81,7 +73,7 @@ def damage(folder: Path) -> str:
             return f"{name} is missing"
         if path.stat().st_size != told.get("bytes"):
             return f"{name} has {path.stat().st_size} bytes, expected {told.get('bytes')}"
-        if _hash(path) != told.get("sha256"):
+        if hash_of(path) != told.get("sha256"):
             return f"{name} has changed (its hash differs)"
     return ""
 
@@ -207,10 +199,8 @@ def _quiet_about_ties() -> Iterator[None]:
 class ExactCheckpoints(ShardedTraining, trl_seam.SavesCheckpoints):
     """Mixin for Hugging Face trainers: atomic checkpoints with all the state that an exact continuation needs."""
 
-    args: Any
     state: Any
     model: Any
-    accelerator: Any
 
     def best_checkpoint(self) -> str:
         """Return the name of the checkpoint that is kept however old it is; set by who knows it."""
@@ -273,7 +263,11 @@ class ExactCheckpoints(ShardedTraining, trl_seam.SavesCheckpoints):
             self.accelerator.wait_for_everyone()
             if main:
                 write_manifest(staging / name, self.state.global_step)
-                self._into_place(staging / name, folder / name)
+                if (folder / name).exists():  # the same step saved twice (Ctrl-C at a save step)
+                    shutil.rmtree(folder / name)
+                (staging / name).rename(folder / name)
+                sync_folder(folder)
+                shutil.rmtree(staging, ignore_errors=True)
                 _rotate(folder, limit, self.best_checkpoint())
         except (OSError, SafetensorError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and "PytorchStreamWriter" not in str(error):
@@ -301,11 +295,3 @@ class ExactCheckpoints(ShardedTraining, trl_seam.SavesCheckpoints):
         shutil.rmtree(folder / "ref", ignore_errors=True)
         if (folder / "adapter_config.json").is_file():
             (folder / "README.md").unlink(missing_ok=True)  # PEFT's empty form
-
-    @staticmethod
-    def _into_place(made: Path, target: Path) -> None:
-        if target.exists():  # the same step saved twice (Ctrl-C at a save step)
-            shutil.rmtree(target)
-        made.rename(target)
-        sync_folder(target.parent)
-        shutil.rmtree(made.parent, ignore_errors=True)

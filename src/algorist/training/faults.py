@@ -10,18 +10,17 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from transformers import TrainerCallback
 
-from algorist.config.schema import GRPOSection
+from algorist.config.schema import GRPOSection, SFTSection
 from algorist.config.vllm_sections import ColocatedVLLMSection
 from algorist.errors import TrainingError, is_out_of_memory
-from algorist.training import trl_seam
 
+T = TypeVar("T")
 log = logging.getLogger("algorist.training.faults")
 
 MAX_BAD_STEPS = 5
@@ -74,46 +73,32 @@ class FiniteSteps(TrainerCallback):
             )
 
 
-class SmallerParts:
-    """Mixin for SFT trainers: an accumulation window that does not fit into memory is computed again in smaller parts."""
+def until_it_fits(
+    trainer: Any, model: Any, compute: Callable[[], T], smaller: Callable[[], bool], *, alone: bool
+) -> T:
+    """Return what ``compute`` returns; where memory runs out, ``smaller`` makes the next attempt smaller.
 
-    accelerator: Any
-    load: Load
+    Args:
+        trainer: Has the recipe's ``section``, and ``args``.
+        model: Its gradients are dropped before the next attempt.
+        compute: One step's forward and backward passes.
+        smaller: Returns False where nothing is left to try.
+        alone: No other process waits in the middle of the step.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._window: list[Any] = []
-        self._window_ended = False
-        self._marked: Any = None
-        super().__init__(*args, **kwargs)
-
-    def can_halve(self) -> bool:
-        """Make the next attempt smaller; return False when that is not possible."""
-        return False
-
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        """One micro-batch; when memory runs out, the whole accumulation window again with smaller parts."""
-        if self._window_ended or not self._window:
-            self._window, self._window_ended, self._marked = [], False, trl_seam.mark(self)
-        self._window.append(inputs)
-        todo = [inputs]
-        while True:
-            try:
-                for batch in todo:
-                    loss: torch.Tensor = super().training_step(model, batch, num_items_in_batch)  # type: ignore[misc]
-                break
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                alone = self.accelerator.num_processes == 1
-                if not alone or not self.can_halve():
-                    raise TrainingError(out_of_memory_text(self.load, error, halves=alone)) from error
-            # Here and not in the handler, whose traceback keeps the failed pass's tensors alive.
-            # The failed backward may have added a part of its gradients: the window starts over.
-            free_memory(model)
-            trl_seam.rewind(self, self._marked)
-            todo = list(self._window)
-        self._window_ended = self.accelerator.sync_gradients
-        return loss
+    Raises:
+        TrainingError: The smallest attempt does not fit, or the first one of several processes.
+    """
+    while True:
+        try:
+            return compute()
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            if not alone or not smaller():
+                text = out_of_memory_text(trainer.section, trainer.args.device, error, halves=alone)
+                raise TrainingError(text) from error
+        # Here and not in the handler, whose traceback keeps the failed pass's tensors alive.
+        free_memory(model)  # a failed backward may have added a part of its gradient
 
 
 def free_memory(model: Any) -> None:
@@ -124,105 +109,70 @@ def free_memory(model: Any) -> None:
         torch.cuda.empty_cache()
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """What decides how much memory an update takes, by the recipe's names. ``vllm_share`` None: vLLM takes none here."""
-
-    stage: str
-    batch_size: int
-    gradient_accumulation_steps: int
-    gradient_checkpointing: bool = False
-    group_size: int | None = None
-    steps_per_generation: int | None = None
-    max_completion_tokens: int | None = None
-    vllm_share: float | None = None
-    processes: int = 1
-    cuda: bool = False
-
-
-def memory_advice(load: Load) -> list[str]:
+def memory_advice(section: SFTSection | GRPOSection, *, cuda: bool) -> list[str]:
     """Return what makes an update smaller, in the order to try; each value is one that the recipe takes.
 
     Batch and accumulation change by one factor, so that a step holds what it held; the group still divides the step.
     """
-    told = [] if load.gradient_checkpointing else [f"{load.stage}.gradient_checkpointing=true"]
-    smaller = smaller_batch(load)
-    if smaller:
-        changed = " ".join(f"{load.stage}.{name}={value}" for name, value in smaller.items())
-        told.append(
-            f"{changed} (instead of {load.batch_size} and {load.gradient_accumulation_steps}: the same step in smaller parts)"
+    grpo = section if isinstance(section, GRPOSection) else None
+    stage = "grpo" if grpo else "sft"
+    ways = [] if section.gradient_checkpointing else [f"{stage}.gradient_checkpointing=true"]
+    if smaller := smaller_batch(section):
+        changed = " ".join(f"{stage}.{name}={value}" for name, value in smaller.items())
+        ways.append(
+            f"{changed} (instead of {section.batch_size} and {section.gradient_accumulation_steps}: the same step in smaller parts)"
         )
-    group = _smaller_group(load)
-    if group is not None:
-        told.append(f"{load.stage}.group_size={group} (instead of {load.group_size})")
-    if load.max_completion_tokens and load.max_completion_tokens > 1:
-        half = load.max_completion_tokens // 2
-        told.append(f"{load.stage}.max_completion_tokens={half} (instead of {load.max_completion_tokens})")
-    if load.vllm_share is not None:
-        share = round(max(0.1, load.vllm_share - 0.2), 2)
-        if share < load.vllm_share:
-            told.append(
-                f"{load.stage}.vllm.gpu_memory_utilization={share:g} (instead of {load.vllm_share:g}; the rest is the update's)"
-            )
-    told.append("a smaller model (model.name), or an adapter (model.lora.rank=16)")
-    if load.cuda:
-        told.append("several GPUs with DeepSpeed ZeRO (algorist launch --config zero3 RECIPE)")
-        told.append(
+    if grpo is not None:
+        ways += _smaller_rollouts(grpo)
+    ways.append("a smaller model (model.name), or an adapter (model.lora.rank=16)")
+    if cuda:
+        ways.append("several GPUs with DeepSpeed ZeRO (algorist launch --config zero3 RECIPE)")
+        ways.append(
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment, against fragmentation"
         )
-    return told
+    return ways
 
 
-def smaller_batch(load: Any) -> dict[str, int]:
-    """Return the settings of the next smaller micro-batch (half, where it is even) with the same step; none at one row.
-
-    Args:
-        load: A ``Load``, or a recipe's ``sft`` or ``grpo`` section.
-    """
-    rows = load.batch_size
+def smaller_batch(section: SFTSection | GRPOSection) -> dict[str, int]:
+    """Return the settings of the next smaller micro-batch (half, where it is even) with the same step; none at one row."""
+    rows = section.batch_size
     part = next((d for d in range(rows // 2, 0, -1) if rows % d == 0), None)
     if part is None:
         return {}
     factor = rows // part
     changed = {
         "batch_size": part,
-        "gradient_accumulation_steps": load.gradient_accumulation_steps * factor,
+        "gradient_accumulation_steps": section.gradient_accumulation_steps * factor,
     }
-    generation = getattr(load, "steps_per_generation", None)
+    generation = getattr(section, "steps_per_generation", None)
     return changed if generation is None else changed | {"steps_per_generation": generation * factor}
 
 
-def _smaller_group(load: Load) -> int | None:
-    """Return the group size nearest to half of the present one that the batches still hold whole, or None."""
-    if load.group_size is None:
-        return None
-    step = load.batch_size * load.gradient_accumulation_steps
-    sampled = load.batch_size * (load.steps_per_generation or load.gradient_accumulation_steps)
-    fits = [g for g in range(2, load.group_size) if step % g == 0 and sampled % g == 0]
-    return min(fits, key=lambda g: abs(g - load.group_size / 2), default=None)  # type: ignore[operator]
+def _smaller_rollouts(section: GRPOSection) -> list[str]:
+    """Return smaller values for what sampling decides: group, completions, vLLM's share of the GPU."""
+    ways = []
+    step = section.batch_size * section.gradient_accumulation_steps
+    sampled = section.batch_size * (section.steps_per_generation or section.gradient_accumulation_steps)
+    size = section.group_size
+    fits = [g for g in range(2, size) if step % g == 0 and sampled % g == 0]
+    if fits:
+        group = min(fits, key=lambda g: abs(g - size / 2))
+        ways.append(f"grpo.group_size={group} (instead of {size})")
+    if (longest := section.max_completion_tokens) > 1:
+        ways.append(f"grpo.max_completion_tokens={longest // 2} (instead of {longest})")
+    if section.engine == "vllm" and isinstance(section.vllm, ColocatedVLLMSection):
+        present = section.vllm.gpu_memory_utilization
+        share = round(max(0.1, present - 0.2), 2)
+        if share < present:
+            ways.append(
+                f"grpo.vllm.gpu_memory_utilization={share:g} (instead of {present:g}; the rest is the update's)"
+            )
+    return ways
 
 
-def load_of(stage: str, section: Any, device: torch.device) -> Load:
-    """Return the load of a recipe's ``sft`` or ``grpo`` section on a device."""
-    grpo = isinstance(section, GRPOSection)
-    share = None
-    if grpo and section.engine == "vllm" and isinstance(section.vllm, ColocatedVLLMSection):
-        share = section.vllm.gpu_memory_utilization
-    return Load(
-        stage=stage,
-        batch_size=section.batch_size,
-        gradient_accumulation_steps=section.gradient_accumulation_steps,
-        gradient_checkpointing=section.gradient_checkpointing,
-        group_size=section.group_size if grpo else None,
-        steps_per_generation=section.steps_per_generation if grpo else None,
-        max_completion_tokens=section.max_completion_tokens if grpo else None,
-        vllm_share=share,
-        processes=getattr(section, "processes", 1),
-        cuda=device.type == "cuda",
-    )
-
-
-def out_of_memory_text(load: Load, error: BaseException, *, halves: bool) -> str:
+def out_of_memory_text(
+    section: SFTSection | GRPOSection, device: torch.device, error: BaseException, *, halves: bool
+) -> str:
     """Return the message for an update that does not fit; on one line. ``halves``: smaller parts were tried."""
     how = (
         "also with one row at a time"
@@ -230,6 +180,5 @@ def out_of_memory_text(load: Load, error: BaseException, *, halves: bool) -> str
         else "and smaller parts are not tried where processes work in step"
     )
     said = (str(error).splitlines() or [type(error).__name__])[0]
-    return (
-        f"out of memory in the update, {how}: {said}. Change, in this order: {'; '.join(memory_advice(load))}"
-    )
+    advice = "; ".join(memory_advice(section, cuda=device.type == "cuda"))
+    return f"out of memory in the update, {how}: {said}. Change, in this order: {advice}"

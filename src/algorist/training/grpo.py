@@ -19,8 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
-from algorist.config.grpo_sections import PoolsSection, ReplaySection, ResampleSection
-from algorist.errors import TrainingError, is_out_of_memory
+from algorist.config.schema import GRPOSection
 from algorist.grading.workers import stats
 from algorist.objectives import token_losses, top_entropy_mask
 from algorist.prompts import PromptFormat
@@ -30,11 +29,12 @@ from algorist.rollouts.collect import collect
 from algorist.training import step
 from algorist.training.batch import Batch
 from algorist.training.checkpoint import ExactCheckpoints
-from algorist.training.faults import FiniteSteps, Load, free_memory, out_of_memory_text
+from algorist.training.faults import FiniteSteps, until_it_fits
 from algorist.training.group_rewards import useful
 from algorist.training.log_probs import LogProbs
 from algorist.training.metrics import Averages, Metrics, rollout_metrics
 from algorist.training.order import ProblemOrder, Reserve, Schedule, join_groups, parts_of
+from algorist.training.part_size import tokens_that_fit
 from algorist.training.policy_engine import PolicyEngine
 from algorist.training.pools import Pools
 from algorist.training.processes import reminder
@@ -49,34 +49,16 @@ log = logging.getLogger("algorist.training.grpo")
 OnRollouts = Callable[[int, list[Group], Tensor], None]
 LIMITS = ("timeout", "memory", "crashed")
 """Answers of a rollout batch that the grader could not decide within its limits, by reason: metrics ``grading/…``."""
-_SEED_STRIDE = 1_000_003
+SEED_STRIDE = 1_000_003
 
 
 class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
     """Trains a policy by GRPO.
 
-    Args:
-        model: The policy, with its adapter if one is trained.
-        tokenizer: Its tokenizer.
-        problems: Training problems.
-        prompt_format: Renders questions and parses completions.
-        rewards: What completions are paid for.
+    Args, beside those of ``make_grpo_trainer``:
         args: transformers' arguments; ``gradient_accumulation_steps`` is 1, a step's parts are made here.
         objective: What a step minimises.
-        schedule: How many completions a rollout batch and a step hold.
-        engine: Samples from the policy.
         sampling: How; its ``seed`` advances by one stride per rollout batch.
-        load: The recipe's names of what takes memory, for advice.
-        matcher: How answers are compared for the stored verdict.
-        packed: Use the packed log-prob pass where it applies.
-        sampler_log_probs: Take old log-probs from the sampler where they are exact.
-        resample: Limits of the refill; None leaves useless groups in their places.
-        replay: How long useful groups are kept for places without one; None keeps none.
-        pools: How long problems rest that are solved or hopeless; None lets none rest.
-        part_tokens: Most packed tokens of one forward and backward, besides the micro-batch's completions; None: no bound.
-        on_rollouts: Called by the main process with (steps done, groups, advantages (P, G)) for each rollout batch; groups that do
-            not train come last, their advantages are NaN.
-        callbacks: transformers' callbacks.
     """
 
     def __init__(
@@ -86,33 +68,26 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
         tokenizer: Any,
         problems: Sequence[Problem],
         prompt_format: PromptFormat,
+        section: GRPOSection,
         rewards: RewardSet,
         args: TrainingArguments,
         objective: step.Objective,
-        schedule: Schedule,
         engine: RolloutEngine,
         sampling: SamplingParams,
-        load: Load,
         matcher: str = "symbolic",
-        packed: bool = True,
-        sampler_log_probs: bool = True,
-        resample: ResampleSection | None = None,
-        replay: ReplaySection | None = None,
-        pools: PoolsSection | None = None,
-        part_tokens: int | None = None,
         on_rollouts: OnRollouts | None = None,
         callbacks: Sequence[Any] = (),
     ) -> None:
         self.tokenizer, self.problems, self.prompt_format = tokenizer, list(problems), prompt_format
         self.rewards, self.matcher, self.on_rollouts = rewards, matcher, on_rollouts
         self.objective: step.Objective = objective
-        self.schedule, self.load = schedule, load
+        self.section, self.schedule = section, Schedule.from_section(section)
         self.engine, self.sampling = engine, sampling
-        self.sampler_log_probs, self.part_tokens = sampler_log_probs, part_tokens
-        self.resample, self.reserve = resample, Reserve(self.problems, args.seed)
-        self.replay = Replay(replay, self.problems) if replay else None
-        self.pools = Pools(pools) if pools else None
-        self.log_probs = LogProbs(temperature=sampling.temperature, packed=packed)
+        self.part_tokens = tokens_that_fit(model, section)
+        self.reserve = Reserve(self.problems, args.seed)
+        self.replay = Replay(section.replay, self.problems) if section.replay else None
+        self.pools = Pools(section.pools) if section.pools else None
+        self.log_probs = LogProbs(temperature=sampling.temperature)
         self.reference = Reference(model) if objective.beta else None
         self.generation_count = 0
         self.position = 0  # steps done on the present rollout batch
@@ -194,12 +169,15 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
         """Return the groups of ``problems`` from all processes; every process must call this."""
         rank, processes = self.args.process_index, self.args.world_size
         share = self.schedule.share(len(problems), rank, processes)
+        seed = self.sampling.seed
+        if seed is not None:
+            seed += SEED_STRIDE * self.generation_count
         groups = collect(
-            PolicyEngine(self, first_row=rank * len(problems) * self.schedule.group_size // processes),
+            PolicyEngine(self.engine, self, rank * len(problems) * self.schedule.group_size // processes),
             self.tokenizer,
             [problems[place] for place, _ in share],
             self.prompt_format,
-            self._sampling(),
+            replace(self.sampling, seed=seed),
             [count for _, count in share],
             rewards=self.rewards,
             matcher=self.matcher,
@@ -211,7 +189,7 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
 
     def _filled(self, groups: list[Group], problems: Sequence[Problem]) -> Filled:
         """Return a rollout batch with its useless groups replaced, as far as the recipe wants that."""
-        if self.resample is None:
+        if self.section.resample is None:
             return Filled(groups, seconds=groups[0].seconds)
         ids = {problem.id for problem in problems} | (self.pools.resting() if self.pools else set())
 
@@ -221,24 +199,15 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
             return self._sample(fresh) if fresh else []
 
         least = math.ceil(self.args.world_size / self.schedule.group_size)  # work for every process
-        return refill(groups, draw, self._useful, self.resample, least=least)
+        return refill(groups, draw, self._useful, self.section.resample, least=least)
 
     def _useful(self, groups: Sequence[Group]) -> list[bool]:
         return useful(groups, step.single_rewards(self.objective))
 
-    def _sampling(self) -> SamplingParams:
-        seed = self.sampling.seed
-        if seed is None:
-            return self.sampling
-        return replace(self.sampling, seed=seed + _SEED_STRIDE * self.generation_count)
-
     def _with_old_and_reference(self, model: Any, batch: Batch, replayed: Sequence[int] = ()) -> Batch:
         """Add what later steps compare with: log-probs of the policy that sampled, and of the reference.
 
-        Args:
-            model: The policy.
-            batch: This process's completions.
-            replayed: Places of groups of an earlier policy, whose sampler's log-probs are those of that policy.
+        ``replayed`` are the places of groups of an earlier policy, whose sampler's log-probs are those of that policy.
         """
         correct = self.objective.correction is not None and batch.sampler_log_probs is not None
         if correct or self.schedule.steps > 1 or replayed:
@@ -263,7 +232,7 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
         weights = next(iter(self.model.parameters())).dtype
         exact = weights == torch.float32 and not self.args.bf16 and not self.args.fp16
         known = batch.sampler_log_probs is not None and not bool(batch.sampler_log_probs.isnan().any())
-        return self.sampler_log_probs and exact and known and self.sampling.temperature > 0
+        return exact and known and self.sampling.temperature > 0
 
     @torch.no_grad()
     def _without_gradient(self, model: Any, batch: Batch, *, entropy: bool = False) -> Tensor:
@@ -295,18 +264,13 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
         replicated = isinstance(model, DistributedDataParallel)
         policy = model.module if replicated else model
         counted = self._top_entropy(policy, batch) if self.objective.top_entropy_share < 1 else None
-        while True:
-            try:
-                loss, metrics = self._in_parts(policy, batch, fresh, counted)
-                break
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                alone = replicated or self.args.world_size == 1
-                if not alone or not self._halve(batch):
-                    raise TrainingError(out_of_memory_text(self.load, error, halves=alone)) from error
-            # Here and not in the handler, whose traceback keeps the failed pass's tensors alive.
-            free_memory(policy)  # a failed backward may have added a part of its gradient
+        loss, metrics = until_it_fits(
+            self,
+            policy,
+            lambda: self._in_parts(policy, batch, fresh, counted),
+            lambda: self._halve(batch),
+            alone=replicated or self.args.world_size == 1,
+        )
         if replicated:
             with reminder("for the gradients of the other processes"):
                 average_gradients(policy)
@@ -409,7 +373,7 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
             self.pools.see(groups)
             self.averages.add({"groups/resting": float(len(self.pools.resting()))})
         self.averages.add(rollout_metrics(groups, self.rewards.names, filled.seconds))
-        if self.resample is not None or self.replay is not None:
+        if self.section.resample is not None or self.replay is not None:
             self.averages.add(filled.metrics(self._useful(filled.groups), len(replayed)))
         not_trained = advantages_PG.new_full((len(filled.spare), advantages_PG.shape[1]), math.nan)
         advantages_PG = torch.cat([advantages_PG, not_trained])
@@ -477,7 +441,6 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
         }
 
     def load_extra_state(self, state: dict[str, Any]) -> None:
-        """Restore what ``extra_state`` returned."""
         super().load_extra_state(state)
         self.generation_count, self.position = state["generation_count"], state["position"]
         kept = state["rollouts"]

@@ -16,17 +16,15 @@ from algorist.config.schema import GRPOSection
 from algorist.config.vllm_sections import ONLY_OURS, own_server
 from algorist.errors import ConfigError, nearest
 from algorist.models.precision import mixed_precision
+from algorist.models.sharding import unwrap
 from algorist.objectives.ratios import Correction
 from algorist.prompts import PromptFormat
 from algorist.rewards import RewardSet
 from algorist.rollouts.base import RolloutEngine, SamplingParams
 from algorist.rollouts.engines import make_engine
-from algorist.training.faults import load_of
 from algorist.training.grpo import AlgoristGRPOTrainer, OnRollouts
-from algorist.training.log_probs import stop_recomputing, unwrap
-from algorist.training.order import Schedule
+from algorist.training.log_probs import stop_recomputing
 from algorist.training.own import find_advantage, find_loss
-from algorist.training.part_size import tokens_that_fit
 from algorist.training.rounding import bare_optimizer
 from algorist.training.step import Objective
 from algorist.training.training_arguments import optim_arguments
@@ -38,14 +36,8 @@ TENSORS = ("log_probs", "old_log_probs", "advantages", "mask")
 
 def sampling_params(section: GRPOSection, seed: int) -> SamplingParams:
     """Return how a ``grpo`` section samples."""
-    return SamplingParams(
-        temperature=section.temperature,
-        top_p=section.top_p,
-        top_k=section.top_k,
-        min_p=section.min_p,
-        max_new_tokens=section.max_completion_tokens,
-        seed=seed,
-    )
+    same = section.model_dump(include={"temperature", "top_p", "top_k", "min_p"})
+    return SamplingParams(**same, max_new_tokens=section.max_completion_tokens, seed=seed)
 
 
 def check_enough_problems(problems: int, section: GRPOSection) -> None:
@@ -150,7 +142,8 @@ def make_grpo_trainer(
         seed: Seed of data order and sampling.
         device: Device of training.
         matcher: How answers are compared for the stored verdict.
-        on_rollouts: Receives every rollout batch: steps done, groups, advantages (P, G).
+        on_rollouts: Called by the main process with (steps done, groups, advantages (P, G)) for each rollout batch; groups that do
+            not train come last, their advantages are NaN.
         callbacks: transformers callbacks.
         report_to: Trackers.
         run_name: Name of the run in trackers.
@@ -175,16 +168,16 @@ def make_grpo_trainer(
         report_to=report_to,
         mixed=mixed_precision(model, device),
     )
-    common |= {"run_name": run_name, "num_train_epochs": section.epochs, "max_steps": section.max_steps or -1}
+    common["run_name"] = run_name
     shared: dict[str, Any] = {
         "model": model,
         "tokenizer": tokenizer,
         "problems": problems,
         "prompt_format": prompt_format,
+        "section": section,
         "rewards": rewards,
         "objective": objective,
         "sampling": sampling_params(section, seed),
-        "load": load_of("grpo", section, device),
         "matcher": matcher,
         "on_rollouts": on_rollouts,
         "callbacks": callbacks,
@@ -192,26 +185,16 @@ def make_grpo_trainer(
     if through_trl or not section.fast_update:
         from algorist.training.stock import make_stock_trainer
 
-        trainer: Any = make_stock_trainer(section=section, arguments=common, engine=engine, **shared)
+        trainer: Any = make_stock_trainer(arguments=common, engine=engine, **shared)
     else:
         assert engine is not None
-        schedule = Schedule.from_section(section)
         args = TrainingArguments(
             **common,
-            per_device_train_batch_size=schedule.rows // schedule.shares,
+            per_device_train_batch_size=section.batch_size * section.gradient_accumulation_steps,
             gradient_accumulation_steps=1,
             remove_unused_columns=False,
         )
-        trainer = AlgoristGRPOTrainer(
-            args=args,
-            schedule=schedule,
-            engine=engine,
-            resample=section.resample,
-            replay=section.replay,
-            pools=section.pools,
-            part_tokens=tokens_that_fit(model, section),
-            **shared,
-        )
+        trainer = AlgoristGRPOTrainer(args=args, engine=engine, **shared)
     trainer.optimizer_cls_and_kwargs = bare_optimizer(model, section)
     trainer.remove_callback(PrinterCallback)  # the display shows the lines
     return trainer

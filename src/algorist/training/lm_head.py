@@ -171,7 +171,14 @@ def completion_log_probs(
     vocab = weight_VH.shape[0]
     device = hidden_NH.device.type
     if device not in ("cpu", "meta"):
-        return _in_tiles(hidden_NH, weight_VH, bias_V, targets_N, temperature, compute_entropy, compute_top1)
+        from algorist.training.trl_seam import ChunkedLogProbFunction
+
+        wanted = [n for n, on in (("entropy", compute_entropy), ("is_top1", compute_top1)) if on]
+        columns = min(TILE_COLUMNS, vocab)
+        found = ChunkedLogProbFunction.apply(
+            hidden_NH, weight_VH, bias_V, targets_N, temperature, columns, None, 1.0, tuple(wanted)
+        )
+        return Scores(found[0], found[1], found[4])
     shapes_only = device == "meta"  # which knows no autocast
     mixed = not shapes_only and torch.is_autocast_enabled(device)
     dtype = torch.get_autocast_dtype(device) if mixed else hidden_NH.dtype
@@ -196,22 +203,3 @@ def completion_log_probs(
     return Scores(
         log_probs[:rows], None if entropy is None else entropy[:rows], None if top1 is None else top1[:rows]
     )
-
-
-def _in_tiles(
-    hidden_NH: Tensor,
-    weight_VH: Tensor,
-    bias_V: Tensor | None,
-    targets_N: Tensor,
-    temperature: float,
-    compute_entropy: bool,
-    compute_top1: bool,
-) -> Scores:
-    from algorist.training.trl_seam import ChunkedLogProbFunction
-
-    wanted = [n for n, on in (("entropy", compute_entropy), ("is_top1", compute_top1)) if on]
-    columns = min(TILE_COLUMNS, weight_VH.shape[0])
-    found = ChunkedLogProbFunction.apply(
-        hidden_NH, weight_VH, bias_V, targets_N, temperature, columns, None, 1.0, tuple(wanted)
-    )
-    return Scores(found[0], found[1], found[4])

@@ -11,8 +11,8 @@ import functools
 import logging
 import types
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from algorist.models.precision import on_gpu
 from algorist.models.products import fast_linear
-from algorist.models.sharding import wrapped_module
+from algorist.models.sharding import unwrap, wrapped_module
+from algorist.rollouts.model_info import eval_mode
 from algorist.training.batch import Batch
 from algorist.training.lm_head import altered_logits, completion_log_probs
 from algorist.training.long_rows import tiles
@@ -68,32 +69,22 @@ class LogProbs:
             compute_entropy: Also return the entropy of each next-token distribution.
             autocast: Makes the context of the forward.
         """
+        ways: dict[str, Any] = {"temperature": self.temperature, "compute_entropy": compute_entropy}
         reason = self.why_plain(model, batch, autocast) if self.packed else "it is switched off"
         if reason is None:
             try:
-                return packed_log_probs(
-                    model,
-                    batch,
-                    temperature=self.temperature,
-                    compute_entropy=compute_entropy,
-                    autocast=autocast,
-                    sparing=self.sparing,
-                )
+                return packed_log_probs(model, batch, autocast=autocast, sparing=self.sparing, **ways)
             except NotCovered as error:
                 reason = str(error)
         if self.packed and reason not in self._said:
             self._said.add(reason)
             log.warning("the packed log-prob pass is off: %s; each completion is computed by itself", reason)
-        return plain_log_probs(
-            model, batch, temperature=self.temperature, compute_entropy=compute_entropy, autocast=autocast
-        )
+        return plain_log_probs(model, batch, autocast=autocast, **ways)
 
     def spare_memory(self, model: nn.Module, tokens: int) -> bool:
         """Compute recomputed layers with the least memory from now on; False where that is so already, or would save nothing.
 
-        Args:
-            model: As for a call.
-            tokens: Of the completion that does not fit, its prompt included.
+        ``tokens`` are those of the completion that does not fit, its prompt included.
         """
         base = unwrap(model)
         in_tiles = any(tiles(getattr(m, "mlp", None), tokens) > 1 for m in base.modules())
@@ -261,25 +252,6 @@ def _forward_packed(
         if own is not None:
             head.forward = own
     return result
-
-
-@contextmanager
-def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Switch dropout off; afterwards each module has its own mode again."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
-
-
-def unwrap(model: nn.Module) -> Any:
-    """Return the transformers model inside DDP, DeepSpeed and PEFT wrappers."""
-    inner = wrapped_module(model)
-    get_base = getattr(inner, "get_base_model", None)
-    return get_base() if get_base is not None else inner
 
 
 def recomputes(base: Any) -> bool:

@@ -48,12 +48,10 @@ class Metrics:
         self.sums[name] = (total, count)
 
     def merge(self, other: Metrics) -> None:
-        """Add another process's sums."""
         for name, (total, count) in other.sums.items():
             self.add_sum(name, total, count)
 
     def values(self) -> dict[str, float]:
-        """Return the numbers by name."""
         return {
             name: total if name.endswith((*_LEAST, *_GREATEST)) else total / count
             for name, (total, count) in self.sums.items()

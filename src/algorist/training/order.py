@@ -77,12 +77,7 @@ class Schedule:
 class Reserve:
     """Problems beyond those of the data loader: permutations of all of them, one after another, by the seed alone.
 
-    Args:
-        problems: All problems.
-        seed: Seed of the permutations.
-
-    Attributes:
-        position: Problems drawn or passed over so far; all that a checkpoint needs.
+    ``position`` counts the problems drawn or passed over so far: all that a checkpoint needs.
     """
 
     def __init__(self, problems: Sequence[Problem], seed: int) -> None:
@@ -132,7 +127,6 @@ class ProblemOrder(Sampler[list[int]]):
         return _Loader(list(problems), batch_sampler=order, collate_fn=list)  # type: ignore[arg-type]
 
     def set_epoch(self, epoch: int) -> None:
-        """Take the permutation of ``epoch``."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[list[int]]:

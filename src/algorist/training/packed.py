@@ -34,11 +34,11 @@ class SelfBlock:
     packed positions; ``prompt_n2`` says where each row's prompt starts and how long it is (0 for prompts themselves).
     """
 
+    longest_prompt: int
     index_nL: Tensor
     real_R: Tensor
     packed_R: Tensor
     prompt_n2: Tensor
-    longest_prompt: int
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -73,16 +73,16 @@ class Layout:
     (B, T) completions.
     """
 
-    tokens_N: Tensor
-    positions_N: Tensor
     used: int
+    longest: int
     groups: tuple[Group, ...]
     prompts: tuple[SelfBlock, ...]
     completions: tuple[SelfBlock, ...]
+    tokens_N: Tensor
+    positions_N: Tensor
     predict_M: Tensor
     targets_M: Tensor
     scatter_M: Tensor
-    longest: int
 
 
 def pack(batch: Batch, block_tokens: int = BLOCK_TOKENS) -> Layout:
@@ -138,26 +138,12 @@ def pack(batch: Batch, block_tokens: int = BLOCK_TOKENS) -> Layout:
             device,
         )
     )
-    tokens_N, positions_N, predict_M, targets_M, scatter_M = (next(moved) for _ in lists)
+    row_tensors = [next(moved) for _ in lists]
     prompts, completions = (
-        tuple(
-            SelfBlock(next(moved), next(moved), next(moved), next(moved), block.longest_prompt)
-            for block in blocks
-        )
+        tuple(SelfBlock(block.longest_prompt, *(next(moved) for _ in block.tensors)) for block in blocks)
         for blocks in (prompts, completions)
     )
-    return Layout(
-        tokens_N,
-        positions_N,
-        used,
-        tuple(groups),
-        prompts,
-        completions,
-        predict_M,
-        targets_M,
-        scatter_M,
-        longest,
-    )
+    return Layout(used, longest, tuple(groups), prompts, completions, *row_tensors)
 
 
 def in_one_copy(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
@@ -187,10 +173,5 @@ def _self_block(spans: list[Span]) -> SelfBlock:
     # Padding repeats the row's last token: a right-padded causal row never looks at it, and its output is dropped.
     index = first_n[:, None] + torch.minimum(offsets_L[None], size_n[:, None] - 1)
     real = (offsets_L[None] < size_n[:, None]).view(-1).nonzero()[:, 0]
-    return SelfBlock(
-        index,
-        real,
-        index.view(-1)[real],
-        torch.stack(prompt, 1),
-        int(prompt[1].max()),
-    )
+    packed = index.view(-1)[real]
+    return SelfBlock(int(prompt[1].max()), index, real, packed, torch.stack(prompt, 1))

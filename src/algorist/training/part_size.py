@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from algorist.config.schema import GRPOSection
 from algorist.models.precision import compute_dtype, on_gpu, unused_gpu_bytes, weight_dtype
+from algorist.models.sharding import unwrap
 from algorist.training.batch import Batch
-from algorist.training.log_probs import LogProbs, packed_log_probs, unwrap
+from algorist.training.log_probs import LogProbs, packed_log_probs
 
 log = logging.getLogger("algorist.training.part_size")
 

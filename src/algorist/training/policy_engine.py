@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from algorist.rollouts.base import Completions, Prompts, SamplingParams
-from algorist.training.log_probs import eval_mode
+from algorist.rollouts.base import Completions, Prompts, RolloutEngine, SamplingParams
+from algorist.rollouts.model_info import eval_mode
 from algorist.training.processes import rank_draws, whole_weights
 
 
@@ -15,16 +15,16 @@ class PolicyEngine:
     """The trainer's engine on the weights of this moment: dropout off, whole weights, the random numbers of this process.
 
     Args:
-        trainer: Has the engine, the policy and the accelerator.
+        engine: Samples.
+        trainer: Has the policy and the accelerator.
         first_row: Place of this process's first completion among those of all processes.
     """
 
-    def __init__(self, trainer: Any, first_row: int) -> None:
-        self.trainer, self.name = trainer, trainer.engine.name
+    def __init__(self, engine: RolloutEngine, trainer: Any, first_row: int) -> None:
+        self.engine, self.trainer, self.name = engine, trainer, engine.name
         self.row = first_row  # of the next completion among those of all processes
 
     def generate(self, prompts: Prompts, group_size: int, params: SamplingParams) -> Completions:
-        """Sample as ``RolloutEngine`` says."""
         accelerator = self.trainer.accelerator
         policy = accelerator.unwrap_model(self.trainer.model_wrapped, keep_fp32_wrapper=True)
         with (
@@ -33,6 +33,6 @@ class PolicyEngine:
             whole_weights(policy),
             rank_draws(accelerator, params, self.row) as drawn,
         ):
-            groups = self.trainer.engine.generate(prompts, group_size, drawn)
+            groups = self.engine.generate(prompts, group_size, drawn)
         self.row += len(prompts) * group_size
         return groups

@@ -41,9 +41,7 @@ class Pools:
                 self._rests[group.problem.id] = (pool, times, self.batch + length)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
         return {"batch": self.batch, "rests": self._rests}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what ``state_dict`` returned."""
         self.batch, self._rests = state["batch"], {name: tuple(rest) for name, rest in state["rests"].items()}

@@ -133,10 +133,6 @@ class Processes:
         with reminder("for the other processes"):
             return list(gather_object([value]))
 
-    def any(self, value: bool) -> bool:
-        """Return whether ``value`` is true in at least one process."""
-        return any(self.gather(value))
-
     def stop_signal(self, say: Callable[[str], None]) -> StopSignal:
         """Return the callback for Ctrl-C: all processes stop after the same step."""
         return StopSignal(say) if self.count == 1 else _StopTogether(say, self)
@@ -155,7 +151,7 @@ class _StopTogether(StopSignal):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """Ask every trainer to save and stop when one process was told to."""
         asked = os.environ.get(STOP_FILE)
-        self.stopped = self.processes.any(self.stopped or bool(asked and Path(asked).exists()))
+        self.stopped = any(self.processes.gather(self.stopped or bool(asked and Path(asked).exists())))
         return super().on_step_end(args, state, control, **kwargs)
 
 

@@ -18,12 +18,7 @@ from algorist.types import Grade, Group, Parsed, Problem, Rollout
 
 
 class Replay:
-    """The useful groups of the last rollout batches.
-
-    Args:
-        section: The greatest age.
-        problems: All problems, by which a checkpoint's groups are found again.
-    """
+    """The useful groups of the last rollout batches; a checkpoint's are found again by their problems' ids."""
 
     def __init__(self, section: ReplaySection, problems: Sequence[Problem]) -> None:
         self.section, self.batch = section, 0
@@ -70,7 +65,6 @@ class Replay:
         return {"batch": self.batch, "groups": groups}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what ``state_dict`` returned."""
         self.batch = state["batch"]
         self._groups = [
             (batch, Group(self._problems[problem], prompt, ids, [_rollout(r) for r in rollouts]))

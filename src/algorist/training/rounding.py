@@ -55,7 +55,6 @@ class RoundingAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient."""
         number = 0
         for group in self.param_groups:
             first, second = group["betas"]

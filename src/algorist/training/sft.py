@@ -25,11 +25,12 @@ from algorist.errors import DataError
 from algorist.models.attention import float32_attention
 from algorist.models.precision import mixed_precision
 from algorist.models.products import fast_linear
+from algorist.models.sharding import unwrap
 from algorist.prompts import PromptFormat
 from algorist.prompts.chat import render_prompt
 from algorist.training.checkpoint import ExactCheckpoints
-from algorist.training.faults import FiniteSteps, Load, SmallerParts, load_of
-from algorist.training.log_probs import recomputes, unwrap
+from algorist.training.faults import FiniteSteps, until_it_fits
+from algorist.training.log_probs import recomputes
 from algorist.training.rounding import bare_optimizer
 from algorist.training.sft_head import score_labels_only
 from algorist.training.training_arguments import optim_arguments
@@ -38,15 +39,24 @@ from algorist.types import Problem
 log = logging.getLogger("algorist.training.sft")
 
 
-class AlgoristSFTTrainer(ExactCheckpoints, SmallerParts, SFTTrainer):
-    """TRL's trainer with checkpoints that continue exactly, in parts where a micro-batch does not fit into memory."""
+class AlgoristSFTTrainer(ExactCheckpoints, SFTTrainer):
+    """TRL's trainer with checkpoints that continue exactly.
+
+    An accumulation window that does not fit into memory is computed again in smaller parts.
+    """
 
     _most_rows: int | None = None
 
-    def __init__(self, *args: Any, load: Load | None = None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, section: SFTSection | None = None, **kwargs: Any) -> None:
+        self._window: list[Any] = []
+        self._window_ended = False
+        self._marked: Any = None
         super().__init__(*args, **kwargs)
         given = self.args
-        self.load = load or Load("sft", given.per_device_train_batch_size, given.gradient_accumulation_steps)
+        self.section = section or SFTSection(
+            batch_size=given.per_device_train_batch_size,
+            gradient_accumulation_steps=given.gradient_accumulation_steps,
+        )
         score_labels_only(unwrap(self.model))
         self.faults = FiniteSteps(lambda: list(self._window), lambda values: trl_seam.note(self, values))
         self.add_callback(self.faults)
@@ -56,11 +66,32 @@ class AlgoristSFTTrainer(ExactCheckpoints, SmallerParts, SFTTrainer):
         return {**super().extra_state(), "total_train_tokens": trl_seam.tokens_seen(self)}
 
     def load_extra_state(self, state: dict[str, Any]) -> None:
-        """Restore what ``extra_state`` returned."""
         super().load_extra_state(state)
         trl_seam.set_tokens_seen(self, state["total_train_tokens"])
 
-    def can_halve(self) -> bool:
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        """One micro-batch; when memory runs out, the whole accumulation window again with smaller parts."""
+        if self._window_ended or not self._window:
+            self._window, self._window_ended, self._marked = [], False, trl_seam.mark(self)
+        self._window.append(inputs)
+        todo, step = [inputs], super().training_step
+
+        def compute() -> torch.Tensor:
+            for batch in todo:
+                loss: torch.Tensor = step(model, batch, num_items_in_batch)
+            return loss
+
+        def smaller() -> bool:
+            trl_seam.rewind(self, self._marked)
+            todo[:] = self._window
+            return self._halve()
+
+        alone = self.accelerator.num_processes == 1
+        loss = until_it_fits(self, model, compute, smaller, alone=alone)
+        self._window_ended = self.accelerator.sync_gradients
+        return loss
+
+    def _halve(self) -> bool:
         """Halve the rows of one forward and backward; the loss is a sum over the step's tokens, so parts add up."""
         rows = self._most_rows or self.args.per_device_train_batch_size
         if rows <= 1:
@@ -193,15 +224,8 @@ def make_sft_trainer(
         )
     args = SFTConfig(
         **optim_arguments(
-            section,
-            output_dir=output_dir,
-            seed=seed,
-            device=device,
-            report_to=(),
-            mixed=mixed_precision(model, device),
+            section, output_dir=output_dir, seed=seed, device=device, mixed=mixed_precision(model, device)
         ),
-        num_train_epochs=section.epochs,
-        max_steps=section.max_steps or -1,
         per_device_train_batch_size=section.batch_size,
         gradient_accumulation_steps=section.gradient_accumulation_steps,
         max_length=section.max_length,
@@ -215,7 +239,7 @@ def make_sft_trainer(
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
         callbacks=list(callbacks),
-        load=load_of("sft", section, device),
+        section=section,
     )
     trainer.optimizer_cls_and_kwargs = bare_optimizer(model, section)
     trainer.remove_callback(PrinterCallback)  # the display shows the lines

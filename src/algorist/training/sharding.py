@@ -53,12 +53,7 @@ class ShardedTraining:
 
 
 def passes_of_all(accelerator: Any, passes: int) -> int:
-    """Return the number of passes of every process: the largest, where each pass gathers weights or adds up gradients.
-
-    Args:
-        accelerator: Knows what lies in parts.
-        passes: What this process needs.
-    """
+    """Return the number of passes of every process: the largest, where each pass gathers weights or adds up gradients."""
     if accelerator.num_processes == 1 or not shares_passes(accelerator):
         return passes
     needed = torch.tensor([passes], device=accelerator.device)

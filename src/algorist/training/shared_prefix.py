@@ -10,7 +10,7 @@ on GPUs, through the memory-efficient one; ``reference_attention`` elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cached_property
@@ -27,6 +27,10 @@ from algorist.training.packed import Layout, NotCovered, SelfBlock, in_one_copy
 from algorist.training.trl_seam import RECOMPUTE
 
 ATTENTION_NAME = "algorist_shared_prefix"
+ForwardKernel = Callable[[Sequence[Tensor], bool, float], tuple[Tensor, Tensor]]
+"""(Query, key, value), causal, scale → attention and its log-sum-exp."""
+BackwardKernel = Callable[[Sequence[Tensor], bool, float], tuple[Tensor, ...]]
+"""(The output's gradient, query, key, value, output, log-sum-exp), causal, scale → gradients of query, key and value."""
 
 
 class Edges(NamedTuple):
@@ -249,21 +253,11 @@ class _Varlen(torch.autograd.Function):
         *inputs, out, lse = ctx.saved_tensors
         row, scale = ctx.row, ctx.scale
         grad, q, k, v = (t[0].transpose(0, 1) for t in (grads[0], *inputs))
-        slopes = _varlen_backward(grad, q, k, v, out, lse, row.own, row.own, True, scale)
+        slopes = _varlen_backward((grad, q, k, v, out, lse), row.own, row.own, True, scale)
         if row.shared is not None:
             (rest, ends), (prompts, prompt_ends) = row.shared
-            parts = _varlen_backward(
-                grad[rest],
-                q[rest],
-                k[prompts],
-                v[prompts],
-                out[rest],
-                lse[:, rest].contiguous(),
-                ends,
-                prompt_ends,
-                False,
-                scale,
-            )
+            tensors = grad[rest], q[rest], k[prompts], v[prompts], out[rest], lse[:, rest].contiguous()
+            parts = _varlen_backward(tensors, ends, prompt_ends, False, scale)
             for slope, at, part in zip(slopes, (rest, prompts, prompts), parts, strict=True):
                 slope[at] += part
         return (*(slope[None].transpose(1, 2) for slope in slopes), None, None)
@@ -280,35 +274,15 @@ def _varlen_forward(
 
 
 def _varlen_backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    own: Edges,
-    other: Edges,
-    causal: bool,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    state = torch.zeros(2, dtype=torch.uint64, device=q.device)  # of the dropout that there is not
-    unused = torch.empty(0, device=q.device)
-    slopes: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
-        grad.contiguous(),
-        q,
-        k,
-        v,
-        out,
-        lse,
-        own.offsets,
-        other.offsets,
-        own.longest,
-        other.longest,
-        0.0,
-        causal,
-        state,
-        unused,
-        scale=scale,
+    tensors: Sequence[Tensor], own: Edges, other: Edges, causal: bool, scale: float
+) -> tuple[Tensor, ...]:
+    """Return the gradients of query, key and value; ``tensors`` are those of ``BackwardKernel``."""
+    grad, *others = tensors
+    device = grad.device
+    state = torch.zeros(2, dtype=torch.uint64, device=device)  # of the dropout that there is not
+    edges = own.offsets, other.offsets, own.longest, other.longest
+    slopes: tuple[Tensor, ...] = torch.ops.aten._flash_attention_backward(
+        grad.contiguous(), *others, *edges, 0.0, causal, state, torch.empty(0, device=device), scale=scale
     )
     return slopes
 
@@ -322,41 +296,25 @@ _efficient_backward_op = torch.ops.aten._scaled_dot_product_efficient_attention_
 _LSE_ALIGNMENT = 32  # the memory-efficient kernel fills log-sum-exps up to it, with infinity
 
 
-def _cpu_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    out, lse = _flash(q, k, v, 0.0, causal, scale=scale)
+def _cpu_forward(tensors: Sequence[Tensor], causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    out, lse = _flash(*tensors, 0.0, causal, scale=scale)
     return out, lse
 
 
-def _cpu_backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    causal: bool,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    slopes: tuple[Tensor, Tensor, Tensor] = _flash_backward(grad, q, k, v, out, lse, 0.0, causal, scale=scale)
+def _cpu_backward(tensors: Sequence[Tensor], causal: bool, scale: float) -> tuple[Tensor, ...]:
+    slopes: tuple[Tensor, ...] = _flash_backward(*tensors, 0.0, causal, scale=scale)
     return slopes
 
 
-def _efficient_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+def _efficient_forward(tensors: Sequence[Tensor], causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    q, k, v = tensors
     k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
     out, lse, *_ = _efficient(q, k, v, None, True, 0.0, causal, scale=scale)
     return out, lse[:, :, : q.shape[2]]
 
 
-def _efficient_backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    causal: bool,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _efficient_backward(tensors: Sequence[Tensor], causal: bool, scale: float) -> tuple[Tensor, ...]:
+    grad, q, k, v, out, lse = tensors
     heads = k.shape[1]
     k, v = (t.repeat_interleave(q.shape[1] // heads, 1) for t in (k, v))
     lse = F.pad(lse, (0, -lse.shape[2] % _LSE_ALIGNMENT), value=float("inf")).contiguous()
@@ -380,8 +338,8 @@ class _SharedPrefixAttention(torch.autograd.Function):
         value: Tensor,
         layout: Layout,
         scale: float,
-        kernel: Callable[..., tuple[Tensor, Tensor]],
-        kernel_backward: Callable[..., tuple[Tensor, Tensor, Tensor]],
+        kernel: ForwardKernel,
+        kernel_backward: BackwardKernel,
     ) -> Tensor:
         heads, size = query.shape[1], query.shape[2]
         out_NHd = query.new_empty((size, heads, value.shape[-1]))
@@ -396,9 +354,8 @@ class _SharedPrefixAttention(torch.autograd.Function):
         for group in layout.groups:
             prompt, rest = slice(group.start, group.middle), slice(group.middle, group.stop)
             if group.stop > group.middle:
-                part, part_lse = kernel(
-                    query[:, :, rest], key[:, :, prompt], value[:, :, prompt], False, scale
-                )
+                tensors = query[:, :, rest], key[:, :, prompt], value[:, :, prompt]
+                part, part_lse = kernel(tensors, False, scale)
                 out_NHd[rest], lse_NH[rest] = part[0].transpose(0, 1), part_lse[0].t()
         for block in layout.completions:
             own, own_lse = _attend_to_itself(kernel, inputs, block, scale)
@@ -430,16 +387,9 @@ class _SharedPrefixAttention(torch.autograd.Function):
             prompt, rest = slice(group.start, group.middle), slice(group.middle, group.stop)
             if group.stop == group.middle:
                 continue
-            parts = kernel(
-                grad_out[:, :, rest],
-                query[:, :, rest],
-                key[:, :, prompt],
-                value[:, :, prompt],
-                out[:, :, rest],
-                lse[:, :, rest],
-                False,
-                scale,
-            )
+            grad, own_query, own_out, own_lse = (t[:, :, rest] for t in (grad_out, query, out, lse))
+            tensors = grad, own_query, key[:, :, prompt], value[:, :, prompt], own_out, own_lse
+            parts = kernel(tensors, False, scale)
             slopes[0][rest] = parts[0][0].transpose(0, 1)
             slopes[1][prompt] += parts[1][0].transpose(0, 1)
             slopes[2][prompt] += parts[2][0].transpose(0, 1)
@@ -462,15 +412,15 @@ def _only_real(tensor: Tensor, block: SelfBlock) -> Tensor:
 
 
 def _attend_to_itself(
-    kernel: Callable[..., tuple[Tensor, Tensor]], inputs: tuple[Tensor, ...], block: SelfBlock, scale: float
+    kernel: ForwardKernel, inputs: tuple[Tensor, ...], block: SelfBlock, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Return the causal attention of the block's rows (R, heads, d) and its log-sum-exp (R, heads)."""
-    out, lse = kernel(*(_gather(t, block) for t in inputs), True, scale)
+    out, lse = kernel([_gather(t, block) for t in inputs], True, scale)
     return _only_real(out, block), _only_real(lse, block)
 
 
 def _backward_of_itself(
-    kernel: Callable[..., tuple[Tensor, Tensor, Tensor]],
+    kernel: BackwardKernel,
     inputs: tuple[Tensor, ...],
     given: tuple[Tensor, ...],
     block: SelfBlock,
@@ -480,10 +430,6 @@ def _backward_of_itself(
     grad_NHd, out_NHd, lse_NH = given
     grad = grad_NHd.new_zeros((block.index_nL.numel(), *grad_NHd.shape[1:]))
     grad.index_copy_(0, block.real_R, grad_NHd[block.packed_R])  # padded queries pass no gradient
-    parts = kernel(
-        grad.view(*block.index_nL.shape, *grad_NHd.shape[1:]).transpose(1, 2),
-        *(_gather(t, block) for t in (*inputs, out_NHd, lse_NH)),
-        True,
-        scale,
-    )
+    grad = grad.view(*block.index_nL.shape, *grad_NHd.shape[1:]).transpose(1, 2)
+    parts = kernel((grad, *(_gather(t, block) for t in (*inputs, out_NHd, lse_NH))), True, scale)
     return [_only_real(part, block) for part in parts]

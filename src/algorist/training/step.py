@@ -28,7 +28,7 @@ What differs from the paper, on purpose:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -139,7 +139,6 @@ def rows_to_compute(batch: Batch, objective: Objective) -> list[int]:
 
 
 # 4. log-probs: ``LogProbs`` packs the batch and runs the policy.
-PolicyLogProbs = Callable[[Batch], tuple[Tensor, Tensor | None]]
 
 
 # 5. loss

@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from algorist.training import trl_seam  # isort: skip  (sets TRL's telemetry switch before TRL is imported)
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
@@ -27,17 +25,20 @@ from algorist.prompts import PromptFormat
 from algorist.prompts.chat import render_prompt
 from algorist.rewards import RewardSet
 from algorist.rollouts.base import RolloutEngine, SamplingParams
-from algorist.rollouts.collect import reward_columns
 from algorist.training.checkpoint import ExactCheckpoints
-from algorist.training.faults import FiniteSteps, Load
-from algorist.training.log_probs import eval_mode
-from algorist.training.processes import rank_draws
+from algorist.training.faults import FiniteSteps
+from algorist.training.grpo import SEED_STRIDE
+from algorist.training.policy_engine import PolicyEngine
 from algorist.training.step import Objective, advantages_of
 from algorist.types import Group, Problem, Rollout
 
 log = logging.getLogger("algorist.training.stock")
 
 _SCALES = {"group_normalized": "group", "batch_normalized": "batch", "group_centered": "none"}
+_SAME_NAMES = {
+    "gradient_accumulation_steps", "steps_per_generation", "num_iterations", "temperature", "top_p", "top_k", "beta",
+    "importance_sampling_level",
+}  # fmt: skip
 _LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")
 
 
@@ -62,7 +63,6 @@ def make_stock_trainer(
     objective: Objective,
     engine: RolloutEngine | None,
     sampling: SamplingParams,
-    load: Load,
     matcher: str,
     on_rollouts: Any,
     callbacks: Sequence[Any],
@@ -83,14 +83,7 @@ def make_stock_trainer(
             "grpo.fast_update=true"
         )
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-    rows = [
-        {
-            "prompt": render_prompt(prompt_format, tokenizer, p.question),
-            **{k: v[0] for k, v in columns.items()},
-        }
-        for p in problems
-        for columns in [reward_columns([p])]
-    ]
+    rows = [{"prompt": render_prompt(prompt_format, tokenizer, p.question), **p.columns()} for p in problems]
     recorder = _Recorder({p.id: p for p in problems}, prompt_format, rewards, matcher, section.group_size)
     trainer = StockGRPOTrainer(
         model=model,
@@ -116,23 +109,16 @@ def stock_config(section: GRPOSection, arguments: dict[str, Any], weights: Seque
     return GRPOConfig(
         **arguments,
         **(vllm_arguments(section) if vllm else {}),
+        **section.model_dump(include=_SAME_NAMES),
         use_vllm=vllm,
         per_device_train_batch_size=section.batch_size,
-        gradient_accumulation_steps=section.gradient_accumulation_steps,
-        steps_per_generation=section.steps_per_generation,
         num_generations=section.group_size,
-        num_iterations=section.num_iterations,
         max_completion_length=section.max_completion_tokens,
-        temperature=section.temperature,
-        top_p=section.top_p,
-        top_k=section.top_k,
         min_p=section.min_p or None,
         loss_type=section.loss,
         scale_rewards=_SCALES.get(section.advantage, "group"),
-        beta=section.beta,
         epsilon=section.clip_low,
         epsilon_high=section.clip_high,
-        importance_sampling_level=section.importance_sampling_level,
         mask_truncated_completions=section.mask_truncated_completions,
         reward_weights=list(weights),
         remove_unused_columns=False,
@@ -151,14 +137,11 @@ def _rollouts(engine: RolloutEngine, sampling: SamplingParams) -> Any:
                 "grpo.fast_update=false needs whole groups on each process: make grpo.batch_size × steps a multiple of "
                 f"grpo.group_size = {group}"
             )
-        seed = None if sampling.seed is None else sampling.seed + 1_000_003 * count
+        seed = None if sampling.seed is None else sampling.seed + SEED_STRIDE * count
         count += 1
         ids = [list(trainer.processing_class(text)["input_ids"]) for text in prompts[::group]]
-        policy = trainer.accelerator.unwrap_model(trainer.model_wrapped, keep_fp32_wrapper=True)
-        first = trainer.accelerator.process_index * len(prompts)
-        drawing = rank_draws(trainer.accelerator, replace(sampling, seed=seed), first)
-        with eval_mode(policy), torch.no_grad(), drawing as drawn:
-            groups = engine.generate(ids, group, drawn)
+        policy = PolicyEngine(engine, trainer, trainer.accelerator.process_index * len(prompts))
+        groups = policy.generate(ids, group, replace(sampling, seed=seed))
         rows = [
             (prompt, completion) for prompt, found in zip(ids, groups, strict=True) for completion in found
         ]

@@ -8,35 +8,32 @@ from typing import Any
 
 import torch
 
-from algorist.config.schema import OptimSection
+from algorist.config.schema import GRPOSection, SFTSection
 from algorist.models.precision import on_gpu
+
+SAME_NAMES = {
+    "learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "max_grad_norm", "optim", "logging_steps", "save_steps",
+    "save_total_limit", "gradient_checkpointing",
+}  # fmt: skip
 
 
 def optim_arguments(
-    section: OptimSection,
+    section: SFTSection | GRPOSection,
     *,
     output_dir: Path,
     seed: int,
     device: torch.device,
-    report_to: Sequence[str],
+    report_to: Sequence[str] = (),
     mixed: Mapping[str, bool] | None = None,
 ) -> dict[str, Any]:
     """Return the ``TrainingArguments`` that SFT and GRPO share; ``mixed`` is the model's ``mixed_precision``."""
-    warmup: float = section.warmup_ratio if section.warmup_steps is None else section.warmup_steps
     return {
+        **section.model_dump(include=SAME_NAMES),
         "output_dir": str(output_dir),
-        "learning_rate": section.learning_rate,
+        "num_train_epochs": section.epochs,
+        "max_steps": section.max_steps or -1,
         "lr_scheduler_type": section.lr_scheduler,
-        "warmup_steps": warmup,
-        "weight_decay": section.weight_decay,
-        "adam_beta1": section.adam_beta1,
-        "adam_beta2": section.adam_beta2,
-        "max_grad_norm": section.max_grad_norm,
-        "optim": section.optim,
-        "logging_steps": section.logging_steps,
-        "save_steps": section.save_steps,
-        "save_total_limit": section.save_total_limit,
-        "gradient_checkpointing": section.gradient_checkpointing,
+        "warmup_steps": section.warmup_ratio if section.warmup_steps is None else section.warmup_steps,
         "seed": seed,
         "data_seed": seed,
         **(mixed or {"bf16": False, "fp16": False}),

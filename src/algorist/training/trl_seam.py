@@ -36,17 +36,14 @@ class SavesCheckpoints:
 
 
 def load_weights(trainer: Any, checkpoint: Path) -> None:
-    """Load the weights of a checkpoint into the trainer's model."""
     trainer._load_from_checkpoint(str(checkpoint))
 
 
 def tokens_seen(trainer: Any) -> int:
-    """Return the tokens that an SFT trainer has trained on."""
     return int(trainer._total_train_tokens)
 
 
 def set_tokens_seen(trainer: Any, tokens: int) -> None:
-    """Set the tokens that an SFT trainer has trained on."""
     trainer._total_train_tokens = tokens
 
 

@@ -76,7 +76,6 @@ class PlainAttention:
         self._prompt_time = torch.arange(state.prompt_keys[0].shape[2], device=device)
 
     def step(self, index: int, qkv_SND: Tensor, norm_ND: Tensor | None) -> Tensor:
-        """See ``DecodeAttention.step``."""
         state, heads = self.state, self.heads
         keys, values = state.keys[index], state.values[index]
         qk = self._rotated(qkv_SND[:, : heads + self.kv_heads].float(), norm_ND)

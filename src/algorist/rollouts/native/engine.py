@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from algorist.errors import EngineError, is_out_of_memory, nearest
@@ -66,7 +66,6 @@ class NativeEngine:
             self._module = self._module_tier(reason or "tier='module'")
 
     def generate(self, prompts: Prompts, group_size: int, params: SamplingParams) -> Completions:
-        """Sample ``group_size`` completions per prompt; see ``RolloutEngine.generate``."""
         if not len(prompts):
             return []
         state = torch.get_rng_state()
@@ -87,9 +86,8 @@ class NativeEngine:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                asked = min(
-                    budget or longest * group_size * len(prompts), longest * group_size * len(prompts)
-                )
+                every = longest * group_size * len(prompts)
+                asked = min(budget or every, every)
                 if asked // 2 < longest:
                     raise EngineError(f"out of memory with one row of {longest} tokens: {error}") from error
             budget = self.token_budget = asked // 2
@@ -114,8 +112,10 @@ class NativeEngine:
         window = window_of(self.model)
         if reason is None and window is not None and longest > window:
             reason = f"its sliding window of {window} is in effect at {longest} tokens"
-        if self._wanted == "module" or reason is None:
-            return self._module_tier("tier='module'") if self._wanted == "module" else self._by_hand()
+        if self._wanted == "module":
+            return self._module_tier("tier='module'")
+        if reason is None:
+            return self._by_hand()
         if self._wanted in ("graph", "decoder"):
             raise EngineError(f"the hand-written decoder cannot run this request: {reason}; take tier='auto'")
         if reason != self._said:
@@ -157,7 +157,7 @@ def _takes_graphs(device: torch.device) -> bool:
 
 
 def affordable_tokens(model: Any, device: torch.device, least: int = 0, held: int = 0) -> int | None:
-    """Return how many tokens of cache fit in half of the free memory, or None where that is not known.
+    """Return how many tokens of cache fit in half of the free memory, or None where a token's size is not known.
 
     Args:
         model: Its configuration and the type of its products give the size of a token.
@@ -171,20 +171,11 @@ def affordable_tokens(model: Any, device: torch.device, least: int = 0, held: in
     if not heads or not layers:
         return None
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    free = _free_bytes(device)
-    free = None if free is None else free + held
+    free = _free_bytes(device) + held
     size = cache_dtype(compute_dtype(model), device).itemsize
     # Keys and values, and the cache doubles when it grows.
-    return None if free is None else max(least, free // 2 // (2 * 2 * layers * heads * head_dim * size))
+    return max(least, free // 2 // (2 * 2 * layers * heads * head_dim * size))
 
 
-def _free_bytes(device: torch.device) -> int | None:
-    if on_gpu(device):
-        return unused_gpu_bytes(device)
-    try:
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return None
+def _free_bytes(device: torch.device) -> int:
+    return unused_gpu_bytes(device) if on_gpu(device) else psutil.virtual_memory().available

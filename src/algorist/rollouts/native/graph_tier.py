@@ -54,7 +54,6 @@ class Step:
         self._warm = False
 
     def run(self) -> None:
-        """Decode one token per slot."""
         if self._capture and self._warm and self._graph is None:
             self._record()
         if self._graph is not None:
@@ -98,9 +97,8 @@ class GraphTier:
 
     name = "graph"
 
-    def __init__(self, model: Any, attention: type[Any] | None = None) -> None:
+    def __init__(self, model: Any) -> None:
         self.model = model
-        self._kind = attention
         self._pool = WeightPool()
         self._buffers: Buffers | None = None
         self._steps: dict[Any, Step] = {}
@@ -110,7 +108,6 @@ class GraphTier:
     def run(
         self, prompts: Sequence[Sequence[int]], rows: Rows, group_size: int, token_budget: int | None
     ) -> None:
-        """Fill ``rows``."""
         longest, new = max(len(p) for p in prompts), rows.params.max_new_tokens
         slots, places = plan_room(len(prompts), longest, group_size, new, token_budget)
         slots = _on_the_ladder(slots, token_budget, places * longest, new)
@@ -150,8 +147,8 @@ class GraphTier:
             buffers, captured = self._buffers, self._buffers.device.type == "cuda"
             if captured and self._memory is None:
                 self._memory = torch.cuda.graph_pool_handle()
-            kind = self._kind or attention_kind(buffers.device)
-            attention = kind(buffers.view(slots, self.decoder), self.decoder.w.heads)
+            state = buffers.view(slots, self.decoder)
+            attention = attention_kind(buffers.device)(state, self.decoder.w.heads)
             body = _Body(self, slots, params, attention)
             self._steps[key] = Step(body, self._memory, captured)
         return self._steps[key]
@@ -245,7 +242,6 @@ class _GraphSchedule(Schedule):
         self.looks: list[_Look] = []
 
     def run(self) -> None:
-        """Decode until every row is finished."""
         while True:
             if self.waiting and (self._worth_refilling() or not self.running) and self._refill():
                 continue

@@ -20,7 +20,7 @@ class KVCache:
     def __init__(
         self, layers: int, kv_heads: int, head_dim: int, *, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.layers, self.kv_heads, self.head_dim = layers, kv_heads, head_dim
+        self.kv_heads, self.head_dim = kv_heads, head_dim
         self._kind = {"dtype": dtype, "device": device}
         self.slots = self.places = self.prompt_size = 0
         self._row = [self._empty(0, 0) for _ in range(layers)]

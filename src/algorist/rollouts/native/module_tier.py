@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from algorist.models.sharding import unwrap
 from algorist.rollouts.base import Prompts
 from algorist.rollouts.padded_batches import Wave, left_pad, plan_waves
 from algorist.rollouts.row_state import Rows
@@ -52,7 +53,6 @@ class ModuleTier:
         self._names = _forward_names(model)
 
     def run(self, prompts: Prompts, rows: Rows, group_size: int, token_budget: int | None) -> None:
-        """Fill ``rows``."""
         lengths = [len(p) for p in prompts]
         for wave in plan_waves(lengths, group_size, rows.params.max_new_tokens, token_budget):
             self._run_wave([prompts[p] for p in wave.prompts], wave, rows)
@@ -97,5 +97,4 @@ class ModuleTier:
 
 
 def _forward_names(model: Any) -> set[str]:
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return set(inspect.signature(base.forward).parameters)
+    return set(inspect.signature(unwrap(model).forward).parameters)

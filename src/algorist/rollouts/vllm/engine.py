@@ -18,12 +18,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
 
 from algorist.config.vllm_sections import ColocatedVLLMSection
 from algorist.errors import EngineError, MissingExtraError
 from algorist.models.precision import HALF, compute_dtype, round_stochastically
+from algorist.models.sharding import unwrap
 from algorist.rollouts.base import Completion, Completions, Prompts, SamplingParams
 from algorist.rollouts.model_info import ModelSetting
 from algorist.rollouts.row_state import check_request
@@ -170,7 +172,7 @@ class VLLMEngine(VLLMRollouts):
 
     def _vllm(self) -> _Running:
         """Return the vLLM of this process, made for this model's shape at the first use."""
-        base = base_of(self.model)
+        base = unwrap(self.model)
         shape = f"{type(base).__name__} {self._dtype} {base.config.to_json_string(use_diff=False)}"
         wanted = self.settings or ColocatedVLLMSection()
         other = self.settings is not None and _running and _running[0].settings != wanted
@@ -246,7 +248,9 @@ def llm_arguments(settings: ColocatedVLLMSection, device: str, dtype: torch.dtyp
     given = settings.model_dump(include=set(_FOR_VLLM), exclude_none=True)
     chosen: dict[str, Any] = {_VLLMS_NAMES.get(key, key): value for key, value in given.items()}
     if device == "cpu":
-        chosen.setdefault("kv_cache_memory_bytes", _cpu_cache_bytes())
+        # vLLM's default is most of the machine's memory.
+        cache = min(_CPU_CACHE_MOST, psutil.virtual_memory().available // _CPU_CACHE_SHARE)
+        chosen.setdefault("kv_cache_memory_bytes", cache)
         chosen.setdefault("enforce_eager", True)
     return {
         **chosen,
@@ -278,18 +282,13 @@ def not_finite() -> EngineError:
     )
 
 
-def base_of(model: Any) -> Any:
-    """Return the transformers model inside a PEFT model, or the model itself."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
 def named_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
     """Yield a policy's weights by their checkpoint names, active adapters merged into copies.
 
     Merged in float32 and rounded to a 16-bit base's type at random: rounded to the nearest, an adapter's first updates, which
     are smaller than the distance to the next number, would be lost. A weight is always rounded with the same random number.
     """
-    yield from _weights_of(base_of(model), "")
+    yield from _weights_of(unwrap(model), "")
 
 
 def _weights_of(module: Any, prefix: str) -> Iterator[tuple[str, Tensor]]:
@@ -318,27 +317,27 @@ def _weights_of(module: Any, prefix: str) -> Iterator[tuple[str, Tensor]]:
 def _requests(
     prompts: int, count: int, params: SamplingParams, stops: Sequence[int], seed: int | None
 ) -> list[Any]:
-    """Return vLLM's sampling settings, one per prompt; completion i of a prompt draws with its seed + i."""
-    _import_vllm()
     from vllm import SamplingParams as VLLMSamplingParams
 
-    return [
-        VLLMSamplingParams(
-            n=count,
-            temperature=params.temperature,
-            top_p=params.top_p,
-            top_k=params.top_k,
-            min_p=params.min_p,
-            seed=None if seed is None else seed + index * count,
-            max_tokens=params.max_new_tokens,
-            min_tokens=params.min_new_tokens,
-            stop_token_ids=list(stops),
-            ignore_eos=True,
-            logprobs=0,
-            detokenize=False,
-        )
-        for index in range(prompts)
-    ]
+    seeds = [None if seed is None else seed + index * count for index in range(prompts)]
+    return [VLLMSamplingParams(**request(count, params, stops, s), detokenize=False) for s in seeds]
+
+
+def request(count: int, params: SamplingParams, stops: Sequence[int], seed: int | None) -> dict[str, Any]:
+    """Return the settings of a prompt that vLLM and its server call alike; completion i draws with ``seed`` + i."""
+    return {
+        "n": count,
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k,
+        "min_p": params.min_p,
+        "seed": seed,
+        "max_tokens": params.max_new_tokens,
+        "min_tokens": params.min_new_tokens,
+        "stop_token_ids": list(stops),
+        "ignore_eos": True,
+        "logprobs": 0,
+    }
 
 
 def _completion(output: Any, stops: Sequence[int]) -> Completion:
@@ -363,7 +362,7 @@ def is_filtered(params: SamplingParams) -> bool:
 
 
 def _check_not_quantised(model: Any) -> None:
-    base = base_of(model)
+    base = unwrap(model)
     dtypes = {p.dtype for p in base.parameters() if p.dim() > 1 and not p.dtype.is_floating_point}
     if dtypes:
         raise EngineError(
@@ -376,7 +375,6 @@ def _check_head_size(base: Any) -> None:
     """Refuse what vLLM's attention on CPU finds out in the middle of the first generation."""
     config = base.config.get_text_config(decoder=True)
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    _import_vllm()
     try:
         from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
     except ImportError:
@@ -387,13 +385,6 @@ def _check_head_size(base: Any) -> None:
             f"vLLM's attention on CPU has no heads of {size} numbers, only of {', '.join(map(str, sizes))}; take "
             f"engine=native, or for a model from scratch a hidden size of {sizes[0]} × heads"
         )
-
-
-def _cpu_cache_bytes() -> int:
-    """A quarter of the free memory, at most 1 GiB: on CPU vLLM's default is most of the machine's memory."""
-    import psutil
-
-    return min(_CPU_CACHE_MOST, psutil.virtual_memory().available // _CPU_CACHE_SHARE)
 
 
 def _write_model_folder(folder: Path, base: Any, tokenizer: Any) -> None:

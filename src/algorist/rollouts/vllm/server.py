@@ -26,14 +26,15 @@ from torch import Tensor
 
 from algorist.config.vllm_sections import VLLMServerSection
 from algorist.errors import EngineError
+from algorist.models.sharding import unwrap
 from algorist.rollouts.base import Completion, Completions, Prompts, SamplingParams
 from algorist.rollouts.vllm.engine import (
     VLLMRollouts,
-    base_of,
     check_lengths,
     is_filtered,
     named_weights,
     not_finite,
+    request,
 )
 
 log = logging.getLogger("algorist.rollouts")
@@ -95,9 +96,17 @@ class VLLMServerEngine(VLLMRollouts):
         self._send_weights()
 
         def ask(index: int) -> list[Completion]:
-            request = _request(prompts[index], count, params, stops, seed + index * count)
+            body = {
+                **request(count, params, stops, seed + index * count),
+                "model": served.name,
+                "prompt": [int(i) for i in prompts[index]],
+                "repetition_penalty": 1.0,
+                "return_token_ids": True,
+                "return_tokens_as_token_ids": True,
+                "skip_special_tokens": False,
+            }
             try:
-                choices = self._call("/v1/completions", {"model": served.name, **request})["choices"]
+                choices = self._call("/v1/completions", body)["choices"]
             except _Refused as refused:
                 if "not JSON compliant" in refused.detail:
                     raise not_finite() from None
@@ -172,7 +181,7 @@ class VLLMServerEngine(VLLMRollouts):
             ) from None
         except (KeyError, IndexError, TypeError):
             raise self._too_old() from None
-        served.check(base_of(self.model), self._dtype, self.url)
+        served.check(unwrap(self.model), self._dtype, self.url)
         chunked = config.get("scheduler_config", {}).get("enable_chunked_prefill")
         if chunked and "cpu" in str(config.get("device_config")):
             # Generators of the CPU have no offset to set back when a prompt comes in parts; vLLM 0.32 dies of it.
@@ -246,13 +255,13 @@ class VLLMServerEngine(VLLMRollouts):
             _Refused: The server answered with an error.
             EngineError: The server is gone.
         """
-        request = urllib.request.Request(
+        asked = urllib.request.Request(
             self.url + path,
             data=None if body is None else json.dumps(body).encode(),
             headers={"Content-Type": "application/json"},
         )
         try:
-            with urllib.request.urlopen(request, timeout=_ANSWER_SECONDS) as answer:
+            with urllib.request.urlopen(asked, timeout=_ANSWER_SECONDS) as answer:
                 return json.loads(answer.read() or b"{}")
         except urllib.error.HTTPError as error:
             raise _Refused(self.url + path, error.code, error.read(2000).decode(errors="replace")) from None
@@ -345,29 +354,6 @@ def _shape_of(model: str) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         log.info("cannot read the config of the vLLM server's model %s: %s", model, error)
         return {}
-
-
-def _request(
-    prompt: Sequence[int], count: int, params: SamplingParams, stops: Sequence[int], seed: int
-) -> dict[str, Any]:
-    return {
-        "prompt": [int(i) for i in prompt],
-        "n": count,
-        "temperature": params.temperature,
-        "top_p": params.top_p,
-        "top_k": params.top_k,
-        "min_p": params.min_p,
-        "repetition_penalty": 1.0,
-        "seed": seed,
-        "max_tokens": params.max_new_tokens,
-        "min_tokens": params.min_new_tokens,
-        "stop_token_ids": list(stops),
-        "ignore_eos": True,
-        "logprobs": 0,
-        "return_token_ids": True,
-        "return_tokens_as_token_ids": True,
-        "skip_special_tokens": False,
-    }
 
 
 def _completion(choice: Mapping[str, Any], stops: Sequence[int]) -> Completion:

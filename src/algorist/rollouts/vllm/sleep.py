@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
@@ -19,12 +19,7 @@ SLEEPS_WITH_SEGMENTS = "0.32"
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
-def check_sleep(
-    settings: ColocatedVLLMSection | VLLMServerSection,
-    device: torch.device,
-    version: str | None = None,
-    environment: Mapping[str, str] | None = None,
-) -> None:
+def check_sleep(settings: ColocatedVLLMSection | VLLMServerSection, device: torch.device) -> None:
     """Refuse vLLM's sleep mode beside torch's expandable segments where vLLM cannot have both.
 
     Turning either off with a warning would change what the run needs of the GPU's memory, hours before that shows.
@@ -32,26 +27,20 @@ def check_sleep(
     Args:
         settings: ``grpo.vllm``.
         device: Where the policy lies; vLLM sleeps on CUDA only.
-        version: vLLM's; the installed one when left out.
-        environment: Variables; those of the process when left out.
 
     Raises:
         ConfigError: Both are on and vLLM is older than ``SLEEPS_WITH_SEGMENTS``.
     """
-    given = os.environ if environment is None else environment
-    name = next((n for n in _ALLOCATOR_VARIABLES if given.get(n)), None)
-    fields = [field.partition(":") for field in given[name].split(",")] if name else []
-    expandable = any(
-        key.strip() == "expandable_segments" and value.strip().lower() in ("true", "1")
-        for key, _, value in fields
-    )
+    name = next((n for n in _ALLOCATOR_VARIABLES if os.environ.get(n)), None)
     asked = isinstance(settings, ColocatedVLLMSection) and settings.enable_sleep_mode
-    if not asked or not expandable or device.type != "cuda":
+    if not asked or name is None or device.type != "cuda":
         return
-    found = version or _vllm_version()
-    if found is not None and Version(found) < Version(SLEEPS_WITH_SEGMENTS):
+    value = os.environ[name]
+    version = _vllm_version()
+    expandable = re.search(r"\bexpandable_segments\s*:\s*(true|1)\s*(,|$)", value, re.IGNORECASE)
+    if expandable and version is not None and Version(version) < Version(SLEEPS_WITH_SEGMENTS):
         raise ConfigError(
-            f"{name}={given[str(name)]} and grpo.vllm.enable_sleep_mode: vLLM {found} cannot sleep with expandable "
+            f"{name}={value} and grpo.vllm.enable_sleep_mode: vLLM {version} cannot sleep with expandable "
             f"segments, because its memory pool needs fixed ones. Take vLLM {SLEEPS_WITH_SEGMENTS} or newer, which switches "
             f"them off around its pool; or unset {name}; or grpo.vllm.enable_sleep_mode=false with a smaller "
             "grpo.vllm.gpu_memory_utilization"
