@@ -10,6 +10,7 @@ from pydantic.fields import FieldInfo
 
 from algorist.config.load import LoadedRecipe, sections_of
 from algorist.config.schema import Recipe
+from algorist.config.yaml_text import one_line_yaml
 
 
 class _Dumper(yaml.SafeDumper):
@@ -113,10 +114,7 @@ def _default(info: FieldInfo) -> str:
         return "a section"
     if isinstance(value, list):
         value = [v.model_dump(exclude_defaults=True) if isinstance(v, BaseModel) else v for v in value]
-    text = (
-        yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("\n").removesuffix("\n...")
-    )
-    return f"`{text}`"
+    return f"`{one_line_yaml(value)}`"
 
 
 def _kind(annotation: Any) -> str:

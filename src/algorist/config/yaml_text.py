@@ -37,6 +37,12 @@ def read_yaml(text: str, where: str) -> Any:
         raise ConfigError(f"{where} is not valid YAML: {said}") from None
 
 
+def one_line_yaml(value: Any) -> str:
+    """Return a value as YAML on one line, as it can stand behind a key."""
+    text: str = yaml.safe_dump(value, default_flow_style=True, width=10_000)
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
 def _size(node: Any, known: dict[int, int], depth: int) -> int:
     """Return how many nodes a node has once every alias is written out."""
     if depth > MAX_DEPTH:
