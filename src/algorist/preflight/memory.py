@@ -19,6 +19,7 @@ import psutil
 import torch
 from torch import Tensor, nn
 
+from algorist.config.schema import GRPOSection
 from algorist.models.precision import HALF, Precision, compute_dtype, on_gpu, weight_dtype
 from algorist.rollouts.native.decoder import cache_dtype
 from algorist.tracking.hardware import own_memory
@@ -112,14 +113,11 @@ def plan_sft(
 def plan_grpo(
     model: Any,
     shape: Shape,
+    section: GRPOSection,
     *,
-    fast_update: bool,
-    group_rows: int,
-    length: int,
     base_bytes: int | None = None,
     recompute: bool | None = None,
     precision: Precision | None = None,
-    optim: str = "adamw_torch",
     part_tokens: int | None = None,
 ) -> MemoryPlan:
     """Return the plan of a GRPO step.
@@ -127,13 +125,10 @@ def plan_grpo(
     Args:
         model: The policy.
         shape: The largest micro-batch of the update.
-        fast_update: Whether prompts are shared and the head runs at completion positions only.
-        group_rows: Rows that are sampled at once.
-        length: Tokens of the longest sequence.
+        section: The recipe's settings of the stage.
         base_bytes: As for ``plan_sft``.
         recompute: As for ``plan_sft``.
         precision: As for ``plan_sft``.
-        optim: As for ``plan_sft``.
         part_tokens: Most tokens of one forward and backward.
     """
     base = unwrap(model)
@@ -146,7 +141,7 @@ def plan_grpo(
         mask = torch.ones(1, half, dtype=torch.bool, device=device)
 
         def forward() -> Tensor:
-            if fast_update:
+            if section.fast_update:
                 row = [1] * tokens
                 batch = Batch([row[:-half]], [row[-half:]], [0], torch.zeros(1, device=device), mask)
                 if LogProbs(verify=False).why_plain(base, batch) is None:
@@ -157,7 +152,7 @@ def plan_grpo(
         return saved_bytes(forward, base)
 
     completions = shape.rows * shape.completion_tokens
-    if fast_update:
+    if section.fast_update:
         completions = shape.total_tokens or completions
         tokens = shape.prompts * shape.prompt_tokens + completions
         if part_tokens and part_tokens < tokens:
@@ -167,11 +162,13 @@ def plan_grpo(
     else:
         tokens = shape.rows * shape.prompt_tokens + completions
         logits = 3 * 4 * completions * vocabulary
-    cache = group_rows * length * _cache_bytes(base, precision) + 3 * 4 * group_rows * vocabulary
+    sampled = section.batch_size * (section.steps_per_generation or section.gradient_accumulation_steps)
+    length = shape.prompt_tokens + section.max_completion_tokens
+    cache = sampled * length * _cache_bytes(base, precision) + 3 * 4 * sampled * vocabulary
     if precision.autocast:  # the sampler's copy of the weights
         cache += sum(p.numel() for p in base.parameters()) * precision.compute.itemsize
-    activations = _activations(base, kept, tokens, recompute, precision, packed=fast_update)
-    return _plan(model, activations, logits, cache, base_bytes, precision, optim)
+    activations = _activations(base, kept, tokens, recompute, precision, packed=section.fast_update)
+    return _plan(model, activations, logits, cache, base_bytes, precision, section.optim)
 
 
 def _precision(model: Any) -> Precision:
@@ -220,7 +217,7 @@ def _activations(
         shapes_only = next(base.parameters()).device.type == "meta"
         known = _slopes.setdefault(base, {}) if shapes_only else {}
         if packed not in known:
-            known[packed] = _slope(kept)
+            known[packed] = (kept(96) - kept(32)) / 64
         per_token = known[packed]
     finally:
         base.train(was)
@@ -261,10 +258,6 @@ def _plan(
     holes = 0.0 if torch.cuda.is_available() else ADAPTER_HOLES if adapter else HOLES
     taken = memory_now() if base_bytes is None else base_bytes
     return MemoryPlan(taken, size, states, activations, logits, cache, allocator=int(holes * activations))
-
-
-def _slope(kept: Callable[[int], int], short: int = 32, long: int = 96) -> float:
-    return (kept(long) - kept(short)) / (long - short)
 
 
 def _head_bytes(base: Any, completions: int, precision: Precision) -> int:

@@ -16,12 +16,12 @@ from algorist.grading import why_unreadable
 from algorist.models.gguf import loadable_name
 from algorist.models.load import Policy, load_policy, make_policy, pick_device
 from algorist.models.precision import compute_dtype, pick_precision, weight_dtype
-from algorist.preflight.advice import NEAR_LIMIT, advise
+from algorist.preflight.advice import advise
 from algorist.preflight.completions import sample
 from algorist.preflight.memory import memory_limit
-from algorist.preflight.memory_advice import memory_steps, plan_from_config
+from algorist.preflight.memory_advice import ROOM, memory_steps, plan_from_config
 from algorist.preflight.tokenization import out_of_vocabulary, tokenization_faults
-from algorist.preflight.trial import Trial, grpo_steps, sft_steps, try_grpo, try_sft
+from algorist.preflight.trial import grpo_steps, sft_steps, try_grpo, try_sft
 from algorist.prompts import PromptFormat
 from algorist.prompts.chat import encode_prompt
 from algorist.prompts.of_recipe import recipe_format
@@ -127,7 +127,7 @@ def preflight(
     if sft and trial and "sft" not in found.planned:
         say(f"trying a few SFT steps ({_left(ends)})")
         until = ends - 60 * minutes * (2 / 3 if grpo else 0)  # the rest is for GRPO
-        found.sft = try_sft(recipe, policy, data.sft, form, device, until=until).as_dict()
+        found.sft = try_sft(recipe, policy, data.sft, form, device, until=until)
     if grpo:
         found.sampling = _sampled(
             recipe, data.train[:problems], policy, form, samples, ends - 20 * minutes * trial, say
@@ -135,10 +135,9 @@ def preflight(
         hang = [name for name, told in found.sampling["rewards"].items() if told["hangs"]]
         if trial and recipe.grpo.enabled and not hang and "grpo" not in found.planned:
             say(f"trying a few GRPO steps ({_left(ends)})")
-            tried: Trial = try_grpo(
+            found.grpo = try_grpo(
                 recipe, policy, data.train, form, device, lengths=found.sampling["tokens"], until=ends
             )
-            found.grpo = tried.as_dict()
     _plan_smaller(recipe, policy, found)
     found.advice = advise(recipe, found)
     return found
@@ -182,7 +181,7 @@ def _plan_smaller(recipe: Recipe, policy: Policy, found: Preflight) -> None:
         if not tried or not found.memory_limit:
             continue
         memory = tried["memory"]
-        if max(memory["peak"], memory["measured_peak"]) <= NEAR_LIMIT * found.memory_limit:
+        if max(memory["peak"], memory["measured_peak"]) <= ROOM * found.memory_limit:
             continue
         weights = list(policy.model.parameters())
         try:
