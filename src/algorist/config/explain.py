@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin
 
 import yaml
@@ -33,9 +34,7 @@ def to_yaml(recipe: Recipe) -> str:
 
 def explain(loaded: LoadedRecipe) -> list[tuple[str, Any, str]]:
     """Return (dotted key, value, origin) for every leaf; the origin is a file, ``command line`` or ``default``."""
-    rows: list[tuple[str, Any, str]] = []
-    _walk(loaded.recipe.model_dump(mode="json"), "", loaded.origins, rows)
-    return rows
+    return list(_walk(loaded.recipe.model_dump(mode="json"), "", loaded.origins))
 
 
 def describe(dotted: str) -> str:
@@ -138,9 +137,9 @@ def _kind(annotation: Any) -> str:
     )
 
 
-def _walk(value: Any, prefix: str, origins: dict[str, str], rows: list[tuple[str, Any, str]]) -> None:
+def _walk(value: Any, prefix: str, origins: dict[str, str]) -> Iterator[tuple[str, Any, str]]:
     if isinstance(value, dict) and value and prefix not in origins:
         for key, inner in value.items():
-            _walk(inner, f"{prefix}.{key}" if prefix else key, origins, rows)
-        return
-    rows.append((prefix, value, origins.get(prefix, "default")))
+            yield from _walk(inner, f"{prefix}.{key}" if prefix else key, origins)
+    else:
+        yield prefix, value, origins.get(prefix, "default")

@@ -104,17 +104,8 @@ class PromptSection(Section):
     @field_validator("template_kwargs")
     @classmethod
     def _check_template_kwargs(cls, value: dict[str, Any]) -> dict[str, Any]:
-        taken = sorted(
-            {
-                "messages",
-                "conversation",
-                "chat_template",
-                "add_generation_prompt",
-                "continue_final_message",
-                "tokenize",
-            }
-            & set(value)
-        )
+        own = "messages conversation chat_template add_generation_prompt continue_final_message tokenize"
+        taken = sorted(set(own.split()) & set(value))
         if taken:
             raise ValueError(
                 f"prompt.template_kwargs has {taken[0]}, which every prompt sets itself; take it out, and name what the "
