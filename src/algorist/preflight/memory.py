@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import gc
 import weakref
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -96,16 +95,10 @@ def plan_sft(
         optim: Name of the optimizer.
     """
     base = unwrap(model)
-    vocabulary, precision = _head(base), precision or _precision(model)
-
-    def kept(tokens: int) -> int:
-        ids = torch.randint(0, vocabulary, (1, tokens), device=next(base.parameters()).device)
-        # The logits are left to their own line.
-        return saved_bytes(lambda: _forward(base, ids, precision), base)
-
+    precision = precision or _precision(model)
     tokens = shape.rows * (shape.prompt_tokens + shape.completion_tokens)
     completions = shape.total_tokens or shape.rows * shape.completion_tokens
-    activations = _activations(base, kept, tokens, recompute, precision, packed=False)
+    activations = _activations(base, tokens, recompute, precision, packed=False)
     logits = _head_bytes(base, completions, precision)
     return _plan(model, activations, logits, 0, base_bytes, precision, optim)
 
@@ -133,24 +126,6 @@ def plan_grpo(
     """
     base = unwrap(model)
     vocabulary, precision = _head(base), precision or _precision(model)
-    device = next(base.parameters()).device
-
-    def kept(tokens: int) -> int:
-        ids = torch.randint(0, vocabulary, (1, tokens), device=device)
-        half = tokens // 2
-        mask = torch.ones(1, half, dtype=torch.bool, device=device)
-
-        def forward() -> Tensor:
-            if section.fast_update:
-                row = [1] * tokens
-                batch = Batch([row[:-half]], [row[-half:]], [0], torch.zeros(1, device=device), mask)
-                if LogProbs(verify=False).why_plain(base, batch) is None:
-                    with _autocast(base, precision):
-                        return packed_log_probs(base, batch)[0].sum()
-            return _forward(base, ids, precision)
-
-        return saved_bytes(forward, base)
-
     completions = shape.rows * shape.completion_tokens
     if section.fast_update:
         completions = shape.total_tokens or completions
@@ -167,7 +142,7 @@ def plan_grpo(
     cache = sampled * length * _cache_bytes(base, precision) + 3 * 4 * sampled * vocabulary
     if precision.autocast:  # the sampler's copy of the weights
         cache += sum(p.numel() for p in base.parameters()) * precision.compute.itemsize
-    activations = _activations(base, kept, tokens, recompute, precision, packed=section.fast_update)
+    activations = _activations(base, tokens, recompute, precision, packed=section.fast_update)
     return _plan(model, activations, logits, cache, base_bytes, precision, section.optim)
 
 
@@ -195,14 +170,26 @@ def _forward(base: Any, ids: Tensor, precision: Precision) -> Tensor:
     return found
 
 
+def _kept(base: Any, tokens: int, precision: Precision, packed: bool) -> int:
+    """Return the bytes that the backward pass keeps of the forward pass of one row, without logits."""
+    device, half = next(base.parameters()).device, tokens // 2
+    ids = torch.randint(0, _head(base), (1, tokens), device=device)
+    mask = torch.ones(1, half, dtype=torch.bool, device=device)
+
+    def forward() -> Tensor:
+        if packed:
+            row = [1] * tokens
+            batch = Batch([row[:-half]], [row[-half:]], [0], torch.zeros(1, device=device), mask)
+            if LogProbs(verify=False).why_plain(base, batch) is None:
+                with _autocast(base, precision):
+                    return packed_log_probs(base, batch)[0].sum()
+        return _forward(base, ids, precision)
+
+    return saved_bytes(forward, base)
+
+
 def _activations(
-    base: Any,
-    kept: Callable[[int], int],
-    tokens: int,
-    recompute: bool | None,
-    precision: Precision,
-    *,
-    packed: bool,
+    base: Any, tokens: int, recompute: bool | None, precision: Precision, *, packed: bool
 ) -> int:
     """Return what the forward pass keeps for the backward pass of ``tokens`` tokens, and what that holds beside it (bytes).
 
@@ -217,7 +204,8 @@ def _activations(
         shapes_only = next(base.parameters()).device.type == "meta"
         known = _slopes.setdefault(base, {}) if shapes_only else {}
         if packed not in known:
-            known[packed] = (kept(96) - kept(32)) / 64
+            long, short = (_kept(base, count, precision, packed) for count in (96, 32))
+            known[packed] = (long - short) / 64
         per_token = known[packed]
     finally:
         base.train(was)
