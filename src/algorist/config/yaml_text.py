@@ -25,11 +25,7 @@ def read_yaml(text: str, where: str) -> Any:
         if node is None:
             return None
         _size(node, {}, 0)
-        loader = yaml.SafeLoader("")
-        try:
-            return loader.construct_document(node)
-        finally:
-            loader.dispose()
+        return yaml.SafeLoader("").construct_document(node)
     except RecursionError:
         raise ConfigError(f"{where} is nested too deeply; expected at most {MAX_DEPTH} levels") from None
     except (yaml.YAMLError, ValueError, TypeError, OverflowError) as error:

@@ -44,7 +44,7 @@ def _memory(recipe: Recipe, found: Preflight, settings: Settings) -> Advice:
         for step in found.planned.get(stage, []):
             yield step["why"], step["change"]
         tried: dict[str, Any] | None = getattr(found, stage)
-        if not tried or not found.memory_limit or stage in found.planned:
+        if not tried or stage in found.planned:
             continue
         need = max(tried["memory"]["peak"], tried["memory"]["measured_peak"])
         if need > ROOM * found.memory_limit and section.batch_size > 1:

@@ -28,7 +28,7 @@ from algorist.prompts.of_recipe import recipe_format
 from algorist.runs.pass_rates import with_pass_rates
 from algorist.runs.plan import Problems, check_names, fitting_problems, tokenizer_texts
 from algorist.store.run_log import clock
-from algorist.store.stages import STAGES, Stage
+from algorist.store.stages import STAGES
 from algorist.tracking.trackers import check_trackers
 from algorist.training.grpo_setup import objective_of
 from algorist.training.processes import check_eval_device
@@ -51,7 +51,8 @@ class Preflight:
     sampling: dict[str, Any] = field(default_factory=dict)
     sft: dict[str, Any] | None = None
     grpo: dict[str, Any] | None = None
-    memory_limit: int | None = None
+    memory_limit: int = 0
+    """Bytes of the device."""
     model: str | None = None
     planned: dict[str, list[dict[str, str]]] = field(default_factory=dict)
     """What to change, for a stage that cannot fit whatever the batch; it is not tried."""
@@ -103,8 +104,7 @@ def preflight(
     data, device, form = Problems.load(recipe), pick_device(recipe.device), recipe_format(recipe)
     found = Preflight(memory_limit=memory_limit(), model=str(model) if model is not None else None)
     if model is None:
-        stages: list[Stage] = [s for s in STAGES if getattr(recipe, s).enabled]
-        found.planned, can_load = _plan_unloaded(recipe, stages, device, found.memory_limit)
+        found.planned, can_load = _plan_unloaded(recipe, device, found.memory_limit)
         if not can_load:
             found.batch = batch_arithmetic(recipe, len(data.train), len(data.sft))
             found.advice = advise(recipe, found)
@@ -178,7 +178,7 @@ def _plan_smaller(recipe: Recipe, policy: Policy, found: Preflight) -> None:
     """Plan what to change for the stages that were tried and take too much."""
     for stage in STAGES:
         tried = getattr(found, stage)
-        if not tried or not found.memory_limit:
+        if not tried:
             continue
         memory = tried["memory"]
         if max(memory["peak"], memory["measured_peak"]) <= ROOM * found.memory_limit:
@@ -202,16 +202,14 @@ def _plan_smaller(recipe: Recipe, policy: Policy, found: Preflight) -> None:
             found.planned[stage] = [step.as_dict() for step in steps]
 
 
-def _plan_unloaded(
-    recipe: Recipe, stages: Sequence[Stage], device: Any, limit: int | None
-) -> tuple[dict[str, list[dict[str, str]]], bool]:
+def _plan_unloaded(recipe: Recipe, device: Any, limit: int) -> tuple[dict[str, list[dict[str, str]]], bool]:
     """Return what to change for the stages that cannot fit, and whether the weights can be loaded at all.
 
     What the parts of a batch take is left to the trial, which halves a batch that is too large. A configuration that cannot
     be read is left to the loader, which says why.
     """
     section = recipe.model
-    if section.name == "tiny" or section.backend == "unsloth" or limit is None:
+    if section.name == "tiny" or section.backend == "unsloth":
         return {}, True
     try:
         name = loadable_name(section.name, section.revision)
@@ -229,7 +227,7 @@ def _plan_unloaded(
     kinds = pick_precision(section, device)
     types: dict[str, Any] = {"dtype": kinds.master, "compute": kinds.compute}
     try:
-        for stage in stages:
+        for stage in (s for s in STAGES if getattr(recipe, s).enabled):
             plan = plan_from_config(recipe, stage, config, **types, prompt_tokens=tokens)
             if plan.base + plan.gradients + plan.optimizer > limit:
                 steps = memory_steps(recipe, stage, config, **types, limit=limit, prompt_tokens=tokens)
