@@ -181,12 +181,7 @@ def learning_rate_too_small(signals: Signals) -> Finding | None:
         kl = signals.series("kl", stage)
         by_rate = rate < LEAST_RATE
         by_kl = len(kl) >= KL_STEPS and _steps_at_rate(signals, stage) >= KL_STEPS and _highest(kl) < LEAST_KL
-        by_weights = (
-            change is not None
-            and change.share >= MOVED_SHARE
-            and change.relative < LEAST_RELATIVE
-            and change.tensors
-        )
+        by_weights = change and change.share >= MOVED_SHARE and change.relative < LEAST_RELATIVE
         if not (by_rate or by_kl or by_weights):
             continue
         norms = signals.series("grad_norm", stage)
@@ -386,18 +381,11 @@ def reward_hacking(signals: Signals) -> Finding | None:
         down = z_score(*right, least_variance=0.01)
         if up < CLEAR or down > -CLEAR or right[0].mean - right[1].mean < LEAST_DROP / 2:
             continue
-        names = sorted(
-            name
-            for line in signals.lines.get("grpo", [])[-1:]
-            for name in line
-            if name.startswith("rewards/") and name.endswith("/mean")
-        )
-        by_reward = []
-        for name in names:
-            series = signals.series(name)
-            by_reward.append(
-                f"{name.removeprefix('rewards/').removesuffix('/mean')} {series[0][1]:.3g} → {series[-1][1]:.3g}"
-            )
+        by_reward = [
+            f"{name.removeprefix('rewards/').removesuffix('/mean')} {series[0][1]:.3g} → {series[-1][1]:.3g}"
+            for name in sorted(signals.lines.get("grpo", [{}])[-1])
+            if name.startswith("rewards/") and name.endswith("/mean") and (series := signals.series(name))
+        ]
         return Finding(
             "reward_hacking",
             "The reward rises while fewer answers are right: the policy found something that pays better than solving.",
