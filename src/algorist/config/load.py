@@ -122,7 +122,7 @@ def _read_number(value: Any) -> Any:
     """Read ``1e-5``, which YAML 1.1 takes for a string."""
     if isinstance(value, str):
         try:
-            return float(value) if "e" in value.lower() and value.lower() not in ("e", "inf") else value
+            return float(value) if "e" in value.lower() else value
         except ValueError:
             return value
     return value
