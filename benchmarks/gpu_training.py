@@ -69,7 +69,7 @@ def _policy(bench: Bench, shape: str, kind: str) -> Any:
 
 def _update_case(bench: Bench, kind: str, length: int, checkpointing: bool, way: str) -> dict[str, Any]:
     from algorist.config.schema import GRPOSection
-    from algorist.preflight.memory import Shape, memory_now, peak, plan_grpo, reset_peak
+    from algorist.preflight.memory import Shape, memory_now, peak, plan_step, reset_peak
     from algorist.training.batch import Batch
     from algorist.training.log_probs import LogProbs
 
@@ -97,7 +97,7 @@ def _update_case(bench: Bench, kind: str, length: int, checkpointing: bool, way:
     section = GRPOSection(
         batch_size=16, group_size=16, max_completion_tokens=length, fast_update=way == "packed"
     )
-    plan = plan_grpo(model, shape, section, base_bytes=memory_now(), recompute=checkpointing)
+    plan = plan_step(model, shape, section, base_bytes=memory_now(), recompute=checkpointing)
     bench.free()
     reset_peak()
     seconds = bench.seconds(gradient, 3, 1)

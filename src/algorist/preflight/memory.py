@@ -18,7 +18,7 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-from algorist.config.schema import GRPOSection
+from algorist.config.schema import GRPOSection, SFTSection
 from algorist.models.precision import HALF, Precision, compute_dtype, on_gpu, weight_dtype
 from algorist.rollouts.native.decoder import cache_dtype
 from algorist.tracking.hardware import own_memory
@@ -75,79 +75,56 @@ class Shape:
     total_tokens: int = 0
 
 
-def plan_sft(
+def plan_step(
     model: Any,
     shape: Shape,
-    *,
-    base_bytes: int | None = None,
-    recompute: bool | None = None,
-    precision: Precision | None = None,
-    optim: str = "adamw_torch",
-) -> MemoryPlan:
-    """Return the plan of an SFT step: padded rows through the model's own forward, the head at completions only.
-
-    Args:
-        model: The policy; one on the meta device has shapes only.
-        shape: The largest micro-batch.
-        base_bytes: What is taken before the step, weights included; what this process takes now when left out.
-        recompute: Plan with gradient checkpointing, or without; as the model is set when left out.
-        precision: Types of weights and products, for a model of shapes only, which has the products' type.
-        optim: Name of the optimizer.
-    """
-    base = unwrap(model)
-    precision = precision or _precision(model)
-    tokens = shape.rows * (shape.prompt_tokens + shape.completion_tokens)
-    completions = shape.total_tokens or shape.rows * shape.completion_tokens
-    activations = _activations(base, tokens, recompute, precision, packed=False)
-    logits = _head_bytes(base, completions, precision)
-    return _plan(model, activations, logits, 0, base_bytes, precision, optim)
-
-
-def plan_grpo(
-    model: Any,
-    shape: Shape,
-    section: GRPOSection,
+    section: SFTSection | GRPOSection,
     *,
     base_bytes: int | None = None,
     recompute: bool | None = None,
     precision: Precision | None = None,
     part_tokens: int | None = None,
 ) -> MemoryPlan:
-    """Return the plan of a GRPO step.
+    """Return the plan of a step: of SFT, padded rows and the head at completions only; of GRPO, with its sampling.
 
     Args:
-        model: The policy.
-        shape: The largest micro-batch of the update.
+        model: The policy; one on the meta device has shapes only.
+        shape: The largest micro-batch.
         section: The recipe's settings of the stage.
-        base_bytes: As for ``plan_sft``.
-        recompute: As for ``plan_sft``.
-        precision: As for ``plan_sft``.
-        part_tokens: Most tokens of one forward and backward.
+        base_bytes: What is taken before the step, weights included; what this process takes now when left out.
+        recompute: Plan with gradient checkpointing, or without; as the model is set when left out.
+        precision: Types of weights and products, for a model of shapes only, which has the products' type.
+        part_tokens: Most tokens of one forward and backward of GRPO.
     """
     base = unwrap(model)
-    vocabulary, precision = _head(base), precision or _precision(model)
+    precision = precision or Precision(weight_dtype(model), compute_dtype(model))
+    grpo = section if isinstance(section, GRPOSection) else None
+    packed = grpo is not None and grpo.fast_update
     completions = shape.rows * shape.completion_tokens
-    if section.fast_update:
+    tokens = shape.rows * shape.prompt_tokens + completions
+    if packed:
         completions = shape.total_tokens or completions
         tokens = shape.prompts * shape.prompt_tokens + completions
         if part_tokens and part_tokens < tokens:
             tokens = max(part_tokens, shape.prompt_tokens + shape.completion_tokens)
             completions = min(completions, tokens)
-        logits = _head_bytes(base, completions, precision)
+    if grpo is not None and not packed:
+        logits = 3 * 4 * completions * _head(base)
     else:
-        tokens = shape.rows * shape.prompt_tokens + completions
-        logits = 3 * 4 * completions * vocabulary
-    sampled = section.batch_size * (section.steps_per_generation or section.gradient_accumulation_steps)
-    length = shape.prompt_tokens + section.max_completion_tokens
-    cache = sampled * length * _cache_bytes(base, precision) + 3 * 4 * sampled * vocabulary
-    if precision.autocast:  # the sampler's copy of the weights
-        cache += sum(p.numel() for p in base.parameters()) * precision.compute.itemsize
-    activations = _activations(base, tokens, recompute, precision, packed=section.fast_update)
+        logits = _head_bytes(base, completions, precision)
+    cache = _sampling_bytes(base, shape.prompt_tokens, grpo, precision) if grpo is not None else 0
+    activations = _activations(base, tokens, recompute, precision, packed=packed)
     return _plan(model, activations, logits, cache, base_bytes, precision, section.optim)
 
 
-def _precision(model: Any) -> Precision:
-    return Precision(weight_dtype(model), compute_dtype(model))
+def _sampling_bytes(base: Any, prompt_tokens: int, section: GRPOSection, precision: Precision) -> int:
+    """Return what sampling takes: the KV cache of all rows at their longest, their logits, the sampler's copy of the weights."""
+    rows = section.batch_size * (section.steps_per_generation or section.gradient_accumulation_steps)
+    length = prompt_tokens + section.max_completion_tokens
+    taken = rows * length * _cache_bytes(base, precision) + 3 * 4 * rows * _head(base)
+    if precision.autocast:
+        taken += sum(p.numel() for p in base.parameters()) * precision.compute.itemsize
+    return taken
 
 
 def _autocast(base: Any, precision: Precision) -> contextlib.AbstractContextManager[Any]:

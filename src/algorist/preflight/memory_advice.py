@@ -20,7 +20,7 @@ from algorist.config.schema import GRPOSection, Recipe, SFTSection
 from algorist.diagnosis.findings import Settings
 from algorist.models.load import add_lora
 from algorist.models.precision import Precision
-from algorist.preflight.memory import MemoryPlan, Shape, plan_grpo, plan_sft
+from algorist.preflight.memory import MemoryPlan, Shape, plan_step
 from algorist.store.stages import Stage
 from algorist.training.faults import smaller_batch
 
@@ -74,22 +74,22 @@ def plan_from_config(
     )
     base = base_bytes + sum(count * size for count, size in sizes)
     sft, grpo = recipe.sft, recipe.grpo
-    known: dict[str, Any] = {
-        "base_bytes": base,
-        "recompute": getattr(recipe, stage).gradient_checkpointing,
-        "precision": precision,
-    }
+    section: SFTSection | GRPOSection = getattr(recipe, stage)
     if stage == "sft":
         longest = min(sft.max_length or 2048, prompt_tokens + grpo.max_completion_tokens)
         shape = Shape(sft.batch_size, 0, min(prompt_tokens, longest), max(0, longest - prompt_tokens))
-        return plan_sft(model, shape, optim=sft.optim, **known)
-    shape = Shape(
-        rows=grpo.batch_size,
-        prompts=max(1, grpo.batch_size // grpo.group_size),
-        prompt_tokens=prompt_tokens,
-        completion_tokens=grpo.max_completion_tokens,
+    else:
+        prompts = max(1, grpo.batch_size // grpo.group_size)
+        shape = Shape(grpo.batch_size, prompts, prompt_tokens, grpo.max_completion_tokens)
+    return plan_step(
+        model,
+        shape,
+        section,
+        base_bytes=base,
+        recompute=section.gradient_checkpointing,
+        precision=precision,
+        part_tokens=grpo.micro_batch_tokens,
     )
-    return plan_grpo(model, shape, grpo, part_tokens=grpo.micro_batch_tokens, **known)
 
 
 def memory_steps(

@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 
 from algorist.config.schema import GRPOSection, Recipe, SFTSection
 from algorist.models.load import Policy
-from algorist.preflight.memory import MemoryPlan, Shape, peak, plan_grpo, plan_sft, reset_peak
+from algorist.preflight.memory import MemoryPlan, Shape, peak, plan_step, reset_peak
 from algorist.prompts import PromptFormat
 from algorist.prompts.chat import encode_prompt
 from algorist.rewards import build_rewards
@@ -73,7 +73,7 @@ def try_sft(
             callbacks=[clock],
         )
         longest = lengths[-max(1, len(lengths) // 100)] if lengths else 1
-        plan = plan_sft(trainer.model, Shape(recipe.sft.batch_size, 0, 0, longest), optim=recipe.sft.optim)
+        plan = plan_step(trainer.model, Shape(recipe.sft.batch_size, 0, 0, longest), recipe.sft)
         return _train(trainer, clock, steps, plan)
 
 
@@ -131,9 +131,8 @@ def try_grpo(
             total_tokens=int(total),
         )
         part_tokens = getattr(trainer, "part_tokens", section.micro_batch_tokens)
-        return _train(
-            trainer, clock, steps, plan_grpo(trainer.model, shape, section, part_tokens=part_tokens)
-        )
+        plan = plan_step(trainer.model, shape, section, part_tokens=part_tokens)
+        return _train(trainer, clock, steps, plan)
 
 
 def _train(trainer: Any, clock: _Clock, steps: int, plan: MemoryPlan) -> dict[str, Any]:
