@@ -68,7 +68,8 @@ def _policy(bench: Bench, shape: str, kind: str) -> Any:
 
 
 def _update_case(bench: Bench, kind: str, length: int, checkpointing: bool, way: str) -> dict[str, Any]:
-    from algorist.preflight.memory import Shape, memory_now, peak, plan_grpo, reset_peak
+    from algorist.config.schema import GRPOSection
+    from algorist.preflight.memory import Shape, memory_now, peak, plan_step, reset_peak
     from algorist.training.batch import Batch
     from algorist.training.log_probs import LogProbs
 
@@ -93,10 +94,10 @@ def _update_case(bench: Bench, kind: str, length: int, checkpointing: bool, way:
         model.zero_grad(set_to_none=False)  # gradients stay, as between the parts of a step
 
     shape = Shape(16, 1, len(batch.prompts[0]), length)
-    plan = plan_grpo(
-        model, shape, fast_update=way == "packed", group_rows=16, length=shape.prompt_tokens + length,
-        base_bytes=memory_now(), recompute=checkpointing,
-    )  # fmt: skip
+    section = GRPOSection(
+        batch_size=16, group_size=16, max_completion_tokens=length, fast_update=way == "packed"
+    )
+    plan = plan_step(model, shape, section, base_bytes=memory_now(), recompute=checkpointing)
     bench.free()
     reset_peak()
     seconds = bench.seconds(gradient, 3, 1)

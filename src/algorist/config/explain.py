@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin
 
 import yaml
@@ -10,6 +11,7 @@ from pydantic.fields import FieldInfo
 
 from algorist.config.load import LoadedRecipe, sections_of
 from algorist.config.schema import Recipe
+from algorist.config.yaml_text import one_line_yaml
 
 
 class _Dumper(yaml.SafeDumper):
@@ -32,9 +34,7 @@ def to_yaml(recipe: Recipe) -> str:
 
 def explain(loaded: LoadedRecipe) -> list[tuple[str, Any, str]]:
     """Return (dotted key, value, origin) for every leaf; the origin is a file, ``command line`` or ``default``."""
-    rows: list[tuple[str, Any, str]] = []
-    _walk(loaded.recipe.model_dump(mode="json"), "", loaded.origins, rows)
-    return rows
+    return list(_walk(loaded.recipe.model_dump(mode="json"), "", loaded.origins))
 
 
 def describe(dotted: str) -> str:
@@ -113,10 +113,7 @@ def _default(info: FieldInfo) -> str:
         return "a section"
     if isinstance(value, list):
         value = [v.model_dump(exclude_defaults=True) if isinstance(v, BaseModel) else v for v in value]
-    text = (
-        yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("\n").removesuffix("\n...")
-    )
-    return f"`{text}`"
+    return f"`{one_line_yaml(value)}`"
 
 
 def _kind(annotation: Any) -> str:
@@ -140,9 +137,9 @@ def _kind(annotation: Any) -> str:
     )
 
 
-def _walk(value: Any, prefix: str, origins: dict[str, str], rows: list[tuple[str, Any, str]]) -> None:
+def _walk(value: Any, prefix: str, origins: dict[str, str]) -> Iterator[tuple[str, Any, str]]:
     if isinstance(value, dict) and value and prefix not in origins:
         for key, inner in value.items():
-            _walk(inner, f"{prefix}.{key}" if prefix else key, origins, rows)
-        return
-    rows.append((prefix, value, origins.get(prefix, "default")))
+            yield from _walk(inner, f"{prefix}.{key}" if prefix else key, origins)
+    else:
+        yield prefix, value, origins.get(prefix, "default")

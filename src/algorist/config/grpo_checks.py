@@ -32,8 +32,8 @@ def with_names_of_now(given: Any) -> Any:
     return given
 
 
-def check_grpo(section: GRPOSection) -> None:
-    """Refuse combinations that cannot be trained (ValueError)."""
+def check_grpo(section: GRPOSection) -> GRPOSection:
+    """Return the section; refuse combinations that cannot be trained (ValueError)."""
     for key, registry in (("loss", LOSSES), ("advantage", ADVANTAGES)):
         name = getattr(section, key)
         if ".py:" not in name and name not in registry:
@@ -79,6 +79,7 @@ def check_grpo(section: GRPOSection) -> None:
             f"{section.gradient_accumulation_steps}; a rollout batch feeds whole steps: leave steps_per_generation out for one "
             f"step, or take {2 * section.gradient_accumulation_steps} for two"
         )
+    return section
 
 
 def check_stock(section: GRPOSection) -> None:

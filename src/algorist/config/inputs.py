@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,24 +32,21 @@ def written_files(recipe: Recipe) -> dict[str, Path]:
 
 def data_files(recipe: Recipe) -> dict[str, Path]:
     """Return key → file or folder of the local data."""
-    found: dict[str, Path] = {}
+    named = {
+        key: Path(value).expanduser()
+        for key, value in _leaves(recipe.data.model_dump(mode="json"), "data")
+        if key.endswith((".path", ".pass_rates")) and isinstance(value, str)
+    }
+    return {key: path for key, path in named.items() if path.exists()}
 
-    def walk(value: Any, key: str) -> None:
-        pairs = (
-            value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-        )
-        for name, inner in pairs:
-            if (
-                name in ("path", "pass_rates")
-                and isinstance(inner, str)
-                and Path(inner).expanduser().exists()
-            ):
-                found[f"{key}.{name}"] = Path(inner).expanduser()
-            else:
-                walk(inner, f"{key}.{name}")
 
-    walk(recipe.data.model_dump(mode="json"), "data")
-    return found
+def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+    """Return (dotted key, value) of what mappings and lists hold."""
+    if not isinstance(value, (dict, list)):
+        yield key, value
+        return
+    for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
+        yield from _leaves(inner, f"{key}.{name}")
 
 
 def keep_inputs(recipe: Recipe, run: Path) -> dict[str, dict[str, str]]:

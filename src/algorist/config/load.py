@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from algorist.config.inputs import with_copies
 from algorist.config.other_names import ours_for
-from algorist.config.schema import DataSection, DatasetSection, Recipe
+from algorist.config.schema import DatasetSection, Recipe
 from algorist.config.yaml_text import read_yaml
 from algorist.errors import CheckpointError, ConfigError, nearest
 from algorist.store.redact import refuse_secrets
@@ -53,7 +53,7 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> LoadedRecip
     values, origins = _read_with_parents(name_or_path, ())
     code = code_in(values)
     given = [parse_override(override) for override in overrides]
-    named = {key.split(".")[1]: value for key, value in given if _names_dataset(key)}
+    named = {key.split(".")[1]: value for key, value in given if re.fullmatch(r"data\.\w+\.name", key)}
     origins = _drop_former(values, origins, named)
     for key, value in given:
         _set(values, key, value, origin=f"override {key}")
@@ -122,7 +122,7 @@ def _read_number(value: Any) -> Any:
     """Read ``1e-5``, which YAML 1.1 takes for a string."""
     if isinstance(value, str):
         try:
-            return float(value) if "e" in value.lower() and value.lower() not in ("e", "inf") else value
+            return float(value) if "e" in value.lower() else value
         except ValueError:
             return value
     return value
@@ -195,11 +195,6 @@ def _read_with_parents(
 def _above(key: str) -> list[str]:
     """Return the sections that a dotted key lies in."""
     return [key.rsplit(".", n)[0] for n in range(1, key.count(".") + 1)]
-
-
-def _names_dataset(key: str) -> bool:
-    section, _, name = key.removeprefix("data.").partition(".")
-    return key.startswith("data.") and name == "name" and section in DataSection.model_fields
 
 
 def _dataset_names(values: dict[str, Any]) -> dict[str, Any]:

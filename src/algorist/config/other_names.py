@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+_THE_SAME = (
+    "learning_rate warmup_ratio gradient_accumulation_steps weight_decay adam_beta1 adam_beta2 max_grad_norm "
+    "logging_steps save_steps"
+)
 TRL_NAMES = {
-    "learning_rate": "learning_rate",
+    **{name: name for name in _THE_SAME.split()},
     "lr_scheduler_type": "lr_scheduler",
-    "warmup_ratio": "warmup_ratio",
     "num_train_epochs": "epochs",
     "num_generations": "group_size",
     "per_device_train_batch_size": "batch_size",
-    "gradient_accumulation_steps": "gradient_accumulation_steps",
     "max_completion_length": "max_completion_tokens",
-    "weight_decay": "weight_decay",
-    "adam_beta1": "adam_beta1",
-    "adam_beta2": "adam_beta2",
-    "max_grad_norm": "max_grad_norm",
-    "logging_steps": "logging_steps",
-    "save_steps": "save_steps",
     "epsilon": "clip_low",
     "epsilon_high": "clip_high",
 }
@@ -26,12 +22,13 @@ TRL_NAMES = {
 
 OTHER_NAMES = {
     **{theirs: f"grpo.{ours}" for theirs, ours in TRL_NAMES.items()},
-    **{key: f"grpo.{key}" for key in ("max_steps", "beta", "temperature", "top_p", "top_k", "batch_size")},
+    **{
+        key: f"grpo.{key}"
+        for key in "max_steps beta temperature top_p top_k batch_size epochs group_size".split()
+    },
     "lr": "grpo.learning_rate",
     "loss_type": "grpo.loss",
     "scale_rewards": "grpo.advantage",
-    "epochs": "grpo.epochs",
-    "group_size": "grpo.group_size",
     "max_new_tokens": "grpo.max_completion_tokens",
     "max_tokens": "grpo.max_completion_tokens",
     "max_seq_length": "sft.max_length",

@@ -104,17 +104,8 @@ class PromptSection(Section):
     @field_validator("template_kwargs")
     @classmethod
     def _check_template_kwargs(cls, value: dict[str, Any]) -> dict[str, Any]:
-        taken = sorted(
-            {
-                "messages",
-                "conversation",
-                "chat_template",
-                "add_generation_prompt",
-                "continue_final_message",
-                "tokenize",
-            }
-            & set(value)
-        )
+        own = "messages conversation chat_template add_generation_prompt continue_final_message tokenize"
+        taken = sorted(set(own.split()) & set(value))
         if taken:
             raise ValueError(
                 f"prompt.template_kwargs has {taken[0]}, which every prompt sets itself; take it out, and name what the "
@@ -292,15 +283,8 @@ class GRPOSection(OptimSection):
     samples_every: int | None = Field(None, ge=1)
     """Steps between two completions shown on the console, with question, gold answer and reward; none when left out."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _former_names(cls, given: Any) -> Any:
-        return with_names_of_now(given)
-
-    @model_validator(mode="after")
-    def _check(self) -> GRPOSection:
-        check_grpo(self)
-        return self
+    _former_names = model_validator(mode="before")(with_names_of_now)
+    _check = model_validator(mode="after")(check_grpo)
 
 
 class EvalSection(Section):

@@ -89,13 +89,7 @@ class VLLMServerSection(_VLLM):
         return value
 
 
-ONLY_OURS = {
-    "kv_cache_memory_bytes",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "enforce_eager",
-    "sync_folder",
-}
+ONLY_OURS = set("kv_cache_memory_bytes max_num_seqs max_num_batched_tokens enforce_eager sync_folder".split())
 """Settings that TRL's integration has no argument for."""
 ONLY_TRLS = {"group_port"}
 

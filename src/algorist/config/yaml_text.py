@@ -25,16 +25,18 @@ def read_yaml(text: str, where: str) -> Any:
         if node is None:
             return None
         _size(node, {}, 0)
-        loader = yaml.SafeLoader("")
-        try:
-            return loader.construct_document(node)
-        finally:
-            loader.dispose()
+        return yaml.SafeLoader("").construct_document(node)
     except RecursionError:
         raise ConfigError(f"{where} is nested too deeply; expected at most {MAX_DEPTH} levels") from None
     except (yaml.YAMLError, ValueError, TypeError, OverflowError) as error:
         said = " ".join(str(error).split())[:300]
         raise ConfigError(f"{where} is not valid YAML: {said}") from None
+
+
+def one_line_yaml(value: Any) -> str:
+    """Return a value as YAML on one line, as it can stand behind a key."""
+    text: str = yaml.safe_dump(value, default_flow_style=True, width=10_000)
+    return text.removesuffix("\n").removesuffix("\n...")
 
 
 def _size(node: Any, known: dict[int, int], depth: int) -> int:

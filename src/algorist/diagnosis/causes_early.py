@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
-from algorist.diagnosis.causes_rollouts import CAUSES, EXPLAINS, larger_groups, percent, share, span
+from algorist.diagnosis.causes_rollouts import CAUSES, grading_reasons, larger_groups, percent, share, span
 from algorist.diagnosis.findings import Finding
 from algorist.diagnosis.signals import Signals
 
@@ -12,20 +10,6 @@ ENOUGH = 64
 """Completions that say enough in a single step; in two steps a quarter of them does."""
 NONE_ANSWERED = 0.98
 """Share without a readable answer from which on there is nothing to grade."""
-
-EXPLAINS["nothing_answered"] = ("no_signal", "all_wrong", "weights_unchanged")
-for _cause in (
-    "truncated",
-    "unparseable",
-    "no_stop",
-    "reward_hacking",
-    "learning_rate_too_large",
-    "length_growth",
-):
-    EXPLAINS[_cause] = (*EXPLAINS.get(_cause, ()), "nothing_answered")
-for _cause in (*EXPLAINS, "all_right", "all_wrong", "flat_reward"):
-    EXPLAINS[_cause] = tuple({*EXPLAINS.get(_cause, ()), "no_signal"})
-EXPLAINS["no_signal"] = ("weights_unchanged",)
 
 
 def is_enough(signals: Signals) -> bool:
@@ -52,7 +36,7 @@ def nothing_answered(signals: Signals) -> Finding | None:
         + (f", or does not reach the answer within {limit} tokens." if change else "."),
         1,
         (
-            f"grading reasons: {_reasons(signals)} ({span(seen)})",
+            f"{grading_reasons(seen)} ({span(seen)})",
             f"{percent(cut)} of the completions are cut off at {limit} tokens",
         ),
         signals.samples("unreadable") or signals.samples("truncated"),
@@ -77,16 +61,11 @@ def no_signal(signals: Signals) -> Finding | None:
         1,
         (
             f"mean reward between {min(rewards):.3g} and {max(rewards):.3g} ({span(seen)})",
-            f"grading reasons: {_reasons(signals)}",
+            grading_reasons(seen),
         ),
         signals.samples("any"),
         signals.settings.change(sft__enabled=True, **larger_groups(signals)),
     )
-
-
-def _reasons(signals: Signals) -> str:
-    reasons: Counter[str] = sum((b.reasons for b in signals.batches), Counter())
-    return ", ".join(f"{name} {count}" for name, count in reasons.most_common(4))
 
 
 @CAUSES.register("ended_early")

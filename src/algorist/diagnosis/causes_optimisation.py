@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from algorist.diagnosis.causes_rollouts import CAUSES, per_step, percent, share, span
+from algorist.diagnosis.causes_rollouts import CAUSES, by_step, percent, share, span
 from algorist.diagnosis.findings import Finding
 from algorist.diagnosis.signals import Signals
-from algorist.diagnosis.weights import HALF_MOVED, MOVED_SHARE
+from algorist.diagnosis.weights import HALF_MOVED, MOVED_SHARE, WeightChange
 from algorist.diagnosis.windows import MIN_STEPS, Break, ends, middle, pooled, recent, steepest_drop, z_score
 from algorist.store.stages import LAST_FIRST
 
@@ -54,6 +54,17 @@ def _rate(signals: Signals, stage: str) -> float:
     return max([signals.settings.number(f"{stage}.learning_rate", 0.0), *rates])
 
 
+def _rate_and_dtype(signals: Signals, stage: str) -> str:
+    return f"learning rate {_rate(signals, stage):g}, dtype {signals.settings.get('model.dtype', 'auto')}"
+
+
+def _moved(change: WeightChange, stage: str) -> str:
+    return (
+        f"{change.start} and {stage}/{change.end}: at most {percent(change.share)} of the elements of any of "
+        f"{change.tensors} tensors differ, relative change {change.relative:.1e}"
+    )
+
+
 def _steps_with_gradient(signals: Signals, stage: str) -> int:
     return sum(
         1
@@ -81,7 +92,6 @@ def not_finite(signals: Signals) -> Finding | None:
         saved = signals.bad_steps.get(stage, 0)
         if not bad and not saved:
             continue
-        rate = _rate(signals, stage)
         return Finding(
             "not_finite",
             "The loss or its gradient is not a finite number; such steps are skipped and teach nothing.",
@@ -89,12 +99,12 @@ def not_finite(signals: Signals) -> Finding | None:
             (
                 f"{len(bad)} of {len(lines)} logged steps ({', '.join(map(str, bad[:8]))}{', …' if len(bad) > 8 else ''})",
                 f"{saved} batches saved as {stage}/bad-step-*.pt",
-                f"learning rate {rate:g}, dtype {signals.settings.get('model.dtype', 'auto')}",
+                _rate_and_dtype(signals, stage),
             ),
             (),
             signals.settings.change(
                 model__dtype="float32" if signals.settings.get("model.dtype") != "float32" else "bfloat16",
-                **{f"{stage}__learning_rate": _rounded(min(rate / 10, 1e-3)), f"{stage}__max_grad_norm": 0.5},
+                **{f"{stage}__learning_rate": _tenth(signals, stage), f"{stage}__max_grad_norm": 0.5},
             ),
             stage,
         )
@@ -116,18 +126,14 @@ def weights_unchanged(signals: Signals) -> Finding | None:
             continue
         facts = []
         if change is not None and change.tensors:
-            facts.append(
-                f"{change.start} and {stage}/{change.end}: at most {percent(change.share)} of the elements of any of "
-                f"{change.tensors} tensors differ, relative change {change.relative:.1e}"
-            )
+            facts.append(_moved(change, stage))
         if change is not None and change.empty_adapter:
             facts.append(f"every lora_B matrix in {stage}/{change.end} is zero: the adapter does nothing")
         if norms:
             facts.append(
                 f"gradient norm, last {len(norms)} logged steps: {', '.join(f'{v:.2g}' for v in norms[-5:])}"
             )
-        rate = _rate(signals, stage)
-        facts.append(f"learning rate {rate:g}, dtype {signals.settings.get('model.dtype', 'auto')}")
+        facts.append(_rate_and_dtype(signals, stage))
         return Finding(
             "weights_unchanged",
             "The weights did not change: they are frozen, the adapter is not the one that is trained or saved, or bfloat16 "
@@ -157,11 +163,7 @@ def weights_barely_move(signals: Signals) -> Finding | None:
             "weights_barely_move",
             "Fewer than half of the weights have moved: they are kept in 16 bit, whose last digit is larger than most steps.",
             3,
-            (
-                f"{change.start} and {stage}/{change.end}: at most {percent(change.share)} of the elements of any of "
-                f"{change.tensors} tensors differ, relative change {change.relative:.1e}",
-                f"learning rate {_rate(signals, stage):g}, dtype {signals.settings.get('model.dtype', 'auto')}",
-            ),
+            (_moved(change, stage), _rate_and_dtype(signals, stage)),
             (),
             signals.settings.change(model__dtype="float32"),
             stage,
@@ -179,12 +181,7 @@ def learning_rate_too_small(signals: Signals) -> Finding | None:
         kl = signals.series("kl", stage)
         by_rate = rate < LEAST_RATE
         by_kl = len(kl) >= KL_STEPS and _steps_at_rate(signals, stage) >= KL_STEPS and _highest(kl) < LEAST_KL
-        by_weights = (
-            change is not None
-            and change.share >= MOVED_SHARE
-            and change.relative < LEAST_RELATIVE
-            and change.tensors
-        )
+        by_weights = change and change.share >= MOVED_SHARE and change.relative < LEAST_RELATIVE
         if not (by_rate or by_kl or by_weights):
             continue
         norms = signals.series("grad_norm", stage)
@@ -198,7 +195,7 @@ def learning_rate_too_small(signals: Signals) -> Finding | None:
                 f"relative change of the weights {change.relative:.1e} ({change.start} → {stage}/{change.end})"
             )
         if signals.batches and stage == "grpo":
-            facts.append(f"accuracy by step: {per_step(signals.batches, lambda b: b.accuracy.mean)}")
+            facts.append(by_step(signals, "accuracy"))
         usual = 1e-5 if signals.settings.get("model.lora") else 1e-6
         usual = 2e-5 if stage == "sft" else usual
         return Finding(
@@ -232,7 +229,7 @@ def learning_rate_too_large(signals: Signals) -> Finding | None:
     if first and middle(last) > ENTROPY_TIMES * middle(first) and middle(last) > middle(first) + ENTROPY_NATS:
         facts.append(f"entropy {middle(first):.2f} → {middle(last):.2f} nats per token")
     if facts and not _reward_rises(signals, (right or read)):
-        facts.append(f"accuracy by step: {per_step(batches, lambda b: b.accuracy.mean)}")
+        facts.append(by_step(signals, "accuracy"))
         norms = signals.series("grad_norm")
         if norms:
             facts.append(f"gradient norm: median {middle(norms):.3g}, largest {_highest(norms):.3g}")
@@ -262,19 +259,15 @@ def _reward_rises(signals: Signals, drop: Break | None) -> bool:
 
 
 def _too_large(signals: Signals, stage: str, facts: list[str], samples: tuple[str, ...]) -> Finding:
-    rate = _rate(signals, stage)
     now = int(signals.settings.number(f"{stage}.warmup_steps", 0))
     return Finding(
         "learning_rate_too_large",
         "Training breaks the policy; most often the learning rate is too large.",
         1,
-        (*facts, f"learning rate {rate:g}"),
+        (*facts, f"learning rate {_rate(signals, stage):g}"),
         samples,
         signals.settings.change(
-            **{
-                f"{stage}__learning_rate": _rounded(min(rate / 10, 1e-3)),
-                f"{stage}__warmup_steps": max(10, now),
-            }
+            **{f"{stage}__learning_rate": _tenth(signals, stage), f"{stage}__warmup_steps": max(10, now)}
         ),
         stage,
     )
@@ -304,7 +297,7 @@ def entropy_collapse(signals: Signals) -> Finding | None:
             f"entropy {max(widest, middle(first)):.3g} → {middle(last):.3g} nats per token ({percent(narrowed)} is left)",
             f"groups that still differ in reward: {percent(useful)}; of one text only: "
             f"{percent(share(window, 'identical'))} ({span(window)})",
-            f"accuracy by step: {per_step(signals.batches, lambda b: b.accuracy.mean)}",
+            by_step(signals, "accuracy"),
         ),
         signals.samples("any"),
         signals.settings.change(
@@ -335,7 +328,7 @@ def length_growth(signals: Signals) -> Finding | None:
         (
             f"mean tokens {before.mean:.0f} ({span(first)}) → {after.mean:.0f} ({span(last)})",
             f"accuracy changes by {gain:+.3f}; truncated: {percent(share(last, 'truncated', 'rollouts'))}",
-            f"mean tokens by step: {per_step(signals.batches, lambda b: b.tokens.mean, '{:.0f}')}",
+            f"mean {by_step(signals, 'tokens', '.0f')}",
         ),
         signals.samples("any"),
         signals.settings.change(grpo__loss="dr_grpo", grpo__advantage="group_centered")
@@ -365,11 +358,7 @@ def kl_blow_up(signals: Signals) -> Finding | None:
         (
             f"KL {middle(last):.3g} nats per token (median of steps {last[0][0]}–{last[-1][0]}), {kl[0][1]:.3g} {early}",
             f"beta {beta:g}, learning rate {rate:g}",
-            *(
-                [f"accuracy by step: {per_step(signals.batches, lambda b: b.accuracy.mean)}"]
-                if signals.batches
-                else []
-            ),
+            *([by_step(signals, "accuracy")] if signals.batches else []),
         ),
         signals.samples("any"),
         signals.settings.change(grpo__beta=max(10 * beta, 0.04), grpo__learning_rate=_rounded(rate / 3)),
@@ -392,18 +381,11 @@ def reward_hacking(signals: Signals) -> Finding | None:
         down = z_score(*right, least_variance=0.01)
         if up < CLEAR or down > -CLEAR or right[0].mean - right[1].mean < LEAST_DROP / 2:
             continue
-        names = sorted(
-            name
-            for line in signals.lines.get("grpo", [])[-1:]
-            for name in line
-            if name.startswith("rewards/") and name.endswith("/mean")
-        )
-        by_reward = []
-        for name in names:
-            series = signals.series(name)
-            by_reward.append(
-                f"{name.removeprefix('rewards/').removesuffix('/mean')} {series[0][1]:.3g} → {series[-1][1]:.3g}"
-            )
+        by_reward = [
+            f"{name.removeprefix('rewards/').removesuffix('/mean')} {series[0][1]:.3g} → {series[-1][1]:.3g}"
+            for name in sorted(signals.lines.get("grpo", [{}])[-1])
+            if name.startswith("rewards/") and name.endswith("/mean") and (series := signals.series(name))
+        ]
         return Finding(
             "reward_hacking",
             "The reward rises while fewer answers are right: the policy found something that pays better than solving.",
@@ -412,7 +394,7 @@ def reward_hacking(signals: Signals) -> Finding | None:
                 f"reward {rewards[0].mean:.3g} → {rewards[1].mean:.3g}, accuracy {right[0].mean:.3f} → {right[1].mean:.3f} "
                 f"({span(earlier)} → {span(last)})",
                 *([f"single rewards, first and last step: {', '.join(by_reward)}"] if by_reward else []),
-                f"mean tokens by step: {per_step(signals.batches, lambda b: b.tokens.mean, '{:.0f}')}",
+                f"mean {by_step(signals, 'tokens', '.0f')}",
             ),
             signals.samples("paid"),
             "rewards:  # lower the weight of what rose; a verified answer must pay most\n"
@@ -425,36 +407,41 @@ def reward_hacking(signals: Signals) -> Finding | None:
 @CAUSES.register("log_prob_mismatch")
 def log_prob_mismatch(signals: Signals) -> Finding | None:
     """The sampler's log-probs are not the trainer's: updates correct for another policy than the one that sampled."""
-    for name in ("sampling/sampling_logp_difference/mean",):
-        gaps = signals.series(name)
-        last = gaps[-max(MIN_STEPS, len(gaps) // 4) :]
-        if len(gaps) < MIN_STEPS or middle(last) < GAP_LARGE:
-            continue
-        dropout = signals.settings.number("model.lora.dropout", 0.0)
-        change: dict[str, object] = {"model__dtype": "float32", "grpo__engine": "transformers"}
-        if dropout:
-            change = {"model__lora__dropout": 0.0}
-        elif signals.settings.get("grpo.fast_update") is not False:
-            change["grpo__fast_update"] = False
-        return Finding(
-            "log_prob_mismatch",
-            "The engine that samples and the pass that trains disagree about the log-probabilities of the same tokens.",
-            2,
-            (
-                f"mean |difference| {middle(last):.3g} nats per token (median of steps {last[0][0]}–{last[-1][0]}); float32 "
-                "gives about 1e-6, bfloat16 0.01 to 0.03",
-                f"{name}: first {gaps[0][1]:.2g}, largest {_highest(gaps):.2g}",
-                f"engine {signals.settings.get('grpo.engine', 'auto')}, dtype {signals.settings.get('model.dtype', 'auto')}, "
-                f"LoRA dropout {dropout:g}",
-            ),
-            (),
-            signals.settings.change(**change),
-        )
-    return None
+    name = "sampling/sampling_logp_difference/mean"
+    gaps = signals.series(name)
+    last = gaps[-max(MIN_STEPS, len(gaps) // 4) :]
+    if len(gaps) < MIN_STEPS or middle(last) < GAP_LARGE:
+        return None
+    dropout = signals.settings.number("model.lora.dropout", 0.0)
+    change: dict[str, object] = {
+        "model__dtype": "float32",
+        "grpo__engine": "transformers",
+        "grpo__fast_update": False,
+    }
+    if dropout:
+        change = {"model__lora__dropout": 0.0}
+    return Finding(
+        "log_prob_mismatch",
+        "The engine that samples and the pass that trains disagree about the log-probabilities of the same tokens.",
+        2,
+        (
+            f"mean |difference| {middle(last):.3g} nats per token (median of steps {last[0][0]}–{last[-1][0]}); float32 "
+            "gives about 1e-6, bfloat16 0.01 to 0.03",
+            f"{name}: first {gaps[0][1]:.2g}, largest {_highest(gaps):.2g}",
+            f"engine {signals.settings.get('grpo.engine', 'auto')}, dtype {signals.settings.get('model.dtype', 'auto')}, "
+            f"LoRA dropout {dropout:g}",
+        ),
+        (),
+        signals.settings.change(**change),
+    )
 
 
 def _highest(pairs: list[tuple[int, float]]) -> float:
     return max((v for _, v in pairs), default=math.nan)
+
+
+def _tenth(signals: Signals, stage: str) -> float:
+    return _rounded(min(_rate(signals, stage) / 10, 1e-3))
 
 
 def _rounded(value: float) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from algorist.diagnosis.findings import Finding
+from algorist.diagnosis.findings import Finding, Settings
 from algorist.diagnosis.signals import Batch, Signals
 from algorist.diagnosis.windows import MIN_STEPS, pooled, recent
 from algorist.registry import Registry
@@ -31,34 +31,24 @@ ANSWERED = 0.5
 END_SHOWN = 0.1
 """Share of completions with an end-of-turn token as text. One in a hundred may be a model's whim."""
 
-EXPLAINS: dict[str, tuple[str, ...]] = {
-    "reward_fails": ("flat_reward", "weights_unchanged"),
-    "not_finite": ("learning_rate_too_large", "learning_rate_too_small", "weights_unchanged", "kl_blow_up"),
-    "no_stop": ("truncated", "unparseable", "all_wrong", "weights_unchanged"),
-    "truncated": ("unparseable", "all_wrong", "weights_unchanged"),
-    "length_growth": ("truncated", "no_stop"),
-    "unparseable": ("all_wrong", "weights_unchanged"),
-    "identical_completions": (
-        "all_right",
-        "all_wrong",
-        "flat_reward",
-        "weights_unchanged",
-    ),
-    "entropy_collapse": ("identical_completions",),
-    "all_right": ("entropy_collapse", "weights_unchanged"),
-    "all_wrong": ("weights_unchanged",),
-    "flat_reward": ("weights_unchanged",),
-    "learning_rate_too_small": ("weights_unchanged",),
-    "learning_rate_too_large": (
-        "no_stop",
-        "truncated",
-        "unparseable",
-        "all_wrong",
-        "identical_completions",
-        "entropy_collapse",
-        "length_growth",
-    ),
-    "reward_hacking": ("length_growth", "unparseable", "truncated", "no_stop", "all_wrong"),
+EXPLAINS = {
+    "nothing_answered": "no_signal all_wrong weights_unchanged",
+    "no_signal": "weights_unchanged",
+    "reward_fails": "flat_reward weights_unchanged no_signal",
+    "not_finite": "learning_rate_too_large learning_rate_too_small weights_unchanged kl_blow_up no_signal",
+    "no_stop": "truncated unparseable all_wrong weights_unchanged nothing_answered no_signal",
+    "truncated": "unparseable all_wrong weights_unchanged nothing_answered no_signal",
+    "length_growth": "truncated no_stop nothing_answered no_signal",
+    "unparseable": "all_wrong weights_unchanged nothing_answered no_signal",
+    "identical_completions": "all_right all_wrong flat_reward weights_unchanged no_signal",
+    "entropy_collapse": "identical_completions no_signal",
+    "all_right": "entropy_collapse weights_unchanged no_signal",
+    "all_wrong": "weights_unchanged no_signal",
+    "flat_reward": "weights_unchanged no_signal",
+    "learning_rate_too_small": "weights_unchanged no_signal",
+    "learning_rate_too_large": "no_stop truncated unparseable all_wrong identical_completions entropy_collapse "
+    "length_growth nothing_answered no_signal",
+    "reward_hacking": "length_growth unparseable truncated no_stop all_wrong nothing_answered no_signal",
 }
 """A cause and its consequences. Breaking a policy that worked (too large a rate, a reward that pays for something else)
 comes before the state in which the policy ends."""
@@ -82,20 +72,33 @@ def percent(value: float) -> str:
     return f"{100 * value:.1f} %" if shown in ("0 %", "100 %") and value not in (0, 1) else shown
 
 
-def per_step(batches: list[Batch], get: Callable[[Batch], float], form: str = "{:.2f}") -> str:
+def by_step(signals: Signals, part: str, form: str = ".2f") -> str:
+    """Return the mean of a part of the batches at up to eight steps: ``accuracy by step: 0: 0.12, 10: 0.20, …``."""
+    return f"{part} by step: {per_step(signals.batches, lambda b: getattr(b, part).mean, form)}"
+
+
+def per_step(batches: list[Batch], get: Callable[[Batch], float], form: str = ".2f") -> str:
     """Return a series at up to eight steps: ``0: 0.12, 10: 0.20, …``."""
     stride = max(1, -(-len(batches) // 8))
     chosen = [*batches[:-1:stride], batches[-1]]
-    return ", ".join(f"{b.step}: {form.format(get(b))}" for b in chosen)
+    return ", ".join(f"{b.step}: {get(b):{form}}" for b in chosen)
 
 
-def _accuracy(b: Batch) -> float:
-    return b.accuracy.mean
+def grading_reasons(window: list[Batch]) -> str:
+    """Return the four most frequent reasons of a window: ``grading reasons: equal 12, no_answer 3``."""
+    reasons: Counter[str] = sum((b.reasons for b in window), Counter())
+    return f"grading reasons: {', '.join(f'{name} {count}' for name, count in reasons.most_common(4))}"
 
 
-def larger_groups(signals: Signals, factor: int = 2) -> dict[str, int]:
-    """Return the changes for groups ``factor`` times as large; a step keeps a whole number of groups."""
-    size = int(signals.settings.number("grpo.group_size", 8)) * factor
+def sample_more_freely(settings: Settings) -> str:
+    """Return the change for groups whose completions are copies of each other."""
+    warmer = 1.0 if settings.number("grpo.temperature", 1.0) < 0.95 else 1.3
+    return settings.change(grpo__temperature=warmer, grpo__top_k=0, grpo__top_p=1.0)
+
+
+def larger_groups(signals: Signals) -> dict[str, int]:
+    """Return the changes for groups twice as large; a step keeps a whole number of groups."""
+    size = int(signals.settings.number("grpo.group_size", 8)) * 2
     batch = int(signals.settings.number("grpo.batch_size", 16))
     windows = int(signals.settings.number("grpo.gradient_accumulation_steps", 1))
     fits = next(w for w in range(windows, windows + size + 1) if batch * w % size == 0)
@@ -117,7 +120,7 @@ def all_right(signals: Signals) -> Finding | None:
         2,
         (
             f"{percent(share(window, 'all_right'))} of the groups are all right ({span(window)})",
-            f"accuracy by step: {per_step(signals.batches, _accuracy)}",
+            by_step(signals, "accuracy"),
             f"groups without any difference in reward: {percent(share(window, 'same_reward'))}",
         ),
         signals.samples("right"),
@@ -131,7 +134,6 @@ def all_wrong(signals: Signals) -> Finding | None:
     window = recent(signals.batches)
     if not window or share(window, "all_wrong") < NEARLY_ALL:
         return None
-    reasons: Counter[str] = sum((b.reasons for b in window), Counter())
     easier = {"math": "gsm8k"}.get(str(signals.settings.get("data.train.name")))
     change = {"data__train__name": easier} if easier else {}
     return Finding(
@@ -141,8 +143,8 @@ def all_wrong(signals: Signals) -> Finding | None:
         1,
         (
             f"{percent(share(window, 'all_wrong'))} of the groups are all wrong ({span(window)})",
-            f"accuracy by step: {per_step(signals.batches, _accuracy, '{:.3f}')}",
-            f"grading reasons: {', '.join(f'{name} {count}' for name, count in reasons.most_common(4))}",
+            by_step(signals, "accuracy", ".3f"),
+            grading_reasons(window),
         ),
         signals.samples("wrong"),
         signals.settings.change(**change, sft__enabled=True, **larger_groups(signals)),
@@ -164,8 +166,8 @@ def flat_reward(signals: Signals) -> Finding | None:
         (
             f"{percent(share(window, 'same_reward'))} of the groups have one reward only, but only "
             f"{percent(share(window, 'all_right') + share(window, 'all_wrong'))} are all right or all wrong ({span(window)})",
-            f"reward by step: {per_step(signals.batches, lambda b: b.reward.mean, '{:.3f}')}",
-            f"accuracy by step: {per_step(signals.batches, _accuracy)}",
+            by_step(signals, "reward", ".3f"),
+            by_step(signals, "accuracy"),
         ),
         (*signals.samples("right")[:1], *signals.samples("wrong")[:2]),
         "rewards:\n  - {name: correct, weight: 1.0}\n  - {name: well_formed, weight: 0.2}",
@@ -209,24 +211,19 @@ def identical_completions(signals: Signals) -> Finding | None:
         or pooled(window, lambda b: b.accuracy).mean > NEARLY_ALL
     ):
         return None
-    temperature = signals.settings.number("grpo.temperature", 1.0)
-    change: dict[str, object] = {"grpo__temperature": 1.0 if temperature < 0.95 else 1.3}
-    if signals.settings.number("grpo.top_k", 0) not in (0.0,):
-        change["grpo__top_k"] = 0
-    if signals.settings.number("grpo.top_p", 1.0) < 1:
-        change["grpo__top_p"] = 1.0
+    sampling = signals.settings
     return Finding(
         "identical_completions",
         "The completions of a group are the same text, so their rewards are equal and every advantage is 0.",
         1,
         (
             f"{percent(share(window, 'identical'))} of the groups hold one text only ({span(window)})",
-            f"temperature {temperature:g}, top_p {signals.settings.number('grpo.top_p', 1.0):g}, "
-            f"top_k {signals.settings.number('grpo.top_k', 0):g}",
+            f"temperature {sampling.number('grpo.temperature', 1.0):g}, top_p {sampling.number('grpo.top_p', 1.0):g}, "
+            f"top_k {sampling.number('grpo.top_k', 0):g}",
             f"share of such groups by step: {per_step(signals.batches, lambda b: share([b], 'identical'))}",
         ),
         signals.samples("any"),
-        signals.settings.change(**change),
+        sample_more_freely(sampling),
     )
 
 
@@ -244,7 +241,7 @@ def truncated(signals: Signals) -> Finding | None:
         (
             f"{percent(share(window, 'truncated', 'rollouts'))} of the completions are truncated ({span(window)})",
             f"of these {percent(share(window, 'truncated_answered', 'truncated'))} hold an answer",
-            f"mean tokens by step: {per_step(signals.batches, lambda b: b.tokens.mean, '{:.0f}')}",
+            f"mean {by_step(signals, 'tokens', '.0f')}",
         ),
         signals.samples("truncated"),
         signals.settings.change(grpo__max_completion_tokens=4 * limit),
@@ -275,8 +272,8 @@ def unparseable(signals: Signals) -> Finding | None:
         1,
         (
             f"{percent(odd / finished)} of the finished completions are unreadable ({span(window)})",
-            f"grading reasons: {', '.join(f'{name} {count}' for name, count in reasons.most_common(4))}",
-            f"readable by step: {per_step(signals.batches, lambda b: b.readable.mean)}; prompt format {form}",
+            grading_reasons(window),
+            f"{by_step(signals, 'readable')}; prompt format {form}",
         ),
         signals.samples("unreadable"),
         signals.settings.change(sft__enabled=True, sft__max_steps=200)

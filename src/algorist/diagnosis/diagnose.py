@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from algorist.diagnosis import causes_early as _early
-from algorist.diagnosis import causes_optimisation as _more_causes
+from algorist.diagnosis import causes_early, causes_optimisation  # noqa: F401 (they register their causes)
 from algorist.diagnosis.causes_rollouts import CAUSES, EXPLAINS
 from algorist.diagnosis.findings import Finding
 from algorist.diagnosis.signals import Signals, read_signals
@@ -15,8 +14,7 @@ from algorist.diagnosis.windows import MIN_GROUPS, MIN_STEPS, recent
 __all__ = ["ALL_CAUSES", "diagnose", "find_causes", "too_little"]
 
 ALL_CAUSES = tuple(CAUSES.names())
-"""Names of all causes, those of the other modules included: they register them when they are imported."""
-assert _more_causes.CAUSES is _early.CAUSES is CAUSES
+"""Names of all causes."""
 
 
 def diagnose(run_folder: str | Path) -> list[Finding]:
@@ -50,4 +48,4 @@ def too_little(signals: Signals) -> str:
 
 
 def _explained(names: Iterable[str]) -> set[str]:
-    return {consequence for name in names for consequence in EXPLAINS.get(name, ())}
+    return {consequence for name in names for consequence in EXPLAINS.get(name, "").split()}

@@ -31,24 +31,13 @@ def environment(hub: bool) -> dict[str, Any]:
         "disk": disk(),
         "hub": reach_hub() if hub else "not tried",
     }
-    return found | {"problems": [text for text in _problems(found) if text]}
+    return found | {"problems": _problems(found)}
 
 
 def versions() -> dict[str, str | None]:
     """Return the version of each library that matters; None where it is not installed."""
-    names = (
-        "python",
-        *TESTED,
-        "math-verify",
-        "sympy",
-        "vllm",
-        "unsloth",
-        "wandb",
-        "bitsandbytes",
-        "flash-attn",
-        "deepspeed",
-    )
-    return {name: platform.python_version() if name == "python" else _version(name) for name in names}
+    others = "math-verify sympy vllm unsloth wandb bitsandbytes flash-attn deepspeed".split()
+    return {"python": platform.python_version()} | {name: _version(name) for name in (*TESTED, *others)}
 
 
 def device() -> str:
@@ -121,7 +110,7 @@ def _version(name: str) -> str | None:
 def _problems(found: dict[str, Any]) -> list[str]:
     have = found["versions"]
     missing = [name for name in TESTED if have[name] is None]
-    texts = [f"{', '.join(missing)} not installed: pip install algorist" if missing else ""]
+    texts = [f"{', '.join(missing)} not installed: pip install algorist"] if missing else []
     if have["trl"] and not have["trl"].startswith("1.16."):
         texts.append(
             f"trl {have['trl']} is not 1.16.*, which algorist is built on: pip install 'trl==1.16.*'"

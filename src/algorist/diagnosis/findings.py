@@ -6,35 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import yaml
-
-from algorist.store.safe_text import one_line
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One completion as evidence; texts are shown with control characters escaped."""
-
-    step: int
-    problem_id: str
-    completion: str
-    extracted: str | None
-    gold: str | None
-    reason: str | None
-    reward: float
-    tokens: int
-
-    def told(self, width: int = 240) -> str:
-        """Return the completion on one line, its middle left out where it is longer than ``width`` characters."""
-        text = one_line(self.completion)
-        if len(text) > width:
-            text = f"{text[: width // 2]} … {text[-width // 2 :]}"
-        read = one_line(str(self.extracted), 40) if self.extracted is not None else "nothing"
-        gold = one_line(str(self.gold), 40)
-        return (
-            f"step {self.step}, problem {one_line(self.problem_id, 24)}: {text}  "
-            f"[read {read}, gold {gold}, {self.reason}, reward {self.reward:.3g}, {self.tokens} tokens]"
-        )
+from algorist.config.yaml_text import one_line_yaml
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,26 +59,16 @@ class Settings:
     def change(self, **new: Any) -> str:
         """Return YAML that sets ``section__key=value``, what is so already left out; the value in force is behind each line."""
         lines: list[str] = []
-        shown: tuple[str, ...] = ()
+        shown: list[str] = []
         for name, value in new.items():
             *parents, key = name.split("__")
-            now = self.get(".".join([*parents, key]))
+            now = self.get(name.replace("__", "."))
             if now == value:
                 continue
-            same = 0
-            while same < min(len(parents), len(shown)) and parents[same] == shown[same]:
-                same += 1
-            lines += [f"{'  ' * depth}{parents[depth]}:" for depth in range(same, len(parents))]
-            shown = tuple(parents)
-            remark = f"  # is {_flow(now)}" if now is not None else ""
-            lines.append(f"{'  ' * len(parents)}{key}: {_flow(value)}{remark}")
+            for depth, parent in enumerate(parents):
+                if shown[: depth + 1] != parents[: depth + 1]:
+                    lines.append(f"{'  ' * depth}{parent}:")
+            shown = parents
+            remark = f"  # is {one_line_yaml(now)}" if now is not None else ""
+            lines.append(f"{'  ' * len(parents)}{key}: {one_line_yaml(value)}{remark}")
         return "\n".join(lines)
-
-
-def _flow(value: Any) -> str:
-    if isinstance(value, float):
-        # 1e-05 is text to YAML; 1.0e-05 is a number.
-        text = repr(value)
-        return text if "e" not in text or "." in text else text.replace("e", ".0e")
-    text = yaml.safe_dump(value, default_flow_style=True, width=10_000).strip()
-    return text.removesuffix("...").strip()

@@ -6,8 +6,9 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from algorist.config.schema import Recipe
 from algorist.diagnosis.diagnose import find_causes
-from algorist.diagnosis.findings import Finding, Settings
+from algorist.diagnosis.findings import Settings
 from algorist.diagnosis.signals import Signals
 from algorist.store.safe_text import one_line
 
@@ -23,16 +24,15 @@ class LiveDiagnosis:
     What a checkpoint tells (unchanged weights) is left to ``diagnose``.
 
     Args:
-        recipe: The resolved recipe (anything with ``model_dump()``) or its values as a mapping.
+        recipe: The resolved recipe.
         say: Shows one line.
         run_folder: Named in the line as the place to ask for more.
     """
 
-    def __init__(self, recipe: Any, say: Callable[[str], None], run_folder: str = "RUN") -> None:
-        values: Mapping[str, Any] = recipe.model_dump() if hasattr(recipe, "model_dump") else recipe
-        self.signals = Signals(settings=Settings(values))
+    def __init__(self, recipe: Recipe, say: Callable[[str], None], run_folder: str) -> None:
+        self.signals = Signals(settings=Settings(recipe.model_dump()))
         self.say, self.run_folder = say, run_folder
-        self.said: list[str] = []
+        self.said: set[str] = set()
 
     def on_rollouts(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Take the graded rollouts of one generation batch; never raises."""
@@ -41,23 +41,20 @@ class LiveDiagnosis:
         except Exception:
             log.exception("the diagnosis could not read a batch of rollouts")
 
-    def on_metrics(self, step: int, values: Mapping[str, Any], stage: str = "grpo") -> list[Finding]:
-        """Take one line of metrics, say what is new, and return it; never raises."""
+    def on_metrics(self, step: int, values: Mapping[str, Any], stage: str) -> None:
+        """Take one line of metrics and say what is new; never raises."""
         try:
             self.signals.add_metrics(stage, step, values)
-            return self._look() if self._is_time(stage) else []
+            count = len(self.signals.lines[stage])
+            if count % max(1, count // CHECKS_PER_RUN) == 0:
+                self._look()
         except Exception:
             log.exception("the diagnosis failed at step %d; training goes on", step)
-            return []
 
-    def _is_time(self, stage: str) -> bool:
-        count = len(self.signals.lines[stage])
-        return count % max(1, count // CHECKS_PER_RUN) == 0
-
-    def _look(self) -> list[Finding]:
-        new = [f for f in find_causes(self.signals) if f.name not in self.said]
-        for finding in new:
-            self.said.append(finding.name)
-            text = one_line(f"warning: {finding.one_line()} · more: algorist diagnose {self.run_folder}")
-            self.say(text)
-        return new
+    def _look(self) -> None:
+        for finding in find_causes(self.signals):
+            if finding.name not in self.said:
+                self.said.add(finding.name)
+                self.say(
+                    one_line(f"warning: {finding.one_line()} · more: algorist diagnose {self.run_folder}")
+                )

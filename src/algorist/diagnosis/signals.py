@@ -9,17 +9,18 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from algorist.config.yaml_text import read_yaml
-from algorist.diagnosis.findings import Sample, Settings
+from algorist.diagnosis.findings import Settings
 from algorist.diagnosis.weights import WeightChange, stage_change
 from algorist.errors import CheckpointError, ConfigError
 from algorist.store.read import metrics, query
 from algorist.store.run_folder import RunFolder
+from algorist.store.safe_text import one_line
 from algorist.store.stages import STAGES
 
 UNREADABLE = ("no_answer", "unparseable_answer", "ambiguous")
@@ -33,6 +34,11 @@ _COLUMNS = (
     'step, problem_id, "group", completion, completion_tokens, reward, advantage, correct, reason, extracted, gold, '
     "truncated"
 )
+_BLOCKS = (
+    "SELECT min(step) AS first, max(step) AS last FROM (SELECT step, sum(count(*)) OVER (ORDER BY step) "
+    f"// {ROWS_AT_ONCE} AS block FROM rollouts WHERE stage = 'grpo' GROUP BY step) GROUP BY block ORDER BY first"
+)
+"""The first and last step of blocks of about so many rows, so that memory stays bounded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +107,17 @@ def make_batch(records: Sequence[Mapping[str, Any]]) -> Batch:
     cut = [row for row in records if row.get("truncated")]
     full = [row for row in records if not row.get("truncated")]
     sets = [g for g in groups.values() if len(g) > 1]
-    right = {id(g): sum(bool(r.get("correct")) for r in g) for g in sets}
+    right = [(sum(bool(r.get("correct")) for r in g), len(g)) for g in sets]
+
+    def means(value: Callable[[Mapping[str, Any]], float]) -> Moments:
+        return Moments.of(sum(map(value, g)) / len(g) for g in groups.values())
+
     return Batch(
         step=int(records[0].get("step") or 0),
         rollouts=len(records),
         groups=len(sets),
-        all_right=sum(right[id(g)] == len(g) for g in sets),
-        all_wrong=sum(right[id(g)] == 0 for g in sets),
+        all_right=sum(count == size for count, size in right),
+        all_wrong=sum(count == 0 for count, _ in right),
         identical=sum(len({r.get("completion") for r in g}) == 1 for g in sets),
         same_reward=sum(_spread(g) <= 1e-6 for g in sets),
         truncated=len(cut),
@@ -116,16 +126,11 @@ def make_batch(records: Sequence[Mapping[str, Any]]) -> Batch:
         finished_unreadable=sum(r.get("reason") in UNREADABLE for r in full),
         end_of_turn=sum(_shows_end(r) for r in records),
         reasons=Counter(str(r.get("reason")) for r in records),
-        accuracy=Moments.of(_mean(bool(r.get("correct")) for r in g) for g in groups.values()),
-        reward=Moments.of(_mean(_reward(r) for r in g) for g in groups.values()),
-        readable=Moments.of(_mean(r.get("reason") not in UNREADABLE for r in g) for g in groups.values()),
-        tokens=Moments.of(_mean(int(r.get("completion_tokens") or 0) for r in g) for g in groups.values()),
+        accuracy=means(lambda r: bool(r.get("correct"))),
+        reward=means(_reward),
+        readable=means(lambda r: r.get("reason") not in UNREADABLE),
+        tokens=means(lambda r: int(r.get("completion_tokens") or 0)),
     )
-
-
-def _mean(values: Iterable[float]) -> float:
-    kept = [float(v) for v in values]
-    return sum(kept) / len(kept) if kept else math.nan
 
 
 def _reward(row: Mapping[str, Any]) -> float:
@@ -158,7 +163,7 @@ class Signals:
     bad_steps: dict[str, int] = field(default_factory=dict)
     best: Mapping[str, Any] = field(default_factory=dict)
     """``grpo/best.json``: the best checkpoint, and why the run was ended."""
-    _samples: dict[str, deque[Sample]] = field(default_factory=dict)
+    _samples: dict[str, deque[Mapping[str, Any]]] = field(default_factory=dict)
 
     def add_rollouts(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Take the graded rollouts of one generation batch."""
@@ -179,12 +184,8 @@ class Signals:
             }
             for kind in (k for k, fits in kinds.items() if fits):
                 kept = self._samples.setdefault(kind, deque(maxlen=SAMPLES_KEPT))
-                if (
-                    not kept
-                    or kept[-1].step != row.get("step")
-                    or kept[-1].problem_id != row.get("problem_id")
-                ):
-                    kept.append(_sample(row))
+                if not kept or any(kept[-1].get(key) != row.get(key) for key in ("step", "problem_id")):
+                    kept.append(row)
 
     def add_metrics(self, stage: str, step: int, values: Mapping[str, Any]) -> None:
         """Take one line of metrics; what is not finite becomes None."""
@@ -197,23 +198,23 @@ class Signals:
 
     def samples(self, kind: str) -> tuple[str, ...]:
         """Return up to three completions of a kind, as text."""
-        return tuple(sample.told() for sample in self._samples.get(kind, ()))
+        return tuple(_shown(row) for row in self._samples.get(kind, ()))
 
     def series(self, name: str, stage: str = "grpo") -> list[tuple[int, float]]:
         """Return (step, value) of a metric where it was logged and finite."""
         return [(row["step"], row[name]) for row in self.lines.get(stage, ()) if row.get(name) is not None]
 
 
-def _sample(row: Mapping[str, Any]) -> Sample:
-    return Sample(
-        step=int(row.get("step") or 0),
-        problem_id=str(row.get("problem_id", "")),
-        completion=str(row.get("completion") or "")[:4000],
-        extracted=row.get("extracted"),
-        gold=row.get("gold"),
-        reason=row.get("reason"),
-        reward=_reward(row),
-        tokens=int(row.get("completion_tokens") or 0),
+def _shown(row: Mapping[str, Any], width: int = 240) -> str:
+    """Return a completion on one line, its middle left out where it is longer than ``width`` characters."""
+    text = one_line(str(row.get("completion") or "")[:4000])
+    if len(text) > width:
+        text = f"{text[: width // 2]} … {text[-width // 2 :]}"
+    read = "nothing" if row.get("extracted") is None else one_line(str(row["extracted"]), 40)
+    return (
+        f"step {int(row.get('step') or 0)}, problem {one_line(str(row.get('problem_id', '')), 24)}: {text}  "
+        f"[read {read}, gold {one_line(str(row.get('gold')), 40)}, {row.get('reason')}, reward {_reward(row):.3g}, "
+        f"{int(row.get('completion_tokens') or 0)} tokens]"
     )
 
 
@@ -228,14 +229,11 @@ def read_signals(run: Path) -> Signals:
     for line in metrics(run):
         if isinstance(line.get("step"), int) and line.get("stage"):
             signals.add_metrics(str(line["stage"]), line["step"], line)
-    counts = query(
-        run, "SELECT step, count(*) AS n FROM rollouts WHERE stage = 'grpo' GROUP BY step ORDER BY step"
-    )
-    for first, last in _blocks(counts):
+    for block in query(run, _BLOCKS):
         rows = query(
             run,
             f"SELECT {_COLUMNS} FROM rollouts WHERE stage = 'grpo' AND step BETWEEN ? AND ?",
-            [first, last],
+            [block["first"], block["last"]],
         )
         by_step: dict[int, list[dict[str, Any]]] = {}
         for row in rows:
@@ -266,17 +264,3 @@ def read_settings(run: Path) -> Settings:
     except (ConfigError, OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{file} is damaged: {error}") from None
     return Settings(values if isinstance(values, Mapping) else {})
-
-
-def _blocks(counts: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
-    """Return (first, last) step of blocks of about ``ROWS_AT_ONCE`` rows, so that memory stays bounded."""
-    blocks: list[tuple[int, int]] = []
-    rows = 0
-    for count in counts:
-        if blocks and rows + count["n"] <= ROWS_AT_ONCE:
-            blocks[-1] = (blocks[-1][0], count["step"])
-            rows += count["n"]
-        else:
-            blocks.append((count["step"], count["step"]))
-            rows = count["n"]
-    return blocks

@@ -40,21 +40,17 @@ class WeightChange:
 
 def stage_change(run: Path, stage: str, settings: Settings) -> WeightChange | None:
     """Compare the weights that a stage started from with its newest ones; None where one of them is not there."""
-    ends = [p for p in (run / stage / "final", *reversed(_checkpoints(run / stage))) if _files(p)]
-    if not ends:
+    checkpoints = _checkpoints(run / stage)
+    end = next((p for p in (run / stage / "final", *reversed(checkpoints)) if _files(p)), None)
+    if end is None:
         return None
-    end = ends[0]
-    base = Path(str(settings.get("model.name", "")))
     starts = [run / "sft" / "final"] if stage == "grpo" else []
-    starts += [base] if base.is_dir() else []
-    first = next(iter(_checkpoints(run / stage)), None)
-    starts += [first] if first is not None and _step(first) < _last_step(run, stage) else []
+    starts.append(Path(str(settings.get("model.name", ""))))
+    starts += checkpoints[:1] if len(checkpoints) > 1 else []
     for start in starts:
-        found = compare(start, end) if start != end and _files(start) else None
-        if found is not None:
-            return found
-    empty = _empty_adapter(end)
-    return WeightChange("", end.name, 0, 0.0, 0.0, True) if empty else None
+        if start != end and _files(start) and (change := compare(start, end)) is not None:
+            return change
+    return WeightChange("", end.name, 0, 0.0, 0.0, True) if _empty_adapter(end) else None
 
 
 def compare(start: Path, end: Path) -> WeightChange | None:
@@ -103,16 +99,11 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
             with path.open("rb") as file:
                 size = int.from_bytes(file.read(8), "little")
                 header: dict[str, Any] = json.loads(file.read(size))
+            data = 8 + size
             for name, entry in header.items():
                 if name != "__metadata__" and entry["dtype"] in _TYPES:
                     low, high = entry["data_offsets"]
-                    found[name] = (
-                        path,
-                        entry["dtype"],
-                        tuple(entry["shape"]),
-                        8 + size + low,
-                        8 + size + high,
-                    )
+                    found[name] = (path, entry["dtype"], tuple(entry["shape"]), data + low, data + high)
         except (*DAMAGED, MemoryError, OverflowError) as error:
             raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}") from None
     return found
@@ -147,17 +138,6 @@ def _empty_adapter(folder: Path) -> bool:
 
 
 def _checkpoints(stage: Path) -> list[Path]:
+    """Return the checkpoints of a stage by step."""
     found = [p for p in stage.glob("checkpoint-*") if p.name.rpartition("-")[2].isdigit()]
-    return sorted(found, key=_step)
-
-
-def _step(checkpoint: Path) -> int:
-    return int(checkpoint.name.rpartition("-")[2])
-
-
-def _last_step(run: Path, stage: str) -> int:
-    """Return the step that the stage's ``trainer_state.json`` names last, 0 without one."""
-    last = 0
-    for folder in _checkpoints(run / stage):
-        last = max(last, _step(folder))
-    return last
+    return sorted(found, key=lambda p: int(p.name.rpartition("-")[2]))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from algorist.config.schema import Recipe
-from algorist.diagnosis.causes_rollouts import COPIES, END_SHOWN, MOSTLY, NEARLY_ALL
+from algorist.diagnosis.causes_rollouts import COPIES, END_SHOWN, MOSTLY, NEARLY_ALL, sample_more_freely
 from algorist.diagnosis.findings import Settings
+from algorist.preflight.memory_advice import ROOM
 from algorist.training.faults import smaller_batch
 
 if TYPE_CHECKING:
@@ -17,41 +19,40 @@ FEW_USEFUL = 0.3
 MANY_TRUNCATED = 0.3
 ENOUGH_ENDED = 12
 """Completions that must have ended by themselves before missing tags are the model's and not the limit's doing."""
-NEAR_LIMIT = 0.9
-"""Share of the memory from which on a run is at risk."""
+Advice = Iterable[tuple[str, str]]
 
 
 def advise(recipe: Recipe, found: Preflight) -> list[dict[str, str]]:
     """Return advice as ``why`` and ``change`` (YAML), the gravest first; empty when nothing is wrong."""
     settings = Settings(recipe.model_dump())
-    return [
-        *_memory(recipe, found, settings),
-        *found.tokenization,
-        *_rewards(found),
-        *_lengths(recipe, found, settings),
-        *_grading(found),
-        *_tags(recipe, found, settings),
-        *_variety(recipe, found, settings),
-        *_groups(recipe, found, settings),
-    ]
+    parts = (
+        _memory(recipe, found, settings),
+        ((fault["why"], fault["change"]) for fault in found.tokenization),
+        _rewards(found),
+        _lengths(recipe, found, settings),
+        _grading(found),
+        _tags(recipe, found, settings),
+        _variety(recipe, found, settings),
+        _groups(recipe, found, settings),
+    )
+    return [{"why": why, "change": change} for part in parts for why, change in part]
 
 
-def _memory(recipe: Recipe, found: Preflight, settings: Settings) -> list[dict[str, str]]:
-    """Return what ``fit.memory_steps`` planned; where only the measured peak is too high, a smaller batch."""
-    told = []
+def _memory(recipe: Recipe, found: Preflight, settings: Settings) -> Advice:
+    """Return what ``memory_steps`` planned; where only the measured peak is too high, a smaller batch."""
     for stage, section in (("sft", recipe.sft), ("grpo", recipe.grpo)):
-        told += found.planned.get(stage, [])
+        for step in found.planned.get(stage, []):
+            yield step["why"], step["change"]
         tried: dict[str, Any] | None = getattr(found, stage)
-        if not tried or not found.memory_limit or stage in found.planned:
+        if not tried or stage in found.planned:
             continue
         need = max(tried["memory"]["peak"], tried["memory"]["measured_peak"])
-        if need > NEAR_LIMIT * found.memory_limit and section.batch_size > 1:
-            change = settings.change(
-                **{f"{stage}__{name}": value for name, value in smaller_batch(section).items()}
+        if need > ROOM * found.memory_limit and section.batch_size > 1:
+            smaller = {f"{stage}__{name}": value for name, value in smaller_batch(section).items()}
+            yield (
+                f"{stage} needs {need / 1e9:.1f} of {found.memory_limit / 1e9:.1f} GB; the same step in halves needs less",
+                settings.change(**smaller),
             )
-            why = f"{stage} needs {need / 1e9:.1f} of {found.memory_limit / 1e9:.1f} GB; the same step in halves needs less"
-            told.append({"why": why, "change": change})
-    return told
 
 
 def before_sft(recipe: Recipe, found: Preflight) -> bool:
@@ -68,125 +69,88 @@ def more_sft(recipe: Recipe, settings: Settings) -> str:
     return settings.change(sft__epochs=2 * recipe.sft.epochs)
 
 
-def _rewards(found: Preflight) -> list[dict[str, str]]:
-    told = []
+def _rewards(found: Preflight) -> Advice:
+    change = (
+        "rewards:  # correct the function; try it: algorist rewards explain --completion TEXT --answer GOLD "
+        "--recipe RECIPE\n  - {name: correct, weight: 1.0}"
+    )
     for name, reward in found.sampling.get("rewards", {}).items():
         if reward["hangs"]:
-            why = f"reward '{name}' hangs: {reward['first_failure']}"
+            yield f"reward '{name}' hangs: {reward['first_failure']}", change
         elif reward["failures"]:
-            why = (
+            yield (
                 f"reward '{name}' failed on {reward['failures']} of {reward['completions']} completions "
-                f"({reward['first_failure']}); they get {reward['low']:g}"
+                f"({reward['first_failure']}); they get {reward['low']:g}",
+                change,
             )
-        else:
-            continue
-        told.append(
-            {
-                "why": why,
-                "change": "rewards:  # correct the function; try it: algorist rewards explain --completion TEXT --answer GOLD "
-                "--recipe RECIPE\n  - {name: correct, weight: 1.0}",
-            }
-        )
-    return told
 
 
-def _tags(recipe: Recipe, found: Preflight, settings: Settings) -> list[dict[str, str]]:
+def _tags(recipe: Recipe, found: Preflight, settings: Settings) -> Advice:
     tags = found.sampling.get("tags", {})
-    if not tags or found.sampling["ended"] < ENOUGH_ENDED or before_sft(recipe, found):
-        return []
-    rare = {tag: share for tag, share in tags.items() if share < 1 - MOSTLY}
-    if not rare:
-        return []
-    shown = ", ".join(f"{tag} {share:.0%}" for tag, share in rare.items())
-    change = more_sft(recipe, settings)
-    return [
-        {
-            "why": f"tags of the prompt format are missing in completions that ended: {shown} of {found.sampling['ended']}; "
+    rare = ", ".join(f"{tag} {share:.0%}" for tag, share in tags.items() if share < 1 - MOSTLY)
+    if rare and found.sampling["ended"] >= ENOUGH_ENDED and not before_sft(recipe, found):
+        yield (
+            f"tags of the prompt format are missing in completions that ended: {rare} of {found.sampling['ended']}; "
             "teach the format, reward it, or take a format that the model knows",
-            "change": change
+            more_sft(recipe, settings)
             + "\nrewards:\n  - {name: correct, weight: 1.0}\n  - {name: well_formed, weight: 0.5}",
-        }
-    ]
+        )
 
 
-def _variety(recipe: Recipe, found: Preflight, settings: Settings) -> list[dict[str, str]]:
+def _variety(recipe: Recipe, found: Preflight, settings: Settings) -> Advice:
     sampled = found.sampling
-    told = []
     if sampled.get("identical_groups", 0) >= COPIES and sampled["pass_rate"] <= NEARLY_ALL:
-        temperature = settings.number("grpo.temperature", 1.0)
-        change: dict[str, object] = {"grpo__temperature": 1.0 if temperature < 0.95 else 1.3}
-        if settings.number("grpo.top_p", 1.0) < 1:
-            change["grpo__top_p"] = 1.0
-        if settings.number("grpo.top_k", 0):
-            change["grpo__top_k"] = 0
-        told.append(
-            {
-                "why": f"{sampled['identical_groups']:.0%} of the groups hold one text {sampled['samples']} times at temperature "
-                f"{temperature:g}: nothing in them can be compared; sample more freely",
-                "change": settings.change(**change),
-            }
+        yield (
+            f"{sampled['identical_groups']:.0%} of the groups hold one text {sampled['samples']} times at temperature "
+            f"{recipe.grpo.temperature:g}: nothing in them can be compared; sample more freely",
+            sample_more_freely(settings),
         )
     if sampled.get("broken_characters", 0) > END_SHOWN and not before_sft(recipe, found):
-        told.append(
-            {
-                "why": f"{sampled['broken_characters']:.0%} of the completions hold bytes that are no character: the model is "
-                "untrained or sampled too freely, or weights and tokenizer do not belong together",
-                "change": settings.change(grpo__temperature=0.7),
-            }
+        yield (
+            f"{sampled['broken_characters']:.0%} of the completions hold bytes that are no character: the model is "
+            "untrained or sampled too freely, or weights and tokenizer do not belong together",
+            settings.change(grpo__temperature=0.7),
         )
-    return told
 
 
-def _lengths(recipe: Recipe, found: Preflight, settings: Settings) -> list[dict[str, str]]:
-    told = []
-    limit = recipe.grpo.max_completion_tokens
-    if found.prompts.get("do_not_fit"):
-        room = found.prompts["context"] - limit
-        told.append(
-            {
-                "why": f"{found.prompts['do_not_fit']} of {found.prompts['looked_at']} prompts leave no room for {limit} "
-                f"tokens in the context of {found.prompts['context']}",
-                "change": settings.change(data__train__max_prompt_tokens=max(1, room)),
-            }
+def _lengths(recipe: Recipe, found: Preflight, settings: Settings) -> Advice:
+    prompts, sampled, limit = found.prompts, found.sampling, recipe.grpo.max_completion_tokens
+    if prompts.get("do_not_fit"):
+        yield (
+            f"{prompts['do_not_fit']} of {prompts['looked_at']} prompts leave no room for {limit} "
+            f"tokens in the context of {prompts['context']}",
+            settings.change(data__train__max_prompt_tokens=max(1, prompts["context"] - limit)),
         )
-    if found.sampling.get("truncated", 0) > MANY_TRUNCATED and not before_sft(recipe, found):
-        told.append(
-            {
-                "why": f"{found.sampling['truncated']:.0%} of the completions are cut off at {limit} tokens",
-                "change": settings.change(grpo__max_completion_tokens=2 * limit),
-            }
+    if sampled.get("truncated", 0) > MANY_TRUNCATED and not before_sft(recipe, found):
+        yield (
+            f"{sampled['truncated']:.0%} of the completions are cut off at {limit} tokens",
+            settings.change(grpo__max_completion_tokens=2 * limit),
         )
-    if found.sampling.get("end_of_turn_as_text", 0) > 0.1:
-        told.append(
-            {
-                "why": f"{found.sampling['end_of_turn_as_text']:.0%} of the completions show an end-of-turn token as text: the "
-                "chat template and the tokenizer's eos_token do not belong together",
-                "change": settings.change(model__chat_template="chatml.jinja"),
-            }
+    if sampled.get("end_of_turn_as_text", 0) > END_SHOWN:
+        yield (
+            f"{sampled['end_of_turn_as_text']:.0%} of the completions show an end-of-turn token as text: the "
+            "chat template and the tokenizer's eos_token do not belong together",
+            settings.change(model__chat_template="chatml.jinja"),
         )
-    return told
 
 
-def _grading(found: Preflight) -> list[dict[str, str]]:
-    if found.golds.get("readable_share", 1.0) >= 0.99:
-        return []
-    return [
-        {
-            "why": f"{1 - found.golds['readable_share']:.1%} of the gold answers cannot be read, such as "
+def _grading(found: Preflight) -> Advice:
+    if found.golds.get("readable_share", 1.0) < 0.99:
+        yield (
+            f"{1 - found.golds['readable_share']:.1%} of the gold answers cannot be read, such as "
             f"{found.golds['unreadable'][0]}; they are never paid",
-            "change": "data:\n  train:\n    numeric_answers_only: true",
-        }
-    ]
+            "data:\n  train:\n    numeric_answers_only: true",
+        )
 
 
-def _groups(recipe: Recipe, found: Preflight, settings: Settings) -> list[dict[str, str]]:
+def _groups(recipe: Recipe, found: Preflight, settings: Settings) -> Advice:
     shares = found.sampling.get("useful_share")
     if not shares or before_sft(recipe, found):
-        return []
+        return
     size = recipe.grpo.group_size
     nearest = min(shares, key=lambda g: abs(int(g) - size))
     if shares[nearest] >= FEW_USEFUL:
-        return []
+        return
     larger = max(shares, key=lambda g: shares[g])
     rate = found.sampling["pass_rate"]
     if shares[larger] < FEW_USEFUL and rate < 0.05:
@@ -203,6 +167,4 @@ def _groups(recipe: Recipe, found: Preflight, settings: Settings) -> list[dict[s
             grpo__gradient_accumulation_steps=recipe.grpo.gradient_accumulation_steps * times,
         )
         why = f"groups of {larger} differ in {shares[larger]:.0%} of the problems"
-    return [
-        {"why": f"only {shares[nearest]:.0%} of groups of {nearest} would be useful; {why}", "change": change}
-    ]
+    yield f"only {shares[nearest]:.0%} of groups of {nearest} would be useful; {why}", change

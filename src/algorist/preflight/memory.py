@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import gc
 import weakref
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import psutil
 import torch
 from torch import Tensor, nn
 
+from algorist.config.schema import GRPOSection, SFTSection
 from algorist.models.precision import HALF, Precision, compute_dtype, on_gpu, weight_dtype
 from algorist.models.sharding import unwrap
 from algorist.rollouts.native.decoder import cache_dtype
@@ -76,107 +76,56 @@ class Shape:
     total_tokens: int = 0
 
 
-def plan_sft(
+def plan_step(
     model: Any,
     shape: Shape,
+    section: SFTSection | GRPOSection,
     *,
     base_bytes: int | None = None,
     recompute: bool | None = None,
     precision: Precision | None = None,
-    optim: str = "adamw_torch",
+    part_tokens: int | None = None,
 ) -> MemoryPlan:
-    """Return the plan of an SFT step: padded rows through the model's own forward, the head at completions only.
+    """Return the plan of a step: of SFT, padded rows and the head at completions only; of GRPO, with its sampling.
 
     Args:
         model: The policy; one on the meta device has shapes only.
         shape: The largest micro-batch.
+        section: The recipe's settings of the stage.
         base_bytes: What is taken before the step, weights included; what this process takes now when left out.
         recompute: Plan with gradient checkpointing, or without; as the model is set when left out.
         precision: Types of weights and products, for a model of shapes only, which has the products' type.
-        optim: Name of the optimizer.
+        part_tokens: Most tokens of one forward and backward of GRPO.
     """
     base = unwrap(model)
-    vocabulary, precision = _head(base), precision or _precision(model)
-
-    def kept(tokens: int) -> int:
-        ids = torch.randint(0, vocabulary, (1, tokens), device=next(base.parameters()).device)
-        # The logits are left to their own line.
-        return saved_bytes(lambda: _forward(base, ids, precision), base)
-
-    tokens = shape.rows * (shape.prompt_tokens + shape.completion_tokens)
-    completions = shape.total_tokens or shape.rows * shape.completion_tokens
-    activations = _activations(base, kept, tokens, recompute, precision, packed=False)
-    logits = _head_bytes(base, completions, precision)
-    return _plan(model, activations, logits, 0, base_bytes, precision, optim)
-
-
-def plan_grpo(
-    model: Any,
-    shape: Shape,
-    *,
-    fast_update: bool,
-    group_rows: int,
-    length: int,
-    base_bytes: int | None = None,
-    recompute: bool | None = None,
-    precision: Precision | None = None,
-    optim: str = "adamw_torch",
-    part_tokens: int | None = None,
-) -> MemoryPlan:
-    """Return the plan of a GRPO step.
-
-    Args:
-        model: The policy.
-        shape: The largest micro-batch of the update.
-        fast_update: Whether prompts are shared and the head runs at completion positions only.
-        group_rows: Rows that are sampled at once.
-        length: Tokens of the longest sequence.
-        base_bytes: As for ``plan_sft``.
-        recompute: As for ``plan_sft``.
-        precision: As for ``plan_sft``.
-        optim: As for ``plan_sft``.
-        part_tokens: Most tokens of one forward and backward.
-    """
-    base = unwrap(model)
-    vocabulary, precision = _head(base), precision or _precision(model)
-    device = next(base.parameters()).device
-
-    def kept(tokens: int) -> int:
-        ids = torch.randint(0, vocabulary, (1, tokens), device=device)
-        half = tokens // 2
-        mask = torch.ones(1, half, dtype=torch.bool, device=device)
-
-        def forward() -> Tensor:
-            if fast_update:
-                row = [1] * tokens
-                batch = Batch([row[:-half]], [row[-half:]], [0], torch.zeros(1, device=device), mask)
-                if LogProbs(verify=False).why_plain(base, batch) is None:
-                    with _autocast(base, precision):
-                        return packed_log_probs(base, batch)[0].sum()
-            return _forward(base, ids, precision)
-
-        return saved_bytes(forward, base)
-
+    precision = precision or Precision(weight_dtype(model), compute_dtype(model))
+    grpo = section if isinstance(section, GRPOSection) else None
+    packed = grpo is not None and grpo.fast_update
     completions = shape.rows * shape.completion_tokens
-    if fast_update:
+    tokens = shape.rows * shape.prompt_tokens + completions
+    if packed:
         completions = shape.total_tokens or completions
         tokens = shape.prompts * shape.prompt_tokens + completions
         if part_tokens and part_tokens < tokens:
             tokens = max(part_tokens, shape.prompt_tokens + shape.completion_tokens)
             completions = min(completions, tokens)
-        logits = _head_bytes(base, completions, precision)
+    if grpo is not None and not packed:
+        logits = 3 * 4 * completions * _head(base)
     else:
-        tokens = shape.rows * shape.prompt_tokens + completions
-        logits = 3 * 4 * completions * vocabulary
-    cache = group_rows * length * _cache_bytes(base, precision) + 3 * 4 * group_rows * vocabulary
-    if precision.autocast:  # the sampler's copy of the weights
-        cache += sum(p.numel() for p in base.parameters()) * precision.compute.itemsize
-    activations = _activations(base, kept, tokens, recompute, precision, packed=fast_update)
-    return _plan(model, activations, logits, cache, base_bytes, precision, optim)
+        logits = _head_bytes(base, completions, precision)
+    cache = _sampling_bytes(base, shape.prompt_tokens, grpo, precision) if grpo is not None else 0
+    activations = _activations(base, tokens, recompute, precision, packed=packed)
+    return _plan(model, activations, logits, cache, base_bytes, precision, section.optim)
 
 
-def _precision(model: Any) -> Precision:
-    return Precision(weight_dtype(model), compute_dtype(model))
+def _sampling_bytes(base: Any, prompt_tokens: int, section: GRPOSection, precision: Precision) -> int:
+    """Return what sampling takes: the KV cache of all rows at their longest, their logits, the sampler's copy of the weights."""
+    rows = section.batch_size * (section.steps_per_generation or section.gradient_accumulation_steps)
+    length = prompt_tokens + section.max_completion_tokens
+    taken = rows * length * _cache_bytes(base, precision) + 3 * 4 * rows * _head(base)
+    if precision.autocast:
+        taken += sum(p.numel() for p in base.parameters()) * precision.compute.itemsize
+    return taken
 
 
 def _autocast(base: Any, precision: Precision) -> contextlib.AbstractContextManager[Any]:
@@ -199,14 +148,26 @@ def _forward(base: Any, ids: Tensor, precision: Precision) -> Tensor:
     return found
 
 
+def _kept(base: Any, tokens: int, precision: Precision, packed: bool) -> int:
+    """Return the bytes that the backward pass keeps of the forward pass of one row, without logits."""
+    device, half = next(base.parameters()).device, tokens // 2
+    ids = torch.randint(0, _head(base), (1, tokens), device=device)
+    mask = torch.ones(1, half, dtype=torch.bool, device=device)
+
+    def forward() -> Tensor:
+        if packed:
+            row = [1] * tokens
+            batch = Batch([row[:-half]], [row[-half:]], [0], torch.zeros(1, device=device), mask)
+            if LogProbs(verify=False).why_plain(base, batch) is None:
+                with _autocast(base, precision):
+                    return packed_log_probs(base, batch)[0].sum()
+        return _forward(base, ids, precision)
+
+    return saved_bytes(forward, base)
+
+
 def _activations(
-    base: Any,
-    kept: Callable[[int], int],
-    tokens: int,
-    recompute: bool | None,
-    precision: Precision,
-    *,
-    packed: bool,
+    base: Any, tokens: int, recompute: bool | None, precision: Precision, *, packed: bool
 ) -> int:
     """Return what the forward pass keeps for the backward pass of ``tokens`` tokens, and what that holds beside it (bytes).
 
@@ -221,7 +182,8 @@ def _activations(
         shapes_only = next(base.parameters()).device.type == "meta"
         known = _slopes.setdefault(base, {}) if shapes_only else {}
         if packed not in known:
-            known[packed] = _slope(kept)
+            long, short = (_kept(base, count, precision, packed) for count in (96, 32))
+            known[packed] = (long - short) / 64
         per_token = known[packed]
     finally:
         base.train(was)
@@ -262,10 +224,6 @@ def _plan(
     holes = 0.0 if torch.cuda.is_available() else ADAPTER_HOLES if adapter else HOLES
     taken = memory_now() if base_bytes is None else base_bytes
     return MemoryPlan(taken, size, states, activations, logits, cache, allocator=int(holes * activations))
-
-
-def _slope(kept: Callable[[int], int], short: int = 32, long: int = 96) -> float:
-    return (kept(long) - kept(short)) / (long - short)
 
 
 def _head_bytes(base: Any, completions: int, precision: Precision) -> int:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,13 +20,15 @@ from algorist.config.schema import GRPOSection, Recipe, SFTSection
 from algorist.diagnosis.findings import Settings
 from algorist.models.load import add_lora
 from algorist.models.precision import Precision
-from algorist.preflight.memory import MemoryPlan, Shape, plan_grpo, plan_sft
+from algorist.preflight.memory import MemoryPlan, Shape, plan_step
 from algorist.store.stages import Stage
 from algorist.training.faults import smaller_batch
 
 ROOM = 0.9
 """Share of the memory that a plan may take; the rest is for what is not planned."""
 MOST_PROCESSES = 64
+Plan = Callable[[Recipe], MemoryPlan]
+_known_shapes: dict[tuple[str, torch.dtype, str], Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,35 +73,21 @@ def plan_from_config(
         for p in model.parameters()
     )
     base = base_bytes + sum(count * size for count, size in sizes)
+    sft, grpo = recipe.sft, recipe.grpo
+    section: SFTSection | GRPOSection = getattr(recipe, stage)
     if stage == "sft":
-        sft = recipe.sft
-        longest = min(sft.max_length or 2048, prompt_tokens + recipe.grpo.max_completion_tokens)
+        longest = min(sft.max_length or 2048, prompt_tokens + grpo.max_completion_tokens)
         shape = Shape(sft.batch_size, 0, min(prompt_tokens, longest), max(0, longest - prompt_tokens))
-        return plan_sft(
-            model,
-            shape,
-            base_bytes=base,
-            recompute=sft.gradient_checkpointing,
-            precision=precision,
-            optim=sft.optim,
-        )
-    grpo = recipe.grpo
-    shape = Shape(
-        rows=grpo.batch_size,
-        prompts=max(1, grpo.batch_size // grpo.group_size),
-        prompt_tokens=prompt_tokens,
-        completion_tokens=grpo.max_completion_tokens,
-    )
-    return plan_grpo(
+    else:
+        prompts = max(1, grpo.batch_size // grpo.group_size)
+        shape = Shape(grpo.batch_size, prompts, prompt_tokens, grpo.max_completion_tokens)
+    return plan_step(
         model,
         shape,
-        fast_update=grpo.fast_update,
-        group_rows=grpo.batch_size * (grpo.steps_per_generation or grpo.gradient_accumulation_steps),
-        length=prompt_tokens + grpo.max_completion_tokens,
+        section,
         base_bytes=base,
-        recompute=grpo.gradient_checkpointing,
+        recompute=section.gradient_checkpointing,
         precision=precision,
-        optim=grpo.optim,
         part_tokens=grpo.micro_batch_tokens,
     )
 
@@ -119,18 +108,15 @@ def memory_steps(
     Each step stands on those before it; steps that change nothing are left out. Empty when the stage fits into 90 % of
     ``limit`` (bytes).
     """
-
-    def plan(changed: Recipe) -> MemoryPlan:
-        return plan_from_config(
-            changed,
-            stage,
-            config,
-            dtype=dtype,
-            compute=compute,
-            prompt_tokens=prompt_tokens,
-            base_bytes=base_bytes,
-        )
-
+    plan: Plan = partial(
+        plan_from_config,
+        stage=stage,
+        config=config,
+        dtype=dtype,
+        compute=compute,
+        prompt_tokens=prompt_tokens,
+        base_bytes=base_bytes,
+    )
     now = plan(recipe)
     if now.peak <= ROOM * limit:
         return []
@@ -143,36 +129,29 @@ def memory_steps(
         told.append(
             Step(
                 "gradient_checkpointing",
-                f"{start}; gradient checkpointing: {_gb(then.peak)} GB, {_gb(now.peak - then.peak)} less, for a second forward "
-                f"pass (a warning about caching is harmless)",
+                f"gradient checkpointing: {_gb(then.peak)} GB, {_gb(now.peak - then.peak)} less, for a second forward "
+                "pass (a warning about caching is harmless)",
                 Settings({stage: section.model_dump()}).change(**{f"{stage}__gradient_checkpointing": True}),
                 then.peak,
             )
         )
         recipe = checkpointing
-    recipe, batch = _smaller_batch(recipe, stage, section, plan, limit)
-    told += batch
+    recipe, batch = _smaller_batch(recipe, stage, plan, limit)
     now = plan(recipe)
-    told += _smaller_model(recipe, stage, config, plan, now, limit)
-    told.append(_zero(now, limit))
-    if told[0].name != "gradient_checkpointing":
-        told[0] = replace(told[0], why=f"{start}; {told[0].why}")
-    return told
+    told += [*batch, _smaller_model(recipe, config, plan, now, limit), _zero(now, limit)]
+    return [replace(told[0], why=f"{start}; {told[0].why}"), *told[1:]]
 
 
-def _smaller_batch(
-    recipe: Recipe, stage: Stage, section: SFTSection | GRPOSection, plan: Any, limit: int
-) -> tuple[Recipe, list[Step]]:
+def _smaller_batch(recipe: Recipe, stage: Stage, plan: Plan, limit: int) -> tuple[Recipe, list[Step]]:
     """Make the micro-batch smaller until the stage fits or one row is left; the step keeps its size."""
     changed: dict[str, int] = {}
     sizes: list[str] = []
     peak = 0
-    while smaller := smaller_batch(section):
+    while smaller := smaller_batch(getattr(recipe, stage)):
         changed = smaller
         recipe = _with(recipe, stage, **changed)
-        section = getattr(recipe, stage)
         peak = plan(recipe).peak
-        sizes.append(f"{section.batch_size} ({_gb(peak)} GB)")
+        sizes.append(f"{changed['batch_size']} ({_gb(peak)} GB)")
         if peak <= ROOM * limit:
             break
     if not changed:
@@ -188,35 +167,19 @@ def _smaller_batch(
     ]
 
 
-def _smaller_model(
-    recipe: Recipe, stage: Stage, config: Any, plan: Any, now: MemoryPlan, limit: int
-) -> list[Step]:
+def _smaller_model(recipe: Recipe, config: Any, plan: Plan, now: MemoryPlan, limit: int) -> Step:
     """Advise an adapter where all weights are trained, and say how large a model would fit."""
-    weights = _parameters(config)
-    room = ROOM * limit - (now.peak - now.base - now.optimizer - now.gradients)
+    weights = sum(p.numel() for p in _shapes(config, torch.bfloat16).parameters())
     fixed = now.base + now.optimizer + now.gradients
+    room = ROOM * limit - (now.peak - fixed)
     fits = max(0.0, room / fixed * weights)
     size = f"about {fits / 1e9:.2g} B parameters fit in its place" if fits < weights else "this size fits"
+    why, change = f"a smaller model: {size}, it has {weights / 1e9:.2g} B", "model:\n  name: SMALLER"
     if recipe.model.lora is not None:
-        return [
-            Step(
-                "smaller_model",
-                f"a smaller model: {size}, it has {weights / 1e9:.2g} B",
-                "model:\n  name: SMALLER",
-                now.peak,
-            )
-        ]
-    adapter = plan(
-        recipe.model_copy(update={"model": recipe.model.model_copy(update={"lora": LoraSection()})})
-    )
-    return [
-        Step(
-            "smaller_model",
-            f"a smaller model: {size}, it has {weights / 1e9:.2g} B; or this one with an adapter: {_gb(adapter.peak)} GB",
-            "model:\n  name: SMALLER\n  # or: lora: {rank: 16}",
-            min(now.peak, adapter.peak),
-        )
-    ]
+        return Step("smaller_model", why, change, now.peak)
+    adapter = plan(_with(recipe, "model", lora=LoraSection())).peak
+    why += f"; or this one with an adapter: {_gb(adapter)} GB"
+    return Step("smaller_model", why, f"{change}\n  # or: lora: {{rank: 16}}", min(now.peak, adapter))
 
 
 def _zero(now: MemoryPlan, limit: int) -> Step:
@@ -241,35 +204,19 @@ def _zero(now: MemoryPlan, limit: int) -> Step:
 
 
 def _shapes(config: Any, dtype: torch.dtype, lora: LoraSection | None = None) -> Any:
-    return _cached_shapes(_Key(config, config.to_json_string(), dtype, lora))
+    """Return the model on the meta device, each made once."""
+    key = (config.to_json_string(), dtype, repr(lora))
+    if key not in _known_shapes:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(
+                copy.deepcopy(config), dtype=dtype, attn_implementation="sdpa", trust_remote_code=False
+            )
+            _known_shapes[key] = model if lora is None else add_lora(model, lora)
+    return _known_shapes[key]
 
 
-@dataclass(frozen=True)
-class _Key:
-    config: Any = field(compare=False)
-    text: str
-    dtype: torch.dtype
-    lora: LoraSection | None
-
-    def __hash__(self) -> int:
-        return hash((self.text, self.dtype, repr(self.lora)))
-
-
-@lru_cache(maxsize=8)
-def _cached_shapes(key: _Key) -> Any:
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
-            copy.deepcopy(key.config), dtype=key.dtype, attn_implementation="sdpa", trust_remote_code=False
-        )
-        return model if key.lora is None else add_lora(model, key.lora)
-
-
-def _parameters(config: Any) -> int:
-    return sum(p.numel() for p in _shapes(config, torch.bfloat16).parameters())
-
-
-def _with(recipe: Recipe, stage: Stage, **changes: Any) -> Recipe:
-    return recipe.model_copy(update={stage: getattr(recipe, stage).model_copy(update=changes)})
+def _with(recipe: Recipe, section: str, **changes: Any) -> Recipe:
+    return recipe.model_copy(update={section: getattr(recipe, section).model_copy(update=changes)})
 
 
 def _gb(size: float) -> str:

@@ -21,11 +21,6 @@ class PassRates:
     a: float
     b: float
 
-    @property
-    def mean(self) -> float:
-        """Mean pass rate."""
-        return self.a / (self.a + self.b)
-
     def useful_share(self, group_size: int) -> float:
         """Return the expected share of groups of this size with right and wrong completions."""
         all_right = math.exp(_log_beta(self.a + group_size, self.b) - _log_beta(self.a, self.b))

@@ -16,19 +16,19 @@ from algorist.grading import why_unreadable
 from algorist.models.gguf import loadable_name
 from algorist.models.load import Policy, load_policy, make_policy, pick_device
 from algorist.models.precision import compute_dtype, pick_precision, weight_dtype
-from algorist.preflight.advice import NEAR_LIMIT, advise
+from algorist.preflight.advice import advise
 from algorist.preflight.completions import sample
 from algorist.preflight.memory import memory_limit
-from algorist.preflight.memory_advice import memory_steps, plan_from_config
+from algorist.preflight.memory_advice import ROOM, memory_steps, plan_from_config
 from algorist.preflight.tokenization import out_of_vocabulary, tokenization_faults
-from algorist.preflight.trial import Trial, grpo_steps, sft_steps, try_grpo, try_sft
+from algorist.preflight.trial import grpo_steps, sft_steps, try_grpo, try_sft
 from algorist.prompts import PromptFormat
 from algorist.prompts.chat import encode_prompt
 from algorist.prompts.of_recipe import recipe_format
 from algorist.runs.pass_rates import with_pass_rates
 from algorist.runs.plan import Problems, check_names, fitting_problems, tokenizer_texts
 from algorist.store.run_log import clock
-from algorist.store.stages import STAGES, Stage
+from algorist.store.stages import STAGES
 from algorist.tracking.trackers import check_trackers
 from algorist.training.grpo_setup import objective_of
 from algorist.training.processes import check_eval_device
@@ -51,7 +51,8 @@ class Preflight:
     sampling: dict[str, Any] = field(default_factory=dict)
     sft: dict[str, Any] | None = None
     grpo: dict[str, Any] | None = None
-    memory_limit: int | None = None
+    memory_limit: int = 0
+    """Bytes of the device."""
     model: str | None = None
     planned: dict[str, list[dict[str, str]]] = field(default_factory=dict)
     """What to change, for a stage that cannot fit whatever the batch; it is not tried."""
@@ -103,8 +104,7 @@ def preflight(
     data, device, form = Problems.load(recipe), pick_device(recipe.device), recipe_format(recipe)
     found = Preflight(memory_limit=memory_limit(), model=str(model) if model is not None else None)
     if model is None:
-        stages: list[Stage] = [s for s in STAGES if getattr(recipe, s).enabled]
-        found.planned, can_load = _plan_unloaded(recipe, stages, device, found.memory_limit)
+        found.planned, can_load = _plan_unloaded(recipe, device, found.memory_limit)
         if not can_load:
             found.batch = batch_arithmetic(recipe, len(data.train), len(data.sft))
             found.advice = advise(recipe, found)
@@ -127,7 +127,7 @@ def preflight(
     if sft and trial and "sft" not in found.planned:
         say(f"trying a few SFT steps ({_left(ends)})")
         until = ends - 60 * minutes * (2 / 3 if grpo else 0)  # the rest is for GRPO
-        found.sft = try_sft(recipe, policy, data.sft, form, device, until=until).as_dict()
+        found.sft = try_sft(recipe, policy, data.sft, form, device, until=until)
     if grpo:
         found.sampling = _sampled(
             recipe, data.train[:problems], policy, form, samples, ends - 20 * minutes * trial, say
@@ -135,10 +135,9 @@ def preflight(
         hang = [name for name, told in found.sampling["rewards"].items() if told["hangs"]]
         if trial and recipe.grpo.enabled and not hang and "grpo" not in found.planned:
             say(f"trying a few GRPO steps ({_left(ends)})")
-            tried: Trial = try_grpo(
+            found.grpo = try_grpo(
                 recipe, policy, data.train, form, device, lengths=found.sampling["tokens"], until=ends
             )
-            found.grpo = tried.as_dict()
     _plan_smaller(recipe, policy, found)
     found.advice = advise(recipe, found)
     return found
@@ -179,10 +178,10 @@ def _plan_smaller(recipe: Recipe, policy: Policy, found: Preflight) -> None:
     """Plan what to change for the stages that were tried and take too much."""
     for stage in STAGES:
         tried = getattr(found, stage)
-        if not tried or not found.memory_limit:
+        if not tried:
             continue
         memory = tried["memory"]
-        if max(memory["peak"], memory["measured_peak"]) <= NEAR_LIMIT * found.memory_limit:
+        if max(memory["peak"], memory["measured_peak"]) <= ROOM * found.memory_limit:
             continue
         weights = list(policy.model.parameters())
         try:
@@ -203,16 +202,14 @@ def _plan_smaller(recipe: Recipe, policy: Policy, found: Preflight) -> None:
             found.planned[stage] = [step.as_dict() for step in steps]
 
 
-def _plan_unloaded(
-    recipe: Recipe, stages: Sequence[Stage], device: Any, limit: int | None
-) -> tuple[dict[str, list[dict[str, str]]], bool]:
+def _plan_unloaded(recipe: Recipe, device: Any, limit: int) -> tuple[dict[str, list[dict[str, str]]], bool]:
     """Return what to change for the stages that cannot fit, and whether the weights can be loaded at all.
 
     What the parts of a batch take is left to the trial, which halves a batch that is too large. A configuration that cannot
     be read is left to the loader, which says why.
     """
     section = recipe.model
-    if section.name == "tiny" or section.backend == "unsloth" or limit is None:
+    if section.name == "tiny" or section.backend == "unsloth":
         return {}, True
     try:
         name = loadable_name(section.name, section.revision)
@@ -230,7 +227,7 @@ def _plan_unloaded(
     kinds = pick_precision(section, device)
     types: dict[str, Any] = {"dtype": kinds.master, "compute": kinds.compute}
     try:
-        for stage in stages:
+        for stage in (s for s in STAGES if getattr(recipe, s).enabled):
             plan = plan_from_config(recipe, stage, config, **types, prompt_tokens=tokens)
             if plan.base + plan.gradients + plan.optimizer > limit:
                 steps = memory_steps(recipe, stage, config, **types, limit=limit, prompt_tokens=tokens)

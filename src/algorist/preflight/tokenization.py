@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from algorist.models.load import Policy
@@ -12,7 +13,7 @@ from algorist.store.safe_text import one_line
 from algorist.types import Problem
 
 LOOKED_AT = 200
-Fault = dict[str, str] | None
+Faults = Iterator[tuple[str, str]]
 
 
 def tokenization_faults(
@@ -29,16 +30,14 @@ def tokenization_faults(
     tokenizer: Any = policy.tokenizer
     texts = [render_prompt(form, tokenizer, p.question) for p in problems[:LOOKED_AT]]
     rows = [list(tokenizer(text)["input_ids"]) for text in texts]
-    looks = (
+    faults = chain(
         _lost_tags(tokenizer, form),
         _outside(policy, rows),
         _unknown(tokenizer, texts, rows),
-        _two_starts(tokenizer, rows),
-        _no_end(tokenizer),
-        _ends_at_once(tokenizer, rows),
+        _starts_and_ends(tokenizer, rows),
         _trained_otherwise(tokenizer, form, as_written[:LOOKED_AT]),
     )
-    return [fault for fault in looks if fault]
+    return [{"why": why, "change": change} for why, change in faults]
 
 
 def out_of_vocabulary(policy: Policy, rows: Sequence[Sequence[int]]) -> int:
@@ -47,35 +46,32 @@ def out_of_vocabulary(policy: Policy, rows: Sequence[Sequence[int]]) -> int:
     return sum(any(token >= size for token in row) for row in rows)
 
 
-def _lost_tags(tokenizer: Any, form: PromptFormat) -> Fault:
+def _lost_tags(tokenizer: Any, form: PromptFormat) -> Faults:
     lost = []
     for tag in form.tags.all():
         ids = tokenizer(tag, add_special_tokens=False)["input_ids"]
         if tag not in tokenizer.decode(ids, skip_special_tokens=True):
             lost.append(tag)
-    if not lost:
-        return None
-    return {
-        "why": f"the tokenizer cannot write {', '.join(lost)} so that it can be read back: special tokens are taken out of "
-        "completions, so these tags are never found in one",
-        "change": "prompt:  # tags that are plain text to this tokenizer\n  tags: {answer_open: <answer>, answer_close: </answer>, "
-        "reasoning_open: <reasoning>, reasoning_close: </reasoning>}",
-    }
+    if lost:
+        yield (
+            f"the tokenizer cannot write {', '.join(lost)} so that it can be read back: special tokens are taken out of "
+            "completions, so these tags are never found in one",
+            "prompt:  # tags that are plain text to this tokenizer\n  tags: {answer_open: <answer>, answer_close: </answer>, "
+            "reasoning_open: <reasoning>, reasoning_close: </reasoning>}",
+        )
 
 
-def _outside(policy: Policy, rows: Sequence[Sequence[int]]) -> Fault:
-    count = out_of_vocabulary(policy, rows)
-    if not count:
-        return None
-    size = int(policy.model.get_input_embeddings().weight.shape[0])
-    return {
-        "why": f"{count} of {len(rows)} prompts hold token ids up to {max(map(max, rows))}, but the model has {size} embeddings: "
-        "the tokenizer belongs to another model, or tokens were added without embeddings",
-        "change": "model:\n  name: FOLDER  # with the tokenizer files that were saved beside these weights",
-    }
+def _outside(policy: Policy, rows: Sequence[Sequence[int]]) -> Faults:
+    if count := out_of_vocabulary(policy, rows):
+        size = int(policy.model.get_input_embeddings().weight.shape[0])
+        yield (
+            f"{count} of {len(rows)} prompts hold token ids up to {max(map(max, rows))}, but the model has {size} embeddings: "
+            "the tokenizer belongs to another model, or tokens were added without embeddings",
+            "model:\n  name: FOLDER  # with the tokenizer files that were saved beside these weights",
+        )
 
 
-def _unknown(tokenizer: Any, texts: Sequence[str], rows: Sequence[Sequence[int]]) -> Fault:
+def _unknown(tokenizer: Any, texts: Sequence[str], rows: Sequence[Sequence[int]]) -> Faults:
     """Find prompts that do not come back as they were, white space aside: letters the tokenizer does not know."""
     unknown = tokenizer.unk_token_id
     odd = []
@@ -83,45 +79,34 @@ def _unknown(tokenizer: Any, texts: Sequence[str], rows: Sequence[Sequence[int]]
         back = "".join(str(tokenizer.decode(row, skip_special_tokens=False)).split())
         if "".join(text.split()) not in back or (unknown is not None and unknown in row):
             odd.append(text)
-    if not odd:
-        return None
-    return {
-        "why": f"{len(odd)} of {len(texts)} prompts come back from the tokenizer as other text, such as: "
-        f"{one_line(odd[0][-160:], 160)}",
-        "change": "model:\n  name: FOLDER  # with its own tokenizer; unknown characters or a normaliser change the text",
-    }
+    if odd:
+        yield (
+            f"{len(odd)} of {len(texts)} prompts come back from the tokenizer as other text, such as: "
+            f"{one_line(odd[0][-160:], 160)}",
+            "model:\n  name: FOLDER  # with its own tokenizer; unknown characters or a normaliser change the text",
+        )
 
 
-def _two_starts(tokenizer: Any, rows: Sequence[Sequence[int]]) -> Fault:
-    start = tokenizer.bos_token_id
-    if start is None or not any(list(row[:2]) == [start, start] for row in rows):
-        return None
-    return {
-        "why": f"prompts begin with {tokenizer.bos_token} twice: the chat template writes it and the tokenizer adds it",
-        "change": "model:\n  chat_template: FILE  # the template without the first token",
-    }
+def _starts_and_ends(tokenizer: Any, rows: Sequence[Sequence[int]]) -> Faults:
+    start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+    if start is not None and any(list(row[:2]) == [start, start] for row in rows):
+        yield (
+            f"prompts begin with {tokenizer.bos_token} twice: the chat template writes it and the tokenizer adds it",
+            "model:\n  chat_template: FILE  # the template without the first token",
+        )
+    if end is None:
+        yield (
+            "the tokenizer names no end-of-sequence token, so no completion ends before the limit",
+            "# eos_token in the model folder's tokenizer_config.json: the token that ends a turn in its chat template",
+        )
+    elif any(row and row[-1] == end for row in rows):
+        yield (
+            f"prompts end with {tokenizer.eos_token}, which the tokenizer adds: completions begin after the end of a text",
+            "# add_eos_token: false in the model folder's tokenizer_config.json (or its tokenizer.json's post_processor)",
+        )
 
 
-def _no_end(tokenizer: Any) -> Fault:
-    if tokenizer.eos_token_id is not None:
-        return None
-    return {
-        "why": "the tokenizer names no end-of-sequence token, so no completion ends before the limit",
-        "change": "# eos_token in the model folder's tokenizer_config.json: the token that ends a turn in its chat template",
-    }
-
-
-def _ends_at_once(tokenizer: Any, rows: Sequence[Sequence[int]]) -> Fault:
-    end = tokenizer.eos_token_id
-    if end is None or not any(row and row[-1] == end for row in rows):
-        return None
-    return {
-        "why": f"prompts end with {tokenizer.eos_token}, which the tokenizer adds: completions begin after the end of a text",
-        "change": "# add_eos_token: false in the model folder's tokenizer_config.json (or its tokenizer.json's post_processor)",
-    }
-
-
-def _trained_otherwise(tokenizer: Any, form: PromptFormat, problems: Sequence[Problem]) -> Fault:
+def _trained_otherwise(tokenizer: Any, form: PromptFormat, problems: Sequence[Problem]) -> Faults:
     """Compare, token by token, the prompts that SFT trains on as written with those that are sampled with."""
     differ = []
     for problem in problems:
@@ -132,7 +117,7 @@ def _trained_otherwise(tokenizer: Any, form: PromptFormat, problems: Sequence[Pr
         if trained != sampled:
             differ.append((trained, sampled))
     if not differ:
-        return None
+        return
     trained, sampled = differ[0]
     place = next(
         (i for i, (a, b) in enumerate(zip(trained, sampled)) if a != b), min(len(trained), len(sampled))
@@ -140,8 +125,8 @@ def _trained_otherwise(tokenizer: Any, form: PromptFormat, problems: Sequence[Pr
     shown = [
         one_line(str(tokenizer.decode(ids[place : place + 8])), 60) or "its end" for ids in (trained, sampled)
     ]
-    return {
-        "why": f"{len(differ)} of {len(problems)} prompts of SFT differ from those that are sampled with, the first at token "
+    yield (
+        f"{len(differ)} of {len(problems)} prompts of SFT differ from those that are sampled with, the first at token "
         f"{place}: trained on '{shown[0]}', sampled with '{shown[1]}'",
-        "change": "sft:\n  source: problems  # or a prompt.format that writes what data.sft's prompt column has",
-    }
+        "sft:\n  source: problems  # or a prompt.format that writes what data.sft's prompt column has",
+    )

@@ -6,16 +6,15 @@ import math
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, pstdev
+from statistics import mean, median_high, pstdev
 from typing import Any
 
 from transformers import TrainerCallback
 
 from algorist.config.schema import GRPOSection, Recipe, SFTSection
 from algorist.models.load import Policy
-from algorist.preflight.memory import MemoryPlan, Shape, peak, plan_grpo, plan_sft, reset_peak
+from algorist.preflight.memory import MemoryPlan, Shape, peak, plan_step, reset_peak
 from algorist.prompts import PromptFormat
 from algorist.prompts.chat import encode_prompt
 from algorist.rewards import build_rewards
@@ -25,25 +24,6 @@ from algorist.types import Problem
 STEPS, MOST_STEPS, ENOUGH_S = 4, 16, 2.0
 """A trial takes at least 4 steps, and up to 16 until 2 seconds are over: steps of milliseconds vary. The first pays for what is
 built once and is not counted."""
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """What a stage took: seconds per step (median), planned and measured peak in bytes, steps of the whole stage."""
-
-    seconds_per_step: float
-    steps: int
-    plan: MemoryPlan
-    measured_peak: int
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return a JSON-ready dictionary."""
-        return {
-            "seconds_per_step": self.seconds_per_step,
-            "steps": self.steps,
-            "seconds": self.steps * self.seconds_per_step,
-            "memory": self.plan.as_dict() | {"measured_peak": self.measured_peak},
-        }
 
 
 class _Clock(TrainerCallback):
@@ -62,11 +42,6 @@ class _Clock(TrainerCallback):
         if enough or time.monotonic() + self.seconds[-1] > self._until:
             control.should_training_stop = True
 
-    def median(self) -> float:
-        """Return the median without the first step."""
-        kept = sorted(self.seconds[1:] or self.seconds)
-        return kept[len(kept) // 2]
-
 
 def try_sft(
     recipe: Recipe,
@@ -75,8 +50,8 @@ def try_sft(
     prompt_format: PromptFormat,
     device: Any,
     *,
-    until: float = math.inf,
-) -> Trial:
+    until: float,
+) -> dict[str, Any]:
     """Train a few SFT steps on the policy (which changes) and return what they took; no step begins that would end after
     ``until`` (``time.monotonic``), except the first."""
     from algorist.training.sft import demonstrations, make_sft_trainer, tokenize_demonstrations
@@ -98,10 +73,8 @@ def try_sft(
             callbacks=[clock],
         )
         longest = lengths[-max(1, len(lengths) // 100)] if lengths else 1
-        plan = plan_sft(trainer.model, Shape(recipe.sft.batch_size, 0, 0, longest), optim=recipe.sft.optim)
-        reset_peak()
-        trainer.train()
-        return Trial(clock.median(), steps, plan, peak())
+        plan = plan_step(trainer.model, Shape(recipe.sft.batch_size, 0, 0, longest), recipe.sft)
+        return _train(trainer, clock, steps, plan)
 
 
 def try_grpo(
@@ -112,8 +85,8 @@ def try_grpo(
     device: Any,
     *,
     lengths: Sequence[int],
-    until: float = math.inf,
-) -> Trial:
+    until: float,
+) -> dict[str, Any]:
     """Train a few GRPO steps on the policy (which changes) and return what they took.
 
     Args:
@@ -128,7 +101,6 @@ def try_grpo(
     from algorist.training.grpo_setup import make_grpo_trainer
 
     section, tokenizer = recipe.grpo, policy.tokenizer
-    generation = section.batch_size * (section.steps_per_generation or section.gradient_accumulation_steps)
     steps = grpo_steps(section, len(problems))
     with tempfile.TemporaryDirectory() as folder:
         clock = _Clock(until)
@@ -158,18 +130,22 @@ def try_grpo(
             completion_tokens=max(lengths),
             total_tokens=int(total),
         )
-        plan = plan_grpo(
-            trainer.model,
-            shape,
-            fast_update=section.fast_update,
-            group_rows=generation,
-            length=longest + section.max_completion_tokens,
-            optim=section.optim,
-            part_tokens=getattr(trainer, "part_tokens", section.micro_batch_tokens),
-        )
-        reset_peak()
-        trainer.train()
-        return Trial(clock.median(), steps, plan, peak())
+        part_tokens = getattr(trainer, "part_tokens", section.micro_batch_tokens)
+        plan = plan_step(trainer.model, shape, section, part_tokens=part_tokens)
+        return _train(trainer, clock, steps, plan)
+
+
+def _train(trainer: Any, clock: _Clock, steps: int, plan: MemoryPlan) -> dict[str, Any]:
+    """Train, and return seconds per step (median without the first), planned and measured peak (bytes), steps of the whole stage."""
+    reset_peak()
+    trainer.train()
+    seconds = median_high(clock.seconds[1:] or clock.seconds)
+    return {
+        "seconds_per_step": seconds,
+        "steps": steps,
+        "seconds": steps * seconds,
+        "memory": plan.as_dict() | {"measured_peak": peak()},
+    }
 
 
 def sft_steps(section: SFTSection, demonstrations: int) -> int:
