@@ -400,13 +400,13 @@ def _train(
 
 
 def _save_final(run: Run, trainer: Any, final: Path) -> None:
-    partial = final.with_name("final.partial")
-    run.processes.from_main(lambda: shutil.rmtree(partial, ignore_errors=True))
-    trainer.save_model(str(partial))
+    unfinished = final.with_name("final.unfinished")
+    run.processes.from_main(lambda: shutil.rmtree(unfinished, ignore_errors=True))
+    trainer.save_model(str(unfinished))
     run.processes.wait()
     if run.processes.main:
         shutil.rmtree(final, ignore_errors=True)
-        partial.rename(final)
+        unfinished.rename(final)
     run.processes.wait()
 
 
