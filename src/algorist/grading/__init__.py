@@ -4,7 +4,7 @@
 ``math_verify`` only run inside worker processes.
 """
 
-from algorist.grading.checkers import CHECKERS, checker, find_checker
+from algorist.grading.checkers import CHECKERS, checker
 from algorist.grading.extract import Extraction, extract
 from algorist.grading.grade import (
     forget_verdicts,
@@ -27,7 +27,6 @@ __all__ = [
     "checker",
     "deciding_matcher",
     "extract",
-    "find_checker",
     "forget_verdicts",
     "gold_texts",
     "grade",
