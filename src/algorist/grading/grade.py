@@ -17,17 +17,10 @@ from algorist.grading.symbolic import Limits, Verdict
 from algorist.types import Grade, Parsed
 
 log = logging.getLogger(__name__)
-_RANK = {
-    "timeout": 6,
-    "memory": 5,
-    "crashed": 4,
-    "ambiguous": 3,
-    "different": 2,
-    "unparseable_answer": 1,
-    "unparseable_gold": 0,
-}
-
-
+_LEAST_TELLING_FIRST = (
+    "unparseable_gold unparseable_answer different ambiguous crashed memory timeout".split()
+)
+_RANK = {reason: rank for rank, reason in enumerate(_LEAST_TELLING_FIRST)}
 _UNFINISHED = frozenset({"timeout", "memory", "crashed"})
 _CACHE_BYTES = 16 * 2**20
 _verdicts: ByteCache[Verdict] = ByteCache(_CACHE_BYTES)

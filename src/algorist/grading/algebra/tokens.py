@@ -36,17 +36,7 @@ _BARS = frozenset("overline bar tilde widetilde dot ddot".split())
 """Marks that make another letter of a letter; over two capitals a bar only says that they are a segment."""
 
 _ONE_LETTER = re.compile(r"\s*([a-zA-Z])(?![a-zA-Z])")
-_ESCAPED = {
-    "\\{": "\\{",
-    "\\}": "\\}",
-    "\\%": "%",
-    "\\|": "|",
-    "\\\\": "\\\\",
-    "\\$": "$",
-    "\\#": "#",
-    "\\_": "_",
-    "\\&": "&",
-}
+_ESCAPED = {**{f"\\{sign}": sign for sign in "%|$#_&"}, **{sign: sign for sign in ("\\{", "\\}", "\\\\")}}
 _LOGIC = {"lor": "or", "vee": "or", "land": "and", "wedge": "and"}
 _CURRENCIES = {"pounds": "sterling", "euro": "euro", "yen": "yen", "texteuro": "euro"}
 _PLAIN = {
@@ -78,26 +68,30 @@ class Token(NamedTuple):
     space: bool = False
 
 
-def _number(text: str) -> Fraction:
+def _number(text: str) -> tuple[Fraction, str]:
     body, _, power = text.lower().partition("e")
     if len(body) > MAX_DIGITS or len(power) > 5 or (power and abs(int(power)) > MAX_EXPONENT):
         raise Unreadable("a number with too many digits", "too_large")
-    return Fraction(body.replace(",", "")) * Fraction(10) ** int(power or 0)
+    return Fraction(body.replace(",", "")) * Fraction(10) ** int(power or 0), text
 
 
-def _repeat(text: str) -> Fraction:
+def _repeat(text: str) -> tuple[Fraction, str]:
     whole, _, rest = text.partition(".")
     before = re.match(r"\d*", rest)[0]  # type: ignore[index]
-    return repeating("", whole, before, "".join(c for c in rest[len(before) :] if c.isdigit()))
+    return repeating("", whole, before, "".join(c for c in rest[len(before) :] if c.isdigit())), ""
 
 
-def _dotted(text: str) -> Fraction:
+def _dotted(text: str) -> tuple[Fraction, str]:
     whole, _, rest = text.partition(".")
     digits = re.match(r"\d*", rest)[0]  # type: ignore[index]
     split = period_of(digits)
     if split is None:
         raise Unreadable("a decimal cut off without a period")
-    return repeating("", whole, *split)
+    return repeating("", whole, *split), ""
+
+
+_NUMBERS = {"number": _number, "grouped": _number, "repeat": _repeat, "dots": _dotted}
+"""How the value of a number is read, and what is left of its spelling: digits that ``\\frac12`` may divide."""
 
 
 class Tokenizer:
@@ -139,12 +133,8 @@ class Tokenizer:
         self.tokens.append(Token(kind, value, space))
 
     def _take(self, kind: str, found: str, position: int, space: bool) -> int:
-        if kind in ("number", "grouped"):
-            self._put("num", (_number(found), found), space)
-        elif kind == "repeat":
-            self._put("num", (_repeat(found), ""), space)
-        elif kind == "dots":
-            self._put("num", (_dotted(found), ""), space)
+        if kind in _NUMBERS:
+            self._put("num", _NUMBERS[kind](found), space)
         elif kind == "relation":
             self._put("rel", RELATIONS[found], space)
         elif kind == "star":
