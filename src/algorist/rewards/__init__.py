@@ -7,7 +7,6 @@ the reference systems' own rules in ``systems``. ``build_rewards`` makes a recip
 from algorist.rewards import control, correctness, form, length, style  # noqa: F401
 from algorist.rewards.base import REWARDS, Reward, reward
 from algorist.rewards.build import (
-    GOLD_COLUMNS,
     RewardBreakdown,
     RewardSet,
     TrainerReward,
@@ -24,7 +23,6 @@ from algorist.rewards.user import load_user_reward
 __all__ = [
     "DEFAULT_REWARDS",
     "DEFAULT_REWARD_WEIGHTS",
-    "GOLD_COLUMNS",
     "REWARDS",
     "Reward",
     "RewardBreakdown",

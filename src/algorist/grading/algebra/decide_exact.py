@@ -84,7 +84,7 @@ class _Evaluation:
     @staticmethod
     def _function(name: str, values: list[Any]) -> Any:
         function = FUNCTIONS.get(name)
-        if function is None or (abs(values[0]) > 10**6 and not function.any_size):
+        if function is None or function.digits is None or (abs(values[0]) > 10**6 and not function.any_size):
             raise Unsure
         return function.digits(mp, *values)
 

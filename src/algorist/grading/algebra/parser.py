@@ -190,25 +190,19 @@ class Parser(Atoms):
         spelled: list[str] = []
         while not self._item_ends(0):
             token = self.tokens[self.at]
-            value = str(token.value[1] if token.kind == "num" else token.value)  # type: ignore[index]
-            if value not in "{}":
-                spelled.append((" " if token.space else "") + value)
+            if token.text not in "{}":
+                spelled.append((" " if token.space else "") + token.text)
             self.at += 1
         return re.sub(r" ?([*/^-]) ?", r"\1", "".join(spelled)).strip()
 
     def _before_letter_unit(self) -> bool:
         """Say whether only units of one letter follow a number, after a blank or with a fraction stroke: ``5 m``, ``5m/s``."""
-        if (
-            self.inner
-            or self.units_are_letters
-            or self.peek()[0] != "sym"
-            or one_letter_unit(str(self.peek()[1])) is None
-        ):
+        kind, value = self.peek()
+        if self.inner or self.units_are_letters or kind != "sym" or one_letter_unit(str(value)) is None:
             return False
         spelled, ahead = "", 0
         while not self._item_ends(ahead) and ahead < 16:
-            kind, value = self.peek(ahead)
-            spelled += " " + str(value[1] if kind == "num" else value)  # type: ignore[index]
+            spelled += f" {self.tokens[self.at + ahead].text}"
             ahead += 1
         return bool(_LETTER_UNIT.fullmatch(re.sub(r" [{}]", "", spelled))) and (
             self.tokens[self.at].space or "/" in spelled

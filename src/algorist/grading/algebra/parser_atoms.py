@@ -217,7 +217,7 @@ class Atoms:
         if kind not in ("num", "sym", "text", "word") and not (kind == "op" and value in (",", "+", "-")):
             raise Unreadable("a subscript")
         self.at += 1
-        return str(value[1] if kind == "num" else value)  # type: ignore[index]
+        return self.tokens[self.at - 1].text
 
     def atom(self) -> Node:
         kind, value = self.peek()
@@ -294,22 +294,19 @@ class Atoms:
 
     def _condition(self) -> Node:
         """Read ``x | x > 3`` inside braces: the set is what the condition says of its variable."""
-        if self.peek()[0] != "sym" or self.peek(1) not in (("op", "|"), ("op", ":"), ("rel", "mid")):
-            start = self.at
-            if (
-                self.peek()[0] == "sym"
-                and self.peek(1) == ("rel", "in")
-                and self.peek(2) == ("cmd", "mathbb")
-            ):
-                self.at += 3
-                self._command("mathbb")
-            if self.at == start or not (self.sees("|", ":") or self.peek() == ("rel", "mid")):
-                self.at = start
-                return ()
-        else:
+        start = self.at
+        if self.peek()[0] == "sym":
             self.at += 1
-        self.at += 1
-        return self.items()
+            if self.peek() == ("rel", "in") and self.peek(1) == ("cmd", "mathbb"):
+                self.at += 2
+                self._command("mathbb")
+            if self.take("|", ":"):
+                return self.items()
+            if self.peek() == ("rel", "mid"):
+                self.at += 1
+                return self.items()
+        self.at = start
+        return ()
 
     def _function(self, name: str) -> Node:
         name = _ALIAS.get(name, name)
@@ -328,20 +325,20 @@ class Atoms:
                 exponent = argument
             else:
                 base = argument
-        argument = self._function_argument(name)
+        argument = self._function_argument()
+        if name == "lg":
+            name, base = "log", num(10)
         if name == "exp":
             node = power(sym("e"), argument)
         elif name == "log" and base is not None:
             node = divide(fn("ln", argument), fn("ln", base))
-        elif name == "lg":
-            node = divide(fn("ln", argument), fn("ln", num(10)))
         elif exponent == MINUS and name in ("sin", "cos", "tan", "cot"):
             return fn("arc" + name, argument)
         else:
             node = fn(name, argument)
         return node if exponent is None else power(node, exponent)
 
-    def _function_argument(self, name: str) -> Node:
+    def _function_argument(self) -> Node:
         """``sin(x)``, ``sin x``, ``sin 2x``: without brackets the argument ends at a sign or the next function."""
         if self.sees("(", "[", "{", "|"):  # sin(x)^2 is the square of sin(x)
             return as_scalar(self._deeper(self.atom))

@@ -67,6 +67,11 @@ class Token(NamedTuple):
     value: object
     space: bool = False
 
+    @property
+    def text(self) -> str:
+        """The token as it was written."""
+        return str(self.value[1] if self.kind == "num" else self.value)  # type: ignore[index]
+
 
 def _number(text: str) -> tuple[Fraction, str]:
     body, _, power = text.lower().partition("e")
