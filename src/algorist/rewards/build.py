@@ -19,6 +19,11 @@ from algorist.types import Parsed
 
 log = logging.getLogger("algorist.rewards")
 GOLD_COLUMNS = ("answer", "reference_answer", "ground_truth", "solution")
+DEFAULT_REWARDS = ("correctness_numeric", "numeric", "tag_fraction")
+"""Names of the default rewards; a new one is registered in its theme's file and added here."""
+
+DEFAULT_REWARD_WEIGHTS = [1.0, 0.1, 0.1]
+"""Weights of the default rewards, in their order; the greatest total is 1.2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +304,12 @@ def build_rewards(
     if built:
         built[0].log_every = log_every
     return RewardSet(built)
+
+
+def default_reward_functions(prompt_format: str = "reasoning_answer") -> RewardSet:
+    """Return the default rewards as TRL-callables with their weights."""
+    specs = [{"name": n, "weight": w} for n, w in zip(DEFAULT_REWARDS, DEFAULT_REWARD_WEIGHTS, strict=True)]
+    return build_rewards(specs, prompt_format)
 
 
 def _by_name(name: str, timeout_s: float) -> Reward | BatchReward:

@@ -12,6 +12,7 @@ from typing import Any
 from algorist.errors import ConfigError, nearest
 from algorist.rewards.base import REWARDS, Reward
 from algorist.rewards.isolated import Isolated, user_file
+from algorist.rewards.isolated_worker import import_file
 
 _FORMS = "def f(completion, *, gold): …  or, as TRL calls it,  def f(completions, **kwargs): …"
 
@@ -108,8 +109,6 @@ def _load(target: str, path: Path, modified_ns: int, name: str, timeout_s: float
 
 
 def _imported_here(target: str, path: Path, name: str) -> Callable[..., Any]:
-    from algorist.rewards.isolated_worker import import_file
-
     try:
         return getattr(import_file(path), name)
     except (Exception, SystemExit) as error:

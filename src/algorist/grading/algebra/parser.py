@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 
-from algorist.grading.algebra.containers import as_scalar, multiplied, scaled_container
 from algorist.grading.algebra.names import formula_name, name_between
 from algorist.grading.algebra.parser_atoms import BINOMIALS, FRACTIONS, MATRICES, Atoms
 from algorist.grading.algebra.tokens import tokenize
@@ -16,12 +15,15 @@ from algorist.grading.algebra.tree import (
     Node,
     Unreadable,
     add,
+    as_scalar,
     divide,
     is_scalar,
     mul,
+    multiplied,
     neg,
     num,
     power,
+    scaled_container,
     sym,
     symbols,
 )

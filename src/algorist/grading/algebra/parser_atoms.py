@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 
-from algorist.grading.algebra.containers import as_scalar, entries, matrix
 from algorist.grading.algebra.tokens import Token
 from algorist.grading.algebra.tree import (
     HALF,
@@ -14,8 +13,11 @@ from algorist.grading.algebra.tree import (
     ONE,
     Node,
     Unreadable,
+    as_scalar,
     divide,
+    entries,
     fn,
+    matrix,
     mul,
     neg,
     num,
