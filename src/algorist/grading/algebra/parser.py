@@ -9,7 +9,7 @@ import re
 
 from algorist.grading.algebra.names import formula_name, name_between
 from algorist.grading.algebra.parser_atoms import BINOMIALS, FRACTIONS, MATRICES, Atoms
-from algorist.grading.algebra.tokens import tokenize
+from algorist.grading.algebra.tokens import Tokenizer
 from algorist.grading.algebra.tree import (
     MINUS,
     Node,
@@ -375,7 +375,7 @@ def parse(text: str) -> Node:
     Raises:
         Unreadable: The text is not an answer that the grammar knows.
     """
-    tokens = tokenize(text)
+    tokens = Tokenizer(text).run()
     try:
         return Parser(tokens.copy()).whole()
     except Unreadable as error:

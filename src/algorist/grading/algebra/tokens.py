@@ -39,10 +39,21 @@ _ONE_LETTER = re.compile(r"\s*([a-zA-Z])(?![a-zA-Z])")
 _ESCAPED = {**{f"\\{sign}": sign for sign in "%|$#_&"}, **{sign: sign for sign in ("\\{", "\\}", "\\\\")}}
 _LOGIC = {"lor": "or", "vee": "or", "land": "and", "wedge": "and"}
 _CURRENCIES = {"pounds": "sterling", "euro": "euro", "yen": "yen", "texteuro": "euro"}
+_OPENING = ("lbrace", "lparen", "langle", "lfloor", "lceil", "lbrack")
+_CLOSING = ("rbrace", "rparen", "rangle", "rfloor", "rceil", "rbrack")
 _PLAIN = {
     "lbrace": "\\{", "rbrace": "\\}", "lvert": "|", "rvert": "|", "vert": "|", "degree": "degree", "colon": ":", "lparen": "(",
     "rparen": ")", "lbrack": "[", "rbrack": "]", "times": "*", "cdot": "*", "ast": "*", "div": "/",
 }  # fmt: skip
+_COMMANDS = {
+    **{name: ("op", sign) for name, sign in _PLAIN.items()},
+    **{name: ("word", currency) for name, currency in _CURRENCIES.items()},
+    **{name: ("text", word) for name, word in _LOGIC.items()},
+    **{name: ("fn", name) for name in SPELLED},
+    **{name: ("sym", name.removeprefix("var")) for name in (*GREEK, "infty")},
+    **{name[1:]: ("rel", sign) for name, sign in RELATIONS.items() if name[0] == "\\"},
+}
+"""Command → kind and value of its token."""
 
 _TOKEN = re.compile(
     r"""(?P<space>\s+)
@@ -102,10 +113,10 @@ _NUMBERS = {"number": _number, "grouped": _number, "repeat": _repeat, "dots": _d
 class Tokenizer:
     """Reads cleaned text; nesting of groups is bounded by the length of the text, not by recursion."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, depth: int = 0) -> None:
         self.text = text
         self.tokens: list[Token] = []
-        self.depth = 0
+        self.depth = depth
 
     def run(self) -> list[Token]:
         """Return the tokens.
@@ -206,33 +217,19 @@ class Tokenizer:
             return self._group(name, position, space)
         if name in _BARS:
             return self._barred(name, position, space)
-        if found in RELATIONS:
-            self._put("rel", RELATIONS[found], space)
-        elif name in GREEK:
-            self._put(
-                "sym", {"varepsilon": "epsilon", "vartheta": "theta", "varphi": "phi"}.get(name, name), space
-            )
-        elif name in SPELLED:
-            self._put("fn", name, space)
-        elif name in ("begin", "end"):
+        if name in ("begin", "end"):
             close = closing_brace(self.text, position) if self.text[position : position + 1] == "{" else -1
             if close < 0:
                 raise Unreadable(f"{found} without a name")
             self.depth += 1 if name == "begin" else -1
             self._put("cmd", f"{name}:{self.text[position + 1 : close].strip().rstrip('*')}", space)
             return close + 1
-        elif name == "infty":
-            self._put("sym", "infty", space)
-        elif name in _LOGIC:
-            self._put("text", _LOGIC[name], space)
-        elif name in _CURRENCIES:
-            self._put("word", _CURRENCIES[name], space)
-        else:
-            if name in ("lbrace", "lparen", "langle", "lfloor", "lceil", "lbrack"):
-                self.depth += 1
-            elif name in ("rbrace", "rparen", "rangle", "rfloor", "rceil", "rbrack"):
-                self.depth = max(0, self.depth - 1)
-            self._put("op" if name in _PLAIN else "cmd", _PLAIN.get(name, name), space)
+        if name in _OPENING:
+            self.depth += 1
+        elif name in _CLOSING:
+            self.depth = max(0, self.depth - 1)
+        kind, value = _COMMANDS.get(name, ("cmd", name))
+        self._put(kind, value, space)
         return position
 
     def _braced(self, name: str, position: int) -> tuple[str, int]:
@@ -282,10 +279,7 @@ class Tokenizer:
         elif content:
             if self.depth > 40:
                 raise Unreadable("nested too deep", "too_large")
-            depth = self.depth
-            inner = Tokenizer(content)
-            inner.depth = depth + 1
-            marks = inner.run()
+            marks = Tokenizer(content, self.depth + 1).run()
             brace = len(marks) > 1 and not any(m.value in (",", ";") for m in marks)
             if brace:
                 self._put("op", "{", space)
@@ -298,8 +292,3 @@ class Tokenizer:
 def _mathematics(content: str) -> bool:
     """Say whether the content of a text command is a function name, or digits and operators only."""
     return content in SPELLED or not re.search(r"[a-zA-Z]{2}", content)
-
-
-def tokenize(text: str) -> list[Token]:
-    """Return the tokens of cleaned text; see ``Tokenizer``."""
-    return Tokenizer(text).run()
