@@ -73,10 +73,11 @@ class Atoms:
 
     def take(self, *values: str) -> str:
         """Step over one of these signs and return it; "" where another token stands."""
-        if not self.sees(*values):
+        kind, value = self.peek()
+        if kind not in ("op", "cmd") or value not in values:
             return ""
         self.at += 1
-        return str(self.tokens[self.at - 1].value)
+        return str(value)
 
     def need(self, value: str) -> None:
         if not self.take(value):
@@ -223,7 +224,7 @@ class Atoms:
 
     def atom(self) -> Node:
         kind, value = self.peek()
-        if self.is_product():
+        if kind == "word" and self.is_product():
             self._split()
             return self.atom()
         self.at += 1
