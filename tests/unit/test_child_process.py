@@ -271,7 +271,7 @@ def test_a_busy_machine_changes_no_verdict() -> None:
     try:
         with ThreadPoolExecutor(6) as threads:
             found = list(threads.map(lambda pair: pool.ask(*pair), pairs * 6))
-        assert [told.error for told in found] == [""] * 18 and all(told.told for told in found)
+        assert [told.error for told in found] == [""] * 18 and all(told.value for told in found)
     finally:
         pool.close()
         for process in busy:
@@ -294,7 +294,9 @@ def test_a_pool_has_a_bound_and_counts_its_timeouts() -> None:
     watcher.start()
     try:
         with ThreadPoolExecutor(60) as threads:
-            assert all(t.told for t in threads.map(lambda n: pool.ask(f"{n}/2", f"{2 * n}/4"), range(1, 120)))
+            assert all(
+                t.value for t in threads.map(lambda n: pool.ask(f"{n}/2", f"{2 * n}/4"), range(1, 120))
+            )
     finally:
         stop.set()
         watcher.join()

@@ -29,7 +29,7 @@ HANGS = "9^{9^{9}}"  # math-verify never comes back from it
 def verify() -> Iterator[Pool]:
     """A pool of math-verify: the one judge here that really hangs."""
     pool = Pool("latex_verify", timeout_s=1.0, keep=1)
-    assert pool.ask("3", "3").told is True
+    assert pool.ask("3", "3").value is True
     yield pool
     pool.close()
 
@@ -41,7 +41,7 @@ def test_a_hanging_worker_is_killed_within_the_limit_and_replaced(verify: Pool) 
     assert pid not in verify.processes() and verify.replaced == 1
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
-    assert verify.ask("1/2", "\\frac{1}{2}").told is True
+    assert verify.ask("1/2", "\\frac{1}{2}").value is True
 
 
 def test_a_worker_that_is_killed_at_work_is_a_verdict_and_the_next_one_answers(verify: Pool) -> None:
@@ -52,22 +52,22 @@ def test_a_worker_that_is_killed_at_work_is_a_verdict_and_the_next_one_answers(v
         time.sleep(0.2)
         os.kill(verify.processes()[0], signal.SIGKILL)
         assert hanging.result().error == "crashed"
-    assert verify.ask("3", "3").told is True
+    assert verify.ask("3", "3").value is True
 
 
 def test_a_worker_that_is_killed_while_idle_is_replaced(verify: Pool) -> None:
     pid = verify.processes()[0]
     os.kill(pid, signal.SIGKILL)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    assert verify.ask("3", "3").told is True
+    assert verify.ask("3", "3").value is True
 
 
 def test_memory_limit() -> None:
     """A verdict that needs more memory than the limit says so, and the next question is answered."""
     pool = Pool("symbolic", memory_mb=1, keep=1)
-    assert pool.ask("1/2", "0.5").told is True
+    assert pool.ask("1/2", "0.5").value is True
     assert pool.ask("1" * 3_000_000, "2").error == "memory"
-    assert pool.ask("1/2", "0.5").told is True
+    assert pool.ask("1/2", "0.5").value is True
     pool.close()
 
 
@@ -82,7 +82,7 @@ def test_a_busy_pool_grows_instead_of_waiting(verify: Pool) -> None:
     with ThreadPoolExecutor(3) as threads:
         hanging = [threads.submit(verify.ask, HANGS, "3") for _ in range(3)]
         time.sleep(0.3)
-        assert verify.ask("3", "3").told is True
+        assert verify.ask("3", "3").value is True
         assert [h.result().error for h in hanging] == ["timeout"] * 3
 
 
@@ -137,7 +137,7 @@ def test_ctrl_c_ends_it_and_no_worker_is_left(tmp_path: Path) -> None:
     script.write_text(
         "from algorist.grading.workers import pool_for\n"
         "pool = pool_for('latex_verify', 60.0, 512)\n"
-        "assert pool.ask('3', '3').told\n"
+        "assert pool.ask('3', '3').value\n"
         "print(pool.processes()[0], flush=True)\n"
         f"pool.ask('{HANGS}', '3')\n"
     )

@@ -24,7 +24,7 @@ from algorist.rewards import (
     reward,
     text_of,
 )
-from algorist.rewards.base import make_reward
+from algorist.rewards.base import Reward
 from tests.conftest import Cli
 
 RIGHT = "<reasoning>\n3 * 4\n</reasoning>\n<answer>\n12\n</answer>"
@@ -199,9 +199,9 @@ def test_registration_mistakes() -> None:
     with pytest.raises(ConfigError, match="registered twice"):
         reward("correct", low=0, high=1)(lambda completion: 1.0)
     with pytest.raises(ConfigError, match="low <= high"):
-        make_reward("r", lambda completion: 1.0, low=1, high=0)
+        Reward("r", lambda completion: 1.0, low=1, high=0)
     with pytest.raises(ConfigError, match=r"'golden' has no default.*'gold'"):
-        make_reward("r", lambda completion, golden: 1.0, low=0, high=1)
+        Reward("r", lambda completion, golden: 1.0, low=0, high=1)
 
 
 USER = """

@@ -4,7 +4,7 @@
 ``math_verify`` only run inside worker processes.
 """
 
-from algorist.grading.checkers import CHECKERS, checker, find_checker
+from algorist.grading.checkers import checker
 from algorist.grading.extract import Extraction, extract
 from algorist.grading.grade import (
     forget_verdicts,
@@ -20,14 +20,12 @@ from algorist.grading.numeric import numeric_value
 from algorist.grading.symbolic import is_text_only, why_unreadable
 
 __all__ = [
-    "CHECKERS",
     "MATCHERS",
     "Extraction",
     "boxed",
     "checker",
     "deciding_matcher",
     "extract",
-    "find_checker",
     "forget_verdicts",
     "gold_texts",
     "grade",

@@ -10,16 +10,16 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module, util
 from pathlib import Path
 from typing import Any
 
+from algorist.child_process import Answer
 from algorist.errors import ConfigError, GradingError, nearest
-from algorist.grading.symbolic import Limits, Verdict
+from algorist.grading.symbolic import Limits, Verdict, verdict_of
 from algorist.grading.text import MAX_ANSWER
-from algorist.grading.workers import Told, pool_for
+from algorist.grading.workers import pool_for
 from algorist.registry import Registry
 
 log = logging.getLogger("algorist.grading.checkers")
@@ -29,15 +29,8 @@ WORKER_S = 5.0
 """Least limit of an answer in a worker process (s): the first one may import what it needs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Checker:
-    """A function of this process, or the ``module:function`` or ``file.py:function`` that a worker process calls."""
-
-    function: Check | None
-    target: str = ""
-
-
-CHECKERS: Registry[Checker] = Registry("checker")
+CHECKERS: Registry[Check | str] = Registry("checker")
+"""A function of this process, or the ``module:function`` or ``file.py:function`` that a worker process calls."""
 _reported: set[str] = set()
 
 
@@ -50,15 +43,14 @@ def checker(name: str, *, isolated: bool = False) -> Callable[[Check], Check]:
     """
 
     def decorate(function: Check) -> Check:
-        target = f"{function.__module__}:{function.__name__}"
-        CHECKERS.register(name)(Checker(None, target) if isolated else Checker(function))
+        CHECKERS.register(name)(f"{function.__module__}:{function.__name__}" if isolated else function)
         return function
 
     return decorate
 
 
 @lru_cache(maxsize=64)
-def find_checker(name: str) -> Checker:
+def find_checker(name: str) -> Check | str:
     """Return a checker by its name or as ``file.py:function``.
 
     Raises:
@@ -73,7 +65,7 @@ def find_checker(name: str) -> Checker:
             f"checker '{name}': no file at {path.resolve()}.{nearest(path.name, beside)} Write file.py:function, or one of "
             f"{', '.join(CHECKERS.names())}"
         )
-    return Checker(None, f"{path.resolve()}:{name.rpartition(':')[2]}")
+    return f"{path.resolve()}:{name.rpartition(':')[2]}"
 
 
 def check(name: str, problem: Mapping[str, Any], answer: str, limits: Limits) -> Verdict:
@@ -85,29 +77,27 @@ def check(name: str, problem: Mapping[str, Any], answer: str, limits: Limits) ->
     """
     if len(answer) > MAX_ANSWER:
         return False, "unparseable_answer"
-    told = ask(name, problem, answer, limits)
-    if not told.error:
-        return bool(told.told), "checked" if told.told else "different"
-    if name not in _reported:
+    found = ask(name, problem, answer, limits)
+    if found.error and name not in _reported:
         _reported.add(name)
         where = f"the answer {answer[:80]!r} of problem {problem.get('problem_id', '?')}"
-        why = told.detail.partition("\n")[0] or told.error
+        why = found.detail.partition("\n")[0] or found.error
         log.warning(
             "checker '%s' failed on %s: %s; such answers count as wrong (shown once)", name, where, why
         )
-    return False, told.error if told.error in ("timeout", "memory") else "crashed"  # type: ignore[return-value]
+    return verdict_of(found, right="checked", unsure="different")
 
 
-def ask(name: str, problem: Mapping[str, Any], answer: str, limits: Limits = _LIMITS) -> Told:
+def ask(name: str, problem: Mapping[str, Any], answer: str, limits: Limits = _LIMITS) -> Answer:
     """Return what a checker says, or its error with the reason in words; raises as ``check`` does."""
     found = find_checker(name)
-    if found.function is None:
-        pool = pool_for(found.target, max(limits.timeout_s, WORKER_S), max(limits.memory_mb, 512))
+    if isinstance(found, str):
+        pool = pool_for(found, max(limits.timeout_s, WORKER_S), max(limits.memory_mb, 512))
         return pool.ask(answer, json.dumps(dict(problem), default=str))
     try:
-        return Told(_verdict(found.function(problem, answer)))
+        return Answer(_verdict(found(problem, answer)))
     except Exception as error:
-        return Told(None, "raised", f"{type(error).__name__}: {error}")
+        return Answer(None, "raised", f"{type(error).__name__}: {error}")
 
 
 def load_checker(target: str) -> Callable[[str, str], bool]:

@@ -20,6 +20,7 @@ from algorist.grading.markers import (
     last_boxed,
     outermost,
 )
+from algorist.grading.symbolic import Limits, symbolic
 
 _BLOCKS = (("<answer>", "</answer>"), ("<SOLUTION>", "</SOLUTION>"))
 _PHRASE = re.compile(
@@ -45,8 +46,6 @@ def _decided(candidates: list[str], marker: str) -> Extraction:
         return Extraction(None, marker)
     if len({re.sub(r"\s+", "", c) for c in kept}) == 1:
         return Extraction(kept[-1], marker)
-    from algorist.grading.symbolic import Limits, symbolic
-
     same = len(kept) <= 8 and all(symbolic(c, kept[-1], Limits(), slow=False)[0] for c in kept[:-1])
     return Extraction(kept[-1], marker, ambiguous=not same)
 

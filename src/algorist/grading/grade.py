@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from algorist.grading.cache import ByteCache
 from algorist.grading.checkers import check
 from algorist.grading.extract import extract, last_number
 from algorist.grading.matchers import MATCHERS, Judge
@@ -17,20 +17,49 @@ from algorist.grading.symbolic import Limits, Verdict
 from algorist.types import Grade, Parsed
 
 log = logging.getLogger(__name__)
-_RANK = {
-    "timeout": 6,
-    "memory": 5,
-    "crashed": 4,
-    "ambiguous": 3,
-    "different": 2,
-    "unparseable_answer": 1,
-    "unparseable_gold": 0,
-}
-
-
+_REASONS = "unparseable_gold unparseable_answer different ambiguous crashed memory timeout".split()
+_RANK = {reason: rank for rank, reason in enumerate(_REASONS)}
 _UNFINISHED = frozenset({"timeout", "memory", "crashed"})
 _CACHE_BYTES = 16 * 2**20
-_verdicts: ByteCache[Verdict] = ByteCache(_CACHE_BYTES)
+_ENTRY = 400
+"""Bytes of one entry beside its texts: key tuple, value, place in the dictionary."""
+
+
+class VerdictCache:
+    """What was asked lately, at most ``limit`` bytes of it: two generations, the older is dropped when the younger is full.
+
+    Every operation is one step of a dictionary: threads may share it.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._young: dict[Hashable, Verdict] = {}
+        self._old: dict[Hashable, Verdict] = {}
+        self._bytes = 0
+
+    def get(self, key: Hashable) -> Verdict | None:
+        """Return what was kept, or None."""
+        return self._young.get(key) or self._old.get(key)
+
+    def put(self, key: Hashable, verdict: Verdict, *texts: str) -> None:
+        """Keep a verdict whose key holds these texts; an entry of more than a hundredth of the limit is not kept."""
+        size = _ENTRY + sum(map(sys.getsizeof, texts))
+        if size * 100 > self.limit:
+            return
+        if self._bytes + size > self.limit // 2:
+            self._old, self._young, self._bytes = self._young, {}, 0
+        self._young[key] = verdict
+        self._bytes += size
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._young, self._old, self._bytes = {}, {}, 0
+
+    def __len__(self) -> int:
+        return len(self._young.keys() | self._old.keys())
+
+
+_verdicts = VerdictCache(_CACHE_BYTES)
 
 
 def grade(

@@ -6,17 +6,16 @@ Behaviour of S3.24–S3.33 without its ``eval``: where that system simplifies a 
 from __future__ import annotations
 
 import re
-from fractions import Fraction
 
+from algorist.grading.symbolic import Limits, symbolic
 from algorist.grading.text import MAX_ANSWER, clean
 
 _UNITS = "degree|cm|centimeter|meter|mile|second|minute|hour|day|week|month|year|foot|feet|inch|yard|dollars?|cents?|units?|square|people|points"
 
 
-def _braced(text: str, command: str) -> str:
-    """Write ``\\frac12`` and ``\\sqrt3`` with braces."""
-    if command == "sqrt":
-        return re.sub(r"\\sqrt\s*(\w)", r"\\sqrt{\1}", text)
+def _braced(text: str) -> str:
+    """Write ``\\frac12`` and ``\\sqrt3`` with braces, without blanks."""
+    text = re.sub(r"\\sqrt\s*(\w)", r"\\sqrt{\1}", text).replace(" ", "")
     text = re.sub(r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}", text)
     text = re.sub(r"\\frac\s*(\d)\s*\{", r"\\frac{\1}{", text)
     return re.sub(r"(\\frac\{[^{}]*\})\s*(\d)", r"\1{\2}", text)
@@ -40,8 +39,7 @@ def normalise(answer: str) -> str:
     sides = text.split("=")
     if len(sides) == 2 and len(sides[0].strip()) <= 2:
         text = sides[1]
-    text = _braced(text, "sqrt").replace(" ", "")
-    text = _braced(text, "frac")
+    text = _braced(text)
     if text == "0.5":
         return "\\frac{1}{2}"
     slash = re.fullmatch(r"(-?\d+)/(-?\d+)", text)
@@ -92,12 +90,9 @@ def _parts(text: str) -> list[str]:
     return [text]
 
 
-def _fraction(text: str) -> Fraction | None:
-    found = re.fullmatch(r"-?(?:(\d+)/(\d+)|\\frac\{(\d+)\}\{(\d+)\})", text)
-    if not found:
-        return None
-    top, bottom = found[1] or found[3], found[2] or found[4]
-    return Fraction(int(top), int(bottom)) if int(bottom) else None
+def _is_fraction(text: str) -> bool:
+    found = re.fullmatch(r"-?(?:\d+/(\d+)|\\frac\{\d+\}\{(\d+)\})", text)
+    return bool(found and int(found[1] or found[2]))
 
 
 def _integer(text: str) -> bool:
@@ -113,19 +108,17 @@ def _risky(text: str) -> bool:
     )
 
 
-def hendrycks_sympy(answer: str, gold: str) -> bool | None:
-    """Return the verdict of S3.31; None where the difference must be decided by the slow comparison."""
+def hendrycks_sympy(answer: str, gold: str) -> bool:
+    """Return the verdict of S3.31."""
     if normalise(answer) == normalise(gold):
         return True
     truth, told = _sympy_form(gold), _sympy_form(answer)
     if truth == told:
         return True
-    if not told:
-        return False
     wanted, given = _parts(truth), _parts(told)
-    if len(wanted) > 1 and (truth[0] != told[0] or truth[-1] != told[-1]):
+    if not told or len(wanted) != len(given):
         return False
-    if len(wanted) != len(given):
+    if len(wanted) > 1 and (truth[0] != told[0] or truth[-1] != told[-1]):
         return False
     return all(_element(g, w) for g, w in zip(given, wanted, strict=True))
 
@@ -133,14 +126,10 @@ def hendrycks_sympy(answer: str, gold: str) -> bool | None:
 def _element(told: str, truth: str) -> bool:
     if told == truth:
         return True
-    if _fraction(told) is not None and _fraction(truth) is not None:
+    if _is_fraction(told) and _is_fraction(truth):
         return False  # both are plain fractions: an unreduced one is not accepted
-    if _integer(truth) and not _integer(told):
-        return False
     if _integer(truth):
-        return int(told.replace(",", "")) == int(truth.replace(",", ""))
+        return _integer(told) and int(told.replace(",", "")) == int(truth.replace(",", ""))
     if _risky(told) or _risky(truth):
         return False
-    from algorist.grading.symbolic import Limits, symbolic
-
     return symbolic(told, truth, Limits())[0]

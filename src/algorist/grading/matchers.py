@@ -9,9 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
+from algorist.grading.algebra import is_close
 from algorist.grading.hendrycks import hendrycks_sympy
 from algorist.grading.numeric import numeric_value
-from algorist.grading.symbolic import Limits, Verdict, symbolic
+from algorist.grading.symbolic import Limits, Verdict, number_verdict, symbolic, verdict_of
 from algorist.grading.text import MAX_ANSWER, clean, tight
 from algorist.grading.workers import pool_for
 from algorist.registry import Registry
@@ -44,14 +45,16 @@ def _matcher(name: str, claim: str) -> Callable[[Judge], Judge]:
 
 @_matcher("exact", "the same characters, white space around them aside (S2.7)")
 def _exact(answer: str, gold: str, limits: Limits) -> Verdict:
-    same = answer.strip() == gold.strip()
-    return same, "equal_string" if same else "different"
+    return _same_text(answer.strip(), gold.strip())
 
 
 @_matcher("exact_no_space", "the same characters, all white space aside")
 def _exact_no_space(answer: str, gold: str, limits: Limits) -> Verdict:
-    same = "".join(answer.split()) == "".join(gold.split())
-    return same, "equal_string" if same else "different"
+    return _same_text("".join(answer.split()), "".join(gold.split()))
+
+
+def _same_text(answer: str, gold: str) -> Verdict:
+    return answer == gold, "equal_string" if answer == gold else "different"
 
 
 def _too_long(answer: str, gold: str) -> Verdict | None:
@@ -67,20 +70,14 @@ def _numeric(answer: str, gold: str, limits: Limits) -> Verdict:
         return too_long
     right = numeric_value(gold)
     if right is None:
-        told, truth = clean(answer), clean(gold)
+        truth = clean(gold)
         if not truth:
             return False, "unparseable_gold"
-        same = told is not None and tight(told).casefold() == tight(truth).casefold()
-        return same, "equal_string" if same else "different"
+        return _same_text(tight(clean(answer) or "").casefold(), tight(truth).casefold())
     left = numeric_value(answer)
     if left is None:
         return False, "unparseable_answer"
-    same = left == right or (
-        limits.tolerance is not None and abs(left - right) <= Fraction(limits.tolerance) * abs(right)
-    )
-    return same, (
-        "equal_string" if answer.strip() == gold.strip() else "equal_number"
-    ) if same else "different"
+    return number_verdict(answer, gold, is_close(left, right, limits.tolerance))
 
 
 @_matcher(
@@ -119,7 +116,7 @@ def _hendrycks(answer: str, gold: str, limits: Limits) -> Verdict:
     if too_long := _too_long(answer, gold):
         return too_long
     same = hendrycks_sympy(answer, gold)
-    return bool(same), "equal_symbolic" if same else "different"
+    return same, "equal_symbolic" if same else "different"
 
 
 @_matcher(
@@ -135,11 +132,7 @@ def _latex_verify(answer: str, gold: str, limits: Limits) -> Verdict:
     if found.error == "missing":
         _fall_back(found.detail)
         return symbolic(answer, gold, limits)
-    if found.error:
-        return False, found.error if found.error in ("timeout", "memory") else "crashed"  # type: ignore[return-value]
-    if found.told is None:
-        return False, "unparseable_gold"
-    return found.told, "equal_symbolic" if found.told else "different"
+    return verdict_of(found, right="equal_symbolic", unsure="unparseable_gold")
 
 
 _missing = ""

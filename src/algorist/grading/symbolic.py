@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
+from algorist.child_process import Answer
 from algorist.grading.algebra import Node, Unreadable, equal, is_close, read
 from algorist.grading.numeric import numeric_value
 from algorist.grading.text import MAX_ANSWER, clean, letters_only, tight
@@ -98,9 +99,7 @@ def symbolic(answer: str, gold: str, limits: Limits, *, slow: bool = True) -> Ve
     if "%" not in answer and "%" not in gold:
         left, right = numeric_value(answer), numeric_value(gold)
         if left is not None and right is not None:
-            if not is_close(left, right, limits.tolerance):
-                return False, "different"
-            return True, "equal_string" if answer.strip() == gold.strip() else "equal_number"
+            return number_verdict(answer, gold, is_close(left, right, limits.tolerance))
     if why_unreadable(gold):
         return False, "unparseable_gold"
     labelled = _LABELLED.fullmatch(answer.strip()) if len(answer) < 200 else None
@@ -134,6 +133,13 @@ def symbolic(answer: str, gold: str, limits: Limits, *, slow: bool = True) -> Ve
     return False, "ambiguous" if several else "different"
 
 
+def number_verdict(answer: str, gold: str, same: bool) -> Verdict:
+    """Return the verdict on two numbers as they are written."""
+    if not same:
+        return False, "different"
+    return True, "equal_string" if answer.strip() == gold.strip() else "equal_number"
+
+
 def _same_letters(answer: str, gold: str) -> bool:
     """Say whether two texts are the same letters; those of words (marked by a dot) or of more than three in any case."""
     one, other = answer.lstrip("."), gold.lstrip(".")
@@ -144,8 +150,11 @@ def _same_letters(answer: str, gold: str) -> bool:
 def _slowly(answer: str, gold: str, limits: Limits) -> Verdict:
     """Ask a worker process, which computes as many digits as the two texts can hide."""
     found = pool_for("symbolic", limits.timeout_s, limits.memory_mb).ask(answer, gold)
+    return verdict_of(found, right="equal_symbolic", unsure="unparseable_answer")
+
+
+def verdict_of(found: Answer, *, right: GradeReason, unsure: GradeReason) -> Verdict:
+    """Return the verdict that a worker's answer is: ``right`` says why where it is True, ``unsure`` where it is None."""
     if found.error:
         return False, found.error if found.error in ("timeout", "memory") else "crashed"  # type: ignore[return-value]
-    if found.told is None:
-        return False, "unparseable_answer"
-    return found.told, "equal_symbolic" if found.told else "different"
+    return bool(found.value), unsure if found.value is None else right if found.value else "different"

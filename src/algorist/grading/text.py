@@ -181,6 +181,7 @@ def _cleaned(text: str) -> str | None:
     return _unwrap(text.strip())
 
 
+_SIZED_FRACTION = re.compile(r"\\[dtc]frac")
 _NEEDED_SPACE = re.compile(r"(\\[a-zA-Z]+) +(?=[a-zA-Z])|\s+")
 
 
@@ -192,11 +193,7 @@ def tight(text: str) -> str:
     """Return cleaned text for comparing as strings: white space only where two digits or a command and a letter would meet."""
     if " " in text or "\n" in text:
         text = _NEEDED_SPACE.sub(lambda m: f"{m[1]} " if m[1] else " " * _splits_digits(text, m), text)
-    return (
-        text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").replace("\\cfrac", "\\frac")
-        if "frac" in text
-        else text
-    )
+    return _SIZED_FRACTION.sub(r"\\frac", text) if "frac" in text else text
 
 
 _TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mbox|textrm)\s*\{([^{}\\]*)\}")

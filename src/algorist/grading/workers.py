@@ -12,24 +12,11 @@ import json
 import os
 import threading
 from collections import Counter
-from dataclasses import dataclass
 
-from algorist.child_process import Child
+from algorist.child_process import Answer, Child
 from algorist.errors import GradingError
 
 _counts: Counter[str] = Counter()
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What a worker said: ``told`` (None: it cannot tell), or ``error`` (``timeout``, ``memory``, ``raised``, ``crashed``, ``missing``).
-
-    ``missing`` means that a package cannot be imported; ``detail`` says which one and how to install it.
-    """
-
-    told: bool | None
-    error: str = ""
-    detail: str = ""
 
 
 class Pool:
@@ -45,8 +32,11 @@ class Pool:
         self._busy: set[Child] = set()
         self._room = threading.Condition()
 
-    def ask(self, answer: str, gold: str) -> Told:
-        """Return a worker's verdict within ``timeout_s`` of its work.
+    def ask(self, answer: str, gold: str) -> Answer:
+        """Return a worker's verdict within ``timeout_s`` of its work: ``value`` is True, False, or None where it cannot tell.
+
+        ``error`` is ``timeout``, ``memory``, ``raised``, ``crashed`` or ``missing``: a package cannot be imported, ``detail``
+        says which one and how to install it.
 
         Raises:
             GradingError: Workers do not start at all.
@@ -64,20 +54,17 @@ class Pool:
         finally:
             self._give_back(worker, "" if error == "raised" else error)
 
-    def _ask(self, worker: Child, answer: str, gold: str) -> Told:
+    def _ask(self, worker: Child, answer: str, gold: str) -> Answer:
         ready = worker.start()
         if ready.error:
             raise GradingError(
                 f"a grading worker for {self.matcher} did not start ({ready.detail or ready.error})"
             )
         if "missing" in ready.value:
-            return Told(None, "missing", ready.value["missing"])
+            return Answer(None, "missing", ready.value["missing"])
         found = worker.ask(json.dumps([answer, gold]).encode(), self.timeout_s)
-        if not found.error:
-            return Told(found.value)
-        return Told(
-            None, found.error if found.error in ("timeout", "memory", "raised") else "crashed", found.detail
-        )
+        known = found.error in ("", "timeout", "memory", "raised")
+        return found if known else Answer(None, "crashed", found.detail)
 
     def _new(self) -> Child:
         return Child(
@@ -90,11 +77,9 @@ class Pool:
     def _give_back(self, worker: Child, error: str) -> None:
         with self._room:
             surplus = len(self._idle) >= self.keep
-        if error:
+        if error or surplus:
             worker.close()
-            self.replaced += 1
-        elif surplus:
-            worker.close()
+            self.replaced += bool(error)
         stays = not surplus and error not in ("interrupted", "missing")
         if stays and error:
             worker.spawn()  # starts while nobody waits for it

@@ -7,14 +7,15 @@ the reference systems' own rules in ``systems``. ``build_rewards`` makes a recip
 from algorist.rewards import control, correctness, form, length, style  # noqa: F401
 from algorist.rewards.base import REWARDS, Reward, reward
 from algorist.rewards.build import (
-    GOLD_COLUMNS,
+    DEFAULT_REWARD_WEIGHTS,
+    DEFAULT_REWARDS,
     RewardBreakdown,
     RewardSet,
     TrainerReward,
     breakdown,
     build_rewards,
+    default_reward_functions,
 )
-from algorist.rewards.defaults import DEFAULT_REWARD_WEIGHTS, DEFAULT_REWARDS, default_reward_functions
 from algorist.rewards.extract import text_of
 from algorist.rewards.reference import reference_markdown
 from algorist.rewards.systems import cs336, dapo, open_r1  # noqa: F401
@@ -24,7 +25,6 @@ from algorist.rewards.user import load_user_reward
 __all__ = [
     "DEFAULT_REWARDS",
     "DEFAULT_REWARD_WEIGHTS",
-    "GOLD_COLUMNS",
     "REWARDS",
     "Reward",
     "RewardBreakdown",

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from algorist.errors import ConfigError, nearest
@@ -30,23 +31,56 @@ CONTEXT = frozenset({"parsed", "gold", "problem", "matcher", "tags", "prefilled"
 
 @dataclass(frozen=True)
 class Reward:
-    """A registered reward.
+    """A function as a reward; what it asks for is read from its signature.
 
-    ``low`` and ``high`` bound its values under the default parameters; ``range_with`` under others. ``context`` are
-    the names from ``CONTEXT`` that the function asks for, ``params`` its own parameters with their defaults.
-    ``source`` says where the rule comes from.
+    ``low`` and ``high`` bound its values under the default parameters; ``range_with`` under others. ``gold`` says whether rows
+    must have a gold answer (None: if the function asks for it), ``source`` where the rule comes from.
+
+    Raises:
+        ConfigError: ``low`` above ``high``, or a parameter without a default value.
     """
 
     name: str
     function: RewardFunction
     low: float
     high: float
-    needs_gold: bool = False
+    gold: bool | None = None
     source: str = ""
     aliases: tuple[str, ...] = ()
     bounds: Bounds | None = None
-    context: frozenset[str] = frozenset()
-    params: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.low <= self.high:
+            raise ConfigError(
+                f"reward '{self.name}' declares the range {self.low} … {self.high}; expected low <= high"
+            )
+        for key, default in self.params.items():
+            if default is inspect.Parameter.empty:
+                raise ConfigError(
+                    f"reward '{self.name}': parameter '{key}' has no default.{nearest(key, CONTEXT)} "
+                    f"Give it one, or use a name that is filled in: {', '.join(sorted(CONTEXT))}"
+                )
+
+    @cached_property
+    def _keywords(self) -> dict[str, Any]:
+        """What the function takes besides the completion, with its defaults."""
+        keywords = list(inspect.signature(self.function).parameters.values())[1:]
+        return {p.name: p.default for p in keywords if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
+
+    @cached_property
+    def context(self) -> frozenset[str]:
+        """The names from ``CONTEXT`` that the function asks for."""
+        return CONTEXT & self._keywords.keys()
+
+    @cached_property
+    def params(self) -> Mapping[str, Any]:
+        """The function's own parameters with their defaults."""
+        return {name: default for name, default in self._keywords.items() if name not in CONTEXT}
+
+    @property
+    def needs_gold(self) -> bool:
+        """Whether rows must have a gold answer."""
+        return "gold" in self.context if self.gold is None else self.gold
 
     @property
     def summary(self) -> str:
@@ -69,38 +103,6 @@ class Reward:
 
 
 REWARDS: Registry[Reward] = Registry("reward")
-
-
-def make_reward(
-    name: str,
-    function: RewardFunction,
-    *,
-    low: float,
-    high: float,
-    needs_gold: bool | None = None,
-    aliases: tuple[str, ...] = (),
-    source: str = "",
-    bounds: Bounds | None = None,
-) -> Reward:
-    """Return the ``Reward`` of a function, with what it asks for read from its signature.
-
-    Raises:
-        ConfigError: ``low`` above ``high``, or a parameter without a default value.
-    """
-    if not low <= high:
-        raise ConfigError(f"reward '{name}' declares the range {low} … {high}; expected low <= high")
-    keywords = list(inspect.signature(function).parameters.values())[1:]
-    keywords = [p for p in keywords if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    params = {p.name: p.default for p in keywords if p.name not in CONTEXT}
-    for key, default in params.items():
-        if default is inspect.Parameter.empty:
-            raise ConfigError(
-                f"reward '{name}': parameter '{key}' has no default.{nearest(key, CONTEXT)} "
-                f"Give it one, or use a name that is filled in: {', '.join(sorted(CONTEXT))}"
-            )
-    context = frozenset(p.name for p in keywords) & CONTEXT
-    gold = "gold" in context if needs_gold is None else needs_gold
-    return Reward(name, function, low, high, gold, source, aliases, bounds, context, params)
 
 
 def reward(
@@ -129,16 +131,7 @@ def reward(
     """
 
     def decorate(function: RewardFunction) -> RewardFunction:
-        made = make_reward(
-            name,
-            function,
-            low=low,
-            high=high,
-            needs_gold=needs_gold,
-            aliases=aliases,
-            source=source,
-            bounds=bounds,
-        )
+        made = Reward(name, function, low, high, needs_gold, source, aliases, bounds)
         for key in (name, *aliases):
             REWARDS.register(key)(made)
         return function

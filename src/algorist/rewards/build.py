@@ -5,20 +5,25 @@ from __future__ import annotations
 import inspect
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, overload
+from typing import Any
 
 from algorist.errors import ConfigError, RewardError, nearest
 from algorist.prompts import PromptFormat, get_format
-from algorist.rewards.base import REWARDS, Reward, make_reward
+from algorist.rewards.base import REWARDS, Reward
 from algorist.rewards.extract import Decode, text_of
 from algorist.rewards.user import BOUND, TIMEOUT_S, BatchReward, load_user_reward
 from algorist.types import Parsed
 
 log = logging.getLogger("algorist.rewards")
 GOLD_COLUMNS = ("answer", "reference_answer", "ground_truth", "solution")
+DEFAULT_REWARDS = ("correctness_numeric", "numeric", "tag_fraction")
+"""Names of the default rewards; a new one is registered in its theme's file and added here."""
+
+DEFAULT_REWARD_WEIGHTS = [1.0, 0.1, 0.1]
+"""Weights of the default rewards, in their order; the greatest total is 1.2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,53 +221,36 @@ class TrainerReward:
             log.info("read %r, expected %r, completion %r", answer, golds[0], texts[0][:200])
 
 
-class RewardSet(Sequence[TrainerReward]):
+class RewardSet(list[TrainerReward]):
     """The rewards of a recipe: a list of TRL-callables, with their weights, totals and counts of failures."""
-
-    def __init__(self, rewards: Sequence[TrainerReward]) -> None:
-        self.rewards = list(rewards)
-
-    @overload
-    def __getitem__(self, index: int) -> TrainerReward: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[TrainerReward]: ...
-    def __getitem__(self, index: int | slice) -> TrainerReward | list[TrainerReward]:
-        return self.rewards[index]
-
-    def __len__(self) -> int:
-        return len(self.rewards)
-
-    def __iter__(self) -> Iterator[TrainerReward]:
-        return iter(self.rewards)
 
     @property
     def names(self) -> list[str]:
         """The names of the rewards, each once, in the order of the recipe."""
-        return [reward.__name__ for reward in self.rewards]
+        return [reward.__name__ for reward in self]
 
     @property
     def weights(self) -> list[float]:
         """The weights, in the order of the recipe."""
-        return [reward.weight for reward in self.rewards]
+        return [reward.weight for reward in self]
 
     @property
     def failures(self) -> dict[str, int]:
         """How often each reward failed so far."""
-        return {reward.__name__: reward.failures for reward in self.rewards}
+        return {reward.__name__: reward.failures for reward in self}
 
     @property
     def bounds(self) -> tuple[float, float]:
         """The range of the weighted total."""
-        ends = [sorted((r.weight * r.low, r.weight * r.high)) for r in self.rewards]
+        ends = [sorted((r.weight * r.low, r.weight * r.high)) for r in self]
         return sum(low for low, _ in ends), sum(high for _, high in ends)
 
     def score(self, completions: Sequence[Any], **columns: Any) -> list[RewardBreakdown]:
         """Return the total and the components of each completion; columns as in ``TrainerReward``."""
-        values = [reward(completions=completions, **columns) for reward in self.rewards]
+        values = [reward(completions=completions, **columns) for reward in self]
+        weights = dict(zip(self.names, self.weights, strict=True))
         return [
-            breakdown(
-                dict(zip(self.names, row, strict=True)), dict(zip(self.names, self.weights, strict=True))
-            )
+            breakdown(dict(zip(self.names, row, strict=True)), weights)
             for row in (zip(*values, strict=True) if values else [()] * len(completions))
         ]
 
@@ -307,25 +295,29 @@ def build_rewards(
     built: list[TrainerReward] = []
     taken: dict[str, int] = {}
     for spec in specs:
-        if inspect.isfunction(spec):
-            name = spec.__name__
-            taken[name] = taken.get(name, 0) + 1
-            unique = name if taken[name] == 1 else f"{name}_{taken[name]}"
-            built.append(TrainerReward(unique, as_reward(spec.__name__, spec), around, 1.0, {}))
-            continue
         name, weight, params, timeout_s = _spec(spec)
-        if name.endswith(".py"):
-            raise ConfigError(
-                f"reward '{name}' names a file, not a function in it. Write {name}:FUNCTION (docs/extending.md)"
-            )
-        found = load_user_reward(name, timeout_s=timeout_s) if ".py:" in name else REWARDS.get(name)
-        shown = name.rpartition(":")[2] if ".py:" in name else name
+        found = as_reward(name, spec) if inspect.isfunction(spec) else _by_name(name, timeout_s)
+        shown = name.rpartition(":")[2]
         taken[shown] = taken.get(shown, 0) + 1
         unique = shown if taken[shown] == 1 else f"{shown}_{taken[shown]}"
         built.append(TrainerReward(unique, found, around, weight, params))
     if built:
         built[0].log_every = log_every
     return RewardSet(built)
+
+
+def default_reward_functions(prompt_format: str = "reasoning_answer") -> RewardSet:
+    """Return the default rewards as TRL-callables with their weights."""
+    specs = [{"name": n, "weight": w} for n, w in zip(DEFAULT_REWARDS, DEFAULT_REWARD_WEIGHTS, strict=True)]
+    return build_rewards(specs, prompt_format)
+
+
+def _by_name(name: str, timeout_s: float) -> Reward | BatchReward:
+    if name.endswith(".py"):
+        raise ConfigError(
+            f"reward '{name}' names a file, not a function in it. Write {name}:FUNCTION (docs/extending.md)"
+        )
+    return load_user_reward(name, timeout_s=timeout_s) if ".py:" in name else REWARDS.get(name)
 
 
 def as_reward(name: str, function: Callable[..., Any]) -> Reward | BatchReward:
@@ -335,19 +327,15 @@ def as_reward(name: str, function: Callable[..., Any]) -> Reward | BatchReward:
     low, high = float(getattr(function, "low", 0.0)), float(getattr(function, "high", 1.0))
     if lists:
         return BatchReward(name, function, low, high)
-    return make_reward(name, function, low=low, high=high)
+    return Reward(name, function, low, high)
 
 
 def _spec(spec: Any) -> tuple[str, float, dict[str, Any], float]:
-    if isinstance(spec, str):
-        return spec, 1.0, {}, TIMEOUT_S
+    if isinstance(spec, str) or inspect.isfunction(spec):
+        return spec if isinstance(spec, str) else spec.__name__, 1.0, {}, TIMEOUT_S
     if not isinstance(spec, Mapping):
-        return (
-            str(spec.name),
-            float(spec.weight),
-            dict(spec.params),
-            float(getattr(spec, "timeout_s", TIMEOUT_S)),
-        )
+        timeout_s = float(getattr(spec, "timeout_s", TIMEOUT_S))
+        return str(spec.name), float(spec.weight), dict(spec.params), timeout_s
     valid = ("name", "weight", "params", "timeout_s")
     for key in spec:
         if key not in valid:

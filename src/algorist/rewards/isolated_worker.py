@@ -71,7 +71,7 @@ def describe(module: ModuleType, name: str) -> dict[str, Any]:
             "ours": str(getattr(function, "__module__", "")).startswith("algorist."),
             "low": declared.low,
             "high": declared.high,
-            "needs_gold": declared.needs_gold,
+            "gold": declared.needs_gold,
             "source": declared.source,
             "aliases": list(declared.aliases),
             "has_bounds": declared.bounds is not None,

@@ -11,21 +11,12 @@ from algorist.rewards.base import reward
 from algorist.rewards.systems.open_r1 import THINK_TAGS, accuracy
 
 
-def _cosine_bounds(
-    *,
-    max_len: int,
-    correct_short: float,
-    correct_long: float,
-    wrong_short: float,
-    wrong_long: float,
-    **_: object,
-) -> tuple[float, float]:
+def _cosine_bounds(*, max_len: int, flipped: bool, **ends: float) -> tuple[float, float]:
     if max_len < 1:
         raise ConfigError(
             f"reward 'cosine' has max_len {max_len}; expected a number of characters, usually 1000"
         )
-    values = (correct_short, correct_long, wrong_short, wrong_long)
-    return min(values), max(values)
+    return min(ends.values()), max(ends.values())
 
 
 @reward("cosine", low=-0.5, high=1.0, bounds=_cosine_bounds, source="S4.20, S4.23")

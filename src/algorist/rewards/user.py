@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from algorist.errors import ConfigError, nearest
-from algorist.rewards.base import REWARDS, Reward, make_reward
+from algorist.rewards.base import REWARDS, Reward
 from algorist.rewards.isolated import Isolated, user_file
+from algorist.rewards.isolated_worker import import_file
 
 _FORMS = "def f(completion, *, gold): …  or, as TRL calls it,  def f(completions, **kwargs): …"
 
@@ -96,20 +97,18 @@ def _load(target: str, path: Path, modified_ns: int, name: str, timeout_s: float
     function: Any = Isolated(file, name, about, timeout_s)
     if registered:
         bounds = function.bounds if registered["has_bounds"] else None
-        given = {key: registered[key] for key in ("low", "high", "needs_gold", "source")}
-        return make_reward(registered["name"], function, bounds=bounds, **given)
+        given = {key: registered[key] for key in ("name", "low", "high", "gold", "source")}
+        return Reward(function=function, bounds=bounds, **given)
     if about["has_state"] or set(names) & set(BOUND):
         function = _imported_here(target, path, name)
     low, high = about["low"], about["high"]
     variadic = about["parameters"][0]["kind"] == inspect.Parameter.VAR_KEYWORD
     if "completions" in names or names[0] == "prompts" or variadic:
         return BatchReward(name, function, low, high)
-    return make_reward(name, function, low=low, high=high)
+    return Reward(name, function, low, high)
 
 
 def _imported_here(target: str, path: Path, name: str) -> Callable[..., Any]:
-    from algorist.rewards.isolated_worker import import_file
-
     try:
         return getattr(import_file(path), name)
     except (Exception, SystemExit) as error:

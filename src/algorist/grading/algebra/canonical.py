@@ -27,32 +27,8 @@ from algorist.grading.algebra.units import DEGREE, number_in_words, read_unit
 
 _INFINITY = sym("infty")
 _INFINITE = frozenset(("infinity", "positive infinity", "negative infinity"))
-_NOTHING = frozenset(
-    (
-        "no solution",
-        "no solutions",
-        "no real solution",
-        "no real solutions",
-        "empty set",
-        "the empty set",
-        "null set",
-        "none",
-    )
-)
-_REALS = frozenset(
-    (
-        "all real numbers",
-        "all reals",
-        "real numbers",
-        "all real",
-        "all real x",
-        "all real values",
-        "the real numbers",
-        "the set of real numbers",
-    )
-)
-
-
+_NOTHING = re.compile(r"no (?:real )?solutions?|(?:the )?empty set|null set|none")
+_REALS = re.compile(r"all reals?|all real (?:numbers|x|values)|(?:the (?:set of )?)?real numbers")
 _HALF_LINE = re.compile(
     r"(?:the )?(?:set of )?(?:all )?(?:(positive|negative)|(nonnegative|non negative)) (?:real numbers|reals|real)"
 )
@@ -66,23 +42,19 @@ def canonical(node: Node) -> Node:
     if kind == "list":
         return _list(node)
     if kind in ("set", "tuple"):
-        inner = tuple(canonical(one) if one[0] not in ("rel",) else one for one in node[-1])
-        items = tuple(
-            part for one in inner for part in (one[2] if kind == "set" and one[0] == "list" else (one,))
-        )
-        return (*node[:-1], items)
-    if kind == "union":
-        return ("union", tuple(canonical(one) for one in node[1]))
+        items: list[Node] = []
+        for one in node[-1]:
+            part = one if one[0] == "rel" else canonical(one)
+            items += part[2] if kind == "set" and part[0] == "list" else (part,)
+        return (*node[:-1], tuple(items))
+    if kind in ("union", "cap", "setminus", "either"):
+        return (kind, tuple(canonical(one) for one in node[1]))
     if kind == "text":
         return _text(node[1])
     if kind == "quantity":
         return _quantity(node)
-    if kind == "either":
-        return ("either", tuple(canonical(one) for one in node[1]))
     if kind == "maybe":
         return ("maybe", canonical(node[1]), canonical(node[2]))
-    if kind in ("cap", "setminus"):
-        return (kind, tuple(canonical(one) for one in node[1]))
     if is_scalar(node):
         return _signs(_degrees(node))
     return node
@@ -102,9 +74,9 @@ def _text(words: str) -> Node:
         return num(value)
     if plain in _INFINITE:
         return neg(_INFINITY) if plain.startswith("negative") else _INFINITY
-    if plain in _NOTHING:
+    if _NOTHING.fullmatch(plain):
         return ("set", ())
-    if plain in _REALS:
+    if _REALS.fullmatch(plain):
         return ("set_named", "R")
     if half := _HALF_LINE.fullmatch(plain):
         low, high = (neg(_INFINITY), num(0)) if half[1] == "negative" else (num(0), _INFINITY)
@@ -175,10 +147,8 @@ def _relation(node: Node) -> Node:
         return _equation(terms)
     if set(operators) == {"="} or (operators == ("~",) and _is_name(terms[0]) and is_scalar(terms[1])):
         return _equation(terms)
-    if all(o in FLIPPED for o in operators):
-        interval = _interval(operators, terms)
-        return interval if interval is not None else node
-    return node
+    interval = _interval(operators, terms) if all(o in FLIPPED for o in operators) else None
+    return interval or node
 
 
 def _equation(terms: Sequence[Node]) -> Node:
@@ -324,7 +294,5 @@ def _unknown(node: Node) -> frozenset[str]:
 def _is_interval(node: Node) -> bool:
     """Say whether a pair can only be an interval: half open, or without end."""
     return node[0] == "tuple" and (
-        {node[1], node[2]} == {"[", ")"}
-        or {node[1], node[2]} == {"(", "]"}
-        or any("infty" in symbols(end) for end in node[3])
+        {node[1], node[2]} in ({"[", ")"}, {"(", "]"}) or any("infty" in symbols(end) for end in node[3])
     )

@@ -6,22 +6,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 
 from algorist.grading.algebra import real_sets
 from algorist.grading.algebra.decide_fast import exact
 from algorist.grading.algebra.functions import Unsure
 from algorist.grading.algebra.tree import (
-    MINUS,
     Node,
     Unreadable,
     add,
+    divide,
     is_scalar,
     mul,
     neg,
     num,
-    power,
     substitute,
     sym,
     symbols,
@@ -35,10 +34,13 @@ _CONSTANTS = frozenset(("C", "c", "K", "k", "C_1", "c_1"))
 _INFINITY = sym("infty")
 
 
-def _all(told: Sequence[bool | None]) -> bool | None:
-    if any(one is False for one in told):
-        return False
-    return None if any(one is None for one in told) else True
+def _all(verdicts: Iterable[bool | None]) -> bool | None:
+    unsure = False
+    for verdict in verdicts:
+        if verdict is False:
+            return False
+        unsure = unsure or verdict is None
+    return None if unsure else True
 
 
 def _any(verdicts: Sequence[bool | None]) -> bool | None:
@@ -48,15 +50,11 @@ def _any(verdicts: Sequence[bool | None]) -> bool | None:
 
 
 def _pairs(a: Sequence[Node], b: Sequence[Node], scalar: Scalar) -> bool | None:
-    if len(a) != len(b):
-        return False
-    unsure = False
-    for one, other in zip(a, b, strict=True):
-        told = equal(one, other, scalar)
-        if told is False:
-            return False
-        unsure = unsure or told is None
-    return None if unsure else True
+    return len(a) == len(b) and _all(equal(one, other, scalar) for one, other in zip(a, b, strict=True))
+
+
+def _values(named: Node) -> list[Node]:
+    return [value for _, value in named[1]]
 
 
 def _unordered(a: Sequence[Node], b: Sequence[Node], scalar: Scalar, *, as_set: bool) -> bool | None:
@@ -94,8 +92,7 @@ def equal(a: Node, b: Node, scalar: Scalar) -> bool | None:
         return _maybe_units(a, b, scalar)
     if a[0] == "either" or b[0] == "either":
         ones, others = (n[1] if n[0] == "either" else (n,) for n in (a, b))
-        verdicts = [equal(one, other, scalar) for one in ones for other in others]
-        return _any(verdicts)
+        return _any([equal(one, other, scalar) for one in ones for other in others])
     if a[0] == "equals" or b[0] == "equals":
         return _named_value(a, b, scalar)
     if a[0] == "every" or b[0] == "every":
@@ -118,7 +115,7 @@ def equal(a: Node, b: Node, scalar: Scalar) -> bool | None:
         if same is not None:
             return same
     if kinds == {"tuple"}:
-        return _pairs(a[3], b[3], scalar) if a[1:3] == b[1:3] else False
+        return a[1:3] == b[1:3] and _pairs(a[3], b[3], scalar)
     if kinds == {"set"}:
         return _unordered(a[1], b[1], scalar, as_set=True)
     if kinds == {"list"}:
@@ -131,24 +128,20 @@ def equal(a: Node, b: Node, scalar: Scalar) -> bool | None:
     if kinds == {"cap"} or kinds == {"setminus"}:
         return _pairs(a[1], b[1], scalar)
     if kinds == {"named"}:
-        return (
-            _pairs([v for _, v in a[1]], [v for _, v in b[1]], scalar)
-            if [n for n, _ in a[1]] == [n for n, _ in b[1]]
-            else False
-        )
+        same_names = [name for name, _ in a[1]] == [name for name, _ in b[1]]
+        return same_names and _pairs(_values(a), _values(b), scalar)
     if "named" in kinds and kinds & {"set", "list"}:
         named, other = (a, b) if a[0] == "named" else (b, a)
         one_letter = len({name.partition("_")[0] for name, _ in named[1]}) == 1  # x_1 and x_2
-        values = [v for _, v in named[1]]
         if one_letter:
-            return _unordered(values, other[-1], scalar, as_set=False)
-        return _pairs(values, other[-1], scalar)  # a = 2, b = 3 beside 2, 3
+            return _unordered(_values(named), other[-1], scalar, as_set=False)
+        return _pairs(_values(named), other[-1], scalar)  # a = 2, b = 3 beside 2, 3
     if kinds == {"named", "tuple"}:
-        return _coordinates(a, b, scalar)
+        named, point = (a, b) if a[0] == "named" else (b, a)
+        return point[1:3] == ("(", ")") and _pairs(_values(named), point[3], scalar)
     if kinds == {"matrix"}:
-        return _pairs(
-            [("tuple", "(", ")", row) for row in a[1]], [("tuple", "(", ")", row) for row in b[1]], scalar
-        )
+        left, right = ([("tuple", "(", ")", row) for row in node[1]] for node in (a, b))
+        return _pairs(left, right, scalar)
     if kinds == {"matrix", "tuple"}:
         return _vector(a, b, scalar)
     return _others(a, b, scalar)
@@ -160,18 +153,10 @@ def _others(a: Node, b: Node, scalar: Scalar) -> bool | None:
         return _ratios(a[1], b[1], scalar)
     if "ratio" in kinds:
         ratio, other = (a, b) if a[0] == "ratio" else (b, a)
-        if (
-            len(ratio[1]) == 2
-            and is_scalar(other)
-            and all(is_scalar(t) for t in ratio[1])
-            and not _clock(ratio[1])
-        ):
-            return (
-                equal(mul([ratio[1][0], power(ratio[1][1], MINUS)]), other, scalar)
-                if ratio[1][1] != num(0)
-                else False
-            )
-        return False
+        terms = ratio[1]
+        if len(terms) != 2 or not all(is_scalar(t) for t in (other, *terms)) or _clock(terms):
+            return False
+        return terms[1] != num(0) and equal(divide(*terms), other, scalar)
     if kinds == {"equation"}:
         return _equations(a[1], b[1], scalar)
     if kinds == {"rel"}:
@@ -237,11 +222,8 @@ def _named_value(a: Node, b: Node, scalar: Scalar) -> bool | None:
     if other[0] == "named" and named[1][0] == "formula" and named[2][0] == "tuple":
         values = dict(other[1])
         in_order = [values.get(str(sym(letter))) for letter in named[1][1].strip("()").split(",")]
-        return (
-            _pairs([v for v in in_order if v is not None], named[2][3], scalar)
-            if len(in_order) == len(values)
-            else False
-        )
+        values_in_order = [v for v in in_order if v is not None]
+        return len(in_order) == len(values) and _pairs(values_in_order, named[2][3], scalar)
     return equal(named[2], other, scalar)
 
 
@@ -308,11 +290,8 @@ def _equations(a: Node, b: Node, scalar: Scalar) -> bool | None:
 
 def _inequalities(a: Node, b: Node, scalar: Scalar) -> bool | None:
     if len(a[1]) != 1 or len(b[1]) != 1:
-        return (
-            _pairs(a[2], b[2], scalar)
-            if a[1] == b[1] and all(is_scalar(t) for t in (*a[2], *b[2]))
-            else False
-        )
+        comparable = a[1] == b[1] and all(is_scalar(t) for t in (*a[2], *b[2]))
+        return comparable and _pairs(a[2], b[2], scalar)
 
     def upward(node: Node) -> tuple[str, Node]:
         operator, (left, right) = node[1][0], node[2]
@@ -354,8 +333,6 @@ def _quantities(a: Node, b: Node, scalar: Scalar) -> bool | None:
         unit = one_letter_unit(bare[1][1][1])
         if unit is not None:  # "3 m" beside "300 cm" is three metres
             return equal(measured, ("quantity", bare[1][0], unit), scalar)
-    if bare[0] in ("list", "tuple", "set"):
-        return False
     if not is_scalar(bare):
         return False
     told = scalar(measured[1], bare)
@@ -377,8 +354,7 @@ def _general(a: Node, b: Node, scalar: Scalar) -> bool | None:
         return equal(left, right, scalar)
     letter = sym(a[1][0])
     starts = [add([mul([num(sign), letter]), num(shift)]) for sign in (1, -1) for shift in (0, 1, -1)]
-    verdicts = [scalar(left, substitute(right, b[1][0], start)) for start in starts]
-    return _any(verdicts)
+    return _any([scalar(left, substitute(right, b[1][0], start)) for start in starts])
 
 
 def _renamed(node: Node, letters: dict[str, str]) -> Node:
@@ -412,13 +388,6 @@ def _ratios(a: Sequence[Node], b: Sequence[Node], scalar: Scalar) -> bool | None
     if _clock(a) or _clock(b):
         return _pairs(a, b, scalar)
     return _all([scalar(mul([a[0], y]), mul([b[0], x])) for x, y in zip(a[1:], b[1:], strict=True)])
-
-
-def _coordinates(a: Node, b: Node, scalar: Scalar) -> bool | None:
-    named, point = (a, b) if a[0] == "named" else (b, a)
-    if point[1:3] != ("(", ")"):
-        return False
-    return _pairs([value for _, value in named[1]], point[3], scalar)
 
 
 def _vector(a: Node, b: Node, scalar: Scalar) -> bool | None:

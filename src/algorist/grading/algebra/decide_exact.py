@@ -84,7 +84,7 @@ class _Evaluation:
     @staticmethod
     def _function(name: str, values: list[Any]) -> Any:
         function = FUNCTIONS.get(name)
-        if function is None or (abs(values[0]) > 10**6 and not function.any_size):
+        if function is None or function.digits is None or (abs(values[0]) > 10**6 and not function.any_size):
             raise Unsure
         return function.digits(mp, *values)
 
@@ -96,14 +96,7 @@ def _at_point(a: Node, b: Node, at: dict[str, Fraction], digits: int) -> tuple[b
             evaluation = _Evaluation(at)
             try:
                 left, right = evaluation.value(a), evaluation.value(b)
-            except (
-                Unsure,
-                ZeroDivisionError,
-                ValueError,
-                OverflowError,
-                TypeError,
-                mpmath.libmp.NoConvergence,
-            ):
+            except (Unsure, ArithmeticError, ValueError, TypeError, mpmath.libmp.NoConvergence):
                 return None, False
             spread = int((evaluation.high - evaluation.low) * 0.302) * 2 + 1
             if digits < 40 + spread:

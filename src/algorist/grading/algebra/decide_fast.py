@@ -89,10 +89,11 @@ def approximate(node: Node, at: Mapping[str, complex]) -> complex:
 
     Raises:
         Unsure: A step lost digits, or left the range of floating point numbers.
+        OverflowError: A number is larger than these.
     """
     kind = node[0]
     if kind == "num":
-        return _float(node[1])
+        return _checked(complex(float(node[1]))) if node[1] else complex(0)
     if kind == "sym":
         if node[1] == "infty":
             raise Unsure
@@ -114,16 +115,6 @@ def approximate(node: Node, at: Mapping[str, complex]) -> complex:
             raise Unsure
         return _checked(_power(base, exponent, node[2]))
     return _checked(_function(node[1], [approximate(one, at) for one in node[2]]))
-
-
-def _float(value: Fraction) -> complex:
-    try:
-        number = float(value)
-    except OverflowError:
-        raise Unsure from None
-    if value and not 1e-200 < abs(number) < 1e200:
-        raise Unsure
-    return complex(number)
 
 
 def _checked(value: complex) -> complex:

@@ -24,7 +24,7 @@ class Function(NamedTuple):
 
     exact: Callable[..., Fraction | int] | None
     fast: Callable[..., complex] | None
-    digits: Callable[..., Any]
+    digits: Callable[..., Any] | None
     any_size: bool = False
 
 
@@ -80,12 +80,8 @@ FUNCTIONS: dict[str, Function] = {
     "factorial": Function(_whole(math.factorial), None, lambda mp, x: mp.gamma(x + 1)),
     "double_factorial": Function(None, None, lambda mp, x: mp.fac2(x)),
     "binomial": Function(_whole(math.comb), None, lambda mp, n, k: mp.binomial(n, k)),
-    "gcd": Function(_whole(math.gcd), None, lambda mp, *v: _unsure()),
-    "lcm": Function(_whole(math.lcm), None, lambda mp, *v: _unsure()),
+    "gcd": Function(_whole(math.gcd), None, None),
+    "lcm": Function(_whole(math.lcm), None, None),
     "determinant": Function(None, None, _determinant),
 }
 """``prime`` and ``det`` are read but have no value: they are only compared as they are written."""
-
-
-def _unsure() -> Any:
-    raise Unsure

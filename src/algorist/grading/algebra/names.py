@@ -58,12 +58,8 @@ def name_between(tokens: Sequence[Token], start: int, end: int) -> str | None:
 
 
 def _spelled(token: Token) -> str:
-    if token.kind == "num":
-        return str(token.value[1])  # type: ignore[index]
-    value = str(token.value)
-    if token.kind == "rel":
-        return value
-    return f"<{value}>" if token.kind == "sym" and len(value) > 1 and "(" not in value else value
+    text = token.text
+    return f"<{text}>" if token.kind == "sym" and len(text) > 1 and "(" not in text else text
 
 
 def _named(text: str) -> str | None:

@@ -7,26 +7,30 @@ from __future__ import annotations
 
 import re
 
-from algorist.grading.algebra.containers import as_scalar, multiplied, scaled_container
 from algorist.grading.algebra.names import formula_name, name_between
-from algorist.grading.algebra.parser_atoms import MATRICES, Atoms
-from algorist.grading.algebra.tokens import tokenize
+from algorist.grading.algebra.parser_atoms import BINOMIALS, FRACTIONS, MATRICES, Atoms
+from algorist.grading.algebra.tokens import Tokenizer
 from algorist.grading.algebra.tree import (
     MINUS,
     Node,
     Unreadable,
     add,
+    as_scalar,
     divide,
     is_scalar,
     mul,
+    multiplied,
     neg,
     num,
     power,
+    scaled_container,
     sym,
     symbols,
 )
 from algorist.grading.algebra.units import CURRENCIES, NO_UNIT, one_letter_unit, read_unit
 
+_AND_OR = ("and", "or", "and/or")
+_FACTORS = {*FRACTIONS, *BINOMIALS, *(f"begin:{name}" for name in MATRICES), "lfloor", "lceil", "infty"}
 _UNIT = r"(?: (?:m|s|g|h|l|L|N|J|K|V|W|kg|km|cm|mm|mol|Hz|Omega)(?: \^(?: -)? \d)?)"
 _LETTER_UNIT = re.compile(rf"{_UNIT}(?:(?: [*/])?{_UNIT})*")
 
@@ -48,26 +52,28 @@ class Parser(Atoms):
         """Parse everything; nothing may be left over."""
         if not self.tokens:
             raise Unreadable("empty")
-        node = self.items(("end",))
+        node = self.items()
         if self.peek()[0] != "end":
             raise Unreadable(f"unexpected {self.peek()[1]!r}")
         return node
 
-    def items(self, closers: tuple[str, ...]) -> Node:
+    def _word(self, *words: str) -> str:
+        """Step over one of these words and return it; "" where another token stands."""
+        kind, value = self.peek()
+        if kind != "text" or value not in words:
+            return ""
+        self.at += 1
+        return str(value)
+
+    def items(self) -> Node:
         found = [self.union()]
         words: set[str] = set()
         while True:
-            kind, value = self.peek()
-            if kind == "text" and value in ("and", "or", "and/or"):
-                self.at += 1
-                words.add(str(value))
-            elif self.take(",") or self.take(";"):
-                words.add(",")
-                kind, value = self.peek()
-                if kind == "text" and value in ("and", "or"):
-                    self.at += 1
-                    words.add(str(value))
-                elif self.sees("ldots", "dots", "cdots"):
+            if word := self._word(*_AND_OR):
+                words.add(word)
+            elif self.take(",", ";"):
+                words |= {",", self._word("and", "or")}
+                if self.sees("ldots", "dots", "cdots"):
                     raise Unreadable("an open list")
             else:
                 break
@@ -82,12 +88,11 @@ class Parser(Atoms):
     def union(self) -> Node:
         parts = [self.relation()]
         operator = ""
-        while self.sees("cup", "cap", "setminus", "bigcup", "backslash"):
-            name = {"bigcup": "cup", "backslash": "setminus"}.get(str(self.peek()[1]), str(self.peek()[1]))
-            if operator and operator != name:
+        while sign := self.take("cup", "cap", "setminus", "bigcup", "backslash"):
+            name = {"bigcup": "cup", "backslash": "setminus"}.get(sign, sign)
+            if operator not in ("", name):
                 raise Unreadable("mixed set operations")
             operator = name
-            self.at += 1
             parts.append(self.relation())
         if len(parts) == 1:
             return parts[0]
@@ -123,8 +128,7 @@ class Parser(Atoms):
             terms.append(self.measured())
         if self.take("pmod"):
             terms[-1] = ("residue", as_scalar(terms[-1]), as_scalar(self._argument()))
-        elif len(terms) == 1 and self.peek() == ("text", "to") and is_scalar(terms[0]):  # 3 to 4
-            self.at += 1
+        elif len(terms) == 1 and is_scalar(terms[0]) and self._word("to"):  # 3 to 4
             terms.append(self.measured())
         return terms[0] if len(terms) == 1 else ("ratio", tuple(terms))
 
@@ -138,8 +142,7 @@ class Parser(Atoms):
             return self._words()
         start = self.at
         node = self.sum()
-        if self.sees("over"):
-            self.at += 1
+        if self.take("over"):
             node = divide(as_scalar(node), as_scalar(self.sum()))
         if negative:
             node = self._with_sign("-", node)
@@ -189,25 +192,19 @@ class Parser(Atoms):
         spelled: list[str] = []
         while not self._item_ends(0):
             token = self.tokens[self.at]
-            value = str(token.value[1] if token.kind == "num" else token.value)  # type: ignore[index]
-            if value not in "{}":
-                spelled.append((" " if token.space else "") + value)
+            if token.text not in "{}":
+                spelled.append((" " if token.space else "") + token.text)
             self.at += 1
         return re.sub(r" ?([*/^-]) ?", r"\1", "".join(spelled)).strip()
 
     def _before_letter_unit(self) -> bool:
         """Say whether only units of one letter follow a number, after a blank or with a fraction stroke: ``5 m``, ``5m/s``."""
-        if (
-            self.inner
-            or self.units_are_letters
-            or self.peek()[0] != "sym"
-            or one_letter_unit(str(self.peek()[1])) is None
-        ):
+        kind, value = self.peek()
+        if self.inner or self.units_are_letters or kind != "sym" or one_letter_unit(str(value)) is None:
             return False
         spelled, ahead = "", 0
         while not self._item_ends(ahead) and ahead < 16:
-            kind, value = self.peek(ahead)
-            spelled += " " + str(value[1] if kind == "num" else value)  # type: ignore[index]
+            spelled += f" {self.tokens[self.at + ahead].text}"
             ahead += 1
         return bool(_LETTER_UNIT.fullmatch(re.sub(r" [{}]", "", spelled))) and (
             self.tokens[self.at].space or "/" in spelled
@@ -225,7 +222,7 @@ class Parser(Atoms):
         parts: list[str] = []
         while True:
             kind, value = self.peek()
-            words = kind in ("text", "word") and value not in ("and", "or", "and/or", "to")
+            words = kind in ("text", "word") and value not in (*_AND_OR, "to")
             if words or (parts and kind == "sym") or self.sees("%", "degree"):
                 parts.append(str(value))
             elif self.sees("$"):
@@ -244,7 +241,7 @@ class Parser(Atoms):
             parts and self.sees("-", "'", "!", "(", ")", ".")
         ):
             kind, value = self.peek()
-            if kind == "text" and value in ("and", "or", "and/or"):
+            if kind == "text" and value in _AND_OR:
                 break
             parts.append(str(value))
             self.at += 1
@@ -256,31 +253,28 @@ class Parser(Atoms):
 
     # -- sums and products ---------------------------------------------------------------------------------------
     def sum(self) -> Node:
-        self._down()
-        terms = [self._signed()]
-        while self.sees("+", "-", "pm", "mp"):
-            sign = str(self.peek()[1])
-            self.at += 1
-            term = self.product()
+        terms = [self._deeper(self._signed)]
+        while sign := self.take("+", "-", "pm", "mp"):
+            term = self._deeper(self.product)
             if sign == "-" and term[0] == "set" and terms[0][0] == "set_named" and len(terms) == 1:
                 terms[0] = ("setminus", (terms[0], term))
             else:
                 terms.append(self._with_sign(sign, term))
-        self.depth -= 1
-        return terms[0] if len(terms) == 1 else self._added(terms)
+        if len(terms) == 1:
+            return terms[0]
+        if all(is_scalar(t) for t in terms):
+            return add(terms)
+        raise Unreadable("a sum of things that are not numbers")
 
     def _signed(self) -> Node:
-        if self.sees("+", "-", "pm", "mp"):
-            sign = str(self.peek()[1])
-            self.at += 1
-            if sign == "+" and self.peek()[1] == "/" and self.peek(1)[1] == "-":  # "+/-"
-                self.at += 2
-                sign = "pm"
-            self._down()
-            term = self._signed() if self.sees("-") and sign in "+-" else self.product()
-            self.depth -= 1
-            return self._with_sign(sign, term)
-        return self.product()
+        sign = self.take("+", "-", "pm", "mp")
+        if not sign:
+            return self.product()
+        if sign == "+" and self.peek()[1] == "/" and self.peek(1)[1] == "-":  # "+/-"
+            self.at += 2
+            sign = "pm"
+        signed_again = self.sees("-") and sign in "+-"
+        return self._with_sign(sign, self._deeper(self._signed if signed_again else self.product))
 
     @staticmethod
     def _with_sign(sign: str, term: Node) -> Node:
@@ -296,19 +290,12 @@ class Parser(Atoms):
             return mul([sym(sign), term])
         return neg(term) if sign == "-" else term
 
-    @staticmethod
-    def _added(terms: list[Node]) -> Node:
-        if all(is_scalar(t) for t in terms):
-            return add(terms)
-        raise Unreadable("a sum of things that are not numbers")
-
     def product(self) -> Node:
         factors = [self.power()]
         last_is_number = self.tokens[self.at - 1].kind == "num"
         while True:
             kind, value = self.peek()
-            if kind == "op" and value == "*":
-                self.at += 1
+            if self.take("*"):
                 factors.append(self._factor())
             elif kind == "op" and value == "/" and self.peek(1) != ("op", "/"):
                 self.at += 1
@@ -343,27 +330,18 @@ class Parser(Atoms):
         return False
 
     def _factor(self) -> Node:
-        if self.sees("-", "+"):
-            sign = self.peek()[1]
-            self.at += 1
-            self._down()
-            inner = self._factor()
-            self.depth -= 1
-            return neg(as_scalar(inner)) if sign == "-" else inner
-        return self.power()
+        sign = self.take("-", "+")
+        return self._after_sign(sign, self._factor) if sign else self.power()
 
     def _mixed(self, factors: list[Node], last_is_number: bool) -> bool:
         """Read ``3\\frac{1}{2}`` and ``3 1/2`` as sums; say whether one stood here."""
-        if not (
-            last_is_number and len(factors) == 1 and factors[0][0] == "num" and factors[0][1].denominator == 1
-        ):
-            return False
-        if str(self.tokens[self.at - 1].value[1]).count("."):  # type: ignore[index]
+        whole = len(factors) == 1 and factors[0][0] == "num" and factors[0][1].denominator == 1
+        if not (last_is_number and whole) or "." in self.tokens[self.at - 1].value[1]:  # type: ignore[index]
             return False
         start = self.at
         kind, value = self.peek()
         part: Node | None = None
-        if kind == "cmd" and value in ("frac", "dfrac", "tfrac", "cfrac"):
+        if kind == "cmd" and value in FRACTIONS:
             part = self.power()
         elif (
             kind == "num"
@@ -388,11 +366,7 @@ class Parser(Atoms):
             return value in ("(", "[", "{") or (value == "|" and not self.bars)
         if kind == "word":
             return self.is_product()
-        if kind == "cmd" and str(value).startswith("begin:"):
-            return str(value)[6:] in MATRICES
-        return kind == "cmd" and value in (
-            "frac", "dfrac", "tfrac", "cfrac", "binom", "dbinom", "tbinom", "lfloor", "lceil", "infty",
-        )  # fmt: skip
+        return kind == "cmd" and value in _FACTORS
 
 
 def parse(text: str) -> Node:
@@ -401,14 +375,13 @@ def parse(text: str) -> Node:
     Raises:
         Unreadable: The text is not an answer that the grammar knows.
     """
+    tokens = Tokenizer(text).run()
     try:
-        return Parser(tokenize(text)).whole()
+        return Parser(tokens.copy()).whole()
     except Unreadable as error:
         if error.code == "too_large":
             raise
-        again = Parser(tokenize(text))
-        again.units_are_letters = True
         try:
-            return again.whole()
+            return Parser(tokens, units_are_letters=True).whole()
         except Unreadable:
             raise error from None

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 
-from algorist.grading.algebra.containers import as_scalar, entries, matrix
 from algorist.grading.algebra.tokens import Token
 from algorist.grading.algebra.tree import (
     HALF,
@@ -14,9 +13,11 @@ from algorist.grading.algebra.tree import (
     ONE,
     Node,
     Unreadable,
+    as_scalar,
     divide,
+    entries,
     fn,
-    is_scalar,
+    matrix,
     mul,
     neg,
     num,
@@ -27,18 +28,11 @@ from algorist.grading.algebra.units import NO_UNIT, is_noun, read_unit
 
 MAX_DEPTH = 40
 _CLOSERS = {"(": ")", "[": "]", "\\{": "\\}"}
-MATRICES = {
-    "pmatrix",
-    "bmatrix",
-    "matrix",
-    "smallmatrix",
-    "vmatrix",
-    "Vmatrix",
-    "array",
-    "Bmatrix",
-    "psmallmatrix",
-    "bsmallmatrix",
-}
+MATRICES = frozenset(
+    "pmatrix bmatrix matrix smallmatrix vmatrix Vmatrix array Bmatrix psmallmatrix bsmallmatrix".split()
+)
+FRACTIONS = ("frac", "dfrac", "tfrac", "cfrac")
+BINOMIALS = ("binom", "dbinom", "tbinom")
 _ALIAS = {"asin": "arcsin", "acos": "arccos", "atan": "arctan"}
 _NEVER = NO_UNIT | frozenset("is no or yes not the per if of to at by an on".split())
 _SHORT = frozenset("at it is as an by if".split())
@@ -50,13 +44,19 @@ _SETS = {"R", "Z", "N", "Q", "C"}
 class Atoms:
     """A cursor over the tokens of one answer, and everything that binds tighter than a product."""
 
-    def __init__(self, tokens: list[Token]) -> None:
+    # what the outer half reads
+    items: Callable[[], Node]
+    sum: Callable[[], Node]
+    measured: Callable[[], Node]
+    _starts_factor: Callable[[], bool]
+
+    def __init__(self, tokens: list[Token], *, units_are_letters: bool = False) -> None:
         self.tokens = tokens
         self.at = 0
         self.depth = 0
         self.bars = 0
         self.inner = 0
-        self.units_are_letters = False
+        self.units_are_letters = units_are_letters
         self.has_relation = any(token.kind == "rel" for token in tokens)
 
     # -- looking ahead -------------------------------------------------------------------------------------------
@@ -71,29 +71,36 @@ class Atoms:
         kind, value = self.peek()
         return kind in ("op", "cmd") and value in values
 
-    def take(self, value: str) -> bool:
-        if self.sees(value):
-            self.at += 1
-            return True
-        return False
+    def take(self, *values: str) -> str:
+        """Step over one of these signs and return it; "" where another token stands."""
+        kind, value = self.peek()
+        if kind not in ("op", "cmd") or value not in values:
+            return ""
+        self.at += 1
+        return str(value)
 
     def need(self, value: str) -> None:
         if not self.take(value):
             raise Unreadable(f"expected {value!r}, found {self.peek()[1]!r}")
 
-    def _down(self) -> None:
+    def _deeper(self, read: Callable[[], Node]) -> Node:
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise Unreadable("nested too deep", "too_large")
+        node = read()
+        self.depth -= 1
+        return node
 
     def _inside(self, read: Callable[[], Node]) -> Node:
         """Read what stands between brackets: one level deeper, where no single letter is a unit."""
-        self._down()
         self.inner += 1
-        node = read()
+        node = self._deeper(read)
         self.inner -= 1
-        self.depth -= 1
         return node
+
+    def _after_sign(self, sign: str, read: Callable[[], Node]) -> Node:
+        inner = self._deeper(read)
+        return neg(as_scalar(inner)) if sign == "-" else inner
 
     def is_product(self) -> bool:
         """Say whether the run of letters here is a product: ``kx``, ``abc``; words and names of units are not."""
@@ -125,52 +132,24 @@ class Atoms:
         spelled = [Token("sym", c, run.space and not i) for i, c in enumerate(str(run.value))]
         self.tokens[self.at : self.at + 1] = spelled
 
-    # -- what the outer half reads
-    def items(self, closers: tuple[str, ...]) -> Node:
-        """Parse a list."""
-        raise NotImplementedError
-
-    def sum(self) -> Node:
-        """Parse a sum."""
-        raise NotImplementedError
-
-    def measured(self) -> Node:
-        """Parse a sum with its unit."""
-        raise NotImplementedError
-
-    def _starts_factor(self) -> bool:
-        raise NotImplementedError
-
     # -- powers and atoms ----------------------------------------------------------------------------------------
     def power(self) -> Node:
-        self._down()
-        node = self._postfix(self.atom())
-        self.depth -= 1
-        return node
+        return self._deeper(lambda: self._postfix(self.atom()))
 
     def _postfix(self, node: Node) -> Node:
         while True:
-            if self.sees("^"):
+            if self.take("^"):
                 node = self._raised(node)
-            elif self.sees("!") and self.peek(1) != ("op", "!"):
-                self.at += 1
-                node = fn("factorial", as_scalar(node))
-            elif self.sees("!"):
-                self.at += 2
-                node = fn("double_factorial", as_scalar(node))
+            elif self.take("!"):
+                node = fn("double_factorial" if self.take("!") else "factorial", as_scalar(node))
             elif self.sees("_"):
                 node = self._subscript(node)
-            elif self.sees("degree"):
-                self.at += 1
-                node = fn("deg", as_scalar(node))
-            elif self.sees("'"):
-                self.at += 1
-                node = fn("prime", as_scalar(node))
+            elif mark := self.take("degree", "'"):
+                node = fn("deg" if mark == "degree" else "prime", as_scalar(node))
             else:
                 return node
 
     def _raised(self, node: Node) -> Node:
-        self.need("^")
         start = self.at
         braces = 0
         while self.take("{"):
@@ -184,8 +163,7 @@ class Atoms:
                 return read_unit(as_scalar(node), f"deg{scale[1]}")
             return fn("deg", as_scalar(node))
         self.at = start
-        if self.sees("prime", "'"):
-            self.at += 1
+        if self.take("prime", "'"):
             return fn("prime", as_scalar(node))
         if node[0] == "matrix" and self.peek() == ("sym", "T"):
             raise Unreadable("a transpose")
@@ -200,37 +178,24 @@ class Atoms:
             node = self._inside(self.sum)
             self.need("}")
             return node
-        if signed and self.sees("-", "+"):
-            sign = self.peek()[1]
-            self.at += 1
-            self._down()
-            inner = self._argument(signed=True)
-            self.depth -= 1
-            return neg(as_scalar(inner)) if sign == "-" else inner
-        if not signed and self.peek()[0] == "num":
-            return self._one_digit()
-        if signed:
-            atom = self.atom()
-            if self.sees("^"):  # 2^3^2
-                atom = self._raised(atom)
-            return atom
-        return self.atom()
+        if not signed:
+            return self._one_digit() if self.peek()[0] == "num" else self.atom()
+        if sign := self.take("-", "+"):
+            return self._after_sign(sign, lambda: self._argument(signed=True))
+        atom = self.atom()
+        return self._raised(atom) if self.take("^") else atom  # 2^3^2
 
     def _one_digit(self) -> Node:
         """LaTeX takes one digit: ``\\frac12`` is 1 over 2."""
         token = self.tokens[self.at]
         pair: tuple[Fraction, str] = token.value  # type: ignore[assignment]
         value, written = pair
-        if len(written) <= 1 or not written.isdigit():
-            self.at += 1
-            return num(value)
-        first, rest = written[0], written[1:]
-        self.tokens[self.at : self.at + 1] = [
-            Token("num", (Fraction(int(first)), first), token.space),
-            Token("num", (Fraction(int(rest)), rest), False),
-        ]
         self.at += 1
-        return num(int(first))
+        if len(written) <= 1 or not written.isdigit():
+            return num(value)
+        parts = (written[0], token.space), (written[1:], False)
+        self.tokens[self.at - 1 : self.at] = [Token("num", (Fraction(p), p), space) for p, space in parts]
+        return num(int(written[0]))
 
     def _subscript(self, node: Node) -> Node:
         before = self.tokens[self.at - 1]
@@ -255,31 +220,28 @@ class Atoms:
         if kind not in ("num", "sym", "text", "word") and not (kind == "op" and value in (",", "+", "-")):
             raise Unreadable("a subscript")
         self.at += 1
-        return str(value[1] if kind == "num" else value)  # type: ignore[index]
+        return self.tokens[self.at - 1].text
 
     def atom(self) -> Node:
         kind, value = self.peek()
+        if kind == "word" and self.is_product():
+            self._split()
+            return self.atom()
+        self.at += 1
         if kind == "num":
-            self.at += 1
             return num(value[0])  # type: ignore[index]
         if kind == "sym":
-            self.at += 1
             return sym(str(value))
         if kind == "fn":
-            self.at += 1
             return self._function(str(value))
         if kind == "op":
             return self._bracketed(str(value))
         if kind == "cmd":
             return self._command(str(value))
-        if self.is_product():
-            self._split()
-            return self.atom()
         raise Unreadable(f"unexpected {value!r}")
 
     def _bracketed(self, value: str) -> Node:
         if value == "{":
-            self.at += 1
             node = self._inside(self.sum)
             if self.take("choose"):
                 node = fn("binomial", as_scalar(node), as_scalar(self._inside(self.sum)))
@@ -288,7 +250,6 @@ class Atoms:
             self.need("}")
             return node
         if value == "|":
-            self.at += 1
             self.bars += 1
             inner = self._inside(self.sum)
             self.bars -= 1
@@ -304,13 +265,12 @@ class Atoms:
         return before.kind in ("num", "sym") or before.value in (")", "]", "*", "}") or self._starts_factor()
 
     def _container(self, opener: str) -> Node:
-        opened = self.at
-        self.at += 1
+        opened = self.at - 1
         if opener == "\\{" and self.take("\\}"):
             return ("set", ())
         bars, self.bars = self.bars, 0
         condition = self._inside(self._condition) if opener == "\\{" else None
-        inner = condition or self._inside(lambda: self.items((")", "]", "\\}")))
+        inner = condition or self._inside(self.items)
         self.bars = bars
         if condition:
             self.need("\\}")
@@ -328,12 +288,6 @@ class Atoms:
                 raise Unreadable("brackets that do not match")
             if opener == "[" and items[0][0] == "num" and self._beside_a_factor(opened):
                 raise Unreadable("square brackets around a factor")
-            if (
-                items[0][0] == "text"
-                or is_scalar(items[0])
-                or items[0][0] in ("rel", "ratio", "quantity", "base")
-            ):
-                return items[0]
             if opener == "[" and items[0][0] == "tuple":
                 return ("matrix", (items[0][3],))
             return items[0]
@@ -343,22 +297,19 @@ class Atoms:
 
     def _condition(self) -> Node:
         """Read ``x | x > 3`` inside braces: the set is what the condition says of its variable."""
-        if self.peek()[0] != "sym" or self.peek(1) not in (("op", "|"), ("op", ":"), ("rel", "mid")):
-            start = self.at
-            if (
-                self.peek()[0] == "sym"
-                and self.peek(1) == ("rel", "in")
-                and self.peek(2) == ("cmd", "mathbb")
-            ):
+        start = self.at
+        if self.peek()[0] == "sym":
+            self.at += 1
+            if self.peek() == ("rel", "in") and self.peek(1) == ("cmd", "mathbb"):
                 self.at += 2
                 self._command("mathbb")
-            if self.at == start or not (self.sees("|", ":") or self.peek() == ("rel", "mid")):
-                self.at = start
-                return ()
-        else:
-            self.at += 1
-        self.at += 1
-        return self.items(("\\}",))
+            if self.take("|", ":"):
+                return self.items()
+            if self.peek() == ("rel", "mid"):
+                self.at += 1
+                return self.items()
+        self.at = start
+        return ()
 
     def _function(self, name: str) -> Node:
         name = _ALIAS.get(name, name)
@@ -366,50 +317,41 @@ class Atoms:
             return self._root(name)
         if name in ("max", "min", "gcd", "lcm", "det", "arg", "re", "im", "sgn", "abs", "floor", "ceil"):
             self.need("(")
-            self.at -= 1
             node = self._container("(")
             arguments = node[3] if node[0] == "tuple" else (node,)
             return fn(name, *(as_scalar(a) for a in arguments))
         exponent: Node | None = None
         base: Node | None = None
-        while self.sees("^", "_"):
-            which = self.peek()[1]
-            self.at += 1
-            argument = as_scalar(self._argument(signed=True) if which == "^" else self._argument())
+        while which := self.take("^", "_"):
+            argument = as_scalar(self._argument(signed=which == "^"))
             if which == "^":
                 exponent = argument
             else:
                 base = argument
-        argument = self._function_argument(name)
+        argument = self._function_argument()
+        if name == "lg":
+            name, base = "log", num(10)
         if name == "exp":
             node = power(sym("e"), argument)
         elif name == "log" and base is not None:
             node = divide(fn("ln", argument), fn("ln", base))
-        elif name == "lg":
-            node = divide(fn("ln", argument), fn("ln", num(10)))
         elif exponent == MINUS and name in ("sin", "cos", "tan", "cot"):
             return fn("arc" + name, argument)
         else:
             node = fn(name, argument)
         return node if exponent is None else power(node, exponent)
 
-    def _function_argument(self, name: str) -> Node:
+    def _function_argument(self) -> Node:
         """``sin(x)``, ``sin x``, ``sin 2x``: without brackets the argument ends at a sign or the next function."""
-        self._down()
         if self.sees("(", "[", "{", "|"):  # sin(x)^2 is the square of sin(x)
-            node = self.atom()
-            self.depth -= 1
-            return as_scalar(node)
-        sign = ONE
-        if self.take("-"):
-            sign = MINUS
-        factors = [self.power()]
+            return as_scalar(self._deeper(self.atom))
+        sign = MINUS if self.take("-") else ONE
+        factors = [self._deeper(self.power)]
         while self._starts_factor() and self.peek()[0] != "fn" and not self.sees("(", "["):
-            factors.append(self.power())
+            factors.append(self._deeper(self.power))
         if self.sees("/") and self.peek(1)[0] == "num":
             self.at += 1
-            factors.append(power(as_scalar(self.power()), MINUS))
-        self.depth -= 1
+            factors.append(power(as_scalar(self._deeper(self.power)), MINUS))
         return mul([sign, *(as_scalar(f) for f in factors)])
 
     def _root(self, name: str) -> Node:
@@ -417,7 +359,7 @@ class Atoms:
         if self.take("["):
             index = as_scalar(self.sum())
             self.need("]")
-        if self.sees("("):
+        if self.take("("):
             argument = as_scalar(self._container("("))
         elif self.sees("{"):
             argument = as_scalar(self._argument())
@@ -431,11 +373,10 @@ class Atoms:
         return power(argument, power(index, MINUS))
 
     def _command(self, value: str) -> Node:
-        self.at += 1
-        if value in ("frac", "dfrac", "tfrac", "cfrac"):
+        if value in FRACTIONS:
             top, bottom = self._argument(), self._argument()
             return divide(as_scalar(top), as_scalar(bottom))
-        if value in ("binom", "dbinom", "tbinom"):
+        if value in BINOMIALS:
             return fn("binomial", as_scalar(self._argument()), as_scalar(self._argument()))
         if value in ("emptyset", "varnothing", "oslash"):
             return ("set", ())
@@ -444,7 +385,7 @@ class Atoms:
             self.need("r" + value[1:])
             return fn("floor" if value == "lfloor" else "ceil", inner)
         if value == "langle":
-            inner = self._inside(lambda: self.items(("rangle",)))
+            inner = self._inside(self.items)
             self.need("rangle")
             return ("tuple", "(", ")", inner[2] if inner[0] == "list" else (inner,))
         if value == "mathbb" or value == "Bbb":
@@ -463,11 +404,8 @@ class Atoms:
                 self.at += 1
         rows: list[tuple[Node, ...]] = []
         row: list[Node] = []
-        self._down()
-        while True:
-            if self.take(f"end:{kind}"):
-                break
-            row.append(self._inside(self.measured))
+        while not self.take(f"end:{kind}"):
+            row.append(self._deeper(lambda: self._inside(self.measured)))
             if self.take("&"):
                 continue
             rows.append(tuple(row))
@@ -475,7 +413,6 @@ class Atoms:
             if not self.take("\\\\"):
                 self.need(f"end:{kind}")
                 break
-        self.depth -= 1
         node = matrix(rows)
         return fn("determinant", *(entries(node))) if kind == "vmatrix" else node
 

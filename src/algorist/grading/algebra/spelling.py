@@ -137,6 +137,9 @@ _ONLY_WITH_COMMANDS = (
     ("\\not", _NOT, lambda m: "\\ne " if m[1] == "=" else "\\notin "),
     ("\\begin{", _ROWS, _rows),
     ("frac", _UNIT_FRACTION, r"\\text{\1/\2\3}"),
+    ("\\ang", _ANGLE, r"\1^\\circ"),
+    ("\\surd", re.compile(r"\\surd(?![a-zA-Z])"), r"\\sqrt"),
+    ("\\textdegree", re.compile(r"\\textdegree"), r"^\\circ "),
 )
 
 
@@ -146,14 +149,8 @@ def respelled(text: str) -> str:
         for mark, pattern, made in _ONLY_WITH_COMMANDS:
             if mark in text:
                 text = pattern.sub(made, text)
-        if "\\ang" in text:
-            text = _ANGLE.sub(r"\1^\\circ", text)
-        if "\\surd" in text:
-            text = re.sub(r"\\surd(?![a-zA-Z])", r"\\sqrt", text)
-        if "\\textdegree" in text:
-            text = text.replace("\\textdegree", "^\\circ ")
     if text.startswith("Rs."):
-        text = text.replace("Rs.", "Rs ", 1)
+        text = "Rs " + text[3:]
     if "^" in text:
         text = _LETTER_O.sub(r"^\\circ ", text)
         row = _TRANSPOSED.fullmatch(text)

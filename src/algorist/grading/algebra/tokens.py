@@ -36,23 +36,24 @@ _BARS = frozenset("overline bar tilde widetilde dot ddot".split())
 """Marks that make another letter of a letter; over two capitals a bar only says that they are a segment."""
 
 _ONE_LETTER = re.compile(r"\s*([a-zA-Z])(?![a-zA-Z])")
-_ESCAPED = {
-    "\\{": "\\{",
-    "\\}": "\\}",
-    "\\%": "%",
-    "\\|": "|",
-    "\\\\": "\\\\",
-    "\\$": "$",
-    "\\#": "#",
-    "\\_": "_",
-    "\\&": "&",
-}
+_ESCAPED = {**{f"\\{sign}": sign for sign in "%|$#_&"}, **{sign: sign for sign in ("\\{", "\\}", "\\\\")}}
 _LOGIC = {"lor": "or", "vee": "or", "land": "and", "wedge": "and"}
 _CURRENCIES = {"pounds": "sterling", "euro": "euro", "yen": "yen", "texteuro": "euro"}
+_OPENING = ("lbrace", "lparen", "langle", "lfloor", "lceil", "lbrack")
+_CLOSING = ("rbrace", "rparen", "rangle", "rfloor", "rceil", "rbrack")
 _PLAIN = {
     "lbrace": "\\{", "rbrace": "\\}", "lvert": "|", "rvert": "|", "vert": "|", "degree": "degree", "colon": ":", "lparen": "(",
     "rparen": ")", "lbrack": "[", "rbrack": "]", "times": "*", "cdot": "*", "ast": "*", "div": "/",
 }  # fmt: skip
+_COMMANDS = {
+    **{name: ("op", sign) for name, sign in _PLAIN.items()},
+    **{name: ("word", currency) for name, currency in _CURRENCIES.items()},
+    **{name: ("text", word) for name, word in _LOGIC.items()},
+    **{name: ("fn", name) for name in SPELLED},
+    **{name: ("sym", name.removeprefix("var")) for name in (*GREEK, "infty")},
+    **{name[1:]: ("rel", sign) for name, sign in RELATIONS.items() if name[0] == "\\"},
+}
+"""Command → kind and value of its token."""
 
 _TOKEN = re.compile(
     r"""(?P<space>\s+)
@@ -77,36 +78,45 @@ class Token(NamedTuple):
     value: object
     space: bool = False
 
+    @property
+    def text(self) -> str:
+        """The token as it was written."""
+        return str(self.value[1] if self.kind == "num" else self.value)  # type: ignore[index]
 
-def _number(text: str) -> Fraction:
+
+def _number(text: str) -> tuple[Fraction, str]:
     body, _, power = text.lower().partition("e")
     if len(body) > MAX_DIGITS or len(power) > 5 or (power and abs(int(power)) > MAX_EXPONENT):
         raise Unreadable("a number with too many digits", "too_large")
-    return Fraction(body.replace(",", "")) * Fraction(10) ** int(power or 0)
+    return Fraction(body.replace(",", "")) * Fraction(10) ** int(power or 0), text
 
 
-def _repeat(text: str) -> Fraction:
+def _repeat(text: str) -> tuple[Fraction, str]:
     whole, _, rest = text.partition(".")
     before = re.match(r"\d*", rest)[0]  # type: ignore[index]
-    return repeating("", whole, before, "".join(c for c in rest[len(before) :] if c.isdigit()))
+    return repeating("", whole, before, "".join(c for c in rest[len(before) :] if c.isdigit())), ""
 
 
-def _dotted(text: str) -> Fraction:
+def _dotted(text: str) -> tuple[Fraction, str]:
     whole, _, rest = text.partition(".")
     digits = re.match(r"\d*", rest)[0]  # type: ignore[index]
     split = period_of(digits)
     if split is None:
         raise Unreadable("a decimal cut off without a period")
-    return repeating("", whole, *split)
+    return repeating("", whole, *split), ""
+
+
+_NUMBERS = {"number": _number, "grouped": _number, "repeat": _repeat, "dots": _dotted}
+"""How the value of a number is read, and what is left of its spelling: digits that ``\\frac12`` may divide."""
 
 
 class Tokenizer:
     """Reads cleaned text; nesting of groups is bounded by the length of the text, not by recursion."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, depth: int = 0) -> None:
         self.text = text
         self.tokens: list[Token] = []
-        self.depth = 0
+        self.depth = depth
 
     def run(self) -> list[Token]:
         """Return the tokens.
@@ -139,12 +149,8 @@ class Tokenizer:
         self.tokens.append(Token(kind, value, space))
 
     def _take(self, kind: str, found: str, position: int, space: bool) -> int:
-        if kind in ("number", "grouped"):
-            self._put("num", (_number(found), found), space)
-        elif kind == "repeat":
-            self._put("num", (_repeat(found), ""), space)
-        elif kind == "dots":
-            self._put("num", (_dotted(found), ""), space)
+        if kind in _NUMBERS:
+            self._put("num", _NUMBERS[kind](found), space)
         elif kind == "relation":
             self._put("rel", RELATIONS[found], space)
         elif kind == "star":
@@ -211,33 +217,19 @@ class Tokenizer:
             return self._group(name, position, space)
         if name in _BARS:
             return self._barred(name, position, space)
-        if found in RELATIONS:
-            self._put("rel", RELATIONS[found], space)
-        elif name in GREEK:
-            self._put(
-                "sym", {"varepsilon": "epsilon", "vartheta": "theta", "varphi": "phi"}.get(name, name), space
-            )
-        elif name in SPELLED:
-            self._put("fn", name, space)
-        elif name in ("begin", "end"):
+        if name in ("begin", "end"):
             close = closing_brace(self.text, position) if self.text[position : position + 1] == "{" else -1
             if close < 0:
                 raise Unreadable(f"{found} without a name")
             self.depth += 1 if name == "begin" else -1
             self._put("cmd", f"{name}:{self.text[position + 1 : close].strip().rstrip('*')}", space)
             return close + 1
-        elif name == "infty":
-            self._put("sym", "infty", space)
-        elif name in _LOGIC:
-            self._put("text", _LOGIC[name], space)
-        elif name in _CURRENCIES:
-            self._put("word", _CURRENCIES[name], space)
-        else:
-            if name in ("lbrace", "lparen", "langle", "lfloor", "lceil", "lbrack"):
-                self.depth += 1
-            elif name in ("rbrace", "rparen", "rangle", "rfloor", "rceil", "rbrack"):
-                self.depth = max(0, self.depth - 1)
-            self._put("op" if name in _PLAIN else "cmd", _PLAIN.get(name, name), space)
+        if name in _OPENING:
+            self.depth += 1
+        elif name in _CLOSING:
+            self.depth = max(0, self.depth - 1)
+        kind, value = _COMMANDS.get(name, ("cmd", name))
+        self._put(kind, value, space)
         return position
 
     def _braced(self, name: str, position: int) -> tuple[str, int]:
@@ -287,10 +279,7 @@ class Tokenizer:
         elif content:
             if self.depth > 40:
                 raise Unreadable("nested too deep", "too_large")
-            depth = self.depth
-            inner = Tokenizer(content)
-            inner.depth = depth + 1
-            marks = inner.run()
+            marks = Tokenizer(content, self.depth + 1).run()
             brace = len(marks) > 1 and not any(m.value in (",", ";") for m in marks)
             if brace:
                 self._put("op", "{", space)
@@ -303,8 +292,3 @@ class Tokenizer:
 def _mathematics(content: str) -> bool:
     """Say whether the content of a text command is a function name, or digits and operators only."""
     return content in SPELLED or not re.search(r"[a-zA-Z]{2}", content)
-
-
-def tokenize(text: str) -> list[Token]:
-    """Return the tokens of cleaned text; see ``Tokenizer``."""
-    return Tokenizer(text).run()

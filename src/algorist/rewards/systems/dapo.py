@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass
+from typing import TypeVar
 
 from algorist.errors import ConfigError, nearest
 from algorist.prompts import Tags
@@ -50,9 +51,10 @@ NUMBER_TABLES = {
 }
 
 
-def _table(name: str, variant: str) -> AnswerTable | NumberTable:
-    tables: dict[str, AnswerTable] | dict[str, NumberTable]
-    tables = ANSWER_TABLES if name == "check_answer" else NUMBER_TABLES
+Table = TypeVar("Table", AnswerTable, NumberTable)
+
+
+def _table(name: str, tables: dict[str, Table], variant: str) -> Table:
     if variant not in tables:
         raise ConfigError(
             f"reward '{name}' has no variant '{variant}'.{nearest(variant, tables)} Known: {', '.join(tables)}"
@@ -61,12 +63,12 @@ def _table(name: str, variant: str) -> AnswerTable | NumberTable:
 
 
 def _answer_bounds(*, variant: str) -> tuple[float, float]:
-    values = astuple(_table("check_answer", variant))
+    values = astuple(_table("check_answer", ANSWER_TABLES, variant))
     return min(values), max(values)
 
 
 def _number_bounds(*, variant: str) -> tuple[float, float]:
-    values = astuple(_table("check_numbers", variant))
+    values = astuple(_table("check_numbers", NUMBER_TABLES, variant))
     return min(values), max(values)
 
 
@@ -87,8 +89,7 @@ def check_answer(completion: str, *, gold: str, tags: Tags = WORKING_TAGS, varia
     Variants "origin" (wrong -2.5) and "notebook" (wrong -2.5, no number -4.5; the block is compared as it stands, so
     surrounding whitespace already costs 1.5) leave the documented range.
     """
-    table = _table("check_answer", variant)
-    assert isinstance(table, AnswerTable)
+    table = _table("check_answer", ANSWER_TABLES, variant)
     block = first_block(completion, tags.answer_open, tags.answer_close)
     if block is None:
         return table.missing
@@ -113,8 +114,7 @@ def check_numbers(
 
     Variants: "origin" (4, wrong -2) and "notebook" (3.5, no bands, commas dropped, none -2.5, gold no number 0).
     """
-    table = _table("check_numbers", variant)
-    assert isinstance(table, NumberTable)
+    table = _table("check_numbers", NUMBER_TABLES, variant)
     block = first_block(completion, tags.answer_open, tags.answer_close)
     found = numbers_in(block or "")
     if not found:
