@@ -99,7 +99,7 @@ $(DOCS): $(STAMP)
 
 # The variable silences a note on the theme's end of life (May 2027); its successor, Zensical, reads mkdocs.yml.
 docs: $(DOCS)
-	$(PYTHON) -m algorist.rewards > docs/rewards.md
+	$(PYTHON) -m tests.acceptance.rewards_page > docs/rewards.md
 	$(PYTHON) -m tests.acceptance.make_page
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 

@@ -20,11 +20,11 @@ from algorist.rewards import (
     breakdown,
     build_rewards,
     default_reward_functions,
-    reference_markdown,
     reward,
     text_of,
 )
 from algorist.rewards.base import Reward
+from tests.acceptance.rewards_page import reference_markdown
 from tests.conftest import Cli
 
 RIGHT = "<reasoning>\n3 * 4\n</reasoning>\n<answer>\n12\n</answer>"
@@ -313,10 +313,15 @@ def test_sample_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_reference_page_is_up_to_date() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "algorist.rewards"], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-m", "tests.acceptance.rewards_page"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        cwd=ROOT,
     )
     assert (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8") == done.stdout, (
-        "run: python -m algorist.rewards > docs/rewards.md"
+        "run: python -m tests.acceptance.rewards_page > docs/rewards.md"
     )
 
 

@@ -17,7 +17,6 @@ from algorist.rewards.build import (
     default_reward_functions,
 )
 from algorist.rewards.extract import text_of
-from algorist.rewards.reference import reference_markdown
 from algorist.rewards.systems import cs336, dapo, open_r1  # noqa: F401
 from algorist.rewards.systems.cs336 import question_only_reward_fn, r1_zero_reward_fn
 from algorist.rewards.user import load_user_reward
@@ -36,7 +35,6 @@ __all__ = [
     "load_user_reward",
     "question_only_reward_fn",
     "r1_zero_reward_fn",
-    "reference_markdown",
     "reward",
     "text_of",
 ]

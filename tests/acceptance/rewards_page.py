@@ -1,4 +1,4 @@
-"""The reference page of the rewards, written from their docstrings: ``python -m algorist.rewards > docs/rewards.md``."""
+"""The reference page of the rewards, written from their docstrings: ``python -m tests.acceptance.rewards_page > docs/rewards.md``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from algorist.rewards.systems.dapo import ANSWER_TABLES, NUMBER_TABLES
 _HEAD = """\
 # Rewards
 
-Written by `python -m algorist.rewards > docs/rewards.md` from the docstrings in `src/algorist/rewards/`.
+Written by `python -m tests.acceptance.rewards_page > docs/rewards.md` from the docstrings in `src/algorist/rewards/`.
 
 The total of a completion is the weighted sum of the rewards that a recipe names; each component is logged and stored:
 
@@ -108,3 +108,7 @@ def _params(reward: Reward) -> str:
 
 def _flat(reward: Reward) -> str:
     return " ".join((inspect.getdoc(reward.function) or "").split())
+
+
+if __name__ == "__main__":
+    print(reference_markdown(), end="")
