@@ -218,3 +218,15 @@ def test_reasoning_gym_grades_by_its_own_scorers(tmp_path: Path) -> None:
         ) and load_problems(
             DatasetSection(name="reasoning_gym", params={"generator": "coin_flip", "count": 500})
         )
+
+
+def test_a_checkers_file_may_hold_dataclasses_with_deferred_annotations(tmp_path: Path) -> None:
+    """``dataclasses`` looks its module up by name, which must be known while the file runs."""
+    (tmp_path / "mine.py").write_text(
+        "from __future__ import annotations\nfrom dataclasses import KW_ONLY, dataclass\n"
+        "@dataclass\nclass Sum:\n    _: KW_ONLY\n    total: int\n"
+        "def check(problem, answer):\n    return Sum(total=int(problem['question'])).total == int(answer)\n",
+        encoding="utf-8",
+    )
+    found = grade("7", "", problem={"question": "7", "checker": f"{tmp_path / 'mine.py'}:check"})
+    assert found.correct and found.reason == "checked"

@@ -22,7 +22,7 @@ ROWS = [
     {"data", "rewards"},
     {"config", "prompts", "grading", "models", "store", "recipes"},
     {"objectives"},
-    {"types", "registry", "child_process"},
+    {"types", "registry", "child_process", "user_file"},
     {"errors"},
 ]
 # models are built from the recipe's model section, and prompts from its prompt section: plain typed objects.

@@ -11,16 +11,17 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from importlib import import_module, util
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from algorist.child_process import Answer
-from algorist.errors import ConfigError, GradingError, nearest
+from algorist.errors import GradingError
 from algorist.grading.symbolic import Limits, Verdict, verdict_of
 from algorist.grading.text import MAX_ANSWER
 from algorist.grading.workers import pool_for
 from algorist.registry import Registry
+from algorist.user_file import find_file, functions_of, import_file, no_function
 
 log = logging.getLogger("algorist.grading.checkers")
 Check = Callable[[Mapping[str, Any], str], bool]
@@ -58,14 +59,8 @@ def find_checker(name: str) -> Check | str:
     """
     if ".py:" not in name:
         return CHECKERS.get(name)
-    path = Path(name.rpartition(":")[0]).expanduser()
-    if not path.is_file():
-        beside = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        raise ConfigError(
-            f"checker '{name}': no file at {path.resolve()}.{nearest(path.name, beside)} Write file.py:function, or one of "
-            f"{', '.join(CHECKERS.names())}"
-        )
-    return f"{path.resolve()}:{name.rpartition(':')[2]}"
+    path, function = find_file(name, f"checker '{name}'", f", or one of {', '.join(CHECKERS.names())}")
+    return f"{path}:{function}"
 
 
 def check(name: str, problem: Mapping[str, Any], answer: str, limits: Limits) -> Verdict:
@@ -107,17 +102,10 @@ def load_checker(target: str) -> Callable[[str, str], bool]:
         GradingError: No such function.
     """
     place, _, name = target.rpartition(":")
-    if place.endswith(".py"):
-        spec = util.spec_from_file_location("algorist_user_checker", place)
-        assert spec is not None and spec.loader is not None
-        module = util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    else:
-        module = import_module(place)
+    module = import_file(Path(place)) if place.endswith(".py") else import_module(place)
     function = getattr(module, name, None)
     if not callable(function):
-        there = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise GradingError(f"{place} has no function '{name}'.{nearest(name, there)}")
+        raise GradingError(f"{place} {no_function(name, functions_of(module))}")
     return lambda columns, answer: _verdict(function(json.loads(columns), answer))
 
 

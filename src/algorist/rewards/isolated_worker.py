@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import pickle
 import sys
@@ -10,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from algorist.user_file import functions_of, import_file
 
 
 def prepare(file: str) -> tuple[Callable[[bytes], Any], dict[str, Any]]:
@@ -28,25 +29,7 @@ def prepare(file: str) -> tuple[Callable[[bytes], Any], dict[str, Any]]:
             return list(declared.range_with(kwargs))
         return plain(function(*args, **kwargs))
 
-    defined = [
-        k for k, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__
-    ]
-    return answer, {"functions": defined}
-
-
-def import_file(path: Path) -> ModuleType:
-    """Import a file by path."""
-    name = f"algorist_user_rewards_{path.stem}_{abs(hash(path)):x}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None  # the name ends in .py
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickling in the user's file look their module up
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
+    return answer, {"functions": functions_of(module)}
 
 
 def describe(module: ModuleType, name: str) -> dict[str, Any]:

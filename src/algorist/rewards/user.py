@@ -9,10 +9,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from algorist.errors import ConfigError, nearest
+from algorist.errors import ConfigError
 from algorist.rewards.base import REWARDS, Reward
 from algorist.rewards.isolated import Isolated, user_file
-from algorist.rewards.isolated_worker import import_file
+from algorist.user_file import find_file, import_file, no_function
 
 _FORMS = "def f(completion, *, gold): …  or, as TRL calls it,  def f(completions, **kwargs): …"
 
@@ -59,15 +59,8 @@ def load_user_reward(target: str, *, timeout_s: float = TIMEOUT_S) -> Reward | B
     Raises:
         ConfigError: No such file or function, a file that cannot be imported, or a signature that fits neither form.
     """
-    file, _, name = target.rpartition(":")
-    path = Path(file).expanduser()
-    if not path.is_file():
-        beside = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        raise ConfigError(
-            f"reward '{target}': no file at {path.resolve()}.{nearest(path.name, beside)} "
-            f"Write file.py:function with a path from {Path.cwd()}"
-        )
-    return _load(target, path.resolve(), path.stat().st_mtime_ns, name, timeout_s)
+    path, name = find_file(target, f"reward '{target}'")
+    return _load(target, path, path.stat().st_mtime_ns, name, timeout_s)
 
 
 @lru_cache(maxsize=256)
@@ -82,10 +75,7 @@ def _load(target: str, path: Path, modified_ns: int, name: str, timeout_s: float
             f"reward '{target}': {path} cannot be imported: {(str(error).splitlines() or ['?'])[0]}"
         ) from None
     if not about["callable"]:
-        raise ConfigError(
-            f"reward '{target}': {path} has no function '{name}'.{nearest(name, there)} "
-            f"There are: {', '.join(there) or 'none'}"
-        )
+        raise ConfigError(f"reward '{target}': {path} {no_function(name, there)}")
     registered = about["registered"]
     if registered and registered["ours"] and registered["name"] in REWARDS:
         return REWARDS.get(registered["name"])

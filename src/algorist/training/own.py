@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import inspect
-import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from algorist.errors import ConfigError, nearest
+from algorist.errors import ConfigError
 from algorist.objectives import ADVANTAGES, LOSSES, Loss
 from algorist.objectives.advantages import Advantage
 from algorist.objectives.losses import loss_named
+from algorist.user_file import find_file, functions_of, import_file, no_function
 
 
 def find_loss(name: str) -> Loss:
@@ -60,31 +59,12 @@ def _in_words(target: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _load(target: str, key: str) -> Callable[..., Any]:
-    """Import ``file.py:function``; a file that was imported before is not run again."""
-    file, _, name = target.rpartition(":")
-    path = Path(file).expanduser().resolve()
-    if not path.is_file():
-        beside = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        raise ConfigError(
-            f"{key}={target}: there is no file {path}.{nearest(path.name, beside)} Write file.py:function with a path from "
-            f"{Path.cwd()}"
-        )
-    module_name = f"algorist_own_{path.stem}_{abs(hash((path, path.stat().st_mtime_ns))):x}"
-    module = sys.modules.get(module_name)
-    if module is None:
-        spec = importlib.util.spec_from_file_location(module_name, path)
-        assert spec is not None and spec.loader is not None  # the name ends in .py
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[module_name] = module
-        try:
-            spec.loader.exec_module(module)
-        except Exception as error:
-            del sys.modules[module_name]
-            raise ConfigError(f"{key}={target}: {path} cannot be imported: {error!r}") from error
+    path, name = find_file(target, f"{key}={target}")
+    try:
+        module = import_file(path)
+    except Exception as error:
+        raise ConfigError(f"{key}={target}: {path} cannot be imported: {error!r}") from error
     function = getattr(module, name, None)
     if not callable(function):
-        there = [n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module_name]
-        raise ConfigError(
-            f"{key}={target}: {path} has no function '{name}'.{nearest(name, there)} There are: {', '.join(there) or 'none'}"
-        )
+        raise ConfigError(f"{key}={target}: {path} {no_function(name, functions_of(module))}")
     return function  # type: ignore[no-any-return]
