@@ -27,7 +27,7 @@ from algorist.config.schema import Recipe
 from algorist.models import products
 from algorist.runs.pipeline import run_recipe
 from algorist.store.read import query
-from algorist.training.checkpoint import checkpoints
+from algorist.store.stages import checkpoints
 from tests.unit.test_checkpoint import metrics, rollouts
 
 SETTINGS = [

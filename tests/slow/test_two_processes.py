@@ -26,7 +26,8 @@ from algorist.errors import ConfigError
 from algorist.rollouts.base import SamplingParams
 from algorist.rollouts.native.engine import NativeEngine
 from algorist.runs.pipeline import Quiet, run_recipe
-from algorist.training.checkpoint import damage, processes_of, step_of
+from algorist.store.stages import step_of
+from algorist.training.checkpoint import damage, processes_of
 from algorist.training.processes import is_sharded, whole_weights
 
 # Some groups have no useful reward, so that a process may meet a micro-batch without any signal.

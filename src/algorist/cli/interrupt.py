@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from algorist.errors import CheckpointError
-from algorist.store.stages import STAGES
+from algorist.store.stages import STAGES, checkpoints
 
 if TYPE_CHECKING:
     from algorist.store.run_folder import RunFolder
@@ -60,7 +60,7 @@ def _kept(folder: RunFolder) -> list[str]:
         finished = []
     found = [f"finished {stage}" for stage in finished]
     for stage in STAGES:
-        saved = [p.name for p in (folder.path / stage).glob("checkpoint-*") if p.name[11:].isdigit()]
+        saved = checkpoints(folder.path / stage)
         if saved and stage not in finished:
-            found.append(f"{stage}/{max(saved, key=lambda name: int(name[11:]))}")
+            found.append(f"{stage}/{saved[0].name}")
     return found

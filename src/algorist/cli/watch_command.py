@@ -13,6 +13,7 @@ import typer
 from algorist.errors import DAMAGED
 from algorist.store.run_log import clock
 from algorist.store.safe_text import printable
+from algorist.store.stages import checkpoints
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -92,9 +93,8 @@ def _steps(folder: RunFolder, stage: str | None) -> int | None:
     steps = read_settings(folder.path).get(f"{stage}.max_steps")
     if steps is not None or stage is None:
         return steps
-    states = (folder.path / stage).glob("checkpoint-*/trainer_state.json")
-    whole = [p for p in states if p.parent.name.rpartition("-")[2].isdigit()]
-    newest = max(whole, key=lambda p: int(p.parent.name.rpartition("-")[2]), default=None)
+    states = [p / "trainer_state.json" for p in checkpoints(folder.path / stage)]
+    newest = next(filter(Path.is_file, states), None)
     try:
         return None if newest is None else int(json.loads(newest.read_text(encoding="utf-8"))["max_steps"])
     except DAMAGED:

@@ -127,8 +127,7 @@ def hash_of(path: Path) -> str:
         if file != path:
             digest.update(file.relative_to(path).as_posix().encode())
         with file.open("rb") as content:
-            while block := content.read(1 << 20):
-                digest.update(block)
+            hashlib.file_digest(content, lambda: digest)
     return digest.hexdigest()
 
 

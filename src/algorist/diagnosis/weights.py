@@ -11,6 +11,7 @@ import numpy
 
 from algorist.diagnosis.findings import Settings
 from algorist.errors import DAMAGED, CheckpointError
+from algorist.store.stages import checkpoints
 
 MOVED_SHARE = 0.01
 """A tensor counts as trained when one element in a hundred changed: bfloat16 weights that swallow small updates still
@@ -40,13 +41,13 @@ class WeightChange:
 
 def stage_change(run: Path, stage: str, settings: Settings) -> WeightChange | None:
     """Compare the weights that a stage started from with its newest ones; None where one of them is not there."""
-    checkpoints = _checkpoints(run / stage)
-    end = next((p for p in (run / stage / "final", *reversed(checkpoints)) if _files(p)), None)
+    saved = checkpoints(run / stage)
+    end = next((p for p in (run / stage / "final", *saved) if _files(p)), None)
     if end is None:
         return None
     starts = [run / "sft" / "final"] if stage == "grpo" else []
     starts.append(Path(str(settings.get("model.name", ""))))
-    starts += checkpoints[:1] if len(checkpoints) > 1 else []
+    starts += saved[-1:] if len(saved) > 1 else []
     for start in starts:
         if start != end and _files(start) and (change := compare(start, end)) is not None:
             return change
@@ -135,9 +136,3 @@ def _empty_adapter(folder: Path) -> bool:
         return False
     second = [t for name, t in _tensors(folder).items() if "lora_B" in name]
     return bool(second) and not any(numpy.any(_values(t)) for t in second)
-
-
-def _checkpoints(stage: Path) -> list[Path]:
-    """Return the checkpoints of a stage by step."""
-    found = [p for p in stage.glob("checkpoint-*") if p.name.rpartition("-")[2].isdigit()]
-    return sorted(found, key=lambda p: int(p.name.rpartition("-")[2]))

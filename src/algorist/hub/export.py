@@ -11,7 +11,7 @@ from algorist.hub.card import CARD, base_of, model_card
 from algorist.models.load import load_policy
 from algorist.models.precision import DTYPES
 from algorist.store.redact import first_line
-from algorist.training.checkpoint import checkpoints
+from algorist.store.stages import checkpoints
 
 TRAINING_FILES = (
     "optimizer.pt optimizer.bin scheduler.pt scaler.pt rng_state*.pth algorist_state.pt* training_args.bin manifest.json"

@@ -19,8 +19,7 @@ from algorist.errors import AlgoristError, ConfigError, HubError
 from algorist.hub.card import base_warning, without_home
 from algorist.hub.export import gather, put_file
 from algorist.store.redact import first_line
-from algorist.store.stages import STAGES
-from algorist.training.checkpoint import checkpoints
+from algorist.store.stages import STAGES, checkpoints
 
 log = logging.getLogger("algorist.hub")
 

@@ -55,7 +55,7 @@ from algorist.runs.plan import (
 from algorist.store.rows import rows_of
 from algorist.store.run_folder import RunFolder, started_as
 from algorist.store.run_log import Display, Lines, LogFile, Logged, Quiet, clock
-from algorist.store.stages import LAST_FIRST, STAGES
+from algorist.store.stages import LAST_FIRST, STAGES, step_of
 from algorist.store.write import MetricsWriter, NoMetrics, NoRollouts, RolloutWriter, read_metrics
 from algorist.tracking.trackers import Trackers, check_trackers, open_trackers
 from algorist.training.callbacks import (
@@ -65,7 +65,7 @@ from algorist.training.callbacks import (
     ProgressCallback,
     StopSignal,
 )
-from algorist.training.checkpoint import newest_checkpoint, step_of, train_from
+from algorist.training.checkpoint import newest_checkpoint, train_from
 from algorist.training.grpo_setup import check_enough_problems, make_grpo_trainer, objective_of
 from algorist.training.processes import (
     Processes,

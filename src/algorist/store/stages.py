@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal, get_args
 
 Stage = Literal["sft", "grpo"]
@@ -10,3 +11,14 @@ STAGES: tuple[Stage, ...] = get_args(Stage)
 LAST_FIRST: tuple[Stage, ...] = STAGES[::-1]
 EVALUATED = ("base", *STAGES)
 """What the evaluations between the stages are called; ``base`` is the model before any of them."""
+
+
+def checkpoints(stage: Path) -> list[Path]:
+    """Return the ``checkpoint-N`` folders of a stage, newest first, damaged ones included."""
+    found = [p for p in stage.glob("checkpoint-*") if p.is_dir() and p.name.rpartition("-")[2].isdigit()]
+    return sorted(found, key=step_of, reverse=True)
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the number of optimizer steps that a checkpoint was made after."""
+    return int(checkpoint.name.rpartition("-")[2])

@@ -25,6 +25,7 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 from algorist.config.inputs import hash_of
 from algorist.errors import DAMAGED, CheckpointError
 from algorist.store.atomic import sync_folder
+from algorist.store.stages import checkpoints, step_of
 from algorist.training import trl_seam
 from algorist.training.sharding import ShardedTraining
 
@@ -76,17 +77,6 @@ def damage(folder: Path) -> str:
         if hash_of(path) != told.get("sha256"):
             return f"{name} has changed (its hash differs)"
     return ""
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    """Return the ``checkpoint-N`` folders of a stage, newest first, damaged ones included."""
-    found = [p for p in folder.glob("checkpoint-*") if p.is_dir() and p.name.rpartition("-")[2].isdigit()]
-    return sorted(found, key=step_of, reverse=True)
-
-
-def step_of(checkpoint: Path) -> int:
-    """Return the number of optimizer steps that a checkpoint was made after."""
-    return int(checkpoint.name.rpartition("-")[2])
 
 
 def newest_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
