@@ -134,7 +134,9 @@ def to_problems(
             )
         )
     if bad and (len(bad) <= known_gaps or (skip_bad and problems)):
-        log.warning("dataset '%s': %d of %d rows are left out, such as %s", where, len(bad), len(rows), bad[0])
+        log.warning(
+            "dataset '%s': %d of %d rows are left out, such as %s", where, len(bad), len(rows), bad[0]
+        )
     elif bad:
         shown = "\n  ".join(bad[:3])
         raise DataError(
