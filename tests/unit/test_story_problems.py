@@ -62,3 +62,28 @@ def test_wrong_params_are_refused() -> None:
         load(cuont=3)
     with pytest.raises(DataError, match="needless is 2"):
         load(needless=2)
+
+
+def test_traps_tell_more_than_is_needed_in_any_order() -> None:
+    problems = story_problems(4000, seed=1, traps=True)
+    plain = {world.kind for world in story_worlds()}
+    assert {p.subject for p in problems} == {world.kind for world in story_worlds(traps=True)} > plain
+    traps = [p for p in problems if p.subject not in plain]
+    assert len(traps) > 1500
+    for problem in problems:
+        known = numbers(problem.question)
+        for line in problem.solution.splitlines():
+            left, result = line.split(" = ")
+            assert eval(left) == int(result) and numbers(left) <= known, f"{problem.question} | {line}"
+            known.add(int(result))
+        assert problem.answer == problem.solution.rpartition("= ")[2] and int(problem.answer) > 0
+        assert "{" not in problem.question and problem.question.endswith("?")
+    # The first two numbers of the story are often not those of the first equation, nor in its order.
+    naive = [re.findall(r"\d+", p.question)[:2] == re.findall(r"\d+", p.solution)[:2] for p in traps]
+    assert sum(naive) < 0.35 * len(naive)
+    # Without traps nothing has changed: recorded results stay reproducible.
+    first = story_problems(1, seed=1)[0]
+    assert (
+        first.question
+        == "Adam bought 6 games. Adam is 9 years old. Each of the games costs $4. What is the total cost?"
+    )

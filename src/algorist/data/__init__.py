@@ -6,6 +6,7 @@ from algorist.data import (  # noqa: F401
     competitions,
     countdown,
     dapo,
+    equations,
     gsm8k,
     local,
     math,

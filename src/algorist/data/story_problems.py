@@ -8,6 +8,7 @@ equation per line, the last of which gives the answer.
 from __future__ import annotations
 
 import random
+import re
 
 from algorist.data.base import Source, dataset, draw_distinct, id_of, is_held_out, params_of
 from algorist.data.story_worlds import World, size, story_words, story_worlds
@@ -15,10 +16,17 @@ from algorist.errors import DataError, nearest
 from algorist.types import Problem
 
 MAX_ANSWER = 1000
+_NAMES = re.compile(r"{(\w+)}")
 
 
 def story_problems(
-    count: int, *, seed: int = 0, split: str = "train", needless: float = 0.4, kinds: tuple[str, ...] = ()
+    count: int,
+    *,
+    seed: int = 0,
+    split: str = "train",
+    needless: float = 0.4,
+    traps: bool = False,
+    kinds: tuple[str, ...] = (),
 ) -> list[Problem]:
     """Return ``count`` problems with distinct texts, in a fixed order for a given seed and split.
 
@@ -27,6 +35,7 @@ def story_problems(
         seed: Any integer.
         split: ``train`` or ``test``; no world has the same numbers and unknown in both.
         needless: Probability in [0, 1] that a number is told which nothing asks for.
+        traps: Also take the worlds whose stories mislead: numbers of other things, in any order.
         kinds: Names of worlds to draw from; all when empty.
 
     Raises:
@@ -36,13 +45,13 @@ def story_problems(
         raise DataError(f"story_problems has no split '{split}'; expected 'train' or 'test'")
     if not 0 <= needless <= 1:
         raise DataError(f"story_problems: needless is {needless}; expected a probability in [0, 1]")
-    known = [world.kind for world in story_worlds()]
+    known = [world.kind for world in story_worlds(traps=True)]
     for kind in kinds:
         if kind not in known:
             raise DataError(
                 f"story_problems has no kind '{kind}'.{nearest(kind, known)} Expected: {', '.join(known)}"
             )
-    worlds = [world for world in story_worlds() if not kinds or world.kind in kinds]
+    worlds = [w for w in story_worlds(traps or bool(kinds)) if not kinds or w.kind in kinds]
     rng = random.Random(f"{seed}/{split}")
     return draw_distinct(
         lambda: _problem(rng, split == "test", needless, worlds), count, "story_problems", ""
@@ -51,13 +60,15 @@ def story_problems(
 
 @dataset("story_problems")
 def load_story_problems(source: Source) -> list[Problem]:
-    """Varied word problems; params: ``count`` (1000), ``seed`` (0), ``needless`` (0.4), ``kinds`` (all)."""
-    params = params_of(source, "story_problems", {"count": 1000, "seed": 0, "needless": 0.4, "kinds": ()})
+    """Varied word problems; params: ``count`` (1000), ``seed`` (0), ``needless`` (0.4), ``traps`` (false), ``kinds`` (all)."""
+    known = {"count": 1000, "seed": 0, "needless": 0.4, "traps": False, "kinds": ()}
+    params = params_of(source, "story_problems", known)
     return story_problems(
         params["count"],
         seed=params["seed"],
         split=source.split,
         needless=params["needless"],
+        traps=params["traps"],
         kinds=params["kinds"],
     )
 
@@ -111,15 +122,16 @@ def _words(rng: random.Random) -> dict[str, str]:
 
 def _tell(rng: random.Random, world: World, numbers: dict[str, int], asked: str, needless: float) -> str:
     """Return the story without the asked quantity, then the question."""
-    questions, steps = world.unknowns[asked]["questions"], "".join(world.unknowns[asked]["steps"])
-    needed = {key for key in world.facts if f"{{{key}}}" in steps and key != asked}
+    questions, needed = world.unknowns[asked]["questions"], _needed(world.unknowns[asked]["steps"])
     words, sentences = _words(rng) | {"w": str(size(rng, 90))}, []
     for key, fact in world.facts.items():
-        spare = world.kind in ("three_days", "two_kinds") and rng.random() < 0.7
-        if key in needed or (spare and key != asked):
+        spare = world.spare > 0 and rng.random() < world.spare
+        if key != asked and (spare or needed & set(_NAMES.findall(fact["known"][0]))):
             sentences.append(rng.choice(fact["known"]).format(**words, **numbers))
         elif "unknown" in fact:
             sentences.append(rng.choice(fact["unknown"]).format(**words, **numbers))
+    if world.shuffled:
+        rng.shuffle(sentences)
     if rng.random() < needless:
         place = rng.randint(1, len(sentences))
         sentences.insert(place, rng.choice(story_words()["needless"]).format(**words))
@@ -131,3 +143,9 @@ def _tell(rng: random.Random, world: World, numbers: dict[str, int], asked: str,
         head = last if is_name or first.isdigit() else last[0].lower() + last[1:]
         question = f"If {head.rstrip('.')}, {question[0].lower()}{question[1:]}"
     return " ".join([*sentences, question])
+
+
+def _needed(steps: list[str]) -> set[str]:
+    """Return the names that steps such as ``{s} + {h} = {m}`` take from the story."""
+    sides = [_NAMES.findall(step) for step in steps]
+    return {name for *taken, _ in sides for name in taken} - {result for *_, result in sides}

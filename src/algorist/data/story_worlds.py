@@ -1,4 +1,4 @@
-"""The worlds of ``story_problems``, read from ``story_worlds.yaml``, and how their numbers are drawn."""
+"""The worlds of ``story_problems``, read from ``story_worlds.yaml`` and ``story_traps.yaml``, and how their numbers are drawn."""
 
 from __future__ import annotations
 
@@ -22,26 +22,36 @@ class World:
     draw: Callable[[random.Random], Numbers]
     facts: dict[str, dict[str, list[str]]]
     unknowns: dict[str, dict[str, list[str]]]
+    spare: float
+    shuffled: bool
 
 
 @cache
 def story_words() -> dict[str, Any]:
     """Return the names, things, places and sentences that all stories share."""
-    return _file()["words"]
+    return _file("story_worlds.yaml")["words"]
 
 
 @cache
-def story_worlds() -> tuple[World, ...]:
-    """Return all worlds, in the order of the file."""
+def story_worlds(traps: bool = False) -> tuple[World, ...]:
+    """Return the worlds in the order of the files: the plain ones, with ``traps`` all."""
+    found = _file("story_worlds.yaml")["worlds"] + (_file("story_traps.yaml")["worlds"] if traps else [])
     return tuple(
-        World(world["kind"], DRAWS[world["numbers"]], world["facts"], world["unknowns"])
-        for world in _file()["worlds"]
+        World(
+            world["kind"],
+            DRAWS[world["numbers"]],
+            world["facts"],
+            world["unknowns"],
+            world.get("spare", 0.0),
+            world.get("shuffled", False),
+        )
+        for world in found
     )
 
 
 @cache
-def _file() -> dict[str, Any]:
-    return yaml.safe_load(files("algorist.data").joinpath("story_worlds.yaml").read_text(encoding="utf-8"))
+def _file(name: str) -> dict[str, Any]:
+    return yaml.safe_load(files("algorist.data").joinpath(name).read_text(encoding="utf-8"))
 
 
 def size(rng: random.Random, most: int = 600) -> int:
@@ -118,6 +128,45 @@ def _per_time(rng: random.Random) -> Numbers:
     return {"k": k, "n": n, "p": n * k}
 
 
+def _two_losses(rng: random.Random) -> Numbers:
+    q, more, left, right = (size(rng) for _ in range(4))
+    p = q + more
+    x, y = p + left, q + right
+    return {"x": x, "p": p, "l": left, "y": y, "q": q, "m": right, "d": more, "pq": p + q, "xy": x + y}
+
+
+def _pairs(rng: random.Random) -> Numbers:
+    y, d, z = size(rng), size(rng), size(rng)
+    x = y + d
+    return {"x": x, "y": y, "z": z, "d": d, "xy": x + y, "yz": y + z, "xz": x + z, "e": z + d}
+
+
+def _net(rng: random.Random) -> Numbers:
+    s, c, n = size(rng, 120), size(rng, 120), size(rng, 120)
+    return {"s": s, "h": n + c, "c": c, "n": n, "m": s + n + c, "e": s + n}
+
+
+def _survived(rng: random.Random) -> Numbers:
+    e, m = size(rng), size(rng)
+    return {"s": 2 * e + m, "c": e + m, "e": e, "m": m}
+
+
+def _prices(rng: random.Random) -> Numbers:
+    m, d, k, j = (rng.randint(2, 20) for _ in range(4))
+    n = m + d
+    return {"n": n, "m": m, "d": d, "k": k, "j": j, "p": n * k, "q": m * j, "kj": k + j}
+
+
+def _equal_gifts(rng: random.Random) -> Numbers:
+    k, n, m = rng.randint(2, 12), size(rng, 40), size(rng, 40)
+    return {"k": k, "n": n, "m": m, "p": k * n, "q": k * m}
+
+
+def _rows_of_two(rng: random.Random) -> Numbers:
+    k, n, m = rng.randint(2, 20), rng.randint(2, 20), rng.randint(2, 20)
+    return {"k": k, "n": n, "m": m, "p": k * n, "q": k * m, "all": k * (n + m)}
+
+
 DRAWS: dict[str, Callable[[random.Random], Numbers]] = {
     "loss": _loss,
     "gain": _gain,
@@ -132,4 +181,11 @@ DRAWS: dict[str, Callable[[random.Random], Numbers]] = {
     "two_out": _two_out,
     "need": _need,
     "per_time": _per_time,
+    "two_losses": _two_losses,
+    "pairs": _pairs,
+    "net": _net,
+    "survived": _survived,
+    "prices": _prices,
+    "equal_gifts": _equal_gifts,
+    "rows_of_two": _rows_of_two,
 }
