@@ -361,6 +361,7 @@ def test_the_batch_rule_counts_the_processes_before_any_starts(folder: Path) -> 
         (["-n", "2", *given, "grpo.batch_size=3"], "3 × 1 × 2 = 6 completions per step"),
         (["-n", "1", *given, "grpo.batch_size=4"], "4 × 1 = 4 completions per step"),
         ([*given, "grpo.batch_size=3", "--", "--num_processes", "2"], "3 × 1 × 2 = 6"),
+        ([*given, "grpo.batch_size=3", "--", "--num_processes=1", "--num-processes", "2"], "3 × 1 × 2 = 6"),
     ):
         said = " ".join(call(folder, "launch", *words, code=2).split())
         assert told in said and "not divisible by grpo.group_size = 8; take" in said

@@ -132,12 +132,11 @@ def _accelerate_flags(config: str, count: int, flags: list[str]) -> list[str]:
 
 
 def _given_count(flags: list[str]) -> int | None:
-    """Return the number that accelerate's own flag behind ``--`` gives; it wins over ours."""
+    """Return the number that accelerate's own flag behind ``--`` gives, the last one; it wins over ours."""
     words = [word for flag in flags for word in flag.replace("-", "_").split("=", 1)]
-    for name, value in itertools.pairwise(words):
-        if name == "__num_processes" and value.isdigit():
-            return int(value)
-    return None
+    pairs = itertools.pairwise(words)
+    counts = [int(value) for name, value in pairs if name == "__num_processes" and value.isdigit()]
+    return counts[-1] if counts else None
 
 
 def _on_cpu(device: str, flags: list[str]) -> bool:

@@ -25,7 +25,7 @@ from algorist.rollouts.model_info import eval_mode
 from algorist.training.batch import Batch
 from algorist.training.lm_head import altered_logits, completion_log_probs
 from algorist.training.long_rows import tiles
-from algorist.training.packed import Layout, NotCovered, pack
+from algorist.training.packed import Layout, NotPackable, pack
 from algorist.training.shared_prefix import packed_attention
 
 log = logging.getLogger("algorist.training.log_probs")
@@ -74,7 +74,7 @@ class LogProbs:
         if reason is None:
             try:
                 return packed_log_probs(model, batch, autocast=autocast, sparing=self.sparing, **ways)
-            except NotCovered as error:
+            except NotPackable as error:
                 reason = str(error)
         if self.packed and reason not in self._said:
             self._said.add(reason)
@@ -109,7 +109,7 @@ class LogProbs:
         if reason is None and self.verify and base not in self._verdicts:
             try:
                 self._verdicts[base] = self._difference(base, batch, autocast)
-            except NotCovered as error:
+            except NotPackable as error:
                 return str(error)
         return reason or self._verdicts.get(base)
 
@@ -151,7 +151,7 @@ def packed_log_probs(
     recomputed layers take the least memory (``long_rows``).
 
     Raises:
-        NotCovered: The packed forward would not compute what the model computes.
+        NotPackable: The packed forward would not compute what the model computes.
     """
     _add_packed_forward(unwrap(model))
     layout = pack(batch)

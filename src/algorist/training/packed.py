@@ -22,7 +22,7 @@ BLOCK_TOKENS = 2048
 """Rows of similar length are padded together in the attention to themselves, up to this many places."""
 
 
-class NotCovered(EngineError):
+class NotPackable(EngineError):
     """The packed forward would not compute what the model computes; use the model's own pass."""
 
 
@@ -56,7 +56,7 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Group:
+class GroupSpan:
     """One prompt and its completions: packed tokens [start, middle) and [middle, stop)."""
 
     start: int
@@ -75,7 +75,7 @@ class Layout:
 
     used: int
     longest: int
-    groups: tuple[Group, ...]
+    groups: tuple[GroupSpan, ...]
     prompts: tuple[SelfBlock, ...]
     completions: tuple[SelfBlock, ...]
     tokens_N: Tensor
@@ -101,7 +101,7 @@ def pack(batch: Batch, block_tokens: int = BLOCK_TOKENS) -> Layout:
     predict: list[int] = []
     targets: list[int] = []
     scatter: list[int] = []
-    groups: list[Group] = []
+    groups: list[GroupSpan] = []
     spans: list[Span] = []
     longest = 0
     for prompt, rows in itertools.groupby(range(len(batch)), key=lambda row: batch.prompt_of[row]):
@@ -122,7 +122,7 @@ def pack(batch: Batch, block_tokens: int = BLOCK_TOKENS) -> Layout:
             longest = max(longest, length + size)
             if size > 1:
                 spans.append(Span(first, size - 1, start, length))
-        groups.append(Group(start, middle, len(tokens)))
+        groups.append(GroupSpan(start, middle, len(tokens)))
     used = len(tokens)
     fill = row_bucket(used) - used if device.type == "cpu" else 0
 

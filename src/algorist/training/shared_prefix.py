@@ -23,7 +23,7 @@ from transformers import AttentionInterface
 
 from algorist.models.precision import HALF, has_tensor_cores_for, on_gpu
 from algorist.training.long_rows import input_on_host, mlp_in_tiles
-from algorist.training.packed import Layout, NotCovered, SelfBlock, in_one_copy
+from algorist.training.packed import Layout, NotPackable, SelfBlock, in_one_copy
 from algorist.training.trl_seam import RECOMPUTE
 
 ATTENTION_NAME = "algorist_shared_prefix"
@@ -139,21 +139,21 @@ def _interface(
     """Attention in transformers' interface: (1, heads, N, d) in, (1, N, heads, d) out."""
     row = _ROW.get()
     if row is None:
-        raise NotCovered(f"attention '{ATTENTION_NAME}' works inside packed_attention() only")
+        raise NotPackable(f"attention '{ATTENTION_NAME}' works inside packed_attention() only")
     layout = row.layout
     if dropout:
-        raise NotCovered(f"attention dropout is {dropout}")
+        raise NotPackable(f"attention dropout is {dropout}")
     if sliding_window is not None and layout.longest > sliding_window:
-        raise NotCovered(
+        raise NotPackable(
             f"sequences of {layout.longest} tokens do not fit the sliding window of {sliding_window}"
         )
     for name in ("softcap", "s_aux", "sinks", "position_bias"):
         if kwargs.get(name) is not None:
-            raise NotCovered(f"attention with {name}")
+            raise NotPackable(f"attention with {name}")
     if getattr(module, "is_causal", True) is False:
-        raise NotCovered("attention that is not causal")
+        raise NotPackable("attention that is not causal")
     if query.shape[0] != 1 or query.shape[2] != layout.tokens_N.shape[0]:
-        raise NotCovered(
+        raise NotPackable(
             f"attention input of shape {tuple(query.shape)} for {layout.tokens_N.shape[0]} packed tokens"
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
