@@ -26,12 +26,14 @@ from measure import compare, median_with_interval, ratio_with_interval, save_jso
 from models import load_model, word_problems
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from algorist.models.precision import compute_dtype, set_compute
 from algorist.rollouts.base import SamplingParams
 from algorist.rollouts.native import decoder_tier
 from algorist.rollouts.native.engine import NativeEngine
 
 EOS, PAD, NO_END = 1, 0, -1
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "mixed": torch.float32}
+"""``mixed``: bfloat16 products over float32 weights, which is how a policy is trained; ``generate`` then runs under autocast."""
 
 
 @dataclass(frozen=True)
@@ -111,8 +113,13 @@ def make_prompts(case: Case) -> list[list[int]]:
 def prepared(case: Case, dtype: str, name: str | None) -> tuple[Any, list[list[int]], Case]:
     """Return the model (a real one by name, else random weights), its prompts, and the case with its end token (none for a real model)."""
     if name is None:
-        return make_model(case, DTYPES[dtype]), make_prompts(case), case
+        model = make_model(case, DTYPES[dtype])
+        if dtype == "mixed":
+            set_compute(model, torch.bfloat16)
+        return model, make_prompts(case), case
     model, tokenizer = load_model(name)
+    if dtype == "mixed":
+        set_compute(model, torch.bfloat16)
     prompts = [tokenizer(text)["input_ids"] for text in word_problems(case.prompts)]
     model.generation_config.eos_token_id = (
         None  # every completion is of full length, so both sides do the same work
@@ -131,7 +138,8 @@ def with_generate(model: Any, prompts: list[list[int]], case: Case) -> Callable[
     ids, mask = ids.repeat_interleave(case.group_size, 0), mask.repeat_interleave(case.group_size, 0)
 
     def run() -> float:
-        with torch.no_grad():
+        mixed = compute_dtype(model) != model.dtype
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=mixed):
             out = model.generate(
                 ids,
                 attention_mask=mask,
@@ -279,7 +287,7 @@ def main() -> None:
     """Parse the arguments, measure, write ``benchmarks/baselines/rollout*.json``."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--cases", default="tiny,small64,small32")
-    parser.add_argument("--dtypes", default="float32,bfloat16")
+    parser.add_argument("--dtypes", default="float32,bfloat16", help="float32, bfloat16, mixed")
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--tiers", default="auto", help="auto, module, or both with a comma")
     parser.add_argument("--repeats", type=int, default=5)
