@@ -113,18 +113,16 @@ def make_prompts(case: Case) -> list[list[int]]:
 def prepared(case: Case, dtype: str, name: str | None) -> tuple[Any, list[list[int]], Case]:
     """Return the model (a real one by name, else random weights), its prompts, and the case with its end token (none for a real model)."""
     if name is None:
-        model = make_model(case, DTYPES[dtype])
-        if dtype == "mixed":
-            set_compute(model, torch.bfloat16)
-        return model, make_prompts(case), case
-    model, tokenizer = load_model(name)
+        model, prompts = make_model(case, DTYPES[dtype]), make_prompts(case)
+    else:
+        model, tokenizer = load_model(name)
+        model = model.to(DTYPES[dtype]).eval()
+        prompts = [tokenizer(text)["input_ids"] for text in word_problems(case.prompts)]
+        # every completion is of full length, so both sides do the same work
+        model.generation_config.eos_token_id, case = None, replace(case, eos=NO_END)
     if dtype == "mixed":
         set_compute(model, torch.bfloat16)
-    prompts = [tokenizer(text)["input_ids"] for text in word_problems(case.prompts)]
-    model.generation_config.eos_token_id = (
-        None  # every completion is of full length, so both sides do the same work
-    )
-    return model.to(DTYPES[dtype]).eval(), prompts, replace(case, eos=NO_END)
+    return model, prompts, case
 
 
 def with_generate(model: Any, prompts: list[list[int]], case: Case) -> Callable[[], float]:

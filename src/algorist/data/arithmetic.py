@@ -67,13 +67,7 @@ def word_problems(
 def load_arithmetic(source: Source) -> list[Problem]:
     """Procedural word problems; params: ``count`` (1000), ``seed`` (0), ``careless`` (0.0), ``steps`` ([2, 3])."""
     params = params_of(source, "arithmetic", {"count": 1000, "seed": 0, "careless": 0.0, "steps": (2, 3)})
-    return word_problems(
-        params["count"],
-        seed=params["seed"],
-        split=source.split,
-        careless=params["careless"],
-        steps=params["steps"],
-    )
+    return word_problems(split=source.split, **params)
 
 
 def _problem(rng: random.Random, test: bool, careless: float, steps: tuple[int, ...]) -> Problem | None:

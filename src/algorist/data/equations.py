@@ -22,13 +22,7 @@ MAX_PRODUCT = 1000
 def load_equations(source: Source) -> list[Problem]:
     """Sums to work out; params: ``count`` (1000), ``seed`` (0), ``each`` (5: sums per problem), ``operations`` (``+-*/``)."""
     params = params_of(source, "equations", {"count": 1000, "seed": 0, "each": 5, "operations": "+-*/"})
-    return equations(
-        params["count"],
-        seed=params["seed"],
-        split=source.split,
-        each=params["each"],
-        operations=params["operations"],
-    )
+    return equations(split=source.split, **params)
 
 
 def equations(

@@ -63,14 +63,7 @@ def load_story_problems(source: Source) -> list[Problem]:
     """Varied word problems; params: ``count`` (1000), ``seed`` (0), ``needless`` (0.4), ``traps`` (false), ``kinds`` (all)."""
     known = {"count": 1000, "seed": 0, "needless": 0.4, "traps": False, "kinds": ()}
     params = params_of(source, "story_problems", known)
-    return story_problems(
-        params["count"],
-        seed=params["seed"],
-        split=source.split,
-        needless=params["needless"],
-        traps=params["traps"],
-        kinds=params["kinds"],
-    )
+    return story_problems(split=source.split, **params)
 
 
 def _problem(rng: random.Random, test: bool, needless: float, worlds: list[World]) -> Problem | None:
