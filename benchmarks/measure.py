@@ -1,4 +1,4 @@
-"""Fair timing: variants run in turns in one process; medians with bootstrap intervals; JSON that says where and how.
+"""Fair timing: variants run in turns, in one process or each in its own; medians with bootstrap intervals; JSON that says where and how.
 
 >>> result = compare({"native": run_native, "generate": run_generate}, repeats=5)
 >>> ratio_with_interval(result["native"]["rates"], result["generate"]["rates"])
@@ -7,8 +7,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
+import multiprocessing
 import os
 import platform
 import random
@@ -50,9 +52,10 @@ def compare(
         shift = turn % len(names)
         for name in names[shift:] + names[:shift]:
             gc.collect()
-            start, cpu = time.perf_counter(), time.process_time()
+            clock = getattr(variants[name], "clock", time.process_time)
+            start, cpu = time.perf_counter(), clock()
             work = float(variants[name]())
-            seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu
+            seconds, cpu_seconds = time.perf_counter() - start, clock() - cpu
             if turn >= warmup:
                 row = samples[name]
                 row["seconds"].append(seconds)
@@ -64,6 +67,45 @@ def compare(
         row["rate"] = median_with_interval(row["rates"])
         row["second"] = median_with_interval(row["seconds"])
     return samples
+
+
+class InOwnProcess:
+    """A variant for ``compare`` that is built and run in a process of its own, as its users' process would be.
+
+    Args:
+        build: A function of a module, which returns the function to time.
+        arguments: Its arguments; they are pickled.
+    """
+
+    def __init__(self, build: Callable[..., Callable[[], float]], *arguments: Any) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._here, there = context.Pipe()
+        self._process = context.Process(target=_serve, args=(there, build, arguments), daemon=True)
+        self._process.start()
+        self._cpu = 0.0
+
+    def __call__(self) -> float:
+        """Run once; return the work done."""
+        self._here.send(None)
+        work, self._cpu = self._here.recv()
+        return float(work)
+
+    def clock(self) -> float:
+        """Return the processor time of the process up to its last run."""
+        return self._cpu
+
+    def close(self) -> None:
+        """End the process."""
+        self._here.close()
+        self._process.join()
+
+
+def _serve(pipe: Any, build: Callable[..., Callable[[], float]], arguments: Sequence[Any]) -> None:
+    run = build(*arguments)
+    with contextlib.suppress(EOFError):
+        while True:
+            pipe.recv()
+            pipe.send((run(), time.process_time()))
 
 
 def median_with_interval(values: Sequence[float], level: float = 0.95) -> dict[str, float]:

@@ -22,10 +22,11 @@ from typing import Any
 from unittest import mock
 
 import torch
-from measure import compare, median_with_interval, ratio_with_interval, save_json
+from measure import InOwnProcess, compare, median_with_interval, ratio_with_interval, save_json
 from models import load_model, word_problems
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from algorist.models.host_memory import keep_freed_memory
 from algorist.models.precision import compute_dtype, set_compute
 from algorist.rollouts.base import SamplingParams
 from algorist.rollouts.native import decoder_tier
@@ -166,16 +167,29 @@ def with_engine(engine: Any, prompts: list[list[int]], case: Case) -> Callable[[
     return run
 
 
+def one_side(case: Case, dtype: str, threads: int, tier: str | None, name: str | None) -> Callable[[], float]:
+    """Return ``with_engine`` of a tier, in a process that is set up as algorist's are, or ``with_generate``."""
+    torch.set_num_threads(threads)
+    model, prompts, case = prepared(case, dtype, name)
+    if tier is None:
+        return with_generate(model, prompts, case)
+    keep_freed_memory()
+    return with_engine(NativeEngine(model, tier=tier), prompts, case)
+
+
 def run_case(
     case: Case, dtype: str, threads: int, repeats: int, tiers: list[str], name: str | None = None
 ) -> dict[str, Any]:
     """Measure one case, of random weights or of a real model, and print its line."""
-    torch.set_num_threads(threads)
-    model, prompts, case = prepared(case, dtype, name)
-    variants = {"generate": with_generate(model, prompts, case)}
-    for tier in tiers:
-        variants[f"native_{tier}"] = with_engine(NativeEngine(model, tier=tier), prompts, case)
+    variants = {
+        ("generate" if tier is None else f"native_{tier}"): InOwnProcess(
+            one_side, case, dtype, threads, tier, name
+        )
+        for tier in (None, *tiers)
+    }
     samples = compare(variants, repeats=repeats, warmup=1)
+    for side in variants.values():
+        side.close()
     ratios, cpu_ratios = (
         {
             name: ratio_with_interval(samples[name][clock], samples["generate"][clock])

@@ -25,6 +25,7 @@ from algorist.errors import DAMAGED, AlgoristError, CheckpointError, ConfigError
 from algorist.models.attention import pick_attention, set_attention
 from algorist.models.families import lora_targets
 from algorist.models.gguf import loadable_name, without_hub_hint
+from algorist.models.host_memory import keep_freed_memory
 from algorist.models.precision import Precision, pick_precision, set_compute
 from algorist.models.quantized import is_quantized, keep_as_trained, quantized_loading
 from algorist.models.templates import check_template
@@ -92,6 +93,8 @@ def make_policy(
         ConfigError: The model cannot be found or has no tokenizer; the message names the way out.
         MissingExtraError: The backend is unsloth, which is not installed or has no GPU here.
     """
+    if device.type == "cpu":
+        keep_freed_memory()
     precision = pick_precision(section, device, trained=trained)
     if section.backend == "unsloth":
         return _through_unsloth(section, device, precision.master, seed, longest)
@@ -133,6 +136,8 @@ def load_policy(
     Raises:
         CheckpointError: The folder holds neither a model nor an adapter, or no tokenizer.
     """
+    if device.type == "cpu":
+        keep_freed_memory()
     folder, kept = Path(path), {"dtype", "compute_dtype", "attn_implementation", "trust_remote_code"}
     is_adapter = (folder / "adapter_config.json").is_file()
     if is_adapter:
