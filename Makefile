@@ -6,6 +6,7 @@ DEV    := $(VENV)/.installed-dev
 DOCS   := $(VENV)/.installed-docs
 VLLM   := .venv-vllm
 THREADS ?= 2
+ROOM_MB ?= 4000
 
 .PHONY: quickstart install flash test test-all test-vllm coverage check bench docs clean format
 .DEFAULT_GOAL := help
@@ -22,7 +23,10 @@ help:
 	@echo "make bench        benchmarks against stock TRL (minutes)"
 	@echo "make docs         the documentation as a site in site/ (opens offline)"
 
+# Without room pip would fail in the middle, in a hundred lines. The environment takes 3.2 GB, with torch for CUDA more.
 $(VENV)/bin/pip:
+	@free=$$(df -Pm . | awk 'NR == 2 {print $$4}'); [ "$$free" -ge $(ROOM_MB) ] || { \
+		echo "error: $$free MB are free on this disk; $(VENV) needs $(ROOM_MB). Make room, then call make again"; exit 1; }
 	python3 -m venv $(VENV)
 
 # torch first and alone: the constraint decides which build is taken.
