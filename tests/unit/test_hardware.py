@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 import subprocess
 import sys
 import time
@@ -49,8 +50,10 @@ def test_memory_that_was_taken_between_two_looks_is_in_the_peak() -> None:
     before = own_memory("VmRSS") / 1e9  # children of other tests do not count
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # the peak is that of the test from here on
-    block = torch.ones(50_000_000)
-    del block
+    with mmap.mmap(
+        -1, 200_000_000
+    ) as block:  # not torch's memory, which the process may have kept from a test before
+        block[:: mmap.PAGESIZE] = bytes(len(range(0, len(block), mmap.PAGESIZE)))
     assert Hardware().read()["hardware/ram_peak_gb"] - before > 0.15
     assert own_memory("VmRSS") / 1e9 < before + 0.1
 
