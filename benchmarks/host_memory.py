@@ -10,10 +10,8 @@ are the same to the last digit. Without: ``GLIBC_TUNABLES`` is set (to its defau
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -21,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from measure import median_with_interval, ratio_with_interval, save_json
+from memory_plan import seconds_per_step
 
 WITHOUT = {"GLIBC_TUNABLES": "glibc.malloc.perturb=0"}
 NUMBERS = ("loss", "reward", "grad_norm")
@@ -37,16 +36,12 @@ def run(recipe: str, overrides: list[str], environment: dict[str, str]) -> dict[
         if status:
             log.seek(0)
             raise SystemExit(f"{' '.join(command)} failed: {log.read()[-2000:]}")
-        text = (Path(folder) / "r" / "metrics.jsonl").read_text()
-    lines = [json.loads(line) for line in text.splitlines()]
-    steps = {}
-    for stage, group in itertools.groupby(lines, key=lambda line: line["stage"]):
-        rows = list(group)
-        pairs = [(a, b) for a, b in itertools.pairwise(rows) if b["step"] > a["step"]]
-        if pairs:
-            steps[stage] = statistics.median(
-                (b["time"] - a["time"]) / (b["step"] - a["step"]) for a, b in pairs
-            )
+        made = Path(folder) / "r"
+        lines = [json.loads(line) for line in (made / "metrics.jsonl").read_text().splitlines()]
+        stages = [
+            s for s in ("sft", "grpo") if len({line["step"] for line in lines if line["stage"] == s}) > 1
+        ]
+        steps = {stage: seconds_per_step(made, stage) for stage in stages}
     return {
         "seconds_per_step": steps,
         "processor_s": usage.ru_utime + usage.ru_stime,

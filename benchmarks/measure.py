@@ -82,6 +82,7 @@ class InOwnProcess:
         self._here, there = context.Pipe()
         self._process = context.Process(target=_serve, args=(there, build, arguments), daemon=True)
         self._process.start()
+        there.close()  # so that its end, should it fail, is seen here
         self._cpu = 0.0
 
     def __call__(self) -> float:

@@ -44,10 +44,11 @@ def call(arguments: list[str]) -> tuple[str, int]:
 
 
 def seconds_per_step(run: Path, stage: str) -> float:
-    """Return the median of the seconds between two logged steps."""
+    """Return the median over the logged steps of the seconds that one took."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    times = [line["time"] for line in lines if line["stage"] == stage]
-    return statistics.median(b - a for a, b in itertools.pairwise(times))
+    rows = [line for line in lines if line["stage"] == stage]
+    pairs = [(a, b) for a, b in itertools.pairwise(rows) if b["step"] > a["step"]]
+    return statistics.median((b["time"] - a["time"]) / (b["step"] - a["step"]) for a, b in pairs)
 
 
 def case(shape: str, stage: str, lora: str) -> dict[str, Any]:

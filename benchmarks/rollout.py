@@ -7,8 +7,9 @@
     python benchmarks/rollout.py --model FOLDER --shots 8  # one completion each of 24 problems behind 8 worked examples
     python benchmarks/rollout.py --profile       # where the time of one native rollout goes
 
-Only useful tokens count: those up to and including the end token. Weights are random; the end token's logit is set so
-that a completion ends with a chance of 1/70 per token, as in the feasibility study.
+Each side of a case runs in a process of its own, ours set up as algorist's are. Only useful tokens count: those up to and
+including the end token. Weights are random; the end token's logit is set so that a completion ends with a chance of 1/70
+per token, as in the feasibility study.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from functools import cache
 log = logging.getLogger("algorist.models.host_memory")
 
 LARGEST_KEPT = 1 << 30
-"""Bytes of the largest block that stays: holes of larger ones would cost more memory than their page faults cost time."""
+"""Bytes of the largest block that stays; a hole left by a larger one would be much memory to hold for nothing."""
 _MMAP_THRESHOLD, _TRIM_THRESHOLD, _ARENA_MAX = -3, -1, -8  # of glibc's malloc.h
 _INT_MAX = (1 << 31) - 1
 
@@ -25,8 +25,8 @@ _INT_MAX = (1 << 31) - 1
 def keep_freed_memory() -> bool:
     """Have this process keep what it frees, once for all; return whether it does.
 
-    Left alone: other systems and C libraries, glibc before 2.33 (it maps blocks above 32 MiB whatever one asks for), and an
-    allocator that the user has chosen or set (``LD_PRELOAD``, ``GLIBC_TUNABLES``, ``MALLOC_…``).
+    Left alone: other systems and C libraries, a glibc that refuses so high a threshold (2.36 takes it), and an allocator that
+    the user has chosen or set (``LD_PRELOAD``, ``GLIBC_TUNABLES``, ``MALLOC_…``).
     """
     own = [
         name for name in os.environ if name in ("LD_PRELOAD", "GLIBC_TUNABLES") or name.startswith("MALLOC_")
