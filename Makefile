@@ -5,10 +5,11 @@ STAMP  := $(VENV)/.installed
 DEV    := $(VENV)/.installed-dev
 DOCS   := $(VENV)/.installed-docs
 VLLM   := .venv-vllm
+CUDA_HOST := .venv-cuda-host
 THREADS ?= 2
 ROOM_MB ?= 4000
 
-.PHONY: quickstart install flash test test-all test-vllm coverage check bench docs clean format
+.PHONY: quickstart install flash test test-all test-vllm test-cuda-host coverage check bench docs clean format
 .DEFAULT_GOAL := help
 
 help:
@@ -19,6 +20,7 @@ help:
 	@echo "make test-all     install, then run all tests that need no GPU, vLLM or network"
 	@echo "make coverage     the tests, then which lines no test ran (one file: make coverage TESTS=tests/unit/test_data.py)"
 	@echo "make test-vllm    an environment of its own with vLLM for CPU (4 GB), then the tests that need it"
+	@echo "make test-cuda-host  torch's CUDA build over a stub of NVIDIA's libraries (0.75 GB), then what needs no card"
 	@echo "make check        formatter, linter, type checker, spelling"
 	@echo "make bench        benchmarks against stock TRL (minutes)"
 	@echo "make docs         the documentation as a site in site/ (opens offline)"
@@ -31,9 +33,10 @@ $(VENV)/bin/pip:
 
 # torch first and alone: the constraint decides which build is taken.
 $(STAMP): pyproject.toml constraints.txt | $(VENV)/bin/pip
-	$(VENV)/bin/pip install -q --disable-pip-version-check -c constraints.txt torch
-	$(VENV)/bin/pip install -q --disable-pip-version-check -c constraints.txt -e .
-	touch $(STAMP)
+	@echo "installing into $(VENV): torch first, then the rest; two minutes or more, and nothing is said meanwhile"
+	@$(VENV)/bin/pip install -q --disable-pip-version-check -c constraints.txt torch
+	@$(VENV)/bin/pip install -q --disable-pip-version-check -c constraints.txt -e .
+	@touch $(STAMP)
 
 $(DEV): $(STAMP)
 	$(VENV)/bin/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
@@ -41,7 +44,10 @@ $(DEV): $(STAMP)
 		|| echo "reasoning-gym was not installed (it needs a C compiler; see above); its tests are left out"
 	touch $(DEV)
 
+HOW := echo "For the command algorist: source $(VENV)/bin/activate, or type $(VENV)/bin/algorist"
+
 install: $(STAMP)
+	@$(HOW)
 
 # The build needs torch, so it cannot be isolated; without a compiler or a GPU it fails, and everything else still works.
 flash: $(STAMP)
@@ -51,6 +57,7 @@ flash: $(STAMP)
 
 quickstart: $(STAMP)
 	$(VENV)/bin/algorist run quickstart $(if $(wildcard runs/quickstart/config.yaml),--resume)
+	@$(HOW)
 
 PYTEST := $(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 ELSEWHERE := not gpu and not vllm and not network
@@ -61,7 +68,7 @@ test: $(DEV)
 
 test-all: $(DEV)
 	$(PYTEST) -m "$(ELSEWHERE)"
-	@echo "left out: gpu, vllm, network (run them with: pytest -m gpu, make test-vllm, pytest -m network)"
+	@echo "left out: gpu, vllm, network (run them with: pytest -m gpu, make test-vllm, pytest -m network) and make test-cuda-host"
 
 TESTS ?= tests
 coverage: $(DEV)
@@ -82,6 +89,17 @@ $(VLLM)/.installed: pyproject.toml
 
 test-vllm: $(VLLM)/.installed
 	$(VLLM)/bin/python -m pytest -m vllm tests/vllm
+
+# The wheels are PyPI's CUDA builds of torch and triton; the stub is compiled from tests/cuda_host. Each card is a process.
+CARDS ?= 90:80 89:24 75:16
+$(CUDA_HOST)/.installed: $(DEV) $(wildcard tests/cuda_host/*.cpp tests/cuda_host/*.h) tests/cuda_host/build.py
+	$(PYTHON) -m tests.cuda_host.build $(CUDA_HOST)
+	touch $@
+
+test-cuda-host: $(CUDA_HOST)/.installed
+	for card in $(CARDS); do \
+		echo "capability $${card%:*}, $${card#*:} GB"; \
+		$(CUDA_HOST)/python $${card%:*} $${card#*:} -m pytest tests/cuda_host || exit 1; done
 
 SPELLED := README.md CHANGELOG.md CONTRIBUTING.md docs src tests benchmarks examples mkdocs.yml pyproject.toml Makefile
 check: $(DEV)

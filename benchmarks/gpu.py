@@ -66,7 +66,7 @@ def kernels(bench: Bench) -> dict[str, Any]:
     found: dict[str, Any] = {}
     by_hand = ["tests/unit/test_triton_attention.py", "tests/unit/test_rollout_sampling.py"]
     for name, tests in (
-        {} if bench.smoke else {"tests": by_hand, "gpu_tests": ["-m", "gpu", "tests/unit"]}.items()
+        {} if bench.smoke else {"tests": by_hand, "gpu_tests": [*GPU_TESTS, "tests/unit"]}.items()
     ):
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
@@ -240,11 +240,36 @@ SECTIONS: dict[str, Callable[[Bench], dict[str, Any]]] = {
         *(correctness, float16, halving, memory, card, speed, step, sharded, learning),
     )
 }
+GPU_TESTS = (
+    "-m",
+    "gpu",
+    "--continue-on-collection-errors",
+)  # most files need packages that a GPU machine may lack
 FIRST = ("env", "kernels", "decode", "update", "quickstart")
 
 
 def _run(*command: str) -> str:
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+    try:
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+    except FileNotFoundError:  # a container without nvidia-smi
+        return ""
+
+
+def _one_by_one(names: list[str], chosen: argparse.Namespace) -> int:
+    """Run each section in a process of its own: a capture that hangs, or an error that stays with the card, ends one of them."""
+    failed = []
+    for name in names:
+        command = [sys.executable, __file__, "--sections", name, "--out", str(chosen.out)]
+        command += ["--device", chosen.device, *["--smoke"] * chosen.smoke]
+        try:
+            code = subprocess.run(command, timeout=chosen.limit).returncode
+        except subprocess.TimeoutExpired:
+            save_json(name, {"section": name, "error": f"no end after {chosen.limit:g} s"}, chosen.out)
+            code = 1
+        failed += [name] if code else []
+    if failed:
+        print(f"failed: {', '.join(failed)}", flush=True)
+    return 1 if failed else 0
 
 
 def main() -> int:
@@ -259,6 +284,9 @@ def main() -> int:
         help=f"comma-separated; the first ten minutes: {','.join(FIRST)}",
     )
     parser.add_argument("--smoke", action="store_true", help="tiny models, one repeat, any device")
+    parser.add_argument(
+        "--limit", type=float, default=540, help="seconds of a section, where it is not the only one"
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     chosen = parser.parse_args()
     names = [name.strip() for name in chosen.sections.split(",") if name.strip()]
@@ -267,6 +295,8 @@ def main() -> int:
         parser.error(f"unknown section {', '.join(unknown)}; expected some of {', '.join(SECTIONS)}")
     if chosen.device == "cpu" and not chosen.smoke:
         parser.error("no GPU is visible to torch; --smoke runs every section in small on the CPU")
+    if len(names) > 1 and chosen.device != "cpu":
+        return _one_by_one(names, chosen)
     bench, failed = Bench(chosen.smoke, chosen.device), []
     for name in names:
         print(f"== {name}: {(SECTIONS[name].__doc__ or '').splitlines()[0]}", flush=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 
-from algorist.tracking.hardware import Hardware
+from algorist.training.hardware import Hardware
 
 
 def main() -> None:

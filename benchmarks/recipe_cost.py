@@ -3,6 +3,7 @@
     python benchmarks/recipe_cost.py            # print the table
     python benchmarks/recipe_cost.py --write    # and put it into docs/recipes.md (benchmarks/tables.py does so too)
 
+Memory: preflight's plan of each stage from the model's shape, the larger stage counts.
 FLOPs: 6·N per token that is trained on and 2·N per token that is sampled, with N parameters; attention's own part, which
 grows with the square of the length, is left out. With an adapter, 6·N is an upper bound (no gradient of frozen weights).
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,13 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qw
 from algorist.config.load import load_recipe, recipe_names
 from algorist.config.schema import DatasetSection, Recipe
 from algorist.models.load import add_lora, make_policy
+from algorist.models.precision import DTYPES
+from algorist.preflight.memory_advice import plan_from_config
 from algorist.preflight.run import batch_arithmetic
 from algorist.prompts.chat import encode_prompt
 from algorist.prompts.of_recipe import recipe_format
 from algorist.runs.plan import Problems, tokenizer_texts
+from algorist.store.stages import STAGES
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "recipes.md"
 _QWEN_HALF = (
@@ -142,7 +146,8 @@ class Cost:
     tokens: int | None
     unlimited_prompts: bool
     flops: float
-    memory: int
+    fixed: int
+    peak: int
 
 
 def cost(name: str) -> Cost:
@@ -165,7 +170,7 @@ def cost(name: str) -> Cost:
     unlimited = bool(sft) and recipe.sft.max_length is None
     training = 6 * parameters * ((sft_rows if unlimited else sft_tokens) + grpo_tokens)
     sampling = 2 * parameters * grpo_tokens // recipe.grpo.num_iterations
-    size = sum(p.numel() * p.element_size() for p in numbers)
+    fixed, peak = _memory(recipe, model, prompt_tokens)
     return Cost(
         recipe=name,
         parameters=parameters,
@@ -179,8 +184,42 @@ def cost(name: str) -> Cost:
         tokens=None if unlimited else sft_tokens + grpo_tokens,
         unlimited_prompts=bool(grpo) and prompt_tokens is None,
         flops=training + sampling,
-        memory=size + (3 * sum(p.numel() * p.element_size() for p in trained) if trains else 0),
+        fixed=fixed,
+        peak=peak,
     )
+
+
+def _memory(recipe: Recipe, model: Any, prompt_tokens: int | None) -> tuple[int, int]:
+    """Return what stays during a stage (weights, gradients, optimizer states) and the least peak, as preflight plans them: bytes.
+
+    Models of the hub as on a GPU, tiny ones in float32, as on a CPU; without what an allocator loses in holes. The least peak: the
+    update one row at a time, sampling as the recipe has it.
+    """
+    smallest = {"sft": {"batch_size": 1}, "grpo": {"micro_batch_tokens": 16}}
+    changed = {stage: getattr(recipe, stage).model_copy(update=keys) for stage, keys in smallest.items()}
+    recipe = recipe.model_copy(update=changed)
+    tiny = recipe.model.name == "tiny"
+    compute = torch.float32 if tiny else torch.bfloat16
+    trains = recipe.sft.enabled or recipe.grpo.enabled
+    own = torch.float32 if trains and recipe.model.lora is None else compute
+    plans = [
+        replace(
+            plan_from_config(
+                recipe,
+                stage,
+                model.config,
+                dtype=DTYPES.get(recipe.model.dtype, own),
+                compute=compute,
+                prompt_tokens=prompt_tokens or 256,
+            ),
+            allocator=0,
+        )
+        for stage in STAGES
+        if getattr(recipe, stage).enabled
+    ]
+    if not plans:
+        return sum(p.numel() for p in model.parameters()) * own.itemsize, 0
+    return max(p.base + p.gradients + p.optimizer for p in plans), max(p.peak for p in plans)
 
 
 def _tiny(recipe: Recipe) -> tuple[Any, int | None, dict[str, int]]:
@@ -244,8 +283,8 @@ def table() -> str:
     """Return the table of all shipped recipes but ``reasoning-gym``, whose problems need an extra."""
     lines = [
         "| recipe | parameters (trained) | steps: SFT / GRPO | completions: training / evaluation | longest | "
-        "tokens | FLOPs | memory |",
-        "|---|---|---|---|---|---|---|---|",
+        "tokens | FLOPs | memory: what stays | least peak |",
+        "|---|---|---|---|---|---|---|---|---|",
         *(_line(cost(name)) for name in sorted({*recipe_names()} - {"reasoning-gym"}, key=_order)),
     ]
     return "\n".join([*lines, ""])
@@ -273,7 +312,8 @@ def _line(found: Cost) -> str:
         f"{found.longest:,}",
         tokens,
         flops,
-        _bytes(found.memory),
+        _bytes(found.fixed),
+        _bytes(found.peak) if found.peak else "–",
     )
     return f"| {' | '.join(cells)} |"
 

@@ -1,4 +1,4 @@
-"""The tables of figures in README and docs, made from ``baselines/*.json`` and the recipes; nothing in them is typed by hand.
+"""The tables of figures in docs, made from ``baselines/*.json`` and the recipes; nothing in them is typed by hand.
 
 python benchmarks/tables.py            # write them between <!-- figures NAME --> and <!-- /figures -->
 python benchmarks/tables.py --check    # exit 1 when a page is not up to date
@@ -19,7 +19,7 @@ from measure import short_name
 
 ROOT = Path(__file__).resolve().parents[1]
 BASELINES = ROOT / "benchmarks" / "baselines"
-PAGES = ("README.md", "docs/engine.md", "docs/grading.md", "docs/recipes.md")
+PAGES = ("docs/engine.md", "docs/grading.md", "docs/recipes.md")
 BLOCK = re.compile(r"(<!-- figures (\w+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
 
 Row = tuple[str, str, str, str, str]
@@ -187,16 +187,6 @@ def _where(*kinds: str) -> str:
     return f"\nMeasured on {where}; both sides in turns in one run.\n" if machines else ""
 
 
-def readme() -> str:
-    """Three figures: a step, a run, a grade; the others are on the pages of engine and grader."""
-    steps = [
-        r for r in _timed("step", "a whole GRPO step", "tokens/s") if "small" in r[0] and "1 thread" in r[0]
-    ]
-    return _table([*steps, *_accuracy(), *_grading()[:1]]) + _where(
-        "step-small-1t", "time-to-accuracy", "grading."
-    )
-
-
 def engine() -> str:
     """All figures of the engine."""
     rows = [
@@ -259,7 +249,6 @@ def curve() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "readme": readme,
     "engine": engine,
     "grading": grading,
     "recipes": recipes,

@@ -20,22 +20,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import measure
 import torch
-from datasets import Dataset
+from stock_trl import make_stock_trainer
 from transformers import TrainerCallback
-from transformers.trainer_callback import PrinterCallback
-from trl import GRPOTrainer
 
 from algorist.config.load import load_recipe
 from algorist.evaluation.run import EvaluationSetting, evaluate
 from algorist.models.load import load_policy
-from algorist.prompts.chat import render_prompt
 from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
 from algorist.runs.pipeline import run_recipe
 from algorist.runs.plan import Problems, recipe_format
 from algorist.training.grpo_setup import make_grpo_trainer
-from algorist.training.stock import stock_config
-from algorist.training.training_arguments import optim_arguments
 
 EVERY, MAX_STEPS = 10, 240
 
@@ -93,29 +88,21 @@ def train(who: str, seed: int, model: Path, target: float, folder: Path) -> dict
         policy.model.train(mode)
         return sum(s["correct"] for s in samples) / len(samples)
 
-    rewards = build_rewards(recipe.rewards, form, matcher=recipe.matcher)
-    weights = [spec.weight for spec in recipe.rewards]
-    section = recipe.grpo.model_copy(update={"save_steps": 10**9, "max_steps": MAX_STEPS})
     clock = Clock(accuracy, target)
-    trainer: Any
-    if who == "algorist":
-        trainer = make_grpo_trainer(
-            model=policy.model, tokenizer=policy.tokenizer, problems=data.train, prompt_format=form, section=section,
-            rewards=rewards, engine=make_engine("auto", policy.model, policy.tokenizer), output_dir=folder, seed=seed, device=device,
-            callbacks=[clock],
-        )  # fmt: skip
-    else:
-        rows = [
-            {"prompt": render_prompt(form, policy.tokenizer, p.question), "answer": p.answer}
-            for p in data.train
-        ]
-        arguments = optim_arguments(section, output_dir=folder, seed=seed, device=device, report_to=[])
-        trainer = GRPOTrainer(
-            model=policy.model, reward_funcs=list(rewards), train_dataset=Dataset.from_list(rows),
-            args=stock_config(section, arguments | {"max_steps": MAX_STEPS}, weights),
-            processing_class=policy.tokenizer, callbacks=[clock],
-        )  # fmt: skip
-        trainer.remove_callback(PrinterCallback)
+    ours = who == "algorist"  # TRL samples with its own generation
+    trainer: Any = (make_grpo_trainer if ours else make_stock_trainer)(
+        model=policy.model,
+        tokenizer=policy.tokenizer,
+        problems=data.train,
+        prompt_format=form,
+        section=recipe.grpo.model_copy(update={"save_steps": 10**9, "max_steps": MAX_STEPS}),
+        rewards=build_rewards(recipe.rewards, form, matcher=recipe.matcher),
+        engine=make_engine("auto", policy.model, policy.tokenizer) if ours else None,
+        output_dir=folder,
+        seed=seed,
+        device=device,
+        callbacks=[clock],
+    )
     trainer.train()
     return {
         "who": who,

@@ -30,7 +30,7 @@ from algorist.objectives import ADVANTAGES, LOSSES
 from algorist.training.batch import Batch
 from algorist.training.log_probs import LogProbs
 from algorist.training.metrics import Metrics
-from algorist.training.step import Objective, loss_of, rows_to_compute, step_weights
+from algorist.training.objective import Objective, loss_of, rows_to_compute, step_weights
 
 PROMPTS = {"tiny": 8, "small": 2, "wide": 1}
 GROUP_SIZE = 16

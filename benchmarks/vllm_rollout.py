@@ -23,9 +23,9 @@ from measure import compare, median_with_interval, ratio_with_interval, save_jso
 from rollout import CASES, DTYPES, make_config, make_prompts, prepared, with_engine
 from transformers import Qwen2ForCausalLM
 
-from algorist.config.vllm_sections import ColocatedVLLMSection
+from algorist.extensions.vllm.engine import VLLMEngine
+from algorist.extensions.vllm.section import ColocatedVLLMSection
 from algorist.rollouts.native.engine import NativeEngine
-from algorist.rollouts.vllm.engine import VLLMEngine
 
 
 def endless(case: Any, dtype: str, name: str | None) -> tuple[Any, list[list[int]]]:

@@ -7,8 +7,9 @@ Use it, in the folder above this one:
 
 from __future__ import annotations
 
+from algorist.types import Rollout
 
-def shows_work(completion: str, *, gold: str) -> float:
+
+def shows_work(rollout: Rollout) -> float:
     """Return 0.25 when the completion writes at least one equation before its answer."""
-    reasoning = completion.partition("<answer>")[0]
-    return 0.25 if "=" in reasoning else 0.0
+    return 0.25 if "=" in (rollout.parsed.reasoning or "") else 0.0

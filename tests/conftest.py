@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["PATH"] = (
+    f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # as in an activated environment
+)
 if not Path("/dev/nvidiactl").exists():  # triton reads it when it is first imported, by whatever library
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
@@ -35,6 +38,16 @@ def _libraries_are_no_garbage() -> None:
         _frozen_at["modules"] = len(sys.modules)
         gc.collect()
         gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _signals_stay() -> Iterator[None]:
+    """Give back the signals that ``main`` takes, called in this process."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
 
 
 def pytest_sessionfinish() -> None:

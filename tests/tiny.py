@@ -12,6 +12,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from algorist.config import load_recipe
 from algorist.config.model_section import ModelSection
 from algorist.config.schema import GRPOSection, Recipe
+from algorist.extension import Extensions
+from algorist.extensions.reference import KLPenalty
 from algorist.models.load import Policy, make_policy
 from algorist.models.tiny import train_tokenizer
 from algorist.prompts import get_format
@@ -20,6 +22,7 @@ from algorist.rewards import RewardSet, build_rewards
 from algorist.rollouts.base import Completion, Completions, Prompts, SamplingParams
 from algorist.training.grpo_setup import make_grpo_trainer
 from algorist.types import Problem
+from benchmarks.stock_trl import make_stock_trainer
 
 QUESTIONS = ["1+1", "23+4 is", "7*8", "what is 9-3", "5+5+5", "12/4 gives"]
 PROBLEMS = [Problem(f"p{index}", question, str(index)) for index, question in enumerate(QUESTIONS)]
@@ -142,12 +145,14 @@ def section(**changes: Any) -> GRPOSection:
     return GRPOSection(**{**settings, **changes})
 
 
-def make_trainer(folder: Path, model: Any = None, *, engine: Any = None, **settings: Any) -> Any:
-    """Return the GRPO trainer of a small section; ``settings`` are keys of the section or arguments of the trainer."""
+def make_trainer(
+    folder: Path, model: Any = None, *, engine: Any = None, stock: bool = False, **settings: Any
+) -> Any:
+    """Return the GRPO trainer of a small section, or TRL's own; ``settings`` are keys of the section or arguments of the trainer."""
     known = set(GRPOSection.model_fields)
     model = model if model is not None else make_model()
     arguments = {k: v for k, v in settings.items() if k not in known}
-    return make_grpo_trainer(
+    return (make_stock_trainer if stock else make_grpo_trainer)(
         model=model,
         tokenizer=copy.deepcopy(TOKENIZER),
         problems=arguments.pop("problems", PROBLEMS),
@@ -162,6 +167,13 @@ def make_trainer(folder: Path, model: Any = None, *, engine: Any = None, **setti
         device=torch.device("cpu"),
         **arguments,
     )
+
+
+def penalise(trainer: Any, beta: float) -> None:
+    """Give a trainer the KL penalty on the reference's log-probs that its batches bring along, or none."""
+    penalty = KLPenalty(Recipe())
+    penalty.beta, penalty.importance = beta, trainer.objective.loss.importance
+    trainer.extensions = Extensions([penalty] if beta else [])
 
 
 def parameters_of(trainer: Any) -> torch.Tensor:

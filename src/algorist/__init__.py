@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from algorist.rewards import question_only_reward_fn as question_only_reward_fn
     from algorist.rewards import r1_zero_reward_fn as r1_zero_reward_fn
     from algorist.rewards import reward as reward
+    from algorist.rewards import trl_reward as trl_reward
     from algorist.rollouts import make_engine as make_engine
     from algorist.rollouts.base import SamplingParams as SamplingParams
     from algorist.rollouts.collect import collect as collect
@@ -77,7 +78,7 @@ _MODULES = {
     "prompts": "get_format",
     "prompts.chat": "encode_prompt",
     "rewards": "DEFAULT_REWARD_WEIGHTS RewardBreakdown build_rewards default_reward_functions question_only_reward_fn "
-    "r1_zero_reward_fn reward",
+    "r1_zero_reward_fn reward trl_reward",
     "rollouts": "make_engine",
     "rollouts.base": "SamplingParams",
     "rollouts.collect": "collect",

@@ -25,7 +25,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -67,6 +67,7 @@ class Child:
         memory_mb: Memory that the worker may take beyond what it has when it is ready (MiB); None for no limit.
         show: Gets what the worker prints, a piece of text at a time; None drops it.
         environment: Variables to set for it.
+        without: Variables that it does not get.
     """
 
     def __init__(
@@ -77,9 +78,10 @@ class Child:
         memory_mb: int | None = None,
         show: Callable[[str], None] | None = None,
         environment: Mapping[str, str] | None = None,
+        without: Collection[str] = (),
     ) -> None:
         self.target, self.arguments, self.memory_mb, self.show = target, list(arguments), memory_mb, show
-        self.environment = dict(environment or {})
+        self.environment, self.without = dict(environment or {}), without
         self.about: Any = None
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = os.getpid()
@@ -103,7 +105,11 @@ class Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE if self.show else subprocess.DEVNULL,
-            env={**os.environ, **self.environment, "PYTHONPATH": os.pathsep.join(paths)},
+            env={
+                **{name: value for name, value in os.environ.items() if name not in self.without},
+                **self.environment,
+                "PYTHONPATH": os.pathsep.join(paths),
+            },
             bufsize=0,
             start_new_session=True,
         )

@@ -75,6 +75,12 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     return f" Did you mean '{found[0]}'?" if found else ""
 
 
+def is_disk_full(error: BaseException) -> bool:
+    """Return whether an exception of torch, safetensors or a C++ library says that a file cannot be written any longer."""
+    said = ("PytorchStreamWriter", "inline_container", "iostream error", "No space left", "File too large")
+    return any(part in str(error) for part in said)
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an exception of Python, torch or oneDNN says that memory ran out."""
     if not isinstance(error, RuntimeError):

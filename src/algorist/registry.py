@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Generic, TypeVar
 
 from algorist.errors import ConfigError, nearest
@@ -11,20 +13,36 @@ T = TypeVar("T")
 F = TypeVar("F")
 
 
+_BY_USER: ContextVar[bool] = ContextVar("by_user", default=False)
+
+
+@contextmanager
+def by_user() -> Iterator[None]:
+    """Take what is registered inside for a user's, which may be registered again: a file that was edited, or a run's copy of it."""
+    token = _BY_USER.set(True)
+    try:
+        yield
+    finally:
+        _BY_USER.reset(token)
+
+
 class Registry(Generic[T]):
     """Maps names to objects; duplicate names fail at registration, unknown names answer with the nearest one."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._entries: dict[str, T] = {}
+        self._by_user: set[str] = set()
 
     def register(self, name: str) -> Callable[[F], F]:
         """Return a decorator that stores the object under ``name`` and returns it unchanged."""
 
         def decorate(entry: F) -> F:
-            if name in self._entries:
+            if name in self._entries and not (_BY_USER.get() and name in self._by_user):
                 raise ConfigError(f"{self.kind} '{name}' is registered twice; choose another name")
             self._entries[name] = entry  # type: ignore[assignment]
+            if _BY_USER.get():
+                self._by_user.add(name)
             return entry
 
         return decorate

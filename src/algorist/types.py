@@ -35,6 +35,10 @@ class Problem:
         own = {name: getattr(self, name) for name in PROBLEM_COLUMNS}
         return {**self.extra, "problem_id": self.id, **own}
 
+    def __getitem__(self, column: str) -> Any:
+        """Return a field or a further column of the row by name."""
+        return self.columns()[column]
+
 
 PROBLEM_COLUMNS = ("question", "answer", "solution", "subject", "level", "checker")
 
@@ -80,20 +84,41 @@ class Grade:
     seconds: float = 0.0
 
 
+ENVIRONMENT = "environment"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One exchange inside a rollout: what the policy asked for, and what was appended for it.
+
+    ``source`` names who answered: a tool, or ``environment``, whose ``request`` is all that was written since its last reply.
+    ``error`` is the class of the error, empty without one.
+    """
+
+    source: str
+    request: str
+    reply: str
+    error: str = ""
+    seconds: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Rollout:
     """One sampled completion of a problem, read, graded and rewarded once.
 
     Attributes:
         completion_ids: Token ids, a stop token included.
-        text: What they decode to, without special tokens.
-        log_probs: Natural log-probability of each token under the policy that sampled, at the sampling temperature; None where
-            the engine gave none.
+        text: What they decode to, without special tokens; after an environment's reply, what follows the last of them.
+        log_probs: Natural log-probability of each token under the policy that sampled, at the sampling temperature, NaN for
+            tokens that it did not sample; None where the engine gave none.
         truncated: Whether the length limit ended it.
         parsed: What the prompt format read.
         grade: The verdict; None for a question without a gold answer.
         rewards: The value of each reward, None where it does not apply.
         reward: Their weighted sum; None when no reward applies.
+        sampled: For each token whether the policy sampled it; None when it sampled all. The others (a tool's output, an
+            environment's reply) are context: no loss, KL, entropy, ratio or length reward counts them.
+        turns: The exchanges that put them there, in their order.
     """
 
     completion_ids: list[int]
@@ -104,6 +129,18 @@ class Rollout:
     grade: Grade | None = None
     rewards: dict[str, float | None] = field(default_factory=dict)
     reward: float | None = None
+    sampled: list[bool] | None = None
+    turns: tuple[Turn, ...] = ()
+
+    @property
+    def sampled_ids(self) -> list[int]:
+        """The tokens that the policy sampled."""
+        return [i for i, own in zip(self.completion_ids, self.sampled_mask, strict=True) if own]
+
+    @property
+    def sampled_mask(self) -> list[bool]:
+        """``sampled``, written out."""
+        return [True] * len(self.completion_ids) if self.sampled is None else self.sampled
 
 
 @dataclass(frozen=True, slots=True)

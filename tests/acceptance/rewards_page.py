@@ -28,32 +28,57 @@ allowed, and `RewardSet.bounds` says what range comes out. Format rewards look f
 format. `format` is the strict `think_answer_format`; "the completion follows its own prompt format" is `well_formed`.
 """
 _CALLS = """\
-## How rewards are called
-
-TRL calls each with keyword lists: `prompts`, `completions`, the gold answers in `answer` (or `reference_answer`,
-`ground_truth`, `solution`), and every other column. Completions may be texts, messages, lists of either (the first
-one counts), token ids or tensors (with `build_rewards(..., decode=tokenizer.decode)`). Unknown keywords are accepted.
-Several gold answers in a row: the one that serves the completion best counts. A reward that raises, returns no finite
-number or finds no gold answer in a row gives its least value; it is counted in `failures`, logged once with its
-traceback, and never stops a run. A missing gold column is an error before the first step.
-
 ## A reward of your own
 
-One function, by path in a recipe (`my_rewards.py:brevity`), on one completion:
+A function of a rollout and its problem, by path in a recipe (`my_rewards.py:brevity`):
 
-```python
-def brevity(completion: str, *, gold: str, limit: int = 400) -> float:
-    return float(len(completion) <= limit)
-brevity.low, brevity.high = 0.0, 1.0   # low is what a completion gets when the function raises
+```python title="my_rewards.py"
+def brevity(rollout, problem, limit: int = 400) -> float:
+    if not problem.level:
+        return None                        # does not apply: counts as nothing
+    short = len(rollout.text) <= limit
+    return float(short and rollout.grade.correct) or 0.5 * short
+brevity.low, brevity.high = 0.0, 1.0       # the range; a value outside is a failure
 ```
 
-It receives by keyword what its signature names of `parsed`, `gold`, `problem` (the row), `matcher`, `tags`, `prefilled`,
-`completion_ids`; every other keyword is a parameter. Functions in TRL's form, `def f(completions, **kwargs) -> list[float]`,
-work as they are.
+| name | holds |
+|---|---|
+| `rollout` | `text`, `parsed` (`answer`, `reasoning`, `well_formed`, `flags`), `grade` (`correct`, `reason`), `completion_ids`, `log_probs`, `truncated`, `turns` |
+| `problem` | `question`, `answer` (the gold answer), `solution`, `subject`, `level`, `extra`; any column of the row as `problem["column"]` |
+| `completion`, `parsed`, `completion_ids`, `gold` | parts of the two, for functions that need no more |
+| `matcher`, `form`, `tags`, `prefilled` | the recipe's matcher; its prompt format, that format's four tags, and whether the prompt opens the reasoning |
+| `trainer_state`, `log_metric` | the trainer's; such a function runs in its process and applies nowhere else |
+
+Every other argument is a parameter, set under `params` and checked by its type. An object with `state_dict` and `load_state_dict`
+has a state: it runs in the trainer's process and is in every checkpoint.
+
+A reward that raises, returns no finite number or one outside its declared range, or finds no gold answer, gives `low` (0 where
+none is declared); it is counted in `failures`, logged once with its traceback, and never stops a run. Three calls in a row that
+hang or kill their process end the run. Before anything is loaded each reward of a recipe's files is called once with made-up
+rollouts, so that a value of a wrong kind is found early. Its process gets no secrets of the environment but those that the recipe
+names: `{name: judge.py:judge, environment: [OPENAI_API_KEY]}`.
 
 In the package: write it in the file of its theme in `src/algorist/rewards/` under
 `@reward("name", low=..., high=...)`, name it in a recipe with its weight (for the Python API: in `DEFAULT_REWARDS` and
 `DEFAULT_REWARD_WEIGHTS`), and regenerate this page.
+
+## In TRL, and from TRL
+
+```python
+from trl import GRPOTrainer
+
+from algorist import build_rewards, trl_reward
+
+functions = [trl_reward("correct"), trl_reward("cosine", max_len=500)]   # GRPOTrainer(reward_funcs=functions, …)
+functions = build_rewards(["correct", {"name": "my_rewards.py:brevity", "weight": 0.1}])   # with .weights for reward_weights
+```
+
+TRL calls a reward with lists by name: `prompts`, `completions`, the gold answers in `reference_answer`, `ground_truth`, `answer` or
+`solution` (the first that is there), and every other column. Completions may be texts, messages, lists of either (the first one
+counts), token ids or tensors (with `decode=tokenizer.decode`). Of several gold answers in a row the one that serves the completion
+best counts. A missing gold column is an error before the first step.
+
+The other way round, a function in TRL's form, `def f(completions, **columns) -> list[float]`, works in a recipe as it is.
 
 ## Decisions
 
@@ -103,7 +128,7 @@ def _also(reward: Reward) -> str:
 
 
 def _params(reward: Reward) -> str:
-    return ", ".join(f"`{key}: {value}`" for key, value in reward.params.items())
+    return ", ".join(f"`{name}: {p.default}`" for name, p in reward.parameters.items())
 
 
 def _flat(reward: Reward) -> str:

@@ -234,6 +234,7 @@ def _check_types(*given: Tensor) -> None:
 
 def _flash_forward(q, k, v, edges_q, edges_k, max_q, max_k, dropout, causal, debug, *, scale=None, **_):
     assert q.dtype in (torch.bfloat16, torch.float16), f"flash attention takes 16-bit types, not {q.dtype}"
+    assert torch.cuda.get_device_capability() >= (8, 0), "FlashAttention only supports Ampere GPUs or newer"
     _check_types(q, k, v)
     assert q.shape[-1] % 8 == 0 and q.dim() == 3 and q.stride(-1) == 1
     out, lse = torch.zeros_like(q), torch.zeros(q.shape[1], q.shape[0])
@@ -276,6 +277,8 @@ def _flash_backward(
 
 def _efficient_forward(q, k, v, bias, compute_lse, dropout=0.0, causal=False, *, scale=None):
     assert bias is None and q.shape[1] == k.shape[1], "dense masks, or fewer key heads than the kernel takes"
+    old = torch.cuda.get_device_capability() < (8, 0)
+    assert not (old and q.dtype == torch.bfloat16), "cutlassF: no kernel found to launch!"
     _check_types(q, k, v)
     parts = [_attend(*given, causal, scale) for given in zip(q, k, v, strict=True)]
     lse = torch.full((*q.shape[:2], -(-q.shape[2] // 32) * 32), float("inf"))

@@ -13,10 +13,12 @@ import transformers as hf
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from algorist.config.schema import GRPOSection
 from algorist.errors import EngineError
 from algorist.rollouts.base import SamplingParams
 from algorist.rollouts.native.engine import NativeEngine
 from algorist.rollouts.transformers import TransformersEngine
+from algorist.training import part_size
 from algorist.training.batch import Batch
 from algorist.training.log_probs import packed_log_probs
 from algorist.training.processes import whole_weights
@@ -85,5 +87,9 @@ for ours, theirs in zip(model.parameters(), whole.parameters(), strict=True):
     exact = theirs.grad / 2
     worst = max(worst, float((ours.grad.full_tensor() - exact).norm() / exact.norm().clamp(min=1e-9)))
 found["gradients"] = worst
+# What fits is counted on this process's part of weights, gradients and moments (12 bytes per weight here; 16 are free).
+part_size.on_gpu = lambda device: True
+part_size.unused_gpu_bytes = lambda device: 16 * sum(p.numel() for p in whole.parameters()) // 2
+found["tokens"] = [part_size.tokens_that_fit(m, GRPOSection()) for m in (whole, model)]
 print(json.dumps(found), flush=True)
 dist.destroy_process_group()

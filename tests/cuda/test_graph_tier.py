@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +14,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from algorist.errors import EngineError
 from algorist.rollouts.base import SamplingParams
 from algorist.rollouts.engines import auto_engine
 from algorist.rollouts.native import graph_tier
@@ -150,6 +153,37 @@ def test_weights_that_moved_void_the_graphs() -> None:
     read_weights(policy, 4, pool)
     assert pool.moved == (storage.data_ptr() != address)
     del taken
+
+
+def test_a_forgotten_engine_takes_its_memory_along() -> None:
+    """An evaluation makes an engine; in a circle its cache would stay until a full collection."""
+    engine = NativeEngine(model(1, vocab_size=512), tier="graph")
+    engine.generate(PROMPTS, 4, SamplingParams(max_new_tokens=8, seed=3))
+    cache = weakref.ref(engine._graph._buffers)  # type: ignore[union-attr]
+    gc.disable()
+    try:
+        del engine
+        assert cache() is None
+    finally:
+        gc.enable()
+
+
+def test_numbers_that_are_wrong_end_the_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that never calls a row finished would be asked for ever."""
+    looks = []
+    read = graph_tier._Look.read
+
+    def alive_for_ever(look: Any) -> list[list[int]]:
+        looks.append(look)
+        assert len(looks) < 50, "asked for ever"
+        alive, *rest = read(look)
+        return [[1] * len(alive), *rest]
+
+    monkeypatch.setattr(graph_tier._Look, "read", alive_for_ever)
+    with pytest.raises(EngineError, match="12 rows have had all their steps, and the GPU still calls them"):
+        NativeEngine(model(1, vocab_size=512), tier="graph").generate(
+            PROMPTS, 4, SamplingParams(max_new_tokens=8, seed=3)
+        )
 
 
 @pytest.mark.slow

@@ -38,4 +38,7 @@ def test_rollouts_and_update_of_a_sharded_model() -> None:
         assert len(found["refused"]) == 2
         for words in found["refused"]:
             assert "the run would hang" in words and "--config ddp" in words
+        assert found["tokens"][0] == 1 and found["tokens"][1] > 10, (
+            "each completion would be a pass of its own"
+        )
         assert found["log_probs"] < 1e-5 and found["gradients"] < 1e-4

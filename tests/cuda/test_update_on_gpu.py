@@ -70,6 +70,8 @@ def test_the_cpus_log_probs_and_gradients(
     kind: str, lora: bool, capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dtype, compute, within = TYPES[kind]
+    if capability < (8, 0) and torch.bfloat16 in (dtype, compute):
+        pytest.skip("refused in words: tests/unit/test_precision.py")
     rows = batch()
     exact = policy(torch.float32, lora)
     expected = run(exact, rows)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 
 import pytest
 
-from algorist.grading import grade
-from tests.golden.pairs import pairs
+from algorist.grading import grade, grade_completion
+from algorist.prompts import get_format
+from tests.golden.pairs import FILE, pairs
 
 ALL = list(pairs())
 CATEGORIES = sorted({p[0] for p in ALL})
@@ -48,3 +50,22 @@ def test_symmetric(category: str) -> None:
             if there.correct != back.correct and back.reason != "unparseable_gold":
                 odd.append((gold, answer, there.reason, back.reason))
     assert not odd
+
+
+def test_answers_of_an_attack() -> None:
+    """124 answers by another hand, unfair ones that were paid and fair ones that were not; no unfair one is paid today."""
+    rows = [
+        json.loads(line)
+        for line in FILE.with_name("grading_cases.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
+    assert len(rows) == 124 and all(row["fair"] for row in rows if "unpaid_because" in row)
+    wrong = []
+    for row in rows:
+        if "format" in row:
+            parsed = get_format(row["format"]).parse(row["answer"])
+            verdict = grade_completion(row["answer"], row["gold"], parsed=parsed)
+        else:
+            verdict = grade(row["answer"], row["gold"])
+        if verdict.correct != (row["fair"] and "unpaid_because" not in row):
+            wrong.append((row, verdict.reason))
+    assert wrong == []

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from algorist.config import load_recipe
-from algorist.config.schema import Recipe, Section
-from algorist.config.vllm_sections import ColocatedVLLMSection, VLLMServerSection
+from algorist.config.schema import LossSection, Recipe, Section
+from algorist.extensions.vllm.section import ColocatedVLLMSection, VLLMServerSection
 from algorist.runs.pipeline import run_recipe
 from algorist.store.read import query
 from algorist.store.run_log import Display
@@ -63,10 +63,10 @@ CHANGES: dict[str, tuple[list[str], dict[str, Any]]] = {
         "grpo.save_total_limit": ["grpo.save_steps=1", 1], "grpo.enabled": False, "grpo.epochs": ["grpo.max_steps=null", 0.5],
         "grpo.max_steps": 3, "grpo.group_size": 2, "grpo.batch_size": 8, "grpo.gradient_accumulation_steps": 1, "grpo.num_iterations": 1,
         "grpo.steps_per_generation": 4, "grpo.max_completion_tokens": 5, "grpo.temperature": 0.5, "grpo.top_p": 0.3, "grpo.top_k": 3,
-        "grpo.min_p": 0.9, "grpo.loss": "cispo", "grpo.loss_params": "{delta: 1.01}", "grpo.advantage": "group_centered", "grpo.beta": 0.5,
-        "grpo.entropy_bonus": 0.1, "grpo.top_entropy_share": 0.5, "grpo.clip_low": 0.001, "grpo.clip_high": 0.001,
-        "grpo.importance_sampling_level": "sequence", "grpo.mask_truncated_completions": True, "grpo.micro_batch_tokens": 16,
-        "grpo.fast_update": False, "grpo.resample.max_share": ["grpo.resample={when_below: 1, max_rounds: 1}", 0.5], "grpo.eval_every": ["eval.enabled=true", 2], "grpo.samples_every": 1,
+        "grpo.min_p": 0.9, "grpo.stop_strings": "[e, a, o, t]", "grpo.loss.name": "cispo", "grpo.loss.delta": 1.01, "grpo.advantage": "group_centered", "grpo.beta": 0.5,
+        "grpo.entropy_bonus": 0.1, "grpo.top_entropy_share": 0.5, "grpo.loss.clip_low": 0.001, "grpo.loss.clip_high": 0.001,
+        "grpo.loss.importance": "sequence", "grpo.mask_truncated_completions": True, "grpo.micro_batch_tokens": 16,
+        "grpo.resample.max_share": ["grpo.resample={when_below: 1, max_rounds: 1}", 0.5], "grpo.eval_every": ["eval.enabled=true", 2], "grpo.samples_every": 1,
         "grpo.keep_best": ["eval.enabled=true", "grpo={eval_every: 1, save_steps: 1, save_total_limit: 1}", False],
         "grpo.engine": "transformers", "grpo.skip_zero_advantage": False,
         "rewards.0.name": "repetition", "rewards.0.weight": 2, "rewards.0.params": "{share: 0.2}",
@@ -97,6 +97,11 @@ SHOWN_BY = {
     "eval.batch_size": "runs/test_stages.py::test_eval_on_the_command_line_leaves_an_artifact",
     "eval.device": "unit/test_eval_benchmarks.py::test_evaluations_on_a_second_device_are_the_same",
     "eval.engine": "unit/test_eval_benchmarks.py::test_a_device_that_is_not_there_is_refused_before_anything_is_loaded",
+    "grpo.teacher.device": "unit/test_teacher.py::test_the_advantage_of_a_token_is_the_teachers_disagreement",
+    "grpo.teacher.model": "unit/test_teacher.py::test_the_advantage_of_a_token_is_the_teachers_disagreement",
+    "grpo.teacher.quantization": "unit/test_teacher.py::test_a_teacher_may_be_quantised",
+    "grpo.teacher.weight": "unit/test_teacher.py::test_the_advantage_of_a_token_is_the_teachers_disagreement",
+    "plugins": "runs/test_plugins.py::test_a_process_reward_moves_the_weights_and_resumes_exactly",
     "grpo.pools.hopeless": "unit/test_refill.py::test_problems_that_no_completion_solves_rest",
     "grpo.pools.solved": "unit/test_refill.py::test_rests_double_and_end",
     "grpo.processes": "unit/test_config.py::test_the_recipe_counts_its_processes",
@@ -112,13 +117,10 @@ SHOWN_BY = {
         vllm_keys(ColocatedVLLMSection), "unit/test_vllm_settings.py::test_colocated_settings_reach_vllm"
     ),
     **dict.fromkeys(
-        (f"grpo.vllm.{key}" for key in ("mode", "integration", "tensor_parallel_size", "group_port")),
-        "unit/test_vllm_settings.py::test_trl_gets_what_it_has",
+        (f"grpo.sampler_correction.{key}" for key in ("mode", "low", "high")),
+        "unit/test_step_equality.py::test_a_sampler_that_differs_is_corrected",
     ),
-    **dict.fromkeys(
-        (key for key in vllm_keys(VLLMServerSection) if "importance" in key),
-        "unit/test_vllm_settings.py::test_the_correction_reaches_the_loss",
-    ),
+    "grpo.vllm.mode": "unit/test_vllm_settings.py::test_the_mode_decides_and_survives_the_runs_yaml",
     "matcher": "runs/test_latex_fallback.py::test_a_run_of_r1_zero_numina_finishes_without_it",
     "model.attn_implementation": "unit/test_models_load.py::test_flash_attention_that_is_not_there_is_told_before_anything_is_written",
     "model.backend": "unit/test_unsloth.py::test_unsloth_gets_what_the_recipe_says",
@@ -130,7 +132,19 @@ SHOWN_BY = {
     "output_dir": "runs/test_training_log.py::test_the_log_tells_the_run_in_order",
     "prompt.system_prompt_path": "unit/test_prompts.py::test_system_prompt_from_a_file_is_stripped",
     "prompt.template_kwargs": "unit/test_template_switches.py::test_a_run_its_evaluations_and_its_model_have_the_switch",
+    "rewards.environment": "unit/test_faults.py::test_a_reward_gets_no_secrets_but_those_that_the_recipe_names",
     "rewards.timeout_s": "unit/test_faults.py::test_a_run_goes_on_when_a_reward_hangs_once",
+    **dict.fromkeys(
+        (
+            f"tools.{key}"
+            for key in ("use", "format", "calls", "output_tokens", "demonstrations", "instructions")
+        ),
+        "unit/test_tools.py::test_each_setting_of_tools_changes_what_is_asked_or_answered",
+    ),
+    **dict.fromkeys(("tools.seconds", "tools.memory_mb"), "unit/test_tools.py::test_limits_reach_the_tool"),
+    "tools.fail_steps": "runs/test_tools.py::test_a_tool_that_fails_always_ends_the_run",
+    "tools.drop_void": "unit/test_tools.py::test_what_neither_calls_nor_answers_can_be_left_out",
+    "environment": "runs/test_tools.py::test_a_run_with_calls_and_an_environment",
     "sft.source": "unit/test_settings_are_read.py::test_prompt_and_response_are_taught_as_they_are",
     **dict.fromkeys(
         ("data.train.hub", "data.train.subset"),
@@ -153,7 +167,9 @@ SHOWN_BY = {
 
 
 def keys(model: type[Section] = Recipe, before: str = "") -> Iterator[str]:
-    """Yield every dotted key of the schema; the three datasets count as one, and so do the rewards."""
+    """Yield every dotted key of the schema; the three datasets count as one, and so do the rewards and the losses."""
+    if model is LossSection:
+        yield from (f"{before}{name}" for name in LossSection().parameters)
     for name, field in model.model_fields.items():
         kinds = [field.annotation]
         for kind in kinds:

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import yaml
 from typer.testing import CliRunner
 
 from algorist.cli.export_command import app
 from algorist.cli.flags import with_flags
+from algorist.config.explain import to_yaml
 from algorist.config.load import load_recipe
 from algorist.config.model_section import ModelSection, TinySection
 from algorist.config.schema import Recipe
 from algorist.errors import CheckpointError, ConfigError
-from algorist.hub.card import model_card
-from algorist.hub.export import export
+from algorist.extensions.hub.card import model_card
+from algorist.extensions.hub.export import export
 from algorist.models.load import load_policy, make_policy
 from algorist.prompts import get_format
 from algorist.runs.pipeline import run_recipe
@@ -113,6 +119,10 @@ def test_the_command_takes_a_run_and_refuses_what_cannot_be(run: Path, tmp_path:
     call = CliRunner().invoke
     done = call(app, [str(run), "--to", str(tmp_path / "out"), "--merge"])
     assert done.exit_code == 0 and "wrote" in done.output, done.output
+    assert (
+        "tried in plain transformers (its chat template makes the prompt of the training): Sam has"
+        in done.output
+    )
     unmerged = call(app, [str(run), "--to", str(tmp_path / "adapter")])
     assert "which others do not have" in unmerged.output and "--merge" in unmerged.output
     assert "which others do not have" not in done.output
@@ -171,9 +181,28 @@ def test_a_token_is_no_setting(key: str) -> None:
     assert "hf_abc" not in str(caught.value)
 
 
+def test_the_card_names_the_base_its_licence_and_what_to_run(run: Path, tmp_path: Path) -> None:
+    (run.parent / "base" / "README.md").write_text("---\nlicense: mit\n---\n# A base\n")
+    export(run / "grpo/final", tmp_path / "given", run=run)
+    card = (tmp_path / "given" / "README.md").read_text()
+    head = yaml.safe_load(card.split("---\n")[1])
+    assert (
+        head["license"] == "mit" and "base_model" not in head
+    )  # a folder of this machine is nothing to others
+    assert 'from_pretrained("given")' in card and "<details>" in card.partition("## Recipe")[2]
+    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    of_hub = Recipe.model_validate({"model": {"name": "smollm2"}, "sft": {"enabled": False}})
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "config.yaml").write_text(to_yaml(of_hub))
+    head = yaml.safe_load(model_card(run / "grpo/final", tmp_path / "r", base="smollm2").split("---\n")[1])
+    assert (head["base_model"], head["license"]) == ("HuggingFaceTB/SmolLM2-135M-Instruct", "apache-2.0")
+
+
 @pytest.mark.slow
-def test_an_adapter_on_a_model_from_scratch_keeps_its_base(tmp_path: Path) -> None:
-    """The stages can be done in two calls, and the final adapter is found to be a model."""
+def test_an_adapter_on_a_model_from_scratch_keeps_its_base(tmp_path: Path, output_of: Any) -> None:
+    """The stages can be done in two calls, and the final adapter is found to be a model, exported, too."""
     settings = [f"output_dir={tmp_path}", "threads=1", "model.lora={rank: 4}", "eval.enabled=false"]
     run_recipe(load_recipe("smoke-cpu", [*settings, "run_name=whole"]).recipe)
     run_recipe(load_recipe("smoke-cpu", [*settings, "run_name=parts"]).recipe, stages=("sft",))
@@ -185,3 +214,7 @@ def test_an_adapter_on_a_model_from_scratch_keeps_its_base(tmp_path: Path) -> No
         weights.append(policy.model.state_dict())
     assert weights[0].keys() == weights[1].keys()
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+    told = output_of("export", str(tmp_path / "whole"), "--to", str(tmp_path / "far/away/given"))
+    assert "tried in plain transformers (its chat template makes" in told
+    exported = load_policy(tmp_path / "far/away/given", device=CPU).model.state_dict()
+    assert all(torch.equal(weights[0][key], exported[key]) for key in weights[0])

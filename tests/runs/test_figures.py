@@ -1,4 +1,4 @@
-"""The tables of figures in README and docs are those of benchmarks/baselines, and the cost of a recipe is what it takes."""
+"""The tables of figures in docs are those of benchmarks/baselines, and the cost of a recipe is what it takes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_cost_of_a_recipe_is_what_its_run_takes(tmp_path: Path, monkeypatch:
     weights = sum(w.nbytes for w in load_file(run / "grpo/final/model.safetensors").values())
     state = torch.load(run / "grpo/checkpoint-2/optimizer.pt", weights_only=True)["state"]
     moments = sum(part[key].nbytes for part in state.values() for key in ("exp_avg", "exp_avg_sq"))
-    assert foretold.memory == weights + weights + moments
+    assert foretold.fixed == weights + weights + moments
 
 
 def test_six_flops_per_parameter_and_token_are_what_a_step_computes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,9 +16,9 @@ from algorist.cli.main import main
 from algorist.config.load import load_recipe, load_run_recipe
 from algorist.config.schema import Recipe
 from algorist.errors import CheckpointError, ConfigError, DataError
+from algorist.extensions.iterate.rounds import Drawing, iterate, round_recipe
 from algorist.models.load import make_policy
 from algorist.prompts import get_format
-from algorist.runs.iterate import Drawing, iterate, round_recipe
 from algorist.runs.pipeline import Quiet, run_recipe
 from algorist.store.read import query
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from algorist.grading import grade
+from algorist.rewards.extract import formula_in
 from algorist.store.read import query
 
 RIGHT = [
@@ -93,11 +94,14 @@ def test_a_run_of_r1_zero_numina_finishes_without_it(tmp_path: Path, shared_data
     console = " ".join((done.stdout + done.stderr).split())
     assert console.count("math_verify cannot be imported") == 1 and "warning: math_verify" in console
     assert (tmp_path / "r/training.log").read_text().count("math_verify cannot be imported") == 1
-    stored = query(tmp_path / "r", "SELECT extracted, gold, correct, reason, rewards FROM rollouts")
+    stored = query(
+        tmp_path / "r", "SELECT completion, extracted, gold, correct, reason, rewards FROM rollouts"
+    )
     assert len(stored) == 8 and (tmp_path / "r/grpo/final/model.safetensors").is_file()
     artifact = json.loads((tmp_path / "r/eval/grpo.json").read_text(encoding="utf-8"))
     assert artifact["protocol"]["matcher"] == "symbolic"
     for row in stored:
         told = grade(row["extracted"], row["gold"], matcher="symbolic")
         assert (row["correct"], row["reason"]) == (told.correct, told.reason)
-        assert 0 <= row["rewards"]["accuracy"] <= 1
+        written = grade(formula_in(row["completion"]), row["gold"], matcher="symbolic")
+        assert row["rewards"]["accuracy"] == float(written.correct)

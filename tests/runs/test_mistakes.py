@@ -90,7 +90,10 @@ def test_a_reward_that_always_fails_is_told_at_once(call: Cli, tmp_path: Path) -
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     told = " ".join((done.stdout + done.stderr).split())
-    assert "reward 'broken' failed on 16 of 16 completions (ValueError('my bug')); they get 0" in told
+    assert (
+        "reward 'broken' failed on 16 of 16 completions (ValueError('my bug') in mine.py:2); they get 0"
+        in told
+    )
     lines = [
         json.loads(x) for x in (tmp_path / "runs" / "smoke-cpu" / "metrics.jsonl").read_text().splitlines()
     ]

@@ -49,3 +49,17 @@ def test_too_little_is_not_healthy(tmp_path: Path, diagnose: Any) -> None:
     code, out = diagnose(folder)
     assert code == 0 and "too little to judge yet" in out and "nothing is wrong" not in out
     assert json.loads(diagnose(folder, "--json")[1])["healthy"] is None
+
+
+def test_four_steps_that_moved_nothing_are_too_little(tmp_path: Path, diagnose: Any) -> None:
+    (tmp_path / "own.py").write_text(
+        "def long(completion):\n    return float(len(completion) % 3)\n"
+        "def still(log_probs, old_log_probs, advantages, mask):\n    return 1e-12 * log_probs * advantages\n"
+    )
+    own = [
+        f"rewards=[{tmp_path}/own.py:long]",
+        f"grpo.loss={tmp_path}/own.py:still",
+        "grpo.learning_rate=1e-12",
+    ]
+    code, out = diagnose(run(tmp_path, "grpo.max_steps=4", "grpo.max_completion_tokens=8", *own))
+    assert "nothing is wrong" not in out and (code == 1 or "too little to judge yet" in out)

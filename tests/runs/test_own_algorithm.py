@@ -15,6 +15,7 @@ from algorist.runs.pipeline import Quiet, run_recipe
 from tests.tiny import make_trainer, parameters_of
 
 OWN = """
+import sys
 import torch
 from algorist import loss
 
@@ -39,6 +40,32 @@ def constant(mask):
 
 def wrong(log_probs):
     raise ValueError("my bug")
+
+def three(log_probs):
+    return log_probs, {}, {}
+
+def metrics_listed(log_probs):
+    return log_probs, [("size", 1.0)]
+
+def metric_long(log_probs):
+    return log_probs, {"size": torch.ones(5)}
+
+def metric_text(log_probs):
+    return log_probs, {"size": "large"}
+
+def complex_values(log_probs):
+    return log_probs * 1j
+
+def exits(log_probs):
+    sys.exit(0)
+
+def exits_later(log_probs):
+    if log_probs.shape[1] > 3:
+        sys.exit(0)
+    return log_probs
+
+def endless(log_probs, advantages):
+    return log_probs * 0 + (torch.inf if log_probs.shape[1] > 3 else 1.0)
 
 def demanding(log_probs, beta_two):
     return log_probs
@@ -89,12 +116,19 @@ def test_the_own_advantage_is_what_is_trained_and_stored(own: Path, tmp_path: Pa
         rewards = torch.tensor([[r.reward for r in group.rollouts] for group in groups])
         order = rewards.argsort(-1).argsort(-1).float()
         assert torch.equal(advantages, order - order.mean(-1, keepdim=True))
-    assert torch.equal(trainer.rollouts.advantages, kept[-1][1].flatten())
+    assert torch.equal(trainer.rollouts.advantages[:, 0], kept[-1][1].flatten())
 
 
 MISTAKES = {
     "loss:scalar": r"own.py:scalar' returned shape \(\); expected the loss per token",
-    "loss:rows": r"own.py:rows' returned shape \(8,\); expected the loss per token",
+    "loss:rows": r"own.py:rows' returned shape \(2,\); expected the loss per token, \(2, 3\) like log_probs, or \(2, 1\)",
+    "loss:three": r"own.py:three' returned 3 values; expected the loss per token",
+    "loss:metrics_listed": r"returned metrics as list; expected a dictionary",
+    "loss:metric_long": r"the metric 'size' as shape \(5,\); expected a number, one for each completion \(2,\)",
+    "loss:metric_text": r"the metric 'size' as str; expected a number",
+    "loss:complex_values": r"returned complex64; expected the loss per token",
+    "loss:exits": r"own.py:exits raised SystemExit in own.py:\d+: 0",
+    "loss:exits_later": r"own.py:exits_later raised SystemExit",
     "loss:constant": r"own.py:constant' does not depend on log_probs",
     "loss:wrong": r"own.py:wrong raised ValueError in own.py:\d+: my bug",
     "loss:demanding": r"asks for beta_two.*give every other parameter a default value",
@@ -113,13 +147,62 @@ def test_mistakes_are_told_in_one_sentence(own: Path, tmp_path: Path, mistake: s
         make_trainer(tmp_path, **{key: f"{own}:{name}"}).train()
 
 
-def test_a_mistake_in_the_file_is_found_before_anything_is_loaded(own: Path, tmp_path: Path) -> None:
-    recipe = load_recipe(
-        "smoke-cpu", [f"output_dir={tmp_path}", "run_name=r", f"grpo.loss={own}:misspelt"]
-    ).recipe
-    with pytest.raises(ConfigError, match="has no function 'misspelt'"):
+REWARDS = """
+import sys
+
+def text(completion):
+    return "good"
+
+def listed(rollout):
+    return [1.0, 2.0]
+
+def one_for_all(completions, **columns):
+    return [1.0]
+
+async def later(rollout):
+    return 1.0
+
+def exits(completion, *, trainer_state=None):
+    sys.exit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("grpo.loss=OWN:misspelt", "has no function 'misspelt'"),
+        ("grpo.loss=OWN:scalar", r"returned shape \(\); expected the loss per token"),
+        ("grpo.loss=OWN:exits", "raised SystemExit"),
+        ("grpo.loss={name: 'OWN:dapo', clip: 1}", r"grpo.loss.clip: the loss '.*' has no parameter 'clip'.*clip_low"),
+        ("grpo.loss={name: 'OWN:dapo', clip_low: near}", r"grpo.loss.clip_low, a parameter of .*valid number"),
+        ("grpo.advantage=OWN:narrow", r"returned \(2,\) for rewards of shape \(2, 4\)"),
+        ("rewards=[REWARDS:text]", "reward 'text' returned a value of type str; expected a number or None"),
+        ("rewards=[REWARDS:listed]", "reward 'listed' returned a value of type list"),
+        ("rewards=[REWARDS:one_for_all]", "reward 'one_for_all' returned 1 values for 2 completions"),
+        ("rewards=[REWARDS:later]", "reward 'later' is async; expected def f"),
+        ("rewards=[REWARDS:exits]", "reward 'exits' ended the program"),
+        ("rewards=[{name: xmlcount, params: {penalty: much}}]", r"rewards.xmlcount.penalty, .*valid number"),
+        ("rewards=[{name: repetition, params: {ngram: [3]}}]", r"rewards.repetition.ngram, .*valid integer"),
+        ("rewards=[{name: cosine, params: {max_len: null}}]", r"rewards.cosine.max_len, .*valid integer"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_own_code_is_found_before_anything_is_loaded(
+    own: Path, tmp_path: Path, setting: str, message: str
+) -> None:
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    setting = setting.replace("OWN", str(own)).replace("REWARDS", str(tmp_path / "rewards.py"))
+    recipe = load_recipe("smoke-cpu", [f"output_dir={tmp_path}", "run_name=r", setting]).recipe
+    with pytest.raises(ConfigError, match=message):
         run_recipe(recipe, display=Quiet())
     assert not (tmp_path / "r").exists()
+
+
+def test_an_infinite_loss_without_a_gradient_is_a_step_that_is_left_out(own: Path, tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, loss=f"{own}:endless", max_steps=2)
+    before = parameters_of(trainer)
+    trainer.train()
+    assert [line.get("update/skipped") for line in trainer.state.log_history[:2]] == [1.0, 1.0]
+    assert torch.equal(before, parameters_of(trainer))
 
 
 def test_a_function_serves_where_a_name_does() -> None:

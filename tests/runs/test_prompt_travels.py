@@ -96,13 +96,30 @@ def test_an_adapter_and_its_merge_carry_it(tmp_path: Path, output_of: Any) -> No
         assert asked is not None and asked.prompt_format.system_prompt == SYSTEM
 
 
-def test_a_damaged_entry_is_named(run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"system_prompt": ["x"]},
+        {"tags": {"answer_open": "\n", "answer_close": ""}},
+        {"prompt_format": "of theirs", "tags": {}},
+        {"raw_template": "{question}" + "x" * 300_000},
+    ],
+)
+def test_a_damaged_entry_is_named(
+    damage: dict[str, Any],
+    run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Tags that are empty would be looked for without an end; a text of megabytes would be in every prompt."""
     shutil.copytree(run / "sft" / "final", tmp_path / "m")
     file = tmp_path / "m" / "tokenizer_config.json"
     content = json.loads(file.read_text())
-    content["algorist"]["system_prompt"] = ["x"]
+    content["algorist"] |= damage
     file.write_text(json.dumps(content))
     monkeypatch.setattr(sys, "argv", ["algorist", "solve", QUESTION, "--model", str(tmp_path / "m")])
     with pytest.raises(SystemExit) as stop:
         main()
     assert stop.value.code == 2
+    assert "a damaged entry 'algorist'" in capsys.readouterr().err

@@ -148,6 +148,11 @@ def test_math_sft_baseline_and_grpo(tmp_path: Path, shared_data: Path) -> None:
         "sft.eval_every=1",
     )
     assert len(run.train) == 10 and {"sft-step-1", "sft"} <= set(run.summaries)
+    between, last = (
+        json.loads((run.folder.path / f"eval/{n}.json").read_text()) for n in ("sft-step-1", "sft")
+    )
+    assert between["model"] == f"{run.folder.path / 'sft'}, step 1"  # no folder holds it
+    assert Path(last["model"]).is_dir() and between["date"] <= last["date"]
     assert not (run.folder.path / "rollouts").exists() or not rollouts(run)
     final = run.folder.path / "sft/final"
     assert (final / "model.safetensors").is_file()

@@ -79,7 +79,7 @@ def test_mistakes(run: Path, tmp_path: Path) -> None:
 
 def test_the_verb(run: Path, tmp_path: Path, call: Cli) -> None:
     done = call("regrade", str(run), "--matcher", "symbolic", "--changed", "c.jsonl")
-    assert done.returncode == 1 and "1 verdicts and 1 rewards change" in done.stdout, done.stderr
+    assert done.returncode == 1 and "1 verdict and 1 reward change" in done.stdout, done.stderr
     assert json.loads((tmp_path / "c.jsonl").read_text())["new_reason"] == "equal_number"
     same = call("regrade", str(run), "--json")
     assert same.returncode == 0 and json.loads(same.stdout)["changed"] == 0

@@ -16,6 +16,7 @@ from algorist.config.load import load_run_recipe
 from algorist.errors import ConfigError
 from algorist.runs.pipeline import run_recipe
 from algorist.runs.solve import Solver
+from algorist.store.run_log import Quiet
 
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant: "
 REWARD = "def short(completion):\n    return 1.0 / (1 + len(completion))\n"
@@ -104,3 +105,28 @@ def test_a_run_works_where_the_files_are_not(
     told = capsys.readouterr()
     assert stop.value.code == 0, told.err
     assert "rewards/short" in told.out
+
+
+def test_a_reward_that_changes_during_a_run_is_reported_and_the_copy_counts(tmp_path: Path) -> None:
+    mine, said = tmp_path / "mine.py", []
+    mine.write_text("def paid(rollout):\n    return 0.25\n")
+
+    class Editing(Quiet):
+        def say(self, text: str) -> None:
+            said.append(text)
+            if "grpo begins" in text:
+                mine.write_text("def paid(rollout):\n    return 0.75\n")
+
+    settings = [
+        "sft.enabled=false",
+        "grpo.max_steps=1",
+        "data.eval.limit=4",
+        f"output_dir={tmp_path}",
+        "run_name=r",
+    ]
+    recipe = load_recipe("smoke-cpu", [*settings, f"rewards=[correct, '{mine}:paid']"]).recipe
+    run_recipe(recipe, display=Editing())
+    artifact = json.loads((tmp_path / "r" / "eval" / "grpo.json").read_text())
+    assert "0.25" in json.dumps(artifact["metrics"]) and "0.75" not in json.dumps(artifact["metrics"])
+    told = [line for line in said if "mine.py (rewards.1.name) has changed since this run began" in line]
+    assert len(told) == 1 and "files/mine.py" in told[0]

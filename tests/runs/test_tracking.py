@@ -21,16 +21,16 @@ import algorist
 from algorist.config.load import load_recipe
 from algorist.config.schema import Recipe
 from algorist.errors import ConfigError, DataError, MissingExtraError
-from algorist.runs.pipeline import Quiet, run_recipe
-from algorist.store.write import MetricsWriter
-from algorist.toolkit.oneshot import DEFAULT_GRPO_ARGS
-from algorist.tracking.trackers import (
+from algorist.extensions.tracking.trackers import (
     TensorBoardTracker,
     Trackers,
     check_trackers,
     identity,
     open_trackers,
 )
+from algorist.runs.pipeline import Quiet, run_recipe
+from algorist.store.write import MetricsWriter
+from algorist.toolkit.oneshot import DEFAULT_GRPO_ARGS
 from tests.tiny import tiny_policy
 
 NAMES = ("wandb", "tensorboard", "trackio", "mlflow")
@@ -148,15 +148,15 @@ def test_a_resumed_run_hides_what_it_logs_again(tmp_path: Path) -> None:
 
 def test_a_run_resumed_between_training_and_evaluation_adds_to_the_last_step(tmp_path: Path) -> None:
     recipe = recipe_of("report_to=tensorboard")
-    with (
-        MetricsWriter(tmp_path / "metrics.jsonl") as metrics,
-        open_trackers(recipe, tmp_path, print) as trackers,
-    ):
+    trackers = open_trackers(recipe, tmp_path, print)
+    with MetricsWriter(tmp_path / "metrics.jsonl") as metrics:
         for step in (1, 2, 3):
             metrics.write("sft", step, {"loss": 1.0})
             trackers.log("sft", step, {"loss": 1.0})
-    with open_trackers(recipe, tmp_path, print) as trackers:
-        trackers.evaluation("sft", None, {"greedy_accuracy": 0.5})
+    trackers.finish()
+    trackers = open_trackers(recipe, tmp_path, print)
+    trackers.evaluation("sft", None, {"greedy_accuracy": 0.5})
+    trackers.finish()
     found = events(tmp_path / "tensorboard" / "sft")
     assert [e.step for e in found.Scalars("loss")] == [1, 2, 3]
     for name in ("eval/greedy_accuracy", "final/greedy_accuracy"):

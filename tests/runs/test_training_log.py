@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
+from algorist.cli.terminal import TerminalDisplay
 from algorist.config import load_recipe
 from algorist.errors import AlgoristError
 from algorist.runs.pipeline import run_recipe
-from algorist.store.run_log import Quiet
+from algorist.store.run_log import Display, Lines, Quiet
+from tests.tiny import tiny_policy
 
 OWN = ["threads=1", "sft.logging_steps=1", "grpo.eval_every=1", "data.eval.limit=4"]
 
@@ -61,9 +64,35 @@ def test_a_failed_run_says_so_in_its_log(tmp_path: Path) -> None:
     assert "ERROR the run ended: DataError: no prompt has" in (tmp_path / "r" / "training.log").read_text()
 
 
-def test_what_is_said_while_data_is_loaded_stands_in_the_log(tmp_path: Path) -> None:
-    solved = [f'{{"problem": "1 + {n}?", "solution": "It is \\\\boxed{{{n + 1}}}."}}' for n in range(8)]
-    (tmp_path / "rows.jsonl").write_text("\n".join([*solved, '{"problem": "what?", "solution": "No."}']))
-    data = f"data.train={{name: math, path: {tmp_path}/rows.jsonl}}"
-    log = run(tmp_path, data, "sft.enabled=false", "grpo.max_steps=1", "eval.enabled=false", display=Quiet())
-    assert re.search(r"WARNING .*1 of 9 rows.* left out", log) and log.count("left out") == 1, log
+@pytest.mark.parametrize("display", [Lines, TerminalDisplay])
+def test_what_is_left_out_and_what_modules_warn_of_is_in_the_log_and_on_the_screen_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], display: type[Display]
+) -> None:
+    policy = tiny_policy()
+    for part in (policy.model, policy.tokenizer):
+        part.save_pretrained(tmp_path / "model")
+    rows = [{"question": f"{n} + 1?", "answer": str(n + 1)} for n in (*range(16), *range(6), *range(3))]
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in [*rows, {"question": "what?"}]))
+    parts = ["eval.samples=0", "sft.enabled=false", "grpo.max_steps=1"]
+    for key, part in (("train", "train"), ("eval", "held_out")):
+        params = f"{{of: local, share: 0.7, skip_bad_rows: true, part: {part}}}"
+        parts.append(f"data.{key}={{name: holdout, path: {tmp_path}/rows.jsonl, params: {params}}}")
+    log = run(
+        tmp_path, *parts, "data.train.unique=true", f"model.name={tmp_path}/model", "prompt.system_prompt=Hm.", "grpo.eval_every=null",
+        display=display(),
+    )  # fmt: skip
+    told = capsys.readouterr()
+    screen = " ".join((told.out + told.err).split())
+    for text in (
+        "dataset '.*rows.jsonl': 1 of 26 rows are left out, such as row 26 has no gold answer",
+        r"dataset 'holdout': \d of 1\d problems are left out: they repeat a question",
+        r"dataset 'local': \d of 8 held-out problems also stand in the training part and are left out",
+        "the system prompt never shows <reasoning>",
+    ):
+        assert len(re.findall(f"warning: {text}", screen.replace(" warning:", "\nwarning:"))) == 1, (
+            text,
+            screen,
+        )
+        assert len(re.findall(f"WARNING {text}", log)) in (1, 2), (text, log)  # train and eval read one file
+    assert "demonstrations" not in screen and re.search(r"grpo: 1 steps?, reward .*, 0:\d\d", screen)
+    assert re.search(r"grpo 1/1 · .* · correct 0\.\d+ · well_formed 0\.\d+ ·", log)

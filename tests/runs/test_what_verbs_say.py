@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from algorist.config import load_recipe
+from algorist.config import load_recipe, recipe_names
 from algorist.config.explain import describe, settings_page
 from algorist.errors import ConfigError
 from algorist.runs.pipeline import run_recipe
@@ -87,8 +88,40 @@ def test_solve_in_a_terminal_answers_line_by_line(run: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
+    ("path", "typed"),
+    [
+        ("/usr/bin:/bin", ".venv/bin/algorist"),
+        (".venv/bin:/usr/bin:/bin", "algorist"),
+        ("other:/usr/bin:/bin", ".venv/bin/algorist"),  # another program of that name
+    ],
+)
+def test_commands_are_shown_as_they_can_be_typed(tmp_path: Path, path: str, typed: str) -> None:
+    for folder in (".venv/bin", "other"):
+        (tmp_path / folder).mkdir(parents=True)
+        script = tmp_path / folder / "algorist"
+        script.write_text(f"#!{sys.executable}\nfrom algorist.cli.main import main\nmain()\n")
+        script.chmod(0o755)
+    for words, shown in (
+        (["solve", "1 + 1?"], f"make one: {typed} run quickstart\n"),
+        (["recipes", "--help"], f"Example: {typed} recipes show quickstart --resolved"),
+    ):
+        environment = {**os.environ, "PATH": path, "COLUMNS": "200"}
+        done = subprocess.run(
+            [".venv/bin/algorist", *words], cwd=tmp_path, capture_output=True, text=True, env=environment
+        )
+        assert shown in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
     ("words", "ours"),
     [
+        (("run", "quickstart", "--use-wandb"), "without dashes. Here it is report_to=[wandb]."),
+        (("run", "quickstart", "--run-name", "a"), "Here it is run_name=VALUE."),
+        (("run", "quickstart", "--output-dir", "a"), "Here it is output_dir=VALUE."),
+        (("run", "--config", "a.yaml"), "Here it is the first word after the verb, FILE.yaml or the name"),
+        (("run", "math-sft", "--num-train-epochs", "3"), "Here it is sft.epochs=VALUE."),
+        (("sft", "quickstart", "--lr", "3"), "Here it is sft.learning_rate=VALUE."),
+        (("run", "math-sft", "batch_size=16"), "batch_size: unknown key. Here it is sft.batch_size=VALUE."),
         (("run", "quickstart", "--max-steps", "3"), "Here it is grpo.max_steps=VALUE."),
         (("grpo", "quickstart", "--learning-rate", "1e-5"), "Here it is grpo.learning_rate=VALUE."),
         (
@@ -104,10 +137,54 @@ def test_names_of_other_programs_are_answered_with_ours(verb: Any, words: tuple[
     assert code == 2 and ours in err
 
 
+def test_a_text_is_shown_once_with_its_copies(run: Path, verb: Any, tmp_path: Path) -> None:
+    from algorist.store.read import rollouts
+    from algorist.store.write import RolloutWriter
+
+    one = {
+        "stage": "grpo",
+        "step": 1,
+        "problem_id": "p",
+        "reward": 1.0,
+        "reason": "equal_string",
+        "completion_tokens": 3,
+        "advantage": 0.5,
+    }
+    rows = [
+        one | {"sample": n, "completion": text}
+        for n, text in enumerate(["twelve", "twelve", "twelve", "two"])
+    ]
+    (tmp_path / "r").mkdir()
+    for name in ("config.yaml", "run.json"):
+        if (run / name).is_file():
+            shutil.copy(run / name, tmp_path / "r" / name)
+    with RolloutWriter(tmp_path / "r" / "rollouts") as store:
+        store.write(rows)
+    assert len(rollouts(tmp_path / "r")) == 4
+    code, out, err = verb("inspect", str(tmp_path / "r"), "--sort=-reward", "--limit", "2")
+    assert code == 0 and out.count("twelve\n") == 1 and "· 3 times\n" in out and out.count("two\n") == 1, (
+        out + err
+    )
+
+
+def test_a_folder_that_is_taken_is_refused_before_torch_is_loaded(tmp_path: Path, run: Path) -> None:
+    shutil.copytree(run, tmp_path / "runs" / "smoke-cpu")
+    (tmp_path / "torch.py").write_text("import os\nos._exit(7)\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "algorist", "run", "smoke-cpu"], cwd=tmp_path, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+    )  # fmt: skip
+    assert done.returncode == 2 and "already holds a run" in done.stderr and not done.stdout, done
+
+
 def test_rows_are_numbered_as_in_the_file(verb: Any, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("question,answer\n1+1?,2\n2+2?,\n3+3?,6\n")
     code, _, err = verb("data", "check", "local", "--path", "a.csv")
-    assert code == 2 and "row 2 has no gold answer" in err and "skip_bad_rows=true" in err
+    assert (
+        code == 2 and "row 2 has no gold answer" in err and "local,params.skip_bad_rows=true for data" in err
+    )
+    code, out, _ = verb("data", "check", "local,params.skip_bad_rows=true", "--path", "a.csv")
+    assert code == 0 and "2 problems" in out
     (tmp_path / "b.csv").write_text('question,answer\n"a\nb",1\n1,2,3\n')
     code, _, err = verb("data", "check", "local", "--path", "b.csv")
     assert code == 2 and "b.csv:4: 3 cells, expected 2 (question, answer)" in err
@@ -119,6 +196,32 @@ def test_rows_are_numbered_as_in_the_file(verb: Any, tmp_path: Path) -> None:
     assert [p.answer for p in load_problems(recipe.data.train)] == ["2", "6"]
     code, _, err = verb("grpo", "smoke-cpu", "data.train.name=a.csv")
     assert code == 2 and "write name: local and path: a.csv" in err
+
+
+def test_decimal_commas_are_named_and_read(verb: Any, tmp_path: Path) -> None:
+    rows = ["1.234,5", "12,5 %", "12,5", "-0,75", "7", "(1,5; 2,5)", "1.234", "12{,}5", "2, 3"]
+    (tmp_path / "a.csv").write_text(
+        "question,answer\n" + "".join(f'{n}?,"{row}"\n' for n, row in enumerate(rows))
+    )
+    code, out, _ = verb("data", "check", "local", "--path", "a.csv")
+    assert (
+        code == 0
+        and "5 may be decimal commas" in out
+        and "params: {decimal: ','}" in out
+        and "'1.234,5'" in out
+    )
+    named = json.loads(verb("data", "check", "local", "--path", "a.csv", "--json")[1])["decimal_commas"]
+    assert [row["gold"] for row in named] == [rows[n] for n in (0, 1, 2, 3, 7)]
+    name = "local,params={decimal: ','}"
+    code, out, _ = verb("data", "check", name, "--path", "a.csv")
+    assert code == 0 and "decimal" not in out
+    golds = [
+        json.loads(text + "}")["answer"]
+        for text in verb("data", "show", name, "--path", "a.csv", "-n", "9")[1].split("\n}\n")[:-1]
+    ]
+    assert golds == ["1234.5", "12.5 %", "12.5", "-0.75", "7", "(1.5; 2.5)", "1234", "12.5", "2, 3"]
+    code, _, err = verb("data", "check", "local,params={decimal: x}", "--path", "a.csv")
+    assert code == 2 and "expected '.' or ','" in err
 
 
 def test_data_check_lists_golds_that_are_compared_as_text(verb: Any, tmp_path: Path) -> None:
@@ -133,12 +236,15 @@ def test_rewards_explain_counts_tokens_and_says_a_failure_once(verb: Any, tmp_pa
     (tmp_path / "r.py").write_text(
         "def brief(completion, *, completion_ids):\n    return 1 / len(completion_ids)\n"
         "def broken(completion):\n    return 1 / 0\n"
+        "def level(rollout, problem):\n    return rollout.grade.correct + int(problem['level']) + problem['size']\n"
     )
     words = ["rewards", "explain", "--completion", "a b c d", "--answer", "1"]
     code, out, _ = verb(*words, "rewards=[{name: 'r.py:brief'}]")
     assert code == 0 and json.loads(out)["total"] == 0.25
     code, out, _ = verb(*words, "rewards=[{name: 'r.py:brief'}]", "--tokens", "10")
     assert json.loads(out)["total"] == 0.1
+    code, out, _ = verb(*words, "rewards=[{name: 'r.py:level'}]", "--row", "level=3", "--row", "size=0.5")
+    assert code == 0 and json.loads(out)["total"] == 3.5
     code, _, err = verb(*words, "rewards=[{name: 'r.py:broken'}]")
     assert code == 1 and err.count("ZeroDivisionError") == 1 and "error: reward 'broken' failed" in err
     code, out, _ = verb("rewards", "explain", "--help")
@@ -175,7 +281,21 @@ def test_every_setting_is_on_its_page() -> None:
 
 def test_recipes_show_describes(verb: Any) -> None:
     code, out, _ = verb("recipes", "show", "quickstart", "--describe")
-    assert code == 0 and "Completions per problem (G). Takes an integer ≥ 1." in out
+    assert (
+        code == 0
+        and "  # Completions per problem (G). Takes an integer ≥ 1.\n  group_size: 8  # quickstart" in out
+    )
+
+
+@pytest.mark.parametrize("options", [(), ("--resolved",), ("--describe",)])
+def test_what_recipes_show_prints_is_a_recipe(verb: Any, tmp_path: Path, options: tuple[str, ...]) -> None:
+    for name in recipe_names():
+        more = ('description="a\\n: b # c"',) if name == "quickstart" else ()
+        code, out, _ = verb("recipes", "show", name, *more, *options)
+        (tmp_path / "shown.yaml").write_text(out)
+        assert (
+            code == 0 and load_recipe(str(tmp_path / "shown.yaml")).recipe == load_recipe(name, more).recipe
+        )
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -185,7 +305,7 @@ def test_completion_knows_verbs_options_and_recipes(verb: Any, shell: str) -> No
     if shell == "bash":
         asked = "COMP_WORDS=(algorist run qui); COMP_CWORD=2; _algorist; echo ${COMPREPLY[@]}"
         told = subprocess.run(["bash", "-c", f"{out}\n{asked}"], capture_output=True, text=True, check=True)
-        assert told.stdout.strip() == "quickstart"
+        assert "quickstart" in told.stdout.split()
 
 
 def test_an_unknown_shell_is_refused(verb: Any) -> None:

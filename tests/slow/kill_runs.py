@@ -24,7 +24,6 @@ import torch
 
 from algorist.config import load_recipe
 from algorist.config.schema import Recipe
-from algorist.models import products
 from algorist.runs.pipeline import run_recipe
 from algorist.store.read import query
 from algorist.store.stages import checkpoints
@@ -135,9 +134,6 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    products.choose(
-        products.choices()
-    )  # timed once here: a fresh run under another load may choose another library
     whole = given.folder / "whole"
     whole.mkdir(parents=True)
     began = time.monotonic()

@@ -60,7 +60,10 @@ def test_doctor_reports_versions_devices_and_a_broken_vllm(tmp_path: Path) -> No
     command = ("-m", "algorist.cli.main", "doctor", "--json", "--no-hub")
     found = json.loads(python(*command).stdout)
     assert found["versions"]["trl"].startswith("1.16.") and found["versions"]["python"]
-    assert str(torch.get_num_threads()) in found["device"] or "CUDA" in found["device"]
+    here = (
+        f"{torch.cuda.device_count()} × " if torch.cuda.is_available() else f"CPU, {os.cpu_count()} cores, "
+    )
+    assert here in found["device"]
     assert "GiB free" in found["disk"]
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm" / "__init__.py").write_text("raise ImportError('libcudart.so.12: not found')\n")

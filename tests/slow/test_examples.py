@@ -79,6 +79,13 @@ def test_evaluate_model(folder: Path) -> None:
         assert re.search(r"greedy_accuracy +0\.\d{3} .* n = 3", printed)
 
 
+def test_the_loop_without_a_trainer_trains(folder: Path) -> None:
+    printed = run(folder, "grpo_loop.py", "runs/larger/sft/final", "2")
+    assert re.findall(r"^step (\d): reward \d\.\d{3}, right \d+%$", printed, re.MULTILINE) == ["1", "2"]
+    text = (EXAMPLES / "grpo_loop.py").read_text(encoding="utf-8")
+    assert text.count("\n") <= 60 and "Trainer" not in text
+
+
 def test_grade_answers(folder: Path) -> None:
     assert run(folder, "grade_answers.py").splitlines()[-1] == (
         "equal_number 2, different 1, ambiguous 1, equal_string 1"
@@ -117,7 +124,7 @@ def test_own_reward_in_a_run(folder: Path) -> None:
 
 def test_examples_are_few_short_and_public() -> None:
     scripts = sorted(EXAMPLES.glob("*.py"))
-    assert len(scripts) <= 6
+    assert len(scripts) <= 7
     for script in scripts:
         text = script.read_text(encoding="utf-8")
         assert text.count("\n") <= 80, script

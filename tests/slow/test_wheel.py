@@ -73,8 +73,8 @@ def test_it_runs_from_an_empty_folder(site: Path, tmp_path: Path) -> None:
     )
     assert Path(told.strip()).is_relative_to(site), "this is not the installed wheel"
     shipped = {p.stem for p in (ROOT / "src" / "algorist" / "recipes").glob("*.yaml")}
-    assert {line.split()[0] for line in algorist("recipes", "list").splitlines()} == shipped
-    assert "grpo.max_steps" in algorist("recipes", "show", "quickstart")
+    assert {line.split()[0] for line in algorist("recipes", "list").splitlines()} == shipped | {"name"}
+    assert "max_steps: 120" in algorist("recipes", "show", "quickstart")
     shown = algorist("run", "smoke-cpu")
     assert "report" in shown and (tmp_path / "runs" / "smoke-cpu" / "report.html").is_file()
 

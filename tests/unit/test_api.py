@@ -189,7 +189,7 @@ def test_setup_holds_its_artifacts(model: Path, real_data: Path, tmp_path: Path)
     assert config.run_name == "mine" == trainer.args.run_name and config.output_dir == trainer.args.output_dir
     assert (config.num_generations, config.epsilon, config.mask_truncated_completions) == (4, 0.1, True)
     assert config.reward_weights == [2.0, 0.0, 0.5] and config.output_dir == str(tmp_path / "run")
-    assert trainer.objective.parameters["clip_low"] == 0.1 and trainer.objective.mask_truncated
+    assert trainer.objective.loss.settings["clip_low"] == 0.1 and trainer.objective.mask_truncated
     assert trainer.problems[0].answer == "72"
     assert "Reply in" in str(trainer.prompt_format.render(trainer.problems[0].question))
 
@@ -251,14 +251,28 @@ def test_setup_trains_and_checkpoints(model: Path, real_data: Path, tmp_path: Pa
     assert {"config.json", "model.safetensors", "tokenizer.json", "generation_config.json"} <= saved
 
 
-def test_stock_trl_takes_the_dataset_and_the_rewards(model: Path, real_data: Path, tmp_path: Path) -> None:
+def test_stock_trl_takes_the_dataset_and_pays_its_reference_answer(model: Path, tmp_path: Path) -> None:
     from trl import GRPOConfig, GRPOTrainer
 
-    found = setup_of(model, real_data, tmp_path)
-    ours = found.artifacts.trainer
+    calls: list[dict[str, Any]] = []
+
+    def record(**columns: Any) -> list[float]:
+        calls.append(columns)
+        return [0.0] * len(columns["completions"])
+
+    row = {"question": "How many apples does Tom have?", "answer": "Tom has 1,000 + 80.\n#### 1,080"}
+    setup = algorist.create_math_training_setup(
+        str(model), dataset=[row] * 4, output_dir=tmp_path / "run", device="cpu", grpo_args=SMALL
+    )
+    ours = setup.artifacts.trainer
     trainer = GRPOTrainer(
         model=ours.model,
-        reward_funcs=list(found.reward_funcs),
+        reward_funcs=[
+            *setup.reward_funcs,
+            algorist.trl_reward("correct"),
+            algorist.trl_reward("cosine", max_len=9),
+            record,
+        ],
         args=GRPOConfig(
             output_dir=str(tmp_path / "stock"),
             max_steps=1,
@@ -269,14 +283,37 @@ def test_stock_trl_takes_the_dataset_and_the_rewards(model: Path, real_data: Pat
             report_to="none",
             save_strategy="no",
         ),
-        train_dataset=found.dataset,
+        train_dataset=setup.dataset,
         processing_class=ours.processing_class,
     )
     trainer.train()
-    logged = trainer.state.log_history[0]
-    for name in ("correctness_numeric", "numeric", "tag_fraction"):
-        assert 0 <= logged[f"rewards/{name}/mean"] <= 1
-    assert set(found.reward_funcs.failures.values()) == {0}
+    names = [*setup.reward_funcs.names, "correct", "cosine"]
+    assert {f"rewards/{name}/mean" for name in names} <= trainer.state.log_history[0].keys()
+    assert set(setup.reward_funcs.failures.values()) == {0}
+    # what TRL passed, with completions that answer: the whole number pays in either spelling, its first digits do not
+    columns = calls[0] | {
+        "completions": [
+            [{"role": "assistant", "content": f"<answer>{answer}</answer>"}]
+            for answer in ("1,080", "1080", "1", "80")
+        ]
+    }
+    assert columns["answer"][0] == row["answer"]
+    for function in (setup.reward_funcs[0], algorist.trl_reward("correct")):
+        assert function(**columns) == [1.0, 1.0, 0.0, 0.0]
+
+
+def test_a_loaded_model_is_taken_where_a_name_is(model: Path, real_data: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    loaded = AutoModelForCausalLM.from_pretrained(model)
+    args = {"path": real_data / "gsm8k" / "train.jsonl", "limit": 4, "device": "cpu"}
+    grpo = SMALL | {"max_steps": 1, "gradient_accumulation_steps": 1}
+    for more in ({}, {"tokenizer": AutoTokenizer.from_pretrained(model)}):
+        setup = algorist.create_math_training_setup(
+            loaded, output_dir=tmp_path / f"run{len(more)}", grpo_args=grpo, **args, **more
+        )
+        assert setup.artifacts.trainer.model is loaded
+    assert algorist.run_training(setup.artifacts).global_step == 1
 
 
 def test_output_dir_follows_the_run_name(

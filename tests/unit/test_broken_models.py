@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from algorist.config.model_section import ModelSection
 from algorist.errors import AlgoristError, CheckpointError
-from algorist.hub.export import export
+from algorist.extensions.hub.export import export
 from algorist.models.load import load_policy, make_policy
 from algorist.models.weights import check_weights
 
@@ -102,6 +102,13 @@ def template(content: str) -> Callable[[Path], None]:
     return text("chat_template.jinja", content)
 
 
+def moved_out(folder: Path) -> None:
+    names = list(load_file(folder / "model.safetensors"))
+    (folder / "model.safetensors").rename(folder.parent / "out.safetensors")
+    index = {"metadata": {}, "weight_map": dict.fromkeys(names, "../out.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% set x = a * b %}{% endfor %}{% endfor %}"
 BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "missing tensor": (weights(lambda w: w.pop(NORM)), f"lacks {NORM}"),
@@ -155,6 +162,9 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "template that hangs": (template(LOOPS), "does not render a short chat within"),
     "template that fills the memory": (template("{{ 'x' * 10**10 }}"), "needs more than 256 MiB"),
     "template that grows": (template("{{ 'x' * 10**7 }}"), "10000000 characters"),
+    "template without the question": (template("{{ 'hi' }}"), "it leaves the question out"),
+    "integers": (weights(lambda w: w.update({NORM: w[NORM].int()})), f"holds integers in {NORM}"),
+    "an index of a file elsewhere": (moved_out, r"names \.\./out\.safetensors, which lies outside"),
     "template that fails": (template("{{ 1 // 0 }}"), "ZeroDivisionError"),
 }
 

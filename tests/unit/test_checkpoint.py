@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +129,63 @@ def test_grpo_continued_from_any_checkpoint_is_the_same_run(
         same(done, other / "r", "grpo")
 
 
+STATEFUL = """
+import os, signal
+from pathlib import Path
+
+class Counting:
+    \"\"\"Pays by how many completions it has seen, and kills the run once, in the middle of a batch.\"\"\"
+
+    low, high = 0.0, 1.0
+
+    def __init__(self):
+        self.seen = 0
+
+    def __call__(self, completion):
+        self.seen += 1
+        here = Path(HERE)
+        if self.seen == 27 and (here / "kill").exists():
+            (here / "kill").unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return (self.seen * 7 % 11) / 10
+
+    def state_dict(self):
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state):
+        self.seen = state["seen"]
+
+counting = Counting()
+"""
+
+
+@pytest.mark.slow
+def test_a_stateful_reward_goes_on_where_a_kill_left_it(tmp_path: Path, after_sft: Path) -> None:
+    """Uninterrupted, against killed in its fourth rollout batch and resumed: weights, rollouts and metrics are equal."""
+    reward = tmp_path / "mine.py"
+    reward.write_text(STATEFUL.replace("HERE", repr(str(tmp_path))))
+    settings = [*SETTINGS["one batch, one step"], f"rewards=[{{name: '{reward}:counting'}}]"]
+    for name in ("whole", "killed"):
+        shutil.copytree(after_sft, tmp_path / name / "r")
+        if name == "killed":
+            (tmp_path / "kill").touch()
+        child = os.fork()
+        if not child:
+            with contextlib.suppress(Exception):
+                _restart(tmp_path / name, settings)
+                os._exit(0)
+            os._exit(1)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert status == (-signal.SIGKILL if name == "killed" else 0)
+    assert [c.name for c in checkpoints(tmp_path / "killed" / "r" / "grpo")] == [
+        f"checkpoint-{n}" for n in (3, 2, 1)
+    ]
+    run(tmp_path / "killed", *settings, resume=True)
+    values = [row["rewards"] for row in rollouts(tmp_path / "whole" / "r")]
+    assert len(values) == 32 and len(set(values)) > 5
+    same(tmp_path / "whole" / "r", tmp_path / "killed" / "r", "grpo")
+
+
 def _restart(folder: Path, settings: list[str]) -> None:
     """Run GRPO in a folder that holds a finished SFT stage."""
     from algorist.config.explain import to_yaml
@@ -169,7 +230,7 @@ def two(tmp_path: Path) -> Path:
         folder = tmp_path / f"checkpoint-{step}"
         folder.mkdir()
         (folder / "model.safetensors").write_bytes(bytes(100) + bytes([step]))
-        (folder / "trainer_state.json").write_text("{}")
+        (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
         write_manifest(folder, step)
     return tmp_path
 
@@ -180,6 +241,12 @@ def _flip(path: Path) -> None:
     path.write_bytes(bytes(data))
 
 
+def _written_anew(checkpoint: Path, state: str) -> None:
+    (checkpoint / "trainer_state.json").write_text(state)
+    write_manifest(checkpoint, 2)
+
+
+OUTSIDE = '{"step": 2, "files": {"../../x": {"bytes": 1, "sha256": ""}}}'
 DAMAGES = {
     "one bit": (lambda p: _flip(p / "model.safetensors"), "model.safetensors has changed"),
     "cut short": (lambda p: (p / "model.safetensors").write_bytes(b"x"), "has 1 bytes, expected 101"),
@@ -187,7 +254,13 @@ DAMAGES = {
     "no manifest": (lambda p: (p / MANIFEST).unlink(), "manifest.json is missing"),
     "a broken manifest": (lambda p: (p / MANIFEST).write_text("{"), "manifest.json cannot be read"),
     "a list for a manifest": (lambda p: (p / MANIFEST).write_text("[1]"), "manifest.json cannot be read"),
-    "a path outside": (lambda p: (p / MANIFEST).write_text('{"files": {"../../x": {}}}'), "lies outside"),
+    "a path outside": (lambda p: (p / MANIFEST).write_text(OUTSIDE), "lies outside"),
+    "another step": (lambda p: write_manifest(p, 9), "its files are of step 2 and 9, its name is of another"),
+    "another trainer_state": (
+        lambda p: _written_anew(p, '{"global_step": 1000000000}'),
+        "of step 2 and 1000000000",
+    ),
+    "a list for a trainer_state": (lambda p: _written_anew(p, "[]"), "trainer_state.json cannot be read"),
 }
 
 
@@ -240,18 +313,69 @@ def test_a_full_disk_while_saving_leaves_the_one_before(tmp_path: Path, after_sf
     same(after_sft, tmp_path / "r", "sft")
 
 
-def test_no_unsafe_unpickling(two: Path, after_sft: Path, tmp_path: Path) -> None:
-    """A checkpoint whose state file would run code is refused, with its manifest in order."""
+class Evil:
+    """Pickled, it would make a file where it is read."""
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (Path("ran"),))
+
+
+def _another_shape(file: Path) -> None:
+    content = torch.load(file, weights_only=True)
+    content["param_groups"][0]["params"] = [0]
+    torch.save(content, file)
+
+
+HOSTILE: dict[str, tuple[str, Callable[[Path], None]]] = {
+    **{
+        f"code in {name}": (name, lambda p: torch.save({"layout": 2, "x": Evil()}, p))
+        for name in (STATE, "optimizer.pt")
+    },
+    **{
+        f"code in {name}": (name, lambda p: torch.save([Evil()], p))
+        for name in ("rng_state.pth", "scheduler.pt")
+    },
+    "no keys": (STATE, lambda p: torch.save({"layout": 2}, p)),
+    "a list": (STATE, lambda p: torch.save([1], p)),
+    "no pickle": ("scheduler.pt", lambda p: p.write_bytes(b"nothing")),
+    "of another shape": ("optimizer.pt", _another_shape),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_hostile_checkpoint_is_refused_and_runs_nothing(
+    case: str, after_sft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its manifest is in order. torch's own message would advise ``weights_only=False``."""
+    monkeypatch.chdir(tmp_path)
     shutil.copytree(after_sft, tmp_path / "r")
     cut_back(tmp_path / "r", "sft", 2)
     checkpoint = tmp_path / "r" / "sft" / "checkpoint-2"
-
-    class Evil:
-        def __reduce__(self) -> Any:
-            return (Path.touch, (tmp_path / "ran",))
-
-    torch.save({"total_train_tokens": Evil()}, checkpoint / STATE)
+    name, harm = HOSTILE[case]
+    harm(checkpoint / name)
     write_manifest(checkpoint, 2)
-    with pytest.raises(Exception, match=r"(?i)weights.only|unsupported"):
+    with pytest.raises(CheckpointError, match=r"checkpoint-2 cannot be loaded.* mv ") as refused:
         run(tmp_path, "grpo.enabled=false", resume=True)
+    assert "weights_only" not in str(refused.value)
     assert not (tmp_path / "ran").exists()
+
+
+def test_what_a_continued_run_will_miss_is_said_at_once(
+    after_sft: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not after the whole training."""
+    shutil.copytree(after_sft, tmp_path / "r")
+    cut_back(tmp_path / "r", "sft", 2)
+    (tmp_path / "r" / "metrics.jsonl").unlink()
+    file = tmp_path / "r" / "environment.json"
+    known = json.loads(file.read_text())
+    file.write_text(json.dumps(known | {"versions": known["versions"] | {"torch": "1.0"}}))
+    run(tmp_path, "grpo.enabled=false", resume=True)
+    said = capsys.readouterr().err
+    assert "warning: metrics.jsonl is missing" in said and "warning: torch was 1.0 when the run began" in said
+    for damaged in ("environment.json", "eval/sft.json"):
+        (tmp_path / "r" / damaged).write_text("{")
+        with pytest.raises(CheckpointError, match=f"{damaged} is damaged"):
+            run(tmp_path, "grpo.enabled=false", resume=True)
+        (tmp_path / "r" / damaged).write_text("{}")

@@ -21,7 +21,7 @@ from algorist import child_process
 from algorist.child_process import Child
 from algorist.errors import ConfigError
 from algorist.grading.workers import Pool, stats
-from algorist.rewards import build_rewards, isolated
+from algorist.rewards import build_rewards, user
 
 TARGET = """
 import json, os, sys, time
@@ -236,7 +236,7 @@ def test_what_a_reward_prints_is_shown_up_to_a_limit(
 def test_a_reward_file_that_ends_or_hangs_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, why: str
 ) -> None:
-    monkeypatch.setattr(isolated, "START_S", 1.0 if "while" in source else 60.0)
+    monkeypatch.setattr(user, "START_S", 1.0 if "while" in source else 60.0)
     with pytest.raises(ConfigError, match=why):
         reward(tmp_path, f"{source}\ndef f(completion):\n    return 1.0\n")
 

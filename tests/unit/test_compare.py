@@ -14,7 +14,7 @@ import pyarrow.parquet
 import pytest
 from rich.console import Console
 
-from algorist.cli.display import closing_table
+from algorist.cli.terminal import closing_table
 from algorist.errors import CheckpointError, ConfigError, DataError
 from algorist.evaluation.artifact import (
     Artifact,
@@ -181,10 +181,8 @@ def test_a_difference_of_shares_is_in_points(tmp_path: Path) -> None:
     console = Console(width=140, record=True, file=io.StringIO())
     paired = paired_metrics(first.samples, second.samples)
     closing_table(console, first.metrics, second.metrics, paired)
-    lines = [line for line in console.export_text().splitlines() if "│" in line]
-    cells = {
-        row[0]: row[1:] for line in lines if len(row := [c.strip() for c in line.strip("│").split("│")]) == 4
-    }
+    lines = [re.split(r" {2,}", line.strip()) for line in console.export_text().splitlines()]
+    cells = {row[0]: row[1:] for row in lines if len(row) == 4}
     before, after, difference = cells["greedy accuracy"]
     assert before.partition("[")[0].endswith(" % ") and after.partition("[")[0].endswith(" % ")
     assert re.fullmatch(r"[+-]\d+\.\d points \[[+-]\d+\.\d, [+-]\d+\.\d\]", difference), difference

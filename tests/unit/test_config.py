@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from algorist.config.explain import describe, explain, to_yaml
 from algorist.config.load import parse_override
 from algorist.config.schema import Recipe
 from algorist.errors import ConfigError
-from algorist.training.stock import stock_config
+from algorist.toolkit.oneshot import trl_config
 from algorist.training.training_arguments import optim_arguments
 
 
@@ -62,6 +64,23 @@ def test_extends_and_overrides_and_origins(tmp_path: Path) -> None:
         ),
         (["prompt.system_prompt=a", "prompt.system_prompt_path=b"], ["system_prompt_path", "keep one"]),
         (["rewards.9.weight=1"], ["not a position"]),
+        (
+            ["grpo.loss=cispo", "grpo.loss.clip_low=1"],
+            [
+                "the loss 'cispo' has no parameter 'clip_low'. Did you mean 'clip_high'? It has: importance, clip_high"
+            ],
+        ),
+        (["grpo.loss={name: sapo, delta: 2}"], ["'sapo' has no parameter 'delta'", "temperature_pos"]),
+        (
+            ["grpo.loss.clip_high=wide"],
+            ["grpo.loss.clip_high, a parameter of the loss 'dr_grpo'", "valid number"],
+        ),
+        (["grpo.loss.clip_high=1e39"], ["less than or equal to 1000000"]),
+        (["grpo.epsilon=0.1"], ["Here it is grpo.loss.clip_low=VALUE"]),
+        (["grpo.epsilon_high=0.1"], ["Here it is grpo.loss.clip_high=VALUE"]),
+        (["grpo.clip_high=0.1"], ["Here it is grpo.loss.clip_high=VALUE"]),
+        (["grpo.importance_sampling_level=token"], ["Here it is grpo.loss.importance=VALUE"]),
+        (["grpo.loss_params.delta=4"], ["Here it is grpo.loss.KEY=VALUE"]),
         (["nonsense"], ["key=value"]),
     ],
 )
@@ -70,6 +89,38 @@ def test_mistakes_name_the_key_and_the_way_out(overrides: list[str], parts: list
         load_recipe("quickstart", overrides)
     for part in parts:
         assert part in str(caught.value)
+
+
+CLIPPED = {"name": "dapo", "importance": "token", "clip_low": 0.2, "clip_high": 0.2, "delta": None}
+CAPPED = {"name": "cispo", "importance": "token", "clip_high": 5.0}
+
+
+@pytest.mark.parametrize(
+    ("parent", "child", "overrides", "loss"),
+    [
+        ("cispo", None, [], CAPPED),
+        (None, None, ["grpo.loss=cispo"], CAPPED),
+        (None, {"clip_high": 0.3}, ["grpo.loss.clip_low=1e-1"], CLIPPED | {"clip_high": 0.3, "clip_low": 0.1}),
+        ("cispo", {"clip_high": 4}, [], CAPPED | {"clip_high": 4.0}),
+        ({"name": "dapo", "clip_high": 0.3}, "dapo", [], CLIPPED | {"clip_high": 0.3}),
+        # What was said for one loss means nothing for another, in whatever order it is said.
+        ({"name": "dapo", "clip_high": 0.3}, "cispo", [], CAPPED),
+        ({"clip_high": 0.3}, {"name": "cispo"}, ["grpo.loss.clip_high=3"], CAPPED | {"clip_high": 3.0}),
+        ({"name": "dapo", "clip_low": 0.1}, None, ["grpo.loss.clip_high=3", "grpo.loss=cispo"], CAPPED | {"clip_high": 3.0}),
+        ({"name": "cispo", "clip_high": 3}, None, ["grpo.loss.name=dapo"], CLIPPED),
+        ("mine.py:f", {"cap": 2}, ["seed=1"], {"name": "mine.py:f", "cap": 2}),
+    ],
+)  # fmt: skip
+def test_a_loss_owns_its_parameters(
+    parent: Any, child: Any, overrides: list[str], loss: dict[str, Any], tmp_path: Path
+) -> None:
+    said = [{} if loss_said is None else {"grpo": {"loss": loss_said}} for loss_said in (parent, child)]
+    write(tmp_path, "parent.yaml", json.dumps(said[0]))
+    mine = write(tmp_path, "mine.yaml", json.dumps({"extends": "parent.yaml", **said[1]}))
+    loaded = load_recipe(mine, overrides)
+    assert loaded.recipe.grpo.loss.model_dump() == loss
+    shown = {key: value for key, value, _ in explain(loaded) if key.startswith("grpo.loss")}
+    assert shown == {f"grpo.loss.{key}": value for key, value in loss.items()}
 
 
 def test_unknown_recipe_names_the_nearest() -> None:
@@ -91,6 +142,7 @@ def test_yaml_cannot_run_code(tmp_path: Path) -> None:
 def test_numbers_in_scientific_notation_are_numbers() -> None:
     assert parse_override("a=1e-5") == ("a", 1e-5)
     assert parse_override("a=hello") == ("a", "hello")
+    assert parse_override("a=[{params: {penalty: 1e-3}}]") == ("a", [{"params": {"penalty": 1e-3}}])
     assert validate({"sft": {"learning_rate": 1e-5}}, where="test").sft.learning_rate == 1e-5
 
 
@@ -123,9 +175,25 @@ def test_the_recipe_counts_its_processes() -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("load_in_4bit=true", "model.quantization=4bit"),
+        ("fast_inference=true", "grpo.engine=vllm"),
+        ("max_lora_rank=16", "model.lora.rank=VALUE"),
+        ("grpo.num_generations=8", "grpo.group_size=VALUE"),
+        ("random_state=3407", "seed=VALUE"),
+    ],
+)
+def test_names_of_trl_and_unsloth_are_answered_with_ours(theirs: str, ours: str) -> None:
+    with pytest.raises(ConfigError, match=f"Here it is {re.escape(ours)}"):
+        load_recipe("smoke-cpu", [theirs])
+
+
 def test_an_empty_stop_string_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"eval\.stop_strings has an empty text"):
-        load_recipe("math-baseline", ["eval.stop_strings=['']"])
+    for key in ("eval.stop_strings", "grpo.stop_strings"):
+        with pytest.raises(ConfigError, match=f"{key} has an empty text"):
+            load_recipe("math-baseline", [f"{key}=['']"])
 
 
 CPU = torch.device("cpu")
@@ -138,12 +206,12 @@ def settings(*overrides: str, name: str = "oneshot-gsm8k") -> Recipe:
 def arguments_of(recipe: Recipe, folder: Path) -> Any:
     weights = [r.weight for r in recipe.rewards]
     shared = optim_arguments(recipe.grpo, output_dir=folder, seed=0, device=CPU, report_to=recipe.report_to)
-    return stock_config(recipe.grpo, shared, weights)
+    return trl_config(recipe.grpo, shared, weights)
 
 
 def test_trackers_are_off_until_named_and_bf16_follows_the_device(tmp_path: Path) -> None:
     plain = arguments_of(settings(), tmp_path)
-    assert plain.report_to == [] and not plain.bf16 and not plain.use_vllm
+    assert plain.report_to == [] and not plain.bf16
     assert arguments_of(settings("report_to=[wandb]"), tmp_path).report_to == ["wandb"]
     assert (plain.max_completion_length, settings().data.train.max_prompt_tokens) == (200, 256)
 

@@ -172,6 +172,17 @@ def test_coverage_of_a_mean_reward_and_of_a_length() -> None:
     assert 0.93 <= coverage(length, 80.0, 2000, 10) <= 0.97
 
 
+@pytest.mark.parametrize("high", [1.0, 0.5])
+def test_the_interval_of_a_reward_of_two_values_stays_between_them(high: float) -> None:
+    rows = [
+        {"problem_id": n, "sample": 0, "greedy": True, "correct": n > 2, "well_formed": n > 2, "truncated": False,
+         "completion_tokens": 5, "extracted": "1", "rewards": {"well_formed": high * (n > 2)}}
+        for n in range(50)
+    ]  # fmt: skip
+    found = summarise(rows)["rewards/well_formed"]
+    assert found.value == pytest.approx(0.94 * high) and 0 < found.low < found.value < found.high < high
+
+
 def test_coverage_of_all_that_an_evaluation_says() -> None:
     """From rows to intervals: problems of uniform difficulty, one greedy and four sampled answers each.
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import TrainerState, TrainingArguments
 
 from algorist.config import load_recipe
 from algorist.config.load import parse_override
@@ -20,8 +21,10 @@ from algorist.errors import EngineError, RewardError, TrainingError
 from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
 from algorist.rollouts.base import SamplingParams
+from algorist.rollouts.native.engine import NativeEngine
 from algorist.store.read import query
-from algorist.training.faults import MAX_BAD_STEPS, memory_advice
+from algorist.training import step
+from algorist.training.faults import MAX_BAD_STEPS, FiniteSteps, memory_advice
 from tests.tiny import TOKENIZER, make_model, make_trainer, parameters_of
 
 from .test_checkpoint import run
@@ -79,6 +82,26 @@ def test_many_in_a_row_end_the_run(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("bad-step-*.pt"))) == MAX_BAD_STEPS
 
 
+def test_float16_that_never_has_a_finite_gradient_ends_the_run_too(tmp_path: Path) -> None:
+    """A scaler halves its factor for 17 steps at most; after that the skipped steps are the model's."""
+    model, noted = torch.nn.Linear(2, 1), []
+    faults = FiniteSteps(lambda: None, noted.append)
+    args = TrainingArguments(output_dir=str(tmp_path), report_to="none")
+    args.fp16, state = True, TrainerState()
+
+    def step(value: float) -> None:
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, value)
+        faults.on_pre_optimizer_step(args, state, None, model=model)
+        assert all(p.grad is not None for p in model.parameters()), "the scaler looks at them"
+
+    for value in [float("inf")] * 17 + [1.0] + [float("nan")] * (17 + MAX_BAD_STEPS - 1):
+        step(value)
+    with pytest.raises(TrainingError, match="22 steps in a row"):
+        step(float("nan"))
+    assert len(noted) == 17 + 17 + MAX_BAD_STEPS
+
+
 def test_the_library_alone_does_not_survive_it(tmp_path: Path) -> None:
     """The contract behind this: without the callback a NaN reaches the weights."""
     trainer = make_trainer(tmp_path, max_steps=1)
@@ -118,10 +141,31 @@ def test_out_of_memory_is_the_same_mathematics_in_smaller_parts(kind: str, tmp_p
     assert "out of memory" not in told[0] and "same mathematics" in told[enough]
     for name, weight in ends[0]["weights"].items():
         assert torch.allclose(weight, ends[enough]["weights"][name], atol=1e-6, rtol=1e-5), name
+    assert {"loss", "grad_norm", "num_tokens"} <= set().union(*ends[0]["log"])
     for left, right in zip(ends[0]["log"], ends[enough]["log"], strict=True):
         assert left.keys() == right.keys()
         for key in ("loss", "grad_norm", "num_tokens"):  # nothing counted twice
             assert key not in left or left[key] == pytest.approx(right[key], rel=1e-4)
+
+
+def test_the_engine_gives_its_memory_back_before_parts_get_smaller(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model()
+    engine = NativeEngine(model, TOKENIZER, tier="graph")
+    trainer = make_trainer(tmp_path, model=model, engine=engine, max_steps=2)
+    compute, kept = step.in_parts, []
+
+    def in_little_memory(*given: Any) -> Any:
+        kept.append(engine._graph.nbytes)
+        if kept[-1]:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return compute(*given)
+
+    monkeypatch.setattr(step, "in_parts", in_little_memory)
+    trainer.train()
+    assert kept[0] > 0 and kept[1:] == [0, 0], "and keeps nothing in the steps after it"
+    assert "the engine keeps nothing" in caplog.text and "same mathematics" not in caplog.text
 
 
 @pytest.mark.slow
@@ -167,7 +211,7 @@ def test_out_of_memory_with_one_row_says_what_to_change(tmp_path: Path) -> None:
             "grpo.gradient_checkpointing=true; grpo.batch_size=16 grpo.gradient_accumulation_steps=4" in last
         )
         assert "grpo.group_size=4 (instead of 8); grpo.max_completion_tokens=100" in last
-        assert "vllm" not in last and "PYTORCH_CUDA_ALLOC_CONF" not in last  # neither is in this process
+        assert "vllm" not in last and "PYTORCH_ALLOC_CONF" not in last  # neither is in this process
 
 
 FULL: dict[str, Any] = {
@@ -175,7 +219,8 @@ FULL: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_memory_advice_names_the_recipes_keys_in_order() -> None:
+def test_memory_advice_names_the_recipes_keys_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)  # the command line sets it
     """The original's steps: vLLM's share 0.9 → 0.7, group 4 → 2, accumulation 1 → 2, the allocator's variable."""
     beside = GRPOSection(**FULL, engine="vllm", vllm={"gpu_memory_utilization": 0.9})
     starts = [line.split(" (")[0] for line in memory_advice(beside, cuda=True)]
@@ -187,7 +232,7 @@ def test_memory_advice_names_the_recipes_keys_in_order() -> None:
         "grpo.vllm.gpu_memory_utilization=0.7",
         "a smaller model",
         "several GPUs with DeepSpeed ZeRO",
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment, against fragmentation",
+        "PYTORCH_ALLOC_CONF=expandable_segments:True in the environment, against fragmentation",
     ]
     small = GRPOSection(batch_size=4, group_size=4, steps_per_generation=1)
     told = " ".join(memory_advice(small, cuda=False))
@@ -227,7 +272,7 @@ def test_advised_values_are_accepted_by_the_recipe(batch: int, accumulation: int
 
 
 REWARDS = """
-import os, re, time
+import os, re, sys, time
 
 def loops(completion):
     if "loop" in completion:
@@ -248,6 +293,20 @@ def raises(completion):
 
 def with_state(completions, trainer_state, **kwargs):
     return [float(trainer_state) for _ in completions]
+
+def bounded(rollout):
+    return float(rollout.text)
+bounded.low, bounded.high = -1.0, 1.0
+
+def only_upper(rollout):
+    return float(rollout.text)
+only_upper.high = 1
+
+def sees(rollout):
+    return sum(os.environ.get(name) == "s3cret-Value" for name in ("HF_TOKEN", "JUDGE_API_KEY", "CITY"))
+
+def ends(rollout, log_metric):
+    sys.exit(0)
 """
 
 
@@ -285,6 +344,36 @@ def test_a_reward_that_kills_its_process(rewards: Path, capfd: pytest.CaptureFix
     assert "own print" not in out and "own print" in err
 
 
+def test_a_reward_that_always_kills_its_process_ends_the_run(rewards: Path) -> None:
+    reward = built(rewards, "dies", 5.0)
+    assert reward(completions=["die", "die", "fine", "die", "die"]) == [0.0, 0.0, 0.5, 0.0, 0.0]
+    with pytest.raises(RewardError, match=r"'dies' in .*mine\.py ended its process 3 times in a row"):
+        reward(completions=["die"])
+
+
+def test_a_declared_range_holds(rewards: Path) -> None:
+    reward = built(rewards, "bounded", 5.0)
+    assert reward(completions=["0.5", "-1", "1.0000001", "2", "-3"]) == [0.5, -1.0, 1.0000001, -1.0, -1.0]
+    assert reward.failures == 2 and "it returned 2, outside its declared range -1 … 1" in reward.first_failure
+    assert built(rewards, "only_upper", 5.0)(completions=["-7", "1", "100", "1e308"]) == [-7.0, 1.0, 0.0, 0.0]
+
+
+def test_a_reward_gets_no_secrets_but_those_that_the_recipe_names(
+    rewards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HF_TOKEN", "JUDGE_API_KEY", "CITY"):
+        monkeypatch.setenv(name, "s3cret-Value")
+    spec = {"name": f"{rewards}:sees"}
+    for settings, seen in (({}, 1.0), ({"environment": ["JUDGE_API_KEY"]}, 2.0)):
+        assert build_rewards([spec | settings])[0](completions=["x"]) == [seen]
+
+
+def test_a_reward_of_this_process_that_ends_it_says_so(rewards: Path) -> None:
+    with pytest.raises(RewardError, match=r"reward 'ends' ended the program \(SystemExit: 0\).*--resume"):
+        built(rewards, "ends")(completions=["x"], log_metric=print)
+    assert RewardError("").exit_code == 1
+
+
 def test_a_reward_that_raises_shows_where(rewards: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert built(rewards, "raises", 5.0)(completions=["", "ab"]) == [0.0, 0.5]
     assert "ZeroDivisionError" in caplog.text and "return 1 / len(completion)" in caplog.text
@@ -298,7 +387,8 @@ def test_a_run_goes_on_when_a_reward_hangs_once(tmp_path: Path, rewards: Path) -
     """Through recipe, trainer and store: the hanging completion is stored with the floor, the others with their value."""
     rewards.write_text(
         "import time\n\nflag = __import__('pathlib').Path(__file__).with_name('hung')\n\n"
-        "def once(completion):\n    if not flag.exists():\n        flag.touch()\n        time.sleep(60)\n    return 0.25\n"
+        "def once(completion, problem):\n    if problem.id != 'probe' and not flag.exists():\n        flag.touch()\n"
+        "        time.sleep(60)\n    return 0.25\n"
     )
     path = run(
         tmp_path,

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from algorist.errors import ConfigError
-from algorist.hub.gguf import SOURCE, modelfile
+from algorist.extensions.hub.gguf import SOURCE, modelfile
 from algorist.models.tiny import tiny_model
 from algorist.prompts import get_format
 from algorist.prompts.attached import Asked, attach

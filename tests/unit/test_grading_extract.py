@@ -66,7 +66,7 @@ def test_two_answers(text: str) -> None:
     for gold in ("12", "13", "99"):
         verdict = grade_completion(text, gold)
         assert verdict.correct is False
-    assert grade_completion(text, "12").reason == "ambiguous" or "the answer" in text
+        assert verdict.reason == ("unparseable_answer" if "the answer" in text else "ambiguous")
 
 
 def test_last_number_only_when_asked() -> None:

@@ -48,6 +48,26 @@ def test_verdicts(answer: str | None, gold: str, matcher: str, correct: bool, re
 
 
 @pytest.mark.parametrize(
+    "gold, right, wrong",
+    [
+        ("12,5", ["12,5", "12, 5", "12 and 5", "\\{12,5\\}", "x=12, x=5"], ["5,12", "5, 12", "\\{5,12\\}", "12.5", "x=5,12", "x_1=5, x_2=12"]),
+        ("x=12,5", ["12,5"], ["5,12"]),
+        ("12,5 %", [], ["5 %,12"]),
+        ("1.234,5", ["1.234, 5"], ["5,1.234"]),
+        ("12, 5", ["5,12", "5, 12"], []),  # a list by its blank
+        ("12,5,7", ["7,5,12"], []),
+        ("-5,12", [], ["12,-5"]),
+        ("12500", ["12,500"], []),
+    ],
+)  # fmt: skip
+def test_what_may_be_a_decimal_comma_is_right_in_its_own_order_only(
+    gold: str, right: list[str], wrong: list[str]
+) -> None:
+    assert [answer for answer in right if not grade(answer, gold).correct] == []
+    assert [answer for answer in wrong if grade(answer, gold).correct] == []
+
+
+@pytest.mark.parametrize(
     ("answer", "gold", "correct"),
     [
         ("\\dfrac{1}{2}", "\\frac{1}{2}", True),

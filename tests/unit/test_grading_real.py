@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from algorist.grading import extract, grade, grade_many, why_unreadable
-from benchmarks.golds import datasets, golds
+from algorist.grading.markers import find_boxes, is_denied, outermost
+from benchmarks.golds import datasets, golds, rows
 
 # Neighbours that are equal though written differently: (gold, next gold).
 EQUAL_NEIGHBOURS = {
@@ -42,6 +43,22 @@ def test_gold_against_itself_and_the_next(shared_data: Path, name: str) -> None:
 def test_math_test_pairs_are_44(shared_data: Path) -> None:
     found = golds("math test")
     assert sum(grade(b, a).correct for a, b in pairwise(found)) == 44
+
+
+def test_what_stands_around_the_boxes_of_worked_solutions_hurts_no_answer(shared_data: Path) -> None:
+    """The boxes that are no answers are parts of an expression (``-\\frac{3}{2}-\\boxed{2}``, a blank to be filled)."""
+    texts = [row["reward_model"]["ground_truth"]["solution"] for row in rows("math/train.parquet")]
+    texts += [
+        row["solution"]
+        for name in ("math/test.parquet", "minerva_math/test.jsonl", "aime24/test.jsonl")
+        for row in rows(name)
+    ]
+    texts += [row["generated_solution"] for row in rows("openmathinstruct2_sample/sample.jsonl")]
+    boxes = [(text, box) for text in texts for box in outermost(find_boxes(text)[0])]
+    denied = [
+        text[box.command - 20 : box.end + 20] for text, box in boxes if is_denied(text, box.command, box.end)
+    ]
+    assert len(boxes) == 13_186 and len(denied) <= 14, denied
 
 
 def _solutions(path: Path) -> Iterator[tuple[str, str, bool]]:

@@ -23,12 +23,51 @@ TAGGED = [name for name in FORMATS if FORMATS.get(name).tags.all()]
         "x \\ne \\boxed{32}",
         "\\boxed{32} or \\boxed{33}",
         "\\boxed{33}, \\boxed{32",
+        "-\\boxed{32}",
+        "$x = -\\boxed{32}$",
+        "x = - \\boxed{32}",
+        "2\\boxed{32}",
+        "x\\boxed{32}",
+        "\\pm\\boxed{32}",
+        "5 - \\boxed{32}",
+        "3 \\cdot \\boxed{32}",
+        "1/\\boxed{32}",
+        "\\frac{\\boxed{32}}5",
+        "\\frac12\\boxed{32}",
+        "\\sqrt{\\boxed{32}}",
+        "\\sqrt\\boxed{32}",
+        "x^{\\boxed{32}}",
+        "\\boxed{32}^2",
+        "\\boxed{32}/5",
+        "\\boxed{32}13",
+        "\\boxed{32} + 5",
+        "\\boxed{32}\\cdot 3",
+        "\\boxed{32}\\pi",
+        "\\boxed{32} \\pm 1",
+        "\\cancel{\\boxed{32}} 33",
+        "\\xcancel{$\\boxed{32}$}",
+        "\\phantom{\\boxed{32}}",
+        "\\verb|\\boxed{32}|",
+        "% \\boxed{32}",
+        "text % \\boxed{32}",
+        "~~\\boxed{32}~~",
+        "It cannot be \\boxed{32}",
+        "not really \\boxed{32}",
+        "not exactly the value \\boxed{32}",
+        "33 rather than \\boxed{32}",
+        "33 instead of \\boxed{32}",
+        "neither 3 nor \\boxed{32}",
+        "\\boxed{32} or 33",
+        "$\\boxed{32}$ or maybe $33$",
+        "\\boxed{32} is wrong",
+        "$\\boxed{32}$, which is not the answer",
+        "\\boxed{32} isn't right",
     ],
 )
 def test_no_route_pays_it(text: str) -> None:
     assert not grade_completion(text, "32").correct
     assert not grade_completion(text, "32", parsed=get_format("question_only").parse(text)).correct
-    if "or" not in text:  # the original pays the last of several boxes
+    if "or" not in text.replace("nor ", ""):  # the original pays the last of several boxes
         assert question_only_reward_fn(text, "32")["reward"] == 0.0
         assert build_rewards(["question_only"]).explain(text, "32").total == 0.0
 
@@ -40,6 +79,30 @@ def test_no_route_pays_it(text: str) -> None:
         "<think>\\boxed{31} and \\boxed{30}</think> \\boxed{32}, that is \\boxed{32.0}",
         "Not at all hard: \\boxed{32}",
         "It is not \\boxed{31}, it is \\boxed{32}.",
+        "- \\boxed{32}",
+        "**\\boxed{32}**",
+        "**Answer:** \\boxed{32}",
+        "Answer - \\boxed{32} - done",
+        "$x = \\boxed{32}$ cm",
+        "$$\\text{so } \\boxed{32}$$",
+        "\\boxed{32}!",
+        "\\boxed{32}, which is not a palindrome",
+        "\\textcolor{red}{\\boxed{32}}",
+        "\\boxed{32}\\%",
+        "\\boxed{32}^\\circ",
+        "\\$\\boxed{32}$",
+        "$\\boxed{32}$ (a whole number)",
+        "`\\boxed{32}`",
+        "$4\\cdot8=\\boxed{32}\\text{ cm}$",
+        "50% of 64 is \\boxed{32}",
+        "It isn't obvious, but \\boxed{32} works",
+        "\\boxed{32} or 32.0",
+        "$4!+8=\\boxed{32}$ ways",
+        "(\\boxed{32})",
+        "\\begin{align*}x&=4\\cdot8\\\\&=\\boxed{32}\\end{align*}",
+        "no number other than \\boxed{32} can work",
+        "$x\\Rightarrow{\\boxed{32}}$",
+        "1. \\boxed{32}",
     ],
 )
 def test_a_right_box_after_the_reasoning_is_paid(text: str) -> None:
@@ -63,6 +126,30 @@ def test_an_answer_block_in_reasoning_that_never_ends(name: str) -> None:
         assert grade_completion(text, "32", parsed=parsed).reason == "no_answer"
     right = prompt_format.parse(f"{t.reasoning_open} a {t.reasoning_close} {t.answer_open}32{t.answer_close}")
     assert right.answer == "32" and right.well_formed
+
+
+@pytest.mark.parametrize("name", TAGGED)
+def test_answer_blocks_in_each_other_taken_back_or_equal(name: str) -> None:
+    prompt_format = get_format(name)
+    t = prompt_format.tags
+    start = f"{t.reasoning_open} a {t.reasoning_close} "
+    blocks = {
+        "{o}33{o}32{c}": "ambiguous", "{o}1{o}2{o}32{c}": "ambiguous", "{o}33{c} {o}32{c}": "ambiguous", "It is not {o}32{c}": "no_answer",
+        "{o}32{c} {o}32.0{c}": "equal_number", "{o}{o}32{c}": "equal_string", "not {o}33{c} but {o}32{c}": "equal_string",
+    }  # fmt: skip
+    for text, reason in blocks.items():
+        completion = start + text.format(o=t.answer_open, c=t.answer_close)
+        verdict = grade_completion(completion, "32", parsed=prompt_format.parse(completion))
+        assert verdict.reason == reason, (completion, verdict)
+        if t.answer_open == "<answer>":
+            assert grade_completion(completion, "32").reason == reason, completion
+
+
+@pytest.mark.parametrize("name", [n for n in TAGGED if FORMATS.get(n).prefilled_start])
+def test_an_answer_without_any_reasoning_is_read_but_not_well_formed(name: str) -> None:
+    t = get_format(name).tags
+    parsed = get_format(name).parse(f" {t.answer_open}32{t.answer_close}")
+    assert (parsed.answer, parsed.well_formed, parsed.flags) == ("32", False, ("no_reasoning", "text_before"))
 
 
 @pytest.mark.parametrize("name", [n for n in TAGGED if FORMATS.get(n).prefilled_start])

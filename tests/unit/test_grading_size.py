@@ -74,7 +74,7 @@ def test_no_number_is_an_exception(matcher: str) -> None:
     ]
     for answer in answers:
         for gold in ("5", "x+1", f"{huge} x + 1", "\\{1, x\\}", "(1,\\infty)"):
-            assert isinstance(grade(answer, gold, matcher=matcher).correct, bool)
+            assert grade(answer, gold, matcher=matcher).correct == (answer == gold)
             grade(gold, answer, matcher=matcher)
             grade_completion(f"\\boxed{{{answer}}}", gold, matcher=matcher)
     if matcher in ("symbolic", "symbolic_fast"):

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from algorist.errors import GradingError
 from algorist.grading import grade, grade_many
 from algorist.grading.workers import Pool, close_pools, pool_for
 
@@ -60,6 +61,22 @@ def test_a_worker_that_is_killed_while_idle_is_replaced(verify: Pool) -> None:
     os.kill(pid, signal.SIGKILL)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     assert verify.ask("3", "3").value is True
+
+
+def test_a_worker_that_is_killed_while_it_starts_is_tried_again_once(tmp_path: Path) -> None:
+    """A checker's file that kills the process that imports it: the first time, and every time."""
+    once = tmp_path / "once.py"
+    once.write_text(
+        "import os, pathlib, signal\nmark = pathlib.Path(__file__).with_suffix('.mark')\n"
+        "if not mark.exists():\n    mark.touch()\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "def check(problem, answer):\n    return answer == '3'\n"
+    )
+    pool = Pool(f"{once}:check", keep=1)
+    assert pool.ask("3", "{}").value is True
+    pool.close()
+    once.write_text("import os\nos.kill(os.getpid(), 9)\n")
+    with pytest.raises(GradingError, match="did not start"):
+        Pool(f"{once}:check", keep=1).ask("3", "{}")
 
 
 def test_memory_limit() -> None:

@@ -11,14 +11,16 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from algorist.errors import ConfigError
+from algorist.config import load_recipe
 from algorist.grading.matchers import MATCHERS
+from algorist.objectives import LOSSES, policy_loss
 from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
 from algorist.rollouts.base import Completion, SamplingParams
 from algorist.training.grpo import AlgoristGRPOTrainer
-from algorist.training.stock import StockGRPOTrainer
+from algorist.training.grpo_setup import objective_of
 from algorist.types import Group
+from benchmarks.stock_trl import StockGRPOTrainer
 from tests.tiny import (
     PROBLEMS,
     QUESTIONS,
@@ -47,8 +49,12 @@ STEP_CASES: dict[str, dict[str, Any]] = {
     "bnpo, accumulation": {"loss": "bnpo", "batch_size": 4, "gradient_accumulation_steps": 2},
     "dr_grpo, centered": {"loss": "dr_grpo", "advantage": "group_centered"},
     "batch_normalized": {"advantage": "batch_normalized"},
-    "cispo, two iterations": {"loss": "cispo", "clip_high": 1.1, "num_iterations": 2, "max_steps": 4},
-    "sequence ratios": {"importance_sampling_level": "sequence", "num_iterations": 2, "max_steps": 4},
+    "cispo, two iterations": {
+        "loss": {"name": "cispo", "clip_high": 1.1},
+        "num_iterations": 2,
+        "max_steps": 4,
+    },
+    "sequence ratios": {"loss": {"importance": "sequence"}, "num_iterations": 2, "max_steps": 4},
     "masked truncation": {"mask_truncated_completions": True},
     "temperature": {"temperature": 0.7},
     "kl": {"beta": 0.1, "num_iterations": 2, "max_steps": 4},
@@ -59,27 +65,27 @@ STEP_CASES: dict[str, dict[str, Any]] = {
 def test_steps_equal_stock_trl(case: str, tmp_path: Path) -> None:
     """Both trainers learn from the same completions, so weights and logged numbers must agree after each step."""
     runs = []
-    for fast in (False, True):
+    for stock in (True, False):
         model = make_model()
         model.save_pretrained(tmp_path / "start")  # TRL loads its reference by this name
         model.config._name_or_path = str(tmp_path / "start")
         # SGD: Adam's first steps are the sign of the gradient, which hides scale and magnifies rounding.
-        settings = {**STEP_CASES[case], "optim": "sgd", "learning_rate": 0.05, "fast_update": fast}
-        trainer = make_trainer(tmp_path, model, **settings)
-        assert isinstance(trainer, AlgoristGRPOTrainer if fast else StockGRPOTrainer)
+        settings = {**STEP_CASES[case], "optim": "sgd", "learning_rate": 0.05}
+        trainer = make_trainer(tmp_path, model, stock=stock, **settings)
+        assert isinstance(trainer, StockGRPOTrainer if stock else AlgoristGRPOTrainer)
         before = parameters_of(trainer)
         trainer.train()
         runs.append((parameters_of(trainer) - before, trainer.state.log_history))
-    (stock, stock_log), (ours, our_log) = runs
-    assert stock.norm() > 1e-3
-    assert float((stock - ours).norm() / stock.norm()) < 1e-4
+    (theirs, their_log), (ours, our_log) = runs
+    assert theirs.norm() > 1e-3
+    assert float((theirs - ours).norm() / theirs.norm()) < 1e-4
     names = ["loss", "grad_norm", "reward", "reward_std", "entropy", "kl", "num_tokens", "cispo_clip_ratio"]
     names += [
         f"clip_ratio/{kind}" for kind in ("low_mean", "high_mean", "region_mean", "low_min", "high_max")
     ]
     names += [f"completions/{kind}" for kind in ("mean_length", "min_length", "max_length", "clipped_ratio")]
     names += ["rewards/reward_digits/mean", "rewards/reward_length/std", "completions/mean_terminated_length"]
-    for expected, found in zip(stock_log[:-1], our_log[:-1], strict=True):
+    for expected, found in zip(their_log[:-1], our_log[:-1], strict=True):
         for key in names:
             if key in expected and (
                 key != "entropy" or "kl" in case
@@ -88,10 +94,33 @@ def test_steps_equal_stock_trl(case: str, tmp_path: Path) -> None:
                 assert found[key] == close, key
 
 
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_by_its_name_alone_has_the_defaults_of_its_function(name: str) -> None:
+    objective = objective_of(load_recipe("quickstart", [f"grpo.loss={name}"]).recipe.grpo)
+    generator = torch.Generator().manual_seed(1)
+    log_probs, old = torch.randn(2, 6, 9, generator=generator) - 2
+    advantages, mask = torch.randn(6, 1, generator=generator), torch.ones(6, 9, dtype=torch.bool)
+    by_recipe, by_name = (
+        policy_loss(log_probs, advantages, mask, loss=loss, old_log_probs=old, denominator=9.0)
+        for loss in (objective.loss, name)
+    )
+    assert torch.equal(by_recipe, by_name)
+
+
+def test_cispo_without_more_has_its_own_cap(tmp_path: Path) -> None:
+    """On-policy every weight is 1, below CISPO's cap of 5: the gradient is that of ``dapo``, not 0.2 of it."""
+    norms = []
+    for loss in ("dapo", "cispo"):
+        trainer = make_trainer(tmp_path, loss=loss, max_steps=1)
+        trainer.train()
+        norms.append(trainer.state.log_history[0]["grad_norm"])
+    assert norms[1] == pytest.approx(norms[0], rel=1e-4) and norms[0] > 1e-3
+
+
 def test_reference_pass_with_adapter_equals_stock_trl(tmp_path: Path) -> None:
     """An adapter that is trained further: the reference is the adapter as it was, not the base model."""
     runs = []
-    for fast in (False, True):
+    for stock in (True, False):
         model = get_peft_model(make_model(), LoraConfig(r=4, target_modules=["q_proj", "v_proj"]))
         with torch.no_grad():
             torch.manual_seed(2)
@@ -99,16 +128,16 @@ def test_reference_pass_with_adapter_equals_stock_trl(tmp_path: Path) -> None:
                 if "lora_B" in name:
                     parameter.normal_(0, 0.1)
         settings = {"beta": 0.1, "num_iterations": 2, "max_steps": 4, "optim": "sgd", "learning_rate": 0.05}
-        trainer = make_trainer(tmp_path, model, engine=PlainEngine(model), fast_update=fast, **settings)
+        trainer = make_trainer(tmp_path, model, engine=PlainEngine(model), stock=stock, **settings)
         before = {n: p.detach().clone() for n, p in trainer.model.named_parameters() if p.requires_grad}
         trainer.train()
         after = dict(trainer.model.named_parameters())
         moved = torch.cat([(after[n].detach() - p).flatten() for n, p in before.items() if ".ref." not in n])
         runs.append((moved, [e["kl"] for e in trainer.state.log_history[:-1]]))
-    (stock, stock_kl), (ours, our_kl) = runs
-    assert stock.norm() > 1e-4 and stock_kl[0] < 1e-9 < max(stock_kl)
-    assert float((stock - ours).norm() / stock.norm()) < 1e-4
-    assert our_kl == pytest.approx(stock_kl, abs=1e-6)  # TRL's exp(x) - x - 1 cancels in float32
+    (theirs, their_kl), (ours, our_kl) = runs
+    assert theirs.norm() > 1e-4 and their_kl[0] < 1e-9 < max(their_kl)
+    assert float((theirs - ours).norm() / theirs.norm()) < 1e-4
+    assert our_kl == pytest.approx(their_kl, abs=1e-6)  # TRL's exp(x) - x - 1 cancels in float32
 
 
 def test_records_and_metrics(tmp_path: Path) -> None:
@@ -221,17 +250,17 @@ def test_old_log_probs_come_from_the_sampler_where_exact(
     tmp_path: Path, taken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passes = 0
-    original = AlgoristGRPOTrainer._without_gradient
+    original = AlgoristGRPOTrainer.log_probs_of
 
-    def counting(self: Any, *arguments: Any) -> torch.Tensor:
+    def counting(self: Any, *arguments: Any, **named: Any) -> torch.Tensor:
         nonlocal passes
         passes += 1
-        return original(self, *arguments)
+        return original(self, *arguments, **named)
 
-    monkeypatch.setattr(AlgoristGRPOTrainer, "_without_gradient", counting)
+    monkeypatch.setattr(AlgoristGRPOTrainer, "log_probs_of", counting)
     trainer = make_trainer(tmp_path, num_iterations=2, max_steps=1, temperature=0.8, top_k=20)
     if not taken:
-        monkeypatch.setattr(trainer, "_sampler_is_exact", lambda batch: False)
+        monkeypatch.setattr(trainer, "sampler_is_exact", lambda batch: False)
     trainer.train()
     batch = trainer.rollouts
     assert passes == (0 if taken else 1)
@@ -272,8 +301,8 @@ def test_native_engine_follows_every_optimizer_step(lora: bool, tmp_path: Path) 
 def test_logged_entropy_counts_skipped_rows(tmp_path: Path) -> None:
     """Rows without advantage are not computed, yet the logged entropy stays close to stock TRL's."""
     means = []
-    for fast in (False, True):
-        trainer = make_trainer(tmp_path, rewards=rewards_of(reward_digits), fast_update=fast)
+    for stock in (True, False):
+        trainer = make_trainer(tmp_path, rewards=rewards_of(reward_digits), stock=stock)
         trainer.train()
         means.append([entry["entropy"] for entry in trainer.state.log_history[:-1]])
     assert means[1] == pytest.approx(means[0], rel=0.1)
@@ -299,7 +328,6 @@ def test_parts_of_any_size_are_the_same_step(tmp_path: Path) -> None:
 
 def test_the_reference_is_the_policy_that_was_passed(tmp_path: Path) -> None:
     """Also for a model from scratch, whose config names no folder, and after SFT, whose config names the base model."""
-    from algorist.config import load_recipe
     from algorist.runs.pipeline import run_recipe
     from algorist.store.read import metrics
 
@@ -312,9 +340,7 @@ def test_the_reference_is_the_policy_that_was_passed(tmp_path: Path) -> None:
     assert len(kl) == 2 and 0 <= kl[0] < 1e-6, "the first step is taken by the reference itself"
 
 
-def test_what_stock_trl_does_not_have_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"stock TRL.*leave_one_out.*fast_update=true"):
-        make_trainer(tmp_path, fast_update=False, advantage="leave_one_out")
+def test_what_cannot_be_trained_is_refused() -> None:
     with pytest.raises(ValueError, match=r"grpo.loss is 'dapoo'.*dapo"):
         section(loss="dapoo")
     with pytest.raises(ValueError, match=r"no multiple of grpo\.gradient"):

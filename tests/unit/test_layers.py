@@ -12,27 +12,39 @@ import pytest
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "algorist"
 ROWS = [
     {"cli", "toolkit"},
+    {"extensions"},
     {"preflight"},
     {"runs"},
     {"report"},
-    {"hub"},
     {"training", "evaluation", "diagnosis"},
-    {"tracking"},
     {"rollouts"},
     {"data", "rewards"},
     {"config", "prompts", "grading", "models", "store", "recipes"},
     {"objectives"},
-    {"types", "registry", "child_process", "user_file"},
+    {"extension"},
+    {"types", "parameters", "child_process", "user_code"},
+    {"registry"},
     {"errors"},
 ]
 # models are built from the recipe's model section, and prompts from its prompt section: plain typed objects.
 # recipes are refused when they hold a secret, or come from elsewhere and name code: plain functions of the store.
-SAME_ROW = {("prompts", "grading"), ("prompts", "config"), ("models", "config"), ("config", "store")}
+# a model's tokenizer carries the prompt of its training: what reads it is a plain function of the prompts.
+# the seam names the types that its hooks pass on, for the type checker only.
+SAME_ROW = {
+    ("extension", "config"),
+    ("extension", "prompts"),
+    ("extension", "training"),
+    ("prompts", "grading"),
+    ("prompts", "config"),
+    ("models", "config"),
+    ("models", "prompts"),
+    ("config", "store"),
+}
 LIGHT = {"types", "errors", "registry", "config", "prompts", "grading", "store", "cli"}
 HEAVY = {"torch", "transformers", "trl", "peft", "datasets", "vllm"}
 ONLY_IN = {
-    "trl": {"training/sft.py", "training/grpo_setup.py", "training/stock.py", "training/trl_seam.py"},
-    "vllm": {"rollouts/vllm/engine.py", "diagnosis/environment.py"},
+    "trl": {"training/sft.py", "training/trl_seam.py", "toolkit/oneshot.py"},
+    "vllm": {"extensions/vllm/engine.py", "diagnosis/environment.py"},
 }
 
 
@@ -91,7 +103,7 @@ def test_heavy_libraries_stay_where_they_belong(path: Path) -> None:
 @pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
 def test_sizes(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    assert text.count("\n") <= 500, f"{path.name} is longer than 500 lines"
+    assert text.count("\n") <= 600, f"{path.name} is longer than 600 lines"
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             assert (node.end_lineno or 0) - node.lineno < 100, (

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from algorist.errors import CheckpointError
 from algorist.models import products
 from algorist.models.products import (
     BY_HAND,
@@ -25,8 +29,8 @@ from algorist.models.products import (
 
 
 def forget() -> None:
-    """Forget what this process has timed and what its runs have chosen."""
-    products._fastest.cache_clear()
+    """Forget what this process and its runs have chosen."""
+    products._usual.cache_clear()
     products._chosen.clear()
 
 
@@ -111,40 +115,44 @@ def test_frozen_weights_get_no_gradient() -> None:
 
 
 @pytest.mark.skipif(not onednn_works(torch.float32), reason="this torch has no oneDNN linear")
-@pytest.mark.parametrize(("torchs", "expected"), [(2.5, "onednn"), (1.2, "own"), (0.8, "own")])
-def test_the_clearly_faster_one_is_taken(
-    torchs: float, expected: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("vendor", "capability", "takes"),
+    [
+        ("AuthenticAMD", "AVX512", "onednn"),
+        ("AuthenticAMD", "AVX2", "own"),
+        ("GenuineIntel", "AVX512", "own"),
+        (None, "DEFAULT", "own"),  # no /proc/cpuinfo
+    ],
+)
+def test_the_processor_decides_and_no_clock(
+    vendor: str | None, capability: str, takes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Seconds of a clock of our own: MKL's product takes ``torchs``, oneDNN's takes 1."""
     monkeypatch.delenv(BY_HAND)
-    now, state = 0.0, torch.get_rng_state()
-
-    def plain(*given: torch.Tensor) -> torch.Tensor:
-        nonlocal now
-        now += torchs - 1.0
-        return torch.ones(())
-
-    def clock() -> float:
-        nonlocal now
-        now += 0.5 if clock.calls % 2 == 0 else 1.0
-        clock.calls += 1
-        return now
-
-    clock.calls = 0
-    monkeypatch.setattr(products.F, "linear", plain)
-    monkeypatch.setattr(products, "_mkl", lambda *_: (plain, plain))
-    monkeypatch.setattr(time, "perf_counter", clock)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(products, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(time, "perf_counter", lambda: pytest.fail("timed"))
+    if vendor:
+        (tmp_path / "cpuinfo").write_text(f"vendor_id\t: {vendor}\n")
     for kind in ("decode", "update"):
         own = "mkl" if kind == "decode" and mkl_works(torch.float32) else "torch"
         forget()
-        assert library(kind, torch.float32) == ("onednn" if expected == "onednn" else own)
-    assert torch.equal(torch.get_rng_state(), state)  # what is drawn afterwards does not depend on it
+        assert library(kind, torch.float32) == ("onednn" if takes == "onednn" else own)
+
+
+@pytest.mark.slow
+def test_ten_fresh_processes_choose_alike(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All at once, so that none has a processor to itself: a timing would differ."""
+    if way == "torch":
+        pytest.skip("once is enough")
+    monkeypatch.delenv(BY_HAND)
+    command = [sys.executable, "-c", "from algorist.models.products import choices; print(choices())"]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(10)]
+    said = {process.communicate()[0] for process in processes}
+    assert len(said) == 1 and b"decode" in said.pop()
 
 
 def test_bfloat16_weights_are_laid_out_for_decoding(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a timing, whose outcome could differ from one process to the next."""
     monkeypatch.delenv(BY_HAND)
-    monkeypatch.setattr(products, "_seconds", lambda *_: pytest.fail("timed"))
     assert library("decode", torch.bfloat16) == ("onednn" if onednn_works(torch.bfloat16) else "torch")
 
 
@@ -155,14 +163,16 @@ def test_the_choice_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_run_continues_with_the_choices_that_it_kept() -> None:
-    products.choose(
-        {"decode torch.float32": False, "update torch.float32": True}
-    )  # of a run before the names
+    products.choose({"decode torch.float32": "torch", "update torch.float32": "onednn"})
     assert library("decode", torch.float32) == "torch"
     assert library("update", torch.float32) == ("onednn" if onednn_works(torch.float32) else "torch")
     products.choose({"decode torch.float32": "mkl", "decode torch.bfloat16": "mkl"})
     assert library("decode", torch.float32) == ("mkl" if mkl_works(torch.float32) else "torch")
     assert library("decode", torch.bfloat16) == "torch"  # MKL's operator is float32's only
+    with pytest.raises(
+        CheckpointError, match=r"products\.json of the run holds .*'evil'.* torch, mkl, onednn"
+    ):
+        products.choose({"decode torch.float32": "evil"})  # type: ignore[dict-item]
 
 
 @pytest.mark.parametrize("name", ["torch", "mkl", "onednn"])

@@ -270,6 +270,15 @@ def test_a_model_that_looks_across_rows_is_found_out() -> None:
     assert "differs" in str(LogProbs().why_plain(model, rows(), bfloat16))
 
 
+def test_the_comparison_makes_the_logits_of_beginnings_only() -> None:
+    """Those of eight whole completions of 700 tokens would be gigabytes that no plan has counted."""
+    model, sizes = build(LlamaConfig(**SHAPE | {"max_position_embeddings": 1024})), []
+    model.lm_head.register_forward_pre_hook(lambda _, inputs: sizes.append(inputs[0].shape[1]))
+    batch = a_batch([[5] * 10], [[7] * 700] * 8, [0] * 8)
+    assert LogProbs().why_plain(model, batch) is None
+    assert max(sizes) == 10 + 128
+
+
 def bfloat16() -> Any:
     return torch.autocast("cpu", torch.bfloat16)
 

@@ -9,26 +9,32 @@ from pathlib import Path
 import pytest
 
 from algorist.config import load_recipe
-from algorist.evaluation.progress import Pulse
+from algorist.evaluation.run import EvaluationSetting, evaluate
+from algorist.prompts import get_format
+from algorist.rollouts import make_engine
 from algorist.runs.pipeline import run_recipe
 from algorist.store.run_log import Lines, LongWork, Quiet
+from algorist.types import Problem
+from tests.tiny import tiny_policy
 
 
-def test_an_evaluation_is_heard_of_while_a_batch_is_sampled() -> None:
-    heard: list[tuple[int, int]] = []
-    several = threading.Event()
-
-    def on_progress(done: int, total: int) -> None:
-        heard.append((done, total))
-        if len(heard) > 3:
-            several.set()
-
-    with Pulse(on_progress, 64, every_s=0.01) as pulse:
-        assert several.wait(60)  # no batch is over
-        pulse(64, 64)
-    assert heard[0] == (0, 64) and heard[-1] == (64, 64)
-    before = len(heard)
-    assert not threading.Event().wait(0.05) and len(heard) == before  # over is over
+@pytest.mark.parametrize("engine", ["native", "transformers"])
+def test_an_evaluation_moves_inside_a_batch(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("algorist.evaluation.progress.EVERY_S", 0.002)
+    policy, form, shown = tiny_policy(), get_format("reasoning_answer"), []
+    setting = EvaluationSetting(3, 1.0, 1.0, 60, 64, "symbolic", 1)
+    problems = [Problem(f"p{n}", f"{n} + 1?", str(n + 1)) for n in range(64)]
+    evaluate(
+        make_engine(engine, policy.model, policy.tokenizer), policy.tokenizer, problems, form, setting,
+        on_progress=lambda done, total: shown.append((done, total)),
+    )  # fmt: skip
+    counts = [done for done, total in shown if total == 64]
+    assert counts == sorted(counts) and counts[0] == 0 and counts[-1] == 64
+    assert len(set(counts)) > 8 and any(16 < count < 64 for count in counts), (
+        counts
+    )  # greedy ones are a quarter
+    before = len(shown)
+    assert not threading.Event().wait(0.05) and len(shown) == before  # over is over
 
 
 def test_lines_of_long_work_come_soon_and_then_seldom(monkeypatch: pytest.MonkeyPatch) -> None:

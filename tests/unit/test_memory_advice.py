@@ -129,7 +129,6 @@ def test_a_smaller_model_and_processes_are_named_with_numbers_that_fit() -> None
 
 COLUMNS = [
     [],
-    ["grpo.fast_update=false"],
     ["grpo.gradient_checkpointing=true"],
     ["model.lora.rank=16"],
     ["model.lora.rank=16", "grpo.gradient_checkpointing=true"],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,10 @@ from algorist.config.explain import to_yaml
 from algorist.config.load import load_recipe
 from algorist.config.model_section import ModelSection
 from algorist.config.schema import GRPOSection, Recipe, SFTSection
-from algorist.config.vllm_sections import ColocatedVLLMSection, VLLMServerSection
 from algorist.errors import ConfigError
+from algorist.extensions.vllm.engine import llm_arguments
+from algorist.extensions.vllm.section import ColocatedVLLMSection, VLLMServerSection
+from algorist.extensions.vllm.sleep import SLEEPS_WITH_SEGMENTS, why_no_sleep
 from algorist.models.attention import FLASH, pick_attention, set_attention, takes_flash, told
 from algorist.models.load import load_policy, make_policy
 from algorist.models.precision import Precision, mixed_precision, pick_precision, set_compute
@@ -24,8 +28,6 @@ from algorist.prompts.chat import encode_prompt
 from algorist.prompts.of_recipe import recipe_format
 from algorist.rollouts.base import SamplingParams
 from algorist.rollouts.native.engine import NativeEngine
-from algorist.rollouts.vllm.engine import llm_arguments
-from algorist.rollouts.vllm.sleep import SLEEPS_WITH_SEGMENTS, check_sleep
 from algorist.runs.pipeline import run_recipe
 from algorist.runs.plan import (
     Problems,
@@ -241,26 +243,56 @@ def test_sleep_beside_expandable_segments_needs_a_newer_vllm(
         ColocatedVLLMSection(enable_sleep_mode=True),
     )
 
-    def check(settings: Any, device: torch.device, version: str, allocator: str) -> None:
+    def why(settings: Any, device: torch.device, version: str, allocator: str) -> str:
         for variable in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
             monkeypatch.setenv(variable, allocator if variable == name else "")
-        monkeypatch.setattr("algorist.rollouts.vllm.sleep._vllm_version", lambda: version)
-        check_sleep(settings, device)
+        monkeypatch.setattr("algorist.extensions.vllm.sleep._vllm_version", lambda: version)
+        return why_no_sleep(settings, device)
 
-    with pytest.raises(ConfigError, match=rf"{name}=.*vLLM 0\.19\.1 cannot sleep.*{SLEEPS_WITH_SEGMENTS}"):
-        check(sleep, CUDA, "0.19.1", on)
-    check(sleep, CUDA, SLEEPS_WITH_SEGMENTS, on)
-    check(sleep, CUDA, "0.33.0rc1", on)
-    check(sleep, CPU, "0.19.1", on)
-    check(ColocatedVLLMSection(), CUDA, "0.19.1", on)
-    check(VLLMServerSection(), CUDA, "0.19.1", on)
-    check(sleep, CUDA, "0.19.1", "expandable_segments:False")
-    check(sleep, CUDA, "0.19.1", "")
+    reason = why(sleep, CUDA, "0.19.1", on)
+    assert re.search(rf"{name}=.*vLLM 0\.19\.1 cannot sleep.*{SLEEPS_WITH_SEGMENTS}", reason)
+    assert not why(sleep, CUDA, SLEEPS_WITH_SEGMENTS, on)
+    assert not why(sleep, CUDA, "0.33.0rc1", on)
+    assert not why(sleep, CPU, "0.19.1", on)
+    assert not why(ColocatedVLLMSection(), CUDA, "0.19.1", on)
+    assert not why(VLLMServerSection(), CUDA, "0.19.1", on)
+    assert not why(sleep, CUDA, "0.19.1", "expandable_segments:False")
+    assert not why(sleep, CUDA, "0.19.1", "")
+
+
+@pytest.mark.parametrize("beside", ["", "vllm", "WSL", "own"])
+def test_the_command_line_lets_gpu_memory_grow(
+    beside: str, verb: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But not beside vLLM, whose sleep does not bear it, under WSL, whose driver does not, or where the user has decided."""
+    for variable in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        monkeypatch.setenv(variable, "")  # given back after the test
+        monkeypatch.delenv(variable)
+    if beside == "vllm":
+        (tmp_path / "vllm.py").touch()
+        monkeypatch.syspath_prepend(tmp_path)
+    if beside == "WSL":
+        monkeypatch.setattr("platform.release", lambda: "6.6.87.2-microsoft-standard-WSL2")
+    if beside == "own":
+        monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:512")
+    assert verb("recipes", "list")[0] == 0
+    assert os.environ.get("PYTORCH_ALLOC_CONF") == (None if beside else "expandable_segments:True")
 
 
 def test_grpo_arguments_on_the_cpu_are_float32(tmp_path: Path) -> None:
     found = optim_arguments(GRPOSection(), output_dir=tmp_path, seed=0, device=CPU, report_to=[])
     assert found["bf16"] is False and not found.get("fp16")
+
+
+def test_adamw_is_one_kernel_on_a_gpu(tmp_path: Path) -> None:
+    """torch's default there makes one more copy of all weights at the step's peak."""
+
+    def optim(device: torch.device, name: str = "adamw_torch") -> str:
+        section = GRPOSection(optim=name)
+        return str(optim_arguments(section, output_dir=tmp_path, seed=0, device=device)["optim"])
+
+    assert (optim(CPU), optim(CUDA)) == ("adamw_torch", "adamw_torch_fused")
+    assert optim(CUDA, "adamw_8bit") == "adamw_8bit"
 
 
 # --- how long sequences get

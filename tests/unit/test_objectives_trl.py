@@ -86,7 +86,7 @@ CASES: list[dict[str, Any]] = [
     {"loss_type": "cispo", "clip_high": 1.3},
     {"loss_type": "gspo", "clip_low": 3e-2, "clip_high": 4e-2},
     {"loss_type": "sapo"},
-    {"loss_type": "luspo", "importance": "sequence"},
+    {"loss_type": "luspo", "clip_low": 2e-3, "clip_high": 2.5e-3},
     {"loss_type": "vespo"},
     {"loss_type": "vespo", "beta": 0.05},
     {"loss_type": "dapo", "beta": 0.05, "unbiased_kl": True},
@@ -115,8 +115,8 @@ def test_policy_loss_equals_trl(case: dict[str, Any], on_policy: bool) -> None:
         loss=case["loss_type"],
         **ours_settings,
     )
-    if settings["loss_type"] == "gspo":  # in TRL: grpo with ratios of sequences
-        settings |= {"loss_type": "grpo", "importance": "sequence"}
+    if settings["loss_type"] in ("gspo", "luspo"):  # TRL has no gspo: it is grpo with ratios of sequences
+        settings |= {"loss_type": settings["loss_type"].replace("gspo", "grpo"), "importance": "sequence"}
     theirs = TheirLoss(theirs_lp, **settings)._compute_loss(
         None,
         {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from algorist.config.model_section import ModelSection
 from algorist.config.schema import GRPOSection
 from algorist.errors import ConfigError, EngineError
+from algorist.extensions.reference import Reference
+from algorist.extensions.vllm.engine import named_weights
 from algorist.models.load import load_policy, make_policy
 from algorist.models.precision import compute_dtype, mixed_precision, pick_precision, round_stochastically
 from algorist.rollouts import SamplingParams, make_engine
-from algorist.rollouts.vllm.engine import named_weights
 from algorist.training.batch import Batch
 from algorist.training.log_probs import packed_log_probs
 from algorist.training.rounding import RoundingAdamW, bare_optimizer
@@ -216,6 +218,37 @@ def test_types_on_a_gpu(
     trained = {str(p.dtype) for p in model.parameters() if p.requires_grad}
     assert trained == ({"torch.float32"} if "lora" in settings else {f"torch.{master}"})
     assert (bare_optimizer(model, GRPOSection()) is None) == (trained == {"torch.float32"})
+
+
+@pytest.mark.parametrize("name", ["dtype", "compute_dtype"])
+def test_bfloat16_is_refused_where_it_is_emulated(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a T4 torch says yes, and the first update ended with "cutlassF: no kernel found to launch!"."""
+    for supported in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True, s=supported: s)
+        if supported:
+            assert pick_precision(section(**{name: "bfloat16"}), CUDA).compute == torch.bfloat16
+            continue
+        with pytest.raises(
+            ConfigError, match=r"bfloat16, which this GPU only emulates.*the products are float16"
+        ):
+            pick_precision(section(**{name: "bfloat16"}), CUDA)
+
+
+def test_the_reference_holds_products_in_their_type_and_gives_the_policys_numbers() -> None:
+    """Float32 masters would be 4 bytes per weight on each GPU, of which autocast reads 2."""
+    policy = make_policy(section(compute_dtype="bfloat16"), device=CPU, seed=0, texts=TEXTS).model.eval()
+    ids = torch.randint(3, 60, (2, 12))
+    with Reference(policy).active(policy) as reference, torch.no_grad():
+        assert reference is not None
+        autocast = partial(torch.autocast, "cpu", torch.bfloat16, cache_enabled=False)
+        with autocast():
+            assert torch.equal(reference(input_ids=ids).logits, policy(input_ids=ids).logits)
+        rows = Batch([[3, 4]], [[5, 6, 7]], [0], torch.zeros(1), torch.ones(1, 3, dtype=torch.bool))
+        ours, theirs = (packed_log_probs(m, rows, autocast=autocast)[0] for m in (reference, policy))
+        assert torch.equal(ours, theirs)
+    layers = [m.weight for m in reference.model.modules() if isinstance(m, torch.nn.Linear)]
+    assert {w.dtype for w in layers} == {torch.bfloat16}
+    assert reference.get_input_embeddings().weight.dtype == torch.float32
 
 
 def test_a_model_that_is_not_trained_lies_in_the_compute_type(tmp_path: Path) -> None:

@@ -85,8 +85,10 @@ def test_own_tags_and_system_prompt() -> None:
     assert missing_tags(plain) == ["<reasoning>", "</reasoning>", "<answer>", "</answer>"]
     with pytest.raises(ConfigError, match="Did you mean 'answer_open'"):
         get_format("reasoning_answer", tags={"answer_opn": "<a>"})
-    with pytest.raises(ConfigError, match="repeats"):
-        get_format("reasoning_answer", tags={"answer_open": "<reasoning>"})
+    for tag in ("", " ", "<reasoning>", "<reasoning>\n"):
+        with pytest.raises(ConfigError, match="four texts that differ and are not blank"):
+            get_format("reasoning_answer", tags={"answer_close": tag})
+    assert get_format("question_only", tags={"answer_close": ""}).parse("\\boxed{1}").answer == "1"
 
 
 TINY = ModelSection.model_validate(
@@ -125,6 +127,17 @@ def test_a_prompt_is_a_system_and_a_user_message() -> None:
     rendered = get_format("working_solution").render("  1 + 1? \n")
     assert isinstance(rendered, list)
     assert [m["role"] for m in rendered] == ["system", "user"] and rendered[1]["content"] == "1 + 1?"
+
+
+def test_the_published_text_of_a_raw_format_can_be_used() -> None:
+    text = "A conversation between User and Assistant, as published.\nUser: {question}\nAssistant: <think>"
+    form = get_format("r1_zero", system_prompt=text)
+    assert form.render(" 1 + 1? ") == text.replace("{question}", "1 + 1?")
+    assert form.parse("so </think> <answer> 2 </answer>").well_formed
+    assert get_format("r1_zero", system_prompt="") == get_format("r1_zero")
+    for wrong in ("Think first.", text.removesuffix(" <think>")):
+        with pytest.raises(ConfigError, match=r"whole prompt with \{question\} .* that ends with <think>"):
+            get_format("r1_zero", system_prompt=wrong)
 
 
 def test_raw_prompts() -> None:

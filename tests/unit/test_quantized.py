@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,9 @@ def test_engines_sample_the_same_from_a_quantised_base(base: Path, kind: Any) ->
 def test_a_run_on_a_4_bit_base_trains_the_adapter_alone_and_plain_peft_answers_the_same(
     base: Path, tmp_path: Path
 ) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
     settings = [
         "threads=1",
         f"model.name={base}",
@@ -90,6 +94,13 @@ def test_a_run_on_a_4_bit_base_trains_the_adapter_alone_and_plain_peft_answers_t
         "run_name=r",
     ]
     run_recipe(load_recipe("smoke-cpu", settings).recipe)
+    whole = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(base).parameters())
+    said = re.search(
+        r"([\d.]+) M parameters, ([\d.]+) M trained", (tmp_path / "r" / "training.log").read_text()
+    )
+    assert said and float(said[1]) == pytest.approx(
+        whole / 1e6 + float(said[2]), abs=0.011
+    )  # no packed bytes
     losses = query(
         tmp_path / "r", "select value from metrics where stage = 'sft' and name = 'loss' order by step"
     )
@@ -97,9 +108,6 @@ def test_a_run_on_a_4_bit_base_trains_the_adapter_alone_and_plain_peft_answers_t
     final = tmp_path / "r" / "grpo" / "final"
     ours = load_policy(final, device=CPU, like=ModelSection(name=str(base), quantization="4bit"))
     assert is_quantized(ours.model)
-
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
     config = BitsAndBytesConfig(
         load_in_4bit=True,

@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from algorist.config.grpo_sections import PoolsSection, ResampleSection
+from algorist.config.schema import Recipe
+from algorist.extension import Sampled
+from algorist.extensions.pools import Pools
+from algorist.extensions.resample import ResampleSection, refill
 from algorist.objectives import group_normalized, useful_groups
+from algorist.training import step
 from algorist.training.order import Reserve
-from algorist.training.pools import Pools
-from algorist.training.refill import refill
 from algorist.types import Grade, Group, Parsed, Problem, Rollout
-from tests.tiny import make_model, make_trainer, parameters_of, rewards_of, section
+from tests.tiny import make_model, make_trainer, parameters_of, rewards_of
 
 SIZE, ARMS, PLACES, DRAWS = 4, 3, 8, 100_000
 
@@ -67,11 +69,12 @@ def test_the_expected_update_is_that_of_the_useful_groups() -> None:
     ] = []  # useful groups where only the worse batches are filled: still draws of the same kind
     while len(places) < DRAWS:
         first = draw(PLACES)
-        filled = refill(first, draw, useful, limits)
+        filled, partly = Sampled(list(first)), Sampled(list(first))
+        refill(filled, draw, useful, limits)
         assert all(useful(filled.groups)) and len(filled.groups) == PLACES
         places += filled.groups
         bare += first
-        partly = refill(first, draw, useful, limits.model_copy(update={"when_below": 0.5}))
+        refill(partly, draw, useful, limits.model_copy(update={"when_below": 0.5}))
         enough = sum(useful(first)) >= PLACES / 2
         assert partly.groups == first if enough else all(useful(partly.groups))
         some += [group for group, good in zip(partly.groups, useful(partly.groups), strict=True) if good]
@@ -163,11 +166,6 @@ def test_without_any_signal_it_ends_at_the_limits(tmp_path: Path) -> None:
     assert len(batches[0][1]) == len(MANY)  # each problem once
 
 
-def test_stock_trl_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"grpo\.resample is set, which the stock TRL trainer does not get"):
-        section(fast_update=False, resample={})
-
-
 def test_single_rewards_reach_the_advantage_and_decide_what_is_useful(tmp_path: Path) -> None:
     """Two rewards that cancel in the sum: no signal in the sum, all of it in the parts."""
 
@@ -213,20 +211,22 @@ def test_the_entropy_bonus_moves_the_policy_along_the_gradient_of_its_entropy(tm
     assert float((difference - expected).norm() / expected.norm()) < 1e-3
 
 
-def test_replayed_groups_keep_the_log_probs_of_the_policy_that_sampled_them(tmp_path: Path) -> None:
+def test_replayed_groups_keep_the_log_probs_of_the_policy_that_sampled_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     batches: list[Any] = []
     trainer = make_trainer(
         tmp_path, problems=MANY, rewards=rewards_of(rare), replay={"max_age": 3}, max_steps=8,
         on_rollouts=lambda *b: batches.append(b),
     )  # fmt: skip
     used: list[Any] = []
-    compute = trainer._with_old_and_reference
+    compute = step.with_old_log_probs
 
-    def spy(model: Any, batch: Any, replayed: Any = ()) -> Any:
-        used.append((list(replayed), compute(model, batch, replayed)))
+    def spy(trainer: Any, batch: Any, earlier: Any) -> Any:
+        used.append((list(earlier), compute(trainer, batch, earlier)))
         return used[-1][1]
 
-    trainer._with_old_and_reference = spy
+    monkeypatch.setattr(step, "with_old_log_probs", spy)
     trainer.train()
     seen = {
         (tuple(group.prompt_ids), tuple(rollout.completion_ids)): (number, rollout)
@@ -273,12 +273,12 @@ def test_rests_double_and_end() -> None:
 
     def awake_after(pools: Pools) -> int:
         for waited in range(100):
-            if not pools.resting():
+            if not pools.avoid():
                 return waited
-            pools.see([])
+            pools.sampled([])
         raise AssertionError("never")
 
-    pools = Pools(PoolsSection(solved=2, hopeless=3))
+    pools = Pools(Recipe.model_validate({"grpo": {"pools": {"solved": 2, "hopeless": 3}}}))
     for right, rest in (
         ([True, True], 2),
         ([True, True], 4),
@@ -286,7 +286,7 @@ def test_rests_double_and_end() -> None:
         ([True, False], 0),
         ([True, True], 2),
     ):
-        pools.see([group(right)])
-        again = Pools(pools.section)
+        pools.sampled([group(right)])
+        again = Pools(pools.recipe)
         again.load_state_dict(pools.state_dict())
         assert awake_after(again) == awake_after(pools) == rest

@@ -128,6 +128,18 @@ def test_page_holds_the_run(tmp_path: Path) -> None:
     assert "<h1>demo</h1>" in text and "SFT → GRPO: +25.0 points" in text
     assert "greedy accuracy" in text and "learning_rate: 0.001" in text and "algorist run" in text
     assert [s["name"] for s in data["stages"]] == ["sft", "grpo"]
+    figures = text.partition('<p class="figures">')[2].partition("</p>")[0]
+    assert re.findall(r"<strong>([\d.]+) %</strong> <span class=\"quiet\">(\w+)<", figures) == [
+        ("25.0", "SFT"),
+        ("50.0", "GRPO"),
+    ]
+    assert (
+        text.count('<th scope="row">greedy accuracy</th>') == 1
+    )  # one row for both evaluations and their difference
+    row = text.partition('<th scope="row">greedy accuracy</th>')[2].partition("</tr>")[0]
+    assert row.count("<td") == 3 and "+25.0 points" in row
+    open_charts = text.partition('data-stage="grpo"')[2].partition("<details>")[0].count("<figure>")
+    assert open_charts == min(4, len(data["stages"][1]["charts"]))
     titles = [c["title"] for c in data["stages"][1]["charts"]]
     assert titles == ["Reward", "Reward components", "Entropy", "Time per step"]
     assert len(data["rollouts"]["rows"]) == 240 and len(data["pairs"]["rows"]) == 20

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from algorist.errors import ConfigError
+from algorist.grading import grade_completion
 from algorist.prompts import get_format
 from algorist.rewards import (
     DEFAULT_REWARD_WEIGHTS,
@@ -24,6 +25,7 @@ from algorist.rewards import (
     text_of,
 )
 from algorist.rewards.base import Reward
+from algorist.types import Group, Problem, Rollout
 from tests.acceptance.rewards_page import reference_markdown
 from tests.conftest import Cli
 
@@ -80,7 +82,7 @@ def test_gold_by_name_and_unknown_keywords(column: str) -> None:
 
 
 def test_missing_gold_column_is_an_error_before_training() -> None:
-    with pytest.raises(ConfigError, match="none of the columns answer"):
+    with pytest.raises(ConfigError, match="none of the columns reference_answer"):
         build_rewards(["correct"])[0](completions=["x"], question=["q"])
     assert build_rewards(["well_formed"])[0](completions=[RIGHT]) == [1.0]
 
@@ -94,6 +96,20 @@ def test_rows_without_gold_get_the_floor_and_are_counted() -> None:
 def test_several_golds_and_numbers() -> None:
     one = build_rewards(["correct"])[0]
     assert one(completions=[RIGHT, RIGHT, RIGHT], answer=[["11", "12"], 12, ["11"]]) == [1.0, 1.0, 0.0]
+    tensors: list[Any] = [
+        torch.tensor([12, 13]),
+        [torch.tensor(12), torch.tensor([13])],
+        [torch.tensor([11, 12]), 13],
+    ]
+    assert [one(completions=[RIGHT, RIGHT], answer=golds) for golds in tensors] == [[1.0, 0.0]] * 3
+    assert one(completions=[RIGHT, RIGHT], answer=torch.tensor(12)) == [1.0, 1.0]
+
+
+def test_what_counts_of_two_gold_columns() -> None:
+    one = build_rewards(["correct"])
+    columns = {"answer": ["so 11 + 1\n#### 12"], "reference_answer": ["12"], "ground_truth": ["13"]}
+    assert one[0](completions=[RIGHT], **columns) == [1.0]
+    assert one.explain(RIGHT, "12", reference_answer="13", ground_truth="13").total == 1.0
 
 
 def test_batches_of_nothing() -> None:
@@ -111,11 +127,11 @@ def test_trl_reads_the_name() -> None:
 def raises(completion: str, *, gold: str, kind: str = "raise") -> float:
     """Raise, or return what is no number, for completions with an x."""
     if "x" in completion:
-        return {"nan": float("nan"), "none": None, "text": "a"}[kind]  # type: ignore[return-value]
+        return {"nan": float("nan"), "huge": 1e308, "outside": 2.0, "text": "a"}[kind]  # type: ignore[return-value]
     return 1.0
 
 
-@pytest.mark.parametrize("kind", ["raise", "nan", "none", "text"])
+@pytest.mark.parametrize("kind", ["raise", "nan", "huge", "outside", "text"])
 def test_a_reward_that_raises_gives_its_floor_and_is_counted(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -231,6 +247,26 @@ breaks.low = -2.0
 def declared(completion, *, problem):
     return 3.0 if problem["level"] == "easy" else 1 / 0
 
+def whole(rollout, problem, *, limit: float = 0.5):
+    if problem.level == "hard":
+        return None
+    assert problem["answer"] == problem.answer and rollout.parsed.answer is not None
+    return rollout.grade.correct + limit
+
+def any_name(r):
+    return len(r.text)
+
+class Count:
+    seen = 0  # two sets of rewards do not share it
+    def __call__(self, rollout):
+        self.seen += 1
+        return self.seen
+    def state_dict(self):
+        return {"seen": self.seen}
+    def load_state_dict(self, state):
+        self.seen = state["seen"]
+count = Count()
+
 def nothing():
     return 1.0
 
@@ -261,9 +297,42 @@ def test_user_rewards_of_both_forms(user_file: Path) -> None:
     assert (rewards[5].low, rewards[4].low) == (-1.0, -3.0)
 
 
+def test_a_reward_is_a_function_of_a_rollout_and_its_problem(user_file: Path) -> None:
+    """Of a group's rollouts, and of the lists that TRL passes."""
+    form = get_format("reasoning_answer")
+    texts = [RIGHT, RIGHT.replace("12", "13")]
+    problems = [Problem("a", "3 * 4", "12", level="easy"), Problem("b", "3 * 4", "12", level="hard")]
+    specs = ["whole", {"name": "whole", "params": {"limit": "1e-1"}}, "any_name", "count"]
+    rewards = build_rewards(
+        [
+            {"name": f"{user_file}:{s}"} if isinstance(s, str) else s | {"name": f"{user_file}:whole"}
+            for s in specs
+        ]
+    )
+    groups = []
+    for problem in problems:
+        parsed = [form.parse(text) for text in texts]
+        grades = [grade_completion(t, "12", parsed=p, matcher="symbolic") for t, p in zip(texts, parsed)]
+        made = [Rollout([1], t, None, False, p, g) for t, p, g in zip(texts, parsed, grades)]
+        groups.append(Group(problem, "3 * 4", [1], made))
+    paid = rewards.pay(groups)
+    rows = [rollout.rewards for group in paid for rollout in group.rollouts]
+    assert [row["whole"] for row in rows] == [1.5, 0.5, None, None]
+    assert [row["whole_2"] for row in rows] == [1.1, 0.1, None, None]
+    assert [row["any_name"] for row in rows] == [len(text) for text in texts] * 2
+    assert [row["count"] for row in rows] == [1, 2, 3, 4]
+    assert paid[1].rollouts[0].reward == len(texts[0]) + 3
+    columns = {"answer": ["12"] * 4, "level": ["easy", "easy", "hard", "hard"]}
+    assert rewards[0](completions=texts * 2, **columns) == [1.5, 0.5, None, None]
+    again = build_rewards([f"{user_file}:count"])
+    assert again[0](completions=["x"]) == [1]
+    again.load_state_dict(rewards.state_dict())
+    assert again[0](completions=["x"]) == [5] and rewards.failures == dict.fromkeys(rewards.names, 0)
+
+
 def test_user_reward_twice_is_imported_once(user_file: Path) -> None:
     first, second = (build_rewards([f"{user_file}:declared"])[0] for _ in range(2))
-    assert first.reward is second.reward
+    assert first.function.child is second.function.child
 
 
 @pytest.mark.parametrize(
@@ -302,15 +371,6 @@ def test_extension_recipe() -> None:
     assert f"`{name}`" in reference_markdown()
 
 
-def test_sample_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", logger="algorist.rewards")
-    rewards = build_rewards(["correct"], log_every=2)
-    for _ in range(4):
-        rewards[0](completions=[RIGHT + "y" * 500], answer=["12"])
-    lines = [r.getMessage() for r in caplog.records]
-    assert len(lines) == 2 and "read '12', expected '12'" in lines[0] and len(lines[0]) < 300
-
-
 def test_reference_page_is_up_to_date() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.acceptance.rewards_page"],
@@ -330,7 +390,7 @@ def test_each_reward_is_short_and_sourced() -> None:
         one = REWARDS.get(name)
         if one.function.__module__.startswith("algorist.rewards."):
             assert len(inspect.getsource(one.function).splitlines()) <= 45, name
-            assert one.source and one.summary, name
+            assert one.source and inspect.getdoc(one.function), name
 
 
 def test_a_reward_of_weight_zero_is_told_and_not_counted() -> None:

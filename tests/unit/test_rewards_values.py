@@ -8,13 +8,18 @@ import pytest
 
 from algorist.errors import ConfigError
 from algorist.rewards import REWARDS, question_only_reward_fn, r1_zero_reward_fn
-from algorist.rewards.control import random_reward
-from algorist.rewards.correctness import (
+from algorist.rewards.basic import (
     correctness_exact,
     correctness_numeric,
+    cosine,
     integer,
     numeric,
+    random_reward,
+    reasoning_steps,
+    repetition,
+    soft_overlong,
     tagged_or_hash,
+    target_length,
 )
 from algorist.rewards.form import (
     approx_format,
@@ -26,8 +31,6 @@ from algorist.rewards.form import (
     think_answer_format,
     xmlcount,
 )
-from algorist.rewards.length import cosine, soft_overlong, target_length
-from algorist.rewards.style import reasoning_steps, repetition
 from algorist.rewards.systems.cs336 import r1_zero
 from algorist.rewards.systems.dapo import check_answer, check_numbers
 from algorist.rewards.systems.open_r1 import accuracy, accuracy_last_number
@@ -53,8 +56,12 @@ def working(answer: str, middle: str = "\n") -> str:
         ("so\n#### 72", "72", 1.0),
         ("so\n#### -7.5 apples", "-7.5", 1.0),
         ("72", "72", 1.0),
-        ("<answer>1,000</answer>", "1000", 0.0),  # not a float, other text
-        ("<answer>1,000</answer>", "1,000", 1.0),  # equal text
+        ("<answer>1,000</answer>", "1000", 1.0),  # separators of thousands, on either side
+        ("<answer>1000</answer>", "1,000", 1.0),
+        ("<answer>1</answer>", "so\n#### 1,080", 0.0),  # the gold is the whole number
+        ("so\n#### 1,080", "1", 0.0),
+        ("<answer>1,00</answer>", "100", 0.0),  # not a float, other text
+        ("<answer>1,00</answer>", "1,00", 1.0),  # equal text
         ("<answer>5</answer><answer>6</answer>", "6", 0.0),  # the first block counts
         ("<answer>6", "6", 0.0),
         ("<answer>nan</answer>", "72", 0.0),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,8 +11,11 @@ import torch
 
 from algorist.errors import EngineError
 from algorist.rollouts import SamplingParams, make_engine
+from algorist.rollouts.base import Turns
 from algorist.rollouts.native.engine import NativeEngine
 from algorist.rollouts.transformers import TransformersEngine
+from algorist.rollouts.turns import continued
+from algorist.types import Turn
 from tests.unit.rollout_models import (
     COVERED,
     FAMILIES,
@@ -337,3 +341,107 @@ def test_auto_engine_on_every_family() -> None:
         engine = make_engine("auto", model_of(family))
         assert isinstance(engine, NativeEngine), family
         assert (engine.tier_for(100).name == "decoder") == covered, family
+
+
+class Echo:
+    """Replies by what it gets: to a call with up to four tokens or none, to an end once, and ends a row at its fourth call."""
+
+    def __init__(self, *stop_strings: str) -> None:
+        self.stop_strings = stop_strings
+        self.begun = 0
+
+    def begin(self, rows: int) -> None:
+        self.begun += 1
+        self.turns: list[tuple[Turn, ...]] = [()] * rows
+
+    def reply(self, row: int, token_ids: list[int], ended: bool) -> Iterator[int] | None:
+        calls = [turn.source for turn in self.turns[row]]
+        if len(calls) >= 4 or (ended and "end" in calls):
+            return None
+        tokens = [(sum(token_ids) + 7 * i) % VOCAB for i in range(sum(token_ids) % 3)]
+        turn = Turn("end" if ended else "call", decode(token_ids), decode(tokens))
+        self.turns[row] = (*self.turns[row], turn)
+        return iter(tokens)
+
+    def turns_of(self, row: int) -> tuple[Turn, ...]:
+        return self.turns[row]
+
+
+def continued_engine(model: Any, **settings: Any) -> Any:
+    """Return the native engine as one that only knows prompts, as vLLM is."""
+    engine = NativeEngine(model, tier="decoder", **settings)
+
+    def generate(prompts: Any, size: int, params: SamplingParams, turns: Turns | None = None) -> Any:
+        return continued(engine.generate, prompts, size, params, turns, decode) if turns else None
+
+    return SimpleNamespace(generate=generate)
+
+
+def by_hand(model: Any, prompt: list[int], stops: set[int], call: str, limit: int) -> Any:
+    """Return tokens, which of them were sampled, and whether the row stopped: one full forward a token."""
+    turns, ids, own = Echo(call), [], []
+    turns.begin(1)
+    segment: list[int] = []
+    while len(ids) < limit:
+        with torch.no_grad():
+            token = int(model(torch.tensor([prompt + ids])).logits[0, -1].argmax())
+        before = decode(segment).count(call)
+        ids, own, segment = [*ids, token], [*own, True], [*segment, token]
+        called = decode(segment).count(call) > before
+        if len(ids) == limit or not (token in stops or called):
+            continue
+        reply = turns.reply(0, segment, token in stops)
+        if reply is None:
+            return ids, own, "stop", turns.turns_of(0)
+        tokens = list(reply)[: limit - len(ids)]
+        ids, own, segment = ids + tokens, own + [False] * len(tokens), [] if tokens else segment
+    return ids, own, "length", turns.turns_of(0)
+
+
+TURN_ENGINES = {**ENGINES, "continued": continued_engine}
+
+
+@pytest.mark.parametrize("engine", TURN_ENGINES)
+def test_turns_are_appended_and_continued_from(engine: str) -> None:
+    """Calls, replies of no tokens, a reply after the end, a row that its replier ends, replies cut by the length: one reference."""
+    model, prompts = model_of("qwen3"), prompts_of((5, 12, 9, 1, 17, 3))
+    plain = [greedy_of_generate(model, p, 24) for p in prompts]
+    call, stops = decode([plain[0][3]]), {plain[0][9], plain[3][6]}
+    params = SamplingParams(temperature=0.0, max_new_tokens=24, stop_token_ids=tuple(stops))
+    turns = Echo(call)
+    expected = [by_hand(model, p, stops, call, 24) for p in prompts]
+    groups = TURN_ENGINES[engine](model, tokenizer=decode).generate(prompts, 2, params, turns)
+    for group, (ids, own, reason, exchanges) in zip(groups, expected, strict=True):
+        for completion in group:
+            assert completion.token_ids == ids
+            assert completion.finish_reason == reason
+            assert (completion.sampled or [True] * len(ids)) == own
+            assert completion.turns == exchanges
+            found = torch.tensor(completion.log_probs)
+            assert found.isnan().tolist() == [not mine for mine in own]
+            fresh = fresh_log_probs(model, prompts[groups.index(group)], ids)
+            torch.testing.assert_close(found[own], fresh[own], atol=1e-5, rtol=0)
+    kinds = {turn.source for *_, exchanges in expected for turn in exchanges}
+    replies = {bool(turn.reply) for *_, exchanges in expected for turn in exchanges}
+    reasons = {reason for *_, reason, _ in expected}
+    assert kinds == {"call", "end"} and replies == {True, False} and reasons == {"stop", "length"}
+    assert turns.begun == 1
+
+
+@pytest.mark.parametrize("engine", [name for name in ENGINES if name != "graph_refill"])
+def test_sampled_tokens_with_turns_do_not_depend_on_the_batch(engine: str) -> None:
+    """A token's place decides its random number, whoever put the tokens before it there."""
+    model, prompts = model_of("llama"), prompts_of((5, 12, 9, 4))
+    params = SamplingParams(max_new_tokens=20, seed=5)
+    plain = NativeEngine(model, tier="decoder").generate(prompts, 3, params)
+    call = decode([plain[1][0].token_ids[2]])
+    found = ENGINES[engine](model, tokenizer=decode).generate(prompts, 3, params, Echo(call))
+    assert any(c.sampled for group in found for c in group)
+    pairs = [pair for both in zip(plain, found, strict=True) for pair in zip(*both, strict=True)]
+    for before, after in pairs:
+        same = next((i for i, own in enumerate(after.sampled or []) if not own), len(after.token_ids))
+        assert after.token_ids[:same] == before.token_ids[:same]
+        if after.sampled is None:
+            assert after.token_ids == before.token_ids
+    reference = ENGINES["decoder"](model, tokenizer=decode).generate(prompts, 3, params, Echo(call))
+    assert [[c.token_ids for c in g] for g in found] == [[c.token_ids for c in g] for g in reference]

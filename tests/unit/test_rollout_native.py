@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers as hf
 
-from algorist.errors import EngineError
+from algorist.errors import ConfigError, EngineError
 from algorist.models.products import bucket, fixed_linear, onednn_works
 from algorist.rollouts import SamplingParams, make_engine
 from algorist.rollouts.native.decoder_tier import plan_room
@@ -53,7 +53,7 @@ def test_a_model_without_a_kv_cache_falls_back_with_one_line(caplog: pytest.LogC
 
 
 def test_unknown_names() -> None:
-    with pytest.raises(EngineError, match="Did you mean 'native'"):
+    with pytest.raises(ConfigError, match="Did you mean 'native'"):
         make_engine("nativ", model_of("qwen2"))
     with pytest.raises(EngineError, match="Did you mean 'module'"):
         NativeEngine(model_of("qwen2"), tier="modul")

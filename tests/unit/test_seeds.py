@@ -77,7 +77,7 @@ def curves_in(page: Path) -> list[dict[str, Any]]:
 def test_a_page_of_several_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Curves of all in each chart, final figures, differences paired to the first; ``compare`` says where it is."""
+    """Curves of all in each chart, final figures, differences paired to the first; ``compare`` says how to make it."""
     runs = make_runs(tmp_path, 3)[0]
 
     def call(*words: str) -> tuple[int, str, str]:
@@ -91,10 +91,15 @@ def test_a_page_of_several_runs(
     assert code == 0 and out.split() == [str(tmp_path / "all.html")]
     # seed 5 has 10 of 20 right, seed 7 has 17: the first 10 among them
     assert f"{runs[2].name}: +35.0 points [" in text and "7 right only here, 0 only there" in text
+    assert (
+        text.index("Settings that differ") < text.index("<code>seed</code>") < text.index("<h2>Final figures")
+    )
+    assert text.partition("Final figures</h2>")[0].count('<th scope="row"><code>') == 1
     assert len(curves_in(tmp_path / "all.html")[0]["curves"]) == 3
     code, out, _ = call("compare", str(runs[0]), str(runs[1]))
-    assert code == 0 and f"both runs in one page: {tmp_path}/report-{runs[0].name}-{runs[1].name}.html" in out
-    assert (tmp_path / f"report-{runs[0].name}-{runs[1].name}.html").is_file()
+    assert out.splitlines()[0].startswith("seed: ")
+    assert code == 0 and f"both runs in one page: algorist report {runs[0]} {runs[1]}" in out
+    assert not list(tmp_path.glob("report-*.html"))  # nobody has told it to write one
     (runs[1] / "eval").rename(tmp_path / "gone")
     build_overlay(runs[:2], tmp_path / "partly.html")
     assert "cannot be compared: one of the two has no evaluation" in (tmp_path / "partly.html").read_text()

@@ -187,12 +187,12 @@ def test_the_api_takes_rewards_and_rows(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_a_reward_gets_any_column_of_the_file(tmp_path: Path) -> None:
-    rows = [
-        {"question": f"What is {n}?", "answer": str(n), "weight": n, "completion": "x"} for n in range(24)
-    ]
+    other = {"completion": "x", "reference_answer": "-1", "ground_truth": "-1"}
+    rows = [{"question": f"What is {n}?", "answer": str(n), "weight": n, **other} for n in range(24)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "mine.py").write_text(
         "def f(completions, weight, level, **_):\n    return [float(w) for w in weight]\n"
+        "def g(completion, *, gold):\n    return float(gold)\n"
     )
     data = f"data.train={{name: local, path: {tmp_path}/rows.jsonl, columns: {{level: weight}}}}"
     settings = [
@@ -202,7 +202,7 @@ def test_a_reward_gets_any_column_of_the_file(tmp_path: Path) -> None:
         "grpo.max_steps=1",
         f"output_dir={tmp_path}",
     ]
-    rewards = f"rewards=[{tmp_path}/mine.py:f]"
+    rewards = f"rewards=[{tmp_path}/mine.py:f, {tmp_path}/mine.py:g]"
     run_recipe(load_recipe("smoke-cpu", [data, rewards, *settings]).recipe, display=Quiet())
     stored = query(tmp_path / "smoke-cpu", "SELECT gold, reward FROM rollouts")
-    assert stored and all(float(row["gold"]) == row["reward"] for row in stored)
+    assert stored and all(2 * float(row["gold"]) == row["reward"] for row in stored)

@@ -11,10 +11,14 @@ import torch
 from peft import LoraConfig, get_peft_model
 from trl import GRPOTrainer
 
+from algorist.config.load import load_recipe
+from algorist.extension import Extensions
+from algorist.extensions.sampler_correction import SamplerCorrection
 from algorist.objectives import LOSSES
 from algorist.objectives.ratios import Correction
 from algorist.training.batch import Batch
-from tests.tiny import TOKENIZER, PlainEngine, make_model, make_trainer
+from algorist.training.step import in_parts
+from tests.tiny import TOKENIZER, PlainEngine, make_model, make_trainer, penalise
 
 TRL_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")
 ROWS, PROMPT, WIDTH = 8, 9, 10
@@ -61,7 +65,7 @@ def as_batch(inputs: dict[str, torch.Tensor]) -> Batch:
         advantages=inputs["advantages"],
         mask=inputs["completion_mask"].bool(),
         old_log_probs=inputs.get("old_per_token_logps"),
-        ref_log_probs=inputs["ref_per_token_logps"],
+        extra={"ref": inputs["ref_per_token_logps"]},
         sampler_log_probs=inputs.get("sampling_per_token_logps"),
     )
 
@@ -95,11 +99,14 @@ def theirs(trainer: Any, inputs: dict[str, torch.Tensor]) -> tuple[float, torch.
     return float(loss.detach()), gradient_of(trainer)
 
 
-def ours(trainer: Any, inputs: dict[str, torch.Tensor]) -> tuple[float, torch.Tensor, dict[str, float]]:
+def ours(
+    trainer: Any, inputs: dict[str, torch.Tensor], *, correct: bool = False
+) -> tuple[float, torch.Tensor, dict[str, float]]:
     trainer.model.train()
     trainer.model.zero_grad()
     trainer.tokens_per_step = float(inputs["num_items_in_batch"])
-    loss, metrics = trainer._in_parts(trainer.model, as_batch(inputs), False, None)
+    batch = trainer.extensions.batch(as_batch(inputs), trainer) if correct else as_batch(inputs)
+    loss, metrics = in_parts(trainer, trainer.model, batch)
     return float(loss), gradient_of(trainer), metrics.values()
 
 
@@ -107,13 +114,13 @@ def ours(trainer: Any, inputs: dict[str, torch.Tensor]) -> tuple[float, torch.Te
 def trainers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     folder: Path = tmp_path_factory.mktemp("runs")
     pair = []
-    for fast in (False, True):
+    for stock in (True, False):
         model: Any = make_model()
         torch.manual_seed(1)
         if request.param == "lora":
             lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj", "down_proj"], init_lora_weights=False)
             model = get_peft_model(model, lora)
-        trainer = make_trainer(folder, model, engine=PlainEngine(model), fast_update=fast, temperature=0.9)
+        trainer = make_trainer(folder, model, engine=PlainEngine(model), stock=stock, temperature=0.9)
         trainer.current_gradient_accumulation_steps = 1
         pair.append(trainer)
     return pair[0], pair[1]
@@ -126,14 +133,13 @@ def settle(
     stock, mine = trainers
     stock.loss_type, stock.beta, stock.importance_sampling_level, stock.epsilon_high = loss, beta, level, high
     takes = LOSSES.get(loss).parameters
-    parameters = {"importance": level, "clip_low": 0.2, "clip_high": high}
+    settings = {"importance": level, "clip_low": 0.2, "clip_high": high}
     mine.objective = replace(
         mine.objective,
-        loss=LOSSES.get(loss),
-        beta=beta,
-        parameters={k: v for k, v in parameters.items() if k in takes},
+        loss=LOSSES.get(loss).with_settings({k: v for k, v in settings.items() if k in takes}),
         skip=True,
     )
+    penalise(mine, beta)
     mine.part_tokens = None
 
 
@@ -173,7 +179,7 @@ def test_settings(trainers: tuple[Any, Any], switch: str, skip: bool) -> None:
     mine.part_tokens = {"token budget": 20, "one row at a time": 1}.get(switch)
     if switch == "delta":
         stock.args.delta = 1.4
-        mine.objective = replace(mine.objective, parameters={**mine.objective.parameters, "delta": 1.4})
+        mine.objective = replace(mine.objective, loss=mine.objective.loss.with_settings({"delta": 1.4}))
     try:
         same(theirs(stock, inputs), ours(mine, inputs))
     finally:
@@ -187,8 +193,13 @@ def test_a_sampler_that_differs_is_corrected(
     """TRL multiplies its loss by weights that it makes while it samples: here they are made by hand, in float64."""
     stock, mine = trainers
     settle(trainers, "grpo")
+    bounds = "low: 0.8, high: 1.3"
     low, high, spread = 0.8, 1.3, 0.08 if mode.startswith("sequence") else 0.2
-    mine.objective = replace(mine.objective, correction=(mode, low, high))
+    correction = SamplerCorrection(
+        load_recipe("smoke-cpu", [f"grpo.sampler_correction={{mode: {mode}, {bounds}}}"]).recipe
+    )
+    correction.needs_old_log_probs = True
+    mine.extensions = Extensions([correction])
     inputs = with_old_and_reference(stock, padded(2), True)
     noise = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(4))
     inputs["sampling_per_token_logps"] = inputs["old_per_token_logps"] + spread * noise
@@ -203,8 +214,11 @@ def test_a_sampler_that_differs_is_corrected(
     weights = weights.clamp(low, high) if mode.endswith("truncate") else weights * ~outside
     monkeypatch.setattr(stock, "use_vllm", True)
     monkeypatch.setattr(stock, "vllm_importance_sampling_correction", True)
-    same(theirs(stock, {**inputs, "importance_sampling_ratio": weights.float()}), ours(mine, inputs))
-    mine.objective = replace(mine.objective, correction=None)
+    same(
+        theirs(stock, {**inputs, "importance_sampling_ratio": weights.float()}),
+        ours(mine, inputs, correct=True),
+    )
+    mine.extensions = Extensions()
 
 
 def test_skipping_computes_fewer_rows_and_keeps_logged_means(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -104,6 +105,13 @@ SECRETS = [
     "ghp_abcdefghijklmnopqrstuvwxyz",
     "AKIAABCDEFGHIJKLMNOP",
 ]
+
+
+def test_a_folder_whose_name_is_not_utf_8_is_refused(tmp_path: Path) -> None:
+    """Parquet cannot be written there: said at once, not after the first stage."""
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/a\xff"))
+    with pytest.raises(CheckpointError, match="not UTF-8; choose another with output_dir"):
+        RunFolder.create(folder / "r")
 
 
 @pytest.mark.parametrize("secret", SECRETS)

@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoTokenizer
 
 from algorist.config import load_recipe
 from algorist.errors import ConfigError
 from algorist.evaluation.artifact import read_artifact
-from algorist.models.load import Policy, load_tokenizer
+from algorist.models.load import PLAIN_TEMPLATE, Policy, load_tokenizer
+from algorist.models.tiny import CHATML
 from algorist.preflight.tokenization import tokenization_faults
-from algorist.prompts import get_format
-from algorist.prompts.attached import attached
+from algorist.prompts import FORMATS, PromptFormat, get_format
+from algorist.prompts.attached import Asked, attach, attached, own_template
 from algorist.prompts.chat import encode_prompt, render_prompt
 from algorist.rollouts.base import SamplingParams
 from algorist.rollouts.collect import collect
@@ -66,6 +69,78 @@ def test_a_template_without_a_system_role_names_the_way_out() -> None:
         render_prompt(form, refusing, "1+1")
     asked = render_prompt(replace(form, system_role="user"), refusing, "1+1")
     assert asked == f"user: {form.system_prompt}\n\n1+1\n"
+
+
+def plain(folder: Path, *before: dict[str, str], **switches: Any) -> str:
+    """Render a question as any program does that knows nothing of algorist."""
+    messages = [*before, {"role": "user", "content": "1+1"}]
+    loaded = AutoTokenizer.from_pretrained(folder)
+    return str(loaded.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **switches))
+
+
+FORMS = {name: get_format(name) for name in FORMATS.names()} | {
+    "quotes": get_format(
+        "reasoning_answer", system_prompt='It\'s "so": {{ x }} {% y %} \\n, é 💡\n<answer> <reasoning>'
+    ),
+    "no system prompt": get_format("working_solution", system_prompt=""),
+    "own tags": get_format("think_answer", tags={"answer_open": "<a>", "answer_close": "</a>"}),
+    "switch": OFF,
+    "system role user": replace(get_format("reasoning_answer"), system_role="user"),
+}
+TEMPLATES = {
+    "plain": PLAIN_TEMPLATE,
+    "thinking": THINKING,
+    "new line": CHATML + "\n",
+    "begins with a new line": "\n" + CHATML,
+    "bos": "{{ bos_token }}" + CHATML,
+    "S1": load_recipe("sft-grpo-dapo").recipe.model.chat_template,
+    "no system": NO_SYSTEM,
+}
+
+
+def takes(template: str, form: PromptFormat) -> bool:
+    return template != "no system" or form.system_role == "user" or not form.system_prompt
+
+
+@pytest.mark.parametrize(
+    ("name", "template"), [(n, t) for t in TEMPLATES for n, form in FORMS.items() if takes(t, form)]
+)
+def test_a_saved_tokenizer_asks_as_in_training_wherever_it_is_loaded(
+    name: str, template: str, tmp_path: Path
+) -> None:
+    form, made = FORMS[name], tokenizer(TEMPLATES[template])
+    form = form if template == "thinking" else replace(form, template_kwargs={})
+    trained = render_prompt(form, made, "1+1")
+    for _ in range(2):  # a model that is trained twice
+        attach(made, Asked(form, 9))
+        made.save_pretrained(tmp_path)
+        assert plain(tmp_path) == trained
+        made = load_tokenizer(str(tmp_path))
+        assert own_template(made) == TEMPLATES[template] and render_prompt(form, made, "1+1") == trained
+    others = [get_format("question_only"), get_format("reasoning_answer", system_prompt="")]
+    for other in others:  # nothing of the first training is in the prompts of another one
+        assert render_prompt(other, made, "1+1") == render_prompt(
+            other, tokenizer(TEMPLATES[template]), "1+1"
+        )
+    if form.is_chat and form.system_role == "system" and template != "no system":
+        own_words = plain(tmp_path, {"role": "system", "content": "Short."})
+        assert "Short." in own_words and (not form.system_prompt or form.system_prompt not in own_words)
+
+
+def test_a_tokenizer_that_adds_the_first_token_is_asked_with_it_once(tmp_path: Path) -> None:
+    made = tokenizer("{% for m in messages %}{{ m.content }}{% endfor %}")
+    made.add_special_tokens({"bos_token": "[bos]"})
+    made.backend_tokenizer.post_processor = TemplateProcessing(
+        single="[bos] $A", special_tokens=[("[bos]", made.bos_token_id)]
+    )
+    for form in (get_format("reasoning_answer"), get_format("r1_zero")):
+        attach(made, Asked(form, 9))
+        made.save_pretrained(tmp_path)
+        loaded = AutoTokenizer.from_pretrained(tmp_path)
+        ids = loaded.apply_chat_template(
+            [{"role": "user", "content": "1+1"}], add_generation_prompt=True, return_dict=False
+        )
+        assert ids == encode_prompt(form, made, "1+1") and ids.count(made.bos_token_id) == 1
 
 
 def test_a_few_shot_prompt_shows_what_it_reads() -> None:
@@ -157,8 +232,8 @@ def test_a_run_its_evaluations_and_its_model_have_the_switch(
     switches = [read_artifact(run / "eval", name).protocol["template_kwargs"] for name in names]
     assert switches == [{"enable_thinking": False}, {"enable_thinking": True}]
     output_of("export", str(run), "--to", "given")
-    card = (tmp_path / "given" / "README.md").read_text()
-    assert "add_generation_prompt=True, enable_thinking=False)" in card
+    assert plain(tmp_path / "given").endswith("assistant: <think></think>")
+    assert plain(tmp_path / "given", enable_thinking=True).endswith("assistant: ")
     given = load_tokenizer(str(tmp_path / "given"))
     form = attached(given)
     assert form and render_prompt(form.prompt_format, given, "1+1").endswith("<think></think>")

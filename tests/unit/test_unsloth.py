@@ -38,6 +38,12 @@ ADAPTED = {
 }  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GPU that is not here has bfloat16."""
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: True)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real tiny model in the hub's layout."""

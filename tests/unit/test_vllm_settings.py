@@ -1,7 +1,8 @@
-"""``grpo.vllm``: what its two modes take, what is refused, and that every key reaches vLLM, a server, TRL or the loss."""
+"""``grpo.vllm``: what its two modes take, what is refused, and that every key reaches vLLM, a server or the loss."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,28 @@ import torch
 
 from algorist.config import load_recipe
 from algorist.config.schema import GRPOSection
-from algorist.config.vllm_sections import ColocatedVLLMSection, VLLMServerSection
 from algorist.errors import ConfigError
+from algorist.extensions.vllm.engine import llm_arguments
+from algorist.extensions.vllm.section import ColocatedVLLMSection, VLLMServerSection
+from algorist.extensions.vllm.server import VLLMServerEngine
 from algorist.rollouts.engines import make_engine
-from algorist.rollouts.vllm.engine import llm_arguments
-from algorist.rollouts.vllm.server import VLLMServerEngine
-from algorist.training.grpo_setup import objective_of, vllm_arguments
+from algorist.runs.pipeline import run_recipe
+from algorist.runs.plan import Plan, make_plan
+from algorist.store.read import metrics
 from tests.unit.rollout_models import build
+
+ENGINE = """
+from algorist.rollouts.engines import engine
+from algorist.rollouts.transformers import TransformersEngine
+
+class Mine(TransformersEngine):
+    name = "mine"
+
+@engine("mine", exact=False)
+def mine(model, tokenizer, settings):
+    assert settings.section.group_size == 4
+    return Mine(model, tokenizer)
+"""
 
 
 def section(*settings: str) -> GRPOSection:
@@ -34,11 +50,12 @@ def section(*settings: str) -> GRPOSection:
             r"max_num_seqs: a key of grpo\.vllm\.mode=colocate, not of server\. .*\"grpo\.vllm=\{mode: server\}\" replaces",
         ),
         ("grpo.vllm={mode: server, server_base_url: 'localhost:80'}", r"'localhost:80'; expected http://HOST:PORT"),
-        ("grpo.vllm={integration: trl, max_num_seqs: 3}", r"max_num_seqs is a setting of grpo\.vllm\.integration=algorist"),
-        ("grpo.vllm={mode: server, group_port: 3}", r"group_port is a setting of grpo\.vllm\.integration=trl"),
+        ("grpo.vllm.tensor_parallel_size=2", r"Here it is grpo\.vllm=\{mode: server\}"),
         ("grpo.vllm.gpu_memory_utilization=2", r"less than or equal to 1 \(got 2\)"),
         ("grpo.vllm=5", r"grpo\.vllm: .*dictionary.*\(got 5\)"),
-        ("grpo.vllm.importance_sampling_mode=token_mas", r"Did you mean 'token_mask'\?"),
+        ("grpo.sampler_correction.mode=token_mas", r"Did you mean 'token_mask'\?"),
+        ("grpo.vllm.importance_sampling_mode=token_mask", r"Here it is grpo\.sampler_correction\.mode"),
+        ("grpo.vllm_importance_sampling_correction=false", r"Here it is grpo\.sampler_correction=null"),
     ],
 )  # fmt: skip
 def test_what_a_mode_does_not_take_is_refused(setting: str, message: str) -> None:
@@ -77,7 +94,7 @@ def test_colocated_settings_reach_vllm() -> None:
 
 def test_settings_of_a_server_reach_its_engine(tmp_path: Path) -> None:
     def engine(**given: Any) -> VLLMServerEngine:
-        made = make_engine("vllm", build("qwen3"), vllm=VLLMServerSection(**given))
+        made = make_engine("vllm", build("qwen3"), section=GRPOSection(vllm={"mode": "server", **given}))
         assert isinstance(made, VLLMServerEngine)
         return made
 
@@ -88,43 +105,36 @@ def test_settings_of_a_server_reach_its_engine(tmp_path: Path) -> None:
     assert engine(server_base_url="https://gpu2:9/v1/", server_host="gpu1").url == "https://gpu2:9"
 
 
-def test_trl_gets_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    colocated = section(
-        "grpo.vllm={integration: trl, mode: colocate, tensor_parallel_size: 2, max_model_length: 64}"
-    )
-    found = vllm_arguments(colocated)
-    assert (found["vllm_mode"], found["vllm_tensor_parallel_size"], found["vllm_max_model_length"]) == (
-        "colocate",
-        2,
-        64,
-    )
-    assert found["vllm_gpu_memory_utilization"] == 0.3 and "vllm_model_impl" not in found
-    server = section(
-        "grpo.vllm={integration: trl, mode: server, group_port: 77, importance_sampling_clip_max: null}"
-    )
-    found = vllm_arguments(server)
-    assert (found["vllm_mode"], found["vllm_group_port"], found["vllm_importance_sampling_clip_max"]) == (
-        "server",
-        77,
-        None,
-    )
-    assert not {"vllm_server_host", "vllm_server_timeout", "vllm_sync_folder"} & set(
-        found
-    )  # TRL's own defaults
-
-    own = section("grpo.vllm.max_num_seqs=3")
-    assert "vllm_max_num_seqs" not in vllm_arguments(own)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match=r"max_num_seqs is a setting of algorist's own vLLM in one process"):
-        vllm_arguments(own)
+def planned(folder: Path, *settings: str) -> Plan:
+    return make_plan(load_recipe("smoke-cpu", ["grpo.engine=vllm", f"output_dir={folder}", *settings]).recipe)
 
 
-def test_the_correction_reaches_the_loss() -> None:
-    assert objective_of(section()).correction == ("sequence_mask", None, 3.0)
-    bounds = "importance_sampling_clip_min: 0.5, importance_sampling_clip_max: 2"
-    given = section(f"grpo.vllm={{importance_sampling_mode: token_truncate, {bounds}}}")
-    assert objective_of(given).correction == ("token_truncate", 0.5, 2.0)
-    assert objective_of(section("grpo.vllm.importance_sampling_correction=false")).correction is None
-    assert objective_of(load_recipe("smoke-cpu").recipe.grpo).correction is None
-    with pytest.raises(ConfigError, match="vespo is not corrected"):
-        objective_of(section("grpo.loss=vespo"))
+def test_what_vllm_cannot_do_is_refused_with_the_plan(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"vespo is not corrected.*sampler_correction=null"):
+        planned(tmp_path, "grpo.loss=vespo")
+    plan = planned(tmp_path, "grpo.loss=vespo", "grpo.sampler_correction=null")
+    assert {part.name for part in plan.extensions.parts}.isdisjoint({"sampler_correction"})
+    two = replace(plan, processes=replace(plan.processes, count=2))
+    with pytest.raises(ConfigError, match=r"serves one process, and the run has 2; start a server"):
+        plan.extensions.check(two)
+    server = planned(tmp_path, "grpo.vllm={mode: server}")
+    server.extensions.check(replace(server, processes=two.processes))
+
+
+def test_an_engine_of_a_users_file(tmp_path: Path) -> None:
+    """A plug-in registers an engine, a run samples with it, and its log-probs are corrected for where it says so."""
+    (tmp_path / "mine.py").write_text(ENGINE)
+    plain = (
+        "device=cpu",
+        "threads=1",
+        f"output_dir={tmp_path}",
+        f"plugins=[{tmp_path}/mine.py]",
+        "eval.enabled=false",
+    )
+    recipe = load_recipe("smoke-cpu", [*plain, "grpo.engine=mine", "grpo.max_steps=1"]).recipe
+    run_recipe(recipe)
+    (line,) = metrics(tmp_path / "smoke-cpu", "grpo")
+    assert line["sampling/importance_sampling_ratio/mean"] == pytest.approx(1, abs=1e-4)
+    assert line["sampling/sampling_logp_difference/max"] < 1e-4
+    with pytest.raises(ConfigError, match=r"unknown rollout engine 'mined'\. Did you mean 'mine'"):
+        make_plan(load_recipe("smoke-cpu", [*plain, "eval.engine=mined", "run_name=b"]).recipe)

@@ -19,10 +19,10 @@ pytest.importorskip(
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from algorist.config.vllm_sections import VLLMServerSection
 from algorist.errors import EngineError
+from algorist.extensions.vllm.section import VLLMServerSection
+from algorist.extensions.vllm.server import VLLMServerEngine
 from algorist.rollouts import SamplingParams, make_engine
-from algorist.rollouts.vllm.server import VLLMServerEngine
 
 from ..unit.rollout_models import prompts_of
 from .servers import Server, make_folders

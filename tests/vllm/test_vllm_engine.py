@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,15 @@ pytest.importorskip(
     "vllm", reason="vLLM lives in an environment of its own: make test-vllm", exc_type=ImportError
 )
 
-from algorist.config.vllm_sections import ColocatedVLLMSection
+from algorist.config.schema import GRPOSection
 from algorist.errors import EngineError
+from algorist.extensions.vllm.engine import VLLMEngine
+from algorist.extensions.vllm.section import ColocatedVLLMSection
 from algorist.rollouts import SamplingParams, make_engine
 from algorist.rollouts.native.engine import NativeEngine
-from algorist.rollouts.vllm.engine import VLLMEngine
 
 from ..unit.rollout_models import build, fresh_log_probs, greedy_of_generate, prompts_of
+from ..unit.test_rollout_conformance import Echo, decode
 
 pytestmark = pytest.mark.vllm
 
@@ -61,7 +64,9 @@ def gaps(model: Any, prompts: list[list[int]], groups: Any, temperature: float =
 def test_greedy_tokens_are_the_native_engines(family: str) -> None:
     model, prompts = made(family), prompts_of()
     expected = NativeEngine(model).generate(prompts, 2, GREEDY)
-    found = make_engine("vllm", model, vllm=SMALL).generate(prompts, 2, GREEDY)
+    found = make_engine("vllm", model, section=GRPOSection(vllm=SMALL.model_dump())).generate(
+        prompts, 2, GREEDY
+    )
     assert [[c.token_ids for c in g] for g in found] == [[c.token_ids for c in g] for g in expected]
     assert len({t for g in expected for t in g[0].token_ids}) >= 15, "too plain to prove anything"
     assert gaps(model, prompts, found).max() <= GAP
@@ -257,3 +262,18 @@ def test_groups_without_a_signal_are_replaced_and_earlier_ones_used_again(tmp_pa
     shares = [(row["groups/useful_share"], row["groups/trained_useful_share"]) for row in rows]
     assert all(trained >= 0.95 > sampled for sampled, trained in shares), shares
     assert max(row["sampling/sampling_logp_difference/max"] for row in rows) <= GAP
+
+
+def test_turns_are_those_of_the_native_engine() -> None:
+    """vLLM samples to a call and continues from the longer prompt: greedy tokens, spans and exchanges are the native engine's."""
+    model, prompts = shared(), prompts_of((5, 12, 9))
+    plain = [greedy_of_generate(model, p, 24) for p in prompts]
+    params = replace(GREEDY, stop_token_ids=(plain[0][9],))
+    call = decode([plain[0][3]])
+    expected = NativeEngine(model, tokenizer=decode, tier="decoder").generate(prompts, 2, params, Echo(call))
+    found = engine_of(model, tokenizer=decode).generate(prompts, 2, params, Echo(call))
+    pairs = [pair for both in zip(expected, found, strict=True) for pair in zip(*both, strict=True)]
+    for native, ours in pairs:
+        assert (ours.token_ids, ours.sampled, ours.turns) == (native.token_ids, native.sampled, native.turns)
+        assert ours.finish_reason == native.finish_reason
+    assert any(native.sampled for native, _ in pairs)

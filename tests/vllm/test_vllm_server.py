@@ -21,11 +21,12 @@ pytest.importorskip(
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from algorist.config.vllm_sections import VLLMServerSection
+from algorist.config.schema import GRPOSection
 from algorist.errors import EngineError
+from algorist.extensions.vllm.section import VLLMServerSection
+from algorist.extensions.vllm.server import VLLMServerEngine
 from algorist.rollouts import SamplingParams, make_engine
 from algorist.rollouts.native.engine import NativeEngine
-from algorist.rollouts.vllm.server import VLLMServerEngine
 
 from ..unit.rollout_models import fresh_log_probs, greedy_of_generate, prompts_of
 from .servers import NOWHERE, Server, free_port, like, make_folders
@@ -81,7 +82,7 @@ def test_greedy_tokens_are_the_native_engines_and_weights_are_fresh(
 ) -> None:
     model, prompts = varied(folders), prompts_of((5, 12, 9, 1, 200))  # the last one stays in the prefix cache
     settings = VLLMServerSection(server_base_url=server.url + "/v1", sync_folder=str(tmp_path))
-    engine = make_engine("vllm", model, vllm=settings)
+    engine = make_engine("vllm", model, section=GRPOSection(vllm=settings.model_dump()))
     assert isinstance(engine, VLLMServerEngine)
     before, expected = engine.generate(prompts, 2, GREEDY), NativeEngine(model).generate(prompts, 2, GREEDY)
     assert tokens(before) == tokens(expected)

@@ -52,23 +52,56 @@ Template = Annotated[
 ]
 
 
-def read_template(options: list[str] | None) -> dict[str, Any]:
-    """Return ``--template KEY=VALUE …`` as switches, their values read as YAML.
+Tools = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME,…",
+        help="Tools to answer calls of, such as calculator or python,seconds=1; those of the model's training when left out.",
+    ),
+]
+NoTools = Annotated[bool, typer.Option("--no-tools", help="Answer no calls: the model goes on by itself.")]
+
+
+def read_tools(tools: str | None, no_tools: bool) -> dict[str, Any] | None:
+    """Return ``--tools`` as settings of who replies; an empty mapping for ``--no-tools``, None where neither was given.
+
+    Raises:
+        ConfigError: Both.
+    """
+    from algorist.config.yaml_text import read_yaml
+
+    if tools is None:
+        return {} if no_tools else None
+    if no_tools:
+        raise ConfigError("--tools and --no-tools are both given; leave one out")
+    parts = [part.partition("=") for part in tools.split(",")]
+    settings = {key: read_yaml(value, f"--tools {key}") for key, equals, value in parts if equals}
+    return {"kind": "tools", "tools": {"use": [name for name, equals, _ in parts if not equals], **settings}}
+
+
+def read_pairs(option: str, pairs: list[str] | None, example: str) -> dict[str, Any]:
+    """Return an option's ``KEY=VALUE …``, the values read as YAML, or as they are where they are none.
 
     Raises:
         ConfigError: One is not KEY=VALUE.
     """
     from algorist.config.yaml_text import read_yaml
 
-    found: dict[str, Any] = {}
-    for text in options or []:
+    values: dict[str, Any] = {}
+    for text in pairs or []:
         key, equals, value = text.partition("=")
-        if not equals or not key.isidentifier():
-            raise ConfigError(
-                f"--template {text} is not KEY=VALUE; write for example --template enable_thinking=false"
-            )
-        found[key] = read_yaml(value, f"--template {key}")
-    return found
+        if not equals or not key:
+            raise ConfigError(f"{option} {text} is not KEY=VALUE; write for example {option} {example}")
+        try:
+            values[key] = read_yaml(value, f"{option} {key}")
+        except ConfigError:
+            values[key] = value
+    return values
+
+
+def read_template(options: list[str] | None) -> dict[str, Any]:
+    """Return ``--template KEY=VALUE …`` as switches."""
+    return read_pairs("--template", options, "enable_thinking=false")
 
 
 _MODEL = ("config.json", "adapter_config.json")

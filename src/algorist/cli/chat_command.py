@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from algorist.cli.arguments import Format, Length, ModelArgument, Save, Template
+from algorist.cli.arguments import Format, Length, ModelArgument, NoTools, Save, Template, Tools, read_tools
 from algorist.cli.solve_command import load_solver, note
 from algorist.store.safe_text import printable
 
@@ -26,12 +26,15 @@ def chat(
     model: ModelArgument = None,
     prompt_format: Format = None,
     template: Template = None,
+    tools: Tools = None,
+    no_tools: NoTools = False,
     max_new_tokens: Length = None,
     temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.", min=0)] = 0.0,
     save: Save = None,
 ) -> int:
     """Ask question after question, each by itself, in the format that the model was trained with."""
-    return converse(load_solver(model, prompt_format, template), max_new_tokens, temperature, save)
+    solver = load_solver(model, prompt_format, template, read_tools(tools, no_tools))
+    return converse(solver, max_new_tokens, temperature, save)
 
 
 def converse(solver: Solver, max_new_tokens: int | None, temperature: float, save: Path | None) -> int:

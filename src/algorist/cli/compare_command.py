@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from algorist.errors import AlgoristError, DataError, nearest
+from algorist.cli.terminal import closing_table, console, say
+from algorist.errors import DataError, nearest
 from algorist.store.safe_text import json_text, one_line
 from algorist.store.stages import EVALUATED, STAGES
 
@@ -32,9 +34,6 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="The comparison as one JSON object.")] = False,
 ) -> None:
     """Compare two evaluations on the problems that both have: paired differences, McNemar's test, flipped problems."""
-    from rich.console import Console
-
-    from algorist.cli.display import closing_table
     from algorist.evaluation.artifact import read_artifact
     from algorist.evaluation.compare import compare as compare_artifacts
     from algorist.evaluation.compare import on_common_problems
@@ -46,17 +45,19 @@ def compare(
     if as_json:
         print(json_text(asdict(found)))
         return
-    closing_table(Console(), first.metrics, second.metrics, found.differences, (before.stem, after.stem))
-    print(_told(found, second.samples))
     parents = [parent for folder, _ in places for parent in (folder.resolve(), folder.resolve().parent)]
     runs = list(dict.fromkeys(p for p in parents if (p / "metrics.jsonl").is_file()))
     if len(runs) == 2:
-        from algorist.report.overlay import build_overlay
+        from algorist.report.overlay import differing
 
-        try:
-            print(f"both runs in one page: {build_overlay(runs)}")
-        except AlgoristError as error:
-            print(f"warning: no page of both runs: {error}")
+        for key, values in differing(runs):
+            say(f"{key}: {one_line(values[0], 60)} → {one_line(values[1], 60)}")
+    closing_table(
+        console(), first.metrics, second.metrics, found.differences, (before.stem, after.stem), only=None
+    )
+    say(_told(found, second.samples))
+    if len(runs) == 2:
+        say(f"both runs in one page: algorist report {shlex.join(map(str, runs))}")
 
 
 def _told(found: Comparison, samples: Sequence[Mapping[str, Any]]) -> str:

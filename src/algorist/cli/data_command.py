@@ -6,14 +6,16 @@ import json
 import re
 from collections import Counter
 from dataclasses import asdict
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from algorist.cli.arguments import AsJson, Overrides, find_model, read_recipe
+from algorist.cli.arguments import AsJson, Overrides, find_model, read_pairs, read_recipe
 from algorist.cli.quiet import import_quietly
-from algorist.errors import ConfigError
-from algorist.store.safe_text import json_text, one_line, printable
+from algorist.cli.terminal import TerminalDisplay, listing, say
+from algorist.store.safe_text import json_text, one_line
 
 if TYPE_CHECKING:
     from algorist.types import Problem
@@ -36,12 +38,14 @@ Column = Annotated[
 
 
 @app.command("list", epilog="Example: algorist data list")
-def list_datasets() -> None:
+def list_datasets(as_json: AsJson = False) -> None:
     """List the adapters. Next: algorist data show NAME."""
     from algorist.data import DATASETS
 
-    for name in DATASETS:
-        print(f"{name:<20} {(DATASETS.get(name).__doc__ or '').strip().splitlines()[0]}")
+    first = {name: (DATASETS.get(name).__doc__ or "").strip().splitlines()[0] for name in DATASETS}
+    listing(
+        [{"dataset": name, "what it is": text.replace("``", "")} for name, text in first.items()], as_json
+    )
 
 
 @app.command("show", epilog="Example: algorist data show local --path sums.csv --column question=Frage -n 2")
@@ -54,7 +58,7 @@ def show(
 ) -> None:
     """Show the first problems of a dataset. Next: algorist data check NAME."""
     for problem in _load(name, path, split, column)[:count]:
-        print(json_text(asdict(problem), indent=2))
+        print(json_text(asdict(problem), indent=2, default=str))
 
 
 @app.command("check", epilog="Example: algorist data check gsm8k --path data/gsm8k --split test")
@@ -66,6 +70,7 @@ def check(
     as_json: AsJson = False,
 ) -> int:
     """Run every gold answer through the grader and list what it cannot read. Exit 1 if there is any."""
+    from algorist.data.local import may_be_decimal
     from algorist.grading import grade, is_text_only, why_unreadable
 
     problems = _load(name, path, split, column)
@@ -82,25 +87,33 @@ def check(
         and not why_unreadable(p.answer)
         and (is_text_only(p.answer) or (g.reason == "equal_string" and _is_prose(p.answer)))
     ]
+    commas = [p for p in problems if not p.checker and may_be_decimal(p.answer)]
     repeated = sum(n - 1 for n in Counter(p.question for p in problems).values())
     if as_json:
         rows = [{"id": p.id, "gold": p.answer, "reason": why} for p, why in unreadable]
         found = {"problems": len(problems), "repeated_questions": repeated, "unreadable": rows}
-        print(json.dumps({**found, "text_only": [{"id": p.id, "gold": p.answer} for p in text_only]}))
+        for kind, listed in (("text_only", text_only), ("decimal_commas", commas)):
+            found[kind] = [{"id": p.id, "gold": p.answer} for p in listed]
+        print(json.dumps(found))
         return 1 if unreadable else 0
     reasons = Counter(g.reason for g in grades)
-    print(
-        f"{len(problems)} problems, {repeated} repeated questions, {len(unreadable)} gold answers the grader cannot read"
-    )
-    print("  " + ", ".join(f"{reason} {n}" for reason, n in reasons.most_common()))
-    for problem, why in unreadable[:50]:
-        print(printable(f"  {problem.id}: {problem.answer!r} ({why})"))
+    lines = [
+        f"{len(problems)} problems, {repeated} repeated questions, {len(unreadable)} gold answers the grader cannot read",
+        "  " + ", ".join(f"{reason} {n}" for reason, n in reasons.most_common()),
+        *(f"  {problem.id}: {problem.answer!r} ({why})" for problem, why in unreadable[:50]),
+    ]
+    if commas:
+        lines.append(
+            f"  {len(commas)} may be decimal commas but are read as two numbers, right in the same order only; for 12.5 and 1234.5 write\n"
+            "    params: {decimal: ','} into the data section (adapter local), such as:"
+        )
+        lines += [f"    {problem.id}: {problem.answer!r}" for problem in commas[:5]]
     if text_only:
-        print(
+        lines.append(
             f"  {len(text_only)} are compared as text only, so only the same words are right (never with matcher numeric), such as:"
         )
-        for problem in text_only[:5]:
-            print(printable(f"    {problem.id}: {problem.answer!r}"))
+        lines += [f"    {problem.id}: {problem.answer!r}" for problem in text_only[:5]]
+    say("\n".join(lines))
     return 1 if unreadable else 0
 
 
@@ -121,21 +134,16 @@ def rate(
     """Sample each training problem as GRPO would and write its pass rate. Next: data.train.pass_rate=[0.1,0.9]."""
     loaded = read_recipe(recipe, overrides)
     where = None if model is None else find_model(model)[0]
-    from rich.console import Console
-    from rich.progress import Progress
 
-    import_quietly("algorist.runs.pass_rates")
+    import_quietly("algorist.runs.rate")
     from algorist.data.pass_rates import read_table
-    from algorist.runs.pass_rates import rate as measure
+    from algorist.runs.rate import rate as measure
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("rating", total=None)
-        path = measure(
-            loaded,
-            samples=samples,
-            model=where,
-            on_progress=lambda done, total: bar.update(task, completed=done, total=total),
-        )
+    display = TerminalDisplay(stderr=True)
+    try:
+        path = measure(loaded, samples=samples, model=where, on_progress=partial(display.progress, "rating"))
+    finally:
+        display.close()
     entries = read_table(path)["problems"].values()
     right = Counter(entry["right"] for entry in entries)
     if as_json:
@@ -151,9 +159,9 @@ def rate(
         )
         return 0
     for count in range(samples + 1):
-        print(f"{count:>4} of {samples} right  {right[count]:>7}  {right[count] / len(entries):6.1%}")
+        say(f"{count:>4} of {samples} right  {right[count]:>7}  {right[count] / len(entries):6.1%}")
     named = f" data.train.pass_rates={path}" if model is not None else ""
-    print(
+    say(
         f"{len(entries)} problems in {path}\nNext: algorist run {recipe} 'data.train.pass_rate=[0.1,0.9]'{named}"
     )
     return 0
@@ -189,7 +197,7 @@ def overlap(
         }
         print(json.dumps({"train": len(first), "held_out": len(second), **rows}))
         return
-    print(f"{len(second)} held-out problems against {len(first)} of training")
+    say(f"{len(second)} held-out problems against {len(first)} of training")
     names = {
         "exact": "the same question",
         "numbers_changed": "the same but for numbers",
@@ -197,12 +205,12 @@ def overlap(
     }
     for kind, pairs in found.items():
         share = shares[kind]
-        print(
+        say(
             f"  {names[kind]:<26} {len(pairs):>6}  {100 * share.value:.1f} % [{100 * share.low:.1f}, {100 * share.high:.1f}]"
         )
         for held, trained in pairs[:2]:
-            print(f"    {one_line(held.id, 30)}: {one_line(held.question, 100)}")
-            print(f"      in training, {one_line(trained.id, 30)}: {one_line(trained.question, 100)}")
+            say(f"    {one_line(held.id, 30)}: {one_line(held.question, 100)}")
+            say(f"      in training, {one_line(trained.id, 30)}: {one_line(trained.question, 100)}")
 
 
 def _is_prose(gold: str) -> bool:
@@ -218,16 +226,9 @@ def _load(name: str, path: str | None, split: str, column: list[str] | None) -> 
     from algorist.data import load_problems
     from algorist.data.columns import ColumnError
 
-    columns = {}
-    for pair in column or []:
-        field, equals, value = pair.partition("=")
-        if not equals:
-            raise ConfigError(
-                f"--column '{pair}' is not field=COLUMN; write for example --column question=Body"
-            )
-        columns[field] = value
+    columns = {field: str(name) for field, name in read_pairs("--column", column, "question=Body").items()}
     section = DatasetSection(name=name, path=path, split=split)
-    if "," in name:
+    if "," in name or Path(name).suffix:
         from algorist.evaluation.benchmark_option import read_benchmarks
 
         section = read_benchmarks([name], split=split, path=path)[0].section

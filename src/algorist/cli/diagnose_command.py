@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from algorist.cli.arguments import AsJsonObject
-from algorist.store.safe_text import printable
+from algorist.cli.terminal import Screen, console
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from algorist.diagnosis.findings import Finding
     from algorist.diagnosis.signals import Signals
 
@@ -28,8 +26,6 @@ def diagnose(
     as_json: AsJsonObject = False,
 ) -> int:
     """Say why a run does not learn: causes, evidence, what to change. Exit 1 when something was found, else 0."""
-    from rich.console import Console
-
     from algorist.diagnosis.diagnose import find_causes, too_little
     from algorist.diagnosis.signals import read_signals
     from algorist.store.run_folder import RunFolder
@@ -49,7 +45,7 @@ def diagnose(
             )
         )
     else:
-        _show(Console(highlight=False), run, signals, findings)
+        _show(console(), run, signals, findings)
     return 1 if findings else 0
 
 
@@ -61,37 +57,34 @@ def _counts(signals: Signals) -> dict[str, int]:
     }
 
 
-def _show(console: Console, run: Path, signals: Signals, findings: list[Finding]) -> None:
-    from rich.markup import escape
-
+def _show(screen: Screen, run: Path, signals: Signals, findings: list[Finding]) -> None:
     from algorist.diagnosis.diagnose import ALL_CAUSES, too_little
-
-    def line(text: str, style: str | None = None) -> None:
-        console.print(escape(printable(text)), style=style, soft_wrap=True)
 
     seen = _counts(signals)
     looked = (
         f"{seen['rollouts']} rollouts of {seen['grpo_steps']} GRPO steps, {seen['metric_lines']} metric lines"
     )
     if not findings and (why := too_little(signals)):
-        line(f"{run}: too little to judge yet: {why} (looked at {looked}); look again after a few steps")
+        screen.say(
+            f"{run}: too little to judge yet: {why} (looked at {looked}); look again after a few steps"
+        )
         return
     if not findings:
-        line(f"{run}: nothing is wrong", style="bold green")
-        line(f"None of {len(ALL_CAUSES)} causes applies: {', '.join(ALL_CAUSES)}. Looked at {looked}.")
+        screen.say(f"{run}: nothing is wrong", style="bold green")
+        screen.say(f"None of {len(ALL_CAUSES)} causes applies: {', '.join(ALL_CAUSES)}. Looked at {looked}.")
         return
-    line(f"{run}: {len(findings)} finding{'s' if len(findings) > 1 else ''} (looked at {looked})")
+    screen.say(f"{run}: {len(findings)} finding{'s' if len(findings) > 1 else ''} (looked at {looked})")
     for number, finding in enumerate(findings, start=1):
-        line(
+        screen.say(
             f"\n{number}. {finding.name} ({finding.stage})",
             style="bold red" if finding.severity == 1 else "bold yellow",
         )
-        line(f"   {finding.sentence}")
+        screen.say(f"   {finding.sentence}")
         for fact in finding.evidence:
-            line(f"   · {fact}")
+            screen.say(f"   · {fact}")
         for sample in finding.samples:
-            line(f"   > {sample}", style="dim")
-        line("   change in the recipe:")
+            screen.say(f"   > {sample}", style="dim")
+        screen.say("   change in the recipe:")
         for text in finding.change.splitlines():
-            line(f"     {text}", style="cyan")
-    line(f"\nEach cause is explained in docs/troubleshooting.md. The rollouts: algorist inspect {run}")
+            screen.say(f"     {text}", style="cyan")
+    screen.say(f"\nEach cause is explained in docs/troubleshooting.md. The rollouts: algorist inspect {run}")

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from algorist.cli.arguments import AsJson
+from algorist.cli.terminal import console, table
 
 app = typer.Typer(add_completion=False)
 
@@ -25,11 +26,13 @@ def doctor(
     if as_json:
         print(json.dumps(found))
         return 1 if problems else 0
+    rows = {}
     for name, version in found["versions"].items():
         tested = TESTED.get(name)
-        note = "" if tested is None or version == tested else f"  (tests pass with {tested})"
-        print(f"{name:<16} {version or 'not installed'}{note}")
-    for key in ("device", "vllm", "disk", "hub"):
-        print(f"{key:<16} {found[key]}")
-    print("\n".join(f"problem: {text}" for text in problems) or "everything needed is there")
+        note = "" if tested is None or version == tested else f" (tests pass with {tested})"
+        rows[name] = f"{version or 'not installed'}{note}"
+    rows |= {key: found[key] for key in ("device", "vllm", "disk", "hub")}
+    screen = console()
+    screen.print(table(("", ""), rows.items()))
+    screen.say("\n".join(f"problem: {text}" for text in problems) or "everything needed is there")
     return 1 if problems else 0

@@ -14,17 +14,19 @@ from algorist.cli.arguments import (
     Format,
     Length,
     ModelArgument,
+    NoTools,
     Template,
+    Tools,
     find_model,
     read_template,
+    read_tools,
 )
 from algorist.cli.quiet import import_quietly
+from algorist.cli.terminal import TerminalDisplay, say
 from algorist.config.load import load_run_recipe
 from algorist.errors import ConfigError, nearest
-from algorist.store.safe_text import printable
 
 if TYPE_CHECKING:
-    from algorist.cli.display import TerminalDisplay
     from algorist.config.schema import EvalSection, Recipe
     from algorist.evaluation.artifact import Artifact
     from algorist.evaluation.benchmark_option import Benchmark
@@ -70,6 +72,8 @@ def evaluate_model(
     ] = None,
     prompt_format: Format = None,
     template: Template = None,
+    tools: Tools = None,
+    no_tools: NoTools = False,
     max_new_tokens: Length = None,
     by: Annotated[
         list[str] | None, typer.Option(help=f"Break down by {', '.join(BY)}; may be repeated.")
@@ -95,7 +99,6 @@ def evaluate_model(
 
     An evaluation that was stopped or killed continues when the same command is given again.
     """
-    from algorist.cli.display import TerminalDisplay
     from algorist.config.schema import Recipe
 
     _check(by or [], export)
@@ -124,6 +127,7 @@ def evaluate_model(
         of_run=run is not None,
         prompt_format=prompt_format,
         template_kwargs=read_template(template),
+        tools=read_tools(tools, no_tools),
         again=again,
         on_progress=None if as_json else display.progress,
     )
@@ -183,7 +187,6 @@ def _probe(
         raise ConfigError(
             f"--probe {probe} is not known.{nearest(probe, ['memory'])} Expected: --probe memory"
         )
-    from algorist.cli.display import TerminalDisplay
 
     import_quietly("algorist.runs.solve")
     from algorist.evaluation.memory import memory_json, memory_lines
@@ -239,12 +242,9 @@ def _announce(where: Path | str, recipe: Recipe | None, name: str | None, limit:
         else "the default; another: --format NAME"
     )
     length = limit or asked.max_completion_tokens
-    print(
-        printable(
-            f"loading {where} · prompt format {asked.prompt_format.name} ({origin}) · completions of up to {length} tokens"
-            + ("" if limit else " (--max-new-tokens N)")
-        ),
-        flush=True,
+    say(
+        f"loading {where} · prompt format {asked.prompt_format.name} ({origin}) · completions of up to {length} tokens"
+        + ("" if limit else " (--max-new-tokens N)")
     )
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from algorist.cli.arguments import find_model
 from algorist.cli.quiet import import_quietly
+from algorist.cli.terminal import TerminalDisplay, say
 from algorist.config.load import load_run_recipe
 from algorist.errors import ConfigError, nearest
 
@@ -59,6 +60,7 @@ def export(
     limit: Annotated[int, typer.Option(help="Most problems of --verify.", min=1)] = 200,
 ) -> int:
     """Write a model with its card into a folder, merged if wanted; upload it, or write GGUF files, if wanted."""
+
     model, types = words[0], [*(gguf or []), *words[1:]]
     if gguf is None and (types or verify):
         raise ConfigError(
@@ -77,35 +79,37 @@ def export(
             f"--dtype {dtype} is unknown.{nearest(dtype, _DTYPES)} Expected one of {', '.join(_DTYPES)}"
         )
     folder, run = find_model(model)
-    import_quietly("algorist.hub.export")
+    import_quietly("algorist.extensions.hub.export")
     from algorist.config.load import validate
-    from algorist.hub.card import base_warning
-    from algorist.hub.export import export as write_folder
-    from algorist.hub.export import fetch
-    from algorist.hub.upload import commit_message, require_token, upload
+    from algorist.extensions.hub.card import base_warning, question_of
+    from algorist.extensions.hub.export import export as write_folder
+    from algorist.extensions.hub.export import fetch, tried
+    from algorist.extensions.hub.upload import commit_message, require_token, upload
 
-    recipe = load_run_recipe(run) if run else None
+    recipe: Any = load_run_recipe(run) if run else None
     target = None
     if push_to_hub is not None:
         values = recipe.hub.model_dump() if recipe else {}
         values |= {"push": True, "model_id": push_to_hub}
         values |= {} if private is None else {"private": private}
-        target = validate({"hub": values}, where="--push-to-hub").hub
+        pushed: Any = validate({"hub": values}, where="--push-to-hub")
+        target = pushed.hub
         require_token("--push-to-hub")
     source = folder if isinstance(folder, Path) else fetch(folder)
     if merge and not (source / "adapter_config.json").is_file():
-        print("nothing to merge: this is a whole model already")
+        say("nothing to merge: this is a whole model already")
     with tempfile.TemporaryDirectory(prefix="algorist-export-") as temporary:
         place = to if to is not None else Path(temporary) / "model"
         names = write_folder(source, place, run=run, merge=merge, dtype=dtype, name=push_to_hub)
         if warning := base_warning(place):
-            print(warning)
+            say(warning)
         if to is not None:
-            print(f"wrote {place}: {', '.join(names)}")
+            say(f"wrote {place}: {', '.join(names)}")
+            say(tried(place, question_of(run)))
         if target is not None:
             stage = source.parent.name if source.name == "final" or run else "export"
             message = target.commit_message or commit_message(recipe, stage, run.name if run else model)
-            print(f"uploaded to {upload(place, target, name=str(push_to_hub), message=message, say=print)}")
+            say(f"uploaded to {upload(place, target, name=str(push_to_hub), message=message, say=say)}")
     return 0
 
 
@@ -115,7 +119,7 @@ def _gguf(
     """Write GGUF files and a Modelfile, and verify the files if wanted."""
     from algorist.config.schema import Recipe
     from algorist.evaluation.benchmark_option import read_benchmarks
-    from algorist.hub.gguf import check_kinds, write_gguf
+    from algorist.extensions.hub.gguf import check_kinds, write_gguf
 
     kinds = check_kinds(types)
     folder, run = find_model(model)
@@ -124,23 +128,23 @@ def _gguf(
         raise ConfigError(f"--verify needs problems for {model}, which belongs to no run: --data gsm8k")
     name = run.name if run else Path(model).name
     target = to or (run or Path(name)) / "gguf"
-    import_quietly("algorist.hub.export")
-    from algorist.hub.export import export as write_folder
-    from algorist.hub.export import fetch
+    import_quietly("algorist.extensions.hub.export")
+    from algorist.extensions.hub.export import export as write_folder
+    from algorist.extensions.hub.export import fetch
     from algorist.prompts.attached import Asked
     from algorist.runs.solve import Solver
 
     with tempfile.TemporaryDirectory(prefix="algorist-gguf-") as temporary:
         whole = Path(temporary) / "model"
-        print(f"loading {folder} …", flush=True)
+        say(f"loading {folder} …")
         write_folder(folder if isinstance(folder, Path) else fetch(folder), whole, merge=True)
         solver = Solver.load(whole, recipe=recipe if run else None)
         asked = Asked(solver.prompt_format, solver.max_new_tokens, solver.stop_strings)
-        print(f"writing {', '.join(kinds)} …", flush=True)
+        say(f"writing {', '.join(kinds)} …")
         files = write_gguf(whole, target, name, kinds, asked, solver.policy.tokenizer)
         for file in files:
-            print(f"wrote {file} ({file.stat().st_size / 1e6:.1f} MB)")
-        print(f"with Ollama: cd {target} && ollama create {name.lower()} -f Modelfile")
+            say(f"wrote {file} ({file.stat().st_size / 1e6:.1f} MB)")
+        say(f"with Ollama: cd {target} && ollama create {name.lower()} -f Modelfile")
         if verify:
             section = recipe.data.eval
             if data:
@@ -152,7 +156,6 @@ def _gguf(
 
 
 def _verify(solver: Solver, files: list[Path], section: DatasetSection, recipe: Recipe, target: Path) -> None:
-    from algorist.cli.display import TerminalDisplay
     from algorist.runs.verify_gguf import verify_gguf
 
     display = TerminalDisplay()
@@ -162,8 +165,8 @@ def _verify(solver: Solver, files: list[Path], section: DatasetSection, recipe: 
         loss, now = pair.differences["greedy_accuracy"], artifact.metrics["greedy_accuracy"].value
         low, value, high = (f"{100 * x:+.1f}".replace("-", "−") for x in (loss.low, loss.value, loss.high))
         kind = file.stem.rpartition("-")[2]
-        print(
+        say(
             f"{kind}: {value} points [{low}, {high}] of {100 * (now - loss.value):.1f} % through llama.cpp: {100 * now:.1f} %, "
             f"{pair.n} problems, {len(pair.gained)} turned right, {len(pair.lost)} wrong"
         )
-    print(f"paired, with 95 % intervals; compare A B shows which: {target / 'eval'}")
+    say(f"paired, with 95 % intervals; compare A B shows which: {target / 'eval'}")

@@ -50,7 +50,8 @@ def with_flags(command: Callable[..., T]) -> Callable[..., T]:
         added = [f"{key}={json.dumps(value)}" for key, value in settings.items() if value is not None]
         wandb = wandb_project is not None or wandb_entity is not None
         if wandb or no_wandb:
-            rest = [name for name in read_recipe(recipe, overrides).report_to if name != "wandb"]
+            resolved: Any = read_recipe(recipe, overrides)
+            rest = [name for name in resolved.report_to if name != "wandb"]
             added.append(f"report_to={json.dumps([*rest, *(['wandb'] if wandb and not no_wandb else [])])}")
         return command(recipe, [*(overrides or []), *added], **own)
 

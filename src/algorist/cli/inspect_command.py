@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from algorist.store.safe_text import one_line, printable
+from algorist.cli.terminal import console, say, table
+from algorist.store.safe_text import one_line
 
 app = typer.Typer(add_completion=False)
 
@@ -57,6 +57,7 @@ def inspect(
     elif of_evaluation:
         rows = _samples(run, problem, reason, correct, contains)[:limit]
     else:
+        every = sql is None and not as_json
         rows = rollouts(
             run,
             step=step,
@@ -65,15 +66,20 @@ def inspect(
             correct=correct,
             contains=contains,
             sort=sort,  # type: ignore[arg-type]
-            limit=limit,
+            limit=8 * limit if every else limit,
         )
+        rows = _once(rows)[:limit] if every else rows
     if not rows:
-        print(f"no rows: {_why_none(run, sql)}", file=sys.stderr)
-    if sql is not None and not as_json:
-        _table(rows)
-        return
-    for row in rows:
-        print(json.dumps(row, default=str) if as_json else _sample(row) if of_evaluation else _told(row))
+        say(f"no rows: {_why_none(run, sql)}", stderr=True)
+    screen = console()
+    if as_json:
+        print("".join(json.dumps(row, default=str) + "\n" for row in rows), end="")
+    elif sql is None:
+        for row in rows:
+            screen.lines(_sample(row) if of_evaluation else _told(row))
+    elif rows:
+        cells = [[one_line(_cell(value)) for value in row.values()] for row in rows]
+        screen.print(table([one_line(name) for name in rows[0]], cells))
 
 
 def _samples(
@@ -91,30 +97,21 @@ def _samples(
     ]
 
 
+def _once(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return each text of a group once, with the number of its copies."""
+    texts: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in rows:
+        same = texts.setdefault(
+            (row["stage"], row["step"], row["problem_id"], row["completion"]), row | {"copies": 0}
+        )
+        same["copies"] += 1
+    return list(texts.values())
+
+
 def _sample(row: dict[str, Any]) -> str:
     verdict = f"{'right' if row['correct'] else 'wrong'} ({row['reason']})"
     head = f"problem {row['problem_id']} · {verdict} · read {row['extracted']} · gold {row['gold']} · {row['completion_tokens']} tokens"
-    return printable(f"{head}\n{row['question']}\n→ {row['completion']}\n")
-
-
-def _table(rows: list[dict[str, Any]]) -> None:
-    """Print the rows of a query as a table; a pipe gets its whole width."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    if not rows:
-        return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in rows[0]:
-        numbers = all(isinstance(row[name], int | float | None) for row in rows)
-        table.add_column(Text(one_line(str(name))), justify="right" if numbers else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(one_line(_cell(value))) for value in row.values()))
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=10_000)
-    console.print(table)
+    return f"{head}\n{row['question']}\n→ {_text(row)}\n"
 
 
 def _cell(value: Any) -> str:
@@ -139,5 +136,12 @@ def _told(row: dict[str, Any]) -> str:
     head = (
         f"step {row['step']} · problem {row['problem_id']} · reward {row['reward']:.3f} · advantage {row['advantage']:+.3f} · "
         f"{row['reason']} · {row['completion_tokens']} tokens"
-    )
-    return printable(f"{head}\n{row['completion']}\n")
+    ) + (f" · {row['copies']} times" if row["copies"] > 1 else "")
+    return f"{head}\n{_text(row)}\n"
+
+
+def _text(row: dict[str, Any]) -> str:
+    """Return a completion with what was said to it, and its calls."""
+    from algorist.store.rows import call_lines, conversation
+
+    return "\n".join([conversation(row), *call_lines(row)])

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from algorist.cli.program import program
 from algorist.errors import CheckpointError
 from algorist.store.stages import STAGES, checkpoints
 
@@ -24,7 +25,7 @@ def command_again(*, resume: bool) -> str:
     if resume:
         place = words.index("--") if "--" in words else len(words)
         words.insert(place, "--resume")
-    return f"algorist {shlex.join(words)}"
+    return f"{program()} {shlex.join(words)}"
 
 
 def stopped_at_once(run: Path | None) -> str:

@@ -13,11 +13,12 @@ import typer
 from algorist.cli.arguments import AsJsonObject, Overrides, RecipeArgument, read_recipe
 from algorist.cli.interrupt import Stopped, command_again
 from algorist.cli.quiet import import_quietly
+from algorist.cli.terminal import TerminalDisplay, table
 from algorist.errors import ConfigError
 
 if TYPE_CHECKING:
     from algorist.config.schema import Recipe
-    from algorist.runs.iterate import Iteration
+    from algorist.extensions.iterate.rounds import Iteration
 
 app = typer.Typer(add_completion=False)
 DECIDED = ("sft.epochs", "sft.max_steps")
@@ -48,7 +49,6 @@ def iterate(
 
     Each round is a run of its own, NAME-round-1, NAME-round-2, …
     """
-    from algorist.cli.display import TerminalDisplay
 
     if not epochs > 0:
         raise ConfigError(f"--epochs is {epochs:g}; expected more than 0, usually 2")
@@ -58,9 +58,9 @@ def iterate(
     display, loaded = TerminalDisplay(), None
     try:
         loaded = read_recipe(recipe, overrides)
-        import_quietly("algorist.runs.iterate", display.say)
-        from algorist.runs.iterate import Drawing
-        from algorist.runs.iterate import iterate as do_rounds
+        import_quietly("algorist.extensions.iterate.rounds", display.say)
+        from algorist.extensions.iterate.rounds import Drawing
+        from algorist.extensions.iterate.rounds import iterate as do_rounds
         from algorist.store.run_log import Quiet
 
         done = do_rounds(
@@ -100,29 +100,22 @@ def _as_dict(done: Iteration) -> dict[str, Any]:
 
 def _show(display: Any, done: Iteration) -> None:
     """Print a line per round: what was sampled and right, and the held-out accuracy of the model."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title="expert iteration; held-out greedy accuracy, 95 % intervals")
-    for heading in ("round", "completions", "right", "problems solved", "accuracy", "format", "run"):
-        table.add_column(heading, justify="left" if heading in ("round", "run") else "right", no_wrap=True)
 
     def held_out(metrics: dict[str, Any]) -> list[str]:
         found = [(name, metrics.get(name)) for name in ("greedy_accuracy", "format")]
         return [interval.text(name) if interval else "" for name, interval in found]
 
-    if done.start:
-        table.add_row("start", "", "", "", *held_out(done.start), "")
+    rows = [("start", "", "", "", *held_out(done.start), "")] if done.start else []
     for r in done.rounds:
         share = f"{r.right} ({100 * r.right / r.completions:.1f} %)"
         solved = f"{r.solved} of {r.questions}"
-        table.add_row(str(r.number), str(r.completions), share, solved, *held_out(r.metrics), r.folder.name)
-    wide = display.console if display.console.width >= 120 else Console(width=120, highlight=False)
-    wide.print(table)
+        rows.append((str(r.number), str(r.completions), share, solved, *held_out(r.metrics), r.folder.name))
+    headings = ("round", "completions", "right", "problems solved", "accuracy", "format", "run")
+    title = "expert iteration; held-out greedy accuracy, 95 % intervals"
+    display.console.print(table(headings, rows, title))
     last = done.rounds[-1].folder
-    display.say(
-        f"The last model is in {last}, its report in {last / 'report.html'}. {_best(done)}Next:\n  algorist inspect {last}"
-    )
+    display.say(f"The last model is in {last}, its report in {last / 'report.html'}. {_best(done)}Next:")
+    display.say(f"algorist inspect {last}")
 
 
 def _best(done: Iteration) -> str:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import os
+import platform
 import signal
 import sys
+import traceback
 from typing import Any
 
 from algorist import __version__
@@ -51,11 +54,13 @@ _AFTER_CTRL_C = {
 
 def main() -> None:
     """Entry point: exit 2 for a user's mistake (one screen, no traceback unless --debug), 1 for a failure."""
-    arguments = sys.argv[1:]
+    arguments, rest = sys.argv[1:], []
+    if "--" in arguments:  # what follows is text
+        arguments, rest = arguments[: arguments.index("--")], arguments[arguments.index("--") :]
     debug = "--debug" in arguments
     if "--trust" in arguments:
         os.environ["ALGORIST_TRUST"] = "1"
-    arguments = [a for a in arguments if a not in ("--debug", "--trust")]
+    arguments = [a for a in arguments if a not in ("--debug", "--trust")] + rest
     if arguments in ([], ["--help"], ["-h"]):
         print(_help())
         sys.exit(0)
@@ -64,18 +69,41 @@ def main() -> None:
         sys.exit(0)
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    _let_gpu_memory_grow()
     from algorist.store.safe_text import SafeStream
 
-    _hang_up_like_sigterm()
+    _end_like_ctrl_c(launched="--worker" in arguments)
     safe: Any = (SafeStream(sys.stdout), SafeStream(sys.stderr))
-    with contextlib.redirect_stdout(safe[0]), contextlib.redirect_stderr(safe[1]):
-        code = _call(arguments, debug)
+    try:
+        with contextlib.redirect_stdout(safe[0]), contextlib.redirect_stderr(safe[1]):
+            code = _call(arguments, debug)
+    except KeyboardInterrupt:  # again, while the first was answered
+        code = INTERRUPTED
+    with contextlib.suppress(ValueError):  # the end itself is not interrupted
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.exit(code)
 
 
-def _hang_up_like_sigterm() -> None:
-    """Let a terminal that goes away (SIGHUP) stop a run as SIGTERM does, saved; under nohup it stays ignored."""
+def _let_gpu_memory_grow() -> None:
+    """Keep torch from holding a GPU's memory in pieces that fit nothing else; vLLM's sleep (before 0.32) and WSL do not bear it."""
+    unfit = importlib.util.find_spec("vllm") is not None or "microsoft" in platform.release()
+    if not unfit and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+
+
+def _end_like_ctrl_c(*, launched: bool) -> None:
+    """Let SIGTERM stop a verb as Ctrl-C does, with its word, and a terminal that goes away (SIGHUP) as SIGTERM does.
+
+    What is ignored (under nohup) stays ignored. A process that a launcher started ends at once, as the launcher expects.
+    """
+
+    def stop(*_: Any) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends at once
+        raise KeyboardInterrupt
+
     try:
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL and not launched:
+            signal.signal(signal.SIGTERM, stop)
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL:
             return
         terminals = [handle for handle in (0, 1, 2) if os.isatty(handle)]
@@ -107,7 +135,6 @@ def _call(arguments: list[str], debug: bool) -> int:
     from typer import Abort
 
     from algorist.cli.interrupt import Stopped
-    from algorist.config.other_names import ours_for
     from algorist.errors import nearest
 
     verb = arguments[0]
@@ -115,65 +142,87 @@ def _call(arguments: list[str], debug: bool) -> int:
         known = f"Verbs: {', '.join(VERBS)}. Help: algorist --help"
         print(f"error: no verb '{verb}'.{nearest(verb, VERBS)} {known}", file=sys.stderr)
         return 2
+    from algorist.cli.program import as_typed, program
+    from algorist.cli.terminal import say
+
     try:
         app = importlib.import_module(f"algorist.cli.{verb}_command").app
-        result = app(arguments[1:], prog_name=f"algorist {verb}", standalone_mode=False)
+        for help_of in (app.info, *app.registered_commands):
+            help_of.epilog = as_typed(help_of.epilog or "")
+        result = app(arguments[1:], prog_name=f"{program()} {verb}", standalone_mode=False)
         if result == INTERRUPTED:
             raise KeyboardInterrupt
         return result if isinstance(result, int) else 0
     except (KeyboardInterrupt, Abort):
-        print(f"stopped{_AFTER_CTRL_C.get(verb, '')}", file=sys.stderr)
+        say(f"stopped{_AFTER_CTRL_C.get(verb, '')}", stderr=True)
         return INTERRUPTED
     except Stopped as stopped:
-        stream = sys.stderr if "--json" in arguments else sys.stdout
-        print(stopped, end="\n" if str(stopped) else "", file=stream, flush=True)
+        if str(stopped):
+            say(str(stopped), stderr="--json" in arguments)
         return INTERRUPTED
     except BrokenPipeError:
         return 0
     except Exception as error:
         if hasattr(error, "show") and hasattr(error, "exit_code"):  # a usage error of the command line
+            ours = _ours_for(verb, arguments, error) if verb in WITH_RECIPE else ""
             if hasattr(error, "message"):
                 error.message = _shown(str(error.message))
+            if ours:
+                vars(error)["possibilities"] = None
             error.show()
-            if verb in WITH_RECIPE and (ours := ours_for(str(getattr(error, "option_name", "")))):
-                print(f"Settings are key=value, without dashes.{ours}", file=sys.stderr)
+            if ours:
+                say(f"Settings are key=value, without dashes.{ours}", stderr=True)
             return 2
         if debug:
-            raise
+            traceback.print_exc()
+            return 1
         return _tell(error)
+
+
+def _ours_for(verb: str, arguments: list[str], error: Any) -> str:
+    """Return the setting that another program's option stands for; of SFT where the recipe has no GRPO."""
+    from algorist.config.load import load_recipe
+    from algorist.config.other_names import ours_for
+    from algorist.config.schema import SFTSection
+
+    sft_only = verb == "sft"
+    with contextlib.suppress(Exception):
+        sft_only = sft_only or not load_recipe(arguments[1]).recipe.grpo.enabled
+    where = ("sft", SFTSection.model_fields) if sft_only else ("", ())
+    return ours_for(str(getattr(error, "option_name", "")), *where)
 
 
 def _tell(error: Exception) -> int:
     """Say what happened, and how to report it where it is no error of ours; return the exit code."""
-    from algorist.errors import AlgoristError, is_out_of_memory
+    from algorist.cli.terminal import say
+    from algorist.errors import AlgoristError, is_disk_full, is_out_of_memory
 
     text, code = str(error), error.exit_code if isinstance(error, AlgoristError) else None
     network = isinstance(error, (ConnectionError, TimeoutError))
     if isinstance(error, OSError) and error.strerror and not network:  # said where it happened
         text, code = f"{error.filename or 'a file'}: {error.strerror}", 2
-    elif isinstance(error, RuntimeError) and ("PytorchStreamWriter" in text or "inline_container" in text):
+    elif is_disk_full(error):
         text, code = f"weights cannot be written; is the disk full? ({text.splitlines()[0][:200]})", 2
-    elif is_out_of_memory(error):
+    elif code is None and is_out_of_memory(error):  # asks torch, which a mistake need not wait for
         text = f"out of memory ({text[:300] or 'no room'}); algorist preflight RECIPE says what fits, and what to make smaller"
         code = 1
     if code is not None:
-        print(f"error: {_shown(text)}", file=sys.stderr)
+        say(f"error: {_shown(text)}", stderr=True)
         return code
-    print(f"failed: {type(error).__name__}: {_shown(text)}", file=sys.stderr)
-    print(
+    say(
+        f"failed: {type(error).__name__}: {_shown(text)}\n"
         "The traceback: add --debug. If this is our fault, please report it with that traceback.",
-        file=sys.stderr,
+        stderr=True,
     )
     return 1
 
 
 def _shown(text: str) -> str:
     """Return what an error says, without secrets and invisible characters, and not longer than a screen or two."""
-    from algorist.store.redact import redact
     from algorist.store.safe_text import printable
 
     cut = text if len(text) <= 8000 else f"{text[:8000]} … ({len(text) - 8000} more characters)"
-    return printable(redact(cut))
+    return printable(cut)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,9 @@ import typer
 
 from algorist.cli.arguments import AsJsonObject, Overrides, find_model, read_recipe
 from algorist.cli.quiet import import_quietly
+from algorist.cli.terminal import Screen, console
 from algorist.errors import ConfigError
-from algorist.store.safe_text import one_line, printable
+from algorist.store.safe_text import one_line
 
 if TYPE_CHECKING:
     from algorist.config.schema import Recipe
@@ -48,10 +49,9 @@ def preflight(
 ) -> int:
     """Before GRPO, on this machine: batch arithmetic, prompts, pass rates, useful groups, variety, tags, memory, time, advice."""
     loaded, where = _what(recipe, overrides, model)
-    from rich.console import Console
 
-    console = Console(stderr=as_json, highlight=False)
-    import_quietly("algorist.preflight", console.print)
+    screen = console(stderr=as_json)
+    import_quietly("algorist.preflight", screen.say)
     from algorist.preflight import preflight as look
 
     found = look(
@@ -61,12 +61,12 @@ def preflight(
         trial=trial,
         model=where,
         minutes=minutes,
-        say=lambda text: console.print(f"{text} …", style="dim"),
+        say=lambda text: screen.print(f"{text} …", style="dim"),
     )
     if as_json:
         print(json.dumps(found.as_dict()))
     else:
-        _show(console, found)
+        _show(screen, found, loaded)
     return 0
 
 
@@ -91,31 +91,32 @@ def _what(name: str, overrides: list[str] | None, model: str | None) -> tuple[Re
     return read_recipe(str(run / "config.yaml"), overrides), found
 
 
-def _show(console: Any, found: Preflight) -> None:
-    from rich.markup import escape
+def _show(screen: Screen, found: Preflight, recipe: Recipe) -> None:
     from rich.table import Table
 
     table = Table(show_header=False, box=None, pad_edge=False)
-    for name, text in {**_counts(found), **_sampled(found), **_costs(found)}.items():
-        table.add_row(escape(name), escape(printable(text)))
-    console.print(table)
+    for row in {**_counts(found), **_sampled(found), **_costs(found), **_evaluations(recipe)}.items():
+        table.add_row(*row)
+    screen.print(table)
     for shown in found.sampling.get("shown", ()):
         text = one_line(shown["completion"], 400)
-        console.print(
-            escape(f"  {shown['reason']}, gold {one_line(shown['gold'], 40)}: {text}"),
-            style="dim",
-            soft_wrap=True,
-        )
+        screen.say(f"  {shown['reason']}, gold {one_line(shown['gold'], 40)}: {text}", style="dim")
     if not found.advice and found.batch.get("sft"):
-        console.print(
-            "nothing to change that can be known before SFT; pass rates above are those of the start"
-        )
+        rates = "; pass rates above are those of the start" if found.sampling else ""
+        screen.say(f"nothing to change that can be known before SFT{rates}")
     elif not found.advice:
-        console.print("nothing to change", style="bold green")
+        screen.say("nothing to change", style="bold green")
     for advice in found.advice:
-        console.print(f"\n{escape(printable(advice['why']))}", style="bold yellow", soft_wrap=True)
+        screen.say(f"\n{advice['why']}", style="bold yellow")
         for line in advice["change"].splitlines():
-            console.print(f"  {escape(line)}", style="cyan", soft_wrap=True)
+            screen.print(f"  {line}", style="cyan", soft_wrap=True)
+
+
+def _evaluations(recipe: Recipe) -> dict[str, str]:
+    section = recipe.eval
+    times = sum((section.baseline, recipe.sft.enabled, recipe.grpo.enabled)) if section.enabled else 0
+    each = f"{1 + section.samples} completion{'s' * (section.samples > 0)} for each held-out problem"
+    return {"evaluations": f"{times} of them, {each}; their time comes on top"} if times else {}
 
 
 def _counts(found: Preflight) -> dict[str, str]:

@@ -11,6 +11,11 @@ import sys
 import warnings
 from collections.abc import Callable
 
+from algorist.errors import ConfigError
+
+_NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
+_PRECISION = "ACCELERATE_MIXED_PRECISION"
+
 
 def import_quietly(module: str, say: Callable[[str], None] | None = None) -> None:
     """Import what a verb needs, and keep the libraries' notes out of the live display; their errors still show.
@@ -21,6 +26,7 @@ def import_quietly(module: str, say: Callable[[str], None] | None = None) -> Non
         module: What to import.
         say: Is told of the seconds that importing takes, so that a pipe, too, hears something at once.
     """
+    _check_environment(say)
     if say and "torch" not in sys.modules:
         say("loading torch and transformers …")
         sys.stdout.flush()
@@ -48,6 +54,39 @@ def import_quietly(module: str, say: Callable[[str], None] | None = None) -> Non
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
+
+
+def _check_environment(say: Callable[[str], None] | None) -> None:
+    """Refuse variables that torch and accelerate would fail over later; say where they make this process wait for others.
+
+    Raises:
+        ConfigError: The variable, its value, and how to take it away.
+    """
+    values = os.environ
+    wrong = [name for name in _NUMBERS if not values.get(name, "0").isdecimal()]
+    wrong += [name for name in (_PRECISION,) if values.get(name, "no") not in ("no", "fp16", "bf16", "fp8")]
+    if not wrong and int(values.get("RANK", "0")) >= max(1, int(values.get("WORLD_SIZE", "1"))):
+        wrong = ["RANK"]
+    if wrong:
+        expected = "no, fp16, bf16 or fp8" if wrong[0] == _PRECISION else "a number (RANK below WORLD_SIZE)"
+        raise ConfigError(
+            f"the environment has {wrong[0]}={values[wrong[0]]!r}; expected {expected}. A launcher or a cluster may have left it: "
+            f"unset {' '.join(name for name in (*_NUMBERS, _PRECISION) if name in values)}"
+        )
+    if sys.flags.optimize > 1:
+        raise ConfigError(
+            "Python runs without docstrings (-OO or PYTHONOPTIMIZE=2), which transformers reads: unset PYTHONOPTIMIZE"
+        )
+    if (
+        say
+        and int(values.get("WORLD_SIZE", "1")) > 1
+        and not {"TORCHELASTIC_RUN_ID", "ALGORIST_STOP_FILE"} & set(values)
+    ):
+        say(
+            f"process {values.get('RANK', '0')} of {values['WORLD_SIZE']} (RANK, WORLD_SIZE): waits until all have met at "
+            f"{values.get('MASTER_ADDR', 'localhost')}:{values.get('MASTER_PORT', '29500')}. If a cluster has left these variables: "
+            f"unset {' '.join(name for name in _NUMBERS if name in values)}"
+        )
 
 
 def _unfreeze() -> None:

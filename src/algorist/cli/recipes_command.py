@@ -8,14 +8,20 @@ from typing import Annotated
 import typer
 
 from algorist.cli.arguments import AsJson, Overrides
-from algorist.store.safe_text import json_text
+from algorist.cli.terminal import listing
 
 app = typer.Typer(
     add_completion=False,
-    no_args_is_help=True,
     help="List and show recipes, and where each value comes from.",
     epilog="Example: algorist recipes show quickstart --resolved",
 )
+
+
+@app.callback(invoke_without_command=True)
+def recipes(context: typer.Context) -> None:
+    """List and show recipes, and where each value comes from."""
+    if context.invoked_subcommand is None:
+        list_recipes()
 
 
 @app.command("list", epilog="Example: algorist recipes list")
@@ -23,13 +29,8 @@ def list_recipes(as_json: AsJson = False) -> None:
     """List the shipped recipes. Next: algorist recipes show NAME."""
     from algorist.config.load import load_recipe, recipe_names
 
-    rows = [(name, load_recipe(name).recipe.description) for name in recipe_names()]
-    if as_json:
-        print(json.dumps([{"name": n, "description": d} for n, d in rows]))
-        return
-    width = max(len(n) for n, _ in rows)
-    for name, description in rows:
-        print(f"{name:<{width}}  {description}")
+    names = recipe_names()
+    listing([{"name": n, "description": load_recipe(n).recipe.description} for n in names], as_json)
 
 
 @app.command("settings", epilog="Example: algorist recipes settings")
@@ -50,17 +51,15 @@ def show(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show a recipe's values and where each comes from. Next: algorist run NAME."""
+    """Show a recipe's values and where each comes from, as a file that can be changed and run. Next: algorist run NAME."""
+    from algorist.config.explain import annotated_yaml, explain
     from algorist.config.explain import describe as meaning_of
-    from algorist.config.explain import explain
     from algorist.config.load import load_recipe
 
-    rows = [r for r in explain(load_recipe(name, overrides or [])) if resolved or r[2] != "default"]
+    loaded = load_recipe(name, overrides or [])
+    rows = [r for r in explain(loaded) if resolved or r[2] != "default"]
     if as_json:
         print(json.dumps([{"key": k, "value": v, "from": o} for k, v, o in rows]))
         return
-    width = max(len(k) for k, _, _ in rows)
-    for key, value, origin in rows:
-        print(f"{key:<{width}}  {json_text(value)}  ({origin})")
-        if describe and (meaning := meaning_of(key)):
-            print(f"    {meaning}")
+    loss = loaded.recipe.grpo.loss.name
+    print(annotated_yaml(rows, lambda key: meaning_of(key, loss) if describe else ""), end="")

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from algorist.cli.arguments import AsJson
+from algorist.cli.terminal import say
 from algorist.store.safe_text import printable
 
 app = typer.Typer(add_completion=False)
@@ -42,14 +43,15 @@ def regrade(
     if as_json:
         print(json.dumps({**found, "changed": len(rows)}))
         return 1 if rows else 0
-    print(
-        f"{found['rollouts']} rollouts graded again with '{found['matcher']}': {found['verdicts_changed']} verdicts and "
-        f"{found['rewards_changed']} rewards change; accuracy {found['accuracy_before']:.4f} → {found['accuracy_after']:.4f}"
+    verdicts, changed = found["verdicts_changed"], found["rewards_changed"]
+    say(
+        f"{found['rollouts']} rollouts graded again with '{found['matcher']}': {verdicts} verdict{'s' * (verdicts != 1)} and "
+        f"{changed} reward{'s' * (changed != 1)} change; accuracy {found['accuracy_before']:.4f} → {found['accuracy_after']:.4f}"
     )
     for move, count in found["moves"].items():
-        print(f"  {move}: {count}")
+        say(f"  {move}: {count}")
     for row in rows[:show]:
-        print(_told(row))
+        say(_told(row))
     return 1 if rows else 0
 
 

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from algorist.cli.terminal import say
+
 app = typer.Typer(add_completion=False)
 
 
@@ -19,4 +21,4 @@ def report(
     from algorist.report.build import build_report
     from algorist.report.overlay import build_overlay
 
-    print(build_report(runs[0]) if len(runs) == 1 and to is None else build_overlay(runs, to))
+    say(str(build_report(runs[0]) if len(runs) == 1 and to is None else build_overlay(runs, to)))

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
-import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from algorist.cli.arguments import Overrides
+from algorist.cli.arguments import AsJson, Overrides, read_pairs
+from algorist.cli.terminal import listing, say
 from algorist.errors import ConfigError
-from algorist.store.redact import redact
-from algorist.store.safe_text import printable
 
 app = typer.Typer(
     add_completion=False,
@@ -23,14 +22,22 @@ app = typer.Typer(
 
 
 @app.command("list", epilog="Example: algorist rewards list · Next: algorist rewards explain --help")
-def list_rewards() -> None:
-    """List the registered rewards with their range."""
+def list_rewards(as_json: AsJson = False) -> None:
+    """List the registered rewards with their range; another name of a reward stands beside it."""
     from algorist.rewards import REWARDS
 
+    names: dict[Any, list[str]] = {}
     for name in REWARDS:
-        reward = REWARDS.get(name)
-        first = (reward.function.__doc__ or "").strip().splitlines()[0]
-        print(f"{name:<24} {reward.low:>6g} … {reward.high:<6g} {first}")
+        names.setdefault(REWARDS.get(name).function, []).append(name)
+    rows = [
+        {
+            "reward": ", ".join(same),
+            "range": f"{REWARDS.get(same[0]).low:g} … {REWARDS.get(same[0]).high:g}",
+            "what it pays": (inspect.getdoc(function) or "").partition("\n")[0].replace("``", ""),
+        }
+        for function, same in names.items()
+    ]
+    listing(rows, as_json)
 
 
 @app.command(
@@ -48,6 +55,13 @@ def explain(
             help="The recipe (a shipped one or a .yaml file) whose rewards, prompt format and matcher are used."
         ),
     ] = "quickstart",
+    row: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="A column of the problem's row under your data's name (also question, subject, level); may be repeated.",
+        ),
+    ] = None,
     tokens: Annotated[
         int | None,
         typer.Option(
@@ -62,18 +76,20 @@ def explain(
 
     for word in overrides or []:
         if "=" not in word:
-            raise ConfigError(f"'{word}' is not key=value; a recipe stands behind --recipe: --recipe {word}")
+            raise ConfigError(f"'{word}' is not key=value; a recipe follows --recipe: --recipe {word}")
+    columns = read_pairs("--row", row, "level=easy")
     resolved = load_recipe(recipe, overrides or []).recipe
     form = get_format(resolved.prompt.format, tags=resolved.prompt.tags)
     rewards = build_rewards(resolved.rewards, form, matcher=resolved.matcher)
     logging.disable(logging.WARNING)  # a failure is shown below, once
     length = len(completion.split()) if tokens is None else tokens
-    found = rewards.explain(completion, answer, completion_ids=[0] * length)
+    found = rewards.explain(completion, answer, completion_ids=[0] * length, **columns)
     logging.disable(logging.NOTSET)
     rows = {name: {"value": value, "weight": found.weights[name]} for name, value in found.components.items()}
     print(json.dumps({"total": found.total, "rewards": rows}, indent=2))
     failed = [reward for reward in rewards if reward.failures]
     for reward in failed:
-        said = f"error: reward '{reward.__name__}' failed and got its floor: {reward.first_failure}"
-        print(printable(redact(said)), file=sys.stderr)
+        say(
+            f"error: reward '{reward.__name__}' failed and got its floor: {reward.first_failure}", stderr=True
+        )
     return 1 if failed else 0

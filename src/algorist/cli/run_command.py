@@ -12,11 +12,11 @@ from algorist.cli.arguments import Overrides, RecipeArgument, Resume, read_recip
 from algorist.cli.flags import with_flags
 from algorist.cli.interrupt import Stopped, command_again, stopped_at_once
 from algorist.cli.quiet import import_quietly
-from algorist.store.safe_text import printable
+from algorist.cli.terminal import TerminalDisplay, closing_table
+from algorist.store.safe_text import one_line, printable
 from algorist.store.stages import EVALUATED
 
 if TYPE_CHECKING:
-    from algorist.cli.display import TerminalDisplay
     from algorist.config.schema import Recipe
 
 app = typer.Typer(add_completion=False)
@@ -51,7 +51,6 @@ def _run_seeds(
     name: str, overrides: list[str] | None, resume: bool, stages: tuple[str, ...], count: int
 ) -> int:
     """Run a recipe once per seed and say mean and spread; with ``resume``, finished seeds are not repeated."""
-    from algorist.cli.display import TerminalDisplay
     from algorist.runs.plan import check_folder, run_path
     from algorist.runs.seeds import lines_of_seeds, recipes_of_seeds, summarise_seeds
 
@@ -77,7 +76,6 @@ def run_stages(name: str, overrides: list[str] | None, resume: bool, stages: tup
     Raises:
         Stopped: Ctrl-C or SIGTERM ended it.
     """
-    from algorist.cli.display import TerminalDisplay
 
     display, folder = TerminalDisplay(), None
     try:
@@ -91,13 +89,14 @@ def run_stages(name: str, overrides: list[str] | None, resume: bool, stages: tup
 
 
 def _run(loaded: Recipe, display: TerminalDisplay, resume: bool, stages: tuple[str, ...]) -> int:
-    from algorist.runs.plan import Problems, check_folder, check_names, check_stages
+    from algorist.runs.plan import Problems, check_folder, check_names, check_stages, run_path
 
     check_stages(loaded, stages)
     check_names(loaded, quick=True)  # a wrong name, column or row is said before torch is imported
     problems = None
+    if not (resume and (run_path(loaded) / "config.yaml").is_file()):  # what can be resumed is compared later
+        check_folder(loaded, resume=resume)
     if not resume and _has_files(loaded):
-        check_folder(loaded, resume=False)
         problems = Problems.load(loaded, stages)
     import_quietly("algorist.training.grpo_setup", display.say)
     from algorist.runs.pipeline import run_recipe
@@ -124,46 +123,41 @@ def _has_files(recipe: Recipe) -> bool:
 
 
 def _close(display: Any, state: Any) -> None:
-    from algorist.cli.display import closing_table
     from algorist.evaluation.artifact import read_artifact
     from algorist.evaluation.compare import paired_metrics
     from algorist.evaluation.console import solved_question
 
     folder = state.folder.path
-    there = [s for s in EVALUATED if (folder / "eval" / f"{s}.json").is_file()]
-    if there[1:]:
-        first, last = (read_artifact(folder / "eval", name) for name in there[-2:])
+    done = [s for s in EVALUATED if (folder / "eval" / f"{s}.json").is_file()]
+    if done[1:]:
+        first, last = (read_artifact(folder / "eval", name) for name in done[-2:])
         paired = paired_metrics(first.samples, last.samples)
-        closing_table(
-            display.console, first.metrics, last.metrics, paired, [_HEADINGS[name] for name in there[-2:]]
-        )
-        _examples(display, first.samples, last.samples)
+        names = [_HEADINGS[name] for name in done[-2:]]
+        closing_table(display.console, first.metrics, last.metrics, paired, names)
+        _examples(display, first.samples, last.samples, names)
     from algorist.report.build import build_report
 
-    solved = solved_question(read_artifact(folder / "eval", there[-1]).samples) if there else None
-    question = (
-        solved or "Sam has 17 coins. Sam loses 2. Sam gives 2 to Lea. How many coins does Sam have now?"
-    )
+    solved = solved_question(read_artifact(folder / "eval", done[-1]).samples) if done else None
+    question = solved or min((p.question for p in state.held_out or state.train), key=len)
     then = [f"solve {shlex.quote(printable(question))} --model {folder}"]
     then += [f"inspect {folder} --sort=-reward"] if list((folder / "rollouts").glob("*.parquet")) else []
-    then += [f"compare {folder}/eval/{there[-2]}.json {folder}/eval/{there[-1]}.json"] if there[1:] else []
-    display.say(
-        f"\nThe run is in {folder}, its report in {build_report(folder)}. Next:\n"
-        + "\n".join(f"  algorist {line}" for line in then)
-    )
+    then += [f"compare {folder}/eval/{done[-2]}.json {folder}/eval/{done[-1]}.json"] if done[1:] else []
+    display.say(f"\nThe run is in {folder}, its report in {build_report(folder)}. Next:")
+    display.say("\n".join(f"algorist {command}" for command in then))
 
 
-def _examples(display: Any, before: list[dict[str, Any]], after: list[dict[str, Any]]) -> None:
+def _examples(
+    display: Any, before: list[dict[str, Any]], after: list[dict[str, Any]], names: list[str]
+) -> None:
     """Show three problems whose greedy answer changed, before and after."""
-    from rich.panel import Panel
-    from rich.text import Text
-
     last = {r["problem_id"]: r for r in after if r["greedy"]}
     pairs = [(r, last[r["problem_id"]]) for r in before if r["greedy"] and r["problem_id"] in last]
-    pairs.sort(key=lambda pair: pair[1]["correct"] and not pair[0]["correct"], reverse=True)
-    for old, new in pairs[:3]:
-        lines = [f"{old['question']}  (answer {old['gold']})"]
-        for label, row in (("before", old), ("after", new)):
+    changed = [(old, new) for old, new in pairs if old["correct"] != new["correct"]]
+    changed.sort(key=lambda pair: bool(pair[0]["correct"]))
+    for old, new in changed[:3] or pairs[:1]:
+        display.console.print(f"\n{one_line(old['question'], 400)}  (answer {old['gold']})", style="bold")
+        for name, row in zip(names, (old, new), strict=True):
             verdict = "right" if row["correct"] else f"wrong: {row['reason']}"
-            lines.append(f"{label} ({verdict}): " + " ⏎ ".join(row["completion"].split("\n")))
-        display.console.print(Panel(Text(printable("\n".join(lines)))))
+            display.console.print(
+                f"{name} ({verdict}): {one_line(row['completion'].strip(), 300) or 'nothing'}"
+            )

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from algorist.cli.arguments import ModelArgument, find_model
+from algorist.cli.terminal import say
 from algorist.errors import ConfigError, MissingExtraError, nearest
 
 app = typer.Typer(add_completion=False)
@@ -31,9 +32,16 @@ def serve(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
 ) -> int:
     """Serve a model with OpenAI-compatible endpoints (vLLM or transformers); flags behind -- go to the server."""
+
     path, _ = find_model(model)
     command = server(str(path), engine, host, port)
-    print(f"serving {path} on http://{host}:{port} · Ctrl-C ends it", file=sys.stderr, flush=True)
+    say(f"serving {path} on http://{host}:{port} · Ctrl-C ends it", stderr=True)
+    alone = "" if host in ("localhost", "127.0.0.1", "::1") else "warning: "
+    say(
+        f"{alone}without a password, and any request may ask for any length: for this machine alone, or behind a proxy that has "
+        "limits",
+        stderr=True,
+    )
     os.execv(command[0], [*command, *context.args])
 
 

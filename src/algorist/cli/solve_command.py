@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from algorist.cli.arguments import Format, Length, ModelOption, Save, Template, find_model, read_template
+from algorist.cli.arguments import (
+    Format,
+    Length,
+    ModelOption,
+    NoTools,
+    Save,
+    Template,
+    Tools,
+    find_model,
+    read_template,
+    read_tools,
+)
 from algorist.cli.quiet import import_quietly
+from algorist.cli.terminal import console, say
 from algorist.config.load import load_run_recipe
 from algorist.errors import ConfigError, DataError, nearest
-from algorist.store.safe_text import json_text, printable
+from algorist.store.safe_text import json_text
 
 if TYPE_CHECKING:
     from algorist.runs.endpoint import Endpoint
@@ -32,6 +45,8 @@ def solve(
     model: ModelOption = None,
     prompt_format: Format = None,
     template: Template = None,
+    tools: Tools = None,
+    no_tools: NoTools = False,
     samples: Annotated[
         int, typer.Option("--n", help="Completions per question; more than one are sampled.", min=1, max=1024)
     ] = 1,
@@ -66,24 +81,29 @@ def solve(
             else "--temperature 0 gives the same completion each time"
         )
         raise ConfigError(f"--n {samples}: {why}; leave --{'endpoint' if endpoint else 'temperature'} out")
+
     heat = temperature if temperature is not None else 0.0 if samples == 1 else 1.0
     if not questions and file is None and sys.stdin.isatty() and endpoint is None:
         from algorist.cli.chat_command import converse
 
-        return converse(load_solver(model, prompt_format, template), max_new_tokens, heat, save)
+        asked_tools = read_tools(tools, no_tools)
+        return converse(load_solver(model, prompt_format, template, asked_tools), max_new_tokens, heat, save)
     asked = _questions(questions, file)
     if endpoint is not None:
         server, longest = _server(endpoint, served_model, model, prompt_format, read_template(template))
         rows = server.solve(asked, max_new_tokens=max_new_tokens or longest, temperature=heat)
     else:
-        solver = load_solver(model, prompt_format, template)
+        solver = load_solver(model, prompt_format, template, read_tools(tools, no_tools))
         each = f", {samples} samples each" if samples > 1 else ""
         note(f"answering {len(asked)} question{'s' if len(asked) > 1 else ''}{each} …")
         rows = solver.solve(
             asked, max_new_tokens=max_new_tokens, temperature=heat, samples=samples, vote=vote
         )
     for row in rows:
-        print(json_text(row) if as_json else _told(row))
+        if as_json:
+            print(json_text(row))
+        else:
+            console().lines(_told(row))
     if save:
         from algorist.runs.solve import append_jsonl
 
@@ -91,7 +111,12 @@ def solve(
     return 0
 
 
-def load_solver(model: str | None, prompt_format: str | None, template: list[str] | None) -> Solver:
+def load_solver(
+    model: str | None,
+    prompt_format: str | None,
+    template: list[str] | None,
+    tools: Mapping[str, Any] | None = None,
+) -> Solver:
     """Load the model; what takes seconds is said before it begins."""
     switches = read_template(template)
     path, run = find_model(model)
@@ -100,12 +125,15 @@ def load_solver(model: str | None, prompt_format: str | None, template: list[str
     from algorist.runs.solve import Solver
 
     recipe = load_run_recipe(run, runs="model") if run else None
-    return Solver.load(path, recipe=recipe, prompt_format=prompt_format, template_kwargs=switches)
+    return Solver.load(
+        path, recipe=recipe, prompt_format=prompt_format, template_kwargs=switches, tools=tools
+    )
 
 
 def note(text: str) -> None:
     """Say on standard error what takes its time."""
-    print(printable(text), file=sys.stderr, flush=True)
+
+    say(text, stderr=True)
 
 
 def _server(
@@ -120,7 +148,6 @@ def _server(
     from algorist.prompts.attached import attached
     from algorist.prompts.of_recipe import how_to_ask
     from algorist.runs.endpoint import Endpoint
-    from algorist.store.redact import redact
 
     tokenizer, recipe = None, None
     if model is not None:
@@ -131,7 +158,7 @@ def _server(
         tokenizer = load_tokenizer(str(path))
         served = served or str(path)
     how = how_to_ask(recipe, prompt_format, attached(tokenizer) if tokenizer else None, template_kwargs)
-    note(f"asking {redact(url)} …")
+    note(f"asking {url} …")
     return Endpoint(url, how.prompt_format, tokenizer, served), how.max_completion_tokens
 
 
@@ -161,6 +188,6 @@ def _questions(questions: list[str] | None, file: Path | None) -> list[str]:
 def _told(row: dict[str, Any]) -> str:
     answer = row["answer"] if row["answer"] is not None else f"no answer found in: {row['completion'][:200]}"
     votes = f" ({row['votes']} of {row['samples']} votes)" if "votes" in row else ""
-    return printable(
+    return (
         f"question: {row['question']}\nreasoning: {row['reasoning'] or '(none)'}\nanswer: {answer}{votes}\n"
     )

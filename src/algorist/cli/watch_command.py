@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from algorist.cli.terminal import console, printing_above
 from algorist.errors import DAMAGED
 from algorist.store.run_log import clock
 from algorist.store.safe_text import printable
@@ -42,7 +43,6 @@ def watch(
     as_json: Annotated[bool, typer.Option("--json", help="Look once, print one JSON object.")] = False,
 ) -> None:
     """Watch a run from another window: where it is, its curves, what is wrong. Ends with the run, or with Ctrl-C."""
-    from rich.console import Console
     from rich.live import Live
 
     from algorist.store.run_folder import RunFolder
@@ -51,11 +51,18 @@ def watch(
     if as_json:
         print(json.dumps(state(folder)))
         return
-    console = Console(highlight=False)
-    if once or not console.is_terminal:
-        console.print(picture(state(folder)))
+    drawn = console()
+    if once or not drawn.is_terminal:
+        drawn.print(picture(state(folder)))
         return
-    with Live(picture(state(folder)), console=console, refresh_per_second=4) as live:
+    live = Live(
+        picture(state(folder)),
+        console=drawn,
+        refresh_per_second=4,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
+    with printing_above(drawn), live:
         while folder.is_running():
             time.sleep(every)
             live.update(picture(state(folder)))

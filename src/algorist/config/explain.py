@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Literal, get_args, get_origin
+import textwrap
+from collections.abc import Callable, Iterable, Iterator
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from algorist.config.load import LoadedRecipe, sections_of
-from algorist.config.schema import Recipe
+from algorist.config.schema import LossSection, Recipe
 from algorist.config.yaml_text import one_line_yaml
+from algorist.objectives import LOSSES
+from algorist.parameters import Parameter
+from algorist.store.safe_text import one_line
 
 
 class _Dumper(yaml.SafeDumper):
@@ -37,8 +41,34 @@ def explain(loaded: LoadedRecipe) -> list[tuple[str, Any, str]]:
     return list(_walk(loaded.recipe.model_dump(mode="json"), "", loaded.origins))
 
 
-def describe(dotted: str) -> str:
-    """Return what a key means and which values it takes, in one line; empty for keys below a free mapping."""
+def annotated_yaml(rows: Iterable[tuple[str, Any, str]], meaning: Callable[[str], str]) -> str:
+    """Return rows of ``explain`` as a recipe file, each value with its origin as a comment, its ``meaning`` above it."""
+    lines: list[str] = []
+    before: list[str] = []
+    for dotted, value, origin in rows:
+        *sections, key = dotted.split(".")
+        same = next(
+            (i for i, (a, b) in enumerate(zip(sections, before)) if a != b), min(len(sections), len(before))
+        )
+        lines += [f"{'  ' * depth}{sections[depth]}:" for depth in range(same, len(sections))]
+        before, indent = sections, "  " * len(sections)
+        text = yaml.dump({key: value}, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10**9)
+        first, *more = text.rstrip("\n").split("\n")
+        own = more and not first.endswith(":")  # a text of several lines bears no comment inside
+        said = textwrap.wrap(meaning(dotted), 76 - len(indent)) + ([one_line(origin)] if own else [])
+        lines += [
+            indent + line
+            for line in (*(f"# {s}" for s in said), first if own else f"{first}  # {one_line(origin)}", *more)
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def describe(dotted: str, loss: str = "dapo") -> str:
+    """Return what a key means and which values it takes, in one line; ``loss`` is the one whose parameters ``grpo.loss`` holds."""
+    if dotted.startswith("grpo.loss.") and loss in LOSSES:
+        own = LOSSES.get(loss).parameters.get(dotted.rpartition(".")[2])
+        if own is not None:
+            return f"{own.meaning} Takes {values_of(_field(own))}."
     models: list[type[BaseModel]] = [Recipe]
     text = ""
     for part in dotted.split("."):
@@ -87,13 +117,34 @@ def settings_page() -> str:
             key = f"{prefix}{name}"
             for inner in sections_of(info.annotation):
                 below.append((f"{key}[N]." if "list" in str(info.annotation) else f"{key}.", inner))
-            cells = (f"`{key}`", _line(info), values_of(info), _default(info))
-            lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+            lines.append(_row(f"`{key}`", _line(info), values_of(info), _default(info)))
+        if model is LossSection:
+            lines += _losses(prefix)
         sections = below + sections
         if prefix.startswith("data.train."):  # the three datasets have the same keys
             sections = [s for s in sections if s[0] not in ("data.sft.", "data.eval.")]
             lines += ["", "`data.sft` and `data.eval` have the same keys."]
     return "\n".join(lines) + "\n"
+
+
+def _losses(prefix: str) -> list[str]:
+    """Return the rows of each loss's own parameters; losses that share a function stand in one row."""
+    names: dict[Any, list[str]] = {}
+    for name in LOSSES:
+        names.setdefault(LOSSES.get(name).function, []).append(name)
+    return [
+        _row(f"`{prefix}{p.name}` ({', '.join(same)})", p.meaning, values_of(_field(p)), _default(_field(p)))
+        for same in names.values()
+        for p in LOSSES.get(same[0]).parameters.values()
+    ]
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _field(parameter: Parameter) -> FieldInfo:
+    return FieldInfo.from_annotated_attribute(parameter.kind, parameter.default)
 
 
 def _mode_of(model: type[BaseModel]) -> str:
@@ -121,6 +172,8 @@ def _kind(annotation: Any) -> str:
     if annotation is type(None):
         return "null"
     origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return values_of(FieldInfo.from_annotation(annotation))
     if origin is Literal:
         return " or ".join(f"`{v}`" for v in inner)
     if origin is list:

@@ -1,59 +1,44 @@
-"""Checks of the ``grpo`` section that take more than one key, and its former names."""
+"""Checks of the ``grpo`` section that take more than one key."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from algorist.errors import nearest
-from algorist.objectives import ADVANTAGES, LOSSES
+from algorist.objectives import ADVANTAGES
 
 if TYPE_CHECKING:
     from algorist.config.schema import GRPOSection
 
 
-def with_names_of_now(given: Any) -> Any:
-    """Take ``loss_type`` and ``scale_rewards``, TRL's names and those of former recipes."""
-    if not isinstance(given, dict):
-        return given
-    given = dict(given)
-    if "loss_type" in given:
-        given["loss"] = given.pop("loss_type")
-    scale = given.pop("scale_rewards", None)
-    if scale is not None:
-        known = {"group": "group_normalized", "batch": "batch_normalized", "none": "group_centered"}
-        names = known | {True: "group_normalized", False: "group_centered"}
-        if scale not in names:
+def no_empty_stop_string(section: str) -> Callable[[list[str] | None], list[str] | None]:
+    """Return the check of ``SECTION.stop_strings``, which refuses an empty text (ValueError)."""
+
+    def check(texts: list[str] | None) -> list[str] | None:
+        if "" in (texts or ()):
             raise ValueError(
-                f"grpo.scale_rewards is '{scale}'; expected group, batch or none, which are grpo.advantage="
-                + ", ".join(known.values())
+                f"{section}.stop_strings has an empty text, which would end every completion at once; take it out, or write "
+                f"for example {section}.stop_strings=['</answer>']"
             )
-        given["advantage"] = names[scale]
-    return given
+        return texts
+
+    return check
 
 
 def check_grpo(section: GRPOSection) -> GRPOSection:
     """Return the section; refuse combinations that cannot be trained (ValueError)."""
-    for key, registry in (("loss", LOSSES), ("advantage", ADVANTAGES)):
-        name = getattr(section, key)
-        if ".py:" not in name and name not in registry:
-            raise ValueError(
-                f"grpo.{key} is '{name}'.{nearest(name, registry.names())} Expected one of {', '.join(registry.names())}, "
-                "or a function of your own as file.py:function"
-            )
+    if ".py:" not in section.advantage and section.advantage not in ADVANTAGES:
+        raise ValueError(
+            f"grpo.advantage is '{section.advantage}'.{nearest(section.advantage, ADVANTAGES)} Expected one of "
+            f"{', '.join(ADVANTAGES)}, or a function of your own as file.py:function"
+        )
     if section.group_size == 1:
         raise ValueError(
             "grpo.group_size is 1: the advantage of a group of one is always 0, so nothing is learned; take 8 "
             "(grpo.group_size=8), at least 2"
         )
-    replaces = "resample" if section.resample else "replay" if section.replay else ""
-    if replaces and section.advantage == "reinforce_plus_plus":
-        raise ValueError(
-            f"grpo.{replaces} replaces groups of equal rewards, but these teach under grpo.advantage=reinforce_plus_plus; leave "
-            f"grpo.{replaces} out, or take grpo.advantage=reinforce_plus_plus_baseline"
-        )
-    if not section.fast_update:
-        check_stock(section)
     per_micro, shared, factor = section.batch_size * section.processes, "", ""
     if section.processes > 1:
         shared, factor = " × processes", f" × {section.processes}"
@@ -80,14 +65,3 @@ def check_grpo(section: GRPOSection) -> GRPOSection:
             f"step, or take {2 * section.gradient_accumulation_steps} for two"
         )
     return section
-
-
-def check_stock(section: GRPOSection) -> None:
-    """Refuse what is only in our own step (ValueError)."""
-    extras = [key for key in ("resample", "replay", "pools", "entropy_bonus") if getattr(section, key)]
-    extras += ["top_entropy_share"] if section.top_entropy_share < 1 else []
-    if extras:
-        raise ValueError(
-            f"grpo.{extras[0]} is set, which the stock TRL trainer does not get (grpo.fast_update=false, or TRL's own vLLM); leave it "
-            "out, or take grpo.fast_update=true and an engine of ours"
-        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,14 @@ DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 
 
 def written_files(recipe: Recipe) -> dict[str, Path]:
-    """Return key → file of what the user wrote: rewards, loss, advantage, checkers, system prompt, chat template."""
+    """Return key → file of what the user wrote: rewards, loss, advantage, checkers, plugins, system prompt, chat template."""
     found = {f"rewards.{i}.name": r.name.rpartition(":")[0] for i, r in enumerate(recipe.rewards)}
-    found |= {f"grpo.{key}": getattr(recipe.grpo, key).rpartition(":")[0] for key in ("loss", "advantage")}
+    found |= {"grpo.loss.name": recipe.grpo.loss.name.rpartition(":")[0]}
+    found |= {"grpo.advantage": recipe.grpo.advantage.rpartition(":")[0]}
     for part in ("train", "sft", "eval"):
         section = getattr(recipe.data, part)
         found[f"data.{part}.checker"] = ((section and section.checker) or "").rpartition(":")[0]
+    found |= {f"plugins.{i}": path for i, path in enumerate(recipe.plugins)}
     found["prompt.system_prompt_path"] = recipe.prompt.system_prompt_path or ""
     found["model.chat_template"] = recipe.model.chat_template or ""
     return {key: path for key, text in found.items() if (path := _file(text)) is not None}
@@ -94,6 +96,16 @@ def check_same_inputs(recipe: Recipe, run: Path) -> None:
         )
 
 
+def changed_since(run: Path) -> list[str]:
+    """Return a line for each of the user's files that has changed or is gone since the run began; the run uses its copy."""
+    return [
+        f"{entry['path']} ({key}) has changed since this run began; the run uses its copy, {run / entry['copy']}"
+        for key, entry in _read(run).items()
+        if "copy" in entry
+        and not (Path(entry["path"]).is_file() and hash_of(Path(entry["path"])) == entry["sha256"])
+    ]
+
+
 def with_copies(recipe: Recipe, run: Path) -> Recipe:
     """Return a run's recipe with the user's files taken from the run folder, so that it works wherever the folder is."""
     values, there = recipe.model_dump(), _read(run)
@@ -113,6 +125,13 @@ def with_copies(recipe: Recipe, run: Path) -> Recipe:
         function = old.rpartition(":")[2] if own else ""
         node[last] = f"{copy}:{function}" if function else str(copy)
     return Recipe.model_validate(values) if there else recipe
+
+
+def copies_of(run: Path, key: str, files: Sequence[str]) -> list[str]:
+    """Return the run's copies of the files of a list in the recipe, or a file itself where there is no copy."""
+    entries = _read(run)
+    copies = [run / entries.get(f"{key}.{number}", {}).get("copy", "/") for number in range(len(files))]
+    return [str(copy) if copy.is_file() else file for copy, file in zip(copies, files, strict=True)]
 
 
 def hash_of(path: Path) -> str:

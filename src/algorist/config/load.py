@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import typing
 from collections.abc import Sequence
@@ -12,21 +13,25 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from algorist.config.inputs import with_copies
+from algorist.config.inputs import copies_of, with_copies
 from algorist.config.other_names import ours_for
-from algorist.config.schema import DatasetSection, Recipe
+from algorist.config.schema import DatasetSection, LossSection, Recipe, SFTSection
 from algorist.config.yaml_text import read_yaml
 from algorist.errors import CheckpointError, ConfigError, nearest
 from algorist.store.redact import refuse_secrets
 from algorist.store.trust import code_in, refuse_foreign_code
+from algorist.user_code import load_plugins
 
 MAX_RECIPE_BYTES = 1_000_000
 MAX_EXTENDS = 8
 OF_A_DATASET = ("path", "hub", "subset", "columns", "params")
 """Keys of a data section that mean nothing for a dataset of another name."""
+NAMED = re.compile(r"(data\.\w+|grpo\.loss)\.name")
+"""The name in a section whose other keys belong to what it names."""
 OF_A_RUN = ("environment.json", "metrics.jsonl", "stages.json", "rollouts", "eval", "sft", "grpo", ".lock")
 """Beside one of these a ``config.yaml`` is that of a run."""
 _DATASET = DatasetSection.model_fields["name"].default
+_LOSS = LossSection.model_fields["name"].default
 
 
 @dataclass(frozen=True)
@@ -52,10 +57,10 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> LoadedRecip
     """
     values, origins = _read_with_parents(name_or_path, ())
     code = code_in(values)
-    given = [parse_override(override) for override in overrides]
-    named = {key.split(".")[1]: value for key, value in given if re.fullmatch(r"data\.\w+\.name", key)}
+    changes = [parse_override(override) for override in overrides]
+    named = {key.removesuffix(".name"): value for key, value in changes if NAMED.fullmatch(key)}
     origins = _drop_former(values, origins, named)
-    for key, value in given:
+    for key, value in changes:
         _set(values, key, value, origin=f"override {key}")
         above = _above(key)
         origins = {k: v for k, v in origins.items() if not k.startswith(f"{key}.") and k not in above}
@@ -64,6 +69,7 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> LoadedRecip
     folder = Path(name_or_path).parent
     if Path(name_or_path).name == "config.yaml" and any((folder / name).exists() for name in OF_A_RUN):
         refuse_foreign_code(folder, [found for found in code if found in code_in(values)])
+    load_plugins(_plugins(values))
     return LoadedRecipe(validate(values, where=f"recipe '{name_or_path}'"), origins)
 
 
@@ -90,8 +96,17 @@ def load_run_recipe(run: Path, *, runs: str = "nothing", copies: bool = True) ->
         raise CheckpointError(f"{file} is damaged: expected sections, found {type(values).__name__}")
     if runs != "nothing":
         refuse_foreign_code(run, code_in(values, model_only=runs == "model"))
+    if plugins := _plugins(values):  # without them their keys are unknown, whatever the caller will run
+        refuse_foreign_code(run, [f"plugins={', '.join(plugins)}"])
+        load_plugins(copies_of(run, "plugins", plugins))
     recipe = validate(values, where=str(file))
     return with_copies(recipe, run) if copies else recipe
+
+
+def _plugins(values: dict[str, Any]) -> list[str]:
+    """Return the files of ``plugins``; anything else is left to the schema, which says what is wrong with it."""
+    files = values.get("plugins")
+    return files if isinstance(files, list) and all(isinstance(f, str) for f in files) else []
 
 
 def validate(values: dict[str, Any], *, where: str) -> Recipe:
@@ -103,19 +118,23 @@ def validate(values: dict[str, Any], *, where: str) -> Recipe:
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:
-        lines = [_explain(item) for item in error.errors()]
+        grpo = values.get("grpo")
+        sft_only = isinstance(grpo, dict) and grpo.get("enabled") is False
+        lines = [_explain(item, sft_only) for item in error.errors()]
         raise ConfigError(f"{where}:\n" + "\n".join(f"  {line}" for line in lines)) from None
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """Split ``a.b=value``; the value is read as YAML."""
+    """Split ``a.b=value``; the value is read as YAML. ``grpo.loss=NAME`` is ``grpo.loss.name=NAME``."""
     key, equals, raw = text.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"override '{text}' is not key=value; write for example grpo.max_steps=200")
     try:
-        return key.strip(), _read_number(read_yaml(raw, "the value"))
+        value = _numbers(read_yaml(raw, "the value"))
     except ConfigError as error:
         raise ConfigError(f"override '{text[:200]}': {error}; quote it") from None
+    key = key.strip()
+    return ("grpo.loss.name" if key == "grpo.loss" and isinstance(value, str) else key), value
 
 
 def _read_number(value: Any) -> Any:
@@ -181,13 +200,16 @@ def _read_with_parents(
         )
     parent = values.pop("extends", None)
     values = _numbers(values)
+    grpo = values.get("grpo")
+    if isinstance(grpo, dict) and isinstance(grpo.get("loss"), str):
+        grpo["loss"] = {"name": grpo["loss"]}
     origins = dict.fromkeys(_leaves(values), label)
     if parent is None:
         return values, origins
     if not isinstance(parent, str):
         raise ConfigError(f"recipe {label}: extends is {parent!r}; expected the name or path of one recipe")
     merged, parent_origins = _read_with_parents(parent, (*chain, label), folder)
-    parent_origins = _drop_former(merged, parent_origins, _dataset_names(values))
+    parent_origins = _drop_former(merged, parent_origins, _names(values))
     above = {section for key in origins for section in _above(key)}
     return _merge(merged, values), {k: v for k, v in parent_origins.items() if k not in above} | origins
 
@@ -197,32 +219,36 @@ def _above(key: str) -> list[str]:
     return [key.rsplit(".", n)[0] for n in range(1, key.count(".") + 1)]
 
 
-def _dataset_names(values: dict[str, Any]) -> dict[str, Any]:
-    """Return data section → name of its dataset, where ``values`` say one."""
+def _names(values: dict[str, Any]) -> dict[str, Any]:
+    """Return section → name of its dataset or loss, where ``values`` say one."""
     data = values.get("data")
-    found = data.items() if isinstance(data, dict) else ()
-    return {key: section["name"] for key, section in found if isinstance(section, dict) and "name" in section}
+    sections = {f"data.{key}": section for key, section in data.items()} if isinstance(data, dict) else {}
+    grpo = values.get("grpo")
+    sections["grpo.loss"] = grpo.get("loss") if isinstance(grpo, dict) else None
+    return {key: s["name"] for key, s in sections.items() if isinstance(s, dict) and "name" in s}
 
 
 def _drop_former(values: dict[str, Any], origins: dict[str, str], named: dict[str, Any]) -> dict[str, str]:
-    """Take out of ``values`` what belongs to a dataset that gets another name; return the origins, which tell of it.
+    """Take out of ``values`` what belongs to a dataset or loss that gets another name; return the origins, which tell of it.
 
     ``quickstart data.train.name=gsm8k`` drops quickstart's ``data.train.params``: they say how arithmetic is made, and GSM8K
     has none. The origin of ``data.train.params`` then reads "default; what quickstart says is for the dataset arithmetic".
     """
-    data = values.get("data")
-    for section, name in named.items():
-        before = data.get(section) if isinstance(data, dict) else None
-        if not isinstance(before, dict) or before.get("name", _DATASET) == name:
+    for dotted, name in named.items():
+        top, section = dotted.split(".")
+        above = values.get(top)
+        before = above.get(section) if isinstance(above, dict) else None
+        kind, default = ("loss", _LOSS) if dotted == "grpo.loss" else ("dataset", _DATASET)
+        if not isinstance(before, dict) or before.get("name", default) == name:
             continue
-        former = before.get("name", _DATASET)
-        for key in OF_A_DATASET:
-            dropped, dotted = before.pop(key, None), f"data.{section}.{key}"
-            mine = [k for k in origins if k == dotted or k.startswith(f"{dotted}.")]
+        former = before.get("name", default)
+        for key in OF_A_DATASET if kind == "dataset" else [key for key in before if key != "name"]:
+            dropped, full = before.pop(key, None), f"{dotted}.{key}"
+            mine = [k for k in origins if k == full or k.startswith(f"{full}.")]
             label = next((origins[k] for k in mine), "the recipe")
             origins = {k: v for k, v in origins.items() if k not in mine}
-            if dropped:
-                origins[dotted] = f"default; what {label} says is for the dataset {former}"
+            if dropped and kind == "dataset":
+                origins[full] = f"default; what {label} says is for the dataset {former}"
     return origins
 
 
@@ -245,7 +271,7 @@ def _merge(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
 def _leaves(value: Any, prefix: str = "") -> list[str]:
     if isinstance(value, dict) and value:
         return [leaf for k, v in value.items() for leaf in _leaves(v, f"{prefix}.{k}" if prefix else str(k))]
-    return [prefix]
+    return [prefix] if prefix else []
 
 
 def _set(values: dict[str, Any], key: str, value: Any, *, origin: str) -> None:
@@ -275,7 +301,7 @@ def _list_item(node: list[Any], part: str, key: str) -> Any:
     return node[int(part)]
 
 
-def _explain(item: Any) -> str:
+def _explain(item: Any, sft_only: bool) -> str:
     keys, model, others = _place([str(part) for part in item["loc"]], item["type"] == "extra_forbidden")
     dotted = ".".join(keys) or "recipe"
     if item["type"] == "extra_forbidden":
@@ -288,8 +314,9 @@ def _explain(item: Any) -> str:
                 f"{dotted}: a key of {section}.mode={elsewhere}, not of {mode}. Set that mode, or take the key out: on the command line "
                 f'"{section}={{mode: {mode}}}" replaces the whole section. Known here: {", ".join(valid)}'
             )
-        ours = ours_for(keys[-1], section, valid)
-        return f"{dotted}: unknown key.{ours or nearest(keys[-1], valid)} Known here: {', '.join(valid)}"
+        where = ("sft", SFTSection.model_fields) if sft_only and not section else (section, valid)
+        ours = ours_for(keys[-1], *where)
+        return f"{dotted}: unknown key.{ours or nearest(keys[-1], valid) + _known(keys[-1], valid)}"
     message = item["msg"].removeprefix("Value error, ")
     if item["type"] == "value_error":
         return message
@@ -302,6 +329,13 @@ def _explain(item: Any) -> str:
     if item["type"] == "literal_error":
         shown += nearest(str(got), re.findall(r"'([^']*)'", item["ctx"]["expected"]))
     return f"{dotted}: {message[0].lower()}{message[1:]}{shown}"
+
+
+def _known(key: str, valid: list[str]) -> str:
+    """Return ``" Known here: …"``, of many keys the eight nearest."""
+    few = valid if len(valid) <= 12 else difflib.get_close_matches(key, valid, n=8, cutoff=0.0)
+    more = f" and {len(valid) - len(few)} more (docs/settings.md)" if len(few) < len(valid) else ""
+    return f" Known here: {', '.join(few)}{more}"
 
 
 _Sections = dict[str, type[BaseModel]]

@@ -12,19 +12,19 @@ from algorist.config.section import Section
 class TinySection(Section):
     """The shape of a model that is made from scratch."""
 
-    vocab_size: int = Field(420, ge=300)
+    vocab_size: int = Field(420, ge=300, le=10**6)
     """Entries of the byte-level BPE tokenizer trained on the training problems."""
-    hidden_size: int = Field(128, ge=16)
+    hidden_size: int = Field(128, ge=16, le=2**16)
     """Width of the decoder; a multiple of twice the number of heads."""
-    layers: int = Field(3, ge=1)
+    layers: int = Field(3, ge=1, le=1000)
     """Decoder layers."""
-    heads: int = Field(4, ge=1)
+    heads: int = Field(4, ge=1, le=2**10)
     """Attention heads."""
-    kv_heads: int = Field(2, ge=1)
+    kv_heads: int = Field(2, ge=1, le=2**10)
     """Key and value heads; divides ``heads``."""
-    intermediate_size: int | None = Field(None, ge=16)
+    intermediate_size: int | None = Field(None, ge=16, le=2**18)
     """Width of the feed-forward layer; 3 × ``hidden_size`` when left out."""
-    max_position_embeddings: int = Field(512, ge=64)
+    max_position_embeddings: int = Field(512, ge=64, le=2**24)
     """Longest sequence in tokens."""
 
     @model_validator(mode="after")

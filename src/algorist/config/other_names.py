@@ -15,8 +15,9 @@ TRL_NAMES = {
     "num_generations": "group_size",
     "per_device_train_batch_size": "batch_size",
     "max_completion_length": "max_completion_tokens",
-    "epsilon": "clip_low",
-    "epsilon_high": "clip_high",
+    "epsilon": "loss.clip_low",
+    "epsilon_high": "loss.clip_high",
+    "importance_sampling_level": "loss.importance",
 }
 """TRL's name of an argument → its key below ``grpo`` in a recipe, where the two differ or a default is shown."""
 
@@ -26,6 +27,8 @@ OTHER_NAMES = {
         key: f"grpo.{key}"
         for key in "max_steps beta temperature top_p top_k batch_size epochs group_size".split()
     },
+    **{key: f"grpo.loss.{key}" for key in "clip_low clip_high delta importance".split()},
+    "loss_params": "grpo.loss.KEY",
     "lr": "grpo.learning_rate",
     "loss_type": "grpo.loss",
     "scale_rewards": "grpo.advantage",
@@ -34,6 +37,17 @@ OTHER_NAMES = {
     "max_seq_length": "sft.max_length",
     "max_prompt_length": "data.train.max_prompt_tokens",
     "use_vllm": "grpo.engine=vllm",
+    "tensor_parallel_size": "grpo.vllm={mode: server}",
+    **{
+        f"{prefix}importance_sampling_{theirs}": f"grpo.sampler_correction{ours}"
+        for prefix in ("vllm_", "")
+        for theirs, ours in (
+            ("mode", ".mode"),
+            ("clip_min", ".low"),
+            ("clip_max", ".high"),
+            ("correction", "=null"),
+        )
+    },
     "bf16": "model.dtype",
     "torch_dtype": "model.dtype",
     "model": "model.name",
@@ -51,9 +65,23 @@ OTHER_NAMES = {
     "lora_alpha": "model.lora.alpha",
     "lora_dropout": "model.lora.dropout",
     "target_modules": "model.lora.target_modules",
+    "r": "model.lora.rank",
+    "max_lora_rank": "model.lora.rank",
+    "use_rslora": "model.lora.rslora",
+    "load_in_4bit": "model.quantization=4bit",
+    "load_in_8bit": "model.quantization=8bit",
+    "full_finetuning": "model.lora=null",
+    "fast_inference": "grpo.engine=vllm",
+    "gpu_memory_utilization": "grpo.vllm.gpu_memory_utilization",
+    "use_gradient_checkpointing": "grpo.gradient_checkpointing",
+    "random_state": "seed",
+    "use_wandb": "report_to=[wandb]",
     "reward_funcs": "rewards",
     "save_path": "output_dir",
     "random_seed": "seed",
+    **{key: key for key in "output_dir run_name report_to seed device".split()},
+    "unique_train_examples": "data.train.limit",
+    "config": "the first word after the verb, FILE.yaml or the name of a shipped recipe",
 }
 
 
@@ -68,7 +96,7 @@ def ours_for(name: str, section: str = "", keys: Iterable[str] = ()) -> str:
     key = OTHER_NAMES.get(name.lstrip("-").replace("-", "_"))
     if key is None:
         return ""
-    last = key.rpartition(".")[2]
-    if section and last in keys:
+    home, _, last = key.rpartition(".")
+    if section and last in keys and "." not in home:
         key = f"{section}.{last}"
-    return f" Here it is {key if '=' in key else f'{key}=VALUE'}."
+    return f" Here it is {key if '=' in key or ' ' in key else f'{key}=VALUE'}."

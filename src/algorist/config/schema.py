@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from algorist.config.grpo_checks import check_grpo, with_names_of_now
-from algorist.config.grpo_sections import PoolsSection, ReplaySection, ResampleSection, StopSection
+from algorist.config.grpo_checks import check_grpo, no_empty_stop_string
 from algorist.config.model_section import ModelSection
-from algorist.config.publishing import HubSection, TrackingSection
 from algorist.config.section import Section
-from algorist.config.vllm_sections import ColocatedVLLMSection, VLLMSection
+from algorist.errors import MissingExtraError, nearest
+from algorist.extension import open_schema
+from algorist.objectives import LOSSES
 
 
 class DatasetSection(Section):
@@ -91,7 +92,7 @@ class PromptSection(Section):
     format: str = "reasoning_answer"
     """A prompt format's name."""
     system_prompt: str | None = None
-    """Replaces the format's system prompt; an empty string leaves it out."""
+    """Replaces the format's system prompt; an empty string leaves it out. Of a raw format: the whole prompt, with ``{question}``."""
     system_prompt_path: str | None = None
     """A UTF-8 file with the system prompt."""
     tags: dict[str, str] = Field(default_factory=dict)
@@ -133,11 +134,64 @@ class RewardSection(Section):
     """The reward's own parameters."""
     timeout_s: float = Field(30.0, gt=0)
     """Seconds that one call of a user's own reward may take; then it is killed and the completions get its floor."""
+    environment: list[str] = Field(default_factory=list)
+    """Secret variables of the environment that a user's own reward gets, such as ``OPENAI_API_KEY``; it gets no others."""
 
     @model_validator(mode="before")
     @classmethod
-    def _name_alone(cls, given: Any) -> Any:
-        return {"name": given} if isinstance(given, str) else given
+    def _name_alone(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+
+class LossSection(Section):
+    """The loss of the policy: its name, and the parameters of this loss; a text alone is its name."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str = "dapo"
+    """A loss by name (``algorist.objectives.LOSSES``), or a function of your own: ``file.py:function``."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_alone(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _check(self) -> LossSection:
+        """Check the parameters and fill in the loss's own defaults; those of a user's file are checked with the file."""
+        if ".py:" in self.name:
+            return self
+        if self.name not in LOSSES:
+            raise ValueError(
+                f"grpo.loss is '{self.name}'.{nearest(self.name, LOSSES)} Expected one of {', '.join(LOSSES)}, or a function of "
+                "your own as file.py:function"
+            )
+        loss = LOSSES.get(self.name).with_settings(self.parameters)
+        defaults = {name: parameter.default for name, parameter in loss.parameters.items()}
+        self.__pydantic_extra__ = {**defaults, **loss.settings}
+        return self
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The parameters of the loss; all of them for one that has a name, those that were set for a user's own."""
+        return dict(self.model_extra or {})
+
+
+_PACKAGES = {
+    "galore": "galore_torch",
+    "apollo": "apollo_torch",
+    "lomo": "lomo_optim",
+    "grokadamw": "grokadamw",
+    "schedule_free": "schedulefree",
+    "stable_adamw": "optimi",
+    "adamw_torch_4bit": "torchao",
+    "adamw_torch_8bit": "torchao",
+    "adamw_torch_xla": "torch_xla",
+    "adamw_torch_npu": "torch_npu",
+    "anyprecision": "torchdistx",
+    **dict.fromkeys(("8bit", "32bit", "bnb", "ademamix"), "bitsandbytes"),
+}
+"""Part of an optimiser's name in transformers → the module that it needs; the first that fits."""
 
 
 class OptimSection(Section):
@@ -169,6 +223,19 @@ class OptimSection(Section):
     """Checkpoints that are kept; the oldest go first."""
     gradient_checkpointing: bool = False
     """Trade time for memory."""
+
+    def check_package(self, stage: str) -> None:
+        """Refuse an optimiser whose package is not installed.
+
+        Raises:
+            MissingExtraError: The message says what to install.
+        """
+        module = next((module for part, module in _PACKAGES.items() if part in self.optim), None)
+        if module and not find_spec(module):
+            name = "torch-optimi" if module == "optimi" else module.replace("_", "-")
+            raise MissingExtraError(
+                f"{stage}.optim is {self.optim}, whose package is not installed: pip install {name}. Without it: {stage}.optim=adamw_torch"
+            )
 
 
 class SFTSection(OptimSection):
@@ -228,62 +295,38 @@ class GRPOSection(OptimSection):
     @classmethod
     def _check_top_k(cls, value: Any) -> Any:
         if value == -1:
-            raise ValueError("grpo.top_k is -1, which vLLM takes for off; here 0 turns it off: grpo.top_k=0")
+            raise ValueError("grpo.top_k is -1, which elsewhere means off; here 0 turns it off: grpo.top_k=0")
         return value
 
     min_p: float = Field(0.0, ge=0, lt=1)
     """Drop tokens below this share of the likeliest token's probability; 0 turns it off."""
-    loss: str = "dapo"
-    """Loss by name (``algorist.objectives.LOSSES``: dapo, grpo, dr_grpo, …), or a function of your own: ``file.py:function``."""
-    loss_params: dict[str, Any] = Field(default_factory=dict)
-    """Parameters of the loss that have no key of their own, such as ``delta`` of the clipped losses."""
+    stop_strings: list[str] | None = None
+    """Texts that end a completion, as ``eval.stop_strings``, which are taken when this is left out: what an evaluation reads is what
+    training rewards."""
+    loss: LossSection = Field(default_factory=LossSection)
+    """The loss by name (dapo, grpo, dr_grpo, …) and its own parameters: ``loss: cispo`` or ``loss: {name: cispo, clip_high: 4}``."""
     advantage: str = "group_normalized"
     """Advantage by name: ``group_normalized`` (divided by the group's deviation), ``batch_normalized``, ``group_centered``
     (Dr. GRPO), ``leave_one_out`` (RLOO), ``reinforce_plus_plus``, ``reinforce_plus_plus_baseline``, ``per_reward_normalized``
     (GDPO: each reward by itself, then the sum); or a function of your own: ``file.py:function``."""
-    beta: float = Field(0.0, ge=0)
-    """Weight of the KL penalty to the reference; 0 loads no reference."""
     entropy_bonus: float = Field(0.0, ge=0)
     """Weight of the entropy of the next-token distributions, per token, subtracted from the loss; above 0 completions without an
     advantage are computed too."""
-    top_entropy_share: float = Field(1.0, gt=0, le=1)
-    """Share of a step's tokens that the loss counts: those where the policy was least certain, found by one more forward pass. 1 counts
-    all of them; TRL's ``top_entropy_quantile``."""
-    clip_low: float = Field(0.2, gt=0)
-    """Lower clipping distance of the ratio."""
-    clip_high: float = Field(0.2, gt=0)
-    """Upper clipping distance of the ratio."""
-    importance_sampling_level: Literal["token", "sequence"] = "token"
-    """Ratios per token (GRPO) or per sequence (GSPO)."""
     mask_truncated_completions: bool = False
     """Leave truncated completions out of the loss."""
-    engine: Literal["auto", "native", "transformers", "vllm"] = "auto"
-    """Rollout engine; ``auto`` takes the fastest that covers the model."""
-    vllm: VLLMSection = Field(default_factory=ColocatedVLLMSection)
-    """What ``engine: vllm`` reads. ``mode`` decides which keys there are: ``colocate`` (vLLM in the training process) or ``server``."""
+    engine: str = "auto"
+    """Rollout engine: ``auto`` (the fastest that covers the model), ``native``, ``transformers``, ``vllm``, or one that a plug-in registers."""
     micro_batch_tokens: int | None = Field(None, ge=16)
     """Most tokens of one forward and backward (each prompt once, every completion; one row at least). Left out, a
     GPU's free memory decides, and after running out of memory half of what did not fit."""
-    fast_update: bool = True
-    """Compute each prompt once per group, the head at completion positions only; off = stock TRL."""
     skip_zero_advantage: bool = True
     """Leave rows of zero advantage out of the update where that is exact."""
-    resample: ResampleSection | None = None
-    """Replace groups whose rewards are all equal by fresh ones; left out, they stay and teach nothing."""
-    replay: ReplaySection | None = None
-    """Put useful groups of earlier rollout batches in places that are left without a signal; left out, nothing is used again."""
-    pools: PoolsSection | None = None
-    """Let problems that are solved, or hopeless, rest for some rollout batches; left out, every problem comes each epoch."""
-    keep_best: bool = True
-    """Save the best checkpoint by held-out accuracy (``eval_every``) and keep it beside the last ones."""
-    stop: StopSection | None = None
-    """End a run that collapses or no longer improves at its best checkpoint; left out, every run goes to its last step."""
     eval_every: int | None = Field(None, ge=1)
     """Steps between two held-out evaluations during the stage."""
     samples_every: int | None = Field(None, ge=1)
     """Steps between two completions shown on the console, with question, gold answer and reward; none when left out."""
 
-    _former_names = model_validator(mode="before")(with_names_of_now)
+    _check_stop_strings = field_validator("stop_strings")(no_empty_stop_string("grpo"))
     _check = model_validator(mode="after")(check_grpo)
 
 
@@ -308,21 +351,13 @@ class EvalSection(Section):
     """A completion ends behind the first of these texts, which stays part of it; none: at the model's end token only."""
     baseline: bool = False
     """Evaluate the model before any training as well."""
-    engine: Literal["auto", "native", "transformers", "vllm"] | None = None
+    engine: str | None = None
     """Rollout engine of the evaluations; that of GRPO when left out."""
     device: str | None = None
     """Device of the evaluations, such as ``cuda:1`` or ``cpu``: each one runs there on a fresh copy of the policy, which
     takes the memory of one more model. Left out, they run where the training runs, without a copy."""
 
-    @field_validator("stop_strings")
-    @classmethod
-    def _check_stop_strings(cls, value: list[str]) -> list[str]:
-        if "" in value:
-            raise ValueError(
-                "eval.stop_strings has an empty text, which would end every completion at once; take it out, or write "
-                "for example eval.stop_strings=['</answer>']"
-            )
-        return value
+    _check_stop_strings = field_validator("stop_strings")(no_empty_stop_string("eval"))
 
 
 class Recipe(Section):
@@ -336,11 +371,11 @@ class Recipe(Section):
     """Folder of all runs; the run's own folder is ``output_dir/run_name``."""
     run_name: str | None = None
     """Name of the run's folder; the recipe's name when left out."""
-    seed: int = 42
-    """Seed of everything that is random."""
+    seed: int = Field(42, ge=0, lt=2**32)
+    """Seed of everything that is random, below 2^32."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Device of the training process."""
-    threads: int | None = Field(None, ge=1)
+    threads: int | None = Field(None, ge=1, le=1024)
     """CPU threads; torch chooses when left out."""
     model: ModelSection = Field(default_factory=ModelSection)
     """The policy."""
@@ -363,34 +398,15 @@ class Recipe(Section):
     """Reinforcement learning."""
     eval: EvalSection = Field(default_factory=EvalSection)
     """Evaluation."""
-    report_to: list[Literal["wandb", "tensorboard", "trackio", "mlflow"]] = Field(default_factory=list)
-    """Trackers that get the metrics, evaluations and the recipe; none unless named."""
-    tracking: TrackingSection = Field(default_factory=TrackingSection)
-    """How the run is named in its trackers."""
-    hub: HubSection = Field(default_factory=HubSection)
-    """Upload of the trained model to the hub."""
-
-    @field_validator("report_to", mode="before")
-    @classmethod
-    def _one_tracker(cls, value: Any) -> Any:
-        """Take ``report_to: wandb`` for a list of one, and ``none`` for none."""
-        if isinstance(value, str):
-            return [] if value == "none" else [value]
-        return value
+    plugins: list[str] = Field(default_factory=list)
+    """Python files that register extensions, datasets, prompt formats, matchers, engines, … before the recipe is checked."""
 
     @model_validator(mode="after")
     def _check(self) -> Recipe:
+        if self.grpo.stop_strings is None:
+            self.grpo.stop_strings = list(self.eval.stop_strings)
         if not self.rewards and self.grpo.enabled:
             raise ValueError("rewards is empty while grpo.enabled is true; name at least one reward")
-        if self.rewards and all(r.weight == 0 for r in self.rewards) and self.grpo.enabled:
-            raise ValueError(
-                "every weight in rewards is 0 while grpo.enabled is true; nothing would be learned"
-            )
-        if self.grpo.stop and not (self.grpo.eval_every and self.grpo.keep_best and self.eval.enabled):
-            raise ValueError(
-                "grpo.stop is set, which needs held-out evaluations during the stage and its best checkpoint; take for example "
-                "grpo.eval_every=10, with eval.enabled and grpo.keep_best true"
-            )
         if self.model.quantization and (self.sft.enabled or self.grpo.enabled) and self.model.lora is None:
             raise ValueError(
                 f"model.quantization is {self.model.quantization} without model.lora; quantised weights are not trained, an "
@@ -406,3 +422,6 @@ class Recipe(Section):
                 "model.backend is unsloth while model.name is tiny; unsloth loads hub models only"
             )
         return self
+
+
+open_schema(Recipe, model=ModelSection, sft=SFTSection, grpo=GRPOSection, eval=EvalSection)

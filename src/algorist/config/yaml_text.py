@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Any
 
@@ -50,8 +51,16 @@ def _size(node: Any, known: dict[int, int], depth: int) -> int:
     if isinstance(node, yaml.ScalarNode):
         if len(node.value) > MAX_DIGITS and node.tag.endswith((":int", ":float", ":timestamp")):
             raise ValueError(f"a number of {len(node.value)} characters; expected at most {MAX_DIGITS}")
+        if node.tag.endswith((":int", ":float")) and (
+            ":" in node.value or re.match(r"[-+]?0[\d_]+$", node.value)
+        ):
+            raise ValueError(
+                f"{node.value} is a number to the base 60 or 8 in YAML; write it to the base 10, or quote a text"
+            )
         node.value = _joined(node.value)
         return 1
+    if node.tag.endswith(":set"):
+        raise ValueError("a !!set has no order; write a list")
     known[id(node)] = -1
     parts = node.value
     if isinstance(node, yaml.MappingNode):

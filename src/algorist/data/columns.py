@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -114,6 +115,9 @@ def to_problems(
             lack = "question" if not asked else gold_name if not gold else "solution"
             bad.append(f"row {number} has no {lack}: {str(row)[:160]}")
             continue
+        if odd := next((kind for value in (question(row), answer(row)) if (kind := _no_text(value))), ""):
+            bad.append(f"row {number} has {odd} where a text is expected: {str(row)[:160]}")
+            continue
         if any(_SURROGATE.search(text) for text in (asked, gold, worked)):
             bad.append(f"row {number} holds half a character (a lone surrogate): {ascii(row)[:160]}")
             continue
@@ -141,8 +145,8 @@ def to_problems(
         shown = "\n  ".join(bad[:3])
         raise DataError(
             f"dataset '{where}': {len(bad)} of {len(rows)} rows cannot be used:\n  {shown}\n"
-            "Correct or remove these rows, map the right columns with data.….columns, or leave such rows out: "
-            "data.….params.skip_bad_rows=true (adapter local)"
+            "Correct or remove these rows, map the right columns with data.….columns, or leave such rows out (adapter local): "
+            "data.train.params.skip_bad_rows=true in a recipe, local,params.skip_bad_rows=true for data and eval"
         )
     return problems
 
@@ -200,6 +204,18 @@ def _text(value: Any) -> str:
     if isinstance(value, list) and len(value) == 1:
         return _text(value[0])
     return str(value).strip()
+
+
+def _no_text(value: Any) -> str:
+    """Return what a value is that has no text of its own, or an empty string."""
+    inside = value if isinstance(value, list) else [value]
+    kinds = {
+        "chat messages or an object": any(isinstance(part, dict) for part in inside),
+        "bytes": any(isinstance(part, bytes) for part in inside),
+        "null in a list": len(inside) > 1 and None in inside,
+        "infinity as a number": any(isinstance(part, float) and math.isinf(part) for part in inside),
+    }
+    return next((kind for kind, holds in kinds.items() if holds), "")
 
 
 def _others(row: dict[str, Any]) -> dict[str, Any]:

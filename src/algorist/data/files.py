@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from algorist.errors import DataError
-from algorist.store.redact import first_line
+from algorist.store.safe_text import first_line
 
 Row = dict[str, Any]
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
@@ -30,7 +30,9 @@ def read_rows(path: str | Path, *, split: str = "train") -> list[Row]:
     readers = {".jsonl": _jsonl, ".json": _json, ".csv": _csv, ".parquet": _parquet}
     try:
         rows = list(readers[file.suffix.lower()](file))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except DataError:
+        raise
+    except (OSError, ValueError, csv.Error) as error:
         raise DataError(f"{file} cannot be read: {error}") from None
     if not rows:
         raise DataError(f"{file} has no rows; expected at least one problem")
@@ -86,7 +88,7 @@ def _jsonl(file: Path) -> Iterator[Row]:
             if not line.strip():
                 continue
             try:
-                row = json.loads(line)
+                row = json.loads(line, object_pairs_hook=_once)
             except (ValueError, RecursionError) as error:
                 raise DataError(
                     f"{file}:{number}: not JSON ({error}); expected one object per line"
@@ -98,7 +100,7 @@ def _jsonl(file: Path) -> Iterator[Row]:
 
 def _json(file: Path) -> Iterator[Row]:
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise DataError(
             f"{file}: not JSON ({error}); for one object per line use the suffix .jsonl"
@@ -111,9 +113,19 @@ def _json(file: Path) -> Iterator[Row]:
     yield from content
 
 
+def _once(pairs: list[tuple[str, Any]]) -> Row:
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"'{twice}' stands twice in one row; keep one")
+    return row
+
+
 def _csv(file: Path) -> Iterator[Row]:
     with file.open(encoding="utf-8-sig", newline="") as lines:
         reader = csv.DictReader(lines)
+        _once([(name, None) for name in reader.fieldnames or ()])
         for row in reader:
             if None in row or None in row.values():
                 columns = reader.fieldnames or ()
@@ -132,32 +144,48 @@ def _parquet(file: Path) -> Iterator[Row]:
     try:
         most = min(MAX_TABLE_BYTES, max(FREE_BYTES, MAX_GROWTH * file.stat().st_size))
         with pyarrow.parquet.ParquetFile(file) as table:
-            about, taken = table.metadata, 0
-            promised = sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
-            if promised <= most and about.num_rows <= MAX_ROWS:
-                for batch in table.iter_batches(batch_size=256):
-                    for row in batch.to_pylist():
-                        taken += _weight(
-                            row
-                        )  # repeated values are stored once: the file does not say how large it becomes
-                        yield row
-                    if taken > most:
+            _once([(name, None) for name in table.schema_arrow.names])
+            about, columns = table.metadata, [table.schema.column(i) for i in range(len(table.schema))]
+            groups = [about.row_group(i) for i in range(about.num_row_groups)]
+            size = sum(group.total_byte_size for group in groups) + sum(
+                group.column(i).num_values * max(8, column.length or 0)
+                for group in groups
+                for i, column in enumerate(columns)
+            )
+        # Repeated texts are stored once, and the file does not say how large they become: they are read as they are stored.
+        texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
+        with pyarrow.parquet.ParquetFile(file, read_dictionary=texts) as table:
+            if size <= most and about.num_rows <= MAX_ROWS:
+                size, each = 0, range(about.num_row_groups)  # one by one: each has its own dictionary
+                for batch in (batch for i in each for batch in table.iter_batches(256, row_groups=[i])):
+                    size += sum(map(_unpacked, batch.columns))
+                    if size > most:
                         break
-            if max(promised, taken) > most or about.num_rows > MAX_ROWS:
-                raise DataError(
-                    f"{file}: {about.num_rows} rows that unpack to more than {max(promised, taken)} bytes; expected at most "
-                    f"{MAX_ROWS} rows and {most} bytes. Cut the file, or write it as .jsonl"
-                )
+                    yield from batch.to_pylist()
+        if size > most or about.num_rows > MAX_ROWS:
+            raise DataError(
+                f"{file}: {about.num_rows} rows that unpack to more than {most} bytes; expected at most "
+                f"{MAX_ROWS} rows and {most} bytes. Cut the file, or write it as .jsonl"
+            )
     except (pyarrow.ArrowException, OverflowError, ValueError) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{file}: not a readable Parquet file ({str(error)[:300]})") from None
 
 
-def _weight(value: Any) -> int:
-    """Return about how many bytes a value takes."""
-    if isinstance(value, (str, bytes)):
-        return len(value)
-    if isinstance(value, dict):
-        return sum(map(_weight, value.values()))
-    return sum(map(_weight, value)) if isinstance(value, (list, tuple)) else 8
+def _unpacked(array: Any) -> int:
+    """Return about how many bytes the values of an Arrow array take, of which equal texts are stored once."""
+    import pyarrow
+    import pyarrow.compute
+
+    kind = array.type
+    if pyarrow.types.is_dictionary(kind):
+        lengths = pyarrow.compute.binary_length(array.dictionary).take(array.indices)
+        return 8 * len(array) + (pyarrow.compute.sum(lengths).as_py() or 0)
+    if pyarrow.types.is_struct(kind):
+        return 8 * len(array) + sum(map(_unpacked, array.flatten()))
+    if pyarrow.types.is_map(kind):
+        return _unpacked(array.keys) + _unpacked(array.items)
+    if pyarrow.types.is_nested(kind):
+        return 8 * len(array) + _unpacked(array.flatten())
+    return 8 * len(array) + array.nbytes

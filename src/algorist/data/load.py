@@ -48,7 +48,7 @@ def load_problems(
         problems = [replace(p, checker=section.checker) for p in problems]
     _try_checkers(problems, section.name)
     if section.numeric_answers_only:
-        problems = _numeric(problems)
+        problems = _numeric(problems, section.name)
     if section.correct_only:
         problems = _correct(problems, section.name)
     if section.pass_rate is not None:
@@ -59,7 +59,9 @@ def load_problems(
         table = read_table(Path(section.pass_rates).expanduser())
         problems = within(problems, section.pass_rate, table, section.name)
     if section.unique:
-        problems = list({p.question: p for p in reversed(problems)}.values())[::-1]
+        once = list({p.question: p for p in reversed(problems)}.values())[::-1]
+        _say_left_out(section.name, len(problems), len(once), "they repeat a question")
+        problems = once
     if section.shuffle_seed is not None:
         random.Random(section.shuffle_seed).shuffle(problems)
     if prompt_tokens is not None:
@@ -89,13 +91,19 @@ def _try_checkers(problems: list[Problem], dataset: str) -> None:
             )
 
 
-def _numeric(problems: list[Problem]) -> list[Problem]:
+def _numeric(problems: list[Problem], name: str) -> list[Problem]:
     kept = [p for p in problems if numeric_value(p.answer) is not None]
+    _say_left_out(name, len(problems), len(kept), "their gold answer is no number")
     if not kept:
         raise DataError(
             f"numeric_answers_only leaves none of {len(problems)} problems; first gold answer: {problems[0].answer!r}"
         )
     return kept
+
+
+def _say_left_out(name: str, before: int, after: int, why: str) -> None:
+    if after < before:
+        log.warning("dataset '%s': %d of %d problems are left out: %s", name, before - after, before, why)
 
 
 def demonstrated_answer(problem: Problem) -> str | None:
@@ -160,4 +168,5 @@ def _by_length(
         raise DataError(
             f"no prompt has at most {limit} tokens (the shortest has {min(lengths)}); raise max_prompt_tokens"
         )
+    _say_left_out(section.name, len(problems), len(kept), f"their prompts are longer than {limit} tokens")
     return kept

@@ -289,6 +289,9 @@ def entropy_collapse(signals: Signals) -> Finding | None:
     good = pooled(window, lambda b: b.accuracy).mean > 0.9
     if good or not (left < COLLAPSED or (narrowed < NARROW and useful < FEW_USEFUL)):
         return None
+    narrow = (
+        0.1 <= signals.settings.number("grpo.loss.clip_high", 0.0) < 0.28
+    )  # a distance of ratios per token
     return Finding(
         "entropy_collapse",
         "The policy became nearly deterministic before it became good: it no longer tries anything else.",
@@ -301,7 +304,7 @@ def entropy_collapse(signals: Signals) -> Finding | None:
         ),
         signals.samples("any"),
         signals.settings.change(
-            grpo__clip_high=0.28,
+            **({"grpo__loss__clip_high": 0.28} if narrow else {}),
             grpo__learning_rate=_rounded(_rate(signals, "grpo") / 3),
             grpo__temperature=max(1.0, signals.settings.number("grpo.temperature", 1.0)),
             grpo__beta=max(0.01, signals.settings.number("grpo.beta", 0.0)),
@@ -331,7 +334,7 @@ def length_growth(signals: Signals) -> Finding | None:
             f"mean {by_step(signals, 'tokens', '.0f')}",
         ),
         signals.samples("any"),
-        signals.settings.change(grpo__loss="dr_grpo", grpo__advantage="group_centered")
+        signals.settings.change(grpo__loss__name="dr_grpo", grpo__advantage="group_centered")
         + "\nrewards:\n  - {name: correct, weight: 1.0}\n  - {name: soft_overlong, weight: 0.5, params: "
         + f"{{max_tokens: {limit}, cache_tokens: {max(1, limit // 4)}}}}}",
     )

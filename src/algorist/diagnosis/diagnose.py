@@ -6,9 +6,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from algorist.diagnosis import causes_early, causes_optimisation  # noqa: F401 (they register their causes)
+from algorist.diagnosis.causes_optimisation import MOVING_STEPS
 from algorist.diagnosis.causes_rollouts import CAUSES, EXPLAINS
 from algorist.diagnosis.findings import Finding
 from algorist.diagnosis.signals import Signals, read_signals
+from algorist.diagnosis.weights import MOVED_SHARE
 from algorist.diagnosis.windows import MIN_GROUPS, MIN_STEPS, recent
 
 __all__ = ["ALL_CAUSES", "diagnose", "find_causes", "too_little"]
@@ -42,6 +44,9 @@ def too_little(signals: Signals) -> str:
     lines = sum(len(lines) for lines in signals.lines.values())
     if not signals.batches:
         return "" if lines >= MIN_STEPS else f"fewer than {MIN_STEPS} steps were logged"
+    change = signals.weights.get("grpo")
+    if change is not None and (change.empty_adapter or change.share < MOVED_SHARE):
+        return f"the weights have not moved yet, which {MOVING_STEPS} steps with a gradient decide"
     if recent(signals.batches):
         return ""
     return f"it takes {MIN_STEPS} GRPO steps and {MIN_GROUPS} groups of completions"

@@ -49,11 +49,18 @@ def device() -> str:
     if torch.cuda.is_available():
         names = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
         memory = torch.cuda.get_device_properties(0).total_memory / 2**30
-        allocator = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "not set")
-        return f"CUDA {torch.version.cuda}: {torch.cuda.device_count()} × {names}, {memory:.0f} GiB; PYTORCH_CUDA_ALLOC_CONF {allocator}"
+        variables = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+        allocator = next((f"{v} {os.environ[v]}" for v in variables if v in os.environ), "allocator as it is")
+        from algorist.models.triton_works import why_no_triton
+
+        reason = why_no_triton()
+        kernels = "Triton works" if reason is None else f"slower without Triton: {reason}"
+        count, version = torch.cuda.device_count(), torch.version.cuda
+        return f"CUDA {version}: {count} × {names}, {memory:.0f} GiB; {allocator}; {kernels}"
     if torch.backends.mps.is_available():
         return "Apple MPS"
-    return f"CPU, {os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads"
+    cores, threads = os.cpu_count() or 1, torch.get_num_threads()
+    return f"CPU, {cores} core{'s' * (cores > 1)}, torch uses {threads} thread{'s' * (threads > 1)}"
 
 
 def vllm_pair() -> str:

@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,7 @@ def write_artifact(
         "name": name,
         "model": model,
         "dataset": dataset,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "n": len({row["problem_id"] for row in samples}),
         "protocol": dict(protocol),
         "metrics": plain_numbers(metrics),

@@ -28,7 +28,7 @@ def read_benchmarks(
 ) -> list[Benchmark]:
     """Return the benchmarks of the command line, each label once.
 
-    Each of ``given`` is an adapter's name or a data file, behind it ``,key=value`` for any key of a data section;
+    Each of ``given`` is an adapter's name or a data file, after it ``,key=value`` for any key of a data section;
     ``split`` and ``limit`` hold where a benchmark says nothing of its own, ``path`` for a single benchmark only.
 
     Raises:
@@ -63,13 +63,19 @@ def _read(text: str) -> tuple[str | None, dict[str, Any]]:
     first, *rest = text.split(",")
     pairs: list[str] = []
     for part in rest:
-        if part.partition("=")[0].strip().isidentifier() and "=" in part:
+        if "=" in part and all(key.isidentifier() for key in part.partition("=")[0].strip().split(".")):
             pairs.append(part)
         elif pairs:
             pairs[-1] += f",{part}"
         else:
             first += f",{part}"
-    values = {key.strip(): _value(value) for key, _, value in (pair.partition("=") for pair in pairs)}
+    values: dict[str, Any] = {}
+    for key, _, value in (pair.partition("=") for pair in pairs):
+        *sections, last = key.strip().split(".")
+        section = values
+        for name in sections:
+            section = section.setdefault(name, {})
+        section[last] = _value(value)
     if first in DATASETS.names():
         return None, {"name": first, **values}
     if Path(first).suffix.lower() in SUFFIXES or "/" in first:

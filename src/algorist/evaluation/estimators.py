@@ -222,8 +222,19 @@ def _greedy_metrics(greedy: Sequence[Mapping[str, Any]]) -> dict[str, Interval]:
     for name in dict.fromkeys(name for r in greedy for name in r.get("rewards") or ()):
         having = [r for r in greedy if (r.get("rewards") or {}).get(name) is not None]
         values_of = [float(r["rewards"][name]) for r in having]
-        found[f"rewards/{name}"] = cluster_mean(values_of, [r.get("problem_id") for r in having])
+        found[f"rewards/{name}"] = _reward_interval(values_of, [r.get("problem_id") for r in having])
     return found
+
+
+def _reward_interval(values: Sequence[float], problems: Sequence[Hashable]) -> Interval:
+    """Return the mean of a reward; one that takes two values is a share, whose interval stays between them."""
+    low, high = min(values), max(values)
+    if low == high or set(values) != {low, high}:
+        return cluster_mean(values, problems)
+    means = cluster_means(values, problems).values()
+    share = share_interval([(mean - low) / (high - low) for mean in means])
+    value, below, above = (low + (high - low) * x for x in (share.value, share.low, share.high))
+    return Interval(value, below, above, share.n)
 
 
 def measured(metrics: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:

@@ -20,6 +20,7 @@ from algorist.prompts import PromptFormat
 from algorist.types import Problem
 
 Rows = list[dict[str, Any]]
+EVERY_S = 1.0
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".json", ".model", ".jinja")
 
 
@@ -51,34 +52,44 @@ def fingerprint(
 
 
 class Pulse:
-    """Passes progress on, and repeats the last state every few seconds while a batch is sampled.
+    """Passes progress on: after each batch, and every second how far the batch is that is being sampled.
 
     Args:
         on_progress: Called with (problems done, problems in all); None for nobody.
         total: Problems in all.
-        every_s: Seconds between two calls.
     """
 
-    def __init__(
-        self, on_progress: Callable[[int, int], None] | None, total: int, every_s: float = 2.5
-    ) -> None:
-        self._on_progress, self._state, self._every_s = on_progress, (0, total), every_s
+    def __init__(self, on_progress: Callable[[int, int], None] | None, total: int) -> None:
+        self._on_progress, self._done, self._total = on_progress, 0, total
+        self._inside: Callable[[], float] = lambda: 0.0
+        self._shown = 0
         self._over, self._lock = threading.Event(), threading.Lock()
         self._thread = threading.Thread(target=self._beat, name="evaluation-progress", daemon=True)
 
-    def __call__(self, done: int, total: int) -> None:
-        """Pass one state on."""
-        if self._on_progress:
-            with self._lock:
-                self._state = done, total
-                self._on_progress(done, total)
+    def __call__(self, done: int) -> None:
+        """Pass on that so many problems are done."""
+        with self._lock:
+            self._done, self._inside = done, lambda: 0.0
+            self._pass_on()
+
+    def sampling(self, engine: Any, begin: float, size: float) -> None:
+        """From here on ``engine`` samples what is worth ``size`` problems, after ``begin`` problems of the batch."""
+        share: Callable[[], float] = getattr(engine, "share", lambda: 0.0)
+        with self._lock:
+            self._inside = lambda: begin + size * share()
+
+    def _pass_on(self) -> None:
+        if self._on_progress:  # what was sampled stays so while it is graded
+            self._shown = max(self._shown, min(self._done + int(self._inside()), self._total))
+            self._on_progress(self._shown, self._total)
 
     def _beat(self) -> None:
-        while not self._over.wait(self._every_s):
-            self(*self._state)
+        while not self._over.wait(EVERY_S):
+            with self._lock:
+                self._pass_on()
 
     def __enter__(self) -> Pulse:
-        self(*self._state)
+        self(0)
         if self._on_progress:
             self._thread.start()
         return self

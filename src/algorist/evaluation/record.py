@@ -10,7 +10,7 @@ from typing import Any
 from algorist.errors import CheckpointError
 from algorist.evaluation.artifact import Artifact, read_artifact, write_artifact
 from algorist.evaluation.estimators import summarise
-from algorist.evaluation.progress import Progress, Pulse, fingerprint
+from algorist.evaluation.progress import Progress, fingerprint
 from algorist.evaluation.run import Alone, EvaluationSetting, Peers, evaluate
 from algorist.grading import deciding_matcher
 from algorist.prompts import PromptFormat
@@ -59,18 +59,17 @@ def record_evaluation(
     """
     progress = Progress(folder / f"{name}.progress.jsonl", mark) if mark and peers.rank == 0 else None
     began = time.perf_counter()
-    with Pulse(on_progress, len(problems)) as pulse:
-        samples = evaluate(
-            engine,
-            tokenizer,
-            problems,
-            prompt_format,
-            setting,
-            rewards=rewards,
-            progress=progress,
-            on_progress=pulse,
-            peers=peers,
-        )
+    samples = evaluate(
+        engine,
+        tokenizer,
+        problems,
+        prompt_format,
+        setting,
+        rewards=rewards,
+        progress=progress,
+        on_progress=on_progress,
+        peers=peers,
+    )
 
     def write() -> Artifact:
         metrics = summarise(samples, ks=ks)

@@ -12,6 +12,7 @@ from algorist.grading import MATCHERS, deciding_matcher, grade_completion
 from algorist.prompts import get_format
 from algorist.rewards import build_rewards
 from algorist.store.read import query
+from algorist.types import Group, Problem, Rollout
 
 
 def differences(run: Path, matcher: str | None) -> dict[str, Any]:
@@ -30,15 +31,20 @@ def differences(run: Path, matcher: str | None) -> dict[str, Any]:
     )
     rewards = build_rewards(recipe.rewards, form, matcher=name)
     checked = query(run, "SELECT 1 FROM rollouts WHERE checker IS NOT NULL LIMIT 1")
-    known = {p.id: p.columns() for p in load_problems(recipe.data.train)} if checked else {}
+    known = {p.id: p for p in load_problems(recipe.data.train)} if checked else {}
     moves: Counter[str] = Counter()
     changed: list[dict[str, Any]] = []
     total = before = after = verdicts = paid = 0
     for step in steps:
         for row in query(run, "SELECT * FROM rollouts WHERE step = ?", [step]):
-            text, gold, columns = row["completion"], row["gold"] or "", known.get(row["problem_id"], {})
-            told = grade_completion(text, gold, parsed=form.parse(text), matcher=name, problem=columns)
-            reward = rewards.explain(text, gold, **{k: v for k, v in columns.items() if k != "answer"}).total
+            text, gold, identity = row["completion"], row["gold"] or "", row["problem_id"]
+            problem = known.get(identity) or Problem(identity, row["question"] or "", gold)
+            parsed = form.parse(text)
+            told = grade_completion(text, gold, parsed=parsed, matcher=name, problem=problem.columns())
+            tokens = row["sampled_tokens"] or row["completion_tokens"] or 0
+            rollout = Rollout([0] * tokens, text, None, bool(row["truncated"]), parsed, told)
+            group = Group(problem, row["prompt"] or "", [], [rollout])
+            reward = rewards.pay([group])[0].rollouts[0].reward or 0.0
             total, before, after = total + 1, before + bool(row["correct"]), after + told.correct
             other_verdict = (bool(row["correct"]), row["reason"]) != (told.correct, told.reason)
             other_reward = abs(reward - row["reward"]) > 1e-6

@@ -42,7 +42,7 @@ class RolloutNotes:
         """Take how often each reward has failed; the first time is told.
 
         Args:
-            rewards: With ``__name__``, ``failures`` so far, ``first_failure`` and ``low``, the value that takes their place.
+            rewards: With ``__name__``, ``failures`` so far, ``first_failure`` and ``floor``, the value that takes their place.
             completions: How many were rewarded since the last call.
         """
         for reward in rewards:
@@ -55,7 +55,7 @@ class RolloutNotes:
             if new and not before:
                 self.say(
                     f"reward '{reward.__name__}' failed on {new} of {completions} completions ({reward.first_failure}); "
-                    f"they get {reward.low:g}. All of it is in training.log"
+                    f"they get {reward.floor:g}. All of it is in training.log"
                 )
 
     def on_rollouts(self, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from algorist.config.schema import EvalSection
-from algorist.evaluation.progress import Progress
+from algorist.evaluation.progress import Progress, Pulse
 from algorist.evaluation.protocols import REFERENCES, protocol_name
 from algorist.grading import is_right_leniently
 from algorist.prompts import PromptFormat
@@ -69,7 +69,8 @@ class EvaluationSetting:
         switches = (
             {"template_kwargs": dict(prompt_format.template_kwargs)} if prompt_format.template_kwargs else {}
         )
-        return {"name": name, **settings, "prompt_format": prompt_format.name, **switches}
+        turns = {"turns": prompt_format.turns.recorded()} if prompt_format.turns else {}
+        return {"name": name, **settings, "prompt_format": prompt_format.name, **switches, **turns}
 
 
 class Peers(Protocol):
@@ -127,7 +128,7 @@ def evaluate(
         setting: Sampling and grading.
         rewards: The rewards of the recipe; their values go to ``rewards``, the weighted sum to ``reward``.
         progress: Keeps finished batches, and gives those of an evaluation that was killed; the main process's.
-        on_progress: Called with (problems done, problems in all) after each batch.
+        on_progress: Called with (problems done, problems in all) after each batch, and every second.
         greedy: Draw the greedy completion too; without it there are the sampled ones only.
         peers: The processes that evaluate together; each must call this.
     """
@@ -138,19 +139,20 @@ def evaluate(
     known = {start: progress.rows_at(start, batch) for start, batch in batches.items()} if progress else {}
     done = {start: rows for start, rows in known.items() if rows is not None}
     missing = peers.from_main(lambda: [start for start in batches if start not in done])
-    for first in range(0, len(missing), peers.count):
-        found: dict[int, list[dict[str, Any]]] = {}
-        for start in missing[first : first + peers.count][peers.rank : peers.rank + 1]:
-            groups = _collect(
-                engine, tokenizer, batches[start], prompt_format, setting, start, greedy, rewards
-            )
-            found[start] = [row for group in groups for row in _rows(group, greedy)]
-        for start, rows in sorted(item for part in peers.gather(found) for item in part.items()):
-            done[start] = rows
-            if progress:
-                progress.add(start, rows)
-        if on_progress:
-            on_progress(sum(len(batches[start]) for start in done), len(problems))
+    with Pulse(on_progress, len(problems)) as pulse:
+        for first in range(0, len(missing), peers.count):
+            pulse(sum(len(batches[start]) for start in done))
+            sampled: dict[int, list[dict[str, Any]]] = {}
+            for start in missing[first : first + peers.count][peers.rank : peers.rank + 1]:
+                groups = _collect(
+                    engine, tokenizer, batches[start], prompt_format, setting, start, greedy, rewards, pulse
+                )
+                sampled[start] = [row for group in groups for row in _rows(group, greedy)]
+            for start, rows in sorted(item for part in peers.gather(sampled) for item in part.items()):
+                done[start] = rows
+                if progress:
+                    progress.add(start, rows)
+        pulse(sum(len(batches[start]) for start in done))
     # Only the main process has the batches that were there already.
     return [row for start in batches for row in done.get(start, [])]
 
@@ -164,6 +166,7 @@ def _collect(
     start: int,
     greedy: bool,
     rewards: RewardSet | None,
+    pulse: Pulse,
 ) -> list[Group]:
     """Return one group for each problem: the greedy completion first, then the sampled ones."""
     limits: dict[str, Any] = {
@@ -174,13 +177,23 @@ def _collect(
         temperature=setting.temperature, top_p=setting.top_p, seed=setting.seed + start, **limits
     )
     draws = [(int(greedy), SamplingParams(temperature=0.0, **limits)), (setting.samples, drawn)]
-    parts = [
-        collect(
-            engine, tokenizer, batch, prompt_format, params, count, rewards=rewards, matcher=setting.matcher
-        )
-        for count, params in draws
-        if count
-    ]
+    each = len(batch) / max(1, int(greedy) + setting.samples)
+    parts: list[list[Group]] = []
+    for count, params in draws:
+        if count:
+            pulse.sampling(engine, begin=each * int(greedy) * len(parts), size=each * count)
+            parts.append(
+                collect(
+                    engine,
+                    tokenizer,
+                    batch,
+                    prompt_format,
+                    params,
+                    count,
+                    rewards=rewards,
+                    matcher=setting.matcher,
+                )
+            )
     seconds = sum(part[0].seconds for part in parts)
     return [
         replace(

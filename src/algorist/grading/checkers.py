@@ -21,7 +21,7 @@ from algorist.grading.symbolic import Limits, Verdict, verdict_of
 from algorist.grading.text import MAX_ANSWER
 from algorist.grading.workers import pool_for
 from algorist.registry import Registry
-from algorist.user_file import find_file, functions_of, import_file, no_function
+from algorist.user_code import find_file, functions_of, import_file, no_function
 
 log = logging.getLogger("algorist.grading.checkers")
 Check = Callable[[Mapping[str, Any], str], bool]

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 from algorist.grading.markers import (
     MAX_COMPLETION,
+    MOST_ANSWERS,
     Box,
     after_reasoning,
+    answer_blocks,
     find_boxes,
     hash_answers,
     is_denied,
@@ -27,6 +29,9 @@ _PHRASE = re.compile(
     r"(?:\banswer[ \t]{0,4}(?:is|are|=|:){1,3}[ \t]{0,4}:?|^[ \t]{0,8}A[ \t]{0,4}:)(?P<a>[^\n]+)",
     re.IGNORECASE | re.MULTILINE,
 )
+_OR = re.compile(
+    r"[\s$*]*\bor\s+(?:maybe\s+|perhaps\s+|possibly\s+)?\$?(-?\d[\d.,/]*(?<![.,])|-?\\[dt]?frac\{[^{}]*\}\{[^{}]*\})"
+)
 _NUMBER = re.compile(r"[-+−]?\$?\d[\d,]*(?:\.\d+)?(?:\s*/\s*\d+)?%?")
 
 
@@ -39,15 +44,17 @@ class Extraction:
     ambiguous: bool = False
 
 
-def _decided(candidates: list[str], marker: str) -> Extraction:
+def decided(candidates: list[str], marker: str) -> Extraction:
     """Take the last of the candidates if they all say the same."""
-    kept = [c.strip() for c in candidates if c.strip()]
-    if not kept:
+    texts = [c.strip() for c in candidates if c.strip()]
+    if not texts:
         return Extraction(None, marker)
-    if len({re.sub(r"\s+", "", c) for c in kept}) == 1:
-        return Extraction(kept[-1], marker)
-    same = len(kept) <= 8 and all(symbolic(c, kept[-1], Limits(), slow=False)[0] for c in kept[:-1])
-    return Extraction(kept[-1], marker, ambiguous=not same)
+    if len(texts) > MOST_ANSWERS:
+        return Extraction(texts[-1], marker, ambiguous=True)
+    if len({re.sub(r"\s+", "", c) for c in texts}) == 1:
+        return Extraction(texts[-1], marker)
+    same = len(texts) <= 8 and all(symbolic(c, texts[-1], Limits(), slow=False)[0] for c in texts[:-1])
+    return Extraction(texts[-1], marker, ambiguous=not same)
 
 
 def extract(text: str, *, last_number: bool = False) -> Extraction:
@@ -68,10 +75,10 @@ def extract(text: str, *, last_number: bool = False) -> Extraction:
         return from_boxes(body)[0]
     hashes = hash_answers(body, own_line=True)
     if hashes:
-        return _decided(hashes, "####")
+        return decided(hashes, "####")
     phrases = [match["a"].strip().rstrip(".") for match in _PHRASE.finditer(body)]
     if phrases:
-        return _decided(phrases, "the answer is")
+        return decided(phrases, "the answer is")
     if last_number:
         numbers = _NUMBER.findall(body)
         if numbers:
@@ -86,10 +93,7 @@ def last_number(text: str) -> str | None:
 
 
 def _from_blocks(body: str, start: str, end: str) -> Extraction:
-    blocks = [part.partition(end)[0] for part in body.split(start)[1:] if end in part]
-    if not blocks:
-        return Extraction(None, "unclosed answer block")
-    found = _decided(blocks, start)
+    found = decided(answer_blocks(body, start, end), start)
     inner = last_boxed(found.answer) if found.answer and "\\boxed" in found.answer else None
     return Extraction(inner, start, found.ambiguous) if inner is not None else found
 
@@ -97,12 +101,14 @@ def _from_blocks(body: str, start: str, end: str) -> Extraction:
 def from_boxes(body: str) -> tuple[Extraction, list[Box]]:
     """Return the answer that the boxes after the reasoning agree on, and those boxes.
 
-    A last box that is not closed, or that is taken back ("not" before it), is no answer.
+    A last box that is not closed, or that what stands around it takes back or changes, is no answer; what "or" adds is another.
     """
     found, unclosed = find_boxes(body)
-    boxes = [box for box in outermost(found) if not is_denied(body, box.command)]
+    outer = outermost(found)
+    boxes = [b for b in outer if len(outer) > MOST_ANSWERS or not is_denied(body, b.command, b.end)]
     if unclosed or not found:
         return Extraction(None, "unclosed box"), boxes
-    if not boxes or is_denied(body, found[-1].command):
+    if not boxes or boxes[-1] != outer[-1]:
         return Extraction(None, "denied box"), boxes
-    return _decided([body[box.start : box.end] for box in boxes], "\\boxed"), boxes
+    others = [match[1] for box in boxes if (match := _OR.match(body, box.end + 1))]
+    return decided([*others, *(body[box.start : box.end] for box in boxes)], "\\boxed"), boxes

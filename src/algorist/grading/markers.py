@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 MAX_COMPLETION = 100_000
 """Characters at the end of a completion in which boxes are looked for."""
+MOST_ANSWERS = 200
+"""A completion with more boxes or answer blocks says nothing."""
 REASONING_TAGS = (
     ("<think>", "</think>"), ("<reasoning>", "</reasoning>"), ("<start_working_out>", "<end_working_out>"), ("<thinking>", "</thinking>"),
 )  # fmt: skip
@@ -17,13 +19,41 @@ _MARK = re.compile(r"\\(?:boxed|fbox)\s{0,8}\{|\\.|[{}]", re.DOTALL)
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])")
 _HASHES = re.compile(r"####\s*(.+)")
 _OWN_LINE = re.compile(r"^[ \t]{0,8}####([^\n]+)", re.MULTILINE)
+_FILLED = (
+    r"(?:(?:really|exactly|actually|quite|simply|necessarily|just|be|is|are|equals?|to|the|an?|my|our|final|correct|right|answer|value|result)\b"
+    r"|\\[(\[]|[ \t:$=(*])*"
+)
 _DENIED = re.compile(
-    r"(?:\bnot|n't|\bnever|\bneither|\bnor|\\neq?|\\neg|≠|!=)[\s:$]*(?:(?:equal(?: to)?|be|is|=)[\s:$]*)?\Z",
+    r"(?:(?:\bnot|\bnever|\bneither|\bnor|\bcannot|\bwithout|\bunlike|\brather than|\binstead of|\banything but|n't)\b"
+    rf"|\\neq?(?![a-zA-Z])|\\neg(?![a-zA-Z])|≠|(?<!\S)!=){_FILLED}\s*\Z",
     re.IGNORECASE,
 )
-
-_ENDS_OF_DENIAL = "tTrReEqQgGlLoOsS=≠"
-"""Last letters of what ``_DENIED`` finds; most boxes follow something else."""
+_HIDDEN = re.compile(r"(?:^\s*|[^\d\\}\s]\s+)%|\\verb\*?([^\w\s])(?:(?!\1).)*\Z|~~\Z")
+"""On the line before a box: a comment, verbatim text, struck out."""
+_SCALED = re.compile(
+    r"(?:[-+/^±×÷−]|[\w)}\]][ \t]*\*|[\d}\])]_|\d|(?<![a-zA-Z\\])[a-zA-Z]|[)\]}]"
+    r"|\\(?:cdot|times|div|pm|mp|sqrt|[dtc]?frac\d?)[ \t]*)\Z"
+)
+"""What stands before a box and makes another value of it; a dash between words and a bullet do not."""
+_LOOSE = re.compile(r"[+/^±×÷−*-][ \t]*\Z|\\[a-zA-Z]+[ \t]*\Z")
+_HARMLESS = re.compile(
+    r"(?:\\(?:text\w*|mbox|hbox|mathrm|mathbf|operatorname|stackrel\s*\{[^{}]*\}|xrightarrow|hspace\*?|color|begin|end|label|tag)\s*\{[^{}]*\}|\\[\])]|[=&]\s*\+"
+    r"|(?:^|\s)\*+|^\s*[*+-][ \t]+|[a-zA-Z]{2,}:?[ \t]+-+[ \t]+|\\\\(?:\[\w+\])?)\Z"
+)
+_AFTER = re.compile(
+    r"[ \t]*(?:\d|\^[ \t]*\{?[ \t]*[-\w]|[*/+-][ \t]*(?:\d|\\(?:sqrt|[dt]?frac|pi)(?![a-zA-Z]))|\\(?:cdot|times|div|pm|mp|sqrt|pi|[dtc]?frac(?!\s*\{\s*\\(?:text|mathrm)))(?![a-zA-Z]))"
+)
+_REFUSED = re.compile(
+    r"[\s$*,;]*(?:\\[)\]])?[\s$*,;]*(?:(?:which|but|and|that|this|it)\s+){0,2}"
+    r"(?:(?:is|was|are|seems|looks|would be)\s+(?:(?:also|clearly|definitely)\s+)?(?:not\s+(?:the\s+)?(?:final\s+)?(?:correct|right|answer|true|possible|valid|it\b)|not\s*[.,;!]|wrong|incorrect|false|invalid|impossible)"
+    r"|(?:is|was)n't\s+(?:the\s+)?(?:correct|right|answer|true|possible|valid|it\b)|cannot be\s+(?:the\s+)?(?:correct|right|answer|true|valid))"
+)
+_COMMAND = re.compile(r"\\([a-zA-Z]+)\*?\s*(?:\[[^\[\]]*\]\s*)?(?:\{[^{}]*\}\s*)*\Z")
+_STYLES = re.compile(
+    r"(?i:text|math|color|bm\Z|bold|under(?:line|brace)|emph|[fmh]?box|boxed|display|ensure|answer|center|large|Large|huge|fcolorbox|framebox|implies|to\Z|(?:long)?(?:left)?rightarrow|multicolumn)"
+)
+_NEAR = 80
+"""Characters before a box in which the group that holds it is looked for."""
 
 
 class Box(NamedTuple):
@@ -77,10 +107,63 @@ def last_boxed(text: str) -> str | None:
     return None if unclosed or not found else text[found[-1].start : found[-1].end]
 
 
-def is_denied(text: str, place: int) -> bool:
-    """Say whether what stands just before a place takes back what follows: ``not \\boxed{5}``."""
-    before = text[max(0, place - 40) : place].rstrip(" :$\n\t")
-    return before[-1:] in _ENDS_OF_DENIAL and bool(before) and bool(_DENIED.search(before))
+def is_taken_back(text: str, place: int) -> bool:
+    """Say whether what stands just before a place denies what follows: ``not really \\boxed{5}``."""
+    return bool(_DENIED.search(text[max(0, place - _NEAR) : place]))
+
+
+def is_denied(text: str, place: int, end: int | None = None) -> bool:
+    """Say whether what stands around a box makes no answer or another one of it: ``not``, ``-``, ``\\frac{…}5``, ``is wrong``.
+
+    Args:
+        text: What holds the box.
+        place: Where the box or another answer begins.
+        end: Where the content of the box ends; None: only what takes it back is looked for.
+    """
+    if is_taken_back(text, place):
+        return True
+    if end is None:
+        return False
+    before, behind = text[max(0, place - _NEAR) : place], text[end + 1 : end + 1 + _NEAR]
+    line = before.rpartition("\n")[2]
+    if _HIDDEN.search(line) or _REFUSED.match(behind) or _AFTER.match(behind) or _in_a_group(before):
+        return True
+    scaled = _SCALED.search(line) or (_LOOSE.search(line) and _SCALED.search(line.rstrip()))
+    return bool(scaled) and not _HARMLESS.search(line)
+
+
+def _in_a_group(before: str) -> bool:
+    """Say whether a box stands in the braces of a command that is more than a style: ``\\sqrt{``, ``\\cancel{``, ``^{``."""
+    depth = 0
+    for place in range(len(before) - 1, -1, -1):
+        if before[place] in "{}" and (place == 0 or before[place - 1] != "\\"):
+            depth += 1 if before[place] == "}" else -1
+            if depth < 0:
+                opened = before[:place].rstrip()
+                command = _COMMAND.search(opened)
+                if opened.endswith(("^", "_")) or (command and not _STYLES.match(command[1])):
+                    return True
+                depth = 0
+    return False
+
+
+def answer_blocks(text: str, start: str, end: str) -> list[str]:
+    """Return the contents of the closed blocks between two tags, stripped; one that another opens in is an answer, too.
+
+    A block that is taken back ("not" before it) is none.
+    """
+    blocks: list[str] = []
+    place, opened = 0, []
+    for part in re.split(f"({re.escape(start)}|{re.escape(end)})", text) if start and end else ():
+        if part == start:
+            opened.append(place + len(start))
+        elif part == end:
+            if opened and (len(blocks) > MOST_ANSWERS or not is_taken_back(text, opened[0] - len(start))):
+                ends = [*(at - len(start) for at in opened[1:]), place]
+                blocks += [text[a:b].strip() for a, b in zip(opened, ends, strict=True)]
+            opened = []
+        place += len(part)
+    return blocks
 
 
 def after_reasoning(text: str) -> str | None:

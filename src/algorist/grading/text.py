@@ -42,7 +42,7 @@ _SIZES = re.compile(
 )
 _STYLES = re.compile(
     r"\\(?:displaystyle|textstyle|limits|nolimits|strut|quad|qquad|thinspace|medspace|enspace|negthinspace|hfill|noindent"
-    r"|centering|rm|bf|it|large|Large)(?![a-zA-Z])|\\(?:hspace|vspace|hphantom|phantom|kern|label|tag)\*?\s*\{[^{}]*\}"
+    r"|centering|rm|bf|it|large|Large)(?![a-zA-Z])|\\(?:hspace|vspace|hphantom|phantom|kern|label)\*?\s*\{[^{}]*\}"
 )
 _COLOURS = re.compile(r"\\(?:(?:text)?color|colorbox)\s*(?:\[[^\[\]]*\]\s*)?\{[^{}]*\}|\\bbox\s*\[[^\[\]]*\]")
 _ROMAN = re.compile(r"\{\s*\\rm(?![a-zA-Z])\s*([^{}\\]*)\}")
@@ -52,6 +52,8 @@ _SPACES = re.compile(r"(?<!\\)\\[,;:!> \n]|~|&nbsp;")
 _THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|,\s?\\!|\\,)\s*(?=\d{3}(?!\d))")
 _BOLD_LEAD = re.compile(r"\*\*((?:the )?(?:final )?(?:answer|solution|result)):?\*\*:?\s*", re.IGNORECASE)
 _TEXT_LEAD = re.compile(r"\\(?:text|textbf|textit|mathrm)\s*\{([^{}\\]*)\}\s*")
+_WORDS_AROUND = re.compile(r"\\(?:text|textbf|textrm|mathrm|mbox)\s*\{([^{}\\$]*(?:\d|,| and |=)[^{}\\$]*)\}")
+_TIME = re.compile(r"(\d{1,2}:\d\d)\s*(?:\\text\s*\{\s*)?([ap])\.?\s?m\b\.?\s*\}?", re.IGNORECASE)
 _CLOCK = re.compile(r"\b([ap])\.\s?m\.?(?![a-z])", re.IGNORECASE)
 _WRAPS = (
     ("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"), ("$", "$"), ("***", "***"), ("**", "**"), ("__", "__"),
@@ -61,7 +63,8 @@ _OPENERS = tuple(start for start, _ in _WRAPS)
 _MOST_WRAPS = 8
 _LEAD = re.compile(
     r"(?:(?:so|thus|hence|therefore)\s*,?\s+)?(?:(?:the|my|our)\s+)?(?:final\s+|correct\s+)?"
-    r"(?:answer|solution|result|value)\s*(?:is|are|=|:|is:)\s*:?\s*(?:equal to\s+)?",
+    r"(?:(?:answer|ans|solution|result|value)\s*(?:is|are|=|:|is:)\s*:?\s*(?:equal to\s+)?"
+    r"|value of (?=[a-z]\s*(?:is|=))|point (?=\()|it is (?!not)|a total of |both (?=.* and )|(?:exactly|equals|therefore),?\s+(?=[-\d\\$.]))",
     re.IGNORECASE,
 )
 
@@ -141,7 +144,7 @@ def _marks_off(text: str) -> str:
 
 
 def clean(text: str) -> str | None:
-    """Return the text in one spelling, or None where it holds control characters.
+    """Return the text in one spelling, or None where it holds control characters or is struck out.
 
     Unicode signs become LaTeX, digits of any script become ASCII, spacing and size commands go, wrappers around the
     whole (``$``, ``\\boxed``, ``**``) go, one trailing full stop goes. Short texts are remembered.
@@ -156,7 +159,7 @@ def _cleaned(text: str) -> str | None:
         text = _BOLD_LEAD.sub("", text, count=1) or text
     if not text.isascii():
         text = _unicode(text).strip()
-    if _CONTROL.search(text):
+    if _CONTROL.search(text) or (text[:2] == text[-2:] == "~~"):
         return None
     if "\\" in text or "~" in text or "&" in text:
         if "rm" in text or "color" in text or "bbox" in text:
@@ -165,6 +168,10 @@ def _cleaned(text: str) -> str | None:
     elif "{,}" in text:
         text = _THOUSANDS.sub("", text)
     text = _unwrap(text.strip().rstrip(",;"))
+    if text[:2] in ("\\t", "\\m") and (words := _WORDS_AROUND.fullmatch(text)):
+        text = words[1].strip()
+    if ":" in text:
+        text = _TIME.sub(lambda m: f"{m[1]} {m[2].lower()}m", text)
     if "$" in text:
         text = _dollars(text)
     if ".m" in text or ". m" in text:
@@ -206,4 +213,6 @@ def letters_only(text: str) -> str:
         return ""
     found = _TEXT.fullmatch(text)
     words = found[1].strip() if found else text
+    if "-" in words and not re.search("[a-z]{3}", words):  # p - q
+        return ""
     return ("." if found else "") + re.sub(r"[\s.-]+", "", words) if _WORDS.fullmatch(words) else ""

@@ -56,6 +56,8 @@ class Pool:
 
     def _ask(self, worker: Child, answer: str, gold: str) -> Answer:
         ready = worker.start()
+        if ready.error == "crashed":  # killed while it started, where memory is short
+            ready = worker.start()
         if ready.error:
             raise GradingError(
                 f"a grading worker for {self.matcher} did not start ({ready.detail or ready.error})"

@@ -32,6 +32,7 @@ from algorist.models.templates import check_template
 from algorist.models.tiny import tiny_model, train_tokenizer
 from algorist.models.unsloth import check_unsloth, load_unsloth
 from algorist.models.weights import check_adapter, check_loaded, check_sizes
+from algorist.prompts.attached import own_template
 
 log = logging.getLogger("algorist.models.load")
 PLAIN_TEMPLATE = (
@@ -210,7 +211,9 @@ def prepare_tokenizer(
     elif not tokenizer.chat_template:
         tokenizer.chat_template = PLAIN_TEMPLATE
     held: Any = tokenizer.chat_template  # some tokenizers have several, by name
-    for template in held.values() if isinstance(held, dict) else [held]:
+    own = own_template(tokenizer)
+    for name, template in held.items() if isinstance(held, dict) else [("default", held)]:
+        template = own if name == "default" and own else template  # what is around it is our own
         if template != PLAIN_TEMPLATE:
             check_template(template, str(tokenizer.name_or_path or "the model"))
     return tokenizer

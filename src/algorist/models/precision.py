@@ -84,6 +84,11 @@ def pick_precision(section: Any, device: torch.device, *, trained: bool = True) 
             f"model.compute_dtype is {section.compute_dtype} while model.dtype is {section.dtype}; products run in the weights' "
             f"type or in a smaller one. Leave model.compute_dtype out, or take model.dtype=float32"
         )
+    if compute == torch.bfloat16 and on_gpu(device) and not has_tensor_cores_for(compute, device):
+        raise ConfigError(
+            "model.compute_dtype or model.dtype is bfloat16, which this GPU only emulates (it takes compute capability 8.0): "
+            "attention and the head have no kernel for it there. Leave both out: the products are float16 then"
+        )
     if compute == torch.float16 and master == torch.float32 and not on_gpu(device):
         raise ConfigError(
             f"model.compute_dtype is float16, whose gradients are scaled on GPUs only, but the device is {device}; leave it out, "

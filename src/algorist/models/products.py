@@ -1,21 +1,21 @@
-"""Matrix products on the CPU, through the library that is fastest on this processor.
+"""Matrix products on the CPU, through the library that suits this processor.
 
 ``torch``: ``F.linear``, which calls MKL for float32. ``mkl``: MKL with weights laid out beforehand, for decoding only. ``onednn``:
 oneDNN, with weights laid out beforehand for decoding. On one Zen 5 core MKL reaches a third of the speed of oneDNN (80 against 215
 to 250 GFLOP/s); on one core of an Intel Xeon with AVX-512, 32 rows, plain MKL 44 to 65, oneDNN 52 to 78, MKL laid out 65 to 108.
-Each is reached through the operators that torch's own compiler uses. They are timed once per process, for decoding (few rows) and
-for updates (many rows, forward and both gradients). They round differently, so the choice has a margin, to be the same in every
-process of a machine, and a run keeps it; ``ALGORIST_CPU_PRODUCTS`` set to one of the names makes it by hand.
+Each is reached through the operators that torch's own compiler uses. They round differently, so the choice is a rule over the
+processor and never a timing: the same command and seed is the same run in every process and on every machine with that processor.
+AMD's with AVX-512 take oneDNN, as MKL has AVX-512 code for Intel's only; all others take MKL (AMD Zen 3, AVX2: oneDNN 0.99 to 1.12
+times as fast). A run keeps its choice; ``ALGORIST_CPU_PRODUCTS`` set to one of the names makes it by hand.
 """
 
 from __future__ import annotations
 
-import logging
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -24,23 +24,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
-from algorist.errors import is_out_of_memory
-
-log = logging.getLogger("algorist.models.products")
+from algorist.errors import CheckpointError, is_out_of_memory
 
 Kind = Literal["decode", "update"]
 Library = Literal["torch", "mkl", "onednn"]
 Linear = Callable[[Tensor], Tensor]
 LinearAdd = Callable[[Tensor, Tensor], Tensor]
 BY_HAND = "ALGORIST_CPU_PRODUCTS"
-MARGIN = 1.3
-"""oneDNN is taken when MKL takes this many times as long: 2.5 on AMD's, 0.8 on Intel's processors."""
-_SHAPES: dict[str, tuple[tuple[int, int, int], ...]] = {
-    "decode": ((32, 512, 1536), (32, 512, 768), (16, 768, 512)),
-    "update": ((256, 512, 512),),
-}
-_REPEATS = 5
-
+CPUINFO = Path("/proc/cpuinfo")
 LEAST_ROWS, LEAST_WIDTH = 32, 8
 """Smaller products of an update are left to torch: laying out the operands costs more than the product."""
 KERNEL_ROOM = 32 << 20
@@ -91,55 +82,45 @@ def choices() -> dict[str, Library]:
     return {f"{kind} {dtype}": library(kind, dtype) for kind in ("decode", "update") for dtype in types}  # type: ignore[arg-type]
 
 
-def choose(chosen: Mapping[str, Library | bool]) -> None:
-    """Take the choices of another process instead of this one's own timing; older runs kept whether it was oneDNN."""
-    names: dict[bool, Library] = {True: "onednn", False: "torch"}
-    _chosen.update({kind: names[name] if isinstance(name, bool) else name for kind, name in chosen.items()})
+def choose(chosen: Mapping[str, Library]) -> None:
+    """Take the choices that a run keeps, or another process made, instead of this one's own.
+
+    Raises:
+        CheckpointError: One of them is no library.
+    """
+    if not isinstance(chosen, dict) or not set(chosen.values()) <= set(Library.__args__):  # type: ignore[attr-defined]
+        raise CheckpointError(
+            f"products.json of the run holds {str(chosen)[:200]}; expected one of {', '.join(Library.__args__)} "  # type: ignore[attr-defined]
+            "for each kind of product. Delete it: the run continues with this processor's own"
+        )
+    _chosen.update(chosen)
 
 
 def library(kind: Kind, dtype: torch.dtype) -> Library:
-    """Return the library for products of this kind on this processor; the first call takes some milliseconds."""
-    name = _chosen.get(f"{kind} {dtype}") or _fastest(kind, dtype)
+    """Return the library for products of this kind on this processor."""
+    name = _chosen.get(f"{kind} {dtype}") or _usual(kind, dtype)
     works = {"torch": True, "mkl": mkl_works(dtype), "onednn": onednn_works(dtype)}
     return name if works[name] else "torch"
 
 
 @cache
-def _fastest(kind: Kind, dtype: torch.dtype) -> Library:
+def _usual(kind: Kind, dtype: torch.dtype) -> Library:
     own: Library = "mkl" if kind == "decode" and mkl_works(dtype) else "torch"
     by_hand = os.environ.get(BY_HAND)
     if by_hand in ("torch", "onednn"):
         return by_hand  # type: ignore[return-value]
     if by_hand == "mkl" or not onednn_works(dtype):
         return own
-    if kind == "decode" and dtype == torch.bfloat16:
-        return "onednn"  # torch calls it too, and lays the weight out again for every product
-    draw, totals = torch.Generator().manual_seed(0), [0.0, 0.0]
-    with torch.no_grad(), torch.autocast("cpu", enabled=False):
-        for rows, width, out in _SHAPES[kind]:
-            inputs, weight = (torch.randn(n, width, generator=draw).to(dtype) for n in (rows, out))
-            plain = _mkl(weight, None, rows)[0] if own == "mkl" else lambda x, w=weight: F.linear(x, w)
-            laid_out = torch.ops.mkldnn._reorder_linear_weight(weight, rows) if kind == "decode" else weight
-
-            def onednn(x: Tensor, w: Tensor = laid_out) -> Tensor:
-                return torch.ops.mkldnn._linear_pointwise.default(x, w, None, "none", [], "")
-
-            totals = [total + s for total, s in zip(totals, _seconds(inputs, plain, onednn), strict=True)]
-    ratio = totals[0] / totals[1]
-    log.info("%s, %s: oneDNN has %.2f times the speed of %s", kind, dtype, ratio, own)
-    return "onednn" if ratio > MARGIN else own
+    # Of bfloat16, torch calls oneDNN too, and lays the weight out again for every product.
+    laid_out_anew = kind == "decode" and dtype == torch.bfloat16
+    return "onednn" if laid_out_anew or _mkl_holds_back() else own
 
 
-def _seconds(inputs: Tensor, *ways: Linear) -> list[float]:
-    """Return the least time of each way, in turns."""
-    seconds = [float("inf")] * len(ways)
-    for turn in range(_REPEATS + 1):
-        for way, product in enumerate(ways):
-            began = time.perf_counter()
-            product(inputs)
-            if turn:  # the first one compiles
-                seconds[way] = min(seconds[way], time.perf_counter() - began)
-    return seconds
+def _mkl_holds_back() -> bool:
+    """Return whether this is an AMD processor with AVX-512, which MKL leaves unused there."""
+    with suppress(OSError):
+        return torch.backends.cpu.get_cpu_capability() == "AVX512" and "AuthenticAMD" in CPUINFO.read_text()
+    return False
 
 
 def fixed_linear(weight: Tensor, bias: Tensor | None, rows: int) -> tuple[Linear, LinearAdd]:

@@ -15,6 +15,13 @@ def is_sharded(model: Any) -> bool:
     return "FSDPModule" in names or any(hasattr(p, "ds_id") for p in model.parameters())
 
 
+def own_part(parameter: Any) -> Any:
+    """Return what of a parameter lies on this process: all of it, but with FSDP2 and ZeRO-3."""
+    if hasattr(parameter, "ds_tensor"):
+        return parameter.ds_tensor
+    return parameter.to_local() if hasattr(parameter, "to_local") else parameter
+
+
 def wrapped_module(model: Any) -> Any:
     """Return the module that DDP or DeepSpeed's engine wraps, or the model itself."""
     wrapped = isinstance(model, DistributedDataParallel) or type(model).__name__ == "DeepSpeedEngine"
@@ -45,5 +52,5 @@ def why_not_by_forward(model: Any, reason: str) -> str:
     return (
         f"the weights of {type(model).__name__} lie in parts on several processes, and its rollouts would go through its own "
         f"forward ({reason}), which gathers them anew for every token while the processes finish at different tokens: the run "
-        "would hang. Start it without sharding (algorist launch --config ddp), or take grpo.engine=vllm"
+        "would hang. Start it without sharding (algorist launch --config ddp), or take an engine that samples elsewhere: a vLLM server"
     )

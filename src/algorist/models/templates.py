@@ -65,7 +65,9 @@ def prepare() -> tuple[Callable[[bytes], str | None], None]:
             return f"line {error.lineno}: {error.message}"
         except TemplateError:
             return None  # it refuses this chat, or needs what only the tokenizer knows; that is told with a real one
-        return f"it makes {len(text)} characters of a short chat" if len(text) > LIMIT_CHARACTERS else None
+        if len(text) > LIMIT_CHARACTERS:
+            return f"it makes {len(text)} characters of a short chat"
+        return None if chat[0]["content"] in text else "it leaves the question out"
 
     return answer, None
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 
 from algorist.errors import CheckpointError
 
@@ -39,6 +41,7 @@ def check_weights(
     mismatched: Collection[Any] = (),
     tensors: Iterable[tuple[str, torch.Tensor]] = (),
     whole: bool = True,
+    integers: Collection[str] = (),
 ) -> None:
     """Refuse weights that are not exactly those of the model.
 
@@ -48,6 +51,7 @@ def check_weights(
         unexpected: Names that the folder has and the model lacks.
         mismatched: Names of another shape; or tuples of name, shape in the folder, shape in the model.
         tensors: Loaded tensors by name; those that are not finite are refused.
+        integers: Names that the folder has as integers, and the model not.
         whole: Refuse matrices of zeros too, which a half-copied file has (a new adapter has them rightly).
 
     Raises:
@@ -71,6 +75,7 @@ def check_weights(
             ("has another shape of", other),
             ("holds values that are not finite in", wrong),
             ("holds nothing but zeros in", empty),
+            ("holds integers in", integers),
         )
         if names
     ]
@@ -86,7 +91,28 @@ def check_loaded(
 ) -> None:
     """Refuse weights by what ``from_pretrained(…, output_loading_info=True)`` says of them; see ``check_weights``."""
     keys = {key: info[f"{key}_keys"] for key in ("missing", "unexpected", "mismatched")}
-    check_weights(where, **keys, tensors=tensors)
+    loaded = dict(tensors)
+    check_weights(where, **keys, tensors=loaded.items(), integers=_integers(Path(where), loaded))
+
+
+def _integers(folder: Path, loaded: Mapping[str, torch.Tensor]) -> list[str]:
+    """Return which weights of a folder are integers in its files and none in the model.
+
+    Raises:
+        CheckpointError: Its index names a file outside the folder.
+    """
+    for index in folder.glob("*.safetensors.index.json"):
+        files = map(str, json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        if outside := next((file for file in files if Path(file).name != file), None):
+            raise CheckpointError(
+                f"{index} names {outside}, which lies outside its folder; copy the model again"
+            )
+    found = []
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as weights:
+            names = [name for name in weights.keys() if name in loaded and loaded[name].is_floating_point()]  # noqa: SIM118
+            found += [name for name in names if weights.get_slice(name).get_dtype()[0] in "IU"]
+    return found
 
 
 def check_adapter(where: Path, model: Any) -> None:

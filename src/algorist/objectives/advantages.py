@@ -7,16 +7,18 @@ deviations are unbiased (divisor G - 1), as torch and TRL take them; a group of 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from algorist.errors import ConfigError
 from algorist.registry import Registry
+from algorist.user_code import load_function
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Advantage = Callable[["Tensor"], "Tensor"]
+Advantage = Callable[..., "Tensor"]
 F = TypeVar("F", bound=Callable[..., "Tensor"])
 ADVANTAGES: Registry[Advantage] = Registry("advantage")
 
@@ -24,6 +26,41 @@ ADVANTAGES: Registry[Advantage] = Registry("advantage")
 def advantage(name: str) -> Callable[[F], F]:
     """Register ``function(rewards_PG) -> advantages_PG`` as ``grpo.advantage: name``; the function stays as it is."""
     return ADVANTAGES.register(name)
+
+
+def advantage_named(name: str) -> Advantage:
+    """Return the advantage called ``name``, or that of ``file.py:function``.
+
+    Raises:
+        ConfigError: Unknown name, a file that cannot be used, or a function that asks for something else.
+    """
+    if ".py:" not in name:
+        return ADVANTAGES.get(name)
+    function = load_function(name, "grpo.advantage")
+    parameters = list(inspect.signature(function).parameters.values())
+    needed = [p.name for p in parameters[1:] if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    single = [p.name for p in parameters if p.name in ("components_PGK", "weights_K")]
+    if not parameters or set(needed) - set(single) or len(single) == 1:
+        raise ConfigError(
+            f"grpo.advantage={name} takes ({', '.join(p.name for p in parameters)}); expected one argument, the rewards (P, G), and "
+            "default values for any other; or rewards, components_PGK and weights_K: the single rewards (P, G, K) and their weights"
+        )
+    return function
+
+
+def probe_advantage(function: Advantage, group_size: int) -> None:
+    """Compute an advantage on two made-up groups, one of equal rewards, as ``losses.probe_loss`` does a loss.
+
+    Raises:
+        ConfigError: It raises, returns another shape or kind, or what is not finite.
+    """
+    import torch
+
+    rewards_PG = torch.stack([torch.arange(group_size) / group_size, torch.ones(group_size)])
+    named = {}
+    if "components_PGK" in inspect.signature(function).parameters:
+        named = {"components_PGK": rewards_PG.unsqueeze(-1), "weights_K": torch.ones(1)}
+    checked(function(rewards_PG, **named), rewards_PG, getattr(function, "__name__", "of the recipe"))
 
 
 def checked(advantages_PG: Tensor, rewards_PG: Tensor, name: str) -> Tensor:

@@ -1,7 +1,7 @@
 """Policy-gradient losses: a value per token, and how the tokens are reduced to the number that is minimised.
 
 Tensors are (B, T): B completions, T completion positions; ``mask`` is true for the tokens that count (padding, and tokens the
-policy did not write, do not). Advantages are (B, 1) or (B, T). A loss is minimised, hence the minus. ``policy_loss`` agrees
+policy did not write, do not). Advantages are (B, T), or (B, 1) where all tokens of a completion share one. A loss is minimised, hence the minus. ``policy_loss`` agrees
 with TRL 1.16's ``GRPOTrainer._compute_loss``, value and gradient.
 """
 
@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from algorist.errors import ConfigError
+from pydantic import Field
+
+from algorist.errors import ConfigError, nearest
 from algorist.objectives.kl import k3
 from algorist.objectives.masks import masked_sum
 from algorist.objectives.ratios import log_ratio, sequence_ratio, token_ratio
+from algorist.parameters import REQUIRED, Parameter, check_values, parameters_of
 from algorist.registry import Registry
+from algorist.user_code import load_function
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,12 +34,15 @@ Reduction = Literal[
     "seq-mean-token-sum",
     "seq-mean-token-sum-norm",
 ]
+Positive = Annotated[float, Field(gt=0, le=1e6)]
 LossFunction = Callable[..., Any]
+TENSORS = ("log_probs", "old_log_probs", "advantages", "mask")
+"""What a loss gets of the batch, by name."""
 
 
 @dataclass(frozen=True)
 class Loss:
-    """A registered loss: its function, its reduction, and whether a completion of advantage 0 adds exactly nothing to it."""
+    """A loss: its function, how that is set, its reduction, and whether a completion of advantage 0 adds exactly nothing to it."""
 
     name: str
     function: LossFunction
@@ -43,11 +50,36 @@ class Loss:
     zero_advantage_adds_nothing: bool = False
     prefix: str = ""
     """Put before the names of its metrics."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Values of its parameters, where they are not the function's own defaults."""
 
     @property
-    def parameters(self) -> dict[str, Any]:
-        """The names that the function takes, with their defaults (``inspect.Parameter.empty`` for those without)."""
-        return {p.name: p.default for p in inspect.signature(self.function).parameters.values()}
+    def parameters(self) -> dict[str, Parameter]:
+        """What it can be set to: the function's arguments beside the batch's tensors."""
+        return parameters_of(self.function, without=TENSORS)
+
+    @property
+    def importance(self) -> Importance:
+        """Whether its ratios are per token, or per sequence as it is set to."""
+        own = inspect.signature(self.function).parameters.get("importance")
+        level: Importance = self.settings.get("importance", own.default if own else "token")
+        return level
+
+    def with_settings(self, values: Mapping[str, Any]) -> Loss:
+        """Return the loss with these values of its parameters.
+
+        Raises:
+            ConfigError: A parameter that this loss does not have, a value of another type, or a parameter without a default.
+        """
+        own = self.parameters
+        missing = [name for name, parameter in own.items() if parameter.default is REQUIRED]
+        if missing:
+            raise ConfigError(
+                f"the loss '{self.name}' asks for {', '.join(missing)}.{nearest(missing[0], TENSORS)} It gets "
+                f"{', '.join(TENSORS)} by name; give every other parameter a default value"
+            )
+        checked = check_values(own, values, of=f"the loss '{self.name}'", key="grpo.loss")
+        return replace(self, settings={**self.settings, **checked})
 
 
 LOSSES: Registry[Loss] = Registry("loss")
@@ -59,9 +91,9 @@ def loss(
     """Register a loss as ``grpo.loss: name``; the function itself stays as it is.
 
     The function takes by name what it needs of ``log_probs`` (B, T) with gradient, ``old_log_probs`` (B, T), ``advantages``
-    (B, 1), ``mask`` (B, T), ``importance``, ``clip_low``, ``clip_high``, and parameters of its own with defaults
-    (``grpo.loss_params``). It returns the loss per token (B, T) or (B, 1), or that and a dictionary of metrics: (B, T) is
-    logged as a mean over tokens, (B,) over completions.
+    (B, T), ``mask`` (B, T). Its other arguments are its parameters: a recipe sets them in ``grpo.loss``, their defaults, types
+    and meanings are those of the signature and the docstring. It returns the loss per token (B, T) or (B, 1), or that and a
+    dictionary of metrics: (B, T) is logged as a mean over tokens, (B,) over completions.
 
     Args:
         name: The name in recipes.
@@ -80,20 +112,42 @@ def loss(
 
 
 def loss_named(loss: Loss | LossFunction | str) -> Loss:
-    """Return a loss by name, or that of a function (``token-mean`` without ``@loss``).
+    """Return a loss by name, by ``file.py:function``, or that of a function (``token-mean`` without ``@loss``).
 
     Raises:
-        ConfigError: Unknown name.
+        ConfigError: Unknown name, or a file that cannot be used.
     """
     if isinstance(loss, Loss):
         return loss
+    if isinstance(loss, str) and ".py:" in loss:
+        function = load_function(loss, "grpo.loss")
+        return replace(loss_named(function), name=loss, function=function, prefix="loss/")
     if isinstance(loss, str):
         return LOSSES.get(loss)
     declared = getattr(loss, "loss", None)
     return declared if isinstance(declared, Loss) else Loss(loss.__name__, loss, "token-mean")
 
 
-def _ratio(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor, importance: Importance) -> Tensor:
+def probe_loss(loss: Loss) -> None:
+    """Compute a loss on two made-up completions, so that what is wrong with a function of one's own is said before anything is loaded.
+
+    Raises:
+        ConfigError: It raises, returns another shape or kind, or does not depend on ``log_probs``.
+    """
+    import torch
+
+    log_probs = torch.full((2, 3), -1.0, requires_grad=True)
+    mask = torch.tensor([[True, True, True], [True, True, False]])
+    old, advantages = log_probs.detach() - 0.1, torch.tensor([1.0, -1.0])
+    per_token, _ = token_losses(log_probs, advantages, mask, loss=loss, old_log_probs=old)
+    if not per_token.requires_grad:
+        raise ConfigError(
+            f"the loss '{loss.name}' does not depend on log_probs, so nothing can be learned from it"
+        )
+
+
+def ratio_of(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor, importance: Importance) -> Tensor:
+    """Return π / π_old per token (B, T), or of whole completions (B, 1)."""
     if importance == "sequence":
         return sequence_ratio(log_probs, old_log_probs, mask)
     return token_ratio(log_probs, old_log_probs, mask)
@@ -102,7 +156,6 @@ def _ratio(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor, importance: I
 @loss("grpo", reduction="seq-mean-token-mean", zero_advantage_adds_nothing=True)
 @loss("bnpo", reduction="micro-batch-token-mean", zero_advantage_adds_nothing=True)
 @loss("dr_grpo", reduction="seq-mean-token-sum-norm", zero_advantage_adds_nothing=True)
-@loss("luspo", reduction="seq-mean-token-sum", zero_advantage_adds_nothing=True)
 @loss("dapo", reduction="token-mean", zero_advantage_adds_nothing=True)
 def clipped_ratio(
     log_probs: Tensor,
@@ -111,17 +164,21 @@ def clipped_ratio(
     mask: Tensor,
     *,
     importance: Importance = "token",
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    delta: float | None = None,
+    clip_low: Positive = 0.2,
+    clip_high: Positive = 0.2,
+    delta: Positive | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return -min(ratio·A, clip(ratio, 1 - clip_low, 1 + clip_high)·A): PPO's clipped objective, GRPO's loss.
 
-    ``delta`` also caps the ratio that is not clipped (two-sided clipping, INTELLECT-2); it lies above 1 + ``clip_high``.
+    Args:
+        importance: Ratios per token (GRPO) or per sequence (GSPO).
+        clip_low: Lower clipping distance of the ratio.
+        clip_high: Upper clipping distance of the ratio.
+        delta: Also caps the ratio that is not clipped (two-sided clipping, INTELLECT-2); above 1 + ``clip_high``.
 
-    Source: PPO (1707.06347) eq. 7, GRPO (2402.03300), DAPO (2503.14476), Dr. GRPO (2503.20783), LUSPO (2602.05261).
+    Source: PPO (1707.06347) eq. 7, GRPO (2402.03300), DAPO (2503.14476), Dr. GRPO (2503.20783).
     """
-    ratio = _ratio(log_probs, old_log_probs, mask, importance)
+    ratio = ratio_of(log_probs, old_log_probs, mask, importance)
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high) * advantages
     free = (ratio if delta is None else ratio.clamp(max=delta)) * advantages
     return -free.minimum(clipped), _clip_metrics(ratio.detach(), advantages, mask, clip_low, clip_high)
@@ -131,6 +188,8 @@ def _clip_metrics(
     ratio: Tensor, advantages: Tensor, mask: Tensor, clip_low: float, clip_high: float
 ) -> dict[str, Tensor]:
     """Return where the clip silences a token, under TRL's names: below with a negative, above with a positive advantage."""
+    if ratio.shape[1] == 1:  # one ratio for a completion, and one number for it
+        advantages = _row_mean(advantages, mask)[:, None]
     low = ((ratio < 1 - clip_low) & (advantages < 0)).to(ratio.dtype)
     high = ((ratio > 1 + clip_high) & (advantages > 0)).to(ratio.dtype)
     return {
@@ -156,19 +215,45 @@ def sequence_clipped_ratio(
     advantages: Tensor,
     mask: Tensor,
     *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
+    importance: Importance = "sequence",
+    clip_low: Positive = 3e-4,
+    clip_high: Positive = 4e-4,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return ``clipped_ratio`` with one ratio per sequence. Source: GSPO (2507.18071) eq. 5."""
-    return clipped_ratio(
-        log_probs,
-        old_log_probs,
-        advantages,
-        mask,
-        importance="sequence",
-        clip_low=clip_low,
-        clip_high=clip_high,
-    )
+    """Return ``clipped_ratio`` with one ratio per sequence, and the far narrower clip that such ratios need.
+
+    Args:
+        importance: Ratios per sequence, or per token.
+        clip_low: Lower clipping distance of the ratio.
+        clip_high: Upper clipping distance of the ratio.
+
+    Source: GSPO (2507.18071) eq. 5 and section 5.1.
+    """
+    tensors = (log_probs, old_log_probs, advantages, mask)
+    return clipped_ratio(*tensors, importance=importance, clip_low=clip_low, clip_high=clip_high)
+
+
+@loss("luspo", reduction="seq-mean-token-sum", zero_advantage_adds_nothing=True)
+def length_unbiased_sequence_ratio(
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    importance: Importance = "sequence",
+    clip_low: Positive = 2e-3,
+    clip_high: Positive = 2.5e-3,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return GSPO's loss; its reduction weighs a completion by its length.
+
+    Args:
+        importance: Ratios per sequence, or per token.
+        clip_low: Lower clipping distance of the ratio.
+        clip_high: Upper clipping distance of the ratio.
+
+    Source: LUSPO (2602.05261) and its section 5.1.
+    """
+    tensors = (log_probs, old_log_probs, advantages, mask)
+    return clipped_ratio(*tensors, importance=importance, clip_low=clip_low, clip_high=clip_high)
 
 
 @loss("cispo", reduction="token-mean", zero_advantage_adds_nothing=True)
@@ -179,15 +264,17 @@ def capped_reinforce(
     mask: Tensor,
     *,
     importance: Importance = "token",
-    clip_high: float = 5.0,
+    clip_high: Positive = 5.0,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return -min(ratio, clip_high)·A·log p with the capped ratio as a constant weight.
 
-    ``clip_high`` is the greatest weight itself, not a distance from 1 (as TRL's ``epsilon_high`` for this loss).
+    Args:
+        importance: Ratios per token or per sequence.
+        clip_high: The greatest weight itself, not a distance from 1 (as TRL's ``epsilon_high`` for this loss).
 
     Source: CISPO (2506.13585) eq. 4.
     """
-    ratio = _ratio(log_probs, old_log_probs, mask, importance).detach()
+    ratio = ratio_of(log_probs, old_log_probs, mask, importance).detach()
     capped = ((ratio > clip_high) & (advantages > 0)).to(ratio.dtype)
     return -ratio.clamp(max=clip_high) * advantages * log_probs, {"cispo_clip_ratio": capped}
 
@@ -200,16 +287,21 @@ def soft_clipped_ratio(
     mask: Tensor,
     *,
     importance: Importance = "token",
-    temperature_pos: float = 1.0,
-    temperature_neg: float = 1.05,
+    temperature_pos: Positive = 1.0,
+    temperature_neg: Positive = 1.05,
 ) -> Tensor:
     """Return -4/τ·sigmoid(τ·(ratio - 1))·A, τ by the sign of the advantage: a soft gate instead of the clip.
+
+    Args:
+        importance: Ratios per token or per sequence.
+        temperature_pos: τ where the advantage is above 0.
+        temperature_neg: τ elsewhere.
 
     Source: SAPO (2511.20347) eq. 6.
     """
     positive = (advantages > 0).to(log_probs.dtype)
     heat = positive * temperature_pos + (1 - positive) * temperature_neg
-    ratio = _ratio(log_probs, old_log_probs, mask, importance)
+    ratio = ratio_of(log_probs, old_log_probs, mask, importance)
     return -(heat * (ratio - 1)).sigmoid() * 4 / heat * advantages
 
 
@@ -220,12 +312,18 @@ def gamma_weighted_reinforce(
     advantages: Tensor,
     mask: Tensor,
     *,
-    k_pos: float = 2.0,
-    lambda_pos: float = 3.0,
-    k_neg: float = 3.0,
-    lambda_neg: float = 2.0,
+    k_pos: Positive = 2.0,
+    lambda_pos: Positive = 3.0,
+    k_neg: Positive = 3.0,
+    lambda_neg: Positive = 2.0,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return -φ(w)·A·log p with φ(w) = e^λ·w^k·e^(-λw) of the sequence's ratio w as a constant weight.
+
+    Args:
+        k_pos: k where the advantage is not negative.
+        lambda_pos: λ there.
+        k_neg: k where the advantage is negative.
+        lambda_neg: λ there.
 
     Source: VESPO (2602.10693), as in TRL.
     """
@@ -236,7 +334,7 @@ def gamma_weighted_reinforce(
     k = positive * k_pos + (1 - positive) * k_neg
     rate = (positive * lambda_pos + (1 - positive) * lambda_neg).clamp(min=1e-4)
     phi = (rate + k * log_w - rate * log_w.exp()).exp().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-    return -phi * advantages * log_probs, {"vespo/phi_seq_mean": phi.squeeze(-1)}
+    return -phi * advantages * log_probs, {"vespo/phi_seq_mean": _row_mean(phi, mask)}
 
 
 def token_losses(
@@ -264,7 +362,7 @@ def token_losses(
         beta: Weight of the k3 penalty, added per token.
         unbiased_kl: Multiply the penalty by the ratio, so that its gradient is that of the true KL (DeepSeek-V3.2, 2512.02556).
         sampler_weights: (B, T) or (B, 1), the correction for the sampler (``ratios.sampler_weights``).
-        **parameters: The parameters of the loss (``clip_low``, ``clip_high``, ``importance``, …).
+        **parameters: Parameters of the loss (``clip_low``, ``importance``, …), in place of those that it is set to.
 
     Returns:
         The loss (B, T), 0 outside the mask whatever the tensors hold there, and the metrics, ``kl`` among them with ``beta``.
@@ -284,29 +382,52 @@ def token_losses(
         "advantages": advantages.unsqueeze(1) if advantages.dim() == 1 else advantages,
         "mask": mask,
     }
-    wanted = entry.parameters
-    result = entry.function(**{k: v for k, v in given.items() if k in wanted}, **parameters)
-    per_token, metrics = result if isinstance(result, tuple) else (result, {})
-    _check_shape(entry, per_token, mask)
+    takes, settings = inspect.signature(entry.function).parameters, {**entry.settings, **parameters}
+    result = entry.function(**{k: v for k, v in given.items() if k in takes}, **settings)
+    per_token, metrics = _checked(entry, result, mask)
     metrics = {entry.prefix + name: value for name, value in metrics.items()}
     if sampler_weights is not None:
         per_token = per_token * sampler_weights
     if beta and ref_log_probs is not None:
         kl = k3(log_probs, ref_log_probs.masked_fill(~mask, 0.0))
         if unbiased_kl:
-            kl = kl * _ratio(log_probs, given["old_log_probs"], mask, parameters.get("importance", "token"))
+            level = replace(entry, settings=settings).importance
+            kl = kl * ratio_of(log_probs, given["old_log_probs"], mask, level)
         per_token, metrics = per_token + beta * kl, metrics | {"kl": kl.detach()}
     return per_token.expand_as(log_probs).masked_fill(~mask, 0.0), metrics
 
 
-def _check_shape(entry: Loss, per_token: Any, mask: Tensor) -> None:
-    shape = tuple(getattr(per_token, "shape", ()))
-    if shape not in (tuple(mask.shape), (mask.shape[0], 1)):
-        what = f"shape {shape}" if hasattr(per_token, "shape") else type(per_token).__name__
+def _checked(entry: Loss, result: Any, mask: Tensor) -> tuple[Tensor, Mapping[str, Any]]:
+    """Return what a loss returned as loss per token and metrics, or refuse another kind or shape (ConfigError)."""
+    rows, width = mask.shape
+    per_token, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
+    said = _kind(per_token)
+    if said not in (f"shape {(rows, width)}", f"shape {(rows, 1)}"):
         raise ConfigError(
-            f"the loss '{entry.name}' returned {what}; expected the loss per token, {tuple(mask.shape)} like log_probs, or "
-            f"({mask.shape[0]}, 1): it is averaged afterwards (reduction {entry.reduction})"
+            f"the loss '{entry.name}' returned {said}; expected the loss per token, {(rows, width)} like log_probs, or "
+            f"({rows}, 1), alone or with a dictionary of metrics: it is averaged afterwards (reduction {entry.reduction})"
         )
+    if not isinstance(metrics, Mapping):
+        raise ConfigError(
+            f"the loss '{entry.name}' returned metrics as {_kind(metrics)}; expected a dictionary of numbers and tensors by name"
+        )
+    for name, value in metrics.items():
+        plain = isinstance(value, (int, float)) or _kind(value) in ("shape ()", "shape (1,)")
+        if not plain and _kind(value) not in [f"shape {s}" for s in ((rows, width), (rows, 1), (rows,))]:
+            raise ConfigError(
+                f"the loss '{entry.name}' returned the metric '{name}' as {_kind(value)}; expected a number, one for each "
+                f"completion ({rows},), or one for each token {(rows, width)}"
+            )
+    return per_token, metrics
+
+
+def _kind(value: Any) -> str:
+    """Return the shape of a tensor of real numbers, what another tensor holds, or the type of anything else."""
+    if isinstance(value, tuple):
+        return f"{len(value)} values"
+    if not hasattr(value, "shape") or not hasattr(value, "is_complex"):
+        return type(value).__name__
+    return f"{value.dtype}".removeprefix("torch.") if value.is_complex() else f"shape {tuple(value.shape)}"
 
 
 def token_weights(

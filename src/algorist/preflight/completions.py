@@ -15,8 +15,8 @@ from algorist.models.load import Policy
 from algorist.preflight.passrates import GROUP_SIZES, fit_pass_rates
 from algorist.prompts import PromptFormat
 from algorist.rewards import RewardSet, build_rewards
-from algorist.rollouts import make_engine
 from algorist.rollouts.collect import collect
+from algorist.rollouts.engines import ENGINES, make_engine
 from algorist.training.grpo_setup import sampling_params
 from algorist.types import Group, Problem, Rollout
 
@@ -33,7 +33,7 @@ def sample(
         EngineError: The model cannot be sampled from.
     """
     section = recipe.grpo
-    if section.engine == "vllm":
+    if ENGINES.get(section.engine).own_device:
         section = section.model_copy(update={"engine": "auto"})
     # Without the rewards that ask for what only a trainer has.
     given = build_rewards(recipe.rewards, form, matcher=recipe.matcher)
@@ -114,6 +114,6 @@ def _values(
             "completions": len(rollouts),
             "first_failure": hangs.get(name) or reward.first_failure,
             "hangs": name in hangs,
-            "low": reward.low,
+            "low": reward.floor,
         }
     return found

@@ -22,8 +22,8 @@ from algorist.config.schema import GRPOSection, SFTSection
 from algorist.models.precision import HALF, Precision, compute_dtype, on_gpu, weight_dtype
 from algorist.models.sharding import unwrap
 from algorist.rollouts.native.decoder import cache_dtype
-from algorist.tracking.hardware import own_memory
 from algorist.training.batch import Batch
+from algorist.training.hardware import own_memory
 from algorist.training.lm_head import CACHE_BYTES, CHUNK_ELEMENTS, TILE_COLUMNS, TILE_ROWS
 from algorist.training.log_probs import LogProbs, packed_log_probs, recomputes
 from algorist.training.part_size import saved_bytes, state_bytes
@@ -100,21 +100,17 @@ def plan_step(
     base = unwrap(model)
     precision = precision or Precision(weight_dtype(model), compute_dtype(model))
     grpo = section if isinstance(section, GRPOSection) else None
-    packed = grpo is not None and grpo.fast_update
     completions = shape.rows * shape.completion_tokens
     tokens = shape.rows * shape.prompt_tokens + completions
-    if packed:
+    if grpo is not None:
         completions = shape.total_tokens or completions
         tokens = shape.prompts * shape.prompt_tokens + completions
         if part_tokens and part_tokens < tokens:
             tokens = max(part_tokens, shape.prompt_tokens + shape.completion_tokens)
             completions = min(completions, tokens)
-    if grpo is not None and not packed:
-        logits = 3 * 4 * completions * _head(base)
-    else:
-        logits = _head_bytes(base, completions, precision)
+    logits = _head_bytes(base, completions, precision)
     cache = _sampling_bytes(base, shape.prompt_tokens, grpo, precision) if grpo is not None else 0
-    activations = _activations(base, tokens, recompute, precision, packed=packed)
+    activations = _activations(base, tokens, recompute, precision, packed=grpo is not None)
     return _plan(model, activations, logits, cache, base_bytes, precision, section.optim)
 
 

@@ -14,7 +14,7 @@ from transformers import AutoConfig
 from algorist.config.schema import Recipe
 from algorist.grading import why_unreadable
 from algorist.models.gguf import loadable_name
-from algorist.models.load import Policy, load_policy, make_policy, pick_device
+from algorist.models.load import Policy, load_policy, make_policy
 from algorist.models.precision import compute_dtype, pick_precision, weight_dtype
 from algorist.preflight.advice import advise
 from algorist.preflight.completions import sample
@@ -24,14 +24,9 @@ from algorist.preflight.tokenization import out_of_vocabulary, tokenization_faul
 from algorist.preflight.trial import grpo_steps, sft_steps, try_grpo, try_sft
 from algorist.prompts import PromptFormat
 from algorist.prompts.chat import encode_prompt
-from algorist.prompts.of_recipe import recipe_format
-from algorist.runs.pass_rates import with_pass_rates
-from algorist.runs.plan import Problems, check_names, fitting_problems, tokenizer_texts
+from algorist.runs.plan import Problems, fitting_problems, make_plan, tokenizer_texts
 from algorist.store.run_log import clock
 from algorist.store.stages import STAGES
-from algorist.tracking.trackers import check_trackers
-from algorist.training.grpo_setup import objective_of
-from algorist.training.processes import check_eval_device
 from algorist.types import Problem
 
 log = logging.getLogger("algorist.preflight.run")
@@ -92,16 +87,11 @@ def preflight(
     """
     import torch
 
-    check_names(recipe)
-    recipe = with_pass_rates(recipe)
-    if recipe.grpo.enabled:
-        objective_of(recipe.grpo)
-    check_trackers(recipe.report_to, recipe.tracking)
-    check_eval_device(recipe.eval.device, recipe.eval.engine or recipe.grpo.engine)
+    plan = make_plan(recipe, in_folder=False, say=say)
+    recipe, data, device, form = plan.recipe, plan.problems, plan.device, plan.form
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
     sft, grpo = recipe.sft.enabled and model is None, recipe.grpo.enabled or model is not None
-    data, device, form = Problems.load(recipe), pick_device(recipe.device), recipe_format(recipe)
     found = Preflight(memory_limit=memory_limit(), model=str(model) if model is not None else None)
     if model is None:
         found.planned, can_load = _plan_unloaded(recipe, device, found.memory_limit)
@@ -248,7 +238,7 @@ def _policy(
     other = {"name": model, "revision": recipe.model.revision if model == recipe.model.name else None}
     section = recipe.model if model is None else recipe.model.model_copy(update=other)
     texts = tokenizer_texts([*data.sft[:4000], *data.train[:4000]], form)
-    return make_policy(section, device=device, seed=recipe.seed, texts=texts, tags=form.tags.all())
+    return make_policy(section, device=device, seed=recipe.seed, texts=texts, tags=form.markers)
 
 
 def batch_arithmetic(recipe: Recipe, train: int, demonstrations: int) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def out_of_vocabulary(policy: Policy, rows: Sequence[Sequence[int]]) -> int:
 
 def _lost_tags(tokenizer: Any, form: PromptFormat) -> Faults:
     lost = []
-    for tag in form.tags.all():
+    for tag in form.markers:
         ids = tokenizer(tag, add_special_tokens=False)["input_ids"]
         if tag not in tokenizer.decode(ids, skip_special_tokens=True):
             lost.append(tag)

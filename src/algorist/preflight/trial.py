@@ -113,9 +113,7 @@ def try_grpo(
             section=section.model_copy(update={**_short(steps), "skip_zero_advantage": False}),
             rewards=build_rewards(recipe.rewards, prompt_format, matcher=recipe.matcher),
             matcher=recipe.matcher,
-            engine=None
-            if section.engine == "vllm"
-            else make_engine(section.engine, policy.model, policy.tokenizer),
+            engine=make_engine(section.engine, policy.model, tokenizer, section=section, together=True),
             output_dir=Path(folder),
             seed=recipe.seed,
             device=device,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from algorist.types import Rollout
@@ -16,4 +17,5 @@ def answer_row(question: str, rollout: Rollout) -> dict[str, Any]:
         "answer": rollout.parsed.answer,
         "well_formed": rollout.parsed.well_formed,
         "truncated": rollout.truncated,
+        **({"turns": [asdict(turn) for turn in rollout.turns]} if rollout.turns else {}),
     }

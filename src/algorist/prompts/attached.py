@@ -1,23 +1,32 @@
 """How a model was asked in training, kept in its tokenizer's settings: it goes wherever the model goes.
 
 ``save_pretrained`` of a tokenizer writes its settings to ``tokenizer_config.json``, so every checkpoint, ``final/``, merge,
-export and upload has the prompt format, system prompt, tags and completion length. The chat template lies beside them.
+export and upload has the prompt format, system prompt, tags and completion length. The chat template lies beside them and asks in
+the same way (``prompts.template``); the model's own is part of the settings.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from jinja2.exceptions import TemplateError
+
 from algorist.errors import DAMAGED, ConfigError
-from algorist.prompts.base import FORMATS, PromptFormat, Tags
+from algorist.prompts.base import FORMATS, PromptFormat, Tags, turn_source
+from algorist.prompts.template import variants
+from algorist.types import Message
 
 KEY = "algorist"
 _WORDING = ("system_prompt", "raw_template", "prefilled_start", "block_join", "inner")
 _TEMPLATE = ("template_kwargs", "system_role")
+LONGEST = 200_000
+"""Characters of an entry: every prompt has its texts."""
 
 
 @dataclass(frozen=True)
@@ -30,17 +39,55 @@ class Asked:
 
 
 def attach(tokenizer: Any, asked: Asked) -> None:
-    """Make ``asked`` part of a tokenizer; it is saved with it."""
-    form = asked.prompt_format
+    """Make ``asked`` part of a tokenizer and of its chat template; both are saved with it."""
+    from algorist.prompts.chat import encode_prompt  # it reads what is attached
+
+    form, own = asked.prompt_format, own_template(tokenizer)
+    _set_template(tokenizer, own)
     tokenizer.init_kwargs[KEY] = {
         "prompt_format": form.name,
         "tags": asdict(form.tags),
         **{name: getattr(form, name) for name in _WORDING},
         **({"template_kwargs": dict(form.template_kwargs)} if form.template_kwargs else {}),
         **({"system_role": form.system_role} if form.system_role != "system" else {}),
+        **({"turns": form.turns.recorded()} if form.turns else {}),
         "max_completion_tokens": asked.max_completion_tokens,
         "stop_strings": list(asked.stop_strings),
     }
+    if own is None:
+        return
+    tokenizer.init_kwargs[KEY]["template"] = own
+    question: list[Message] = [{"role": "user", "content": "What is 1 + 1?"}]
+    with suppress(ConfigError, TemplateError):  # a template that refuses the prompt is named when one is made
+        expected = encode_prompt(form, tokenizer, question[0]["content"])
+        for template in variants(own, form):
+            ids = tokenizer.apply_chat_template(
+                question, chat_template=template, add_generation_prompt=True, return_dict=False
+            )
+            if ids == expected:
+                return _set_template(tokenizer, template)
+
+
+def own_template(tokenizer: Any) -> str | None:
+    """Return the chat template of the model itself, without the defaults of its training; None where it has none."""
+    held = tokenizer.chat_template
+    held = held.get("default") if isinstance(held, dict) else held
+    entry = getattr(tokenizer, "init_kwargs", {}).get(KEY)
+    return held if held is None or entry is None else _own(held, json.dumps(entry))
+
+
+@lru_cache(maxsize=16)
+def _own(held: str, entry: str) -> str:
+    with suppress(KeyError, TypeError, ValueError, AttributeError):  # damage is named by ``attached``
+        found = json.loads(entry)
+        if held in variants(str(found["template"]), _read(found).prompt_format):
+            return str(found["template"])
+    return held
+
+
+def _set_template(tokenizer: Any, template: str | None) -> None:
+    held = tokenizer.chat_template
+    tokenizer.chat_template = {**held, "default": template} if isinstance(held, dict) else template
 
 
 def attached(model: Any) -> Asked | None:
@@ -69,6 +116,8 @@ def attached(model: Any) -> Asked | None:
 
 
 def _read(found: Mapping[str, Any]) -> Asked:
+    if len(json.dumps(found)) > LONGEST:
+        raise ValueError(f"it has more than {LONGEST} characters")
     name, tags, stops = found["prompt_format"], Tags(**found["tags"]), found["stop_strings"]
     form = FORMATS.get(name) if name in FORMATS.names() else PromptFormat(str(name), tags)
     wording = {key: found[key] for key in _WORDING}
@@ -85,6 +134,8 @@ def _read(found: Mapping[str, Any]) -> Asked:
     ):
         raise TypeError("expected texts")
     limit = found["max_completion_tokens"]
-    if not isinstance(limit, int) or limit < 1:
+    if not isinstance(limit, int) or not 1 <= limit <= 2**24:
         raise ValueError(f"max_completion_tokens is {limit!r}")
-    return Asked(replace(form, tags=tags, **wording, **template), limit, tuple(stops))
+    turns = found.get("turns")
+    source = turn_source(turns, trusted=False) if turns is not None else None
+    return Asked(replace(form, tags=tags, turns=source, **wording, **template), limit, tuple(stops))

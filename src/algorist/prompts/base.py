@@ -6,13 +6,15 @@ answer block after the reasoning, never from inside it; two different answers ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, Protocol
 
 from algorist.errors import ConfigError, nearest
+from algorist.grading.extract import decided
+from algorist.grading.markers import answer_blocks
 from algorist.registry import Registry
-from algorist.types import Message, Parsed
+from algorist.types import Message, Parsed, Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,52 @@ class Tags:
         return tuple(tag for tag in tags if tag)
 
 
+_TAGS = tuple(Tags.__dataclass_fields__)
+
+
+class TurnSource(Protocol):
+    """Who replies inside the completions of a model: tools, an environment. It travels with the model, as its prompt format does."""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """What a model writes around its calls, beside the tags."""
+
+    def open(
+        self, problems: Sequence[Problem], tokenizer: Any, prompt_format: PromptFormat, stops: Sequence[str]
+    ) -> Any:
+        """Return the ``rollouts.base.Turns`` of one request: the problem of each row, and what ends a row."""
+
+    def worked(self, solution: str) -> str:
+        """Return a worked solution with its calls and their replies written out."""
+
+    def replies(self, completion: str) -> list[tuple[int, int]]:
+        """Return the spans (characters) of a demonstration that the model is not to imitate: the replies."""
+
+    def recorded(self) -> dict[str, Any]:
+        """Return its settings as plain data."""
+
+    def asked(self, prompt_format: PromptFormat) -> PromptFormat:
+        """Return a prompt format with it, and with what the model must be told of it."""
+
+    def check(self) -> None:
+        """Try it once; raises an AlgoristError where it cannot run."""
+
+
+TURN_SOURCES: Registry[Callable[[Mapping[str, Any], bool], TurnSource]] = Registry("turn source")
+"""By the key ``kind`` of their settings: what makes one of them, and whether the settings may name code to run."""
+
+
+def turn_source(settings: Mapping[str, Any], *, trusted: bool) -> TurnSource:
+    """Return the source of settings that ``TurnSource.recorded`` gave, or a user.
+
+    Raises:
+        ConfigError: No extension knows their kind, or it refuses them.
+    """
+    import algorist.config.schema  # noqa: F401  (finds the extensions, which register theirs)
+
+    return TURN_SOURCES.get(str(settings.get("kind")))(settings, trusted)
+
+
 @dataclass(frozen=True)
 class PromptFormat:
     """A prompt format with reasoning and answer blocks.
@@ -38,7 +86,8 @@ class PromptFormat:
     ``{question}`` is replaced. ``prefilled_start`` says that the prompt already ends with the opening reasoning tag,
     so that a completion starts inside the reasoning. ``block_join`` stands between the two blocks, ``inner`` between
     a tag and its content, in what we render; parsing accepts any whitespace there. ``template_kwargs`` are switches of
-    the chat template (``enable_thinking``); ``system_role`` user puts the system prompt before the question.
+    the chat template (``enable_thinking``); ``system_role`` user puts the system prompt before the question. ``turns`` replies
+    inside completions.
     """
 
     name: str
@@ -50,6 +99,25 @@ class PromptFormat:
     inner: str = "\n"
     template_kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
     system_role: Literal["system", "user"] = "system"
+    turns: TurnSource | None = field(default=None, hash=False)
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """What a model writes around its answer and its calls: the tags, and those of ``turns``."""
+        return (*self.tags.all(), *(self.turns.markers if self.turns else ()))
+
+    def __post_init__(self) -> None:
+        """Refuse tags that completions cannot be read by: an empty one is everywhere.
+
+        Raises:
+            ConfigError: This class reads tags, and they are not four different texts.
+        """
+        tags = {tag.strip() for tag in self.tags.all()}
+        if type(self).parse is PromptFormat.parse and len(tags - {""}) < len(_TAGS):
+            raise ConfigError(
+                f"prompt format {self.name} has the tags {asdict(self.tags)}; expected four texts that differ and are not blank, such as "
+                "prompt.tags={answer_open: <answer>, answer_close: </answer>}"
+            )
 
     @property
     def is_chat(self) -> bool:
@@ -74,6 +142,7 @@ class PromptFormat:
     def demonstrate(self, reasoning: str, answer: str) -> str:
         """Return the completion that shows ``reasoning`` and ``answer`` in this format (an SFT target)."""
         t, i = self.tags, self.inner
+        reasoning = self.turns.worked(reasoning) if self.turns else reasoning
         start = "" if self.prefilled_start else t.reasoning_open + i
         return (
             f"{start}{reasoning.strip()}{i}{t.reasoning_close}{self.block_join}"
@@ -91,7 +160,8 @@ class PromptFormat:
         """
         t = self.tags
         body = text
-        if self.prefilled_start and not body.lstrip().startswith(t.reasoning_open):
+        said = tuple(tag for tag in (t.reasoning_open, t.answer_open) if tag)
+        if self.prefilled_start and not body.lstrip().startswith(said):  # an answer at once has no reasoning
             body = t.reasoning_open + body
         head, closed, tail = body.rpartition(t.reasoning_close)
         if not closed:
@@ -100,31 +170,20 @@ class PromptFormat:
         if reopened and not closed:
             head = unfinished
         reasoning = self._reasoning(head) if closed else None
-        answers = self._answers(tail)
-        answer = answers[-1] if answers else None
+        found = decided(answer_blocks(tail, t.answer_open, t.answer_close), t.answer_open)
+        answer = found.answer
         flags = {
             "no_reasoning": not reasoning,
             "unfinished_reasoning": bool(reopened),
             "answer_in_reasoning": t.answer_open in head or t.answer_open in unfinished,
-            "several_answers": len(set(answers)) > 1,
+            "several_answers": found.ambiguous,
             "unclosed_answer": answer is None and t.answer_open in tail,
             "repeated_tag": any(body.count(tag) > 1 for tag in t.all()),
             "text_before": not body.lstrip().startswith(t.reasoning_open),
-            "text_after": bool(answers and tail.rpartition(t.answer_close)[2].strip()),
+            "text_after": bool(answer and tail.rpartition(t.answer_close)[2].strip()),
         }
         raised = tuple(name for name, is_raised in flags.items() if is_raised)
         return Parsed(reasoning or None, answer or None, self._well_formed(body), raised)
-
-    def _answers(self, tail: str) -> list[str]:
-        """Return the contents of the closed answer blocks."""
-        t, found, place = self.tags, [], 0
-        while (start := tail.find(t.answer_open, place)) >= 0:
-            end = tail.find(t.answer_close, start)
-            if end < 0:
-                break
-            found.append(tail[start:end].rpartition(t.answer_open)[2].strip())
-            place = end + len(t.answer_close)
-        return found
 
     def _reasoning(self, head: str) -> str:
         before, opened, inside = head.partition(self.tags.reasoning_open)
@@ -154,15 +213,24 @@ def get_format(
 ) -> PromptFormat:
     """Return the format called ``name``, with another system prompt or other tags if given.
 
+    The ``system_prompt`` of a raw format is its whole text, with ``{question}``.
+
     Raises:
-        ConfigError: Unknown format or tag name, or a repeated tag.
+        ConfigError: Unknown format or tag name, a repeated tag, or a raw text without its question or its opening tag.
     """
     found = FORMATS.get(name)
     if tags:
         found = _with_tags(found, tags)
-    if system_prompt is not None:
-        found = replace(found, system_prompt=system_prompt.strip())
-    return found
+    if not system_prompt or found.is_chat:
+        return found if system_prompt is None else replace(found, system_prompt=system_prompt.strip())
+    text, opening = system_prompt.strip(), found.tags.reasoning_open if found.prefilled_start else ""
+    if "{question}" not in text or not text.endswith(opening):
+        ending = f" that ends with {opening}" if opening else ""
+        raise ConfigError(
+            f"prompt.system_prompt is set, but the prompt format {name} is raw text without a system message; give the whole prompt "
+            f"with {{question}} where the question stands{ending}, or leave it out"
+        )
+    return replace(found, raw_template=text)
 
 
 def missing_tags(prompt_format: PromptFormat) -> list[str]:
@@ -172,19 +240,14 @@ def missing_tags(prompt_format: PromptFormat) -> list[str]:
 
 
 def _with_tags(found: PromptFormat, tags: Mapping[str, str]) -> PromptFormat:
-    valid = ("reasoning_open", "reasoning_close", "answer_open", "answer_close")
     for key in tags:
-        if key not in valid:
+        if key not in _TAGS:
             raise ConfigError(
-                f"prompt.tags has the key '{key}'.{nearest(key, valid)} Expected: {', '.join(valid)}"
+                f"prompt.tags has the key '{key}'.{nearest(key, _TAGS)} Expected: {', '.join(_TAGS)}"
             )
     new = replace(found.tags, **dict(tags))
-    if len(set(new.all())) != len(new.all()):
-        raise ConfigError(
-            f"prompt.tags repeats a tag: {new.all()}; each of the four must differ from the others"
-        )
     system = found.system_prompt
-    for name in valid:
+    for name in _TAGS:
         old = getattr(found.tags, name)
         if old:
             system = system.replace(old, getattr(new, name))

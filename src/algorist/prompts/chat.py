@@ -9,6 +9,7 @@ from typing import Any
 from jinja2.exceptions import TemplateError
 
 from algorist.errors import ConfigError, nearest
+from algorist.prompts.attached import own_template
 from algorist.prompts.base import PromptFormat
 
 
@@ -33,7 +34,11 @@ def render_prompt(prompt_format: PromptFormat, tokenizer: Any, question: str) ->
     try:
         text = str(
             tokenizer.apply_chat_template(
-                rendered, add_generation_prompt=True, tokenize=False, **prompt_format.template_kwargs
+                rendered,
+                chat_template=own_template(tokenizer),
+                add_generation_prompt=True,
+                tokenize=False,
+                **prompt_format.template_kwargs,
             )
         )
     except TemplateError as error:
@@ -66,8 +71,7 @@ def _check_switches(prompt_format: PromptFormat, tokenizer: Any) -> None:
             f"prompt.template_kwargs is set, but the prompt format {prompt_format.name} is raw text and uses no chat template; "
             "take it out, or take a chat format: prompt.format=reasoning_answer"
         )
-    held = tokenizer.chat_template
-    words = _names_in(" ".join(held.values()) if isinstance(held, dict) else held or "")
+    words = _names_in(own_template(tokenizer) or "")
     unread = sorted(set(prompt_format.template_kwargs) - words)
     if unread:
         raise ConfigError(

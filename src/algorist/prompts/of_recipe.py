@@ -10,8 +10,10 @@ from typing import Any
 
 from algorist.config.schema import Recipe
 from algorist.errors import ConfigError
+from algorist.extension import Extensions
 from algorist.prompts import PromptFormat, get_format, missing_tags
 from algorist.prompts.attached import Asked
+from algorist.prompts.base import turn_source
 
 log = logging.getLogger("algorist.prompts.of_recipe")
 
@@ -33,9 +35,21 @@ def recipe_format(recipe: Recipe) -> PromptFormat:
         template_kwargs=section.template_kwargs,
         system_role=section.system_role,
     )
+    found = Extensions.of(recipe).form(found)
     if recipe.model.name != "tiny" and not recipe.sft.enabled:
         warn_of_missing_tags(found)
     return found
+
+
+def with_turns(prompt_format: PromptFormat, turns: Mapping[str, Any] | None) -> PromptFormat:
+    """Return the format with who replies as the user's settings say, tried once; an empty mapping: nobody, None: as it is."""
+    if turns is None:
+        return prompt_format
+    if not turns:
+        return replace(prompt_format, turns=None)
+    source = turn_source(turns, trusted=True)
+    source.check()
+    return source.asked(prompt_format)
 
 
 def warn_of_missing_tags(prompt_format: PromptFormat) -> None:
@@ -73,6 +87,10 @@ def how_to_ask(
 
 def _asked_before(recipe: Recipe | None, name: str | None, of_model: Asked | None) -> Asked:
     trained = of_model or (asked_in_training(recipe, recipe_format(recipe)) if recipe else None)
+    if trained is not None and recipe is not None and trained.prompt_format.turns is not None:
+        # The run's recipe may name code; what lies beside a model may not.
+        own = replace(trained.prompt_format, turns=recipe_format(recipe).turns)
+        trained = replace(trained, prompt_format=own)
     if trained is not None and name in (None, trained.prompt_format.name):
         return trained
     found = get_format(name or "reasoning_answer")

@@ -16,9 +16,12 @@ from algorist.errors import CheckpointError
 from algorist.evaluation.compare import without_the_form
 from algorist.evaluation.estimators import Interval, is_share
 from algorist.report.collect import collect
+from algorist.report.curves import MAIN_CHARTS
 from algorist.store.atomic import replace_text
+from algorist.store.redact import with_texts
 from algorist.store.run_folder import RunFolder
-from algorist.store.safe_text import printable, with_texts
+from algorist.store.safe_text import printable
+from algorist.store.stages import STAGES
 
 TITLES = {
     "greedy_accuracy": "greedy accuracy",
@@ -61,6 +64,7 @@ def render(data: dict[str, Any]) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"interval": interval, "clock": clock, "without_the_form": without_the_form}
+    environment.filters["stage"] = lambda name: name.upper() if name in STAGES else name
     shown = {key: data[key] for key in ("stages", "pairs", "rollouts")}
     return environment.get_template("report.html.j2").render(
         data=data,
@@ -69,6 +73,7 @@ def render(data: dict[str, Any]) -> str:
         made=time.strftime("%Y-%m-%d %H:%M"),
         payload=embedded_json(shown),
         position=position,
+        main_charts=MAIN_CHARTS,
         is_share=is_share,
         assets={
             name: here.joinpath(name).read_text(encoding="utf-8")

@@ -17,7 +17,7 @@ from algorist.evaluation.compare import compare
 from algorist.evaluation.estimators import Interval
 from algorist.report.curves import charts, phases
 from algorist.store.read import metrics, query
-from algorist.store.redact import redact
+from algorist.store.rows import conversation
 from algorist.store.run_folder import RunFolder
 from algorist.store.run_log import clock
 from algorist.store.safe_text import printable
@@ -28,6 +28,10 @@ ROLLOUT_CHARACTERS = 1_100_000
 LONGEST_TEXT = 6_000
 STEPS_SHOWN = 40
 ROLLOUTS_SHOWN = 2_000
+
+
+MAIN_METRICS = ("greedy_accuracy", "lenient_accuracy", "format", "truncated", "mean_tokens")
+"""Metrics of the table that is not folded, beside those of several samples."""
 
 
 def collect(run: RunFolder) -> dict[str, Any]:
@@ -49,6 +53,8 @@ def collect(run: RunFolder) -> dict[str, Any]:
         "facts": facts(run, lines),
         "verdict": _verdict(run),
         "evaluations": [_evaluation(a) for a in evaluations],
+        "metrics": _metrics(evaluations),
+        "differing": [],
         "comparisons": [
             {"first": earlier.name, "second": main[-1].name, **compared(earlier, main[-1])}
             for earlier in reversed(main[:-1])
@@ -59,9 +65,9 @@ def collect(run: RunFolder) -> dict[str, Any]:
         ],
         "pairs": _pairs(main),
         "rollouts": _rollouts(run),
-        "config": redact(printable(run.config.read_text(encoding="utf-8", errors="replace"))),
+        "config": printable(run.config.read_text(encoding="utf-8", errors="replace")),
         "environment": [
-            (key.replace("_gib", ", GiB"), redact(_plain(value)))
+            (key.replace("_gib", ", GiB"), _plain(value))
             for key, value in (environment | _hardware(lines)).items()
             if value not in (None, "", [], {})
         ],
@@ -69,13 +75,21 @@ def collect(run: RunFolder) -> dict[str, Any]:
     }
 
 
+def _metrics(evaluations: Sequence[Artifact]) -> dict[str, list[str]]:
+    """Return the names of the metrics: those of the table, and those that are folded."""
+    names = list(dict.fromkeys(name for a in evaluations if "-step-" not in a.name for name in a.metrics))
+    first = [n for n in names if n.startswith(("pass@", "maj@")) or n in MAIN_METRICS]
+    return {"first": first, "rest": [name for name in names if name not in first]}
+
+
 def _evaluation(artifact: Artifact) -> dict[str, Any]:
     return {
         "name": artifact.name,
-        "model": redact(str(artifact.model)),
+        "between": "-step-" in artifact.name,
+        "model": printable(str(artifact.model)),
         "dataset": artifact.dataset,
         "n": max((interval.n for interval in artifact.metrics.values()), default=0),
-        "protocol": redact(_protocol(artifact.protocol)),
+        "protocol": printable(_protocol(artifact.protocol)),
         "metrics": artifact.metrics,
     }
 
@@ -105,7 +119,7 @@ def facts(run: RunFolder, lines: Sequence[dict[str, Any]]) -> str:
         "seed": values.get("seed"),
         "training": clock(took) if took else None,
     }
-    return redact(printable(" · ".join(f"{key} {value}" for key, value in told.items() if value is not None)))
+    return printable(" · ".join(f"{key} {value}" for key, value in told.items() if value is not None))
 
 
 def _verdict(run: RunFolder) -> list[tuple[str, str]]:
@@ -113,7 +127,7 @@ def _verdict(run: RunFolder) -> list[tuple[str, str]]:
     signals = read_signals(run.path)
     findings = find_causes(signals)
     if findings:
-        return [(redact(f.sentence), redact(printable(f.evidence[0]))) for f in findings]
+        return [(printable(f.sentence), printable(f.evidence[0])) for f in findings]
     return [("", too_little(signals))]
 
 
@@ -235,7 +249,7 @@ def _rollout(row: dict[str, Any], prompts: dict[str, int]) -> dict[str, Any]:
         "group": row["group"] or 0,
         "problem": _safe(row["problem_id"]),
         "prompt": prompts.setdefault(prompt, len(prompts)),
-        "text": _safe(row["completion"]),
+        "text": _safe(conversation(row)),
         "reward": _number(row["reward"]),
         "rewards": {_safe(k): _number(v) for k, v in (row["rewards"] or {}).items()},
         "advantage": _number(row["advantage"]),
@@ -281,7 +295,7 @@ def _reproduce(run: RunFolder, environment: dict[str, Any]) -> list[str]:
     lines.append(
         shlex.join(["algorist", "run", str(run.config), f"run_name={run.path.resolve().name}-again"])
     )
-    return [redact(printable(line)) for line in lines]
+    return [printable(line) for line in lines]
 
 
 def _spread(values: list[Any], count: int) -> list[Any]:
@@ -293,10 +307,10 @@ def _spread(values: list[Any], count: int) -> list[Any]:
 
 def _safe(value: Any) -> str:
     """Return text without secrets and invisible characters, cut to what can be read."""
-    text = redact(str(value if value is not None else ""))
+    text = printable(str(value if value is not None else ""))
     if len(text) > LONGEST_TEXT:
         text = f"{text[:LONGEST_TEXT]} … ({len(text) - LONGEST_TEXT} more characters in the store)"
-    return printable(text)
+    return text
 
 
 def _weight(row: Any) -> int:

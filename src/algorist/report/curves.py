@@ -9,6 +9,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 POINTS = 600
+MAIN_CHARTS = 4
+"""So many charts of a stage are open; the others are folded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +47,6 @@ CHARTS = (
         ("reward",),
     ),
     Chart(
-        "Reward components",
-        "Each reward before its weight. Format rises first, correctness should follow.",
-        ("rewards/*/mean",),
-        ("rewards/", "/mean"),
-    ),
-    Chart(
         "Useful groups",
         "Share of groups whose rewards differ: only these teach. Near 0 means all right or all wrong.",
         ("groups/*share",),
@@ -58,7 +54,19 @@ CHARTS = (
         share=True,
     ),
     Chart(
+        "Completion length",
+        "Tokens per completion.",
+        ("completions/mean_length", "completions/max_length"),
+        ("completions/",),
+    ),
+    Chart(
         "Loss", "For SFT it should fall; for GRPO it says little, watch the reward.", ("loss", "eval_loss")
+    ),
+    Chart(
+        "Reward components",
+        "Each reward before its weight. Format rises first, correctness should follow.",
+        ("rewards/*/mean",),
+        ("rewards/", "/mean"),
     ),
     Chart(
         "Token accuracy",
@@ -68,12 +76,6 @@ CHARTS = (
     ),
     Chart(
         "Entropy", "Spread of the next-token distribution. A collapse to 0 ends exploration.", ("entropy",)
-    ),
-    Chart(
-        "Completion length",
-        "Tokens per completion.",
-        ("completions/mean_length", "completions/max_length"),
-        ("completions/",),
     ),
     Chart(
         "Truncated",

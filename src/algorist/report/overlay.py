@@ -7,6 +7,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from algorist.config.changes import flat
+from algorist.config.yaml_text import one_line_yaml
+from algorist.diagnosis.signals import read_settings
 from algorist.errors import CheckpointError, DataError
 from algorist.evaluation.artifact import Artifact, artifact_names, read_artifact
 from algorist.report.build import render
@@ -65,6 +68,7 @@ def build_overlay(runs: Sequence[Path], to: Path | None = None) -> Path:
         ],
         "shown": [name for name in SHOWN if any(a and name in a.metrics for a in last)],
         "stages": [{"name": s, "charts": _charts(names, lines, s), "phases": {}} for s in stages],
+        "differing": differing([folder.path for folder in folders]), "metrics": {"first": [], "rest": []},
         "verdict": [], "evaluations": [], "comparisons": [], "breakdowns": [], "environment": [], "reproduce": [], "config": "",
         "pairs": {"names": [], "rows": [], "all": 0},
         "rollouts": {"rows": [], "prompts": [], "all": 0, "steps": 0, "all_steps": 0},
@@ -76,6 +80,14 @@ def build_overlay(runs: Sequence[Path], to: Path | None = None) -> Path:
     place = overlay_path(runs) if to is None else to
     replace_text(place, render(data))
     return place
+
+
+def differing(runs: Sequence[Path]) -> list[tuple[str, list[str]]]:
+    """Return the settings that are not the same in all runs: key, and the value of each run."""
+    settings = [flat(dict(read_settings(run).values)) for run in runs]
+    keys = sorted({key for of_run in settings for key in of_run} - {"run_name", "output_dir", "description"})
+    rows = [(key, ["–" if key not in s else one_line_yaml(s[key]) for s in settings]) for key in keys]
+    return [(key, values) for key, values in rows if len(set(values)) > 1]
 
 
 def _charts(

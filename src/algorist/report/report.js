@@ -60,7 +60,7 @@
       width: host.clientWidth, height: 210,
       cursor: { sync: { key: entry.stage }, drag: { x: true, y: false } },
       scales: { x: { time: false }, y: chart.share ? { range: [0, 1] } : { range: around } },
-      axes: [{ ...axis, size: 34, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 1e5, 1e6] }, { ...axis, size: 58, values: (_, ticks) => ticks.map(short) }],
+      axes: [{ ...axis, size: 34, label: "step", labelSize: 16, labelFont: "12px system-ui, sans-serif", incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 1e5, 1e6] }, { ...axis, size: 58, values: (_, ticks) => ticks.map(short) }],
       series: [{ label: "step" }, ...series],
       hooks: { setSeries: [(u, i, opts) => {
         if (i && i % 2 === 0 && opts && opts.show !== undefined) u.setSeries(i - 1, { show: opts.show });
@@ -102,6 +102,8 @@
     if (correct === null || correct === undefined) return element("span", "verdict", "not graded");
     return element("span", correct ? "verdict right" : "verdict wrong", correct ? "✓ right" : "✗ wrong");
   }
+
+  const words = (code) => code ? code.replaceAll("_", " ") : code;
 
   function facts(parts) {
     const line = element("div", "facts");
@@ -159,7 +161,7 @@
       const sides = element("div", "sides");
       row.sides.forEach((side, i) => {
         const block = element("div", "side");
-        block.append(facts([element("strong", "", data.pairs.names[i].toUpperCase()), verdict(side.correct), side.reason,
+        block.append(facts([element("strong", "", data.pairs.names[i].toUpperCase()), verdict(side.correct), words(side.reason),
           side.extracted ? `read ${side.extracted}` : "no answer read", `${side.tokens ?? "?"} tokens`]),
         answer(side.text, side.correct));
         sides.append(block);
@@ -192,7 +194,7 @@
       prompt.append(element("summary", "quiet", prompts[row.prompt].replace(/<\|[^|]*\|>|\s+/g, " ").trim().slice(-160)),
         element("pre", "", prompts[row.prompt]));
       if (row.first) item.classList.add("first");
-      item.append(prompt, facts([`step ${row.step}`, row.correct === null && !row.reason ? null : verdict(row.correct), row.reason,
+      item.append(prompt, facts([`step ${row.step}`, row.correct === null && !row.reason ? null : verdict(row.correct), words(row.reason),
         `reward ${short(row.reward)}`, ...Object.entries(row.rewards).map(([k, v]) => `${k} ${short(v)}`),
         `advantage ${short(row.advantage)}`, `${row.tokens ?? "?"} tokens`, row.truncated ? "truncated" : null,
         row.extracted ? `read ${row.extracted}` : "no answer read", row.gold ? `answer ${row.gold}` : null,

@@ -1,24 +1,24 @@
-"""Rewards: named functions by theme; the total is their weighted sum.
+"""Rewards: a reward is a function of a rollout and its problem; a recipe's total is the weighted sum of those that it names.
 
-``correctness`` right or wrong, ``form`` tags, ``style`` steps and repetition, ``length``, ``control`` the random control;
-the reference systems' own rules in ``systems``. ``build_rewards`` makes a recipe's list into callables for TRL.
+``basic`` right or wrong, steps, length, the random control; ``form`` tags; the reference systems' own rules in ``systems``; ``user``
+a user's own. ``build_rewards`` makes a recipe's list; each of them can be called as TRL calls rewards, too.
 """
 
-from algorist.rewards import control, correctness, form, length, style  # noqa: F401
+from algorist.rewards import basic, form  # noqa: F401
 from algorist.rewards.base import REWARDS, Reward, reward
 from algorist.rewards.build import (
     DEFAULT_REWARD_WEIGHTS,
     DEFAULT_REWARDS,
     RewardBreakdown,
     RewardSet,
-    TrainerReward,
     breakdown,
     build_rewards,
     default_reward_functions,
+    trl_reward,
 )
-from algorist.rewards.extract import text_of
 from algorist.rewards.systems import cs336, dapo, open_r1  # noqa: F401
 from algorist.rewards.systems.cs336 import question_only_reward_fn, r1_zero_reward_fn
+from algorist.rewards.trl_form import text_of
 from algorist.rewards.user import load_user_reward
 
 __all__ = [
@@ -28,7 +28,6 @@ __all__ = [
     "Reward",
     "RewardBreakdown",
     "RewardSet",
-    "TrainerReward",
     "breakdown",
     "build_rewards",
     "default_reward_functions",
@@ -37,4 +36,5 @@ __all__ = [
     "r1_zero_reward_fn",
     "reward",
     "text_of",
+    "trl_reward",
 ]

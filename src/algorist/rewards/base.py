@@ -1,108 +1,339 @@
-"""What a reward is: a plain function of one completion, registered under a name with its declared range.
+"""What a reward is: a function of a rollout and its problem, with a name, a range and a weight.
 
-A reward names what it needs. From this list it receives what it asks for, by keyword:
+A function names what it needs, and gets it by name: ``rollout`` and ``problem``, or a part of them (``OFFERS``). A first argument
+of any other name is the rollout. Every further argument is a parameter, set in a recipe under ``params``. It returns a number, or
+None where it does not apply.
 
-- ``parsed``: the completion as its prompt format read it (``Parsed``);
-- ``gold``: the gold answer (text, never empty);
-- ``problem``: the other columns of the row, by name;
-- ``matcher``: how the recipe compares answers;
-- ``tags``: the four tags of the prompt format (only when it has four);
-- ``prefilled``: True when the prompt already opens the reasoning;
-- ``completion_ids``: the token ids of the completion.
-
-Every other keyword is a parameter, set in a recipe under ``params``.
+The other form is TRL's: lists of ``completions``, ``prompts`` and columns by name, one value per completion (``trl_form``).
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+import logging
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
-from algorist.errors import ConfigError, nearest
+from algorist.errors import ConfigError, RewardError, nearest
+from algorist.parameters import REQUIRED, Parameter, check_values, parameters_of
+from algorist.prompts import PromptFormat, get_format
 from algorist.registry import Registry
+from algorist.rewards.trl_form import Decode, columns_of, rollouts_of
+from algorist.types import Group, Problem, Rollout
 
-RewardFunction = Callable[..., float]
-Bounds = Callable[..., tuple[float, float]]
-CONTEXT = frozenset({"parsed", "gold", "problem", "matcher", "tags", "prefilled", "completion_ids"})
+log = logging.getLogger("algorist.rewards")
+
+AROUND: dict[str, Callable[[Any], Any]] = {
+    "matcher": lambda reward: reward.matcher,
+    "form": lambda reward: reward.form,
+    "tags": lambda reward: reward.form.tags,
+    "prefilled": lambda reward: reward.form.prefilled_start,
+}
+"""What any function may name of the recipe: its matcher; its prompt format, the format's four tags, and whether the prompt opens the
+reasoning already."""
+OFFERS: dict[str, Callable[[Rollout, Problem], Any]] = {
+    "rollout": lambda rollout, problem: rollout,
+    "problem": lambda rollout, problem: problem,
+    "completion": lambda rollout, problem: rollout.text,
+    "parsed": lambda rollout, problem: rollout.parsed,
+    "completion_ids": lambda rollout, problem: rollout.sampled_ids,
+    "gold": lambda rollout, problem: problem.answer,
+}
+"""What a function of a rollout may name: the rollout, its text, its reading, its sampled tokens; the problem, its gold answer."""
+FROM_THE_TRAINER = ("trainer_state", "log_metric", "log_extra")
+"""What only a trainer has; a function that names one of these runs in the trainer's process, and applies nowhere else."""
+FORMS = "def f(rollout, problem): …  or, as TRL calls it,  def f(completions, **columns): …"
+_SAID = ("<reasoning>\n3 + 4 = 7\n</reasoning>\n<answer>\n7\n</answer>", "It is 8.")
+LARGEST = 1e9
+"""A value beyond this would overflow in the statistics of its group."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Reward:
-    """A function as a reward; what it asks for is read from its signature.
+    """A function as a reward. Registered ones say how it can be set, those of ``build_rewards`` how it is set.
 
-    ``low`` and ``high`` bound its values under the default parameters; ``range_with`` under others. ``gold`` says whether rows
-    must have a gold answer (None: if the function asks for it), ``source`` where the rule comes from.
-
-    Raises:
-        ConfigError: ``low`` above ``high``, or a parameter without a default value.
+    Attributes:
+        name: In recipes, metrics and the store.
+        function: A function of a rollout, or in TRL's form.
+        low: Its least value, under the default parameters; also its floor, what a completion gets for which it fails.
+        high: Its greatest value. A value outside is a failure.
+        gold: Whether rows must have a gold answer; None: if it asks for ``gold``.
+        source: Where the rule comes from.
+        aliases: Other names of it.
+        bounds: ``f(**params) -> (low, high)`` for a range that depends on the parameters; may refuse values.
+        weight: Its factor in the sum.
+        params: Its parameters.
+        form: How completions are read.
+        matcher: How answers are compared.
+        decode: Turns token ids into text, for completions that come as ids.
+        failures: Completions for which it raised, gave no finite number of its range, or had no gold answer.
+        first_failure: What the first of them was.
     """
 
     name: str
-    function: RewardFunction
-    low: float
-    high: float
+    function: Callable[..., Any]
+    low: float = -math.inf
+    high: float = math.inf
     gold: bool | None = None
     source: str = ""
     aliases: tuple[str, ...] = ()
-    bounds: Bounds | None = None
+    bounds: Callable[..., tuple[float, float]] | None = None
+    weight: float = 1.0
+    params: Mapping[str, Any] = field(default_factory=dict)
+    form: PromptFormat = field(default_factory=lambda: get_format("reasoning_answer"))
+    matcher: str = "symbolic"
+    decode: Decode | None = None
+    failures: int = 0
+    first_failure: str = ""
 
     def __post_init__(self) -> None:
+        self.__name__ = self.name  # TRL reads it
         if not self.low <= self.high:
             raise ConfigError(
                 f"reward '{self.name}' declares the range {self.low} … {self.high}; expected low <= high"
             )
-        for key, default in self.params.items():
-            if default is inspect.Parameter.empty:
-                raise ConfigError(
-                    f"reward '{self.name}': parameter '{key}' has no default.{nearest(key, CONTEXT)} "
-                    f"Give it one, or use a name that is filled in: {', '.join(sorted(CONTEXT))}"
-                )
+        if not self._arguments or inspect.iscoroutinefunction(self.function):
+            wrong = "is async" if self._arguments else "takes no arguments"
+            raise ConfigError(f"reward '{self.name}' {wrong}; expected {FORMS}")
+        required = next((name for name, p in self.parameters.items() if p.default is REQUIRED), None)
+        if required is not None:
+            known = sorted({*OFFERS, *AROUND, *FROM_THE_TRAINER})
+            raise ConfigError(
+                f"reward '{self.name}': parameter '{required}' has no default.{nearest(required, known)} "
+                f"Give it one, or use a name that is filled in: {', '.join(known)}"
+            )
 
     @cached_property
-    def _keywords(self) -> dict[str, Any]:
-        """What the function takes besides the completion, with its defaults."""
-        keywords = list(inspect.signature(self.function).parameters.values())[1:]
-        return {p.name: p.default for p in keywords if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
+    def _arguments(self) -> dict[str, inspect.Parameter]:
+        return dict(inspect.signature(self.function).parameters)
+
+    @cached_property
+    def _first(self) -> str:
+        return next(iter(self._arguments))
+
+    @cached_property
+    def _any_keyword(self) -> bool:
+        return any(p.kind is p.VAR_KEYWORD for p in self._arguments.values())
+
+    @cached_property
+    def takes_lists(self) -> bool:
+        """Whether the function has TRL's form: it names lists, or takes any keyword and neither ``rollout`` nor ``completion``."""
+        names = self._arguments.keys()
+        return bool(names & {"completions", "prompts"}) or (
+            self._any_keyword and names.isdisjoint({"rollout", "completion"})
+        )
 
     @cached_property
     def context(self) -> frozenset[str]:
-        """The names from ``CONTEXT`` that the function asks for."""
-        return CONTEXT & self._keywords.keys()
+        """The names from ``OFFERS`` that the function asks for."""
+        return frozenset(OFFERS.keys() & {*self._arguments, *(() if self._first in OFFERS else ("rollout",))})
 
     @cached_property
-    def params(self) -> Mapping[str, Any]:
-        """The function's own parameters with their defaults."""
-        return {name: default for name, default in self._keywords.items() if name not in CONTEXT}
+    def parameters(self) -> dict[str, Parameter]:
+        """What can be set under ``params``: the function's other arguments, with their defaults and types."""
+        filled = {self._first, *OFFERS, *AROUND, *FROM_THE_TRAINER}
+        own = parameters_of(self.function, without=filled)
+        return {n: p for n, p in own.items() if not (self.takes_lists and p.default is REQUIRED)}
+
+    @property
+    def needs_trainer(self) -> bool:
+        """Whether the reward asks for what only a trainer has."""
+        return not self._arguments.keys().isdisjoint(FROM_THE_TRAINER)
 
     @property
     def needs_gold(self) -> bool:
         """Whether rows must have a gold answer."""
-        return "gold" in self.context if self.gold is None else self.gold
+        return ("gold" in self.context and not self.takes_lists) if self.gold is None else self.gold
 
     @property
-    def summary(self) -> str:
-        """The first line of the function's docstring."""
-        return (inspect.getdoc(self.function) or "").partition("\n")[0]
+    def floor(self) -> float:
+        """What a completion gets for which the reward fails."""
+        return self.low if math.isfinite(self.low) else 0.0
 
-    def range_with(self, params: Mapping[str, Any]) -> tuple[float, float]:
-        """Return the range of the values under ``params``.
+    def set_to(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], float, float]:
+        """Return parameters as the types of the function's, and the range of the values under them.
 
         Raises:
-            ConfigError: A parameter that the reward does not have, or a value that it refuses.
+            ConfigError: A parameter that the reward does not have, of another type, or a value that it refuses.
         """
-        for key in params:
-            if key not in self.params:
-                raise ConfigError(
-                    f"reward '{self.name}' has no parameter '{key}'.{nearest(key, self.params)} "
-                    f"It has: {', '.join(self.params) or 'none'}"
-                )
-        return self.bounds(**{**self.params, **params}) if self.bounds else (self.low, self.high)
+        checked, own = dict(params), self.parameters
+        if not self._any_keyword:
+            checked = check_values(own, params, of=f"the reward '{self.name}'", key=f"rewards.{self.name}")
+        if self.bounds is None:
+            return checked, self.low, self.high
+        low, high = self.bounds(**{**{name: p.default for name, p in own.items()}, **checked})
+        return checked, low, high
+
+    def values(self, groups: Sequence[Group], extra: Mapping[str, Any] | None = None) -> list[float | None]:
+        """Return the value of each rollout of the groups, in their order.
+
+        Args:
+            groups: Problems with their rollouts.
+            extra: What the trainer offers by name (``FROM_THE_TRAINER``).
+        """
+        count = sum(len(group.rollouts) for group in groups)
+        if self.needs_trainer and not extra:
+            return [None] * count
+        if self.takes_lists:
+            return self._from_lists(columns_of(groups), count, extra or {})
+        return [self._value(r, [group.problem], extra or {}) for group in groups for r in group.rollouts]
+
+    def __call__(
+        self, prompts: Sequence[Any] | None = None, completions: Sequence[Any] | None = None, **columns: Any
+    ) -> list[float | None]:
+        """Return one value per completion, as TRL calls rewards.
+
+        Args:
+            prompts: Passed to functions of TRL's form.
+            completions: In any form that TRL sends (``trl_form.text_of``).
+            **columns: Gold answers (``trl_form.GOLDS``), ``completion_ids``, and every other column.
+
+        Raises:
+            ConfigError: No column holds the gold answers, or a column that the reward needs is missing.
+        """
+        if completions is None:
+            raise ConfigError(f"reward '{self.name}' was called without completions; write completions=[…]")
+        extra = {name: columns.pop(name) for name in FROM_THE_TRAINER if name in columns}
+        if self.takes_lists:
+            lists = {"prompts": prompts, "completions": completions, **columns}
+            return self._from_lists(lists, len(completions), extra)
+        rows = rollouts_of(self, completions, columns)
+        return [self._value(rollout, problems, extra) for rollout, problems in rows]
+
+    def probe(self) -> None:
+        """Call the function on two made-up rollouts: what it raises there may be the data's fault, the kind of its value is not.
+
+        Raises:
+            ConfigError: It returns something else than a number or None for each of them, or ends the program.
+        """
+        if hasattr(self.function, "probe"):
+            self.function.probe(self.form, self.matcher, self.params)
+            return
+        reading = [
+            Rollout([1] * n, text, None, False, self.form.parse(text)) for n, text in enumerate(_SAID, 1)
+        ]
+        group = Group(Problem("probe", "What is 3 + 4?", "7"), "What is 3 + 4?", [1, 2], reading)
+        try:
+            made = (
+                [self.call(rollout, group.problem, {}) for rollout in reading]
+                if not self.takes_lists
+                else None
+            )
+            values = self.call_lists(columns_of([group]), {}) if made is None else made
+        except SystemExit as error:
+            raise ConfigError(f"reward '{self.name}' ended the program (SystemExit: {error})") from error
+        except Exception:
+            return
+        wrong = next((v for v in values if v is not None and not hasattr(v, "__float__")), None)
+        if wrong is not None or len(values) != len(reading):
+            what = (
+                f"{len(values)} values for 2 completions"
+                if wrong is None
+                else f"a value of type {type(wrong).__name__}"
+            )
+            raise ConfigError(
+                f"reward '{self.name}' returned {what}; expected a number or None for a completion: {FORMS}"
+            )
+
+    def call(self, rollout: Rollout, problem: Problem, extra: Mapping[str, Any]) -> Any:
+        """Return what the function returns for a rollout."""
+        named = {name: offer(rollout, problem) for name, offer in OFFERS.items() if name in self._arguments}
+        return self.function(*(() if self._first in OFFERS else (rollout,)), **named, **self._around(extra))
+
+    def call_lists(self, columns: Mapping[str, Any], extra: Mapping[str, Any]) -> list[Any]:
+        """Return what a function of TRL's form returns; it gets the columns that it names, or with ``**keywords`` all of them."""
+        taken = {
+            name: column for name, column in columns.items() if self._any_keyword or name in self._arguments
+        }
+        return list(self.function(**{**taken, **self._around(extra)}))
+
+    def _around(self, extra: Mapping[str, Any]) -> dict[str, Any]:
+        around = {name: offer(self) for name, offer in AROUND.items() if name in self._arguments}
+        if len(self.form.tags.all()) != 4:
+            around.pop("tags", None)  # the function's own default then
+        return {**around, **{k: v for k, v in extra.items() if k in self._arguments}, **self.params}
+
+    def _value(self, rollout: Rollout, problems: Sequence[Problem], extra: Mapping[str, Any]) -> float | None:
+        """Return the value of a rollout; of several gold answers the one that serves it best."""
+
+        def best() -> float | None:
+            if self.needs_gold and not all(problem.answer.strip() for problem in problems):
+                raise ValueError("the row has no gold answer")
+            values = [self._checked(self.call(rollout, problem, extra)) for problem in problems]
+            return max((value for value in values if value is not None), default=None)
+
+        return self._or_floor(best)
+
+    def _from_lists(
+        self, columns: Mapping[str, Any], count: int, extra: Mapping[str, Any]
+    ) -> list[float | None]:
+        failed = self.failures
+        values = self._or_floor(partial(self.call_lists, columns, extra))
+        if self.failures == failed and len(values) != count:
+            error = ValueError(f"it returned {len(values)} values for {count} completions")
+            values = self._failed(error)
+        if self.failures > failed:
+            self.failures = failed + count
+            return [self.floor] * count
+        return [self._or_floor(partial(self._checked, value)) for value in values]
+
+    def _checked(self, value: Any) -> float | None:
+        if value is None:
+            return None
+        number = float(value)
+        if not abs(number) <= LARGEST:
+            raise ValueError(f"it returned {number:g}; expected a finite number of at most {LARGEST:g}")
+        slack = 1e-6 * max(1.0, abs(number))
+        if not self.low - slack <= number <= self.high + slack:
+            raise ValueError(
+                f"it returned {number:g}, outside its declared range {self.low:g} … {self.high:g}"
+            )
+        return number
+
+    def _or_floor(self, call: Callable[[], Any]) -> Any:
+        """Return what ``call`` returns, or the floor where it raises; that is counted, and logged the first time."""
+        try:
+            return call()
+        except RewardError:
+            raise
+        except SystemExit as error:
+            raise RewardError(
+                f"reward '{self.name}' ended the program (SystemExit: {error}); let it return a number, or None where it does "
+                "not apply, and continue with --resume"
+            ) from error
+        except Exception as error:
+            return self._failed(error)
+
+    def _failed(self, error: Exception) -> float:
+        if self.failures == 0:
+            said = (str(error).splitlines() or [""])[0]
+            # What another process raised comes as a RuntimeError with its traceback.
+            places = re.findall(r'File "([^"]+)", line (\d+)', str(error))
+            said += f" in {Path(places[-1][0]).name}:{places[-1][1]}" if places else ""
+            self.first_failure = (
+                said if isinstance(error, RuntimeError) else f"{type(error).__name__}: {said}"
+            )
+            told = "reward '%s' failed: %s; such completions get its floor %g and are counted (shown once)"
+            log.warning(told, self.name, self.first_failure, self.floor, exc_info=error)
+        self.failures += 1
+        return self.floor
 
 
 REWARDS: Registry[Reward] = Registry("reward")
+
+
+def as_reward(name: str, function: Callable[..., Any]) -> Reward:
+    """Return a plain function as a reward; its attributes ``low`` and ``high``, or ``@reward``, declare its range."""
+    declared = getattr(function, "reward", None)
+    if isinstance(declared, Reward):
+        return declared
+    low, high = getattr(function, "low", -math.inf), getattr(function, "high", math.inf)
+    return Reward(name, function, float(low), float(high))
 
 
 def reward(
@@ -113,27 +344,21 @@ def reward(
     needs_gold: bool | None = None,
     aliases: tuple[str, ...] = (),
     source: str = "",
-    bounds: Bounds | None = None,
-) -> Callable[[RewardFunction], RewardFunction]:
-    """Register ``function(completion, *, …) -> float``; the function itself stays as it is.
+    bounds: Callable[..., tuple[float, float]] | None = None,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register ``function(rollout, problem, *, …) -> float | None``; the function itself stays as it is.
 
-    Args:
-        name: The name in recipes.
-        low: Least value under the default parameters; also what a completion gets for which the reward raises.
-        high: Greatest value under the default parameters.
-        needs_gold: Whether rows must have a gold answer; by default, whether the function asks for ``gold``.
-        aliases: Other names for the same reward.
-        source: Where the rule comes from.
-        bounds: ``f(**params) -> (low, high)`` for a range that depends on the parameters; may refuse values.
+    Args as the attributes of ``Reward``.
 
     Raises:
         ConfigError: The name is taken, or the signature is not that of a reward.
     """
 
-    def decorate(function: RewardFunction) -> RewardFunction:
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         made = Reward(name, function, low, high, needs_gold, source, aliases, bounds)
         for key in (name, *aliases):
             REWARDS.register(key)(made)
+        function.reward = made  # type: ignore[attr-defined]
         return function
 
     return decorate

@@ -1,62 +1,17 @@
-"""Reading completions: the text in any form TRL sends it, and the blocks, numbers and formulas in that text."""
+"""Reading completions: the blocks, numbers and formulas in a text."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
-from typing import Any
 
-from algorist.errors import ConfigError
 from algorist.grading.markers import find_boxes, is_denied
 
-Decode = Callable[[list[int]], str]
 _MATH = re.compile(r"\$([^$]+)\$")
 _ALTERNATIVES = re.compile(
     r"[,;/]|,?\s*(?:or|and|maybe|not|and/or)(?:\s+(?:maybe|perhaps|not))?", re.IGNORECASE
 )
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
-
-
-def text_of(completion: Any, decode: Decode | None = None) -> str:
-    """Return the text of a completion in any form that TRL sends.
-
-    Args:
-        completion: Text, a message, a list of messages or of texts (the first one counts), or token ids as a list or
-            a tensor. None is the empty text.
-        decode: Turns token ids into text, for example ``tokenizer.decode``.
-
-    Raises:
-        ConfigError: Token ids without ``decode``.
-    """
-    if completion is None:
-        return ""
-    if isinstance(completion, str):
-        return completion
-    if isinstance(completion, dict):
-        return _content(completion.get("content"))
-    if hasattr(completion, "tolist"):
-        completion = completion.tolist()
-    if isinstance(completion, int):
-        completion = [completion]
-    if isinstance(completion, (list, tuple)):
-        if not completion:
-            return ""
-        if not isinstance(completion[0], int):
-            return text_of(completion[0], decode)
-        if decode is None:
-            raise ConfigError(
-                "a completion came as token ids, and the rewards cannot read them; "
-                "write build_rewards(..., decode=tokenizer.decode)"
-            )
-        return decode(list(completion))
-    return str(completion)
-
-
-def _content(content: Any) -> str:
-    if isinstance(content, (list, tuple)):  # a message in parts: [{"type": "text", "text": …}, …]
-        return "".join(str(p.get("text") or "") if isinstance(p, dict) else str(p) for p in content)
-    return "" if content is None else str(content)
 
 
 def first_block(text: str, opening: str, closing: str) -> str | None:
@@ -93,7 +48,7 @@ def formula_in(text: str) -> str:
     boxes, unclosed = find_boxes(text)
     if boxes and not unclosed:
         box = boxes[-1]
-        return text.strip() if is_denied(text, box.command) else text[box.start : box.end].strip()
+        return text.strip() if is_denied(text, box.command, box.end) else text[box.start : box.end].strip()
     formulas = list(_MATH.finditer(text))
     if not formulas or is_denied(text, formulas[-1].start()):
         return text.strip()

@@ -7,7 +7,7 @@ import re
 from algorist.errors import ConfigError
 from algorist.prompts import Tags
 from algorist.rewards.base import reward
-from algorist.rewards.correctness import REASONING_TAGS
+from algorist.rewards.basic import REASONING_TAGS
 from algorist.rewards.extract import follows
 from algorist.rewards.systems.dapo import WORKING_TAGS
 from algorist.rewards.systems.open_r1 import THINK_TAGS

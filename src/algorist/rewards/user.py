@@ -1,105 +1,203 @@
-"""A user's own reward: ``file.py:function``, on one completion like ours, or in TRL's call form."""
+"""A user's own reward, ``file.py:function``, in a process of its own: what hangs is killed, what crashes takes nothing with it.
+
+The file is imported there and nowhere else; what a call needs goes there pickled, plain values come back as JSON. A function with a
+state, or one that asks for what only the trainer has, runs in this process, without a limit.
+"""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import os
+import pickle
+import sys
+from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from algorist.errors import ConfigError
-from algorist.rewards.base import REWARDS, Reward
-from algorist.rewards.isolated import Isolated, user_file
-from algorist.user_file import find_file, import_file, no_function
+from algorist.child_process import START_S, Answer, Child
+from algorist.errors import ConfigError, RewardError
+from algorist.rewards.base import Reward, as_reward
+from algorist.store.redact import secret_variables
+from algorist.store.safe_text import printable
+from algorist.types import Problem, Rollout
+from algorist.user_code import find_file, functions_of, import_file, no_function
 
-_FORMS = "def f(completion, *, gold): …  or, as TRL calls it,  def f(completions, **kwargs): …"
-
-
-BOUND = ("trainer_state", "log_metric", "log_extra", "environments")
-"""What TRL passes and another process cannot be given; a function that names one of them runs in this process."""
 TIMEOUT_S = 30.0
 """Seconds that one call of a user's function may take, unless the recipe says otherwise."""
+ENDED = ("timeout", "crashed", "memory")
+MAX_ENDED = 3
+"""So many calls in a row that hang or kill their process end the run: the function always does, not on one completion."""
 
 
-@dataclass(frozen=True)
-class BatchReward:
-    """A reward in TRL's call form. ``low`` is what completions get when it raises (``f.low = -1.0`` sets it)."""
+class UserFunction:
+    """Callable like a function of a user's file, in the process of that file.
 
-    name: str
-    function: Callable[..., Sequence[float | None]]
-    low: float = 0.0
-    high: float = 1.0
+    Raises, when called:
+        TimeoutError: The call took too long (the process is killed, the next call starts a new one).
+        RewardError: ``MAX_ENDED`` calls in a row took too long or killed their process.
+        RuntimeError: The function raised, or the process died; the message holds its traceback.
+    """
 
-    def range_with(self, params: Mapping[str, Any]) -> tuple[float, float]:
-        """Return the declared range; a function in this form may take any parameter."""
-        return self.low, self.high
+    def __init__(self, child: Child, path: Path, name: str, timeout_s: float) -> None:
+        self.child, self.path, self.__name__, self.timeout_s = child, path, name, timeout_s
+        self.ended_in_a_row = 0
 
-    def call(self, given: Mapping[str, Any]) -> Sequence[float | None]:
-        """Call the function with what its signature takes of ``given``; with everything if it has ``**kwargs``."""
-        parameters = inspect.signature(self.function).parameters
-        if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-            # Not part of TRL's call, or bound to this process: only for those who name them.
-            own = ("matcher", "prefilled", "tags", *BOUND)
-            return self.function(**{k: v for k, v in given.items() if k in parameters or k not in own})
-        return self.function(**{key: value for key, value in given.items() if key in parameters})
+    def __call__(self, rollout: Rollout, problem: Problem, form: Any, matcher: str, **params: Any) -> Any:
+        """Return what the function returned for a rollout."""
+        return self.ask("call", (rollout, problem), form, matcher, params)
+
+    def bounds(self, **params: Any) -> tuple[float, float]:
+        """Return the range under these parameters, which are checked where the function is."""
+        low, high = self.ask("set_to", (), None, "", params)
+        return low, high
+
+    def probe(self, form: Any, matcher: str, params: Any) -> None:
+        """Probe the function where it is (see ``Reward.probe``)."""
+        with suppress(TimeoutError, RuntimeError):
+            self.ask("probe", (), form, matcher, params)
+
+    def ask(
+        self, what: str, args: tuple[Any, ...], form: Any = None, matcher: str = "", params: Any = None
+    ) -> Any:
+        """Return what the other process answers (see ``prepare``)."""
+        request = pickle.dumps((what, self.__name__, args, form, matcher, params or {}))
+        answer = self.child.ask(request, self.timeout_s)
+        self.ended_in_a_row = self.ended_in_a_row + 1 if answer.error in ENDED else 0
+        if self.ended_in_a_row >= MAX_ENDED:
+            self.ended_in_a_row = 0
+            slow = answer.error == "timeout"
+            does = f"took longer than {self.timeout_s:g} s" if slow else "ended its process"
+            more = ", or give it more time: rewards: [{name: …, timeout_s: 120}]" if slow else ""
+            raise RewardError(
+                f"reward function '{self.__name__}' in {self.path} {does} {MAX_ENDED} times in a row, so it always does. Correct it "
+                f"and continue with --resume{more}"
+            )
+        value = value_of(answer, self.timeout_s)
+        if isinstance(value, dict) and "refused" in value:
+            raise ConfigError(value["refused"])
+        return value
 
 
-def load_user_reward(target: str, *, timeout_s: float = TIMEOUT_S) -> Reward | BatchReward:
-    """Load ``file.py:function``; the file is imported in another process, and calls are killed after ``timeout_s`` seconds.
+class UserLists(UserFunction):
+    """The same for a function of TRL's form."""
 
-    A function with a ``state_dict`` or one that asks for what only this process has (``trainer_state``, ``log_metric``,
-    ``log_extra``) runs here, without a limit; only then is its file imported here too.
+    def __call__(self, completions: Any, form: Any, matcher: str, **columns: Any) -> Any:  # type: ignore[override]
+        """Return what the function returned for lists."""
+        return self.ask("lists", ({"completions": completions, **columns},), form, matcher)
 
-    A first parameter called ``completions`` (or ``prompts``, or only ``**kwargs``) means TRL's call form, anything
-    else a reward of one completion, which names what it needs like those in the registry. A function may carry
-    ``low`` and ``high`` attributes, or be decorated with ``@reward``.
+
+def value_of(answer: Answer, timeout_s: float) -> Any:
+    """Return the value of an answer, or raise TimeoutError or RuntimeError with what went wrong."""
+    if answer.error == "timeout":
+        raise TimeoutError(f"it took longer than {timeout_s:g} s and was killed")
+    if answer.error == "memory":
+        raise RuntimeError(f"it needed more than {_memory_mb()} MiB of memory, half of this machine's")
+    if answer.error:
+        raise RuntimeError(answer.detail or answer.error)
+    return answer.value
+
+
+def load_user_reward(
+    target: str, *, timeout_s: float = TIMEOUT_S, environment: tuple[str, ...] = ()
+) -> Reward:
+    """Load ``file.py:function`` as a reward.
+
+    Args:
+        target: The file and the function, or an object that can be called. ``low`` and ``high`` attributes, or ``@reward``, declare
+            its range.
+        timeout_s: Seconds that one call may take.
+        environment: Secret variables of the environment that its process gets; all others that are no secret it gets anyway.
 
     Raises:
-        ConfigError: No such file or function, a file that cannot be imported, or a signature that fits neither form.
+        ConfigError: No such file or function, a file that cannot be imported, or a signature that fits no form.
     """
     path, name = find_file(target, f"reward '{target}'")
-    return _load(target, path, path.stat().st_mtime_ns, name, timeout_s)
-
-
-@lru_cache(maxsize=256)
-def _load(target: str, path: Path, modified_ns: int, name: str, timeout_s: float) -> Reward | BatchReward:
-    file = user_file(path)
+    child = _process(path, path.stat().st_mtime_ns, environment)
     try:
-        there = file.functions()
-        about = file.describe(name)
+        names = value_of(child.start(START_S), START_S)["functions"]
+        about = UserFunction(child, path, name, START_S).ask("describe", ())
     except (RuntimeError, TimeoutError) as error:
-        file.child.close()
+        child.close()
         raise ConfigError(
             f"reward '{target}': {path} cannot be imported: {(str(error).splitlines() or ['?'])[0]}"
         ) from None
-    if not about["callable"]:
-        raise ConfigError(f"reward '{target}': {path} {no_function(name, there)}")
-    registered = about["registered"]
-    if registered and registered["ours"] and registered["name"] in REWARDS:
-        return REWARDS.get(registered["name"])
-    if about["async"]:
-        raise ConfigError(f"reward '{target}' is async; write an ordinary function: {_FORMS}")
-    names = [parameter["name"] for parameter in about["parameters"]]
-    if not names:
-        raise ConfigError(f"reward '{target}' takes no arguments; expected {_FORMS}")
-    function: Any = Isolated(file, name, about, timeout_s)
-    if registered:
-        bounds = function.bounds if registered["has_bounds"] else None
-        given = {key: registered[key] for key in ("name", "low", "high", "gold", "source")}
-        return Reward(function=function, bounds=bounds, **given)
-    if about["has_state"] or set(names) & set(BOUND):
-        function = _imported_here(target, path, name)
-    low, high = about["low"], about["high"]
-    variadic = about["parameters"][0]["kind"] == inspect.Parameter.VAR_KEYWORD
-    if "completions" in names or names[0] == "prompts" or variadic:
-        return BatchReward(name, function, low, high)
-    return Reward(name, function, low, high)
+    if about is None:
+        raise ConfigError(f"reward '{target}': {path} {no_function(name, names)}")
+    if about.pop("runs_here"):
+        try:
+            return as_reward(name, getattr(import_file(path, anew=True), name))
+        except (Exception, SystemExit) as error:
+            raise ConfigError(f"reward '{target}': {path} cannot be imported: {error!r}") from error
+    function = (UserLists if about.pop("takes_lists") else UserFunction)(child, path, name, timeout_s)
+    return Reward(name, function, bounds=function.bounds, **about)
 
 
-def _imported_here(target: str, path: Path, name: str) -> Callable[..., Any]:
-    try:
-        return getattr(import_file(path), name)
-    except (Exception, SystemExit) as error:
-        raise ConfigError(f"reward '{target}': {path} cannot be imported: {error!r}") from error
+@lru_cache(maxsize=64)
+def _process(path: Path, modified_ns: int, environment: tuple[str, ...]) -> Child:
+    """Return the process of a file, which all its functions share; a file that has changed since gets a new one."""
+    return Child(
+        "algorist.rewards.user:prepare",
+        [str(path)],
+        memory_mb=_memory_mb(),
+        show=_show,
+        without=secret_variables() - set(environment),
+    )
+
+
+def _show(text: str) -> None:
+    sys.stderr.write(printable(text))
+
+
+def _memory_mb() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**21
+
+
+# From here on: in the other process.
+
+
+def prepare(file: str) -> tuple[Callable[[bytes], Any], dict[str, Any]]:
+    """Import the file; return what answers a pickled ``(what, name, args, kwargs)``, and the names of its functions."""
+    sys.path.append(str(Path.cwd()))
+    module = import_file(Path(file))
+    reward_of = lru_cache(lambda name: as_reward(name, getattr(module, name)))
+
+    def answer(request: bytes) -> Any:
+        what, name, args, form, matcher, params = pickle.loads(request)
+        if not callable(getattr(module, name, None)):
+            return None
+        try:
+            made = reward_of(name)
+            if what == "describe":
+                here = hasattr(made.function, "state_dict") or made.needs_trainer
+                about = {key: getattr(made, key) for key in ("low", "high", "source", "takes_lists")}
+                return {**about, "gold": made.needs_gold, "runs_here": here}
+            made.params, *bounds = made.set_to(params)
+            if what == "set_to":
+                return bounds
+            made.form, made.matcher = form, matcher
+            if what == "probe":
+                return made.probe()
+        except ConfigError as error:
+            return {"refused": str(error)}
+        call: Any = made.call if what == "call" else made.call_lists
+        return plain(call(*args, {}))
+
+    return answer, {"functions": functions_of(module)}
+
+
+def plain(value: Any) -> Any:
+    """Return a number, None, or a list of them for what a reward function returned.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    if value is None or isinstance(value, (int, float)):
+        return value
+    if isinstance(value, (str, bytes, dict)):
+        raise TypeError(
+            f"it returned {value!r:.80}; expected a number, or a list of one number per completion"
+        )
+    if getattr(value, "ndim", 0) or not hasattr(value, "__float__"):
+        return [plain(v) for v in value]
+    return float(value)

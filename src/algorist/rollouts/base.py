@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from algorist.errors import ConfigError
+from algorist.types import Turn
+
+if TYPE_CHECKING:
+    from algorist.config.schema import GRPOSection
 
 FinishReason = Literal["stop", "length"]
 
@@ -52,12 +56,42 @@ class Completion:
 
     ``log_probs[i]`` is the natural log-probability of ``token_ids[i]`` under the policy at the sampling temperature
     (temperature 1 for greedy), before top-k, top-p and min-p: the convention of the loss. ``finish_reason`` is
-    ``stop`` (stop token or stop string, kept as part of the completion) or ``length`` (truncated).
+    ``stop`` (stop token or stop string, kept as part of the completion) or ``length`` (truncated). ``sampled`` says of each
+    token whether the policy sampled it (None: all); the others have NaN as log-prob. ``turns`` are the exchanges they come from.
     """
 
     token_ids: list[int]
     log_probs: list[float]
     finish_reason: FinishReason
+    sampled: list[bool] | None = None
+    turns: tuple[Turn, ...] = ()
+
+
+class Turns(Protocol):
+    """Replies to the rows of one ``generate`` call; row r is completion r % group_size of prompt r // group_size.
+
+    ``stop_strings`` hand over to ``reply`` where a row completes one of them.
+    """
+
+    stop_strings: tuple[str, ...]
+
+    def begin(self, rows: int) -> None:
+        """Forget everything and expect so many rows; an engine that ran out of memory begins again."""
+
+    def reply(self, row: int, token_ids: list[int], ended: bool) -> Iterator[int] | None:
+        """Return the tokens to append to a row, or None to end it.
+
+        Args:
+            row: The row.
+            token_ids: What the policy sampled since the row's last reply.
+            ended: The row ends here by itself (a stop token, a stop string of the request); else by one of ``stop_strings``.
+
+        Returns:
+            Token ids, taken one a step; none of them continues the row as if nothing had been. None ends it.
+        """
+
+    def turns_of(self, row: int) -> tuple[Turn, ...]:
+        """Return the exchanges of a row so far."""
 
 
 Prompts = Sequence[Sequence[int]]
@@ -66,18 +100,39 @@ Completions = list[list[Completion]]
 """``group_size`` completions for each prompt, in the order of the prompts."""
 
 
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What an engine is made with, beside the model.
+
+    Attributes:
+        token_budget: Most tokens in the cache at a time; None for what fits.
+        section: The recipe's ``grpo`` section, where there is one: it has the keys that extensions add.
+        together: All processes of a distributed group sample at the same time.
+    """
+
+    token_budget: int | None = None
+    section: GRPOSection | None = None
+    together: bool = False
+
+
 class RolloutEngine(Protocol):
-    """Samples completions from the policy. Every engine passes ``tests/unit/test_rollout_conformance.py``."""
+    """Samples completions from the policy. Every engine passes ``tests/unit/test_rollout_conformance.py``.
+
+    An engine may have ``share()``: how much of the call that runs is done, between 0 and 1, asked from another thread.
+    """
 
     name: str
 
-    def generate(self, prompts: Prompts, group_size: int, params: SamplingParams) -> Completions:
+    def generate(
+        self, prompts: Prompts, group_size: int, params: SamplingParams, turns: Turns | None = None
+    ) -> Completions:
         """Sample ``group_size`` completions for each prompt.
 
         Args:
             prompts: See ``Prompts``.
             group_size: Completions per prompt.
-            params: Sampling settings.
+            params: Sampling settings; ``max_new_tokens`` counts the tokens of turns too.
+            turns: Who replies inside a completion (tools, an environment); None for nobody.
 
         Raises:
             EngineError: The engine cannot do what was asked (empty prompt, prompt longer than the context, …).

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +11,9 @@ from algorist.errors import EngineError
 from algorist.grading import grade_completion
 from algorist.prompts import PromptFormat
 from algorist.prompts.chat import render_prompt
-from algorist.rewards import RewardBreakdown, RewardSet
-from algorist.rollouts.base import Completion, Completions, RolloutEngine, SamplingParams
-from algorist.types import Group, Problem, Rollout
+from algorist.rewards import RewardSet
+from algorist.rollouts.base import Completion, Completions, RolloutEngine, SamplingParams, Turns
+from algorist.types import ENVIRONMENT, Group, Problem, Rollout
 
 
 def collect(
@@ -41,7 +41,7 @@ def collect(
         rewards: Rewards of the recipe; None computes none.
         matcher: How answers are compared with the gold answers.
         graded: Whether the problems have gold answers to grade against.
-        extra: More columns for rewards that ask for them by name, such as ``trainer_state``.
+        extra: What the trainer offers to rewards that ask for it by name, such as ``trainer_state``.
 
     Returns:
         P groups in the order of the problems.
@@ -54,7 +54,15 @@ def collect(
     prompt_ids = [list(tokenizer(prompt)["input_ids"]) for prompt in prompts]
     sizes = [group_size] * len(problems) if isinstance(group_size, int) else list(group_size)
     began = time.perf_counter()
-    sampled = _sample(engine, prompt_ids, sizes, sampling)
+    source = prompt_format.turns
+
+    def turns(places: Sequence[int], size: int) -> Turns | None:
+        rows = [problems[place] for place in places for _ in range(size)]
+        return (
+            source.open(rows, tokenizer, prompt_format, sampling.stop_strings) if source is not None else None
+        )
+
+    sampled = _sample(engine, prompt_ids, sizes, sampling, turns)
     seconds = time.perf_counter() - began
     groups = [
         Group(problem, prompt, ids, [_read(c, tokenizer, prompt_format, sampling) for c in found], seconds)
@@ -62,17 +70,23 @@ def collect(
     ]
     if graded:
         groups = [_with_grades(group, matcher) for group in groups]
-    return groups if rewards is None else _with_rewards(groups, rewards, dict(extra or {}))
+    return groups if rewards is None else rewards.pay(groups, extra)
 
 
 def _sample(
-    engine: RolloutEngine, prompts: Sequence[list[int]], sizes: Sequence[int], sampling: SamplingParams
+    engine: RolloutEngine,
+    prompts: Sequence[list[int]],
+    sizes: Sequence[int],
+    sampling: SamplingParams,
+    turns: Callable[[Sequence[int], int], Turns | None],
 ) -> Completions:
     """Return the completions of each prompt; prompts with the same group size are sampled in one call, in their order."""
     result: Completions = [[] for _ in prompts]
     for size in dict.fromkeys(sizes):
         places = [place for place, wanted in enumerate(sizes) if wanted == size]
-        found = engine.generate([prompts[place] for place in places], size, sampling)
+        replies = turns(places, size)
+        more = () if replies is None else (replies,)
+        found = engine.generate([prompts[place] for place in places], size, sampling, *more)
         if len(found) != len(places) or any(len(group) != size for group in found):
             raise EngineError(
                 f"engine '{getattr(engine, 'name', type(engine).__name__)}' returned groups of sizes "
@@ -86,7 +100,8 @@ def _sample(
 def _read(
     completion: Completion, tokenizer: Any, prompt_format: PromptFormat, sampling: SamplingParams
 ) -> Rollout:
-    text = str(tokenizer.decode(completion.token_ids, skip_special_tokens=True))
+    part = completion.token_ids[_last_part(completion) :]
+    text = str(tokenizer.decode(part, skip_special_tokens=True))
     # The token that completes a stop string may have more text after it.
     ends = [text.index(stop) + len(stop) for stop in sampling.stop_strings if stop in text]
     text = text[: min(ends)] if ends else text
@@ -96,7 +111,20 @@ def _read(
         log_probs=None if completion.log_probs is None else list(completion.log_probs),
         truncated=completion.finish_reason == "length",
         parsed=prompt_format.parse(text),
+        sampled=completion.sampled,
+        turns=completion.turns,
     )
+
+
+def _last_part(completion: Completion) -> int:
+    """Return where the tokens begin that follow the last reply of an environment: these are graded, the parts before are turns."""
+    sources = [turn.source for turn in completion.turns]
+    if completion.sampled is None or ENVIRONMENT not in sources:
+        return 0
+    own = completion.sampled
+    ends = [i for i in range(1, len(own) + 1) if not own[i - 1] and (i == len(own) or own[i])]
+    # Every reply but one that ended the row is a run of tokens.
+    return max((end for end, source in zip(ends, sources, strict=False) if source == ENVIRONMENT), default=0)
 
 
 def _with_grades(group: Group, matcher: str) -> Group:
@@ -106,29 +134,3 @@ def _with_grades(group: Group, matcher: str) -> Group:
         for r in group.rollouts
     ]
     return replace(group, rollouts=[replace(r, grade=g) for r, g in zip(group.rollouts, grades)])
-
-
-def _with_rewards(groups: list[Group], rewards: RewardSet, extra: dict[str, Any]) -> list[Group]:
-    rows = [(group, rollout) for group in groups for rollout in group.rollouts]
-    # Rewards see every field of a problem, and every further column of its data set's row.
-    columns = [group.problem.columns() for group, _ in rows]
-    names = dict.fromkeys(name for row in columns for name in row)
-    scores = iter(
-        rewards.score(
-            [rollout.text for _, rollout in rows],
-            parsed=[rollout.parsed for _, rollout in rows],
-            prompts=[group.prompt for group, _ in rows],
-            completion_ids=[rollout.completion_ids for _, rollout in rows],
-            **{name: [row.get(name) for row in columns] for name in names},
-            **extra,
-        )
-    )
-    return [
-        replace(group, rollouts=[_rewarded(rollout, next(scores)) for rollout in group.rollouts])
-        for group in groups
-    ]
-
-
-def _rewarded(rollout: Rollout, score: RewardBreakdown) -> Rollout:
-    applies = any(value is not None for value in score.components.values())
-    return replace(rollout, rewards=dict(score.components), reward=score.total if applies else None)

@@ -1,23 +1,84 @@
-"""Choosing the engine by name, with a stated fallback."""
+"""Engines by name: ``@engine("name")`` registers one, ``make_engine`` makes it, ``auto_engine`` asks which wants the job.
+
+Light: what an engine needs is imported when one is made.
+"""
 
 from __future__ import annotations
 
 import logging
-import os
-from importlib.util import find_spec
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
+from algorist.registry import Registry
+from algorist.rollouts.base import EngineSettings, RolloutEngine
 
-from algorist.config.vllm_sections import ColocatedVLLMSection, VLLMServerSection, own_server
-from algorist.errors import EngineError, nearest
-from algorist.models.precision import on_gpu
-from algorist.rollouts.base import RolloutEngine
+if TYPE_CHECKING:
+    from algorist.config.schema import GRPOSection
 
 log = logging.getLogger("algorist.rollouts")
-ENGINES = ("auto", "native", "transformers", "vllm")
-VLLM_FROM_ROWS, VLLM_FROM_WEIGHTS = 32, 3e9
-"""Where vLLM pays for waking it and giving it the weights: completions at a time, or weights (an estimate)."""
+
+
+@dataclass(frozen=True)
+class EngineKind:
+    """How engines of a name are made.
+
+    Attributes:
+        make: Called with model, tokenizer and ``EngineSettings``.
+        claims: Whether ``auto`` on a GPU takes it for (model, completions at a time), and in a few words why or why not.
+        own_device: It samples where it runs, not where the model lies; the main process alone evaluates with it.
+        exact: Its log-probs are the trainer's but for rounding; else they may be corrected for.
+        advice: Lines ``grpo.KEY=VALUE (why)`` for a ``grpo`` section that leave the update more memory.
+    """
+
+    make: Callable[[Any, Any, EngineSettings], RolloutEngine]
+    claims: Callable[[Any, int], tuple[bool, str]] | None = None
+    own_device: bool = False
+    exact: bool = True
+    advice: Callable[[GRPOSection], list[str]] = lambda _: []
+
+
+ENGINES: Registry[EngineKind] = Registry("rollout engine")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def engine(name: str, **kind: Any) -> Callable[[F], F]:
+    """Return a decorator that registers a function of (model, tokenizer, settings) under ``name``.
+
+    ``kind`` are the other attributes of ``EngineKind``. ``grpo.engine`` and ``eval.engine`` then take the name.
+    """
+
+    def decorate(make: F) -> F:
+        ENGINES.register(name)(EngineKind(make, **kind))
+        return make
+
+    return decorate
+
+
+@engine("auto")
+@engine("native")
+def _native(model: Any, tokenizer: Any, settings: EngineSettings) -> RolloutEngine:
+    from algorist.rollouts.native.engine import NativeEngine
+    from algorist.rollouts.native.module_tier import why_no_module_tier
+    from algorist.rollouts.native.weights import why_no_decoder
+
+    reason = why_no_module_tier(model)
+    if reason and why_no_decoder(model):
+        log.warning("rollouts of %s go through model.generate: %s", type(model).__name__, reason)
+        return _transformers(model, tokenizer, settings)
+    return NativeEngine(model, tokenizer, token_budget=settings.token_budget)
+
+
+@engine("transformers")
+def _transformers(model: Any, tokenizer: Any, settings: EngineSettings) -> RolloutEngine:
+    from algorist.rollouts.transformers import TransformersEngine
+
+    return TransformersEngine(model, tokenizer, token_budget=settings.token_budget)
+
+
+def is_exact(engine: RolloutEngine) -> bool:
+    """Whether the log-probs of an engine are the trainer's but for rounding; so are those of an engine without a registered name."""
+    return engine.name not in ENGINES or ENGINES.get(engine.name).exact
 
 
 def make_engine(
@@ -26,92 +87,46 @@ def make_engine(
     tokenizer: Any = None,
     *,
     token_budget: int | None = None,
-    vllm: ColocatedVLLMSection | VLLMServerSection | None = None,
+    section: GRPOSection | None = None,
     together: bool = False,
 ) -> RolloutEngine:
     """Return the engine called ``name`` for ``model``.
 
     Args:
         name: ``auto`` and ``native`` take the native engine where it can run the model and fall back to ``transformers``
-            with one log line that says why (``auto_engine`` decides before whether it is vLLM); ``transformers`` always
-            takes ``model.generate``; ``vllm`` takes vLLM in this process, or the server of a ``VLLMServerSection``.
+            with one log line that says why (``auto_engine`` decides before whether it is another); ``transformers`` always
+            takes ``model.generate``; or a name that an extension or a plug-in registers.
         model: A causal language model of transformers or PEFT.
         tokenizer: Gives end and pad tokens; stop strings need it.
-        token_budget: Most tokens in the cache at a time; vLLM has settings of its own for that.
-        vllm: Settings of the vLLM engine (``grpo.vllm``).
-        together: All processes of a distributed group sample at the same time (a server gets the weights once).
+        token_budget, section, together: See ``EngineSettings``.
 
     Raises:
-        EngineError: Unknown name, or vLLM cannot run the model.
-        MissingExtraError: ``vllm`` is not installed.
+        ConfigError: Unknown name.
+        EngineError: The engine cannot run the model.
+        MissingExtraError: What it needs is not installed.
     """
-    from algorist.rollouts.native.engine import NativeEngine
-    from algorist.rollouts.native.module_tier import why_no_module_tier
-    from algorist.rollouts.native.weights import why_no_decoder
-    from algorist.rollouts.transformers import TransformersEngine
-
-    if name not in ENGINES:
-        raise EngineError(
-            f"unknown rollout engine '{name}'.{nearest(name, ENGINES)} Expected one of {', '.join(ENGINES)}"
-        )
-    if name == "vllm":
-        from algorist.rollouts.vllm.engine import VLLMEngine
-        from algorist.rollouts.vllm.server import VLLMServerEngine
-
-        if isinstance(vllm, VLLMServerSection) and own_server(vllm):
-            return VLLMServerEngine(model, tokenizer, settings=vllm, together=together)
-        # TRL's own integration keeps its server to itself: an evaluation then runs vLLM here.
-        return VLLMEngine(model, tokenizer, settings=None if isinstance(vllm, VLLMServerSection) else vllm)
-    if name == "transformers":
-        return TransformersEngine(model, tokenizer, token_budget=token_budget)
-    reason = why_no_module_tier(model)
-    if reason and why_no_decoder(model):
-        log.warning("rollouts of %s go through model.generate: %s", type(model).__name__, reason)
-        return TransformersEngine(model, tokenizer, token_budget=token_budget)
-    return NativeEngine(model, tokenizer, token_budget=token_budget)
+    return ENGINES.get(name).make(model, tokenizer, EngineSettings(token_budget, section, together))
 
 
 def auto_engine(name: str, model: Any, rows: int) -> tuple[str, str]:
     """Return the engine to make for ``name``, and on a GPU one line that says what ``auto`` takes and why.
-
-    vLLM decodes faster than CUDA graphs do where there is much to decode; waking it and giving it the weights has to pay.
 
     Args:
         name: As for ``make_engine``; anything but ``auto`` comes back as it is, without a line.
         model: The policy.
         rows: Completions sampled at a time.
     """
+    from algorist.models.precision import on_gpu
     from algorist.rollouts.native.engine import NativeEngine
 
     device = model.get_input_embeddings().weight.device
     if name != "auto" or not on_gpu(device):
         return name, ""
-    no_vllm = _why_no_vllm(model, rows)
-    if no_vllm is None:
-        return "vllm", (
-            f"rollouts: vLLM in this process, which is installed and pays for {rows} rows at a time "
-            "(grpo.engine=native takes CUDA graphs instead)"
-        )
-    return "auto", f"rollouts: {NativeEngine.on_gpu_by(model, device)}; not vLLM: {no_vllm}"
-
-
-def _why_no_vllm(model: Any, rows: int) -> str | None:
-    """Return why ``auto`` leaves vLLM out, or None."""
-    from algorist.models.sharding import is_sharded
-
-    if find_spec("vllm") is None:
-        return "it is not installed"
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 or is_sharded(model):
-        return "several processes share the training, where grpo.engine=vllm is chosen by hand"
-    if torch.cuda.get_device_capability() < (8, 0):
-        return "this GPU has no bfloat16"
-    weights = [p for p in model.parameters() if p.dim() > 1]
-    if not all(p.dtype.is_floating_point for p in weights):
-        return "the weights are quantised"
-    size = sum(p.numel() for p in weights)
-    if rows < VLLM_FROM_ROWS and size < VLLM_FROM_WEIGHTS:
-        return (
-            f"it pays from {VLLM_FROM_ROWS} rows at a time or {VLLM_FROM_WEIGHTS / 1e9:.0f} billion weights, these are {rows} "
-            f"and {size / 1e9:.1g} billion"
-        )
-    return None
+    refusals = []
+    for other in ENGINES:
+        claims = ENGINES.get(other).claims
+        takes, why = claims(model, rows) if claims else (False, "")
+        if takes:
+            return other, f"rollouts: {why} (grpo.engine=native takes CUDA graphs instead)"
+        refusals += [why] if why else []
+    return "auto", "; ".join([f"rollouts: {NativeEngine.on_gpu_by(model, device)}", *refusals])

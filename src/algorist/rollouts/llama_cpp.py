@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from algorist.errors import ConfigError, MissingExtraError
-from algorist.rollouts.base import Completions, Prompts, SamplingParams
+from algorist.rollouts.base import Completions, Prompts, SamplingParams, Turns
 from algorist.rollouts.row_state import Rows, check_request
 
 
@@ -48,7 +48,9 @@ class LlamaCppEngine:
         self._logits_of_last = llama_cpp.llama_get_logits_ith
         self.tokenizer, self.context = tokenizer, int(self.llama.n_ctx())
 
-    def generate(self, prompts: Prompts, group_size: int, params: SamplingParams) -> Completions:
+    def generate(
+        self, prompts: Prompts, group_size: int, params: SamplingParams, turns: Turns | None = None
+    ) -> Completions:
         vocabulary = int(self.llama.n_vocab())
         check_request(prompts, group_size, self.context, vocabulary)
         rows = Rows(
@@ -60,6 +62,7 @@ class LlamaCppEngine:
             context=self.context,
             device=torch.device("cpu"),
             decode=lambda ids: self.tokenizer.decode(ids, skip_special_tokens=False),
+            turns=turns,
         )
         one = torch.zeros(1, dtype=torch.int64)
         for row in range(len(prompts) * group_size):

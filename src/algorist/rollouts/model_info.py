@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +12,7 @@ from torch import nn
 
 from algorist.errors import EngineError
 from algorist.models.precision import compute_dtype, weight_dtype
-from algorist.rollouts.base import Prompts, SamplingParams
+from algorist.rollouts.base import Prompts, SamplingParams, Turns
 from algorist.rollouts.row_state import Rows, check_request
 
 
@@ -35,6 +36,7 @@ class ModelSetting:
                 f"eos_token_id is {ends[:8]} in the model's generation_config.json and tokenizer; expected whole numbers"
             )
         self.eos_token_ids = tuple(dict.fromkeys(ends))
+        self._rows: weakref.ref[Rows] | None = None
         self.pad_token_id = int(getattr(tokenizer, "pad_token_id", None) or 0)  # always masked
 
     @property
@@ -42,10 +44,12 @@ class ModelSetting:
         """Where the embeddings lie."""
         return self.model.get_input_embeddings().weight.device
 
-    def new_rows(self, prompts: Prompts, group_size: int, params: SamplingParams) -> Rows:
+    def new_rows(
+        self, prompts: Prompts, group_size: int, params: SamplingParams, turns: Turns | None = None
+    ) -> Rows:
         """Check the request and return its bookkeeping."""
         check_request(prompts, group_size, self.context, self.vocabulary)
-        return Rows(
+        rows = Rows(
             prompts,
             group_size,
             params,
@@ -54,7 +58,15 @@ class ModelSetting:
             context=self.context,
             device=self.device,
             decode=self.decode,
+            turns=turns,
         )
+        self._rows = weakref.ref(rows)
+        return rows
+
+    def share(self) -> float:
+        """How much of the ``generate`` call that runs is done, between 0 and 1."""
+        rows = self._rows() if self._rows else None
+        return rows.share if rows else 0.0
 
     def _logit_count(self) -> int:
         """The head may be larger than the vocabulary (padded to a round number)."""

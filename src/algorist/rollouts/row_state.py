@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from algorist.errors import EngineError
-from algorist.rollouts.base import Completion, Completions, Prompts, SamplingParams
+from algorist.rollouts.base import Completion, Completions, Prompts, SamplingParams, Turns
 from algorist.rollouts.sampling import draw_uniforms, sample, sample_longer
 from algorist.rollouts.stop_strings import StopStrings
+from algorist.rollouts.turns import OpenTurns
 
 
 def check_request(prompts: Prompts, group_size: int, context: int | None, vocabulary: int) -> None:
@@ -60,6 +61,7 @@ class Rows:
         context: int | None,
         device: torch.device,
         decode: Callable[[list[int]], str] | None = None,
+        turns: Turns | None = None,
     ) -> None:
         self.params, self.group_size, self.device = params, group_size, device
         self.count = len(prompts) * group_size
@@ -74,8 +76,10 @@ class Rows:
         self._is_stop_V = torch.zeros(vocabulary, dtype=torch.bool, device=device)
         self._is_stop_V[[i for i in stop_ids if 0 <= i < vocabulary]] = True
         self._length_R = [0] * self.count
+        self._sampled = 0
         self._strings = StopStrings(params.stop_strings, decode) if params.stop_strings else None
         self._tails: dict[int, deque[int]] = {}
+        self.turns = OpenTurns(turns, decode, self.count) if turns is not None else None
         self.row_S = self.next_S = self.end_S = self.alive_S = torch.zeros(
             0, dtype=torch.int64, device=device
         )
@@ -118,6 +122,7 @@ class Rows:
             Tokens (S,) and done (S,) bool: the row has just finished by a stop token, a stop string or its length.
         """
         params, next_S = self.params, self.next_S
+        self._sampled += len(self)
         early_S = None
         if params.min_new_tokens:
             early_S = next_S - self.row_S * self._steps < params.min_new_tokens
@@ -126,12 +131,17 @@ class Rows:
             )
         else:
             token_S, log_prob_S = sample(logits_SV, self._uniform.index_select(0, next_S), params)
+        forced = self._forced()
+        if forced:
+            slots = torch.tensor(list(forced), device=self.device)
+            token_S[slots] = torch.tensor(list(forced.values()), device=self.device)
+            log_prob_S[slots] = 0.0
         self._token.index_copy_(0, next_S, token_S)
         self._log_prob.index_copy_(0, next_S, log_prob_S)
         next_S += self.alive_S
         done_S = self._is_stop_V.index_select(0, token_S)
-        if self._strings is not None:
-            done_S = done_S | self._string_stops(token_S, early_S)
+        if self._strings is not None or self.turns is not None:
+            done_S = self._followed(token_S, done_S, early_S, forced)
         return token_S, done_S.logical_or_(next_S >= self.end_S).logical_and_(self.alive_S)
 
     def take_at(self, slots: Tensor, logits_RV: Tensor) -> tuple[Tensor, Tensor]:
@@ -144,16 +154,35 @@ class Rows:
         self.next_S[slots] = moved_R
         return token_R, done_R
 
-    def _string_stops(self, token_S: Tensor, early_S: Tensor | None) -> Tensor:
-        assert self._strings is not None
+    def _forced(self) -> dict[int, int]:
+        """Return the tokens that replies put in place of sampled ones, by slot."""
+        if self.turns is None or not self.turns.waiting:
+            return {}
+        rows = torch.stack([self.row_S, self.alive_S]).tolist()
+        tokens = {
+            slot: self.turns.forced(row) for slot, (row, alive) in enumerate(zip(*rows, strict=True)) if alive
+        }
+        return {slot: token for slot, token in tokens.items() if token is not None}
+
+    def _followed(
+        self, token_S: Tensor, stop_S: Tensor, early_S: Tensor | None, forced: Mapping[int, int]
+    ) -> Tensor:
+        """Follow the texts on the host by one token; return which rows stop with it."""
         looked_at = self.alive_S if early_S is None else self.alive_S * ~early_S
-        # One copy per step: the texts are followed on the host.
-        state = torch.stack([self.row_S, token_S, self.alive_S, looked_at]).tolist()
-        found = [False] * len(self)
-        for slot, (row, token, alive, wanted) in enumerate(zip(*state, strict=True)):
-            if alive:
-                found[slot] = self.ends_string(row, token, bool(wanted))
-        return torch.tensor(found, device=self.device)
+        # One copy per step.
+        state = torch.stack([self.row_S, token_S, self.alive_S, looked_at, stop_S, self.end_S - self.next_S])
+        ends = [False] * len(self)
+        for slot, (row, token, alive, may_stop, stop, room) in enumerate(zip(*state.tolist(), strict=True)):
+            if slot in forced:
+                self._tails.pop(row, None)
+            elif alive:
+                ended = bool(stop)
+                if self._strings is not None:
+                    ended |= self.ends_string(row, token, bool(may_stop))
+                if self.turns is not None:
+                    ended = self.turns.sampled(row, token, ended, room > 0)
+                ends[slot] = ended
+        return torch.tensor(ends, device=self.device)
 
     def ends_string(self, row: int, token: int, may_stop: bool = True) -> bool:
         """Follow the text of ``row`` by one token; return whether a stop string is complete with it."""
@@ -175,6 +204,12 @@ class Rows:
         """Note the lengths of rows that have just finished."""
         for row, length in lengths.items():
             self._length_R[row] = length
+            self._sampled += self._steps - length
+
+    @property
+    def share(self) -> float:
+        """How much is done, about: tokens sampled, and those that finished rows will not need."""
+        return min(1.0, self._sampled / max(1, self._behind))
 
     # ---- for an engine that samples on the device without asking the host ------------------------------------------
 
@@ -210,15 +245,18 @@ class Rows:
         result: Completions = []
         for row, length in enumerate(self._length_R):
             ids = tokens[row][:length]
+            if row % self.group_size == 0:
+                result.append([])
             if not math.isfinite(math.fsum(log_probs[row][:length])):
                 raise EngineError(
                     "the model's outputs are not finite numbers (NaN or infinite): its weights are broken. Continue from an "
                     "earlier checkpoint with a lower learning rate, or check the model's files"
                 )
+            if self.turns is not None:
+                result[-1].append(self.turns.completion(row, ids, log_probs[row][:length]))
+                continue
             stopped = bool(stops[ids[-1]]) or (
                 self._strings is not None and self._strings.just_ended(ids[-self._strings.window :])
             )
-            if row % self.group_size == 0:
-                result.append([])
             result[-1].append(Completion(ids, log_probs[row][:length], "stop" if stopped else "length"))
         return result

@@ -17,7 +17,7 @@ from transformers.generation import StoppingCriteria, StoppingCriteriaList
 
 from algorist.errors import EngineError
 from algorist.models.sharding import is_sharded, unwrap, why_not_by_forward
-from algorist.rollouts.base import Completions, Prompts, SamplingParams
+from algorist.rollouts.base import Completions, Prompts, SamplingParams, Turns
 from algorist.rollouts.model_info import ModelSetting
 from algorist.rollouts.padded_batches import left_pad, plan_waves
 from algorist.rollouts.row_state import Rows
@@ -45,13 +45,16 @@ class TransformersEngine:
     ) -> None:
         self.model, self.token_budget, self.on_token = model, token_budget, on_token
         self.setting = ModelSetting(model, tokenizer)
+        self.share = self.setting.share
 
-    def generate(self, prompts: Prompts, group_size: int, params: SamplingParams) -> Completions:
+    def generate(
+        self, prompts: Prompts, group_size: int, params: SamplingParams, turns: Turns | None = None
+    ) -> Completions:
         if not len(prompts):
             return []
         if is_sharded(self.model):
             raise EngineError(why_not_by_forward(self.model, "engine=transformers"))
-        rows = self.setting.new_rows(prompts, group_size, params)
+        rows = self.setting.new_rows(prompts, group_size, params, turns)
         lengths = [len(p) for p in prompts]
         waves = plan_waves(lengths, group_size, params.max_new_tokens, self.token_budget)
         with self.setting.generating(), torch.no_grad():

@@ -16,7 +16,6 @@ from algorist.errors import ConfigError, EngineError
 from algorist.prompts import PromptFormat
 from algorist.prompts.answer import answer_row
 from algorist.prompts.chat import render_prompt
-from algorist.store.redact import redact
 from algorist.store.safe_text import one_line
 from algorist.types import Rollout
 
@@ -166,4 +165,4 @@ _opener = urllib.request.build_opener(_NoRedirect)
 
 
 def _short(value: Any) -> str:
-    return redact(one_line(str(value)[:2000], 300))
+    return one_line(str(value)[:2000], 300)

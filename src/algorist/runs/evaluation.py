@@ -5,13 +5,11 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from algorist.config.schema import Recipe
 from algorist.evaluation.console import lines_of
 from algorist.evaluation.record import mark_of, record_evaluation
 from algorist.evaluation.run import Alone, EvaluationSetting, Peers
-from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
-from algorist.rollouts.engines import auto_engine
+from algorist.rollouts.engines import ENGINES, auto_engine
 from algorist.training.processes import model_on, whole_weights
 
 if TYPE_CHECKING:
@@ -20,18 +18,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("algorist.runs.evaluation")
 
 
-def rows_at_a_time(recipe: Recipe) -> int:
-    """Completions per engine call, of GRPO where there is one: evaluations between its steps take the same engine."""
-    grpo = recipe.grpo
-    if not grpo.enabled:
-        return recipe.eval.batch_size * max(1, recipe.eval.samples)
-    return grpo.batch_size * (grpo.steps_per_generation or grpo.gradient_accumulation_steps)
-
-
 def evaluate_stage(run: Run, stage: str, step: int | None = None) -> dict[str, Any]:
     """Evaluate the current policy on the held-out problems and write ``eval/<stage>``; the processes take turns at the batches."""
     engine = run.recipe.eval.engine or run.recipe.grpo.engine
-    alone = engine == "vllm" or run.recipe.eval.device is not None  # one vLLM, one other device
+    alone = ENGINES.get(engine).own_device or run.recipe.eval.device is not None
     with whole_weights(run.loaded().model):
         if alone:
             return run.processes.from_main(lambda: _evaluate(run, stage, step, Alone()))
@@ -45,26 +35,26 @@ def _evaluate(run: Run, stage: str, step: int | None, peers: Peers) -> dict[str,
         recipe.eval, max_tokens=recipe.grpo.max_completion_tokens, matcher=recipe.matcher, seed=recipe.seed
     )
     name, folder = stage if step is None else f"{stage}-step-{step}", run.folder.path / "eval"
-    rewards = build_rewards(recipe.rewards, run.prompt_format, matcher=recipe.matcher)
-    model = recipe.model.name if stage == "base" else run.folder.path / stage / "final"
+    rewards = run.rewards()
+    model: Any = recipe.model.name if stage == "base" else run.folder.path / stage / "final"
     mark = mark_of(model, run.held_out, run.prompt_format, setting, recipe.eval.ks, rewards)
     on_device = model_on(policy.model, recipe.eval.device)
     wanted = recipe.eval.engine or recipe.grpo.engine
-    engine, line = auto_engine(wanted, on_device, rows_at_a_time(recipe))
+    engine, line = auto_engine(wanted, on_device, run.plan.rows_at_a_time)
     if line:
         log.info("%s: %s", name, line)
     summary = record_evaluation(
         folder,
         name,
         peers=peers,
-        engine=make_engine(engine, on_device, policy.tokenizer, vllm=recipe.grpo.vllm),
+        engine=make_engine(engine, on_device, policy.tokenizer, section=recipe.grpo),
         tokenizer=policy.tokenizer,
         problems=run.held_out,
         prompt_format=run.prompt_format,
         setting=setting,
         ks=recipe.eval.ks,
         rewards=rewards,
-        model=str(model),
+        model=str(model) if step is None else f"{model.parent}, step {step}",
         dataset=recipe.data.eval.name,
         mark=mark if step is None else None,
         on_progress=lambda done, total: run.display.progress(f"eval {name}", done, total),
@@ -73,5 +63,5 @@ def _evaluate(run: Run, stage: str, step: int | None, peers: Peers) -> dict[str,
     for line in lines_of(folder, stage, step, summary):
         run.display.say(line)
     run.summaries[name] = summary
-    run.trackers.evaluation(stage, step, {key: interval.value for key, interval in summary.items()})
+    run.event("evaluation", stage, step, values={key: interval.value for key, interval in summary.items()})
     return summary

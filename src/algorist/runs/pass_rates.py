@@ -1,24 +1,14 @@
-"""Rates every training problem with the model that GRPO would start from, and finds the table again for a recipe."""
+"""Where the pass rates of a recipe's training problems lie: the table that ``runs/rate.py`` makes."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from algorist.config.schema import Recipe
-from algorist.data import load_problems
-from algorist.data.pass_rates import key_of, read_table
 from algorist.errors import ConfigError
-from algorist.evaluation.progress import Progress, fingerprint
-from algorist.evaluation.run import EvaluationSetting, evaluate
-from algorist.models.load import pick_device, policy_of
-from algorist.prompts.attached import attach
-from algorist.prompts.of_recipe import asked_in_training, recipe_format
-from algorist.rollouts import make_engine
-from algorist.runs.plan import check_names, fitting_problems
-from algorist.store.atomic import replace_text
+from algorist.evaluation.progress import fingerprint
+from algorist.prompts.of_recipe import recipe_format
 
 FOLDER = "pass_rates"
 
@@ -28,11 +18,12 @@ def table_path(recipe: Recipe, model: Path | str | None = None) -> Path:
 
     The name changes with whatever the rates depend on: model, prompt format, sampling, length, matcher.
     """
-    mark = fingerprint(model or recipe.model.name, [], recipe_format(recipe), _protocol(recipe))
+    mark = fingerprint(model or recipe.model.name, [], recipe_format(recipe), protocol_of(recipe))
     return Path(recipe.output_dir) / FOLDER / f"{mark}.json"
 
 
-def _protocol(recipe: Recipe) -> dict[str, Any]:
+def protocol_of(recipe: Recipe) -> dict[str, Any]:
+    """Return what the rates depend on beside model, problems and prompt format."""
     grpo = recipe.grpo
     return {
         "temperature": grpo.temperature,
@@ -61,70 +52,3 @@ def with_pass_rates(recipe: Recipe) -> Recipe:
         )
     train = section.model_copy(update={"pass_rates": str(path)})
     return recipe.model_copy(update={"data": recipe.data.model_copy(update={"train": train})})
-
-
-def rate(
-    recipe: Recipe,
-    *,
-    samples: int = 8,
-    model: Path | str | None = None,
-    on_progress: Callable[[int, int], None] | None = None,
-) -> Path:
-    """Sample each training problem ``samples`` times, as GRPO would, and write or extend the table; return its path.
-
-    Killed and started again, it continues with the batch that was not finished. Problems that the table has are not sampled again,
-    unless it was made with another number of samples.
-
-    Args:
-        recipe: Names problems, prompt, sampling, matcher.
-        samples: Completions per problem.
-        model: A model folder or hub name; the recipe's model when left out.
-        on_progress: Called with (problems done, problems in all).
-
-    Raises:
-        AlgoristError: The model or the problems cannot be loaded.
-    """
-    check_names(recipe)
-    form, device = recipe_format(recipe), pick_device(recipe.device)
-    section = recipe.data.train.model_copy(update={"pass_rate": None, "pass_rates": None})
-    path = table_path(recipe, model)
-    if (model or recipe.model.name) == "tiny":
-        raise ConfigError(
-            "model.name is tiny: made from scratch, it solves nothing before it is trained. Rate what SFT has made of it: algorist "
-            "data rate RECIPE --model RUN/sft/final"
-        )
-    policy = policy_of(model or recipe.model.name, device=device, like=recipe.model)
-    attach(policy.tokenizer, asked_in_training(recipe, form))
-    problems = fitting_problems(section, load_problems(section), form, policy.tokenizer)
-    table: dict[str, Any] = read_table(path) if path.is_file() else {"samples": samples, "problems": {}}
-    known = table["problems"] if table["samples"] == samples else {}
-    new = list({key_of(p): p for p in problems if key_of(p) not in known}.values())
-    setting = EvaluationSetting(
-        samples,
-        recipe.grpo.temperature,
-        recipe.grpo.top_p,
-        recipe.grpo.max_completion_tokens,
-        recipe.eval.batch_size,
-        recipe.matcher,
-        recipe.seed,
-    )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    mark = fingerprint(model or recipe.model.name, new, form, setting.recorded(form))
-    progress = Progress(path.with_suffix(".progress.jsonl"), mark)
-    engine = make_engine(recipe.grpo.engine, policy.model, policy.tokenizer, vllm=recipe.grpo.vllm)
-    rows = evaluate(
-        engine, policy.tokenizer, new, form, setting, progress=progress, on_progress=on_progress, greedy=False
-    )
-    for number, problem in enumerate(new):
-        right = sum(bool(row["correct"]) for row in rows[number * samples : (number + 1) * samples])
-        known[key_of(problem)] = {"id": problem.id, "right": right}
-    protocol = _protocol(recipe) | {"prompt_format": form.name}
-    told = {
-        "model": str(model or recipe.model.name),
-        "samples": samples,
-        "protocol": protocol,
-        "problems": known,
-    }
-    replace_text(path, json.dumps(told, indent=0) + "\n")
-    progress.remove()
-    return path

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
+import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -19,46 +21,40 @@ from typing import Any
 
 import torch
 
+from algorist.config.inputs import changed_since, with_copies
 from algorist.config.schema import Recipe
 from algorist.data import overlap
-from algorist.diagnosis.live import LiveDiagnosis
 from algorist.evaluation.rollout_notes import RolloutNotes
-from algorist.hub.upload import HubUpload, check_hub
+from algorist.extension import Control, Event
 from algorist.models import products
 from algorist.models.attention import told
-from algorist.models.load import Policy, keep_base, load_policy, make_policy, pick_device
+from algorist.models.load import Policy, keep_base, load_policy, make_policy
 from algorist.prompts import PromptFormat
 from algorist.prompts.attached import attach
-from algorist.prompts.of_recipe import asked_in_training, recipe_format
-from algorist.rewards import build_rewards
+from algorist.prompts.of_recipe import asked_in_training
+from algorist.rewards import RewardSet, build_rewards
 from algorist.rollouts import make_engine
 from algorist.rollouts.engines import auto_engine
-from algorist.runs.best import START, KeepBest
-from algorist.runs.evaluation import evaluate_stage, rows_at_a_time
-from algorist.runs.pass_rates import with_pass_rates
+from algorist.runs.evaluation import evaluate_stage
 from algorist.runs.plan import (
+    Plan,
     Problems,
-    check_folder,
-    check_machine,
-    check_names,
     fitting_problems,
     longest_sequence,
+    make_plan,
     open_folder,
     other_count,
     tokenizer_texts,
     unreadable_golds,
     why_from_the_model,
-    why_no_adapter,
-    with_processes,
-    without_adapter,
 )
 from algorist.store.rows import rows_of
 from algorist.store.run_folder import RunFolder, started_as
 from algorist.store.run_log import Display, Lines, LogFile, Logged, Quiet, clock
-from algorist.store.stages import LAST_FIRST, STAGES, step_of
-from algorist.store.write import MetricsWriter, NoMetrics, NoRollouts, RolloutWriter, read_metrics
-from algorist.tracking.trackers import Trackers, check_trackers, open_trackers
+from algorist.store.stages import LAST_FIRST, STAGES, START, step_of
+from algorist.store.write import MetricsWriter, NoMetrics, NoRollouts, RolloutWriter
 from algorist.training.callbacks import (
+    EventsCallback,
     EveryNSteps,
     FlushBeforeSave,
     MetricsCallback,
@@ -66,14 +62,8 @@ from algorist.training.callbacks import (
     StopSignal,
 )
 from algorist.training.checkpoint import newest_checkpoint, train_from
-from algorist.training.grpo_setup import check_enough_problems, make_grpo_trainer, objective_of
-from algorist.training.processes import (
-    Processes,
-    check_eval_device,
-    is_sharded,
-    run_device,
-    whole_weights,
-)
+from algorist.training.grpo_setup import check_enough_problems, make_grpo_trainer
+from algorist.training.processes import Processes, is_sharded, whole_weights
 from algorist.types import Group, Problem
 
 log = logging.getLogger("algorist.runs.pipeline")
@@ -83,28 +73,43 @@ log = logging.getLogger("algorist.runs.pipeline")
 class Run:
     """The state of one run in this process."""
 
-    recipe: Recipe
+    plan: Plan
     folder: RunFolder
     display: Display
-    resume: bool
-    device: torch.device
-    prompt_format: PromptFormat
-    processes: Processes
-    trackers: Trackers
-    train: list[Problem]
-    sft: list[Problem]
-    held_out: list[Problem]
+    train: list[Problem] = field(init=False)
+    sft: list[Problem] = field(init=False)
+    held_out: list[Problem] = field(init=False)
     policy: Policy | None = None
     stopped: bool = False
     summaries: dict[str, Any] = field(default_factory=dict)
-    live: LiveDiagnosis = field(init=False)
     notes: RolloutNotes = field(init=False)
-    hub: HubUpload = field(init=False)
+    reported: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.hub = HubUpload(self.recipe, self.folder.path, self.display.say)
+        problems = self.plan.problems
+        self.train, self.sft, self.held_out = problems.train, problems.sft, problems.held_out
         self.notes = RolloutNotes(self.display.say, self.recipe.grpo.samples_every)
-        self.live = LiveDiagnosis(self.recipe, self.display.say, str(self.folder.path))
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.plan.recipe
+
+    @property
+    def processes(self) -> Processes:
+        return self.plan.processes
+
+    @property
+    def prompt_format(self) -> PromptFormat:
+        return self.plan.form
+
+    def rewards(self) -> RewardSet:
+        """Return the recipe's rewards, own ones from the run's copies; a file that has changed meanwhile is reported once."""
+        for line in changed_since(self.folder.path):
+            if line not in self.reported:
+                self.display.say(f"warning: {line}")
+            self.reported.add(line)
+        specs = with_copies(self.recipe, self.folder.path).rewards
+        return build_rewards(specs, self.prompt_format, matcher=self.recipe.matcher)
 
     def loaded(self) -> Policy:
         """Return the policy; the model that the run starts from is loaded when it is first asked for."""
@@ -112,6 +117,10 @@ class Run:
             _load_start(self)
         assert self.policy is not None
         return self.policy
+
+    def event(self, kind: Any, stage: str = "", step: int | None = 0, **what: Any) -> Control:
+        """Tell the extensions of an event; return what they ask of the loop."""
+        return self.plan.extensions.seen(Event(kind, stage, step, **what))
 
 
 def run_recipe(
@@ -122,7 +131,7 @@ def run_recipe(
     stages: Sequence[str] = STAGES,
     problems: Problems | None = None,
 ) -> Run:
-    """Run a recipe and return the run.
+    """Plan and run a recipe; return the run.
 
     Args:
         recipe: The resolved recipe.
@@ -135,51 +144,41 @@ def run_recipe(
     Raises:
         AlgoristError: Any user's mistake, before the first training step where it can be known.
     """
-    began = time.monotonic()
-    check_names(recipe)
-    recipe = with_pass_rates(recipe)
-    if recipe.grpo.enabled and "grpo" in stages:
-        objective_of(recipe.grpo)  # refuses what cannot be used, before anything is loaded
-    check_trackers(recipe.report_to, recipe.tracking)
-    check_eval_device(recipe.eval.device, recipe.eval.engine or recipe.grpo.engine)
-    device = run_device(pick_device(recipe.device))
-    check_machine(recipe, device)
-    processes = Processes.join(device)
-    recipe = with_processes(recipe, processes.count)
-    display = Logged((display or Lines()) if processes.main else Quiet())
-    no_adapter = processes.from_main(
-        partial(why_no_adapter, recipe, resume=resume, processes=processes.count)
-    )
-    if no_adapter:
-        recipe = without_adapter(recipe)
-    processes.from_main(lambda: check_folder(recipe, resume=resume))
-    processes.from_main(lambda: check_hub(recipe.hub, display.say))
-    problems = problems or Problems.load(recipe, stages)
-    folder = processes.from_main(lambda: open_folder(recipe, resume=resume))
+    display = display or Lines()
+    main = int(os.environ.get("RANK", "0")) == 0
+    shown = Logged(display if main else Quiet())
+    plan = make_plan(recipe, stages=stages, resume=resume, problems=problems, say=shown.say)
+    return run_plan(plan, display=shown)
+
+
+def run_plan(plan: Plan, *, display: Display) -> Run:
+    """Do what a plan says and return the run."""
+    began, processes, extensions = time.monotonic(), plan.processes, plan.extensions
+    folder = processes.from_main(lambda: open_folder(plan.recipe, resume=plan.resume))
     with (
         folder.lock() if processes.main else nullcontext(),
-        LogFile(folder.path, processes.main, problems.told),
-        open_trackers(recipe, folder.path, display.say, main=processes.main) as trackers,
+        LogFile(folder.path, processes.main, plan.problems.told, display),
     ):
-        parts = (problems.train, problems.sft, problems.held_out)
-        form = recipe_format(recipe)
-        run = Run(recipe, folder, display, resume, device, form, processes, trackers, *parts)
+        run = Run(plan, folder, display)
+        for line in folder.differences() if plan.resume and processes.main else ():
+            display.say(f"warning: {line}")
         # Products of another library round otherwise: every process, and every resume, takes the same.
         products.choose(processes.from_main(lambda: folder.keep("products.json", products.choices)))
-        from_the_model = processes.from_main(lambda: why_from_the_model(recipe, stages, folder))
-        _prepare(run, no_adapter, from_the_model)
-        if recipe.eval.baseline and not _is_finished(run, "eval-base"):
-            evaluate_stage(run, "base")
-        if "sft" in stages and recipe.sft.enabled:
-            _stage(run, "sft", run_sft)
-        if "grpo" in stages and recipe.grpo.enabled and not run.stopped:
-            _stage(run, "grpo", run_grpo)
-        done = [s for s in STAGES if (folder.path / s / "final").is_dir()]
-        end = "stopped before the end" if run.stopped else "finished"
-        model = folder.path / done[-1] / "final" if done else "none yet"
-        log.info("the run %s after %s; its model: %s", end, clock(time.monotonic() - began), model)
-        if processes.main and done and not run.stopped:
-            run.hub.finish(done[-1])
+        from_the_model = processes.from_main(lambda: why_from_the_model(plan.recipe, plan.stages, folder))
+        with extensions.opened(run):
+            _prepare(run, *plan.remarks, from_the_model)
+            if plan.evaluates_base and not _is_finished(run, "eval-base"):
+                evaluate_stage(run, "base")
+            if plan.trains("sft"):
+                _stage(run, "sft", run_sft)
+            if plan.trains("grpo") and not run.stopped:
+                _stage(run, "grpo", run_grpo)
+            done = [s for s in STAGES if (folder.path / s / "final").is_dir()]
+            end = "stopped before the end" if run.stopped else "finished"
+            model = folder.path / done[-1] / "final" if done else "none yet"
+            log.info("the run %s after %s; its model: %s", end, clock(time.monotonic() - began), model)
+            if done and not run.stopped:
+                run.event("end", done[-1])
     return run
 
 
@@ -197,7 +196,7 @@ def run_sft(run: Run) -> None:
         section=run.recipe.sft,
         output_dir=run.folder.path / "sft",
         seed=run.recipe.seed,
-        device=run.device,
+        device=run.plan.device,
         callbacks=[
             *_callbacks(run, "sft", metrics, run.recipe.sft.eval_every),
             stop,
@@ -210,11 +209,11 @@ def run_sft(run: Run) -> None:
 def run_grpo(run: Run) -> None:
     """Train with verifiable rewards and save ``grpo/final``."""
     policy, section = run.loaded(), run.recipe.grpo
-    name, line = auto_engine(section.engine, policy.model, rows_at_a_time(run.recipe))
+    name, line = auto_engine(section.engine, policy.model, run.plan.rows_at_a_time)
     if line:
         run.display.say(line)
     section = section.model_copy(update={"engine": name})
-    rewards = build_rewards(run.recipe.rewards, run.prompt_format, matcher=run.recipe.matcher)
+    rewards = run.rewards()
     metrics = _metrics_writer(run)
     stop = run.processes.stop_signal(run.display.say)
 
@@ -227,17 +226,11 @@ def run_grpo(run: Run) -> None:
         store.write(rows)
         run.notes.on_rollouts(rows)
         run.notes.on_failures(rewards, len(rows))
-        run.live.on_rollouts(rows)
-        run.trackers.rewards("grpo", rows)
+        run.event("rollouts", "grpo", step, rows=rows)
 
     run.processes.from_main(lambda: check_enough_problems(len(run.train), section))
-    best = None
-    if section.keep_best and section.eval_every and run.recipe.eval.enabled:
-        best = KeepBest(run.folder.path / "grpo", section.stop, len(run.held_out), run.processes)
-    engine = None
-    if section.engine != "vllm":
-        with whole_weights(policy.model):  # ZeRO-3 loads a later stage's model in parts
-            engine = make_engine(section.engine, policy.model, policy.tokenizer)
+    with whole_weights(policy.model):  # ZeRO-3 loads a later stage's model in parts
+        engine = make_engine(section.engine, policy.model, policy.tokenizer, section=section, together=True)
     with RolloutWriter(run.folder.path / "rollouts") if run.processes.main else NoRollouts() as store:
         trainer = make_grpo_trainer(
             model=policy.model,
@@ -248,40 +241,38 @@ def run_grpo(run: Run) -> None:
             rewards=rewards,
             matcher=run.recipe.matcher,
             engine=engine,
+            extensions=run.plan.extensions,
             output_dir=run.folder.path / "grpo",
             seed=run.recipe.seed,
-            device=run.device,
+            device=run.plan.device,
             on_rollouts=keep,
             callbacks=[
-                *_callbacks(run, "grpo", metrics, section.eval_every, best),
+                *_callbacks(run, "grpo", metrics, section.eval_every),
                 stop,
                 FlushBeforeSave(store.flush, metrics.flush),
             ],
         )
-        _train(run, "grpo", trainer, stop, metrics, store, best)
+        _train(run, "grpo", trainer, stop, metrics, store)
 
 
 def _prepare(run: Run, *warnings: str) -> None:
     """Say what the run works with, the ``warnings`` that are not empty, and what is wrong with its problems."""
     recipe = run.recipe
     log.info("%s", started_as())
-    run.display.say(f"run folder {run.folder.path} · device {run.device} · seed {recipe.seed}")
+    run.display.say(f"run folder {run.folder.path} · device {run.plan.device} · seed {recipe.seed}")
     for line in filter(None, warnings):
         run.display.say(f"warning: {line}")
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
     shared = overlap([*run.train, *run.sft], run.held_out)
     if shared:
-        log.warning(
-            "%d held-out problems also stand in the training data, such as: %s",
-            len(shared),
-            shared[0].question[:120],
-        )
         run.display.say(
-            f"warning: {len(shared)} of {len(run.held_out)} held-out problems also stand in the training data"
+            f"warning: {len(shared)} of {len(run.held_out)} held-out problems are also in the training data, such as: "
+            f"{shared[0].question[:120]}"
         )
+    demonstrations = f"{len(run.sft)} demonstrations, " if run.plan.trains("sft") else ""
     run.display.say(
-        f"{len(run.train)} training problems ({recipe.data.train.name}), {len(run.sft)} demonstrations, "
+        f"{len(run.train)} training problems ({recipe.data.train.name}), {demonstrations}"
         f"{len(run.held_out)} held out ({recipe.data.eval.name})"
     )
     for line in unreadable_golds(training=run.train, held_out=run.held_out):
@@ -293,15 +284,15 @@ def _load_start(run: Run) -> None:
     for stage in LAST_FIRST:
         final = run.folder.path / stage / "final"
         if _is_finished(run, stage) and final.is_dir():
-            run.policy = load_policy(final, device=run.device, trainable=True, like=run.recipe.model)
+            run.policy = load_policy(final, device=run.plan.device, trainable=True, like=run.recipe.model)
             break
     else:
         run.policy = make_policy(
             run.recipe.model,
-            device=run.device,
+            device=run.plan.device,
             seed=run.recipe.seed,
             texts=tokenizer_texts([*run.sft[:4000], *run.train[:4000]], run.prompt_format),
-            tags=run.prompt_format.tags.all(),
+            tags=run.prompt_format.markers,
             longest=partial(
                 longest_sequence, run.recipe, Problems(run.train, run.sft, run.held_out), run.prompt_format
             ),
@@ -310,8 +301,10 @@ def _load_start(run: Run) -> None:
             run.processes.from_main(partial(keep_base, run.policy, run.folder.path / "base"))
     attach(run.policy.tokenizer, asked_in_training(run.recipe, run.prompt_format))
     run.train = fitting_problems(run.recipe.data.train, run.train, run.prompt_format, run.policy.tokenizer)
-    count = sum(p.numel() for p in run.policy.model.parameters())
-    trained = sum(p.numel() for p in run.policy.model.parameters() if p.requires_grad)
+    every = list(run.policy.model.parameters())
+    packed = [getattr(p, "quant_state", None) for p in every]  # 4-bit weights: two in a byte
+    count = sum(math.prod(q.shape) if q else p.numel() for p, q in zip(every, packed, strict=True))
+    trained = sum(p.numel() for p in every if p.requires_grad)
     run.display.say(
         f"model {run.recipe.model.name}: {count / 1e6:.2f} M parameters, {trained / 1e6:.2f} M trained, "
         f"{told(run.policy.model)}"
@@ -334,7 +327,7 @@ def _stage(run: Run, name: str, action: Callable[[Run], None]) -> None:
     if run.recipe.eval.enabled and not _is_finished(run, f"eval-{name}"):
         if run.policy is None:
             final = run.folder.path / name / "final"
-            run.policy = load_policy(final, device=run.device, trainable=True, like=run.recipe.model)
+            run.policy = load_policy(final, device=run.plan.device, trainable=True, like=run.recipe.model)
         summary = evaluate_stage(run, name)
         _finish(run, f"eval-{name}", {k: v.value for k, v in summary.items()})
 
@@ -358,10 +351,9 @@ def _train(
     stop: StopSignal,
     metrics: MetricsWriter,
     store: RolloutWriter | None = None,
-    best: KeepBest | None = None,
 ) -> None:
     found = run.processes.from_main(
-        lambda: newest_checkpoint(run.folder.path / stage) if run.resume else None
+        lambda: newest_checkpoint(run.folder.path / stage) if run.plan.resume else None
     )
     checkpoint, refused = found or (None, [])
     for line in refused:
@@ -374,13 +366,13 @@ def _train(
         run.display.say(f"{stage}: continuing from {checkpoint.name}")
         if line := other_count(stage, checkpoint, run.processes.count):
             run.display.say(line)
-    if best is not None:
-        best.begin(trainer, run.processes.from_main(lambda: read_metrics(metrics.path)))
-        if best.stop and best.last is None and not trainer.is_deepspeed_enabled:
-            _save_final(run, trainer, run.folder.path / stage / START)
-            _evaluate_during(run, stage, metrics, best, 0)
+    folder = run.folder.path / stage
+    control = run.event("stage", stage, step, path=folder, trainer=trainer)
+    if control.evaluate:
+        _save_final(run, trainer, folder / START)
+        _evaluate_during(run, stage, metrics, 0)
     try:
-        if best is None or best.ended is None:  # ended already: killed before the stage was closed
+        if not control.stop:  # ended already: killed before the stage was closed
             with stop:
                 train_from(trainer, checkpoint)
     finally:
@@ -389,9 +381,8 @@ def _train(
     if stop.stopped:
         run.stopped = True
         return
-    if best is not None:
-        best.finish(trainer, run.display.say)
-    _save_final(run, trainer, run.folder.path / stage / "final")
+    run.event("stage_end", stage, trainer.state.global_step, path=folder, trainer=trainer)
+    _save_final(run, trainer, folder / "final")
     if is_sharded(run.loaded().model):
         run.policy = None  # read again from what was saved
     del trainer
@@ -410,29 +401,27 @@ def _save_final(run: Run, trainer: Any, final: Path) -> None:
     run.processes.wait()
 
 
-def _callbacks(
-    run: Run, stage: str, metrics: MetricsWriter, eval_every: int | None, best: KeepBest | None = None
-) -> list[Any]:
-    def log_line(step: int, values: dict[str, float]) -> None:
-        values |= run.notes.on_metrics(stage, step, values)
-        metrics.write(stage, step, values)
-        run.live.on_metrics(step, values, stage)
-        run.trackers.log(stage, step, values)
+def _callbacks(run: Run, stage: str, metrics: MetricsWriter, eval_every: int | None) -> list[Any]:
+    def log_line(step: int, values: dict[str, float]) -> Control:
+        if run.processes.main:
+            values |= run.notes.on_metrics(stage, step, values)
+            metrics.write(stage, step, values)
+        return run.event("metrics", stage, step, values=values)
+
+    def on(kind: Any) -> Callable[[int], Control]:
+        return lambda step: run.event(kind, stage, step, path=run.folder.path / stage)
 
     callbacks: list[Any] = [
         MetricsCallback(log_line),
-        ProgressCallback(lambda *state: run.display.step(stage, *state)),
-        *run.hub.callbacks(stage),
+        ProgressCallback(partial(run.display.step, stage), partial(run.display.progress, stage)),
     ]
     if eval_every and run.recipe.eval.enabled:
-        action = partial(_evaluate_during, run, stage, metrics, best)
-        callbacks += [EveryNSteps(eval_every, action), *([best] if best is not None else [])]
-    return callbacks
+        callbacks.append(EveryNSteps(eval_every, partial(_evaluate_during, run, stage, metrics)))
+    return [*callbacks, EventsCallback(on("step"), on("checkpoint"))]
 
 
-def _evaluate_during(run: Run, stage: str, metrics: MetricsWriter, best: KeepBest | None, step: int) -> None:
+def _evaluate_during(run: Run, stage: str, metrics: MetricsWriter, step: int) -> None:
     summary = evaluate_stage(run, stage, step)
     values = {f"eval/{name}": interval.value for name, interval in summary.items()}
     metrics.write(stage, step, values)
-    if best is not None:
-        best.see(step, values)
+    run.event("evaluation_line", stage, step, values=values)

@@ -1,10 +1,15 @@
-"""What a run needs before its first step: names that exist, problems that load, a folder that is its own."""
+"""A recipe becomes a ``Plan`` once: every check, every derived number, every extension that takes part.
+
+Verbs, stages, preflight and iteration take a plan; ``make_plan`` is the only way to get one, so nothing is checked or computed a second
+time. In several processes each makes the same plan.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +22,13 @@ from algorist.config.load import load_run_recipe
 from algorist.config.schema import DatasetSection, GRPOSection, Recipe
 from algorist.data import load_problems, with_solutions
 from algorist.errors import CheckpointError, ConfigError, nearest
+from algorist.extension import Extensions
 from algorist.grading import MATCHERS, why_unreadable
 from algorist.prompts import PromptFormat, get_format
 from algorist.prompts.chat import encode_prompt
+from algorist.prompts.of_recipe import recipe_format
 from algorist.rewards import build_rewards
+from algorist.rollouts.engines import ENGINES
 from algorist.store.run_folder import RunFolder
 from algorist.store.run_log import kept_records
 from algorist.store.safe_text import printable
@@ -31,7 +39,133 @@ from algorist.types import Problem
 if TYPE_CHECKING:
     import torch
 
+    from algorist.training.objective import Objective
+    from algorist.training.processes import Processes
+
 log = logging.getLogger("algorist.runs.plan")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A recipe that can be run on this machine.
+
+    Attributes:
+        recipe: As it will run: with its number of processes, its table of pass rates, without an adapter that is left out.
+        stages: Training stages to do, where the recipe has them on.
+        resume: Whether the run continues in its folder.
+        device: Of this process.
+        processes: Those that share the run.
+        form: The prompt format.
+        objective: What GRPO minimises; None without GRPO.
+        extensions: Those that take part.
+        problems: What the recipe's data sections hold.
+        remarks: What is to be said when the run begins.
+        say: Shows a line.
+    """
+
+    recipe: Recipe
+    stages: tuple[str, ...]
+    resume: bool
+    device: torch.device
+    processes: Processes
+    form: PromptFormat
+    objective: Objective | None
+    extensions: Extensions
+    problems: Problems
+    remarks: tuple[str, ...]
+    say: Callable[[str], None]
+
+    @property
+    def path(self) -> Path:
+        """The run's folder."""
+        return run_path(self.recipe)
+
+    def trains(self, stage: str) -> bool:
+        """Whether a training stage is to be done."""
+        return stage in self.stages and bool(getattr(self.recipe, stage).enabled)
+
+    @property
+    def evaluates_base(self) -> bool:
+        """Whether the model is evaluated before any training."""
+        return self.recipe.eval.enabled and self.recipe.eval.baseline
+
+    @property
+    def rows_at_a_time(self) -> int:
+        """Completions per engine call, of GRPO where there is one: evaluations between its steps take the same engine."""
+        grpo, held_out = self.recipe.grpo, self.recipe.eval
+        if not grpo.enabled:
+            return held_out.batch_size * max(1, held_out.samples)
+        return grpo.batch_size * (grpo.steps_per_generation or grpo.gradient_accumulation_steps)
+
+
+def make_plan(
+    recipe: Recipe,
+    *,
+    stages: Sequence[str] = STAGES,
+    resume: bool = False,
+    problems: Problems | None = None,
+    in_folder: bool = True,
+    say: Callable[[str], None] = lambda _: None,
+) -> Plan:
+    """Check a recipe, load its problems, and return the plan; nothing is written, and no model is loaded.
+
+    Args:
+        recipe: The resolved recipe.
+        stages: Training stages to do.
+        resume: Continue the run in the same folder.
+        problems: The recipe's problems, where they are loaded already.
+        in_folder: Whether the plan's run has a folder of its own, which must be free, or hold the run to resume.
+        say: Shows a line.
+
+    Raises:
+        AlgoristError: Any user's mistake that can be known before a model is loaded.
+    """
+    from algorist.models.load import pick_device
+    from algorist.runs.pass_rates import with_pass_rates
+    from algorist.training.grpo_setup import objective_of
+    from algorist.training.processes import Processes, check_eval_device, run_device
+
+    check_names(recipe)
+    recipe = with_pass_rates(recipe)
+    trains_grpo = recipe.grpo.enabled and "grpo" in stages
+    objective = objective_of(recipe.grpo) if trains_grpo else None
+    check_eval_device(recipe.eval.device, recipe.eval.engine or recipe.grpo.engine)
+    device = run_device(pick_device(recipe.device))
+    check_machine(recipe, device)
+    processes = Processes.join(device)
+    recipe = with_processes(recipe, processes.count)
+    no_adapter = processes.from_main(
+        partial(why_no_adapter, recipe, resume=resume, processes=processes.count)
+    )
+    if no_adapter:
+        recipe = without_adapter(recipe)
+    if in_folder:
+        processes.from_main(lambda: check_folder(recipe, resume=resume))
+    extensions = Extensions.of(recipe)
+    with kept_records() as notes:
+        form = recipe_format(recipe)
+    plan = Plan(
+        recipe,
+        tuple(stages),
+        resume,
+        device,
+        processes,
+        form,
+        objective,
+        extensions,
+        problems or Problems([], [], []),
+        tuple(filter(None, [no_adapter, *(note.getMessage() for note in notes)])),
+        say,
+    )
+    if trains_grpo and all(reward.weight == 0 for reward in recipe.rewards) and not extensions.teach:
+        raise ConfigError(
+            "every weight in rewards is 0 while grpo.enabled is true, so nothing would be learned; give one of them a weight, or name a "
+            "teacher (grpo.teacher.model)"
+            if recipe.rewards
+            else "rewards is empty while grpo.enabled is true; name at least one reward"
+        )
+    extensions.check(plan)
+    return plan if problems else replace(plan, problems=Problems.load(recipe, stages))
 
 
 def check_stages(recipe: Recipe, stages: Sequence[str]) -> None:
@@ -49,16 +183,22 @@ def check_stages(recipe: Recipe, stages: Sequence[str]) -> None:
 
 
 def check_names(recipe: Recipe, *, quick: bool = False) -> None:
-    """Refuse unknown prompt formats, rewards, matchers and optimisers (ConfigError) before anything is loaded or written.
+    """Refuse unknown prompt formats, rewards, matchers, engines and optimisers (ConfigError) before anything is loaded or written.
 
     ``quick`` needs neither torch nor a process: it leaves out rewards of one's own and optimisers.
     """
     MATCHERS.get(recipe.matcher)
+    for name in filter(None, (recipe.grpo.engine, recipe.eval.engine)):
+        ENGINES.get(name)
     found = get_format(recipe.prompt.format, tags=recipe.prompt.tags)
     chosen = [spec for spec in recipe.rewards if not (quick and ".py" in spec.name)]
-    build_rewards(chosen, found, matcher=recipe.matcher)
+    rewards = build_rewards(chosen, found, matcher=recipe.matcher)
+    for stage, section in (("sft", recipe.sft), ("grpo", recipe.grpo)):
+        if section.enabled:
+            section.check_package(stage)
     if quick:
         return
+    rewards.probe()
     from transformers.training_args import OptimizerNames
 
     valid = [str(o.value) for o in OptimizerNames]
@@ -74,21 +214,18 @@ def check_machine(recipe: Recipe, device: torch.device) -> None:
     """Refuse what the recipe asks of a machine that this one has not, before anything is loaded or written.
 
     Raises:
-        ConfigError: An attention kernel or vLLM's sleep mode that does not work here.
+        ConfigError: An attention kernel that does not work here.
         MissingExtraError: Unsloth without a GPU, or not installed.
     """
     from algorist.models.attention import pick_attention
     from algorist.models.precision import pick_precision
     from algorist.models.unsloth import check_unsloth
-    from algorist.rollouts.vllm.sleep import check_sleep
 
     precision = pick_precision(recipe.model, device)
     if recipe.model.backend == "unsloth":
         check_unsloth(recipe.model, device)
     else:
         pick_attention(recipe.model, device, precision.compute)
-    if recipe.grpo.engine == "vllm":
-        check_sleep(recipe.grpo.vllm, device)
 
 
 @dataclass

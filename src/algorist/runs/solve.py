@@ -23,7 +23,7 @@ from algorist.models.load import Policy, pick_device, policy_of
 from algorist.prompts import PromptFormat
 from algorist.prompts.answer import answer_row
 from algorist.prompts.attached import attached
-from algorist.prompts.of_recipe import how_to_ask
+from algorist.prompts.of_recipe import how_to_ask, with_turns
 from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
 from algorist.rollouts.base import SamplingParams
@@ -51,12 +51,14 @@ class Solver:
         recipe: Recipe | None = None,
         prompt_format: str | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        tools: Mapping[str, Any] | None = None,
     ) -> Solver:
-        """Load a model folder or hub model; prompt format and length are those of its training, else the recipe's."""
+        """Load a model folder or hub model; prompt format, length and tools are those of its training, else the recipe's."""
         device = pick_device(recipe.device if recipe else "auto")
         policy = policy_of(model, device=device, like=recipe.model if recipe else None)
         asked = how_to_ask(recipe, prompt_format, attached(policy.tokenizer), template_kwargs)
-        return cls(policy, asked.prompt_format, asked.max_completion_tokens, asked.stop_strings)
+        form = with_turns(asked.prompt_format, tools)
+        return cls(policy, form, asked.max_completion_tokens, asked.stop_strings)
 
     def solve(
         self,
@@ -138,6 +140,7 @@ def evaluate_benchmarks(
     of_run: bool = False,
     prompt_format: str | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
+    tools: Mapping[str, Any] | None = None,
     again: bool = False,
     on_progress: Callable[[str, int, int], None] | None = None,
 ) -> Iterator[Evaluated]:
@@ -155,6 +158,7 @@ def evaluate_benchmarks(
         of_run: The recipe is that of the run which made the model: its prompt format and rewards count.
         prompt_format: Another prompt format.
         template_kwargs: Other switches of the chat template; the artifact is named after them.
+        tools: Settings of other tools than those of the training; empty for none. The artifact is named after them.
         again: Evaluate anew what is already there.
         on_progress: Called with (name, problems done, problems in all).
 
@@ -163,7 +167,11 @@ def evaluate_benchmarks(
     """
     loaded = [(benchmark, load_problems(benchmark.section)) for benchmark in benchmarks]
     solver = Solver.load(
-        model, recipe=recipe if of_run else None, prompt_format=prompt_format, template_kwargs=template_kwargs
+        model,
+        recipe=recipe if of_run else None,
+        prompt_format=prompt_format,
+        template_kwargs=template_kwargs,
+        tools=tools,
     )
     tokenizer, form = solver.policy.tokenizer, solver.prompt_format
     rewards = build_rewards(recipe.rewards if of_run else [], form, matcher=recipe.matcher)
@@ -178,6 +186,7 @@ def evaluate_benchmarks(
         section = benchmark.section
         problems = fitting_problems(section, problems, form, tokenizer)
         switches = "".join(f"-{key}-{value}" for key, value in (template_kwargs or {}).items())
+        switches += "" if tools is None else f"-{'-'.join(tools['tools']['use']) if tools else 'no-tools'}"
         title = name or f"{_model_title(model, of_run)}-{benchmark.label}{_plain(switches)}"
         mark = mark_of(model, problems, form, setting, recipe.eval.ks, rewards)
         if again:

@@ -144,6 +144,9 @@ def _connect(run: Path) -> Iterator[duckdb.DuckDBPyConnection]:
             with suppress(duckdb.InvalidInputException):
                 connection.execute("SET enable_progress_bar = false")
             connection.execute("SET memory_limit = '4GB'")
+            connection.execute(
+                "SET temp_directory = ''"
+            )  # the default lies in the working directory, and could be read
             _make_rollouts(connection, run)
             _make_samples(connection, run)
             connection.register("_metrics", _metrics_table(run))
@@ -233,8 +236,9 @@ def _rows_at(connection: duckdb.DuckDBPyConnection, keys: list[tuple[str, int]])
 
 def _check_select(sql: str) -> None:
     try:
+        sql.encode()
         statements = duckdb.extract_statements(sql)
-    except duckdb.Error as error:
+    except (duckdb.Error, UnicodeEncodeError) as error:
         raise ConfigError(f"cannot read the SQL: {error}") from None
     # EXPLAIN is left out: EXPLAIN ANALYZE COPY writes.
     if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
@@ -254,6 +258,10 @@ def _fetch(
     except duckdb.Error as error:
         if ".parquet" in str(error):
             raise CheckpointError(f"cannot read the store: {error}") from None
+        if "pytz" in str(error):
+            raise ConfigError(
+                "the SQL makes a time with a time zone, which is not read; write …::VARCHAR behind it"
+            ) from None
         raise ConfigError(f"the SQL does not work: {error}") from None
 
 

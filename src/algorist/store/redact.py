@@ -1,58 +1,71 @@
-"""Keep secrets out of text that leaves the program: logs, trackers, cards, pages, errors.
+"""Keep secrets out of text that leaves the program: terminal, logs, trackers, cards, pages, errors.
 
-What is hidden is known: values of secret environment variables and of the hub's and wandb's own files, and the shapes of
-tokens. Files that are read back are never rewritten; a setting that holds a secret is refused (``refuse_secrets``).
+What is hidden is known: values of secret environment variables and of stored logins, and the shapes of tokens. Whatever is shown
+passes ``safe_text.printable``, which calls ``redact``; what else leaves passes ``redact`` or ``redact_tree``. Files that are read
+back are never rewritten; a setting that holds a secret is refused (``refuse_secrets``).
 """
 
 from __future__ import annotations
 
+import base64
 import logging
 import netrc
 import os
 import re
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from algorist.errors import ConfigError
-from algorist.store.safe_text import printable, with_texts
 
 HIDDEN = "[redacted]"
 LONGEST_RECORD = 20_000
 """A log record's message and its traceback keep so many characters each."""
-_KINDS = {
-    "a Hugging Face token": r"\bhf_[A-Za-z0-9]{16,}|\bapi_org_[A-Za-z0-9]{16,}",
-    "an API key": r"\bsk-(?:[a-z]{1,12}\d{0,4}-){0,4}[A-Za-z0-9_]{16,}|\bsk-(?=[\w-]{0,99}\d)(?=[\w-]{0,99}[A-Z])[\w-]{24,}"
-    r"|\bAIza[\w-]{30,}|\bya29\.[\w-]{20,}|\bgsk_[A-Za-z0-9]{20,}|\br8_[A-Za-z0-9]{20,}|\bnvapi-[\w-]{20,}",
-    "a GitHub or GitLab token": r"\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}",
-    "an AWS key": r"\bA(?:KIA|SIA)[A-Z0-9]{16}(?![A-Z0-9])",
-    "a Slack token": r"\bxox[abeoprs]-[\w-]{10,}",
-    "a wandb key": r"\bwandb_v\d_\w{16,}",
-    "a package registry's token": r"\bnpm_[A-Za-z0-9]{30,}|\bpypi-[\w-]{40,}",
-    "a JSON web token": r"\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*",
-    "a private key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?:[\s\S]*?-----END [A-Z ]*PRIVATE KEY-----|[\s\S]*)",
-    "a password in an address": r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)|(?<=://)[\w.~-]{16,}(?=@)",
-    "a token in an address": r"(?i:(?<=[?&])(?:access_token|token|api_?key|key|sig|signature|password|auth)=[^&\s\"'#]{8,})",
-}
+LEAST = 16
+# How services say that their tokens begin; GitHub's "Supported secret scanning patterns" lists most. The last: base64 of a token.
+_PREFIXES = """
+hf_ api_org_ wandb_v1_ AIza ya29. GOCSPX- gsk_ r8_ nvapi- xai- pplx- csk- tgp_v1_ lsv2_pt_ lsv2_sk_ pcsk_ jina_
+ghp_ gho_ ghu_ ghs_ ghr_ github_pat_ glpat- gldt- glrt- glptt- glsoat- glft- glcbt- ATATT3 ATCTT3 ATBB bkua_ CCIPAT_
+LTAI npm_ pypi- rubygems_ dckr_pat_ dckr_oat_ AKCp cmVmd dapi dop_v1_ doo_v1_ dor_v1_ shpat_ shpca_ shppa_ shpss_ SG.
+sk_live_ sk_test_ rk_live_ rk_test_ whsec_ sq0atp- sq0csp- tskey- figd_ figo_ lin_api_ lin_oauth_ hvs. hvb. hvr. ntn_
+dp.pt. dp.st. dp.ct. dp.sa. glc_ glsa_ NRAK- NRII- sntrys_ sntryu_ pscale_tkn_ pscale_oauth_ pscale_pw_ pul- PMAK- pnu_
+sbp_ sb_secret_ nfp_ HRKU- fo1_ fm2_ CFPAT- dt0c01. dt0s01. rdme_ sgp_ xapp- ops_ AGE-SECRET-KEY- p8e- sha256~
+aGZf c2st Z2hw
+""".split()
+# What follows: up to four short parts, then sixteen letters and digits that are no word (of lower case alone, twenty).
+_RANDOM = (
+    r"(?:[A-Za-z0-9]{1,20}[-_.]){0,4}(?=[a-z]*[A-Z0-9]|[A-Z]+[a-z0-9]|[a-z]{20})[A-Za-z0-9]{16,}[\w.~+/=-]*"
+)
 # A token begins where a word begins, or after a line end that is written as an escape: "\\nhf_…" in JSON and YAML.
 _BEGIN = r"(?:(?<![A-Za-z0-9_-])|(?<=\\[nrt]))"
-_SHAPES = {kind: re.compile(shape.replace(r"\b", _BEGIN)) for kind, shape in _KINDS.items()}
-_SIGNS = {
-    "a Hugging Face token": ("hf_", "api_org_"),
-    "an API key": ("sk-", "AIza", "ya29.", "gsk_", "r8_", "nvapi-"),
-    "a GitHub or GitLab token": ("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-"),
-    "an AWS key": ("AKIA", "ASIA"),
-    "a Slack token": ("xox",),
-    "a wandb key": ("wandb_v",),
-    "a package registry's token": ("npm_", "pypi-"),
-    "a JSON web token": ("eyJ",),
-    "a private key": ("PRIVATE KEY-----",),
-    "a password in an address": ("://",),
-    "a token in an address": ("=",),
+_EDGE, _BODY = r"-{{4,5}} ?{} [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)? ?-{{4,5}}", r"(?:[\w+/=:,.\s-]|\\+[nr])"
+_KINDS: dict[str, tuple[str | list[str], str]] = {
+    "an access token": (_PREFIXES, rf"\b(?:{'|'.join(map(re.escape, _PREFIXES))}){_RANDOM}"),
+    "an API key": (
+        "sk-",
+        r"\bsk-(?:[a-z]{1,12}\d{0,4}-){0,4}[A-Za-z0-9_]{16,}|\bsk-(?=[\w-]{0,99}\d)(?=[\w-]{0,99}[A-Z])[\w-]{24,}",
+    ),
+    "an AWS key": (["AKIA", "ASIA", "ABIA", "ACCA"], r"\bA(?:KIA|SIA|BIA|CCA)[A-Z0-9]{16}(?![A-Z0-9])"),
+    "a Slack token": ("xox", r"\bxox[abeoprs][-.][\w-]{10,}"),
+    "a Telegram token": (":AA", r"\b\d{8,10}:AA[\w-]{33}"),
+    "a JSON web token": ("eyJ", r"\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*"),
+    "a bearer token": ("earer ", r"(?<=earer )(?=[\w.~+/=-]*\d)[\w.~+/=-]{20,}"),
+    "an Azure key": (["ccountKey=", "ccessKey="], r"(?<=cc)(?:ount|ess)Key=[A-Za-z0-9+/]{40,}=*"),
+    "a private key": (
+        "PRIVATE KEY",
+        rf"{_EDGE.format('BEGIN')}(?:{_BODY}*?{_EDGE.format('END')}|{_BODY}*)",
+    ),
+    "a password in an address": ("://", r"(?<=://)[^/\s:@\"']*:[^/\s@\"']+(?=@)|(?<=://)[\w.~-]{16,}(?=@)"),
+    "a token in an address": (
+        "=",
+        r"(?i:(?<=[?&])(?:access_token|token|api_?key|key|sig|signature|password|auth)=[^&\s\"'#]{8,})",
+    ),
 }
-"""What a text must hold for a shape to be looked for: completions are long, and most hold none of these."""
+"""Kind → (what a text, or a word of ``LEAST`` characters, must hold for it to be looked for; its shape): most texts hold none."""
+_SHAPES = {kind: (signs, re.compile(shape.replace(r"\b", _BEGIN))) for kind, (signs, shape) in _KINDS.items()}
 # A wandb key is 40 hex digits like a git commit, an AWS secret any 40 characters: hidden only after their name and a sign.
 _NAMED = re.compile(
     r"(?i)((?:api[_-]?key|wandb[_-]?key|(?:hf|hub|access|auth|api|github|bearer|session)[_-]?token|secret[_-]?(?:access[_-]?)?key"
@@ -66,16 +79,17 @@ _SURE = {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "OPENAI_API_KEY"
 
 def redact(text: str) -> str:
     """Return ``text`` without secrets: known values, the shapes of tokens, and values behind a name and a sign."""
-    for value in _secret_values():
-        text = text.replace(value, HIDDEN)
-    for kind, signs in _SIGNS.items():
-        if any(sign in text for sign in signs):
-            text = _SHAPES[kind].sub(HIDDEN, text)
+    text = _without_values(text)
+    long_words = " ".join(word for word in text.split() if len(word) >= LEAST)
+    for signs, shape in _SHAPES.values():
+        if signs in text if isinstance(signs, str) else any(sign in long_words for sign in signs):
+            text = shape.sub(HIDDEN, text)
     lower = text.lower()
     if not any(name in lower for name in _NAMES):
         return text
     return _NAMED.sub(
-        lambda found: found.group(1) + (HIDDEN if _looks_secret(found.group(2)) else found.group(2)), text
+        lambda match: match[1] + (HIDDEN if _looks_secret(match[2]) else match[2]),
+        text,
     )
 
 
@@ -106,10 +120,16 @@ def refuse_secrets(value: Any, where: str, key: str = "") -> None:
         )
 
 
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, printable, without secrets, at most 200 characters."""
-    lines = (line.strip() for line in str(error)[:100_000].splitlines())
-    return redact(printable((next(filter(None, lines), "") or type(error).__name__)[:2000]))[:200]
+def with_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """Return lists, mappings and texts with every text changed, keys too; other values stay."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {with_texts(key, change): with_texts(item, change) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        make = getattr(value, "_make", type(value))  # a named tuple has its own way
+        return make(with_texts(item, change) for item in value)
+    return value
 
 
 class RedactSecrets(logging.Filter):
@@ -124,6 +144,15 @@ class RedactSecrets(logging.Filter):
         return True
 
 
+def secret_variables() -> set[str]:
+    """Return the names of the variables of the environment that hold secrets, by their names."""
+    return {name for name in os.environ if _is_secret(name)}
+
+
+def _is_secret(name: str) -> bool:
+    return name in _SURE or _VARIABLE.search(name.upper()) is not None
+
+
 def _shortened(text: str) -> str:
     if len(text) <= LONGEST_RECORD:
         return text
@@ -133,21 +162,49 @@ def _shortened(text: str) -> str:
 
 def _kind(text: str) -> str:
     """Return what kind of secret a text holds, or an empty string."""
-    if any(value in text for value in _secret_values()):
+    if _without_values(text) != text:
         return "the value of a secret environment variable, or of a stored login"
-    return next((kind for kind, shape in _SHAPES.items() if shape.search(text)), "")
+    return next((kind for kind, (_, shape) in _SHAPES.items() if shape.search(text)), "")
 
 
-def _secret_values() -> list[str]:
-    """Return secret values of this process's environment and of stored logins, longest first."""
-    values = {
-        value
-        for name, value in os.environ.items()
-        if len(value) >= 8
-        and not value.startswith(("/", "~", "."))
-        and (name in _SURE or (_VARIABLE.search(name.upper()) and _looks_secret(value)))
-    }
-    return sorted(values | _stored(str(Path.home())), key=len, reverse=True)
+def _without_values(text: str) -> str:
+    for sign, shape in _values(tuple(os.environ.items()), str(Path.home())):
+        if sign in text:
+            text = shape.sub(rf"\1{HIDDEN}", text)
+    return text
+
+
+@lru_cache(maxsize=4)
+def _values(environment: tuple[tuple[str, str], ...], home: str) -> list[tuple[str, re.Pattern[str]]]:
+    """Return (what a text must hold, what is hidden behind group 1) for stored logins and secret variables.
+
+    A value that looks secret is hidden anywhere, a short one where it stands alone, any other after its name.
+    """
+    hidden, words, shapes = _stored(home), set(), []
+    for name, value in environment:
+        if not value or not _is_secret(name) or value[0] in "/~.":
+            continue
+        after_its_name = rf"({re.escape(name)}[\"'\\]*\s*[=:,]\s*[\"'\\]*){_as_written(value)}(?![A-Za-z0-9])"
+        shapes.append((name, re.compile(after_its_name)))
+        if len(value) >= 8 and (name in _SURE or _looks_secret(value)):
+            coded = base64.b64encode(value.encode("utf-8", "surrogateescape")).decode()
+            lines = (line for line in value.splitlines() if len(line) >= 16)
+            hidden |= {value, coded.rstrip("=")[:-1], *lines}
+        elif len(value) >= 4 and re.search(r"[A-Za-z]", value) and re.search(r"\d", value):
+            words.add(value)
+    for value in sorted(hidden | words, key=len, reverse=True):
+        shape, plain = f"(){_as_written(value)}", max(re.split(r"[\"'\\\s]+", value), key=len)
+        if value in words:
+            shape = f"(?<![A-Za-z0-9]){shape}(?![A-Za-z0-9])"
+        shapes.append((plain, re.compile(shape)))
+    return shapes
+
+
+def _as_written(value: str) -> str:
+    """Return what matches a value, also where ``repr`` or JSON has put backslashes into it."""
+    return "".join(
+        (r"\\*" if c in "\"'\\" else "") + (r"(?:\n|\\+n)" if c == "\n" else re.escape(c)) for c in value
+    )
 
 
 def _looks_secret(value: str) -> bool:
@@ -158,14 +215,13 @@ def _looks_secret(value: str) -> bool:
     return mixed or any(not c.isalpha() for c in value) or len(value) >= 20
 
 
-@lru_cache(maxsize=4)
-def _stored(home: str) -> frozenset[str]:
-    """Return the hub's token and wandb's key from the files of their logins."""
-    found = set()
+def _stored(home: str) -> set[str]:
+    """Return the hub's token and the passwords of ``.netrc``, from the files of their logins."""
+    stored = set()
     with suppress(OSError, ValueError):
         folder = Path(os.environ.get("HF_HOME") or Path(home) / ".cache" / "huggingface")
-        found.add((folder / "token").read_text(encoding="utf-8").strip())
+        stored.add((folder / "token").read_text(encoding="utf-8").strip())
     with suppress(OSError, ValueError, netrc.NetrcParseError):
         hosts = netrc.netrc(str(Path(home) / ".netrc")).hosts
-        found |= {password for host, (_, _, password) in hosts.items() if "wandb" in host}
-    return frozenset(value for value in found if len(value) >= 8)
+        stored |= {password for _, _, password in hosts.values() if _looks_secret(password or "")}
+    return {value for value in stored if len(value) >= 8}

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from math import isnan
 from typing import Any
 
 import pyarrow
 
-from algorist.types import Group
+from algorist.types import ENVIRONMENT, Group, Rollout
 
 VERSION = "2"
+TURN = pyarrow.struct(
+    [
+        ("source", pyarrow.string()),
+        ("request", pyarrow.string()),
+        ("reply", pyarrow.string()),
+        ("error", pyarrow.string()),
+        ("seconds", pyarrow.float64()),
+    ]
+)
 SCHEMA = pyarrow.schema(
     [
         ("stage", pyarrow.string()),
@@ -27,6 +37,8 @@ SCHEMA = pyarrow.schema(
         ("completion", pyarrow.string()),
         ("prompt_tokens", pyarrow.int32()),
         ("completion_tokens", pyarrow.int32()),
+        ("sampled_tokens", pyarrow.int32()),
+        ("turns", pyarrow.list_(TURN)),
         ("truncated", pyarrow.bool_()),
         ("well_formed", pyarrow.bool_()),
         ("has_reasoning", pyarrow.bool_()),
@@ -74,6 +86,8 @@ def rows_of(
                 "completion": rollout.text,
                 "prompt_tokens": len(group.prompt_ids),
                 "completion_tokens": len(rollout.completion_ids),
+                "sampled_tokens": sum(rollout.sampled_mask),
+                "turns": [asdict(turn) for turn in rollout.turns] or None,
                 "truncated": rollout.truncated,
                 "well_formed": rollout.parsed.well_formed,
                 "has_reasoning": rollout.parsed.reasoning is not None,
@@ -86,11 +100,36 @@ def rows_of(
                 "rewards": rollout.rewards,
                 "reward": rollout.reward,
                 "advantage": None if advantages is None or isnan(advantages[sample]) else advantages[sample],
-                "sampler_log_prob_sum": float(sum(rollout.log_probs or ())) if known else None,
+                "sampler_log_prob_sum": _sampled_sum(rollout) if known else None,
                 "seconds": group.seconds,
             }
         )
     return rows
+
+
+def conversation(row: Mapping[str, Any]) -> str:
+    """Return a stored completion with the exchanges with an environment before it."""
+    said = [
+        f"{turn['request']}\n[{ENVIRONMENT}] {turn['reply']}\n"
+        for turn in row.get("turns") or ()
+        if turn["source"] == ENVIRONMENT
+    ]
+    return "".join([*said, row["completion"] or ""])
+
+
+def call_lines(row: Mapping[str, Any]) -> list[str]:
+    """Return one line for each call of a stored completion: tool, time, what was asked, what came."""
+    return [
+        f"[{turn['source']}, {1000 * (turn['seconds'] or 0):.1f} ms{', ' + turn['error'] if turn['error'] else ''}] "
+        f"{' ⏎ '.join(turn['request'].strip().splitlines())[:200]} → {' ⏎ '.join(turn['reply'].splitlines())[:200]}"
+        for turn in row.get("turns") or ()
+        if turn["source"] != ENVIRONMENT
+    ]
+
+
+def _sampled_sum(rollout: Rollout) -> float:
+    pairs = zip(rollout.log_probs or (), rollout.sampled_mask, strict=True)
+    return float(sum(value for value, own in pairs if own))
 
 
 def upgraded(table: pyarrow.Table) -> pyarrow.Table:

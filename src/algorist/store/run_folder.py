@@ -22,7 +22,7 @@ import psutil
 from algorist.errors import DAMAGED, CheckpointError
 from algorist.store.atomic import replace_text
 from algorist.store.redact import redact
-from algorist.store.stages import STAGES
+from algorist.store.stages import STAGES, checkpoints
 
 LIBRARIES = (
     "algorist torch transformers trl peft accelerate datasets tokenizers safetensors numpy math-verify sympy vllm deepspeed "
@@ -53,11 +53,13 @@ class RunFolder:
             CheckpointError: It cannot be made.
         """
         try:
+            str(Path(path).absolute()).encode()
             for name in ("rollouts", "eval"):
                 (Path(path) / name).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
+        except (OSError, UnicodeEncodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "a name in its path is not UTF-8"
             raise CheckpointError(
-                f"cannot make the run folder {path}: {error.strerror}; choose another with output_dir=FOLDER"
+                f"cannot make the run folder {Path(path).absolute()}: {reason}; choose another with output_dir=FOLDER"
             ) from None
         return cls(path)
 
@@ -137,6 +139,29 @@ class RunFolder:
             content = make()
             self.write_json(name, content)
         return content
+
+    def differences(self) -> list[str]:
+        """Return what a run that is continued will miss, a line each.
+
+        Raises:
+            CheckpointError: A file that the end of the run reads is damaged.
+        """
+        for file in (self.path / "environment.json", *self.evaluations.glob("*.json")):
+            if not isinstance(self.read_json(str(file.relative_to(self.path))) or {}, dict):
+                raise CheckpointError(f"{file} is damaged; move it away")
+        then = (self.read_json("environment.json") or {}).get("versions") or {}
+        lines = [
+            f"{name} was {then[name]} when the run began and is {version} now: it continues, but not to the bit"
+            for name, version in _versions().items()
+            if name in ("torch", "transformers", "trl", "peft", "numpy")
+            and then.get(name, version) != version
+        ]
+        saved = [stage for stage in STAGES if checkpoints(self.path / stage)]
+        if saved and not self.metrics.is_file():
+            lines.append(f"{self.metrics.name} is missing: curves and report begin at the checkpoint")
+        if "grpo" in saved and not any(self.rollouts.glob("*.parquet")):
+            lines.append("rollouts/ is empty: what was sampled before is lost")
+        return lines
 
     def stages(self) -> dict[str, Any]:
         """Return finished stages and their results, in the order they were finished."""

@@ -1,19 +1,22 @@
-"""Text of models and datasets is untrusted: this makes it safe for a terminal and for a spreadsheet."""
+"""Text of models, datasets and errors is untrusted: what is shown, wherever, passes ``printable``."""
 
 from __future__ import annotations
 
 import html
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, TextIO
+
+from algorist.store.redact import redact
 
 
 def printable(text: str) -> str:
-    """Return ``text`` with every invisible character shown as an escape: controls, direction marks, surrogates.
+    """Return ``text`` as it may be shown: without secrets, every invisible character as an escape (controls, direction marks, surrogates).
 
     Newline and tab stay.
     """
+    text = redact(text)
     if text.isascii() and text.replace("\n", "").replace("\t", "").isprintable():
         return text
     return "".join(c if c in "\n\t" or c.isprintable() else _escape(c) for c in text)
@@ -39,32 +42,27 @@ def markdown(text: Any) -> str:
     return re.sub(r"([\\`*_\[\]|#])", r"\\\1", escaped)
 
 
-def with_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """Return lists, mappings and texts with every text changed, keys too; other values stay."""
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, dict):
-        return {with_texts(key, change): with_texts(item, change) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        make = getattr(value, "_make", type(value))  # a named tuple has its own way
-        return make(with_texts(item, change) for item in value)
-    return value
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, printable, at most 200 characters."""
+    lines = (line.strip() for line in str(error)[:100_000].splitlines())
+    return printable((next(filter(None, lines), "") or type(error).__name__)[:2000])[:200]
 
 
 class SafeStream:
     """A text stream that shows invisible characters as escapes, whoever prints.
 
-    Rich writes past it, to ``rich_proxied_file``: it sends sequences of its own, and its text is made printable before. A return
-    at the beginning of a piece passes, for progress bars.
+    Rich writes past it, to ``rich_proxied_file``: it sends sequences of its own, and its text is made printable before. ``below``
+    is where text goes: the same, or what prints it above a bar that moves. A return at the beginning of a piece passes, for
+    progress bars.
     """
 
     def __init__(self, stream: TextIO) -> None:
-        self.rich_proxied_file = stream
+        self.rich_proxied_file = self.below = stream
 
     def write(self, text: str) -> int:
         """Write text, made printable."""
         start = "\r" if text.startswith("\r") else ""
-        self.rich_proxied_file.write(start + printable(text[len(start) :]))
+        self.below.write(start + printable(text[len(start) :]))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:

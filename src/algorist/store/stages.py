@@ -12,6 +12,9 @@ LAST_FIRST: tuple[Stage, ...] = STAGES[::-1]
 EVALUATED = ("base", *STAGES)
 """What the evaluations between the stages are called; ``base`` is the model before any of them."""
 
+START = "start"
+"""Folder, in a stage's, of the policy that it began with, where that is evaluated too."""
+
 
 def checkpoints(stage: Path) -> list[Path]:
     """Return the ``checkpoint-N`` folders of a stage, newest first, damaged ones included."""

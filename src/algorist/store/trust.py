@@ -37,12 +37,16 @@ def is_ours(run: Path) -> bool:
 
 
 def code_in(settings: Any, *, model_only: bool = False, key: str = "") -> list[str]:
-    """Return the settings that name code: ``file.py:function`` anywhere, and ``trust_remote_code``."""
+    """Return the settings that name code: ``file.py:function`` anywhere, ``plugins``, and ``trust_remote_code``."""
     if isinstance(settings, dict):
         parts = [(f"{key}.{name}" if key else str(name), item) for name, item in settings.items()]
     elif isinstance(settings, (list, tuple)):
         parts = [(f"{key}.{index}", item) for index, item in enumerate(settings)]
-    elif isinstance(settings, str) and _OWN_CODE.search(settings) and not model_only:
+    elif (
+        isinstance(settings, str)
+        and not model_only
+        and (_OWN_CODE.search(settings) or key.startswith("plugins."))
+    ):
         return [f"{key}={settings}"]
     else:
         return [f"{key}=true"] if settings is True and key.endswith("trust_remote_code") else []

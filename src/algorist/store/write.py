@@ -245,10 +245,17 @@ def _clean(row: Mapping[str, Any], stage: str) -> dict[str, Any]:
     rewards = row.get("rewards") or {}
     pairs: Iterable[tuple[str, Any]] = rewards.items() if isinstance(rewards, Mapping) else rewards
     clean["rewards"] = [(k, None if v is None or math.isnan(v) else float(v)) for k, v in pairs]
-    for name, value in clean.items():
-        if isinstance(value, str) and not value.isascii():
-            clean[name] = value.encode("utf-8", errors="backslashreplace").decode("utf-8")
-    return clean
+    clean["turns"] = [_valid_text(turn) for turn in row.get("turns") or ()] or None
+    return _valid_text(clean)
+
+
+def _valid_text(row: Mapping[str, Any]) -> dict[str, Any]:
+    escaped = {
+        name: value.encode("utf-8", errors="backslashreplace").decode("utf-8")
+        for name, value in row.items()
+        if isinstance(value, str) and not value.isascii()
+    }
+    return {**row, **escaped}
 
 
 def _first_cut(rows: Sequence[Mapping[str, Any]], rows_per_part: int) -> int | None:

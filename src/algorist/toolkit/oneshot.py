@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -25,13 +26,13 @@ from algorist.prompts.attached import Asked, attach
 from algorist.prompts.chat import encode_prompt
 from algorist.prompts.of_recipe import warn_of_missing_tags
 from algorist.rewards import DEFAULT_REWARD_WEIGHTS, DEFAULT_REWARDS, RewardSet, build_rewards
-from algorist.rewards.build import TrainerReward, as_reward
 from algorist.runs.plan import fitting_problems, tokenizer_texts
 from algorist.store.run_log import Display, Lines
 from algorist.types import Message, Problem
 
 if TYPE_CHECKING:
     from datasets import Dataset
+    from trl import GRPOConfig
 
     from algorist.models.load import Policy
     from algorist.runs.solve import Solver
@@ -47,7 +48,7 @@ TRAINER_KEYS = ("callbacks", "engine", "on_rollouts")
 
 def _defaults() -> dict[str, Any]:
     recipe = load_recipe(RECIPE).recipe
-    shown = {trl: getattr(recipe.grpo, ours) for trl, ours in TRL_NAMES.items() if not trl.startswith("eps")}
+    shown = {trl: getattr(recipe.grpo, ours) for trl, ours in TRL_NAMES.items() if "." not in ours}
     return {**shown, "max_prompt_length": recipe.data.train.max_prompt_tokens, "use_vllm": False}
 
 
@@ -118,9 +119,10 @@ def format_for_grpo(dataset: Dataset, system_prompt: str | None = None) -> Datas
 
 
 def create_math_training_setup(
-    model_name: str = DEFAULT_MODEL,
+    model_name: Any = DEFAULT_MODEL,
     split: str = "train",
     *,
+    tokenizer: Any = None,
     system_prompt: str | None = None,
     output_dir: str | Path | None = None,
     run_name: str = "math-grpo",
@@ -137,8 +139,9 @@ def create_math_training_setup(
     """Load and format GSM8K, take the default rewards, build the GRPO trainer.
 
     Args:
-        model_name: A hub name or a model folder.
+        model_name: A hub name, a model folder, or a loaded model of transformers, PEFT or Unsloth.
         split: Split of GSM8K.
+        tokenizer: That of a loaded model; read from where the model came from when left out.
         system_prompt: Replaces the one that asks for the format.
         output_dir: Folder of ``checkpoint-STEP`` and ``final``; ``outputs/RUN_NAME`` when left out.
         run_name: Name of the run, also in trackers.
@@ -160,7 +163,7 @@ def create_math_training_setup(
     """
     from datasets import Dataset
 
-    from algorist.models.load import make_policy, pick_device
+    from algorist.models.load import pick_device
 
     merged = {**DEFAULT_GRPO_ARGS, **(grpo_args or {})}
     section = _grpo_section(merged)
@@ -179,10 +182,7 @@ def create_math_training_setup(
     )
     seed = int(merged.get("seed", 42))
     problems = load_problems(source) if dataset is None else _problems(dataset, limit)
-    texts = tokenizer_texts(problems, form)
-    policy = make_policy(
-        ModelSection(name=model_name), device=place, seed=seed, texts=texts, tags=form.tags.all()
-    )
+    policy = _policy(model_name, tokenizer, place, seed, problems, form)
     attach(policy.tokenizer, Asked(form, section.max_completion_tokens))
     problems = (
         fitting_problems(source, problems, form, policy.tokenizer)
@@ -214,6 +214,22 @@ def create_math_training_setup(
     return MathTrainingSetup(formatted, rewards, artifacts, merged)
 
 
+def _policy(
+    model: Any, tokenizer: Any, device: Any, seed: int, problems: list[Problem], form: PromptFormat
+) -> Any:
+    """Return a policy loaded by its name, or made of a model that is loaded already."""
+    from algorist.models.load import Policy, load_tokenizer, make_policy, prepare_tokenizer
+
+    if isinstance(model, str | Path):
+        texts = tokenizer_texts(problems, form)
+        section = ModelSection(name=str(model))
+        return make_policy(section, device=device, seed=seed, texts=texts, tags=form.tags.all())
+    if not getattr(model, "is_quantized", False):
+        model.to(device)
+    own = prepare_tokenizer(tokenizer, None) if tokenizer is not None else load_tokenizer(model.name_or_path)
+    return Policy(model, own)
+
+
 def run_training(
     artifacts: TrainingArtifacts,
     *,
@@ -230,7 +246,7 @@ def run_training(
     from algorist.training.callbacks import ProgressCallback
 
     trainer, shown = artifacts.trainer, display or Lines()
-    trainer.add_callback(ProgressCallback(lambda *state: shown.step("grpo", *state)))
+    trainer.add_callback(ProgressCallback(partial(shown.step, "grpo"), partial(shown.progress, "grpo")))
     result = trainer.train(resume_from_checkpoint=resume_from_checkpoint)
     trainer.save_model(str(Path(artifacts.config.output_dir) / "final"))
     return result
@@ -289,17 +305,19 @@ def _grpo_section(merged: Mapping[str, Any]) -> GRPOSection:
     """Return the recipe's ``grpo`` section for arguments in either vocabulary."""
     fields = set(GRPOSection.model_fields)
     valid = sorted({*TRL_NAMES, *OWN_KEYS, *fields})
+    shipped = load_recipe(RECIPE).recipe.grpo.model_dump()
     values: dict[str, Any] = {}
+    of_the_loss = dict(shipped["loss"])
     for name, value in _known(merged, valid, "grpo_args").items():
         if name not in OWN_KEYS and not (name == "max_steps" and value == -1):
-            values[TRL_NAMES.get(name, name)] = value
+            *section, key = TRL_NAMES.get(name, name).split(".")
+            (of_the_loss if section else values)[key] = value
     vllm = {k.removeprefix("vllm_"): v for k, v in merged.items() if k.startswith("vllm_")}
-    shipped = load_recipe(RECIPE).recipe.grpo
     values["vllm"] = {**vllm, **values.get("vllm", {})}
     if merged["use_vllm"]:
         values["engine"] = "vllm"
     try:
-        return GRPOSection.model_validate({**shipped.model_dump(), **values})
+        return GRPOSection.model_validate({**shipped, "loss": of_the_loss, **values})
     except ValueError as error:
         raise ConfigError(f"grpo_args: {error}") from None
 
@@ -327,19 +345,10 @@ def _rewards(
             f"reward_weights has {len(chosen)} values, expected {len(functions)}: one each for {', '.join(names)}, such as "
             f"{list(defaults)}"
         )
-    return RewardSet([_reward(f, w, form) for f, w in zip(functions, chosen, strict=True)])
-
-
-def _reward(
-    function: str | Mapping[str, Any] | Callable[..., Any], weight: float, form: PromptFormat
-) -> TrainerReward:
-    """Return one reward; a function of the caller runs in this process."""
-    if not callable(function):
-        given = {"name": function} if isinstance(function, str) else dict(function)
-        return build_rewards([given | {"weight": weight}], form, matcher="numeric")[0]
-    name = getattr(function, "__name__", type(function).__name__)
-    around = build_rewards(["correct"], form, matcher="numeric")[0].around
-    return TrainerReward(name, as_reward(name, function), around, weight, {})
+    built = build_rewards(functions, form, matcher="numeric")  # a function of the caller runs in this process
+    for reward, weight in zip(built, chosen, strict=True):
+        reward.weight = weight
+    return built
 
 
 def _problems(rows: Sequence[Mapping[str, Any]], limit: int | None) -> list[Problem]:
@@ -379,16 +388,14 @@ def _build(
     """Build the trainer with the engine that the section names."""
     from algorist.rollouts import make_engine
     from algorist.training.grpo_setup import make_grpo_trainer
-    from algorist.training.stock import stock_config
     from algorist.training.training_arguments import optim_arguments
 
-    if section.engine != "vllm" and "engine" not in settings:
-        settings["engine"] = make_engine(section.engine, policy.model, policy.tokenizer)
-    settings.setdefault("engine", None)
+    if "engine" not in settings:
+        settings["engine"] = make_engine(section.engine, policy.model, policy.tokenizer, section=section)
     shared = {key: settings[key] for key in ("output_dir", "seed", "device", "report_to")}
     arguments = optim_arguments(section, **shared) | {"run_name": settings["run_name"]}
     # before the trainer: making it resets accelerate's state
-    config = stock_config(section, arguments, rewards.weights)
+    config = trl_config(section, arguments, rewards.weights)
     trainer = make_grpo_trainer(
         model=policy.model,
         tokenizer=policy.tokenizer,
@@ -400,3 +407,43 @@ def _build(
         **settings,
     )
     return TrainingArtifacts(trainer, config)
+
+
+_SCALES = {"group_normalized": "group", "batch_normalized": "batch", "group_centered": "none"}
+_SAME_NAMES = set(
+    "gradient_accumulation_steps steps_per_generation num_iterations temperature top_p top_k beta "
+    "mask_truncated_completions".split()
+)
+_OF_A_LOSS = {
+    "clip_low": "epsilon", "clip_high": "epsilon_high", "importance": "importance_sampling_level",
+    **{key: f"sapo_{key}" for key in ("temperature_pos", "temperature_neg")},
+    **{key: f"vespo_{key}" for key in ("k_pos", "lambda_pos", "k_neg", "lambda_neg")},
+}  # fmt: skip
+
+
+def trl_config(section: GRPOSection, arguments: dict[str, Any], weights: Sequence[float]) -> GRPOConfig:
+    """Return a ``grpo`` section as TRL's configuration, for whoever reads it; the training does not.
+
+    Args:
+        section: The section.
+        arguments: Of ``TrainingArguments``.
+        weights: One for each reward.
+    """
+    from trl import GRPOConfig
+
+    from algorist.training import trl_seam  # noqa: F401  (telemetry off before TRL is imported)
+
+    of_the_loss = {_OF_A_LOSS.get(key, key): value for key, value in section.loss.parameters.items()}
+    return GRPOConfig(
+        **arguments,
+        **section.model_dump(include=_SAME_NAMES),
+        **of_the_loss,
+        per_device_train_batch_size=section.batch_size,
+        num_generations=section.group_size,
+        max_completion_length=section.max_completion_tokens,
+        min_p=section.min_p or None,
+        loss_type=section.loss.name,
+        scale_rewards=_SCALES.get(section.advantage, "group"),
+        reward_weights=list(weights),
+        remove_unused_columns=False,
+    )

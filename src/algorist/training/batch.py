@@ -1,13 +1,13 @@
 """The completions that an optimizer step learns from: lists of tokens, group by group, and numbers per token.
 
 Groups come from ``collect`` and stay groups: a batch knows of each completion which prompt it belongs to, so nothing has to be
-found again from tokens. Only numbers per token (log-probs, masks) are tensors (B, T), with T the longest completion.
+found again from tokens. Numbers per token (advantages, log-probs, masks) are tensors (B, T), with T the longest completion.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from algorist.types import Group
 
-PER_TOKEN = ("mask", "sampler_log_probs", "old_log_probs", "ref_log_probs")
+PER_TOKEN = ("advantages", "mask", "sampler_log_probs", "old_log_probs", "policy_weights", "counted")
 
 
 @dataclass
@@ -26,11 +26,13 @@ class Batch:
         prompts: P lists of token ids.
         completions: B lists of token ids.
         prompt_of: For each completion the index of its prompt.
-        advantages: (B,).
-        mask: (B, T) bool, the tokens that count in the loss.
-        sampler_log_probs: (B, T) as the engine gave them, or None.
+        advantages: (B, T); (B,) stands for the same number at each token of a completion.
+        mask: (B, T) bool, the tokens that count in the loss: those that the policy sampled (``Rollout.sampled``).
+        sampler_log_probs: (B, T) as the engine gave them, NaN for tokens that were not sampled; or None.
         old_log_probs: (B, T) of the policy that sampled, by the trainer; None where the batch is used for one step only.
-        ref_log_probs: (B, T) of the reference; None without a KL penalty.
+        policy_weights: (B, T), factors of the policy's loss: the correction for a sampler that differs; None for 1.
+        counted: (B, T), factors of everything that is minimised: a subset of the tokens; None for 1.
+        extra: Further numbers per token (B, T) by name: an extension's, for its own term of the loss.
     """
 
     prompts: list[list[int]]
@@ -40,7 +42,13 @@ class Batch:
     mask: Tensor
     sampler_log_probs: Tensor | None = None
     old_log_probs: Tensor | None = None
-    ref_log_probs: Tensor | None = None
+    policy_weights: Tensor | None = None
+    counted: Tensor | None = None
+    extra: dict[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.advantages.dim() == 1:  # one for all tokens of a completion
+            self.advantages = self.advantages[:, None].expand(self.mask.shape)
 
     @classmethod
     def from_groups(
@@ -55,16 +63,18 @@ class Batch:
 
         Args:
             groups: P groups, of any sizes.
-            advantages: (B,), or (P, G) for groups of one size, in the order of the completions.
+            advantages: (B,), or (P, G) for groups of one size, in the order of the completions: one for all tokens of a completion;
+                or (B, T).
             device: Where the tensors go.
             mask_truncated: Completions that the length limit ended do not count.
         """
         rollouts = [(index, rollout) for index, group in enumerate(groups) for rollout in group.rollouts]
         completions = [rollout.completion_ids for _, rollout in rollouts]
-        lengths = torch.tensor([len(ids) for ids in completions])
-        if mask_truncated:
-            lengths *= torch.tensor([not rollout.truncated for _, rollout in rollouts])
         width = max((len(ids) for ids in completions), default=0)
+        mask = torch.zeros(len(rollouts), width, dtype=torch.bool)
+        for row, (_, rollout) in enumerate(rollouts):
+            if not (mask_truncated and rollout.truncated):
+                mask[row, : len(rollout.completion_ids)] = torch.tensor(rollout.sampled_mask)
         known = all(rollout.log_probs is not None for _, rollout in rollouts)
         sampler = torch.zeros(len(rollouts), width)
         for row, (_, rollout) in enumerate(rollouts):
@@ -75,8 +85,8 @@ class Batch:
             [group.prompt_ids for group in groups],
             completions,
             [index for index, _ in rollouts],
-            advantages.flatten().float().to(device),
-            (torch.arange(width) < lengths[:, None]).to(device),
+            (advantages if advantages.shape == mask.shape else advantages.flatten()).float().to(device),
+            mask.to(device),
             sampler.to(device) if known else None,
         )
 
@@ -96,13 +106,21 @@ class Batch:
             name: None if (value := getattr(self, name)) is None else value[index, :width]
             for name in PER_TOKEN
         }
+        extra = {name: value[index, :width] for name, value in self.extra.items()}
         return replace(
             self,
             completions=[self.completions[row] for row in rows],
             prompt_of=[self.prompt_of[row] for row in rows],
-            advantages=self.advantages[index],
+            extra=extra,
             **tensors,
         )
+
+    def cut(self, length: int) -> Batch:
+        """Return the batch of the first ``length`` tokens of each completion."""
+        tensors: dict[str, Any] = {
+            name: None if (value := getattr(self, name)) is None else value[:, :length] for name in PER_TOKEN
+        }
+        return replace(self, completions=[ids[:length] for ids in self.completions], **tensors)
 
     def in_group_order(self, rows: Sequence[int]) -> list[int]:
         """Return ``rows`` with the completions of a prompt together, shorter ones first."""
@@ -131,8 +149,8 @@ class Batch:
         return sum(len(self.prompts[p]) for p in prompts) + sum(len(self.completions[row]) for row in rows)
 
     def to(self, device: torch.device | str) -> Batch:
-        moved = {n: v.to(device) for n in (*PER_TOKEN, "advantages") if (v := getattr(self, n)) is not None}
-        return replace(self, **moved)
+        moved = {name: value.to(device) for name in PER_TOKEN if (value := getattr(self, name)) is not None}
+        return replace(self, extra={name: value.to(device) for name, value in self.extra.items()}, **moved)
 
     def state_dict(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}

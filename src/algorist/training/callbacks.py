@@ -10,9 +10,18 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from algorist.tracking.hardware import Hardware
+from algorist.extension import Control
+from algorist.training.hardware import Hardware
 
-MetricsSink = Callable[[int, dict[str, float]], None]
+MetricsSink = Callable[[int, dict[str, float]], Control | None]
+
+
+def _obey(control: Any, asked: Control | None) -> Any:
+    """Have transformers' loop do what an extension asks."""
+    if asked is not None:
+        control.should_save |= asked.save
+        control.should_training_stop |= asked.stop
+    return control
 
 
 class MetricsCallback(TrainerCallback):
@@ -26,10 +35,12 @@ class MetricsCallback(TrainerCallback):
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any
-    ) -> None:
+    ) -> Any:
         values = {k: float(v) for k, v in (logs or {}).items() if isinstance(v, (int, float))}
-        if values and "train_runtime" not in values and state.is_world_process_zero:
-            self.sink(state.global_step, values | self.hardware.read())
+        if values and "train_runtime" not in values:
+            hardware = self.hardware.read() if state.is_world_process_zero else {}
+            return _obey(control, self.sink(state.global_step, values | hardware))
+        return control
 
 
 class EveryNSteps(TrainerCallback):
@@ -41,6 +52,19 @@ class EveryNSteps(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step % self.every == 0 and state.global_step < state.max_steps:
             self.action(state.global_step)
+
+
+class EventsCallback(TrainerCallback):
+    """Tells of each step and each checkpoint, and has the loop do what is asked in return."""
+
+    def __init__(self, on_step: Callable[[int], Control], on_checkpoint: Callable[[int], Control]) -> None:
+        self.step, self.checkpoint = on_step, on_checkpoint
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+        return _obey(control, self.step(state.global_step))
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+        return _obey(control, self.checkpoint(state.global_step))
 
 
 class StopSignal(TrainerCallback):
@@ -82,15 +106,25 @@ class StopSignal(TrainerCallback):
 
 
 class ProgressCallback(TrainerCallback):
-    """Reports ``show(step, max_steps, values, seconds_left)`` at every log call; seconds left from the mean step."""
+    """Reports ``show(step, max_steps, values, seconds_left)`` at every log call, ``move(step, max_steps)`` at the others.
 
-    def __init__(self, show: Callable[[int, int, dict[str, float], float], None]) -> None:
-        self.show = show
+    The seconds left come from the mean step.
+    """
+
+    def __init__(
+        self, show: Callable[[int, int, dict[str, float], float], None], move: Callable[[int, int], None]
+    ) -> None:
+        self.show, self.move = show, move
         self._start = 0.0
         self._first_step = 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._start, self._first_step = time.monotonic(), state.global_step
+        self.move(state.global_step, state.max_steps)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if not control.should_log and state.is_world_process_zero:
+            self.move(state.global_step, state.max_steps)
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any

@@ -15,16 +15,19 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers.trainer import TRAINING_ARGS_NAME
+from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
+from transformers.trainer_callback import TrainerCallback
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from algorist.config.inputs import hash_of
-from algorist.errors import DAMAGED, CheckpointError
+from algorist.errors import DAMAGED, AlgoristError, CheckpointError, is_disk_full, is_out_of_memory
 from algorist.store.atomic import sync_folder
+from algorist.store.safe_text import first_line
 from algorist.store.stages import checkpoints, step_of
 from algorist.training import trl_seam
 from algorist.training.sharding import ShardedTraining
@@ -61,21 +64,31 @@ def damage(folder: Path) -> str:
     """Return what is wrong with a checkpoint, or an empty string."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        files = dict(manifest["files"])
+        files = {name: (entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
+        steps = {int(manifest["step"])}
     except OSError:
         return f"{MANIFEST} is missing"
     except DAMAGED:
         return f"{MANIFEST} cannot be read"
-    for name, told in files.items():
+    for name, (size, sha256) in files.items():
         path = folder / name
         if not path.resolve().is_relative_to(folder.resolve()):
             return f"{MANIFEST} names {name}, which lies outside"
         if not path.is_file():
             return f"{name} is missing"
-        if path.stat().st_size != told.get("bytes"):
-            return f"{name} has {path.stat().st_size} bytes, expected {told.get('bytes')}"
-        if hash_of(path) != told.get("sha256"):
+        if path.stat().st_size != size:
+            return f"{name} has {path.stat().st_size} bytes, expected {size}"
+        if hash_of(path) != sha256:
             return f"{name} has changed (its hash differs)"
+    if TRAINER_STATE_NAME in files:
+        try:
+            steps.add(
+                int(json.loads((folder / TRAINER_STATE_NAME).read_text(encoding="utf-8"))["global_step"])
+            )
+        except DAMAGED:
+            return f"{TRAINER_STATE_NAME} cannot be read"
+    if steps != {step_of(folder)}:
+        return f"its files are of step {' and '.join(map(str, sorted(steps)))}, its name is of another"
     return ""
 
 
@@ -130,7 +143,8 @@ def train_from(trainer: Any, checkpoint: Path | None) -> None:
     if trainer.args.should_save:
         _finish_deleting(Path(trainer.args.output_dir))
     if checkpoint is not None and step_of(checkpoint) >= _last_step(trainer):
-        load_weights(trainer, checkpoint)
+        with trainer.loading(checkpoint):
+            load_weights(trainer, checkpoint)
     else:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 
@@ -186,6 +200,15 @@ def _quiet_about_ties() -> Iterator[None]:
         logger.removeFilter(keep)
 
 
+class _FirstStep(TrainerCallback):
+    """Knows whether the first step has begun."""
+
+    begun = False
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        self.begun = True
+
+
 class ExactCheckpoints(ShardedTraining, trl_seam.SavesCheckpoints):
     """Mixin for Hugging Face trainers: atomic checkpoints with all the state that an exact continuation needs."""
 
@@ -212,11 +235,35 @@ class ExactCheckpoints(ShardedTraining, trl_seam.SavesCheckpoints):
                 log.warning("%s", line)
             if checkpoint is None:
                 raise CheckpointError(f"there is no checkpoint under {self.args.output_dir} to continue from")
-        if checkpoint:
-            check_weights(self.model, Path(checkpoint))
-            self._restore(Path(checkpoint))
-        with _quiet_about_ties():
+        with self.loading(checkpoint), _quiet_about_ties():
+            if checkpoint:
+                check_weights(self.model, Path(checkpoint))
+                self._restore(Path(checkpoint))
             return super().train(str(checkpoint) if checkpoint else None, *args, **kwargs)  # type: ignore[misc]
+
+    @contextmanager
+    def loading(self, checkpoint: Any) -> Iterator[None]:
+        """Say in one sentence what cannot be loaded of a checkpoint, up to the first step; its manifest may be in order.
+
+        Raises:
+            CheckpointError: A file is not what it should be. torch's own message would advise to run what it holds.
+        """
+        first = _FirstStep()
+        self.add_callback(first)  # type: ignore[attr-defined]
+        try:
+            yield
+        except Exception as error:
+            if not checkpoint or first.begun or isinstance(error, AlgoristError) or is_out_of_memory(error):
+                raise
+            reason = (
+                "more than numbers and texts" if isinstance(error, UnpicklingError) else first_line(error)
+            )
+            raise CheckpointError(
+                f"{checkpoint} cannot be loaded: a file of it holds what it should not ({type(error).__name__}: {reason}). Move the "
+                f"folder away, and --resume takes the one before: mv {checkpoint} {checkpoint}-damaged"
+            ) from None
+        finally:
+            self.remove_callback(first)  # type: ignore[attr-defined]
 
     def _restore(self, checkpoint: Path) -> None:
         rank = self.args.process_index
@@ -260,8 +307,8 @@ class ExactCheckpoints(ShardedTraining, trl_seam.SavesCheckpoints):
                 shutil.rmtree(staging, ignore_errors=True)
                 _rotate(folder, limit, self.best_checkpoint())
         except (OSError, SafetensorError, RuntimeError) as error:
-            if isinstance(error, RuntimeError) and "PytorchStreamWriter" not in str(error):
-                raise  # not torch.save's
+            if isinstance(error, RuntimeError) and not is_disk_full(error):
+                raise
             shutil.rmtree(staging, ignore_errors=True)
             kept = next(iter(checkpoints(folder)), None)
             raise CheckpointError(

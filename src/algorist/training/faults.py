@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,14 +18,16 @@ import torch
 from transformers import TrainerCallback
 
 from algorist.config.schema import GRPOSection, SFTSection
-from algorist.config.vllm_sections import ColocatedVLLMSection
 from algorist.errors import TrainingError, is_out_of_memory
+from algorist.rollouts.engines import ENGINES
 
 T = TypeVar("T")
 log = logging.getLogger("algorist.training.faults")
 
 MAX_BAD_STEPS = 5
 """So many steps in a row without a finite gradient end the run: the weights or the data are broken, not one batch."""
+SCALER_STEPS = 17
+"""A scaler of float16's gradients skips so many more while it halves its factor, from 65,536 to less than 1."""
 
 
 class FiniteSteps(TrainerCallback):
@@ -43,30 +46,34 @@ class FiniteSteps(TrainerCallback):
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         """Take the gradients away from the optimizer when they are not finite (clipping keeps a NaN, and makes one of infinity)."""
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
-        if args.fp16 or not gradients:  # a scaler leaves out such steps itself
+        if not gradients:
             return
         norm = torch.nn.utils.get_total_norm(gradients)
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         if bool(norm.isfinite()):
             self.bad_steps_in_a_row = 0
             return
-        for parameter in model.parameters():
-            parameter.grad = None  # an optimizer leaves such parameters and their moments alone
+        if not args.fp16:  # a scaler leaves such steps out itself, and looks for gradients
+            for parameter in model.parameters():
+                parameter.grad = None  # an optimizer leaves such parameters and their moments alone
         self.bad_steps += 1
         self.bad_steps_in_a_row += 1
         self.note({"update/skipped": 1.0})
-        step = state.global_step
+        step, bad = state.global_step, self.bad_steps_in_a_row - SCALER_STEPS * args.fp16
+        if bad <= 0:
+            log.info("step %d: float16 gradients overflow; the step is skipped, the scaler halves", step)
+            return
         where = Path(args.output_dir) / f"bad-step-{step}.pt"
-        if self.bad_steps_in_a_row <= MAX_BAD_STEPS and args.should_save:
+        if bad <= MAX_BAD_STEPS and args.should_save:
             where.parent.mkdir(parents=True, exist_ok=True)
             torch.save({"step": step, "inputs": self.inputs()}, where)
         log.warning(
             "step %d: the gradient is not finite; the step is skipped, its batch is in %s", step, where
         )
-        if self.bad_steps_in_a_row >= MAX_BAD_STEPS:
+        if bad >= MAX_BAD_STEPS:
             rate = args.learning_rate
             raise TrainingError(
-                f"{MAX_BAD_STEPS} steps in a row had a gradient that is not finite (the last one is step {step}; its batch "
+                f"{self.bad_steps_in_a_row} steps in a row had a gradient that is not finite (the last one is step {step}; its batch "
                 f"is in {where}). Usual causes: a learning rate that is too high (it is {rate:g}; take {rate / 10:g}), "
                 "weights that are not finite already, or float16 (take model.dtype=bfloat16). The newest checkpoint is "
                 "from before these steps or as good as them: they changed nothing"
@@ -127,9 +134,10 @@ def memory_advice(section: SFTSection | GRPOSection, *, cuda: bool) -> list[str]
     ways.append("a smaller model (model.name), or an adapter (model.lora.rank=16)")
     if cuda:
         ways.append("several GPUs with DeepSpeed ZeRO (algorist launch --config zero3 RECIPE)")
-        ways.append(
-            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment, against fragmentation"
-        )
+        if not os.environ.get("PYTORCH_ALLOC_CONF"):  # else the command line, or the user, has decided
+            ways.append(
+                "PYTORCH_ALLOC_CONF=expandable_segments:True in the environment, against fragmentation"
+            )
     return ways
 
 
@@ -149,7 +157,7 @@ def smaller_batch(section: SFTSection | GRPOSection) -> dict[str, int]:
 
 
 def _smaller_rollouts(section: GRPOSection) -> list[str]:
-    """Return smaller values for what sampling decides: group, completions, vLLM's share of the GPU."""
+    """Return smaller values for what sampling decides: group, completions, the engine's share of the GPU."""
     ways = []
     step = section.batch_size * section.gradient_accumulation_steps
     sampled = section.batch_size * (section.steps_per_generation or section.gradient_accumulation_steps)
@@ -160,14 +168,7 @@ def _smaller_rollouts(section: GRPOSection) -> list[str]:
         ways.append(f"grpo.group_size={group} (instead of {size})")
     if (longest := section.max_completion_tokens) > 1:
         ways.append(f"grpo.max_completion_tokens={longest // 2} (instead of {longest})")
-    if section.engine == "vllm" and isinstance(section.vllm, ColocatedVLLMSection):
-        present = section.vllm.gpu_memory_utilization
-        share = round(max(0.1, present - 0.2), 2)
-        if share < present:
-            ways.append(
-                f"grpo.vllm.gpu_memory_utilization={share:g} (instead of {present:g}; the rest is the update's)"
-            )
-    return ways
+    return ways + ENGINES.get(section.engine).advice(section)
 
 
 def out_of_memory_text(

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from algorist.models.products import row_bucket, times_transposed, weight_gradient
+from algorist.models.triton_works import why_no_triton
 
 CHUNK_ELEMENTS = 8_000_000
 """Logits of one chunk (32 MB in float32): large enough for the matrix product, small against the weights."""
@@ -171,8 +172,10 @@ def completion_log_probs(
     vocab = weight_VH.shape[0]
     device = hidden_NH.device.type
     if device not in ("cpu", "meta"):
-        from algorist.training.trl_seam import ChunkedLogProbFunction
+        from algorist.training.trl_seam import ChunkedLogProbFunction, head_without_triton
 
+        if device == "cuda" and why_no_triton() is not None:
+            head_without_triton()
         wanted = [n for n, on in (("entropy", compute_entropy), ("is_top1", compute_top1)) if on]
         columns = min(TILE_COLUMNS, vocab)
         found = ChunkedLogProbFunction.apply(

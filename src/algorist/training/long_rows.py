@@ -62,7 +62,8 @@ def input_on_host(hidden: Any) -> Iterator[None]:
     shape, device = hidden.shape, hidden.device
 
     def pack(tensor: Tensor) -> Tensor | tuple[Tensor]:
-        return (tensor.to("cpu"),) if tensor.shape == shape else tensor
+        # Detached: the graph would hold itself, and stay after a pass that fails.
+        return (tensor.detach().to("cpu"),) if tensor.shape == shape else tensor.detach()
 
     def unpack(kept: Tensor | tuple[Tensor]) -> Tensor:
         return kept if isinstance(kept, Tensor) else kept[0].to(device)

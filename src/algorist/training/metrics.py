@@ -62,11 +62,12 @@ def rollout_metrics(groups: Sequence[Group], reward_names: Sequence[str], second
     """Return the metrics of all groups sampled in ``seconds``, under TRL's names; ``groups/useful_share`` is the share whose rewards
     differ."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    lengths = torch.tensor([float(len(r.completion_ids)) for r in rollouts])
+    lengths = torch.tensor([float(sum(r.sampled_mask)) for r in rollouts])
+    decoded = sum(len(r.completion_ids) for r in rollouts)
     ended = lengths[[not r.truncated for r in rollouts]]
     metrics = {
         "time/rollout_s": seconds,
-        "rollout/tokens_per_s": float(lengths.sum()) / max(seconds, 1e-9),
+        "rollout/tokens_per_s": decoded / max(seconds, 1e-9),
         "completions/mean_length": float(lengths.mean()),
         "completions/min_length": float(lengths.min()),
         "completions/max_length": float(lengths.max()),

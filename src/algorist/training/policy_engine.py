@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from algorist.rollouts.base import Completions, Prompts, RolloutEngine, SamplingParams
+from algorist.rollouts.base import Completions, Prompts, RolloutEngine, SamplingParams, Turns
 from algorist.rollouts.model_info import eval_mode
 from algorist.training.processes import rank_draws, whole_weights
 
@@ -24,7 +24,9 @@ class PolicyEngine:
         self.engine, self.trainer, self.name = engine, trainer, engine.name
         self.row = first_row  # of the next completion among those of all processes
 
-    def generate(self, prompts: Prompts, group_size: int, params: SamplingParams) -> Completions:
+    def generate(
+        self, prompts: Prompts, group_size: int, params: SamplingParams, turns: Turns | None = None
+    ) -> Completions:
         accelerator = self.trainer.accelerator
         policy = accelerator.unwrap_model(self.trainer.model_wrapped, keep_fp32_wrapper=True)
         with (
@@ -33,6 +35,7 @@ class PolicyEngine:
             whole_weights(policy),
             rank_draws(accelerator, params, self.row) as drawn,
         ):
-            groups = self.engine.generate(prompts, group_size, drawn)
+            more = () if turns is None else (turns,)
+            groups = self.engine.generate(prompts, group_size, drawn, *more)
         self.row += len(prompts) * group_size
         return groups

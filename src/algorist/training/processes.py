@@ -26,6 +26,7 @@ from algorist.errors import ConfigError, nearest
 from algorist.models.attention import FLASH
 from algorist.models.sharding import is_sharded
 from algorist.rollouts.base import SamplingParams
+from algorist.rollouts.engines import ENGINES
 from algorist.training.callbacks import StopSignal
 
 T = TypeVar("T")
@@ -176,9 +177,9 @@ def check_eval_device(name: str | None, engine: str) -> None:
             f"eval.device is '{name}', but torch {torch.__version__} has no such device here.{nearest(name, there)} "
             f"There is: {', '.join(there)}; left out, evaluations run where the training runs"
         )
-    if engine == "vllm":
+    if ENGINES.get(engine).own_device:
         raise ConfigError(
-            f"eval.device is '{name}' while their engine is vllm, which samples where vLLM runs; leave eval.device out, or "
+            f"eval.device is '{name}' while their engine is {engine}, which samples where it runs; leave eval.device out, or "
             "take eval.engine=native"
         )
 
@@ -254,7 +255,7 @@ def whole_weights(model: Any) -> Iterator[None]:
     elif "FullyShardedDataParallel" in names:
         raise ConfigError(
             "the model is sharded by FSDP version 1, whose weights no rollout engine of ours can read; take the shipped "
-            "configuration: algorist launch --config fsdp2 …, or grpo.engine=vllm"
+            "configuration: algorist launch --config fsdp2 …"
         )
     elif any(hasattr(p, "ds_id") for p in model.parameters()):
         import deepspeed

@@ -131,10 +131,20 @@ class AlgoristSFTTrainer(ExactCheckpoints, SFTTrainer):
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """A prompt text and the completion that the model is to imitate."""
+    """A prompt text and the completion that the model is to imitate, but for the spans ``replies`` (characters): context only."""
 
     prompt: str
     completion: str
+    replies: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def pieces(self) -> list[tuple[str, bool]]:
+        """The completion in pieces as rollouts have them: what the model writes (True), and what is appended."""
+        pieces, at = [], 0
+        for begin, end in self.replies:
+            pieces += [(self.completion[at:begin], True), (self.completion[begin:end], False)]
+            at = end
+        return [(text, own) for text, own in [*pieces, (self.completion[at:], True)] if text]
 
 
 def demonstrations(
@@ -150,13 +160,14 @@ def demonstrations(
     """
     if source == "prompt_response":
         return [as_written(problem) for problem in problems]
-    return [
-        Demonstration(
-            render_prompt(prompt_format, tokenizer, p.question),
-            prompt_format.demonstrate(p.solution, p.extra.get("demonstrated_answer", p.answer)),
+    result = []
+    for p in with_solutions(list(problems)):
+        completion = prompt_format.demonstrate(p.solution, p.extra.get("demonstrated_answer", p.answer))
+        replies = prompt_format.turns.replies(completion) if prompt_format.turns else ()
+        result.append(
+            Demonstration(render_prompt(prompt_format, tokenizer, p.question), completion, tuple(replies))
         )
-        for p in with_solutions(list(problems))
-    ]
+    return result
 
 
 def as_written(problem: Problem) -> Demonstration:
@@ -177,14 +188,20 @@ def as_written(problem: Problem) -> Demonstration:
 def tokenize_demonstrations(
     demos: Sequence[Demonstration], tokenizer: Any, *, max_length: int | None
 ) -> tuple[list[dict[str, list[int]]], int]:
-    """Return rows of ``input_ids`` and ``labels`` (-100 on the prompt), and how many were longer than ``max_length``."""
+    """Return rows of ``input_ids`` and ``labels`` (-100 on the prompt and on replies), and how many were longer than ``max_length``."""
     prompts = tokenizer([d.prompt for d in demos])["input_ids"]
-    completions = tokenizer([d.completion for d in demos], add_special_tokens=False)["input_ids"]
+    pieces = [d.pieces or [("", True)] for d in demos]  # encoded one by one, as a rollout's are
+    flat = iter(tokenizer([text for d in pieces for text, _ in d], add_special_tokens=False)["input_ids"])
     end = tokenizer.eos_token_id
-    completions = [c if c and c[-1] == end else [*c, end] for c in completions]
-    rows = [
-        {"input_ids": p + c, "labels": [-100] * len(p) + c} for p, c in zip(prompts, completions, strict=True)
-    ]
+    rows = []
+    for prompt, parts in zip(prompts, pieces, strict=True):
+        ids, labels = list(prompt), [-100] * len(prompt)
+        for _, own in parts:
+            piece = next(flat)
+            ids, labels = ids + piece, labels + (piece if own else [-100] * len(piece))
+        if ids[-1] != end or len(ids) == len(prompt):
+            ids, labels = [*ids, end], [*labels, end]
+        rows.append({"input_ids": ids, "labels": labels})
     kept = [row for row in rows if max_length is None or len(row["input_ids"]) <= max_length]
     return kept, len(rows) - len(kept)
 

@@ -1,4 +1,4 @@
-"""The GRPO step on one page: collect → advantages → batch → log-probs → loss. Order on the page is order in time.
+"""The GRPO step on one page: problems → groups → advantages → batch → log-probs → loss. Order on the page is order in time.
 
 For each problem q a group of G completions o_1 … o_G is sampled from the policy π_old and rewarded; the policy π_θ then minimises
 
@@ -6,7 +6,7 @@ For each problem q a group of G completions o_1 … o_G is sampled from the poli
 
 with the ratio r_it = π_θ(o_it | q, o_i,<t) / π_old(o_it | q, o_i,<t), the advantage A_i = (R_i - mean R) / (std R + 1e-4) over the
 group, and weights w_it that average over tokens. Loss, weights and advantage are functions of ``objectives`` that a recipe chooses
-by name, or a user's own (``grpo.loss``, ``grpo.advantage``).
+by name, or a user's own (``grpo.loss``, ``grpo.advantage``). ``objective.py`` has them; what is optional is an extension.
 
 Source: GRPO (2402.03300) eq. 3 and 4.1.2; DAPO (2503.14476) eq. 8 for the weights; Dr. GRPO (2503.20783).
 
@@ -20,174 +20,133 @@ What differs from the paper, on purpose:
    Otherwise log π_old is the sampler's where that is exact (float32 on both sides), else one pass of the trainer.
 4. A completion whose advantage is 0 is not computed where it would add exactly 0 to loss and gradient. It still counts in w_it.
 5. A step is computed in parts of bounded size, one backward each. The weights are fixed before, so the parts add up exactly.
-6. With ``grpo.resample`` groups of equal rewards are replaced before the step (``refill.py``): L is then the mean over useful groups.
+6. Extensions may replace groups of equal rewards before the step (``grpo.resample``): L is then the mean over useful groups.
 7. ``grpo.entropy_bonus`` subtracts c·H(π_θ(· | q, o_i,<t)) from the loss of each token, with the gradient of the whole distribution.
-8. A sampler that differs from the trainer (vLLM, another type) is corrected by a truncated ratio per token or sequence.
+8. A sampler that differs from the trainer (another program, another type) is corrected by a truncated ratio per token or sequence.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from algorist.errors import ConfigError
-from algorist.objectives import Loss, sampler_weights, token_losses, token_weights
-from algorist.objectives.advantages import Advantage, checked
-from algorist.objectives.ratios import Correction
+from algorist.extension import Sampled
 from algorist.training.batch import Batch
-from algorist.training.group_rewards import components_of, rewards_of
+from algorist.training.faults import until_it_fits
 from algorist.training.metrics import Metrics
-from algorist.types import Group
+from algorist.training.objective import advantages_of, loss_of, rows_to_compute, step_weights
+from algorist.types import Problem
+
+if TYPE_CHECKING:
+    from algorist.training.grpo import AlgoristGRPOTrainer as Trainer
 
 
-@dataclass(frozen=True)
-class Objective:
-    """What a step minimises.
-
-    Attributes:
-        loss: A registered or own loss; ``parameters`` are its settings (``clip_low``, …).
-        advantage: Turns rewards (P, G) into advantages (P, G).
-        reward_weights: Each reward's weight in the sum, for advantages of single rewards.
-        beta: Weight of the KL penalty.
-        entropy_bonus: Weight of the entropy, which is subtracted from the loss of each token.
-        top_entropy_share: Share of the step's tokens, those of highest entropy, that the loss counts.
-        longest: The longest possible completion in tokens, for ``seq-mean-token-sum-norm``.
-        mask_truncated: Completions that the length limit ended do not count.
-        correction: Mode, least and greatest weight of the correction for the sampler; None for none.
-        skip: Leave out completions of advantage 0 where that is exact.
-    """
-
-    loss: Loss
-    advantage: Advantage
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-    reward_weights: Mapping[str, float] = field(default_factory=dict)
-    beta: float = 0.0
-    entropy_bonus: float = 0.0
-    top_entropy_share: float = 1.0
-    longest: int = 256
-    mask_truncated: bool = False
-    correction: tuple[Correction, float | None, float | None] | None = None
-    skip: bool = True
-
-
-# 1. collect: ``rollouts.collect`` samples, parses, grades and rewards; the trainer calls it with the policy's engine.
-
-
-# 2. advantages
-def single_rewards(objective: Objective) -> Mapping[str, float] | None:
-    """Return the weights of the single rewards where the advantage asks for these, else None."""
-    wanted = inspect.signature(objective.advantage).parameters
-    return objective.reward_weights if "components_PGK" in wanted else None
-
-
-def advantages_of(groups: Sequence[Group], objective: Objective) -> Tensor:
-    """Return the advantage (P, G) of every completion of P groups of one size; 0 where no reward applies."""
-    rewards_PG = rewards_of(groups)
-    named: dict[str, Tensor] = {}
-    if (weights := single_rewards(objective)) is not None:
-        named = {
-            "components_PGK": components_of(groups, weights),
-            "weights_K": torch.tensor([*weights.values()]),
-        }
-    advantages_PG = objective.advantage(rewards_PG, **named)
-    return checked(advantages_PG, rewards_PG, getattr(objective.advantage, "__name__", "of the recipe"))
-
-
-# 3. batch
-def deal(rows: int, steps: int) -> list[list[int]]:
-    """Return which completions each of ``steps`` optimizer steps takes, in which order: equal shares, drawn as TRL draws them."""
-    order = torch.randperm(rows).tolist()
-    size = rows // steps
-    return [order[start : start + size] for start in range(0, size * steps, size)]
-
-
-def step_weights(batch: Batch, objective: Objective, *, tokens: float, micro_batch: int) -> Tensor:
-    """Return the weights (B, T) of one optimizer step's tokens on this process.
+def train_step(trainer: Trainer, model: Any, problems: Sequence[Problem]) -> Tensor:
+    """Return the loss of one optimizer step, its gradient in the parameters; the trainer's loop then clips and steps.
 
     Args:
-        batch: The step's completions, in the order in which they were dealt.
-        objective: Its loss knows the reduction.
-        tokens: Denominator of ``token-mean``.
-        micro_batch: Completions of a micro-batch, for ``micro-batch-token-mean``.
+        trainer: Samples, computes log-probs, knows processes and memory.
+        model: The policy as the loop wraps it.
+        problems: Those of the rollout batch that this step belongs to.
     """
-    reduction = objective.loss.reduction
-    if reduction == "micro-batch-token-mean":
-        parts = batch.mask.split(micro_batch)
-        return torch.cat([token_weights(part, reduction) / len(parts) for part in parts])
-    denominator = objective.longest if reduction == "seq-mean-token-sum-norm" else max(tokens, 1e-9)
-    return token_weights(batch.mask, reduction, denominator=denominator)
+    began = time.perf_counter()
+    if trainer.position == 0:
+        trainer.begin_rollout_batch(roll_out(trainer, problems))
+    sampled = time.perf_counter()
+    loss = update(trainer, model, trainer.share_of_step())
+    trainer.end_step()
+    now = time.perf_counter()
+    trainer.averages.add({"time/update_s": now - sampled, "time/step_s": now - began})
+    return loss
 
 
-def rows_to_compute(batch: Batch, objective: Objective) -> list[int]:
-    """Return the completions that need a forward pass, completions of a prompt together; always at least one."""
-    counts = batch.mask.any(1)
-    if (
-        objective.skip
-        and objective.loss.zero_advantage_adds_nothing
-        and not (objective.beta or objective.entropy_bonus)
-    ):
-        counts = counts & (batch.advantages != 0)
-    rows = counts.nonzero()[:, 0].tolist()
-    if not rows:  # every parameter needs a gradient, and every process takes part in its reduction
-        rows = [min(range(len(batch)), key=lambda row: len(batch.completions[row]))]
-    return batch.in_group_order(rows)
+def roll_out(trainer: Trainer, problems: Sequence[Problem]) -> Batch:
+    """Return this process's share of a rollout batch; advantages, store and metrics see the groups of all processes."""
+    began = time.perf_counter()
+    # problems: extensions may choose others
+    problems = trainer.extensions.problems(problems, trainer)
+    # groups: collect() samples, parses, grades and rewards; extensions may put others in their places
+    groups = trainer.sample(problems)
+    sampled = trainer.extensions.groups(Sampled(groups, seconds=groups[0].seconds), trainer)
+    # advantages: rewards (P, G) → (P, G), one number a token from here on
+    advantages_PG = advantages_of(sampled.groups, trainer.objective)
+    # batch: numbers per token (B, T)
+    batch = with_old_log_probs(trainer, trainer.share_of(sampled.groups, advantages_PG), sampled.earlier)
+    batch = trainer.extensions.batch(batch, trainer)
+    trainer.log_rollouts(sampled, advantages_PG)
+    trainer.averages.add({"time/reward_s": time.perf_counter() - began - sampled.seconds})
+    return batch
 
 
-# 4. log-probs: ``LogProbs`` packs the batch and runs the policy.
-
-
-# 5. loss
-def sampler_correction(batch: Batch, objective: Objective) -> Tensor | None:
-    """Return the weights (B, T) or (B, 1) that correct for the sampler, or None where nothing is corrected."""
-    if objective.correction is None or batch.sampler_log_probs is None or batch.old_log_probs is None:
-        return None
-    mode, low, high = objective.correction
-    return sampler_weights(batch.old_log_probs, batch.sampler_log_probs, batch.mask, mode, low=low, high=high)
-
-
-def loss_of(
-    log_probs: Tensor,
-    entropy: Tensor | None,
-    batch: Batch,
-    weights: Tensor,
-    objective: Objective,
-    metrics: Metrics,
-) -> Tensor:
-    """Return the share of the step's loss that the completions of ``batch`` have, and count their metrics.
+def with_old_log_probs(trainer: Trainer, batch: Batch, earlier: Sequence[int]) -> Batch:
+    """Add log π_old where the ratio is not 1: where a batch feeds several steps, or an earlier policy sampled some of it.
 
     Args:
-        log_probs: (B, T) under the policy, with gradient.
-        entropy: (B, T) of its next-token distributions, for the log and the bonus; or None.
-        batch: A part of the step.
-        weights: (B, T) of ``step_weights``.
-        objective: What is minimised.
-        metrics: Takes sums over tokens and completions.
+        trainer: Computes them.
+        batch: This process's share.
+        earlier: Places of groups of an earlier policy, whose sampler's log-probs are those of that policy.
     """
-    per_token, values = token_losses(
-        log_probs,
-        batch.advantages,
-        batch.mask,
-        loss=objective.loss,
-        old_log_probs=batch.old_log_probs,
-        ref_log_probs=batch.ref_log_probs,
-        beta=objective.beta,
-        unbiased_kl=True,
-        sampler_weights=sampler_correction(batch, objective),
-        **objective.parameters,
+    by_trainer = trainer.extensions.need_old_log_probs and batch.sampler_log_probs is not None
+    if not (by_trainer or trainer.schedule.steps > 1 or earlier):
+        return batch
+    exact = trainer.sampler_is_exact(batch) and not by_trainer
+    old = batch.sampler_log_probs if exact else trainer.log_probs_of(batch)
+    sampler = batch.sampler_log_probs
+    if earlier and old is not None and sampler is not None:
+        rows = trainer.schedule.rows_of(earlier, trainer.rank)
+        old, sampler = old.clone(), sampler.clone()
+        old[rows] = sampler[rows]
+        sampler[rows] = torch.nan  # nothing to compare the trainer of now with
+    return replace(batch, old_log_probs=old, sampler_log_probs=sampler)
+
+
+def update(trainer: Trainer, model: Any, batch: Batch) -> Tensor:
+    """Return the loss of a step, its gradient in the parameters; in smaller parts when memory runs out.
+
+    Under DDP the parts run in the model inside, and the gradients are averaged when all are done: a process that runs out of memory
+    does its share again while the others wait for it.
+    """
+    policy, replicated = trainer.inside(model)
+    batch = trainer.extensions.update(batch, trainer)
+    loss, metrics = until_it_fits(
+        trainer,
+        policy,
+        lambda: in_parts(trainer, policy, batch),
+        lambda: trainer.halve_parts(batch),
+        alone=replicated or trainer.processes == 1,
     )
-    for name, value in values.items():
-        metrics.add(name, value, batch.mask)
-    if not per_token.requires_grad:
-        raise ConfigError(
-            f"the loss '{objective.loss.name}' does not depend on log_probs, so nothing can be learned from it"
+    if replicated:
+        trainer.average_gradients(policy)
+    trainer.merge(metrics)
+    trainer.averages.add(metrics.values())
+    return loss
+
+
+def in_parts(trainer: Trainer, model: Any, batch: Batch) -> tuple[Tensor, Metrics]:
+    """Return loss and metrics of this process after forward and backward of each part."""
+    objective, extensions, metrics = trainer.objective, trainer.extensions, Metrics()
+    weights = step_weights(
+        batch, objective, tokens=trainer.tokens_per_step, micro_batch=trainer.schedule.micro_batch
+    )
+    rows = rows_to_compute(batch, objective, extensions)
+    total = torch.zeros((), device=batch.mask.device)
+    for part, idle in trainer.passes(batch, rows):
+        piece = batch.take(part)
+        log_probs, entropy = trainer.log_probs(
+            model, piece, compute_entropy=not idle, autocast=trainer.accelerator.autocast
         )
-    if entropy is not None:
-        metrics.add("entropy", entropy.detach(), batch.mask)
-        if objective.entropy_bonus:
-            per_token = per_token - objective.entropy_bonus * entropy.masked_fill(~batch.mask, 0.0)
-    return (per_token * weights).sum()
+        if idle:  # another process has one more part, and each pass needs all of them
+            trainer.accelerator.backward(log_probs.sum() * 0)
+            continue
+        part_weights = weights[torch.tensor(part, device=weights.device), : piece.width]
+        loss = loss_of(log_probs, entropy, piece, part_weights, objective, metrics, extensions)
+        trainer.accelerator.backward(loss)
+        total += loss.detach()
+        trainer.compare_with_sampler(metrics, log_probs.detach(), piece)
+    trainer.count_skipped(metrics, batch, rows)
+    return total, metrics

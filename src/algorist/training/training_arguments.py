@@ -27,8 +27,12 @@ def optim_arguments(
     mixed: Mapping[str, bool] | None = None,
 ) -> dict[str, Any]:
     """Return the ``TrainingArguments`` that SFT and GRPO share; ``mixed`` is the model's ``mixed_precision``."""
+    shared = section.model_dump(include=SAME_NAMES)
+    if on_gpu(device) and section.optim == "adamw_torch":
+        # One kernel for all weights; torch's default there makes another copy of them.
+        shared["optim"] = "adamw_torch_fused"
     return {
-        **section.model_dump(include=SAME_NAMES),
+        **shared,
         "output_dir": str(output_dir),
         "num_train_epochs": section.epochs,
         "max_steps": section.max_steps or -1,

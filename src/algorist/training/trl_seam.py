@@ -11,6 +11,7 @@ from typing import Any
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 from trl.kernels import ChunkedLogProbFunction as ChunkedLogProbFunction
+from trl.kernels import chunked_logprob as _chunked_logprob
 from trl.trainer.utils import FusedCausalLMOutput as FusedCausalLMOutput
 
 RECOMPUTE = "_gradient_checkpointing_func"
@@ -18,6 +19,7 @@ PRIVATE_NAMES = {
     "_save_checkpoint": "transformers.Trainer, overridden: a checkpoint is written beside its place, then moved there",
     "_load_from_checkpoint": "transformers.Trainer, called: the weights of a checkpoint of the last step",
     "_metrics": "trl.SFTTrainer, read: what is logged at the next line, to count nothing twice",
+    "_TRITON_AVAILABLE": "trl.kernels.chunked_logprob, set: no Triton kernels where there is no C compiler",
     RECOMPUTE: "transformers' layers, wrapped: a recomputed layer knows the packed row (shared_prefix.py)",
     "_total_train_tokens": "trl.SFTTrainer, read and set: tokens so far, kept in checkpoints",
 }
@@ -33,6 +35,11 @@ class SavesCheckpoints:
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         write = super()._save_checkpoint  # type: ignore[misc]
         self.save_whole(lambda: write(model, trial))
+
+
+def head_without_triton() -> None:
+    """Let TRL's head compute its tiles in torch on a GPU where Triton does not run."""
+    _chunked_logprob._TRITON_AVAILABLE = False
 
 
 def load_weights(trainer: Any, checkpoint: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from fractions import Fraction
 
 from algorist.grading.algebra.compare import FLIPPED, equal
-from algorist.grading.algebra.decide_fast import quick
+from algorist.grading.algebra.decide_fast import approximate, quick
+from algorist.grading.algebra.functions import Unsure
 from algorist.grading.algebra.real_sets import RealSets
 from algorist.grading.algebra.tree import (
     MINUS,
@@ -26,9 +28,17 @@ from algorist.grading.algebra.tree import (
 from algorist.grading.algebra.units import DEGREE, number_in_words, read_unit
 
 _INFINITY = sym("infty")
+_REAL: Node = ("set_named", "R")
+_INTEGERS: Node = ("set_named", "Z")
+_SETS = frozenset(("tuple", "union", "cap", "setminus", "set_named", "set"))
+_MOST_LISTED = 40
 _INFINITE = frozenset(("infinity", "positive infinity", "negative infinity"))
-_NOTHING = re.compile(r"no (?:real )?solutions?|(?:the )?empty set|null set|none")
-_REALS = re.compile(r"all reals?|all real (?:numbers|x|values)|(?:the (?:set of )?)?real numbers")
+_NOTHING = re.compile(
+    r"(?:there (?:is|are) )?no (?:real )?solutions?(?: exists?)?|(?:the )?empty set|null set|none"
+)
+_REALS = re.compile(
+    r"all reals?|all real (?:numbers|x|values)|every real number|(?:the (?:set of )?)?real numbers"
+)
 _HALF_LINE = re.compile(
     r"(?:the )?(?:set of )?(?:all )?(?:(positive|negative)|(nonnegative|non negative)) (?:real numbers|reals|real)"
 )
@@ -47,8 +57,12 @@ def canonical(node: Node) -> Node:
             part = one if one[0] == "rel" else canonical(one)
             items += part[2] if kind == "set" and part[0] == "list" else (part,)
         return (*node[:-1], tuple(items))
-    if kind in ("union", "cap", "setminus", "either"):
+    if kind == "either":
         return (kind, tuple(canonical(one) for one in node[1]))
+    if kind in ("union", "cap", "setminus"):
+        return _conditions(kind, [canonical(one) for one in node[1]])
+    if kind == "where":
+        return _where(*node[1:])
     if kind == "text":
         return _text(node[1])
     if kind == "quantity":
@@ -77,7 +91,7 @@ def _text(words: str) -> Node:
     if _NOTHING.fullmatch(plain):
         return ("set", ())
     if _REALS.fullmatch(plain):
-        return ("set_named", "R")
+        return _REAL
     if half := _HALF_LINE.fullmatch(plain):
         low, high = (neg(_INFINITY), num(0)) if half[1] == "negative" else (num(0), _INFINITY)
         return ("tuple", "[" if half[2] else "(", ")", (low, high))
@@ -142,13 +156,103 @@ def _is_name(node: Node) -> bool:
 def _relation(node: Node) -> Node:
     operators, terms = node[1], node[2]
     if operators == ("in",):
-        return canonical(terms[1])
+        letters = terms[0][3] if terms[0][0] == "tuple" else ()
+        if letters and all(one[0] == "sym" for one in letters):
+            return ("equals", ("formula", f"({','.join(one[1] for one in letters)})"), canonical(terms[1]))
+        if not _is_name(terms[0]):
+            raise Unreadable("membership of something that is no name")
+        return ("equals", terms[0], canonical(terms[1]))
+    if operators == ("!=",):
+        return _all_but(*terms) or _all_but(*terms[::-1]) or node
     if terms[-1][0] == "residue" and operators in (("==",), ("=",)):
         return _equation(terms)
-    if set(operators) == {"="} or (operators == ("~",) and _is_name(terms[0]) and is_scalar(terms[1])):
+    if set(operators) == {"="} or (operators == ("~",) and _is_name(terms[0]) and not symbols(terms[1])):
         return _equation(terms)
-    interval = _interval(operators, terms) if all(o in FLIPPED for o in operators) else None
-    return interval or node
+    if operators == ("~",) and _rounds(*terms):
+        return canonical(terms[0])
+    if not all(o in FLIPPED for o in operators):
+        return node
+    return _interval(operators, terms) or _of_a_distance(operators, terms) or node
+
+
+def _rounds(value: Node, decimal: Node) -> bool:
+    """Say whether a decimal is a number rounded to its digits: ``12\\pi\\approx 37.7``."""
+    if decimal[0] != "num" or not is_scalar(value) or symbols(value):
+        return False
+    try:
+        size = approximate(value, {"e": math.e, "pi": math.pi, "i": 1j})
+    except (Unsure, ArithmeticError, ValueError):
+        return False
+    return abs(size - float(decimal[1])) <= 0.5001 / decimal[1].denominator
+
+
+def _of_a_distance(operators: Sequence[str], terms: Sequence[Node]) -> Node | None:
+    """Write ``|x - 2| < 3`` and ``|x| >= 2`` as the set of x; None for other inequalities."""
+    if len(terms) != 2:
+        return None
+    (left, right), operator = terms, operators[0]
+    if left[0] == "num":
+        left, right, operator = right, left, FLIPPED[operator]
+    if left[:2] != ("fn", "abs") or right[0] != "num" or right[1] <= 0:
+        return None
+    inner = left[2][0]
+    if operator[0] == "<":
+        return _interval([operator, operator], [neg(right), inner, right])
+    parts = [_interval([FLIPPED[operator]], [inner, neg(right)]), _interval([operator], [inner, right])]
+    return _conditions("union", [part for part in parts if part]) if all(parts) else None
+
+
+def _all_but(letter: Node, value: Node) -> Node | None:
+    """Return ``x \\ne 3`` as what x may be; None where no letter stands beside a value."""
+    if not _is_variable(letter) or not is_scalar(value) or symbols(value) - {"pm", "mp"}:
+        return None
+    values = canonical(value)
+    left_out = ("set", values[2] if values[0] == "list" else (values,))
+    return ("equals", letter, ("setminus", (_REAL, left_out)))
+
+
+def _where(letter: Node, domain: Node | None, inner: Node) -> Node:
+    """Return the set of what a condition says of its letter."""
+    values = canonical(inner)
+    if values[0] == "equals" and values[1] == letter:
+        values = values[2]
+    elif letter[1] not in symbols(values):
+        raise Unreadable("a condition on another letter")
+    return _within(values, domain) if domain else values
+
+
+def _conditions(kind: str, parts: Sequence[Node]) -> Node:
+    """Return a union, an intersection or a difference of sets; what the sets are said of is said of the whole."""
+    names = {str(one[1]): one[1] for one in parts if one[0] == "equals"}
+    if len(names) > 1:
+        raise Unreadable("conditions on several letters")
+    sets = tuple(one[2] if one[0] == "equals" else one for one in parts)
+    return ("equals", *names.values(), (kind, sets)) if names else (kind, sets)
+
+
+def _within(values: Node, domain: Node) -> Node:
+    """Return the members of a set that lie in a domain; integers between two ends are listed, others begin at an integer."""
+    if values[0] not in _SETS or domain == _REAL:
+        return values
+    reader = RealSets()
+    cuts = reader.cuts(values) or []
+    ends = [reader.nodes.get(value, _INFINITY) for value, _ in cuts]
+    if len(cuts) != 2 or domain[1] not in "ZN" or any(end[0] != "num" and end != _INFINITY for end in ends):
+        return ("cap", (values, domain))
+    low, high = (None if end == _INFINITY else end[1] for end in ends)
+    low = None if low is None else math.floor(low) + 1 if cuts[0][1] else math.ceil(low)
+    high = None if high is None else math.floor(high) if cuts[1][1] else math.ceil(high) - 1
+    if domain[1] == "N" and (low is None or low < 1):  # 0 may be one of them or not
+        return ("cap", (values, domain))
+    if low is not None and high is not None and high - low < _MOST_LISTED:
+        return ("set", tuple(num(value) for value in range(low, high + 1)))
+    if low is None and high is None:
+        return _INTEGERS
+    first, last = neg(_INFINITY) if low is None else num(low), _INFINITY if high is None else num(high)
+    return (
+        "cap",
+        (("tuple", "(" if low is None else "[", ")" if high is None else "]", (first, last)), _INTEGERS),
+    )
 
 
 def _equation(terms: Sequence[Node]) -> Node:
@@ -170,7 +274,7 @@ def _equation(terms: Sequence[Node]) -> Node:
     if len(values) > 1:
         told = [equal(values[0], other, quick) for other in values[1:]]
         constant = not any(symbols(v) for v in values)
-        if (constant or name is not None) and False not in told:
+        if (constant or name is not None or all(told)) and False not in told:
             last: Node = values[-1] if all(told) else ("chain", tuple(values))
             return ("equals", name, last) if name else last
     if name is None and len(values) == 2 and all(is_scalar(v) for v in values):
@@ -210,7 +314,11 @@ def _interval(operators: Sequence[str], terms: Sequence[Node]) -> Node | None:
             low, high, first, second = high, low, second, first
     if low[0] == high[0] == "num" and low[1] >= high[1]:
         return None  # 5 < x < 1 is no interval, and not the point (5, 1)
-    return ("tuple", "[" if "=" in first else "(", "]" if "=" in second else ")", (low, high))
+    return (
+        "equals",
+        sym(scaled[2]),
+        ("tuple", "[" if "=" in first else "(", "]" if "=" in second else ")", (low, high)),
+    )
 
 
 def _moved(end: Node, factor: Fraction, constant: Node) -> Node:
@@ -250,45 +358,49 @@ def _list(node: Node) -> Node:
     if over and rest and all(letter[1] in symbols(rest) for letter in over):
         inner = canonical(rest[0] if len(rest) == 1 else ("list", node[1], rest))
         letters = tuple(letter[1] for letter in over)
-        if inner[0] == "equals":
-            return ("equals", inner[1], ("every", letters, inner[2]))
-        return ("every", letters, inner)
-    items: list[Node] = []
-    names: list[str] = []
-    for one in node[2]:
-        told = canonical(one)
-        if told[0] == "equals":
-            names.append(str(told[1]))
-            told = told[2]
-        items.extend(told[2] if told[0] == "list" else (told,))
-    if len(set(names)) > 1:
-        if len(names) != len(items):
+        if inner[0] != "equals":
+            return ("every", letters, inner)
+        own = inner[1:2] == tuple(over)  # x > 3, x ∈ Z
+        return ("equals", inner[1], _within(inner[2], _INTEGERS) if own else ("every", letters, inner[2]))
+    parts = [canonical(one) for one in node[2]]
+    names = {str(one[1]): one[1] for one in parts if one[0] == "equals"}
+    if len(names) > 1:
+        if any(one[0] != "equals" or one[2][0] == "list" for one in parts):
             raise Unreadable("a list in which only some values have names")
-        return ("named", tuple(sorted(zip(names, items, strict=True), key=lambda pair: pair[0])))
-    several = len(items) > 1 and all(i[0] in ("tuple", "union", "rel") for i in items)
-    if several and all(_is_condition(one) for one in node[2]):
-        if node[1] == "or":
-            return ("union", tuple(items))
-        if len({_unknown(one) for one in node[2]}) == 1 and RealSets().cuts(("cap", tuple(items))):
-            return ("cap", tuple(items))  # x >= -2 and x != 3
-    if several and node[1] == "or" and all(_is_interval(i) for i in items):
+        return ("named", tuple(sorted(((str(one[1]), one[2]) for one in parts), key=lambda pair: pair[0])))
+    items: list[Node] = []
+    for one in parts:
+        value = one[2] if one[0] == "equals" else one
+        items.extend(value[2] if value[0] == "list" else (value,))
+    if node[1] == "or" and len(items) > 1 and all(equal(items[0], one, quick) for one in items[1:]):
+        items = items[:1]  # 3/8 or 0.375
+    whole = _together(node, items) or (("list", node[1], tuple(items)) if len(items) > 1 else items[0])
+    return ("equals", *names.values(), whole) if names else whole
+
+
+def _together(node: Node, items: list[Node]) -> Node | None:
+    """Return several conditions on one letter as one set: their union after "or", else their intersection; None for others."""
+    if len(items) < 2 or any(one[0] not in _SETS for one in items):
+        return None
+    if node[1] == "or" and (all(map(_is_condition, node[2])) or all(map(_is_interval, items))):
         return ("union", tuple(items))
-    return ("list", node[1], tuple(items)) if len(items) > 1 else items[0]
+    if not all(map(_is_condition, node[2])):
+        return None
+    domains = [one for one in items if one[0] == "set_named" and one != _REAL]
+    rest = tuple(one for one in items if one not in domains)
+    if len(domains) == 1 and rest:  # x > 3, x ∈ N
+        return _within(rest[0] if len(rest) == 1 else ("cap", rest), domains[0])
+    return ("cap", rest) if RealSets().cuts(("cap", rest)) else None  # x >= -2 and x != 3
 
 
 def _over_integers(node: Node) -> bool:
     """Say whether the node is the clause ``k ∈ ℤ`` of a general solution."""
-    return node[:2] == ("rel", ("in",)) and node[2][0][0] == "sym" and node[2][1] == ("set_named", "Z")
+    return node[:2] == ("rel", ("in",)) and node[2][0][0] == "sym" and node[2][1] == _INTEGERS
 
 
 def _is_condition(node: Node) -> bool:
     """Say whether the node is an inequality, or membership in an interval."""
     return node[0] == "rel" and node[1][0] in (*FLIPPED, "!=", "in")
-
-
-def _unknown(node: Node) -> frozenset[str]:
-    """Return the letters of a relation."""
-    return frozenset().union(*(symbols(t) for t in node[2] if is_scalar(t))) - {"e", "i", "pi", "infty"}
 
 
 def _is_interval(node: Node) -> bool:

@@ -103,6 +103,8 @@ def equal(a: Node, b: Node, scalar: Scalar) -> bool | None:
         return _quantities(a, b, scalar)
     if is_scalar(a) and is_scalar(b):
         return _scalars(a, b, scalar)
+    if b[:2] == ("list", "") and a[0] in ("list", "set", "named"):  # 5,12 for 12,5 may be another number
+        return _pairs(_values(a) if a[0] == "named" else a[-1], b[2], scalar)
     kinds = {a[0], b[0]}
     if "set" in kinds and kinds != {"set"}:
         one, other = (a, b) if a[0] == "set" else (b, a)
@@ -110,7 +112,7 @@ def equal(a: Node, b: Node, scalar: Scalar) -> bool | None:
             return equal(one[1][0], other, scalar)
     if kinds == {"set_named", "sym"}:  # R, \mathbf{R}
         return bool(a[1] == b[1])
-    if kinds & real_sets.KINDS or ("rel" in kinds and kinds != {"rel"}):
+    if kinds & real_sets.KINDS:
         same = _real_sets(a, b, scalar)
         if same is not None:
             return same
@@ -224,13 +226,18 @@ def _named_value(a: Node, b: Node, scalar: Scalar) -> bool | None:
         in_order = [values.get(str(sym(letter))) for letter in named[1][1].strip("()").split(",")]
         values_in_order = [v for v in in_order if v is not None]
         return len(in_order) == len(values) and _pairs(values_in_order, named[2][3], scalar)
-    return equal(named[2], other, scalar)
+    names = [name for name, _ in other[1]] if other[0] == "named" and named[1][0] != "name" else []
+    if not all(name.startswith(str(named[1])[:-2]) for name in names):  # x = 1, 2 beside x_1 = 1, x_2 = 2
+        return False
+    return equal(named[2], other, scalar) if named is a else equal(other, named[2], scalar)
 
 
 def _same_name(a: Node, b: Node) -> bool:
     """Say whether two left sides name one thing: the same name, ``y`` and ``f(x)``, or words beside a letter."""
     if a == b:
         return True
+    if a[0] == b[0] == "formula":  # y' beside dy/dx
+        return a[1].startswith(f"{b[1]}/") or b[1].startswith(f"{a[1]}/")
     if {a[0], b[0]} == {"mul", "sym"} and sym("y") in (a, b):
         return True
     if "formula" in (a[0], b[0]) and sym("y") in (a, b):
@@ -281,7 +288,7 @@ def _equations(a: Node, b: Node, scalar: Scalar) -> bool | None:
         for place, name in enumerate(sorted(names)):
             value = num(Fraction(start + 2 * place, 7))
             at_a, at_b = substitute(at_a, name, value), substitute(at_b, name, value)
-        if num(0) not in (at_a, at_b):
+        if all(scalar(value, num(0)) is False for value in (at_a, at_b)):  # no identity, no point of both
             return scalar(mul([a, at_b]), mul([b, at_a]))
         if scalar(at_a, at_b) is False:  # the point lies on one of the curves only
             return False

@@ -30,10 +30,13 @@ _MOST_DIGITS = 20_000
 
 
 class _Evaluation:
-    """One evaluation at one precision; remembers how far apart the magnitudes were (in bits)."""
+    """One evaluation at one precision; remembers how far apart the magnitudes were (in bits).
 
-    def __init__(self, at: dict[str, Fraction]) -> None:
-        self.at = at
+    What is nothing but noise counts as a small value at first, which asks for more than twice the digits, and as zero then.
+    """
+
+    def __init__(self, at: dict[str, Fraction], *, again: bool = False) -> None:
+        self.at, self.again = at, again
         self.low = 0
         self.high = 0
 
@@ -48,6 +51,14 @@ class _Evaluation:
             raise Unsure
         return value
 
+    def _or_zero(self, value: Any, largest: Any) -> Any:
+        if abs(value) > mp.mpf(10) ** (15 - mp.dps) * largest:
+            return self._seen(value)
+        if not self.again:
+            self.low = min(self.low, -mp.prec)
+            return self._seen(value)
+        return mp.mpf(0)
+
     def value(self, node: Node) -> Any:
         kind = node[0]
         if kind == "num":
@@ -57,12 +68,16 @@ class _Evaluation:
         if kind == "sym":
             return self._symbol(node[1])
         if kind == "add":
-            return self._seen(mp.fsum(self.value(one) for one in node[1]))
+            terms = [self.value(one) for one in node[1]]
+            return self._or_zero(mp.fsum(terms), max(map(abs, terms)))
         if kind == "mul":
             return self._seen(mp.fprod(self.value(one) for one in node[1]))
         if kind == "pow":
             return self._power(self.value(node[1]), self.value(node[2]), node[2])
-        return self._seen(self._function(node[1], [self.value(one) for one in node[2]]))
+        values = [self.value(one) for one in node[2]]
+        if node[1] in ("tanh", "coth"):  # nearer to 1 than any digits show
+            self.low = min(self.low, -3 * int(abs(values[0])))
+        return self._or_zero(self._function(node[1], values), max(1, *map(abs, values)))
 
     def _symbol(self, name: str) -> Any:
         if name in ("e", "i", "pi"):
@@ -91,9 +106,9 @@ class _Evaluation:
 
 def _at_point(a: Node, b: Node, at: dict[str, Fraction], digits: int) -> tuple[bool | None, bool]:
     """Compare at one point, None where a value does not exist there; and say whether neither value is real."""
-    for _ in range(3):
+    for attempt in range(3):
         with mpmath.workdps(digits):
-            evaluation = _Evaluation(at)
+            evaluation = _Evaluation(at, again=attempt > 0)
             try:
                 left, right = evaluation.value(a), evaluation.value(b)
             except (Unsure, ArithmeticError, ValueError, TypeError, mpmath.libmp.NoConvergence):

@@ -127,7 +127,10 @@ def _function(name: str, values: list[complex]) -> complex:
     function = FUNCTIONS.get(name)
     if function is None or function.fast is None or (abs(values[0]) > 1e3 and not function.any_size):
         raise Unsure
-    return complex(function.fast(*values))
+    value = complex(function.fast(*values))
+    if abs(value) < 1e-9:  # perhaps the noise of a zero: sin(pi)
+        raise Unsure
+    return value
 
 
 def has_real_root(exponent: Node) -> bool:

@@ -12,9 +12,9 @@ _SUBSCRIPT = r"(?:_(?:\w|<\w+>|\{[\w,<>]+\}))?"
 _NAME = rf"(?:{_LETTER}{_SUBSCRIPT}'*|[A-Z]{{2,}})"
 _ARGUMENTS = r"\((?:[^()]|\([^()]*\))*\)"
 _DERIVATIVE = re.compile(
-    rf"[dt]?frac\{{d(?P<y>{_LETTER})?\}}\{{d{_LETTER}\}}(?P<f>{_LETTER})?(?:{_ARGUMENTS})?|d(?P<z>{_LETTER})/d{_LETTER}"
+    rf"[dt]?frac\{{d(?P<y>{_LETTER})?\}}\{{d(?P<x>{_LETTER})\}}(?P<f>{_LETTER})?(?P<of>{_ARGUMENTS})?|d(?P<z>{_LETTER})/d(?P<t>{_LETTER})"
 )
-_PRIMES = re.compile(rf"(?P<f>{_LETTER})(?P<p>'+)(?:{_ARGUMENTS})?")
+_PRIMES = re.compile(rf"(?P<f>{_LETTER})(?P<p>'+)(?P<x>{_ARGUMENTS})?")
 _PURE = re.compile(
     rf"m?\{{?angle\{{?[A-Z<>\w]+\}}?\}}?|\{{?triangle[A-Z]+\}}?|{_LETTER}_\{{triangle[A-Z]+\}}|{_LETTER}triangle[A-Z]+|\|(?:[A-Z]{{1,3}}|[zwuv])\||[A-Z]{{2,}}"
     rf"|[fghFGHPE](?:\^\{{?-1\}}?)?{_ARGUMENTS}|[yuvpqSTVRLr]\((?:{_NAME}|\d+)(?:,(?:{_NAME}|\d+))*\)|E\[[^\[\]]*\]"
@@ -63,12 +63,14 @@ def _spelled(token: Token) -> str:
 
 
 def _named(text: str) -> str | None:
-    """Return one spelling of a name, or None; ``y'``, ``f'(x)`` and ``dy/dx`` are one."""
+    """Return one spelling of a name, or None; ``f'(x)`` and ``dy/dx`` are ``y'/x``."""
     if found := _DERIVATIVE.fullmatch(text):
         letter = found["y"] or found["f"] or found["z"] or "y"
-        return ("y" if letter == "f" else letter) + "'"
+        of = "" if found["f"] else found["of"] or ""
+        return f"{'y' if letter == 'f' else letter}'/{found['x'] or found['t']}{of}"
     if found := _PRIMES.fullmatch(text):
-        return ("y" if found["f"] == "f" else found["f"]) + found["p"]
+        of = f"/{found['x'][1:-1]}" if found["x"] else ""
+        return ("y" if found["f"] == "f" else found["f"]) + found["p"] + of
     if not _PURE.fullmatch(text):
         return None
     if text.startswith(("m{angle", "mangle")):

@@ -6,6 +6,7 @@ Nothing is evaluated but rational arithmetic of bounded size, and no text is eve
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 from algorist.grading.algebra.names import formula_name, name_between
 from algorist.grading.algebra.parser_atoms import BINOMIALS, FRACTIONS, MATRICES, Atoms
@@ -27,7 +28,7 @@ from algorist.grading.algebra.tree import (
     sym,
     symbols,
 )
-from algorist.grading.algebra.units import CURRENCIES, NO_UNIT, one_letter_unit, read_unit
+from algorist.grading.algebra.units import CURRENCIES, NO_UNIT, one_letter_unit, read_unit, with_currency
 
 _AND_OR = ("and", "or", "and/or")
 _FACTORS = {*FRACTIONS, *BINOMIALS, *(f"begin:{name}" for name in MATRICES), "lfloor", "lceil", "infty"}
@@ -36,11 +37,16 @@ _LETTER_UNIT = re.compile(rf"{_UNIT}(?:(?: [*/])?{_UNIT})*")
 
 
 def _joined(first: Node, second: Node) -> Node | None:
-    """Return ``5 and 1/3`` as one number, ``2 dollars and 5 cents`` as one quantity; None where they are two answers."""
+    """Return ``5 and 1/3`` as one number, ``2 dollars and 5 cents`` as one quantity; None where they are two answers.
+
+    The quantity is written in the base unit of its dimension, which is the only bare number that it can stand for.
+    """
     if first[0] == second[0] == "num" and first[1].denominator == 1 and 0 < second[1] < 1:
         return num(first[1] + (second[1] if first[1] > 0 else -second[1])) if first[1] else None
+    first, second = (n[2] if n[0] == "maybe" else n for n in (first, second))
     if first[0] == second[0] == "quantity" and first[2][1] == second[2][1] and first[2][0] > second[2][0]:
-        return ("quantity", add([first[1], mul([num(second[2][0] / first[2][0]), second[1]])]), first[2])
+        total = add([mul([num(n[2][0]), n[1]]) for n in (first, second)])
+        return ("quantity", total, (Fraction(1), first[2][1]))
     return None
 
 
@@ -60,14 +66,12 @@ class Parser(Atoms):
     def _word(self, *words: str) -> str:
         """Step over one of these words and return it; "" where another token stands."""
         kind, value = self.peek()
-        if kind != "text" or value not in words:
-            return ""
-        self.at += 1
-        return str(value)
+        return str(self.step().value) if kind == "text" and value in words else ""
 
     def items(self) -> Node:
         found = [self.union()]
         words: set[str] = set()
+        one_number = self._may_be_decimal()
         while True:
             if word := self._word(*_AND_OR):
                 words.add(word)
@@ -82,8 +86,17 @@ class Parser(Atoms):
             return found[0]
         if words == {"and"} and len(found) == 2 and (joined := _joined(*found)):
             return ("either", (joined, ("list", ",", tuple(found))))
-        word = "or" if "or" in words or "and/or" in words else ","
+        word = "or" if "or" in words or "and/or" in words else "" if one_number and len(found) == 2 else ","
         return ("list", word, tuple(found))
+
+    def _may_be_decimal(self) -> bool:
+        """Say whether ``12,5`` stands here: two numbers, or one with a decimal comma."""
+        before, after = (
+            self.tokens[at] if at < len(self.tokens) else None for at in (self.at - 1, self.at + 1)
+        )
+        if self.inner or not self.sees(",") or before is None or after is None or after.space:
+            return False
+        return before.kind == after.kind == "num" and (before.text.replace(".", "") + after.text).isdigit()
 
     def union(self) -> Node:
         parts = [self.relation()]
@@ -96,23 +109,25 @@ class Parser(Atoms):
             parts.append(self.relation())
         if len(parts) == 1:
             return parts[0]
-        if operator == "cup" and parts[0][0] == "rel" and parts[0][1] == ("in",):  # x ∈ A ∪ B
-            parts[0] = parts[0][2][1]
-        return ("union", tuple(parts)) if operator == "cup" else (operator, tuple(parts))
+        kind = "union" if operator == "cup" else operator
+        if parts[0][0] == "rel" and parts[0][1] == ("in",):  # x ∈ A ∪ B
+            name, first = parts[0][2]
+            return ("rel", ("in",), (name, (kind, (first, *parts[1:]))))
+        return (kind, tuple(parts))
 
     def relation(self) -> Node:
         operators: list[str] = []
         if self.peek()[0] == "rel" and self.peek()[1] in ("=", "~", "=="):  # "= 5", "≈ 5"
-            self.at += 1
+            self.step()
         name = formula_name(self.tokens, self.at) if self.has_relation else None
         if name is not None:
             terms: list[Node] = [("formula", name[0])]
-            self.at = name[1] - 1
+            while self.at < name[1] - 1:
+                self.step()
         else:
             terms = [self.ratio()]
         while self.peek()[0] == "rel":
-            operators.append(str(self.peek()[1]))
-            self.at += 1
+            operators.append(str(self.step().value))
             start = self.at
             terms.append(self.ratio())
         if not operators:
@@ -147,16 +162,16 @@ class Parser(Atoms):
         if negative:
             node = self._with_sign("-", node)
         spelled = self._letter_unit()
-        unit = f"{currency} {spelled or self._unit()}".strip()
+        unit = with_currency(currency, spelled or self._unit())
         if not unit:
             return node
         if not is_scalar(node):
             raise Unreadable(f"words after it: {unit}")
-        if spelled:
-            return self._maybe_unit(start, node, unit)
         quantity = read_unit(node, unit)
-        if self.peek()[0] == "num" and (both := _joined(quantity, self.measured())):  # 1 dollar 69 cents
-            return both
+        if self.peek()[0] == "num":  # 1 dollar 69 cents
+            return self.attempt(lambda: _joined(quantity, self.measured())) or quantity
+        if spelled:
+            return self._maybe_unit(start, node, quantity)
         if re.fullmatch("[a-zA-Z]{2,3}", unit) and quantity[0] == "quantity":  # 2mg may be 2·m·g
             return ("maybe", mul([node, *(sym(letter) for letter in unit)]), quantity)
         return quantity
@@ -165,10 +180,8 @@ class Parser(Atoms):
         """Take a currency before a number; return whether a minus stood before it, and its name."""
         ahead = 1 if self.sees("-") else 0
         kind, value = self.peek(ahead)
-        if kind == "word" and value in ("US", "USD") and self.peek(ahead + 1) == ("op", "$"):
-            self.at += 1
-            kind, value = "op", "$"
-        if kind == "op" and value in ("$", "#"):
+        united = kind == "word" and value in ("US", "USD") and self.peek(ahead + 1) == ("op", "$")
+        if united or (kind == "op" and value in ("$", "#")):
             name = "dollars"
         elif (
             kind in ("word", "text") and str(value).lower() in CURRENCIES and self.peek(ahead + 1)[0] == "num"
@@ -176,13 +189,17 @@ class Parser(Atoms):
             name = str(value)
         else:
             return False, ""
-        self.at += ahead + 1
+        for _ in range(ahead + 1 + united):
+            self.step()
         return ahead == 1, name
 
     def _item_ends(self, ahead: int) -> bool:
         kind, value = self.peek(ahead)
         return (
-            kind == "end" or (kind == "op" and value in (",", ";", ")", "]", "\\}")) or value in ("and", "or")
+            kind == "end"
+            or (kind == "op" and value in (",", ";", ")", "]", "\\}"))
+            or value in ("and", "or")
+            or (kind == "num" and self.tokens[self.at + ahead].space)  # 3 h 30 min
         )
 
     def _letter_unit(self) -> str:
@@ -191,10 +208,9 @@ class Parser(Atoms):
             return ""
         spelled: list[str] = []
         while not self._item_ends(0):
-            token = self.tokens[self.at]
+            token = self.step()
             if token.text not in "{}":
                 spelled.append((" " if token.space else "") + token.text)
-            self.at += 1
         return re.sub(r" ?([*/^-]) ?", r"\1", "".join(spelled)).strip()
 
     def _before_letter_unit(self) -> bool:
@@ -210,30 +226,32 @@ class Parser(Atoms):
             self.tokens[self.at].space or "/" in spelled
         )
 
-    def _maybe_unit(self, start: int, node: Node, unit: str) -> Node:
+    def _maybe_unit(self, start: int, node: Node, quantity: Node) -> Node:
         """Return both readings of ``5 m``: the product of 5 and m, and five metres."""
-        end = self.at
-        self.at, self.units_are_letters = start, True
-        product = as_scalar(self.sum())
-        self.at, self.units_are_letters = end, False
-        return product if symbols(node) else ("maybe", product, read_unit(node, unit))
+        self.units_are_letters = True
+        product = as_scalar(self.again(start, self.sum))
+        self.units_are_letters = False
+        return product if symbols(node) else ("maybe", product, quantity)
 
     def _unit(self) -> str:
         parts: list[str] = []
         while True:
             kind, value = self.peek()
             words = kind in ("text", "word") and value not in (*_AND_OR, "to")
-            if words or (parts and kind == "sym") or self.sees("%", "degree"):
+            joins = (
+                parts and kind == "op" and value in ("/", "*") and self.peek(1)[0] in ("text", "word", "sym")
+            )
+            if words or joins or (parts and kind == "sym") or self.sees("%", "degree"):
                 parts.append(str(value))
             elif self.sees("$"):
                 parts.append("dollars")
-            elif parts and kind == "op" and value in ("^", "/", "{", "}", "-", "*"):
+            elif parts and kind == "op" and value in ("^", "{", "}", "-"):
                 parts.append(str(value) if value not in "{}" else "")
             elif parts and kind == "num" and parts[-1] in ("^", "", "-"):
                 parts.append(str(value[1]))  # type: ignore[index]
             else:
                 return " ".join(p for p in parts if p)
-            self.at += 1
+            self.step()
 
     def _words(self) -> Node:
         parts: list[str] = []
@@ -243,8 +261,7 @@ class Parser(Atoms):
             kind, value = self.peek()
             if kind == "text" and value in _AND_OR:
                 break
-            parts.append(str(value))
-            self.at += 1
+            parts.append(str(self.step().value))
         if self.peek()[0] == "rel" and self.peek()[1] == "=" and len(parts) <= 3:  # "area = 5"
             if NO_UNIT & {word for part in parts for word in part.lower().split()}:
                 raise Unreadable("a name with a negation or a hedge")
@@ -271,8 +288,7 @@ class Parser(Atoms):
         if not sign:
             return self.product()
         if sign == "+" and self.peek()[1] == "/" and self.peek(1)[1] == "-":  # "+/-"
-            self.at += 2
-            sign = "pm"
+            sign, _, _ = "pm", self.step(), self.step()
         signed_again = self.sees("-") and sign in "+-"
         return self._with_sign(sign, self._deeper(self._signed if signed_again else self.product))
 
@@ -298,7 +314,7 @@ class Parser(Atoms):
             if self.take("*"):
                 factors.append(self._factor())
             elif kind == "op" and value == "/" and self.peek(1) != ("op", "/"):
-                self.at += 1
+                self.step()
                 factors.append(power(as_scalar(self._factor()), MINUS))
             elif self._before_letter_unit():
                 break
@@ -306,11 +322,10 @@ class Parser(Atoms):
                 mixed = self._mixed(factors, last_is_number)
                 if mixed:
                     continue
-                if (
-                    kind == "num"
-                    and self.tokens[self.at - 1].value not in (")", "i", "!")
-                    and not self._after_a_power()
-                ):
+                products = self.tokens[self.at - 1].value == self.peek(1)[1] == "!" or factors == [
+                    sym("i")
+                ]  # 3!7!, i2
+                if kind == "num" and (value[0] == 1 or not (products or self._after_a_power())):  # type: ignore[index]
                     raise Unreadable("two numbers side by side")
                 factors.append(self.power())
             else:
@@ -324,8 +339,8 @@ class Parser(Atoms):
         while at > 0 and self.at - at < 12:
             value = self.tokens[at].value
             depth += (value == "}") - (value == "{")
-            if depth == 0:
-                return self.tokens[at - 1][:2] == ("op", "^")
+            if depth == 0 or value == "circ":
+                return depth == 0 and self.tokens[at - 1][:2] == ("op", "^")
             at -= 1
         return False
 
@@ -338,7 +353,12 @@ class Parser(Atoms):
         whole = len(factors) == 1 and factors[0][0] == "num" and factors[0][1].denominator == 1
         if not (last_is_number and whole) or "." in self.tokens[self.at - 1].value[1]:  # type: ignore[index]
             return False
-        start = self.at
+        part = self.attempt(self._proper_fraction)
+        if part:
+            factors[0] = num(factors[0][1] + part[1])
+        return part is not None
+
+    def _proper_fraction(self) -> Node | None:
         kind, value = self.peek()
         part: Node | None = None
         if kind == "cmd" and value in FRACTIONS:
@@ -349,14 +369,9 @@ class Parser(Atoms):
             and self.peek(2)[0] == "num"
             and self.tokens[self.at].space
         ):
-            self.at += 3
-            top, bottom = value[0], self.tokens[self.at - 1].value[0]  # type: ignore[index]
-            part = num(top / bottom) if bottom else None
-        if part is not None and part[0] == "num" and 0 < part[1] < 1:
-            factors[0] = num(factors[0][1] + part[1])
-            return True
-        self.at = start
-        return False
+            top, _, bottom = self.step().value, self.step(), self.step().value
+            part = num(top[0] / bottom[0]) if bottom[0] else None  # type: ignore[index]
+        return part if part and part[0] == "num" and 0 < part[1] < 1 else None
 
     def _starts_factor(self) -> bool:
         kind, value = self.peek()

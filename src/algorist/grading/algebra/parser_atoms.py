@@ -29,12 +29,12 @@ from algorist.grading.algebra.units import NO_UNIT, is_noun, read_unit
 MAX_DEPTH = 40
 _CLOSERS = {"(": ")", "[": "]", "\\{": "\\}"}
 MATRICES = frozenset(
-    "pmatrix bmatrix matrix smallmatrix vmatrix Vmatrix array Bmatrix psmallmatrix bsmallmatrix".split()
+    "pmatrix bmatrix matrix smallmatrix vmatrix array Bmatrix psmallmatrix bsmallmatrix".split()
 )
 FRACTIONS = ("frac", "dfrac", "tfrac", "cfrac")
 BINOMIALS = ("binom", "dbinom", "tbinom")
 _ALIAS = {"asin": "arcsin", "acos": "arccos", "atan": "arctan"}
-_NEVER = NO_UNIT | frozenset("is no or yes not the per if of to at by an on".split())
+_NEVER = NO_UNIT | frozenset("in is no or yes not the per if of to at by an on".split())
 _SHORT = frozenset("at it is as an by if".split())
 """Words that are products between brackets: ``e^{-at}``."""
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz"
@@ -70,6 +70,32 @@ class Atoms:
     def sees(self, *values: str) -> bool:
         kind, value = self.peek()
         return kind in ("op", "cmd") and value in values
+
+    # -- the only ways to move: what was stepped over is in the tree, or the tokens are still to be read -------------
+    def step(self) -> Token:
+        """Step over the next token and return it."""
+        self.at += 1
+        return self.tokens[self.at - 1]
+
+    def attempt(self, read: Callable[[], Node | None]) -> Node | None:
+        """Return what ``read`` makes of the tokens here; where it makes nothing of them, they are still to be read."""
+        start = self.at
+        node = read()
+        if not node:
+            self.at = start
+        return node
+
+    def again(self, start: int, read: Callable[[], Node]) -> Node:
+        """Return another reading of the tokens from ``start`` to here.
+
+        Raises:
+            Unreadable: That reading ends elsewhere.
+        """
+        end, self.at = self.at, start
+        node = read()
+        if self.at != end:
+            raise Unreadable("two readings of different lengths")
+        return node
 
     def take(self, *values: str) -> str:
         """Step over one of these signs and return it; "" where another token stands."""
@@ -149,20 +175,22 @@ class Atoms:
             else:
                 return node
 
-    def _raised(self, node: Node) -> Node:
-        start = self.at
+    def _circle(self) -> Node | None:
+        """Read the circle of a degree sign, braces around it or not, and the scale that may follow."""
         braces = 0
         while self.take("{"):
             braces += 1
-        if self.take("circ"):
-            for _ in range(braces):
-                self.need("}")
-            scale = self.peek()
-            if scale[1] in ("C", "F") and scale[0] in ("sym", "text"):
-                self.at += 1
-                return read_unit(as_scalar(node), f"deg{scale[1]}")
-            return fn("deg", as_scalar(node))
-        self.at = start
+        if not self.take("circ"):
+            return None
+        for _ in range(braces):
+            self.need("}")
+        scale = self.peek()
+        celsius = scale[1] in ("C", "F") and scale[0] in ("sym", "text")
+        return ("unit", f"deg{self.step().value}" if celsius else "")
+
+    def _raised(self, node: Node) -> Node:
+        if circle := self.attempt(self._circle):
+            return read_unit(as_scalar(node), circle[1]) if circle[1] else fn("deg", as_scalar(node))
         if self.take("prime", "'"):
             return fn("prime", as_scalar(node))
         if node[0] == "matrix" and self.peek() == ("sym", "T"):
@@ -187,10 +215,9 @@ class Atoms:
 
     def _one_digit(self) -> Node:
         """LaTeX takes one digit: ``\\frac12`` is 1 over 2."""
-        token = self.tokens[self.at]
+        token = self.step()
         pair: tuple[Fraction, str] = token.value  # type: ignore[assignment]
         value, written = pair
-        self.at += 1
         if len(written) <= 1 or not written.isdigit():
             return num(value)
         parts = (written[0], token.space), (written[1:], False)
@@ -219,15 +246,15 @@ class Atoms:
         kind, value = self.peek()
         if kind not in ("num", "sym", "text", "word") and not (kind == "op" and value in (",", "+", "-")):
             raise Unreadable("a subscript")
-        self.at += 1
-        return self.tokens[self.at - 1].text
+        return self.step().text
 
     def atom(self) -> Node:
         kind, value = self.peek()
         if kind == "word" and self.is_product():
             self._split()
             return self.atom()
-        self.at += 1
+        if kind != "end":
+            self.step()
         if kind == "num":
             return num(value[0])  # type: ignore[index]
         if kind == "sym":
@@ -269,12 +296,12 @@ class Atoms:
         if opener == "\\{" and self.take("\\}"):
             return ("set", ())
         bars, self.bars = self.bars, 0
-        condition = self._inside(self._condition) if opener == "\\{" else None
-        inner = condition or self._inside(self.items)
+        builder = self.attempt(self._bound) if opener == "\\{" else None
+        inner = self._inside(self.items)
         self.bars = bars
-        if condition:
+        if builder:
             self.need("\\}")
-            return condition
+            return ("where", *builder, inner)
         closer = next((c for c in (")", "]", "\\}", "rangle") if self.take(c)), None)
         if closer is None:
             raise Unreadable("a bracket is not closed")
@@ -295,21 +322,19 @@ class Atoms:
             return matrix([i[3] for i in items])
         return ("tuple", opener, closer, items)
 
-    def _condition(self) -> Node:
-        """Read ``x | x > 3`` inside braces: the set is what the condition says of its variable."""
-        start = self.at
-        if self.peek()[0] == "sym":
-            self.at += 1
-            if self.peek() == ("rel", "in") and self.peek(1) == ("cmd", "mathbb"):
-                self.at += 2
-                self._command("mathbb")
-            if self.take("|", ":"):
-                return self.items()
-            if self.peek() == ("rel", "mid"):
-                self.at += 1
-                return self.items()
-        self.at = start
-        return ()
+    def _bound(self) -> Node | None:
+        """Read ``x \\in D |`` inside braces: the letter and its domain (None: any); the set is what follows says of the letter."""
+        if self.peek()[0] != "sym":
+            return None
+        letter, domain = sym(str(self.step().value)), None
+        if self.peek() == ("rel", "in") and self.peek(1)[1] in ("mathbb", "Bbb"):
+            self.step()
+            domain = self._command(str(self.step().value))
+        if not self.take("|", ":"):
+            if self.peek() != ("rel", "mid"):
+                return None
+            self.step()
+        return letter, domain
 
     def _function(self, name: str) -> Node:
         name = _ALIAS.get(name, name)
@@ -347,10 +372,9 @@ class Atoms:
             return as_scalar(self._deeper(self.atom))
         sign = MINUS if self.take("-") else ONE
         factors = [self._deeper(self.power)]
-        while self._starts_factor() and self.peek()[0] != "fn" and not self.sees("(", "["):
+        while self._starts_factor() and self.peek()[0] not in ("fn", "num") and not self.sees("(", "["):
             factors.append(self._deeper(self.power))
-        if self.sees("/") and self.peek(1)[0] == "num":
-            self.at += 1
+        if self.peek(1)[0] == "num" and self.take("/"):
             factors.append(power(as_scalar(self._deeper(self.power)), MINUS))
         return mul([sign, *(as_scalar(f) for f in factors)])
 
@@ -397,11 +421,6 @@ class Atoms:
         raise Unreadable(f"the command \\{value}")
 
     def _matrix(self, kind: str) -> Node:
-        if kind == "array" and self.take("{"):
-            while not self.take("}"):
-                if self.peek()[0] == "end":
-                    raise Unreadable("an array without columns")
-                self.at += 1
         rows: list[tuple[Node, ...]] = []
         row: list[Node] = []
         while not self.take(f"end:{kind}"):

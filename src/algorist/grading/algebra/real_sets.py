@@ -36,8 +36,6 @@ class RealSets:
             return [(low, int(node[1] == "(")), (high, int(node[2] == "]"))]
         if kind == "set":
             return self._points(node[1])
-        if kind == "rel" and node[1] == ("!=",) and node[2][0][0] == "sym":
-            return _outside(self._points(node[2][1:]))
         if kind in ("union", "cap", "setminus"):
             parts = [self.cuts(one) for one in node[1]]
             if kind == "union":

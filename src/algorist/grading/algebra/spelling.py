@@ -52,7 +52,10 @@ _FAMILY = re.compile(
     rf"(?:([a-zA-Z])\s*(?:=|\\in)\s*)?\\\{{(.+?)(?:\\mid|\\vert|\||:)\s*([a-zA-Z])\s*\\in\s*{_INTEGERS}\s*\\\}}",
     re.DOTALL,
 )
-_BASE = re.compile(r"\((\d+)\)_|(?<=\d)_\s*\{\s*(?:\\text\s*\{)?\s*([a-z]+)\s*\}?\s*\}(?=$)")
+_BASE = re.compile(
+    r"(?:\((\d+)\)|^\{(\d+)\})_|(?<=\d)(?:_\s*\{\s*(?:\\text\s*\{)?\s*\(?([a-z]{3,}|\d+)\)?\s*\}?\s*\}|_\s*\\text\s*\{\s*([a-z]+)\s*\}"
+    r"|,?\s*\(?(?:in )?base[- ]([a-z]{3,}|\d+)\)?)$"
+)
 _TRANSPOSED = re.compile(
     r"(.*[\])}])\s*\^\s*\{?\s*(?:T|\\top|\\(?:mathsf|mathrm|text|intercal)\s*\{?T\}?)\s*\}?", re.DOTALL
 )
@@ -98,8 +101,9 @@ def _over_integers(text: str) -> str:
 
 
 def _base(found: re.Match[str]) -> str:
-    base = number_in_words(found[2]) if found[2] else None
-    return f"{found[1]}_" if found[1] else f"_{{{base}}}" if base else found[0]
+    digits, spelled = found[1] or found[2], found[3] or found[4] or found[5] or ""
+    base = spelled if spelled.isdigit() else number_in_words(spelled)
+    return f"{digits}_" if digits else f"_{{{base}}}" if base else found[0]
 
 
 def _inches(found: re.Match[str]) -> str:
@@ -107,7 +111,7 @@ def _inches(found: re.Match[str]) -> str:
 
 
 def _rows(found: re.Match[str]) -> str:
-    rows = [row.replace("&", " ").strip(" ,\n") for row in found[2].split("\\\\")]
+    rows = [re.sub(r",?\s*&", " ", row).strip(" ,\n") for row in found[2].split("\\\\")]
     return ", ".join(row for row in rows if row)
 
 
@@ -130,7 +134,31 @@ def _half_open(text: str) -> str:
     return ("(" if text[0] == "]" else "[") + inside + (")" if text[-1] == "[" else "]")
 
 
+def _halves_open(text: str) -> str:
+    return "\\cup".join(_half_open(part.strip()) if part.strip() else part for part in text.split("\\cup"))
+
+
+def _following(match: re.Match[str]) -> str:
+    """Return ``\\{4,5,6,\\ldots\\}`` as the integers from the first."""
+    first, second, third = (int(n) for n in match.groups())
+    return (
+        f"\\{{n\\in\\mathbb{{Z}}:n\\ge {first}\\}}" if (second, third) == (first + 1, first + 2) else match[0]
+    )
+
+
+def _twice(match: re.Match[str]) -> str:
+    """Return ``12 (twelve)`` as 12."""
+    return match[1] if str(number_in_words(match[2])) == match[1] else match[0]
+
+
 _ONLY_WITH_COMMANDS = (
+    ("nicefrac", re.compile(r"\\nicefrac"), r"\\frac"),
+    ("\\R", re.compile(r"\\R(?![a-zA-Z])"), r"\\mathbb{R}"),
+    ("\\\\", re.compile(r"\\\\\s*\[\s*[\d.]+\s*(?:pt|em|ex|mm)\s*\]"), r"\\\\"),
+    ("{\\t", re.compile(r"(?<=\d)\s*\{\s*(\\text\s*\{[^{}]*\})\s*\}"), r" \1"),
+    ("\\bar", re.compile(r"(?<=[.\d])\\bar\s*(\d)"), r"\\overline{\1}"),
+    ("{\\", re.compile(r"\{\s*(\\(?:times|cdot|div))\s*\}"), r" \1 "),
+    ("dots", re.compile(r"\\\{\s*(-?\d+)\s*,\s*(-?\d+)\s*,\s*(-?\d+)\s*,\s*\\[lc]?dots\s*\\\}"), _following),
     ("\\over", _OVER, r"\\frac{\1}{\2}"),
     ("\\prime", _PRIME, lambda m: "'" * m[0].count("prime")),
     ("\\root", _ROOT_OF, r"\\sqrt[\1]"),
@@ -143,12 +171,52 @@ _ONLY_WITH_COMMANDS = (
 )
 
 
+_IN_WORDS = (
+    ("'", re.compile(r"(?<=\d)'(?=\d{3}(?!\d))"), ""),
+    ("{:}", re.compile(r"\{:\}"), ":"),
+    (" is ", re.compile(r"^([a-zA-Z]) is (?=[-\d\\(.])"), r"\1 = "),
+    (" than ", re.compile(r"(?<![a-zA-Z])([a-zA-Z]) (?:is )?(?:less|smaller) than (?=[-\d\\])"), r"\1 < "),
+    (
+        " than ",
+        re.compile(r"(?<![a-zA-Z])([a-zA-Z]) (?:is )?(?:greater|more|larger) than (?=[-\d\\])"),
+        r"\1 > ",
+    ),
+    (
+        "integers",
+        re.compile(r"(?:all |the )*integers (?:greater|larger) than (-?\d+)$"),
+        r"\\{n\\in\\mathbb{Z}:n>\1\\}",
+    ),
+    (
+        "integers",
+        re.compile(r"(?:all |the )*integers (?:less|smaller) than (-?\d+)$"),
+        r"\\{n\\in\\mathbb{Z}:n<\1\\}",
+    ),
+    (
+        " except ",
+        re.compile(r"^all real numbers (?:x )?except (?:for )?(?:x *= *)?(?=[-\d\\])(.+)$"),
+        r"\\mathbb{R}\\setminus\\{\1\\}",
+    ),
+    (" in ", re.compile(r"^(\d+) in (\d+)$"), r"\\frac{\1}{\2}"),
+    (" out of ", re.compile(r"^(\d+) out of (\d+)$"), r"\\frac{\1}{\2}"),
+    (".", re.compile(r"\b(sq|ft|hrs?|mins?|secs?|lbs?|oz|yds?)\.(?=\s|$)"), r"\1"),
+    (")", re.compile(r"^(\d+) *\(([a-z][a-z -]+)\)$"), _twice),
+    (")", re.compile(r"(?<=[\d}i]) *\(((?:[cm]?m|ft|km|yd)\s*\^\s*\{?[23]\}?)\)$"), r" \\text{\1}"),
+)
+
+
 def respelled(text: str) -> str:
     """Return cleaned text in the grammar's spelling: ``\\over`` is ``\\frac``, a braced list a set, ``]0,1]`` is ``(0,1]``."""
     if "\\" in text:
         for mark, pattern, made in _ONLY_WITH_COMMANDS:
             if mark in text:
                 text = pattern.sub(made, text)
+        if "\\\\" in text and "\\begin" not in text:
+            text = re.sub(r"\s*\\\\\s*", ", ", text)
+    if "&=" in text and "\\begin" not in text:
+        text = text.replace("&=", "=")
+    for mark, pattern, made in _IN_WORDS:
+        if mark in text:
+            text = pattern.sub(made, text)
     if text.startswith("Rs."):
         text = "Rs " + text[3:]
     if "^" in text:
@@ -170,7 +238,7 @@ def respelled(text: str) -> str:
         text = _INCHES.sub(_inches, text)
     if "U" in text:
         text = _UNION.sub(r"\\cup ", text)
-    if "_" in text:
+    if "_" in text or "base" in text:
         text = _BASE.sub(_base, text)
     signed = _NEGATIVE.match(text) if text[:1] in "nNmMpP" else None
     if signed:
@@ -180,4 +248,4 @@ def respelled(text: str) -> str:
         bare = _BARE_SET.fullmatch(text)
         if bare and closing_brace(text, text.index("{")) == len(text) - 1:
             text = f"{bare[1]}\\{{{bare[2]}\\}}"
-    return _half_open(text) if text[:1] and text[:1] in "[]" else text
+    return _halves_open(text) if text[:1] and text[:1] in "[]" else text

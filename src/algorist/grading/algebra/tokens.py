@@ -59,7 +59,7 @@ _TOKEN = re.compile(
     r"""(?P<space>\s+)
     |(?P<repeat>\d*\.\d*(?:\\overline\s*\{\s*\d+\s*\}|\\bar\s*\{\s*\d+\s*\}|\\overline\s*\d|\\dot\s*\{\s*\d\s*\}|\(\d+\)(?!\s*[\d(a-zA-Z])))
     |(?P<dots>\d*\.\d{3,}\s*(?:\.\.\.|\\ldots|\\dots|\\cdots))
-    |(?P<grouped>\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?)
+    |(?P<grouped>[1-9]\d{0,2}(?:,\d{3})+(?!\d)(?:\.\d+)?)
     |(?P<number>(?:\d+(?:\.\d+|\.(?!\.))?|\.\d+)(?:[eE][+-]?\d+(?![a-zA-Z]))?)
     |(?P<command>\\[a-zA-Z]+)
     |(?P<escaped>\\.)
@@ -222,8 +222,9 @@ class Tokenizer:
             if close < 0:
                 raise Unreadable(f"{found} without a name")
             self.depth += 1 if name == "begin" else -1
-            self._put("cmd", f"{name}:{self.text[position + 1 : close].strip().rstrip('*')}", space)
-            return close + 1
+            kind = self.text[position + 1 : close].strip().rstrip("*")
+            self._put("cmd", f"{name}:{kind}", space)
+            return self._braced(kind, close + 1)[1] if (name, kind) == ("begin", "array") else close + 1
         if name in _OPENING:
             self.depth += 1
         elif name in _CLOSING:

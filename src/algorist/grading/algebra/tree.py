@@ -1,7 +1,7 @@
 """Expression trees as plain tuples in one canonical order; rational arithmetic is done while building.
 
 Scalars: ``("num", Fraction)``, ``("sym", name)``, ``("add", terms)``, ``("mul", factors)``, ``("pow", base, exponent)``,
-``("fn", name, arguments)``. Around them: ``("tuple", open, close, items)``, ``("set", items)``, ``("list", word, items)``,
+``("fn", name, arguments)``. Around them: ``("tuple", open, close, items)``, ``("set", items)``, ``("list", word, items)`` (word "": ``12,5``, perhaps one number),
 ``("union", items)``, ``("rel", operators, terms)``, ``("matrix", rows)``, ``("ratio", terms)``, ``("text", words)``,
 ``("base", digits, base)``, ``("quantity", scalar, unit)``. Equal trees are equal mathematics; the converse does not hold.
 """
@@ -303,6 +303,6 @@ def multiplied(factors: list[Node]) -> Node:
         if factors[0][0] == "sym" and num(0) in factors:
             raise Unreadable("a function value")  # I(0) is no product
         return mul(factors)
-    if len(containers) == 1 and containers[0][0] in ("matrix", "tuple"):
+    if len(containers) == 1 and factors[-1][0] in ("matrix", "tuple"):
         return scaled_container(mul([f for f in factors if is_scalar(f)]), containers[0])
     raise Unreadable("a product of things that are not numbers")

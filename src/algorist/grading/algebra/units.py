@@ -68,7 +68,7 @@ NO_UNIT = frozenset(
     " isn't aren't equals equal means seems looks appears works gives says this that its his as was has does always sometimes unless besides yes"
     " thus towards afterwards otherwise is/are uncertain doubtful definitely certainly surely clearly exactly precisely close closer above below"
     " under beyond up down inf infinity nan true false invalid undefined positive negative odds doubts hopes thinks believes supposes assumes"
-    " i we you he she it they with within double triple twice thrice whichever whatever something anything sorry idk hmm minus- non off".split()
+    " i we you he she it they with within double triple twice thrice whichever whatever something anything sorry idk hmm minus- non off past basis".split()
 )
 """Words after a number that make it another number, a guess, or no number; never a unit, never part of a name."""
 _NOUNS = frozenset(
@@ -83,9 +83,15 @@ _FILLER = frozenset(
 )
 _PERCENT = frozenset(("%", "percent", "percentage", "percent points", "percentage points", "per cent"))
 
-_SQUARED = re.compile(
-    r"\b(s|seconds?|m|meters?|metres?|cm|centimeters?|feet|inches|units?) (squared|cubed)\b"
+_SPELLED = (
+    (re.compile(r"\bmph\b"), "mile/hour"),
+    (re.compile(r"\bk(?:m|p|mp)h\b"), "km/hour"),
+    (re.compile(r"\bms *\^ *- *"), "m s^-"),
+    (re.compile(r"\b(?:an?|each|every) (?=(?:second|minute|hour|day|week|month|year)$)"), "per "),
+    (re.compile(r"\b(s|seconds?|m|meters?|metres?|cm|centimeters?|feet|inches|units?) squared\b"), r"\1^2"),
+    (re.compile(r"\b(s|seconds?|m|meters?|metres?|cm|centimeters?|feet|inches|units?) cubed\b"), r"\1^3"),
 )
+_MARK = re.compile(r"\^ *-? *\d+|[A-Za-z][A-Za-z.'-]*|[/*]|\d+")
 
 Unit = tuple[Fraction, tuple[tuple[str, int], ...]]
 PERCENT: Unit = (Fraction(1), (("percent", 1),))
@@ -126,6 +132,12 @@ def one_letter_unit(name: str) -> Unit | None:
     return factor, ((dimension, 1),)
 
 
+def with_currency(currency: str, unit: str) -> str:
+    """Return the unit of ``$20 a day`` and of ``$20 USD``, which names its currency twice."""
+    twice = bool(currency) and _known(currency) == _known(unit)
+    return currency if twice else f"{currency} {unit}".strip()
+
+
 def is_symbol_unit(text: str) -> bool:
     """Say whether a text consists of unit symbols and what joins them: ``m``, ``m/s^2``, ``kg m``."""
     words = re.findall(r"[a-zA-Z]+", text)
@@ -141,9 +153,9 @@ def read_unit(value: Node, text: str) -> Node:
     Raises:
         Unreadable: The words are no unit: a hedge, a comment, a negation.
     """
-    text = _SQUARED.sub(
-        lambda m: m[1] + ("^2" if m[2] == "squared" else "^3"), re.sub(r"[\\{}]", " ", text)
-    ).strip()
+    text = re.sub(r"[\\{}]", " ", text).strip()
+    for pattern, unit_text in _SPELLED:
+        text = pattern.sub(unit_text, text)
     text = re.sub(r"\^ +(?=[-\d])", "^", text)
     if re.search(r"[^A-Za-z0-9^/*%.\- ()']", text) or len(text) > 60:
         raise Unreadable("words that are no unit")
@@ -162,10 +174,13 @@ def _marks(text: str, *, is_one: bool) -> list[str]:
     Raises:
         Unreadable: A word that no unit has, or no word that can be counted.
     """
-    marks = re.findall(r"\^ *-? *\d+|[A-Za-z][A-Za-z.']*|[/*]|\d+", text)
+    marks = _MARK.findall(text)
+    if _MARK.sub("", text).strip(" ()") or (marks and marks[-1] in ("/", "*", "per")):
+        raise Unreadable("signs that no unit has")
     words = [m.lower() for m in marks if m[0].isalpha()]
-    for word in words:
-        if word in NO_UNIT or word in _NUMBER_WORDS or len(words) > 5:
+    for word in words[:-1] if words[-1:] == ["times"] else words:
+        letter = len(word) == 1 and word not in _FILLER and not (_known(word) or _known(word.upper()))
+        if letter or word in NO_UNIT or word in _NUMBER_WORDS or len(words) > 5:
             code = "ambiguous" if word in ("or", "maybe") else "unparseable"
             raise Unreadable(f"the word '{word}' after a number", code)
     until = next(
@@ -201,7 +216,7 @@ def _fold(marks: list[str]) -> tuple[Fraction, Unit]:
             pending = 2
         elif lower == "cubic":
             pending = 3
-        elif mark != "*" and (lower not in _FILLER or lower == "unit"):
+        elif mark != "*" and (lower not in _FILLER or mark in _KNOWN or lower == "unit"):
             last_factor, dimension = _dimension(mark)
             powers[dimension] = powers.get(dimension, 0) + sign * pending
             factor *= last_factor ** (sign * pending)
@@ -228,6 +243,14 @@ def number_in_words(text: str) -> Fraction | int | None:
     if part is not None and (len(words) > 1 or words == ["half"]):
         parts = 1 if words[:-1] in ([], ["a"], ["one"]) else number_in_words(" ".join(words[:-1]))
         return None if parts is None else parts * (-part if negative else part)
+    if "point" in words and all(
+        word in _ONES[:10] for word in words[words.index("point") + 1 :]
+    ):  # three point five
+        at = words.index("point")
+        digits = "".join(str(_ONES.index(word)) for word in words[at + 1 :])
+        before = number_in_words(" ".join(words[:at]))
+        size = None if before is None or not digits else before + Fraction(int(digits), 10 ** len(digits))
+        return -size if size is not None and negative else size
     if not words or len(words) > 16 or words[0] not in _NUMBER_WORDS:
         return None
     total, current, last = 0, 0, 10**12

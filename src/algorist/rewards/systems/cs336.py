@@ -67,7 +67,7 @@ def r1_zero_reward_fn(
 def _box(text: str) -> str | None:
     """Return the content of the last box; None where it is not closed, or taken back ("not" before it)."""
     boxes, _ = find_boxes(text)
-    return None if not boxes or is_denied(text, boxes[-1].command) else last_boxed(text)
+    return None if not boxes or is_denied(text, boxes[-1].command, boxes[-1].end) else last_boxed(text)
 
 
 def question_only_reward_fn(

@@ -11,7 +11,7 @@ import torch
 from algorist.errors import EngineError, is_out_of_memory, nearest
 from algorist.models.precision import compute_dtype, on_gpu, unused_gpu_bytes
 from algorist.models.sharding import is_sharded, why_not_by_forward
-from algorist.rollouts.base import Completions, Prompts, SamplingParams
+from algorist.rollouts.base import Completions, Prompts, SamplingParams, Turns
 from algorist.rollouts.model_info import ModelSetting
 from algorist.rollouts.native.decoder import cache_dtype
 from algorist.rollouts.native.decoder_tier import DecoderTier
@@ -50,11 +50,12 @@ class NativeEngine:
     ) -> None:
         self.model, self.token_budget = model, token_budget
         self.setting = ModelSetting(model, tokenizer)
+        self.share = self.setting.share
         if tier not in TIERS:
             raise EngineError(
                 f"unknown tier '{tier}'.{nearest(tier, TIERS)} Expected one of {', '.join(TIERS)}"
             )
-        self._wanted, self._said = tier, ""
+        self._wanted, self._said, self._keeps = tier, "", True
         reason = why_no_decoder(model)
         if reason and tier in ("graph", "decoder"):
             raise EngineError(
@@ -65,7 +66,9 @@ class NativeEngine:
         if reason or tier == "module":
             self._module = self._module_tier(reason or "tier='module'")
 
-    def generate(self, prompts: Prompts, group_size: int, params: SamplingParams) -> Completions:
+    def generate(
+        self, prompts: Prompts, group_size: int, params: SamplingParams, turns: Turns | None = None
+    ) -> Completions:
         if not len(prompts):
             return []
         state = torch.get_rng_state()
@@ -74,8 +77,8 @@ class NativeEngine:
         budget = self.token_budget or affordable_tokens(self.model, self.setting.device, longest, held)
         while True:
             torch.set_rng_state(state)
-            rows = self.setting.new_rows(prompts, group_size, params)
-            tier = self.tier_for(longest)
+            rows = self.setting.new_rows(prompts, group_size, params, turns)
+            tier = self.tier_for(longest, turns is not None)
             # The module tier runs foreign code that may keep tensors (RoPE caches); these must not be inference tensors.
             by_hand = not isinstance(tier, ModuleTier)
             quiet = torch.inference_mode() if by_hand else torch.no_grad()
@@ -97,7 +100,15 @@ class NativeEngine:
                 ", same tokens" if self.setting.device.type == "cpu" else "",
             )
             self.release()
+        if not self._keeps:
+            self.release()
         return rows.completions()
+
+    def spare_memory(self) -> bool:
+        """Keep nothing between calls from now on; False where nothing was kept."""
+        kept, self._keeps = self._graph is not None and self._graph.nbytes > 0, False
+        self.release()
+        return kept
 
     def release(self) -> None:
         """Give the memory back that is kept between calls, and what torch's allocator holds unused."""
@@ -106,8 +117,11 @@ class NativeEngine:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    def tier_for(self, longest: int) -> GraphTier | DecoderTier | ModuleTier:
-        """Return the tier for rows of up to ``longest`` tokens; adapters and hooks may have changed meanwhile."""
+    def tier_for(self, longest: int, turns: bool = False) -> GraphTier | DecoderTier | ModuleTier:
+        """Return the tier for rows of up to ``longest`` tokens; adapters and hooks may have changed meanwhile.
+
+        ``turns`` are followed on the host at every step, which graphs do without: the decoder then runs one kernel at a time.
+        """
         reason = why_no_decoder(self.model)
         window = window_of(self.model)
         if reason is None and window is not None and longest > window:
@@ -115,7 +129,7 @@ class NativeEngine:
         if self._wanted == "module":
             return self._module_tier("tier='module'")
         if reason is None:
-            return self._by_hand()
+            return DecoderTier(self.model) if turns else self._by_hand()
         if self._wanted in ("graph", "decoder"):
             raise EngineError(f"the hand-written decoder cannot run this request: {reason}; take tier='auto'")
         if reason != self._said:

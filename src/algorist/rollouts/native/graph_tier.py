@@ -10,17 +10,20 @@ Without CUDA the same step runs by direct calls, which is how tests cover it; ``
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from algorist.errors import is_out_of_memory
+from algorist.errors import EngineError, is_out_of_memory
 from algorist.models.precision import on_gpu, unused_gpu_bytes
+from algorist.models.triton_works import why_no_triton
 from algorist.rollouts.base import SamplingParams
-from algorist.rollouts.native.decode_attention import DecodeAttention, PlainAttention
+from algorist.rollouts.native.decode_attention import DecodeAttention, PlainAttention, StepState
 from algorist.rollouts.native.decoder import Decoder
 from algorist.rollouts.native.decoder_tier import Schedule, plan_room
 from algorist.rollouts.native.graph_buffers import FIELDS, Buffers, Room, slots_for
@@ -32,17 +35,49 @@ log = logging.getLogger("algorist.rollouts")
 READ_EVERY = 8
 _POSITION, _LENGTH, _NEXT, _TOKEN, _ALIVE = range(5)
 _KEPT_SHARE = 4
+_MOST_LOOKS = 3
+"""Looks after the last step of every row: an older one may still be on its way, and one may be needed to see the end."""
 
 
 def attention_kind(device: torch.device) -> type[Any]:
     """Return the Triton kernels where they run, else their twin in torch."""
     if device.type != "cuda":
         return PlainAttention
-    try:
-        from algorist.rollouts.native.triton_attention import TritonAttention
-    except ImportError:
+    reason = why_no_triton()
+    if reason is not None:
+        _say_once(reason)
         return PlainAttention
+    from algorist.rollouts.native.triton_attention import TritonAttention
+
     return TritonAttention
+
+
+@cache
+def _say_once(reason: str) -> None:
+    log.warning("the decode kernels do not run here, torch's own operations take their place: %s", reason)
+
+
+class _Attempt:
+    """An attention whose kernels may ask for more than the card has (shared memory): then its twin in torch, with one line."""
+
+    def __init__(self, attention: DecodeAttention, state: StepState, heads: int) -> None:
+        self.attention, self.name, self._started = attention, attention.name, False
+        self._twin = partial(PlainAttention, state, heads)
+
+    def step(self, index: int, qkv_SND: Tensor, norm_ND: Tensor | None) -> Tensor:
+        """Attend; see ``DecodeAttention``."""
+        if self._started:
+            return self.attention.step(index, qkv_SND, norm_ND)
+        self._started = True
+        try:
+            return self.attention.step(index, qkv_SND, norm_ND)
+        except Exception as error:  # of a compiler, as each likes
+            if is_out_of_memory(error) or isinstance(self.attention, PlainAttention):
+                raise
+            _say_once((str(error).strip().splitlines() or [type(error).__name__])[0])
+            self.attention = self._twin()
+            self.name = self.attention.name
+            return self.attention.step(index, qkv_SND, norm_ND)
 
 
 class Step:
@@ -149,7 +184,7 @@ class GraphTier:
                 self._memory = torch.cuda.graph_pool_handle()
             state = buffers.view(slots, self.decoder)
             attention = attention_kind(buffers.device)(state, self.decoder.w.heads)
-            body = _Body(self, slots, params, attention)
+            body = _Body(self, slots, params, _Attempt(attention, state, self.decoder.w.heads))
             self._steps[key] = Step(body, self._memory, captured)
         return self._steps[key]
 
@@ -188,7 +223,8 @@ class _Body:
     def __init__(
         self, tier: GraphTier, slots: int, params: SamplingParams, attention: DecodeAttention
     ) -> None:
-        self.tier, self.params, self.attention = tier, params, attention
+        # The tier keeps the steps, they must not keep it: its cache would outlive a forgotten engine.
+        self.tier, self.params, self.attention = weakref.proxy(tier), params, attention
         assert tier._buffers is not None
         self.buffers = tier._buffers
         self.state = self.buffers.state[:, :slots]
@@ -242,8 +278,10 @@ class _GraphSchedule(Schedule):
         self.looks: list[_Look] = []
 
     def run(self) -> None:
+        looked = 0
         while True:
             if self.waiting and (self._worth_refilling() or not self.running) and self._refill():
+                looked = 0
                 continue
             if not self.running:
                 assert not self.waiting, "waiting rows, no running row, and no place in the cache"
@@ -251,6 +289,12 @@ class _GraphSchedule(Schedule):
             if self.groups is None:
                 self._arrange()
             steps = min(READ_EVERY, max(self.left.values()))
+            looked = 0 if steps else looked + 1
+            if looked > _MOST_LOOKS:
+                raise EngineError(
+                    f"{self.running} rows have had all their steps, and the GPU still calls them unfinished: its memory holds "
+                    "wrong numbers. Start again; if it happens twice, take grpo.engine=transformers and report it"
+                )
             step = self.tier.step(len(self.row_of), self.rows.params)
             for _ in range(steps):
                 step.run()

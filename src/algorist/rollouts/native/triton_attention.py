@@ -261,7 +261,11 @@ class TritonAttention:
     def _partial(self, keys: Tensor, values: Tensor, length: Tensor, own: bool) -> None:
         """Every piece of every sequence: prompts with the rows that continue them, or each row with itself."""
         sequences, members = keys.shape[0], 1 if own else self.state.member.shape[1]
-        rows = max(16, triton.next_power_of_2(min(members * self.queries, _MOST_QUERIES)))
+        # Shared memory holds the queries, and keys and values of each stage: 99 KB on the smaller cards. What has more than 256
+        # bytes a row, or products in float32 (both operands lie there, every product is code), is taken in small pieces.
+        large = keys.dtype == torch.float32 or self._width * keys.itemsize > 256
+        most = _MOST_QUERIES // 4 if large else _MOST_QUERIES
+        rows = max(16, triton.next_power_of_2(min(members * self.queries, most)))
         blocks = -(-members * self.queries // rows)
         first, pieces = (
             (self.prompt_pieces, self.pieces - self.prompt_pieces) if own else (0, self.prompt_pieces)
@@ -286,8 +290,9 @@ class TritonAttention:
             D=self._width,
             BLOCKS=blocks,
             M=rows,
-            KEYS=_KEYS if rows <= 64 or self._width <= 64 else _KEYS // 2,
+            KEYS=16 if large else _KEYS if rows <= 64 or self._width <= 64 else _KEYS // 2,
             SPAN=PIECE,
             OWN=own,
             num_warps=4 if rows <= 64 else 8,
+            num_stages=1 if large else 3,
         )

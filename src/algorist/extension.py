@@ -1,0 +1,445 @@
+"""The seam: what a training run may or may not have is an ``Extension``: one folder in ``extensions/``, or one file of a user's.
+
+An extension declares its keys of the recipe, refuses what cannot be before anything is loaded, and hooks into the steps of
+``training/step.py``. The core knows none by name: it finds the folders of ``algorist.extensions``, the installed packages of the entry
+point group ``algorist.extensions``, and the files that a recipe names under ``plugins:``.
+
+=============  =====================================  ===================================================================
+hook           when                                   what it gives
+=============  =====================================  ===================================================================
+form           a plan is made                         the prompt format, with instructions, with who replies (``turns``)
+check          before anything is loaded              refusals, each a sentence
+problems       a rollout batch begins                 the problems that are sampled
+avoid          problems are drawn beyond the loader's ids that are not drawn now
+groups         the groups are sampled                 others in their place (``Sampled`` is changed)
+sampled        the rollout batch is complete          metrics of all groups that were sampled
+batch          advantages are known                   numbers per token, once for a rollout batch
+update         each optimizer step                    numbers per token that depend on the policy of now
+term           loss of each part                      a further term of the loss per token (B, T)
+open, close    the run's folder is open; the run ends
+seen           an ``Event``                           ``Control``: save, stop, evaluate
+=============  =====================================  ===================================================================
+
+Hooks run in the order of ``order``, then of registration. The state of every extension is part of each checkpoint.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
+
+from algorist.errors import ConfigError
+from algorist.registry import Registry
+from algorist.types import Group, Problem
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+    from torch import Tensor
+
+    from algorist.config.schema import Recipe
+    from algorist.prompts import PromptFormat
+    from algorist.training.batch import Batch
+    from algorist.training.metrics import Metrics
+    from algorist.training.objective import Objective
+
+GROUP = "algorist.extensions"
+"""The package whose folders are extensions, and the entry point group of installed ones."""
+
+
+@dataclass
+class Sampled:
+    """The groups of a rollout batch.
+
+    Attributes:
+        groups: The P groups that train.
+        spare: Groups that were sampled and do not train, in the order of drawing.
+        earlier: Places in ``groups`` of groups that an earlier policy sampled.
+        seconds: Wall time of all sampling.
+        metrics: Further metrics of the rollout batch.
+    """
+
+    groups: list[Group]
+    spare: list[Group] = field(default_factory=list)
+    earlier: list[int] = field(default_factory=list)
+    seconds: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened in a run; every process is told, with ``rows`` on the main one only.
+
+    Attributes:
+        kind: ``stage`` begins, before its first step; ``step``, an optimizer step is done; ``rollouts`` of a rollout batch; ``metrics``,
+            a logged line; ``evaluation`` is done; ``evaluation_line``, one between steps is in the metrics as ``eval/…``;
+            ``checkpoint`` is written; ``stage_end``, before the final model is saved; ``end`` of a run that was not stopped.
+        stage: ``sft``, ``grpo``, or of an evaluation also ``base``; of ``end`` the last one.
+        step: Optimizer steps done in the stage; None for an evaluation after the stage.
+        values: Of ``metrics`` and evaluations.
+        rows: Of ``rollouts``: rows of the rollout store.
+        path: The stage's folder.
+        trainer: Of ``stage`` and ``stage_end``.
+    """
+
+    kind: Literal[
+        "stage",
+        "step",
+        "rollouts",
+        "metrics",
+        "evaluation",
+        "evaluation_line",
+        "checkpoint",
+        "stage_end",
+        "end",
+    ]
+    stage: str = ""
+    step: int | None = 0
+    values: Mapping[str, float] = field(default_factory=dict)
+    rows: Sequence[Mapping[str, Any]] = ()
+    path: Path | None = None
+    trainer: Any = None
+
+
+@dataclass
+class Control:
+    """What an extension asks of the loop; what several ask is done together.
+
+    Attributes:
+        save: Write a checkpoint after this step.
+        stop: End the stage after this step.
+        evaluate: Of ``stage``: save and evaluate the policy that the stage begins with.
+    """
+
+    save: bool = False
+    stop: bool = False
+    evaluate: bool = False
+
+    def add(self, other: Control | None) -> None:
+        if other is not None:
+            self.save |= other.save
+            self.stop |= other.stop
+            self.evaluate |= other.evaluate
+
+
+class Sampler(Protocol):
+    """What the hooks ``problems`` and ``groups`` get of the trainer."""
+
+    @property
+    def group_size(self) -> int:
+        """Completions of a problem."""
+
+    @property
+    def processes(self) -> int:
+        """Processes that sample."""
+
+    def draw(self, number: int, without: set[str]) -> list[Problem]:
+        """Return up to ``number`` problems beyond the data loader's whose ids are not in ``without``, nor avoided by an extension."""
+
+    def sample(self, problems: Sequence[Problem]) -> list[Group]:
+        """Return their groups from all processes; every process calls this."""
+
+    def useful(self, groups: Sequence[Group]) -> list[bool]:
+        """Return which groups carry a signal."""
+
+
+class Policy(Protocol):
+    """What the hooks ``prepare``, ``batch`` and ``update`` get of the trainer."""
+
+    problems: list[Problem]
+    engine: Any
+    tokenizer: Any
+    objective: Objective
+
+    @property
+    def rank(self) -> int:
+        """Place of this process among them."""
+
+    def log_probs_of(self, batch: Batch, *, model: Any = None, entropy: bool = False) -> Tensor:
+        """Return (B, T) without gradient: log-probs under ``model`` (the policy when left out), or the entropies."""
+
+    def everyone(self, values: Tensor) -> Tensor:
+        """Return the values (N,) of all processes, which are 0 or more."""
+
+    def sampler_is_exact(self, batch: Batch) -> bool:
+        """Whether the sampler's log-probs are what the trainer would compute."""
+
+    def unwrapped(self) -> Any:
+        """Return the policy without the loop's wrappers."""
+
+    def note(self, metrics: Metrics) -> None:
+        """Log metrics of a rollout batch."""
+
+
+class Extension:
+    """One optional capability of a run. Every method may be left out."""
+
+    name: ClassVar[str]
+    """Its folder, and the prefix of its metrics."""
+    keys: ClassVar[Mapping[str, type[BaseModel]]] = {}
+    """Section of the recipe (``""`` the recipe itself, ``grpo``, ``model``, …) → a ``Section`` whose fields are added to it."""
+    order: ClassVar[int] = 50
+    """Place among the hooks of others; a smaller number comes first."""
+    teaches: bool = False
+    """It has a signal of its own, so that a run without any weighted reward still learns."""
+    needs_every_row: bool = False
+    """Its term is not 0 where the advantage is 0, so that no completion can be left out of the update."""
+
+    needs_old_log_probs: bool = False
+    """Its ``batch`` hook reads log π_old of the trainer, also where the sampler's would do."""
+
+    def __init__(self, recipe: Any) -> None:
+        self.recipe = recipe
+
+    @classmethod
+    def takes_part(cls, recipe: Recipe) -> bool:
+        """Whether the recipe asks for it: one of its keys differs from the default."""
+        for section, keys in cls.keys.items():
+            values = getattr(recipe, section) if section else recipe
+            if any(getattr(values, key) != default for key, default in _defaults(keys)):
+                return True
+        return not cls.keys
+
+    def form(self, form: PromptFormat) -> PromptFormat:
+        """Return how the model is asked."""
+        return form
+
+    def check(self, plan: Any) -> Iterable[str]:
+        """Return why the plan cannot be run: what was wrong, what was expected, what to do next."""
+        return ()
+
+    def prepare(self, model: Any, trainer: Policy) -> None:
+        """Take the policy as it is before the first step of GRPO; the trainer has its problems and its engine."""
+
+    def problems(self, problems: Sequence[Problem], sampler: Sampler) -> Sequence[Problem]:
+        """Return the problems of a rollout batch; as many as came."""
+        return problems
+
+    def avoid(self) -> set[str]:
+        """Return the ids of problems that are not drawn now."""
+        return set()
+
+    def groups(self, sampled: Sampled, sampler: Sampler) -> None:
+        """Change what was sampled."""
+
+    def sampled(self, groups: Sequence[Group]) -> Mapping[str, float]:
+        """Take all groups that the policy sampled for a rollout batch, spare ones included; return metrics."""
+        return {}
+
+    def batch(self, batch: Batch, policy: Policy) -> Batch:
+        """Return the rollout batch of this process with more numbers per token."""
+        return batch
+
+    def update(self, batch: Batch, policy: Policy) -> Batch:
+        """Return the batch of one optimizer step with numbers per token that depend on the policy of now."""
+        return batch
+
+    def term(self, log_probs: Tensor, batch: Batch, metrics: Metrics) -> Tensor | None:
+        """Return a further term of the loss per token (B, T), or None.
+
+        Args:
+            log_probs: (B, T) under the policy, with gradient; 0 outside the mask.
+            batch: A part of the step.
+            metrics: Takes sums over tokens and completions.
+        """
+        return None
+
+    def open(self, run: Any) -> None:
+        """Take the run (``runs/pipeline.py``): its plan, its folder, its display; before anything is loaded."""
+
+    def close(self) -> None:
+        """Let go, however the run ends."""
+
+    def seen(self, event: Event) -> Control | None:
+        """Take notice of an event; return what the loop is to do."""
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps: numbers, texts, lists and tensors."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take the state of a checkpoint."""
+
+
+E = TypeVar("E", bound=type[Extension])
+EXTENSIONS: Registry[type[Extension]] = Registry("extension")
+_OWNERS: dict[tuple[str, str], str] = {}
+"""Section and key → name of the extension that adds it."""
+_SECTIONS: dict[str, list[type[BaseModel]]] = {}
+
+
+def extension(cls: E) -> E:
+    """Register an extension; its keys become keys of the recipe.
+
+    Raises:
+        ConfigError: The name, or one of its keys, is there already.
+    """
+    if _SECTIONS:
+        _check_keys(cls)
+    EXTENSIONS.register(cls.name)(cls)
+    if _SECTIONS:
+        _add_keys(cls)
+    return cls
+
+
+def registered() -> list[type[Extension]]:
+    """Return all extensions in the order of their hooks."""
+    return sorted((EXTENSIONS.get(name) for name in EXTENSIONS), key=lambda cls: cls.order)
+
+
+def open_schema(recipe: type[BaseModel], **sections: type[BaseModel]) -> None:
+    """Find the extensions, and add their keys to the recipe and its sections (config/schema.py calls this once)."""
+    package = importlib.import_module(GROUP)
+    for module in sorted(pkgutil.iter_modules(package.__path__), key=lambda m: m.name):
+        importlib.import_module(f"{GROUP}.{module.name}")
+    for point in entry_points(group=GROUP):
+        point.load()
+    _SECTIONS.update({"": [recipe], **{name: [section, recipe] for name, section in sections.items()}})
+    for cls in registered():
+        _check_keys(cls)
+        _add_keys(cls)
+
+
+def _check_keys(cls: type[Extension]) -> None:
+    for name, keys in cls.keys.items():
+        if name not in _SECTIONS:
+            raise ConfigError(
+                f"extension '{cls.name}' adds keys to '{name}'; expected one of {', '.join(filter(None, _SECTIONS))}, or an empty text "
+                "for the recipe itself"
+            )
+        for key in keys.model_fields:
+            if key in _SECTIONS[name][0].model_fields and _OWNERS.get((name, key)) != cls.name:
+                raise ConfigError(
+                    f"extension '{cls.name}' adds the key {name}.{key}, which is there already; choose another name"
+                )
+
+
+def _add_keys(cls: type[Extension]) -> None:
+    for name, keys in cls.keys.items():
+        section = _SECTIONS[name][0]
+        for key, info in keys.model_fields.items():
+            _OWNERS[name, key] = cls.name
+            section.__pydantic_fields__[key] = info
+            section.__annotations__[key] = info.annotation
+        for model in _SECTIONS[name]:
+            model.model_rebuild(force=True)
+
+
+def _defaults(keys: type[BaseModel]) -> Iterable[tuple[str, Any]]:
+    return ((key, info.get_default(call_default_factory=True)) for key, info in keys.model_fields.items())
+
+
+def _changes_groups(part: Extension) -> bool:
+    return type(part).groups is not Extension.groups
+
+
+def _equal_rewards_teach(part: Extension) -> Iterable[str]:
+    """Yield the refusal of an extension that replaces groups without a signal where equal rewards are one."""
+    if _changes_groups(part) and part.recipe.grpo.advantage == "reinforce_plus_plus":
+        yield (
+            f"grpo.{part.name} replaces groups of equal rewards, but these teach under grpo.advantage=reinforce_plus_plus; leave "
+            f"grpo.{part.name} out, or take grpo.advantage=reinforce_plus_plus_baseline"
+        )
+
+
+class Extensions:
+    """The extensions that take part in a run; each hook asks all of them in order."""
+
+    def __init__(self, parts: Sequence[Extension] = ()) -> None:
+        self.parts = list(parts)
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> Extensions:
+        """Return the extensions that the recipe asks for."""
+        return cls([part(recipe) for part in registered() if part.takes_part(recipe)])
+
+    @property
+    def change_groups(self) -> bool:
+        """Whether one of them may put other groups in the places of those that were sampled."""
+        return any(_changes_groups(part) for part in self.parts)
+
+    @property
+    def teach(self) -> bool:
+        return any(part.teaches for part in self.parts)
+
+    @property
+    def need_every_row(self) -> bool:
+        return any(part.needs_every_row for part in self.parts)
+
+    @property
+    def need_old_log_probs(self) -> bool:
+        return any(part.needs_old_log_probs for part in self.parts)
+
+    def form(self, form: PromptFormat) -> PromptFormat:
+        for part in self.parts:
+            form = part.form(form)
+        return form
+
+    def check(self, plan: Any) -> None:
+        """Refuse a plan that one of them cannot run (ConfigError)."""
+        refusals = [line for part in self.parts for line in (*part.check(plan), *_equal_rewards_teach(part))]
+        if refusals:
+            raise ConfigError("\n".join(refusals))
+
+    def prepare(self, model: Any, trainer: Policy) -> None:
+        for part in self.parts:
+            part.prepare(model, trainer)
+
+    def problems(self, problems: Sequence[Problem], sampler: Sampler) -> list[Problem]:
+        for part in self.parts:
+            problems = part.problems(problems, sampler)
+        return list(problems)
+
+    def avoid(self) -> set[str]:
+        return {name for part in self.parts for name in part.avoid()}
+
+    def groups(self, sampled: Sampled, sampler: Sampler) -> Sampled:
+        for part in self.parts:
+            part.groups(sampled, sampler)
+        return sampled
+
+    def sampled(self, groups: Sequence[Group]) -> dict[str, float]:
+        return {name: value for part in self.parts for name, value in part.sampled(groups).items()}
+
+    def batch(self, batch: Batch, policy: Policy) -> Batch:
+        for part in self.parts:
+            batch = part.batch(batch, policy)
+        return batch
+
+    def update(self, batch: Batch, policy: Policy) -> Batch:
+        for part in self.parts:
+            batch = part.update(batch, policy)
+        return batch
+
+    def terms(self, log_probs: Tensor, batch: Batch, metrics: Metrics) -> list[Tensor]:
+        terms = (part.term(log_probs, batch, metrics) for part in self.parts)
+        return [term for term in terms if term is not None]
+
+    @contextmanager
+    def opened(self, run: Any) -> Iterator[None]:
+        """Open all for a run, and close those that were opened however it ends."""
+        with ExitStack() as stack:
+            for part in self.parts:
+                stack.callback(part.close)
+                part.open(run)
+            yield
+
+    def seen(self, event: Event) -> Control:
+        control = Control()
+        for part in self.parts:
+            control.add(part.seen(event))
+        return control
+
+    def state_dict(self) -> dict[str, Any]:
+        return {part.name: state for part in self.parts if (state := part.state_dict())}
+
+    def load_state_dict(self, states: Mapping[str, Any]) -> None:
+        for part in self.parts:
+            if part.name in states:
+                part.load_state_dict(states[part.name])

@@ -1,0 +1,71 @@
+"""The correction for a sampler that differs from the trainer: truncated importance weights per token or sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from algorist.config.section import Section
+from algorist.extension import Extension, Policy, extension
+from algorist.rollouts.engines import ENGINES, is_exact
+
+if TYPE_CHECKING:
+    from algorist.training.batch import Batch
+
+
+class CorrectionSection(Section):
+    """Weigh the loss by how far the sampler's log-probs are from the trainer's, where the engine is not exact."""
+
+    mode: Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = "sequence_mask"
+    """Correct per token or per sequence; ratios out of bounds are truncated, or their tokens masked."""
+    low: float | None = Field(None, ge=0)
+    """Lower bound of the ratio; none when left out."""
+    high: float | None = Field(3.0, gt=0)
+    """Upper bound of the ratio."""
+
+
+class _Keys(Section):
+    sampler_correction: CorrectionSection | None = Field(default_factory=CorrectionSection)
+    """Correct the loss for an engine whose log-probs differ from the trainer's; null leaves the difference as it is."""
+
+
+@extension
+class SamplerCorrection(Extension):
+    name, keys, order = "sampler_correction", {"grpo": _Keys}, 40
+
+    @classmethod
+    def takes_part(cls, recipe: Any) -> bool:
+        return recipe.grpo.enabled and recipe.grpo.sampler_correction is not None
+
+    def check(self, plan: Any) -> Iterable[str]:
+        section = self.recipe.grpo
+        if not ENGINES.get(section.engine).exact and section.loss.name == "vespo":
+            yield (
+                "grpo.loss=vespo is not corrected for a sampler that differs from the trainer; take grpo.sampler_correction=null"
+            )
+
+    def prepare(self, model: Any, trainer: Policy) -> None:
+        self.needs_old_log_probs = not is_exact(trainer.engine)
+
+    def batch(self, batch: Batch, policy: Policy) -> Batch:
+        from algorist.objectives import sampler_weights
+        from algorist.training.metrics import Metrics
+
+        old, sampler, section = (
+            batch.old_log_probs,
+            batch.sampler_log_probs,
+            self.recipe.grpo.sampler_correction,
+        )
+        if not self.needs_old_log_probs or old is None or sampler is None:
+            return batch
+        weights = sampler_weights(old, sampler, batch.mask, section.mode, low=section.low, high=section.high)
+        metrics = Metrics()
+        for kind in ("mean", "min", "max"):
+            metrics.add(f"sampling/importance_sampling_ratio/{kind}", weights, batch.mask)
+        for kind in ("mean", "max"):
+            metrics.add(f"sampling/sampling_logp_difference/{kind}", (old - sampler).abs(), batch.mask)
+        policy.note(metrics)
+        return replace(batch, policy_weights=weights.expand_as(batch.mask).contiguous())

@@ -1,0 +1,49 @@
+"""Tools that the policy calls while it writes: a calculator, Python in a sandbox, a user's own; and environments that answer.
+
+The replies travel with the model, in its prompt format (``source.py``), so that training, evaluation, ``solve`` and ``chat`` are answered
+alike; here is what a training run adds: metrics, the end of a run whose tool fails always, completions that lead nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from algorist.extension import Extension, Sampled, Sampler, extension
+from algorist.extensions.tools.section import ToolKeys
+from algorist.extensions.tools.source import Tools
+from algorist.extensions.tools.watch import FailingBatches, turn_metrics, without_void
+from algorist.prompts import PromptFormat
+from algorist.types import Group
+
+
+@extension
+class ToolUse(Extension):
+    name, keys, order = "tools", {"": ToolKeys}, 90
+
+    def __init__(self, recipe: Any) -> None:
+        super().__init__(recipe)
+        self.source = Tools(recipe.tools, recipe.environment)
+        self.failing = FailingBatches()
+
+    def form(self, form: PromptFormat) -> PromptFormat:
+        return self.source.asked(form)
+
+    def check(self, plan: Any) -> Iterable[str]:
+        self.source.check()
+        return ()
+
+    def groups(self, sampled: Sampled, sampler: Sampler) -> None:
+        if self.recipe.tools is not None and self.recipe.tools.drop_void:
+            sampled.groups = without_void(sampled.groups)
+
+    def sampled(self, groups: Sequence[Group]) -> Mapping[str, float]:
+        if self.recipe.tools is not None:
+            self.failing.see(groups, self.recipe.tools.fail_steps)
+        return turn_metrics(groups)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"failing": self.failing.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.failing.count = state["failing"]

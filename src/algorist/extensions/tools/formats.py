@@ -1,0 +1,179 @@
+"""How a call is written: where it begins and ends in what the policy writes, and what stands around its output."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from algorist.extensions.tools.calculator import NotArithmetic, as_text, value_of
+
+FormatName = Literal["tags", "equals", "chat"]
+_TAIL = re.compile(r"[-+*/%^()×÷·−\d.,\s]+\Z")
+_NUMBER = r"-?\d[\d,]*(?:\.\d+)?"
+_EXPRESSION = r"[-(]?[\d.(][-+*/×÷^()\d., ]*"
+_SUM = re.compile(rf"(?<![\d.,])({_EXPRESSION})=[ ]?({_NUMBER})")
+_ANNOTATION = re.compile(rf"({_EXPRESSION}=[ ]*)?<<([^<>=]+)=([^<>]*)>>[ ]?({_NUMBER})?")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What the policy asked of which tool."""
+
+    tool: str
+    request: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallFormat:
+    """A way of writing calls: ``tags``, ``equals`` or ``chat`` (see docs/tools.md).
+
+    ``tools`` are the names of the tools that may be called; ``inline`` those whose output stays on the line.
+    """
+
+    name: FormatName
+    tools: tuple[str, ...]
+    inline: tuple[str, ...] = ()
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """Where a call is complete."""
+        if self.name == "tags":
+            return tuple(f"</{tool}>" for tool in self.tools)
+        return ("=",) if self.name == "equals" else ("</tool_call>",)
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """What an output must not contain."""
+        if self.name == "tags":
+            return (*(f"<{tool}>" for tool in self.tools), *self.stop_strings, "<output>", "</output>")
+        return (
+            ()
+            if self.name == "equals"
+            else ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+        )
+
+    def find(self, text: str) -> Call | None:
+        """Return the call that ends a text; None when nothing was called."""
+        if self.name == "equals":
+            expression = last_sum(text.rpartition("=")[0])
+            return Call(self.tools[0], expression) if expression else None
+        if self.name == "chat":
+            return self._of_json(text)
+        ends = {tool: text.rfind(f"</{tool}>") for tool in self.tools}
+        tool = max(ends, key=lambda name: ends[name])
+        _, opened, request = text[: max(ends[tool], 0)].rpartition(f"<{tool}>")
+        return Call(tool, request) if opened else None
+
+    def _of_json(self, text: str) -> Call | None:
+        _, opened, inside = text.rpartition("</tool_call>")[0].rpartition("<tool_call>")
+        if not opened:
+            return None
+        try:
+            asked = json.loads(inside)
+            arguments = asked["arguments"]
+            arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+            request = next(iter(arguments.values())) if isinstance(arguments, dict) else arguments
+            return Call(str(asked["name"]), str(request))
+        except (ValueError, KeyError, TypeError, RecursionError, StopIteration):
+            return Call("", inside.strip())
+
+    def around(self, tool: str, text: str) -> tuple[str, str]:
+        """Return what stands before and after the output of a call that ends ``text``."""
+        if self.name == "equals":
+            return (" " if text.rpartition("=")[0].endswith(" ") else ""), ""
+        return ("<output>", "</output>") if tool in self.inline else ("\n<output>\n", "\n</output>\n")
+
+    def clean(self, output: str, more: tuple[str, ...] = ()) -> str:
+        """Return an output without the markers of calls, answers and ends: they are the policy's to write."""
+        for marker in (*self.markers, *more):
+            if marker and len(marker) > 1:
+                output = output.replace(marker, marker.replace("<", "[").replace(">", "]"))
+        return output
+
+    # ---- demonstrations ------------------------------------------------------------------------------------------------
+
+    def worked(self, solution: str) -> str:
+        """Return a worked solution with its sums written as calls, as far as the calculator gets their results.
+
+        Sums are ``a + b = c`` in plain text, or GSM8K's annotations ``<<a+b=c>>``.
+        """
+        if self.name == "chat" or "calculator" not in self.tools:
+            return solution if "<<" not in solution else re.sub(r"<<[^<>]*>>", "", solution)
+        if "<<" in solution:
+            return _ANNOTATION.sub(self._annotated, solution)
+        return _SUM.sub(lambda m: self._written(m.group(1), m.group(2)) or m.group(0), solution)
+
+    def _annotated(self, match: re.Match[str]) -> str:
+        before, expression, value, shown = match.groups(default="")
+        call = self._written(expression, value)
+        if call is None:
+            return before + (shown or value)
+        same = before.partition("=")[0].replace(" ", "") == expression.replace(" ", "")
+        return call if self.name == "equals" and same else before + call
+
+    def _written(self, expression: str, result: str) -> str | None:
+        """Return a sum as a call with its output; None where the calculator gets another result, or none."""
+        expression = expression.strip()
+        try:
+            value = as_text(value_of(expression))
+            if last_sum(expression) != expression or value != as_text(value_of(result)):
+                return None
+        except NotArithmetic:
+            return None
+        if self.name == "equals":
+            return f"{expression} = {value}"
+        return f"<calculator>{expression}</calculator><output>{value}</output>"
+
+    def replies(self, completion: str) -> list[tuple[int, int]]:
+        """Return which spans of a demonstration are outputs: begin and end in characters."""
+        if self.name == "tags":
+            spans = []
+            for match in re.finditer(rf"</({'|'.join(self.tools)})>", completion):
+                before, after = self.around(match.group(1), completion[: match.end()])
+                end = completion.find(after, match.end())
+                if completion.startswith(before, match.end()) and end >= 0:
+                    spans.append((match.end(), end + len(after)))
+            return spans
+        if self.name == "chat":
+            return []
+        spans = []
+        for match in re.finditer(r"=([ ]?-?[\d.]*\d)(?![\d.]*\d)", completion):
+            expression = last_sum(completion[: match.start()])
+            if expression and as_text(value_of(expression)) == match.group(1).strip():
+                spans.append(match.span(1))
+        return spans
+
+
+def last_sum(text: str) -> str | None:
+    """Return the longest sum that ends a text, with at least one operation between numbers."""
+    match = _TAIL.search(text[-120:])
+    tail = match.group(0).rpartition("\n")[2] if match else ""
+    for start in re.finditer(r"(?<![\d.,])[-(\d.]", tail):
+        expression = tail[start.start() :].strip()
+        if not re.search(r"[\d)]\s*[-+*/%^×÷·−]", expression):
+            continue
+        try:
+            value_of(expression)
+        except NotArithmetic:
+            continue
+        return expression
+    return None
+
+
+def schema_of(tool: str, description: str) -> dict[str, Any]:
+    """Return a tool in the form that chat templates take as ``tools``."""
+    argument = "code" if tool != "calculator" else "expression"
+    return {
+        "type": "function",
+        "function": {
+            "name": tool,
+            "description": description,
+            "parameters": {
+                "type": "object",
+                "properties": {argument: {"type": "string"}},
+                "required": [argument],
+            },
+        },
+    }

@@ -1,0 +1,182 @@
+"""Tools and an environment as part of how a model is asked (``prompts.base.TurnSource``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from pydantic import ValidationError
+
+from algorist.errors import ConfigError
+from algorist.extensions.tools import calculator, python  # noqa: F401  (they register themselves)
+from algorist.extensions.tools.base import TOOLS, Limits, Tool
+from algorist.extensions.tools.formats import CallFormat, schema_of
+from algorist.extensions.tools.replies import Replies
+from algorist.extensions.tools.section import ToolsSection
+from algorist.extensions.tools.user import UserEnvironment, UserTool
+from algorist.prompts.base import TURN_SOURCES, PromptFormat
+from algorist.types import Problem
+
+_MARK = "\u2042algorist\u2042"
+
+
+@lru_cache(maxsize=32)
+def make_tools(names: tuple[str, ...], limits: Limits) -> dict[str, Tool]:
+    """Return tools by name; a user's is called by its function's name.
+
+    Raises:
+        ConfigError: Unknown tool, no such file.
+    """
+    tools: dict[str, Tool] = {}
+    for name in names:
+        own = ".py:" in name
+        made: Tool = UserTool(name, limits) if own else TOOLS.get(name)(limits)
+        tools[name.rpartition(":")[2] if own else name] = made
+    return tools
+
+
+@dataclass(frozen=True)
+class Tools:
+    """The tools of a recipe, and its environment."""
+
+    section: ToolsSection | None
+    environment: str | None = None
+    foreign: str = ""
+    """Code that the settings beside a model name, which is not run."""
+
+    @property
+    def tools(self) -> dict[str, Tool]:
+        """The tools by name."""
+        section = self.section
+        if section is None:
+            return {}
+        return make_tools(
+            tuple(section.use), Limits(section.seconds, section.memory_mb, 16 * section.output_tokens)
+        )
+
+    @property
+    def calls(self) -> CallFormat:
+        """How calls are written."""
+        inline = tuple(name for name, tool in self.tools.items() if tool.inline)
+        return CallFormat(self.section.format if self.section else "tags", tuple(self.tools), inline)
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return self.calls.markers if self.section else ()
+
+    def check(self) -> None:
+        """Try each tool once, and import the environment.
+
+        Raises:
+            AlgoristError: One of them cannot run.
+        """
+        for tool in self.tools.values():
+            tool.check()
+        if self.environment is not None:
+            UserEnvironment(self.environment).check()
+
+    def open(
+        self, problems: Sequence[Problem], tokenizer: Any, prompt_format: PromptFormat, stops: Sequence[str]
+    ) -> Replies:
+        if self.foreign:
+            raise ConfigError(
+                f"the model was trained with {self.foreign}, code that its settings may not start; name it yourself in a recipe, or "
+                "ask without it: --no-tools"
+            )
+
+        def encode(text: str, plain: bool) -> list[int]:
+            return (
+                list(tokenizer(text, add_special_tokens=False, split_special_tokens=plain)["input_ids"])
+                if text
+                else []
+            )
+
+        section = self.section or ToolsSection()
+        return Replies(
+            problems,
+            self.tools,
+            self.calls,
+            most_calls=section.calls,
+            output_tokens=section.output_tokens,
+            encode=encode,
+            decode=lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)),
+            closing=(*prompt_format.tags.all(), *stops, *tokenizer.all_special_tokens),
+            environment=UserEnvironment(self.environment) if self.environment else None,
+            message=_messages(prompt_format, tokenizer),
+        )
+
+    def worked(self, solution: str) -> str:
+        if self.section is None or not self.section.demonstrations:
+            return solution
+        return self.calls.worked(solution)
+
+    def replies(self, completion: str) -> list[tuple[int, int]]:
+        return self.calls.replies(completion) if self.section and self.section.demonstrations else []
+
+    def recorded(self) -> dict[str, Any]:
+        tools = {"tools": self.section.model_dump()} if self.section else {}
+        return {"kind": "tools", **tools, **({"environment": self.environment} if self.environment else {})}
+
+    def asked(self, prompt_format: PromptFormat) -> PromptFormat:
+        system = "\n".join(filter(None, [prompt_format.system_prompt, self.instructions()]))
+        switches = dict(prompt_format.template_kwargs)
+        if self.section is not None and self.section.format == "chat" and self.section.instructions:
+            switches["tools"] = [schema_of(name, tool.description) for name, tool in self.tools.items()]
+        return replace(prompt_format, turns=self, system_prompt=system, template_kwargs=switches)
+
+    def instructions(self) -> str:
+        """Return what the system prompt says of the tools."""
+        if self.section is None or not self.section.instructions or self.section.format == "chat":
+            return ""
+        if self.section.format == "equals":
+            return ""
+        lines = [
+            f"You may call a tool: write <{name}>{tool.description}</{name}> and read <output>…</output> after it."
+            for name, tool in self.tools.items()
+        ]
+        return "\n".join(lines)
+
+
+@TURN_SOURCES.register("tools")
+def source_of(settings: Mapping[str, Any], trusted: bool) -> Tools:
+    """Return the tools of settings; code that they name is run only for those that are trusted.
+
+    Raises:
+        ConfigError: A key that ``tools`` does not have, or a wrong value.
+    """
+    try:
+        section = ToolsSection.model_validate(settings["tools"]) if "tools" in settings else None
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"tools.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    environment = settings.get("environment")
+    code = [name for name in (section.use if section else []) if name not in TOOLS and not trusted]
+    code += [environment] if environment and not trusted else []
+    return Tools(section, environment, foreign=", ".join(code))
+
+
+def _messages(prompt_format: PromptFormat, tokenizer: Any) -> Callable[[str], tuple[str, str]]:
+    """Return what stands before and after a message inside a conversation, by the role of who says it."""
+
+    def around(role: str) -> tuple[str, str]:
+        if not prompt_format.is_chat:
+            return "\n", "\n"
+        said = [
+            {"role": "user", "content": "?"},
+            {"role": "assistant", "content": _MARK},
+            {"role": role, "content": _MARK},
+        ]
+        text = str(
+            tokenizer.apply_chat_template(
+                said, add_generation_prompt=True, tokenize=False, **prompt_format.template_kwargs
+            )
+        )
+        _, between, after = text.split(_MARK)
+        # A completion that has ended has its end token already.
+        end = tokenizer.eos_token or ""
+        between = between[len(end) :] if role == "user" and end and between.startswith(end) else between
+        return between, after + prompt_format.prefill()
+
+    return around

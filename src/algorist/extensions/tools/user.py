@@ -1,0 +1,111 @@
+"""A user's own tools and environments: their file is imported in a process of its own, which is killed when a call takes too long."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from algorist.child_process import START_S, Answer, Child
+from algorist.errors import ConfigError
+from algorist.extensions.tools.base import Limits, Output, clipped
+from algorist.store.redact import secret_variables
+from algorist.types import Problem, Turn
+from algorist.user_code import find_file, no_function
+
+SECONDS = 30.0
+"""Most seconds of one reply of an environment."""
+
+
+@lru_cache(maxsize=64)
+def _child(path: Path, memory_mb: int, process: int) -> Child:
+    worker = "algorist.extensions.tools.user_worker:prepare"
+    return Child(worker, [str(path)], memory_mb=memory_mb, without=secret_variables())
+
+
+class _File:
+    """A file and its process."""
+
+    def __init__(self, target: str, where: str, memory_mb: int) -> None:
+        self.path, self.name = find_file(target, where)
+        self.where, self.memory_mb = where, memory_mb
+
+    def check(self) -> None:
+        """Import the file there.
+
+        Raises:
+            ConfigError: It cannot be imported, or has no such function or class.
+        """
+        found = _child(self.path, self.memory_mb, os.getpid()).start(START_S)
+        if found.error:
+            raise ConfigError(f"{self.where}: {self.path} cannot be imported: {found.detail or found.error}")
+        if self.name not in found.value:
+            raise ConfigError(f"{self.where}: {self.path} {no_function(self.name, found.value)}")
+
+    def ask(self, seconds: float, **request: Any) -> Answer:
+        text = json.dumps({"name": self.name, **request}, default=str)
+        return _child(self.path, self.memory_mb, os.getpid()).ask(text.encode(), seconds)
+
+
+class UserTool:
+    """A function ``(request: str) -> str`` of a user's file."""
+
+    inline = False
+
+    def __init__(self, target: str, limits: Limits) -> None:
+        self.limits = limits
+        self.file = _File(target, f"tools: {target}", max(limits.memory_mb, 256))
+        self.description = f"input of {self.file.name}"
+
+    def check(self) -> None:
+        """Import the file."""
+        self.file.check()
+        self.description = str(self.file.ask(START_S, what="describe").value or self.description)
+
+    def call(self, request: str, session: Any) -> Output:
+        """Return what the function returns, as text."""
+        answer = self.file.ask(self.limits.seconds, what="call", request=request)
+        if answer.error:
+            return Output(_said(answer), _class(answer))
+        return Output(clipped(str(answer.value), self.limits.output_characters))
+
+
+class UserEnvironment:
+    """A class of a user's file: ``start(problem)`` once for each rollout, then ``reply(rollout) -> str | None`` when it has ended."""
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self.file = _File(target, f"environment: {target}", 1024)
+
+    def check(self) -> None:
+        """Import the file."""
+        self.file.check()
+
+    def begin(self) -> None:
+        """Forget all rollouts."""
+        self.file.ask(SECONDS, what="forget")
+
+    def start(self, row: int, problem: Problem) -> None:
+        self.file.ask(SECONDS, what="start", row=row, problem={"id": problem.id, **problem.columns()})
+
+    def reply(self, row: int, completion: str, turns: Sequence[Turn]) -> Output | None:
+        """Return the reply; None ends the rollout, an error does too."""
+        rollout = {"text": completion, "turns": [asdict(turn) for turn in turns]}
+        answer = self.file.ask(SECONDS, what="reply", row=row, rollout=rollout)
+        if answer.error:
+            return Output(_said(answer), _class(answer))
+        return None if answer.value is None else Output(str(answer.value))
+
+
+def _class(answer: Answer) -> str:
+    if answer.error == "raised":
+        return answer.detail.strip().rpartition("\n")[2].partition(":")[0] or "Error"
+    return {"timeout": "TimeoutError", "memory": "MemoryError"}.get(answer.error, "Crashed")
+
+
+def _said(answer: Answer) -> str:
+    return answer.detail.strip().rpartition("\n")[2] if answer.error == "raised" else _class(answer)

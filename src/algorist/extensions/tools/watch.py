@@ -1,0 +1,87 @@
+"""What the calls of a rollout batch say: metrics, the end of a run whose tool fails always, turns that lead nowhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from algorist.errors import TrainingError
+from algorist.extensions.tools.replies import REFUSED
+from algorist.types import ENVIRONMENT, Group, Rollout, Turn
+
+OURS = ("Sandbox", "Crashed")
+"""Error classes that say that the tool is broken, whatever was called."""
+
+
+def turn_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Return the metrics of a rollout batch: shares are of calls or of rollouts, seconds of a call."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    calls = _calls(groups)
+    ran = [turn for turn in calls if turn.error != REFUSED]
+    replies = [turn for r in rollouts for turn in r.turns if turn.source == ENVIRONMENT]
+    count = max(1, len(rollouts))
+    metrics = {
+        "tools/calls_per_rollout": len(calls) / count,
+        "tools/called_share": sum(any(t.source != ENVIRONMENT for t in r.turns) for r in rollouts) / count,
+        "tools/void_share": sum(map(is_void, rollouts)) / count,
+        "tools/unsampled_share": sum(r.sampled_mask.count(False) for r in rollouts)
+        / max(1, sum(len(r.completion_ids) for r in rollouts)),
+    }
+    if calls:
+        metrics["tools/refused_share"] = 1 - len(ran) / len(calls)
+    if ran:
+        metrics["tools/failed_share"] = sum(bool(turn.error) for turn in ran) / len(ran)
+        metrics["tools/timeout_share"] = sum(turn.error == "TimeoutError" for turn in ran) / len(ran)
+        metrics["tools/call_s"] = sum(turn.seconds for turn in ran) / len(ran)
+    if replies:
+        metrics["tools/environment_replies_per_rollout"] = len(replies) / count
+        metrics["tools/environment_failed_share"] = sum(bool(t.error) for t in replies) / len(replies)
+    return metrics
+
+
+def is_void(rollout: Rollout) -> bool:
+    """Whether a rollout ended without a call and without an answer: nothing was asked, nothing was said."""
+    return not rollout.turns and rollout.parsed.answer is None
+
+
+def without_void(groups: Sequence[Group]) -> list[Group]:
+    """Return the groups with void rollouts without a reward: they count in no mean, and nothing is learned from them.
+
+    Source: SimpleTIR (2509.02479), which filters trajectories with void turns.
+    """
+    return [
+        replace(g, rollouts=[replace(r, reward=None) if is_void(r) else r for r in g.rollouts])
+        for g in groups
+    ]
+
+
+class FailingBatches:
+    """Counts rollout batches in a row in which every call failed."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def see(self, groups: Sequence[Group], most: int) -> None:
+        """Take a rollout batch.
+
+        Raises:
+            TrainingError: It is the ``most``-th in a row in which every call failed; at once where the tool itself is broken.
+        """
+        calls = [turn for turn in _calls(groups) if turn.error != REFUSED]
+        if not calls:
+            return
+        failed = [turn for turn in calls if turn.error]
+        self.count = self.count + 1 if len(failed) == len(calls) else 0
+        if self.count >= most:
+            last = failed[-1]
+            broken = " The tool itself is broken." if last.error in OURS else ""
+            raise TrainingError(
+                f"every call of a tool failed in {self.count} rollout batches in a row ({len(calls)} calls in the last one).{broken} The "
+                f"last: {last.source} got {last.request[:200]!r} and answered {last.reply[:200]!r} ({last.error}). Look at the calls: "
+                "algorist inspect RUN --sql 'select turns from rollouts'; correct the tool, teach the model to call it (sft.enabled), "
+                "or let it go on: tools.fail_steps=1000000"
+            )
+
+
+def _calls(groups: Sequence[Group]) -> list[Turn]:
+    return [t for g in groups for r in g.rollouts for t in r.turns if t.source != ENVIRONMENT]

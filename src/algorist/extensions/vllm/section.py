@@ -1,0 +1,67 @@
+"""``grpo.vllm``, a union on its mode: vLLM in the training process, or a server of its own. Names are TRL's without ``vllm_``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, field_validator
+
+from algorist.config.section import Section
+
+
+class ColocatedVLLMSection(Section):
+    """vLLM in the training process."""
+
+    mode: Literal["colocate"] = "colocate"
+    """``colocate``: vLLM in the training process."""
+    gpu_memory_utilization: float = Field(0.3, gt=0, le=1)
+    """vLLM's share of the GPU's memory; the rest is the update's."""
+    kv_cache_memory_bytes: int | None = Field(None, ge=1)
+    """Bytes of the cache, in place of the share; on the CPU a quarter of the free memory, at most 1 GiB, when left out."""
+    max_model_length: int | None = Field(None, ge=2)
+    """Longest prompt with its completion in tokens; the model's context when left out."""
+    max_num_seqs: int | None = Field(None, ge=1)
+    """Most rows at a time; vLLM chooses when left out."""
+    max_num_batched_tokens: int | None = Field(None, ge=1)
+    """Most tokens of a step; vLLM chooses when left out."""
+    enable_sleep_mode: bool = False
+    """Give the memory back during the update (CUDA)."""
+    enforce_eager: bool | None = None
+    """No compilation and no CUDA graphs; left out, so on the CPU only."""
+    model_impl: Literal["auto", "vllm", "transformers"] | None = None
+    """Whose model code runs; vLLM chooses when left out."""
+
+
+class VLLMServerSection(Section):
+    """vLLM in a server that is running already."""
+
+    mode: Literal["server"] = "server"
+    """``server``: a vLLM server, in a process, an environment or on a machine of its own."""
+    server_base_url: str | None = None
+    """Its address, ``http://HOST:PORT``; made of host and port when left out."""
+    server_host: str | None = None
+    """Its host; localhost when left out."""
+    server_port: int = Field(8000, ge=1, le=65535)
+    """Its port."""
+    server_timeout: float | None = Field(None, gt=0)
+    """Seconds to wait for a server that is still starting; 60 when left out."""
+    sync_folder: str | None = None
+    """Folder that trainer and server both see under this path; the weights go through it. The system's temporary folder when left out."""
+
+    @field_validator("server_base_url")
+    @classmethod
+    def _check_url(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith(("http://", "https://")):
+            raise ValueError(
+                f"grpo.vllm.server_base_url is '{value}'; expected http://HOST:PORT, such as http://localhost:8000"
+            )
+        return value
+
+
+def _with_mode(given: Any) -> Any:
+    return {"mode": "colocate", **given} if isinstance(given, dict) else given
+
+
+VLLMSection = Annotated[
+    ColocatedVLLMSection | VLLMServerSection, Field(discriminator="mode"), BeforeValidator(_with_mode)
+]

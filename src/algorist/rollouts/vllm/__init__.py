@@ -1,1 +1,0 @@
-"""vLLM as a rollout engine: in this process (``engine``) or as a server (``server``)."""

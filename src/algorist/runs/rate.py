@@ -1,0 +1,89 @@
+"""Rates every training problem with the model that GRPO would start from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from algorist.config.schema import Recipe
+from algorist.data.pass_rates import key_of, read_table
+from algorist.errors import ConfigError
+from algorist.evaluation.progress import Progress, fingerprint
+from algorist.evaluation.run import EvaluationSetting, evaluate
+from algorist.models.load import policy_of
+from algorist.prompts.attached import attach
+from algorist.prompts.of_recipe import asked_in_training
+from algorist.rollouts import make_engine
+from algorist.runs.pass_rates import protocol_of, table_path
+from algorist.runs.plan import fitting_problems, make_plan
+from algorist.store.atomic import replace_text
+
+
+def rate(
+    recipe: Recipe,
+    *,
+    samples: int = 8,
+    model: Path | str | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Path:
+    """Sample each training problem ``samples`` times, as GRPO would, and write or extend the table; return its path.
+
+    Killed and started again, it continues with the batch that was not finished. Problems that the table has are not sampled again,
+    unless it was made with another number of samples.
+
+    Args:
+        recipe: Names problems, prompt, sampling, matcher.
+        samples: Completions per problem.
+        model: A model folder or hub name; the recipe's model when left out.
+        on_progress: Called with (problems done, problems in all).
+
+    Raises:
+        AlgoristError: The model or the problems cannot be loaded.
+    """
+    path = table_path(recipe, model)
+    if (model or recipe.model.name) == "tiny":
+        raise ConfigError(
+            "model.name is tiny: made from scratch, it solves nothing before it is trained. Rate what SFT has made of it: algorist "
+            "data rate RECIPE --model RUN/sft/final"
+        )
+    unrated = recipe.data.train.model_copy(update={"pass_rate": None, "pass_rates": None})
+    data = recipe.data.model_copy(update={"train": unrated})
+    plan = make_plan(recipe.model_copy(update={"data": data}), stages=(), in_folder=False)
+    recipe, form = plan.recipe, plan.form
+    policy = policy_of(model or recipe.model.name, device=plan.device, like=recipe.model)
+    attach(policy.tokenizer, asked_in_training(recipe, form))
+    problems = fitting_problems(unrated, plan.problems.train, form, policy.tokenizer)
+    table: dict[str, Any] = read_table(path) if path.is_file() else {"samples": samples, "problems": {}}
+    known = table["problems"] if table["samples"] == samples else {}
+    new = list({key_of(p): p for p in problems if key_of(p) not in known}.values())
+    setting = EvaluationSetting(
+        samples,
+        recipe.grpo.temperature,
+        recipe.grpo.top_p,
+        recipe.grpo.max_completion_tokens,
+        recipe.eval.batch_size,
+        recipe.matcher,
+        recipe.seed,
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    mark = fingerprint(model or recipe.model.name, new, form, setting.recorded(form))
+    progress = Progress(path.with_suffix(".progress.jsonl"), mark)
+    engine = make_engine(recipe.grpo.engine, policy.model, policy.tokenizer, section=recipe.grpo)
+    rows = evaluate(
+        engine, policy.tokenizer, new, form, setting, progress=progress, on_progress=on_progress, greedy=False
+    )
+    for number, problem in enumerate(new):
+        right = sum(bool(row["correct"]) for row in rows[number * samples : (number + 1) * samples])
+        known[key_of(problem)] = {"id": problem.id, "right": right}
+    protocol = protocol_of(recipe) | {"prompt_format": form.name}
+    told = {
+        "model": str(model or recipe.model.name),
+        "samples": samples,
+        "protocol": protocol,
+        "problems": known,
+    }
+    replace_text(path, json.dumps(told, indent=0) + "\n")
+    progress.remove()
+    return path

@@ -1,0 +1,142 @@
+"""What a step minimises: advantages of groups, weights of tokens, the loss of a part. ``step.py`` says when."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from algorist.extension import Extensions
+from algorist.objectives import Loss, token_losses, token_weights
+from algorist.objectives.advantages import Advantage, checked
+from algorist.training.batch import Batch
+from algorist.training.group_rewards import components_of, rewards_of
+from algorist.training.metrics import Metrics
+from algorist.types import Group
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What a step minimises.
+
+    Attributes:
+        loss: A registered or own loss with its settings.
+        advantage: Turns rewards (P, G) into advantages (P, G).
+        reward_weights: Each reward's weight in the sum, for advantages of single rewards.
+        entropy_bonus: Weight of the entropy, which is subtracted from the loss of each token.
+        longest: The longest possible completion in tokens, for ``seq-mean-token-sum-norm``.
+        mask_truncated: Completions that the length limit ended do not count.
+        skip: Leave out completions of advantage 0 where that is exact.
+    """
+
+    loss: Loss
+    advantage: Advantage
+    reward_weights: Mapping[str, float] = field(default_factory=dict)
+    entropy_bonus: float = 0.0
+    longest: int = 256
+    mask_truncated: bool = False
+    skip: bool = True
+
+
+def single_rewards(objective: Objective) -> Mapping[str, float] | None:
+    """Return the weights of the single rewards where the advantage asks for these, else None."""
+    wanted = inspect.signature(objective.advantage).parameters
+    return objective.reward_weights if "components_PGK" in wanted else None
+
+
+def advantages_of(groups: Sequence[Group], objective: Objective) -> Tensor:
+    """Return the advantage (P, G) of every completion of P groups of one size; 0 where no reward applies."""
+    rewards_PG = rewards_of(groups)
+    named: dict[str, Tensor] = {}
+    if (weights := single_rewards(objective)) is not None:
+        named = {
+            "components_PGK": components_of(groups, weights),
+            "weights_K": torch.tensor([*weights.values()]),
+        }
+    advantages_PG = objective.advantage(rewards_PG, **named)
+    return checked(advantages_PG, rewards_PG, getattr(objective.advantage, "__name__", "of the recipe"))
+
+
+def deal(rows: int, steps: int) -> list[list[int]]:
+    """Return which completions each of ``steps`` optimizer steps takes, in which order: equal shares, drawn as TRL draws them."""
+    order = torch.randperm(rows).tolist()
+    size = rows // steps
+    return [order[start : start + size] for start in range(0, size * steps, size)]
+
+
+def step_weights(batch: Batch, objective: Objective, *, tokens: float, micro_batch: int) -> Tensor:
+    """Return the weights (B, T) of one optimizer step's tokens on this process.
+
+    Args:
+        batch: The step's completions, in the order in which they were dealt.
+        objective: Its loss knows the reduction.
+        tokens: Denominator of ``token-mean``.
+        micro_batch: Completions of a micro-batch, for ``micro-batch-token-mean``.
+    """
+    reduction = objective.loss.reduction
+    if reduction == "micro-batch-token-mean":
+        parts = batch.mask.split(micro_batch)
+        weights = torch.cat([token_weights(part, reduction) / len(parts) for part in parts])
+    else:
+        denominator = objective.longest if reduction == "seq-mean-token-sum-norm" else max(tokens, 1e-9)
+        weights = token_weights(batch.mask, reduction, denominator=denominator)
+    return weights if batch.counted is None else weights * batch.counted
+
+
+def rows_to_compute(batch: Batch, objective: Objective, extensions: Extensions) -> list[int]:
+    """Return the completions that need a forward pass, completions of a prompt together; always at least one."""
+    counts = batch.mask.any(1)
+    if (
+        objective.skip
+        and objective.loss.zero_advantage_adds_nothing
+        and not (objective.entropy_bonus or extensions.need_every_row)
+    ):
+        counts = ((batch.advantages != 0) & batch.mask).any(1)
+    rows = counts.nonzero()[:, 0].tolist()
+    if not rows:  # every parameter needs a gradient, and every process takes part in its reduction
+        rows = [min(range(len(batch)), key=lambda row: len(batch.completions[row]))]
+    return batch.in_group_order(rows)
+
+
+def loss_of(
+    log_probs: Tensor,
+    entropy: Tensor | None,
+    batch: Batch,
+    weights: Tensor,
+    objective: Objective,
+    metrics: Metrics,
+    extensions: Extensions,
+) -> Tensor:
+    """Return the share of the step's loss that the completions of ``batch`` have, and count their metrics.
+
+    Args:
+        log_probs: (B, T) under the policy, with gradient.
+        entropy: (B, T) of its next-token distributions, for the log and the bonus; or None.
+        batch: A part of the step.
+        weights: (B, T) of ``step_weights``.
+        objective: What is minimised.
+        metrics: Takes sums over tokens and completions.
+        extensions: May add terms per token.
+    """
+    per_token, values = token_losses(
+        log_probs,
+        batch.advantages,
+        batch.mask,
+        loss=objective.loss,
+        old_log_probs=batch.old_log_probs,
+        sampler_weights=batch.policy_weights,
+    )
+    for name, value in values.items():
+        metrics.add(name, value, batch.mask)
+    for term in extensions.terms(log_probs.masked_fill(~batch.mask, 0.0), batch, metrics):
+        per_token = per_token + term.masked_fill(~batch.mask, 0.0)
+    if entropy is not None:
+        metrics.add("entropy", entropy.detach(), batch.mask)
+        if objective.entropy_bonus:
+            per_token = per_token - objective.entropy_bonus * entropy.masked_fill(~batch.mask, 0.0)
+    loss = (per_token * weights).sum()
+    # An infinite loss may have a gradient of zeros: NaN, so that the step is left out and counted like any other of its kind.
+    return loss * torch.where(loss.detach().isfinite(), 1.0, torch.nan)

@@ -1,0 +1,211 @@
+"""``plugins:`` and the seam through a recipe: a process reward, a dataset with its prompt format, a metric, each in one file of a user's."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from algorist.config import load_recipe
+from algorist.config.load import load_run_recipe
+from algorist.errors import ConfigError
+from algorist.runs.pipeline import Quiet, run_recipe
+from algorist.runs.plan import make_plan
+
+PROCESS_REWARD = '''
+"""Every token up to the fourth is worth ``process_weight`` more; the extension counts its batches."""
+from dataclasses import replace
+
+from pydantic import Field
+
+from algorist.config.section import Section
+from algorist.extension import Extension, extension
+
+
+class Keys(Section):
+    process_weight: float = Field(0.0, ge=0)
+    """Weight of the process reward."""
+
+
+@extension
+class ProcessReward(Extension):
+    name, keys, batches = "process_reward", {"grpo": Keys}, 0
+
+    def check(self, plan):
+        if self.recipe.grpo.process_weight > 9:
+            yield "grpo.process_weight is above 9; take 1"
+
+    def batch(self, batch, policy):
+        self.batches += 1
+        early = (batch.mask.cumsum(1) <= 4) & batch.mask
+        return replace(batch, advantages=batch.advantages + self.recipe.grpo.process_weight * self.batches * early)
+
+    def state_dict(self):
+        return {"batches": self.batches}
+
+    def load_state_dict(self, state):
+        self.batches = state["batches"]
+'''
+OWN_DATA = """
+from algorist.data import dataset
+from algorist.grading import MATCHERS
+from algorist.grading.matchers import Matcher
+from algorist.prompts import PromptFormat, Tags, add_format
+from algorist.types import Problem
+
+
+@dataset("plugin_sums")
+def sums(source):
+    return [Problem(f"s{n}", f"{n} + {n + 1}?", str(2 * n + 1), f"{2 * n + 1}") for n in range(40)]
+
+
+add_format(PromptFormat("plugin_format", Tags("<t>", "</t>", "<a>", "</a>")))
+
+
+def same(answer, gold, limits):
+    return answer == gold, "equal_string" if answer == gold else "different"
+
+
+MATCHERS.register("plugin_matcher")(Matcher("plugin_matcher", "the same characters", same))
+"""
+LANGUAGES = '''
+from algorist.extension import Extension, extension
+
+
+def scripts(text):
+    return {"ascii" if c.isascii() else "other" for c in text if c.isalpha()}
+
+
+@extension
+class Languages(Extension):
+    """Logs the share of completions with letters of another script than the question's."""
+
+    name = "languages"
+
+    def sampled(self, groups):
+        mixed = [bool(scripts(r.text) - scripts(g.problem.question)) for g in groups for r in g.rollouts]
+        return {"languages/other_share": sum(mixed) / len(mixed)}
+'''
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, str]:
+    paths = {}
+    for name, text in {"process": PROCESS_REWARD, "data": OWN_DATA, "languages": LANGUAGES}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+        paths[name] = str(tmp_path / f"{name}.py")
+    return paths
+
+
+def recipe_of(folder: Path, *settings: str) -> Any:
+    place = (f"output_dir={folder}", "sft.max_steps=1", "eval.enabled=false", "grpo.learning_rate=1e-2")
+    return load_recipe("smoke-cpu", [*place, *settings]).recipe
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(run / "grpo" / "final" / "model.safetensors")
+
+
+def test_a_process_reward_moves_the_weights_and_resumes_exactly(
+    tmp_path: Path, files: dict[str, str]
+) -> None:
+    own = (f"plugins=[{files['process']}]", "grpo.max_steps=4", "grpo.save_steps=2")
+    recipes = {
+        name: recipe_of(tmp_path, *own, f"run_name={name}", f"grpo.process_weight={value}")
+        for name, value in {"with": 1, "without": 0, "again": 1}.items()
+    }
+    runs = {name: run_recipe(recipe, display=Quiet()).folder.path for name, recipe in recipes.items()}
+    assert any(not torch.equal(a, weights(runs["without"])[n]) for n, a in weights(runs["with"]).items())
+    again = runs["again"]  # as a process leaves it that was killed after the checkpoint of step 2
+    shutil.rmtree(again / "grpo" / "final")
+    shutil.rmtree(again / "grpo" / "checkpoint-4")
+    stages = json.loads((again / "stages.json").read_text())
+    del stages["grpo"]
+    (again / "stages.json").write_text(json.dumps(stages))
+    run_recipe(recipes["again"], display=Quiet(), resume=True)
+    assert all(torch.equal(a, weights(again)[n]) for n, a in weights(runs["with"]).items())
+
+
+def test_data_format_matcher_and_metric_of_files(
+    tmp_path: Path, files: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ALGORIST_TRUST", raising=False)  # a verb of another test may have set it
+    recipe = recipe_of(
+        tmp_path,
+        f"plugins=[{files['data']}, {files['languages']}]",
+        "data.train={name: plugin_sums}",
+        "prompt={format: plugin_format}",
+        "matcher=plugin_matcher",
+        "grpo.max_steps=1",
+        "sft.enabled=false",
+        "model.tiny.vocab_size=300",
+    )
+    run = run_recipe(recipe, display=Quiet()).folder.path
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert any("languages/other_share" in line for line in lines)
+    for name in ("data", "languages"):
+        Path(files[name]).unlink()
+    assert load_run_recipe(run).prompt.format == "plugin_format"  # from its own copies
+    (run / ".origin").unlink()
+    with pytest.raises(ConfigError, match=r"names code to run: plugins=.*data\.py.*--trust"):
+        load_run_recipe(run)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "raise ValueError('my bug')",
+            r"plugins=.*own\.py cannot be imported: ValueError in own\.py:1: my bug",
+        ),
+        (
+            "from algorist.extension import *\n@extension\nclass A(Extension): name = 'resample'",
+            "extension 'resample' is registered twice",
+        ),
+        (
+            PROCESS_REWARD.replace("process_weight:", "group_size:").replace("process_reward", "another"),
+            r"extension 'another' adds the key grpo\.group_size, which is there already",
+        ),
+        (
+            PROCESS_REWARD.replace('"grpo": Keys', '"gpro": Keys').replace("process_reward", "other"),
+            r"extension 'other' adds keys to 'gpro'; expected one of model, sft, grpo, eval",
+        ),
+    ],
+)
+def test_mistakes_in_a_plugin_are_said_before_anything_is_loaded(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    (tmp_path / "own.py").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        load_recipe("smoke-cpu", [f"plugins=[{tmp_path / 'own.py'}]"])
+    with pytest.raises(ConfigError, match=r"plugins=.*owm\.py: no file at .*Did you mean 'own\.py'"):
+        load_recipe("smoke-cpu", [f"plugins=[{tmp_path / 'owm.py'}]"])
+
+
+def test_its_keys_are_checked_and_it_refuses(tmp_path: Path, files: dict[str, str]) -> None:
+    own = f"plugins=[{files['process']}]"
+    with pytest.raises(
+        ConfigError, match=r"grpo\.process_weight: input should be greater than or equal to 0"
+    ):
+        recipe_of(tmp_path, own, "grpo.process_weight=-1")
+    with pytest.raises(
+        ConfigError, match=r"grpo\.process_weigth: unknown key\. Did you mean 'process_weight'"
+    ):
+        recipe_of(tmp_path, own, "grpo.process_weigth=1")
+    with pytest.raises(ConfigError, match=r"grpo\.process_weight is above 9; take 1"):
+        make_plan(recipe_of(tmp_path, own, "grpo.process_weight=10"))
+
+
+def test_an_edited_plugin_replaces_what_it_registered(tmp_path: Path, files: dict[str, str]) -> None:
+    file = Path(files["process"])
+    recipe_of(tmp_path, f"plugins=[{file}]")
+    file.write_text(PROCESS_REWARD.replace("ge=0", "ge=0, le=2"))
+    with pytest.raises(ConfigError, match=r"grpo\.process_weight: input should be less than or equal to 2"):
+        recipe_of(tmp_path, f"plugins=[{file}]", "grpo.process_weight=3")
+    file.write_text(PROCESS_REWARD)
+    recipe_of(tmp_path, f"plugins=[{file}]", "grpo.process_weight=3")

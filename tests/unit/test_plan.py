@@ -1,0 +1,81 @@
+"""One plan: every verb refuses and finds the same things, because it asks the same function."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from algorist.config import load_recipe
+from algorist.errors import AlgoristError, ConfigError
+from algorist.extensions.iterate.rounds import Drawing, iterate
+from algorist.preflight.run import preflight
+from algorist.runs import plan as planning
+from algorist.runs.pipeline import Quiet, run_recipe
+from algorist.runs.plan import make_plan
+from algorist.runs.rate import rate
+
+VERBS: dict[str, Callable[[Any], Any]] = {
+    "run": lambda recipe: run_recipe(recipe, display=Quiet()),
+    "preflight": lambda recipe: preflight(recipe, trial=False),
+    "iterate": lambda recipe: iterate(recipe, rounds=1, drawing=Drawing(1, 4, 1.0), display=Quiet()),
+}
+
+
+def recipe_of(folder: Path, *settings: str) -> Any:
+    return load_recipe("smoke-cpu", [f"output_dir={folder}", "run_name=r", *settings]).recipe
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["data.train.pass_rate=[0.1, 0.9]"], "has not been rated with this recipe"),
+        (["grpo.engine=transformers", "eval.device=cuda:7"], r"eval\.device is 'cuda:7'"),
+        (["matcher=symbolc"], "unknown matcher 'symbolc'. Did you mean 'symbolic'"),
+        (["report_to=[mlflow]"], "report_to names mlflow, which is not installed"),
+    ],
+)
+def test_every_verb_refuses_the_same(tmp_path: Path, verb: str, settings: list[str], message: str) -> None:
+    recipe = recipe_of(tmp_path, f"model.name={tmp_path}", *settings)
+    with pytest.raises((ConfigError, ImportError), match=message):
+        VERBS[verb](recipe)
+    assert not (tmp_path / "r").exists()
+
+
+def test_an_evaluation_device_fits_the_engine_of_evaluations_not_of_rollouts(tmp_path: Path) -> None:
+    """What ``run`` takes, ``iterate`` takes: it had checks of its own."""
+    mixed = ["grpo.engine=vllm", "eval.engine=native", "eval.device=cpu", f"model.name={tmp_path}"]
+    for verb in ("run", "iterate"):
+        with pytest.raises(AlgoristError) as error:
+            VERBS[verb](recipe_of(tmp_path, *mixed))
+        assert "eval.device" not in str(error.value)  # vLLM or the model is missing, which is another matter
+    with pytest.raises(ConfigError, match=r"eval\.device is 'cpu' while their engine is vllm"):
+        make_plan(recipe_of(tmp_path, *mixed, "eval.engine=vllm"), in_folder=False)
+
+
+def test_without_evaluations_there_is_no_baseline(tmp_path: Path) -> None:
+    recipe = recipe_of(
+        tmp_path, "eval.enabled=false", "eval.baseline=true", "sft.max_steps=1", "grpo.enabled=false"
+    )
+    run = run_recipe(recipe, display=Quiet())
+    assert not run.summaries and not list((run.folder.path / "eval").glob("*"))
+
+
+def test_no_verb_checks_by_itself() -> None:
+    """The checks of a plan are called in one place."""
+    checks = ("check_names(", "with_pass_rates(", "check_eval_device(", "check_machine(", "objective_of(")
+    source = Path(planning.__file__).parents[1]
+    called = {
+        f"{path.relative_to(source)}: {check}"
+        for path in source.rglob("*.py")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        for check in checks
+        if check in line and not line.lstrip().startswith("def ")
+    }
+    outside = {place for place in called if not place.startswith("runs/plan.py")}
+    assert outside <= {"training/grpo_setup.py: objective_of(", "cli/run_command.py: check_names("}, outside
+    assert inspect.signature(rate).parameters.keys() == {"recipe", "samples", "model", "on_progress"}

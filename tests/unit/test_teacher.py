@@ -1,0 +1,159 @@
+"""On-policy distillation: the term per token, its gradient in expectation, tokenizers and vocabularies, mistakes."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+
+from algorist.config import load_recipe
+from algorist.config.schema import Recipe
+from algorist.errors import ConfigError
+from algorist.extension import Extensions
+from algorist.extensions.teacher import Distillation
+from algorist.extensions.teacher.model import check_same_tokenizer, cut_vocabulary
+from algorist.objectives import policy_loss
+from algorist.runs.plan import make_plan
+from tests.tiny import TOKENIZER, make_model, make_trainer, parameters_of, rewards_of
+
+
+def never(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    return [0.0 for _ in completion_ids]
+
+
+def save(folder: Path, seed: int) -> str:
+    torch.manual_seed(seed)
+    model = make_model()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    TOKENIZER.save_pretrained(folder)
+    return str(folder)
+
+
+def taught(folder: Path, model: Any = None, **settings: Any) -> tuple[Any, Any]:
+    """Return a trainer with a teacher and no reward, and the teacher's extension."""
+    teacher = settings.pop("teacher")
+    recipe = Recipe.model_validate({"grpo": {"teacher": teacher, "advantage": "group_centered"}})
+    part = Distillation(recipe)
+    trainer = make_trainer(
+        folder,
+        model,
+        rewards=rewards_of(never),
+        extensions=Extensions([part]),
+        advantage="group_centered",
+        **settings,
+    )
+    return trainer, part
+
+
+def test_the_sampled_form_is_unbiased() -> None:
+    """10⁵ draws of one token: the mean gradient of the loss is that of KL(student ‖ teacher), within three standard errors."""
+    generator = torch.Generator().manual_seed(2)
+    logits = torch.randn(6, generator=generator, dtype=torch.float64, requires_grad=True)
+    teacher = torch.randn(6, generator=generator, dtype=torch.float64).log_softmax(-1)
+    student = logits.log_softmax(-1)
+    exact = torch.autograd.grad((student.exp() * (student - teacher)).sum(), logits, retain_graph=True)[0]
+    draws = torch.multinomial(student.detach().exp(), 100_000, replacement=True, generator=generator)
+    log_probs = student[draws][:, None]
+    advantages = -(log_probs.detach() - teacher[draws][:, None])  # λ = 1, no reward
+    mask = torch.ones_like(log_probs, dtype=torch.bool)
+    mean = torch.autograd.grad(policy_loss(log_probs, advantages, mask, loss="dapo"), logits)[0]
+    slopes = torch.eye(6, dtype=torch.float64)[draws] - student.detach().exp()
+    error = (slopes * -advantages).std(0) / len(draws) ** 0.5
+    assert ((mean - exact).abs() < 3 * error).all() and exact.norm() > 0.1
+
+
+def test_the_advantage_of_a_token_is_the_teachers_disagreement(tmp_path: Path) -> None:
+    trainer, part = taught(
+        tmp_path / "run",
+        teacher={"model": save(tmp_path / "teacher", 1), "weight": 0.7, "device": "cpu"},
+        max_steps=1,
+    )
+    before = parameters_of(trainer).clone()
+    trainer.train()
+    batch, log = trainer.rollouts, trainer.state.log_history[0]
+    student, teacher = make_model().double(), copy.deepcopy(part.teacher.model).double()
+    assert not (batch.advantages == 0)[batch.mask].any()
+    for row, ids in enumerate(batch.completions):
+        prompt = batch.prompts[batch.prompt_of[row]]
+        tokens = torch.tensor([prompt + ids])
+        logs = [
+            model(tokens)
+            .logits[0, len(prompt) - 1 : -1]
+            .log_softmax(-1)
+            .gather(1, torch.tensor(ids)[:, None])[:, 0]
+            for model in (student, teacher)
+        ]
+        expected = -0.7 * (logs[0] - logs[1])
+        assert batch.advantages[row, : len(ids)].tolist() == pytest.approx(expected.tolist(), abs=2e-4)
+    assert log["teacher/reverse_kl"] > 0 and 0 <= log["teacher/surer_share"] <= 1
+    assert float((parameters_of(trainer) - before).norm()) > 0, "no reward, and still it learns"
+
+
+def test_the_students_own_base_teaches_without_further_memory(tmp_path: Path) -> None:
+    model = get_peft_model(make_model(), LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False))
+    trainer, part = taught(tmp_path, model, teacher={"model": "base"}, max_steps=2, learning_rate=3e-2)
+    trainer.train()
+    batch = trainer.rollouts
+    by_base, _ = trainer.log_probs(make_model(), batch)
+    assert part.teacher.model is None
+    assert part.teacher.log_probs(batch, trainer)[batch.mask].tolist() == pytest.approx(
+        by_base[batch.mask].tolist(), abs=1e-5
+    )
+    assert (
+        float((trainer.log_probs_of(batch) - by_base).abs().max()) > 1e-3
+    )  # the adapter is at work otherwise
+
+
+def test_a_teacher_may_be_quantised(tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    where = {"model": save(tmp_path / "teacher", 1), "quantization": "8bit"}
+    trainer, part = taught(tmp_path / "run", teacher=where, max_steps=1)
+    trainer.train()
+    assert getattr(part.teacher.model, "is_quantized", False)
+    assert trainer.rollouts.advantages[trainer.rollouts.mask].isfinite().all()
+
+
+def test_rows_that_no_token_uses_are_cut() -> None:
+    model = make_model()
+    wide = make_model()
+    wide.resize_token_embeddings(len(TOKENIZER) + 128)
+    wide.load_state_dict(
+        {
+            **wide.state_dict(),
+            **{k: v for k, v in model.state_dict().items() if v.shape == wide.state_dict()[k].shape},
+        }
+    )
+    rows = 1 + max(TOKENIZER.get_vocab().values())
+    assert cut_vocabulary(wide, rows) >= 128
+    ids = torch.tensor([[3, 4, 5]])
+    assert wide(ids).logits.shape[-1] == rows and cut_vocabulary(wide, rows) == 0
+    assert wide.get_input_embeddings().weight.shape[0] >= rows + 128
+
+
+def test_another_tokenizer_is_refused() -> None:
+    other = copy.deepcopy(TOKENIZER)
+    other.add_tokens(["<new>"])
+    check_same_tokenizer(TOKENIZER, other, "big")  # what the student never writes does no harm
+    with pytest.raises(ConfigError, match=r"grpo\.teacher\.model=big has another tokenizer: 1 of .*'<new>'"):
+        check_same_tokenizer(other, TOKENIZER, "big")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["grpo.teacher.model=base"], r"grpo\.teacher\.model is base.*model\.lora is not set"),
+        (["grpo.teacher.model=tiny"], "made from scratch, it has nothing to teach"),
+        (["grpo.teacher.model=runs/nowhere"], "there is no runs/nowhere"),
+        (["rewards=[{name: correct, weight: 0}]"], r"every weight in rewards is 0.*name a teacher"),
+    ],
+)
+def test_what_cannot_teach_is_refused_before_anything_is_loaded(settings: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_plan(load_recipe("smoke-cpu", settings).recipe, in_folder=False)
