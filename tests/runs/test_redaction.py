@@ -135,9 +135,20 @@ def test_a_dump_of_the_environment_shows_no_secret_however_it_is_written(
 
 @pytest.mark.slow
 def test_a_reward_that_raises_the_environment_shows_no_secret(tmp_path: Path) -> None:
-    """On the console, in preflight and in no file of the run: every sink is behind one door."""
+    """On the console, in preflight and in no file of the run: every sink is behind one door.
+
+    A reward's own process is not handed the secrets; this one takes them from the run's.
+    """
     (tmp_path / "rw.py").write_text(
-        "import os\ndef rw(completion, *, gold): raise ValueError(str(dict(os.environ)))\n"
+        "import os\nfrom pathlib import Path\n"
+        "def rw(completion, *, gold):\n"
+        "    assert 'HF_TOKEN' not in os.environ and 'DB_PASSWORD' not in os.environ\n"
+        "    process, pairs = os.getpid(), {}\n"
+        "    while 'HF_TOKEN' not in pairs:\n"
+        "        process = Path(f'/proc/{process}/stat').read_text().rpartition(')')[2].split()[1]\n"
+        "        lines = Path(f'/proc/{process}/environ').read_text().split(chr(0))\n"
+        "        pairs = dict(line.partition('=')[::2] for line in reversed(lines))\n"
+        "    raise ValueError(str(pairs))\n"
     )
     secrets = {
         "HF_TOKEN": "hf_QwErTyUiOpAsDfGhJkLz",

@@ -98,7 +98,8 @@ def test_a_run_works_where_the_files_are_not(
         (run.parents[1] / path).unlink()
     monkeypatch.chdir(elsewhere)
     assert load_run_recipe(Path("r")).rewards[1].name == "r/files/short.py:short"
-    assert Solver.load(Path("r/grpo/final")).policy.tokenizer.chat_template == TEMPLATE
+    template = Solver.load(Path("r/grpo/final")).policy.tokenizer.chat_template
+    assert template.endswith(TEMPLATE) and '"Think."' in template  # the trained system prompt is its default
     monkeypatch.setattr(sys, "argv", ["algorist", "eval", "r", "--data", "arithmetic,params={count: 2}"])
     with pytest.raises(SystemExit) as stop:
         main()

@@ -96,6 +96,7 @@ def test_grade_answers(folder: Path) -> None:
 
 def test_own_reward_in_a_run(folder: Path) -> None:
     from algorist.cli.main import VERBS
+    from algorist.prompts import get_format
     from algorist.store.read import query
 
     usage = ast.get_docstring(ast.parse((EXAMPLES / "own_reward.py").read_text(encoding="utf-8"))) or ""
@@ -117,9 +118,8 @@ def test_own_reward_in_a_run(folder: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     rows = query(folder / "runs" / "reward", "SELECT completion, rewards['shows_work'] AS paid FROM rollouts")
     assert len(rows) == 16
-    assert all(
-        row["paid"] == (0.25 if "=" in row["completion"].partition("<answer>")[0] else 0.0) for row in rows
-    )
+    reasoning = [get_format("reasoning_answer").parse(row["completion"]).reasoning or "" for row in rows]
+    assert [row["paid"] for row in rows] == [0.25 if "=" in text else 0.0 for text in reasoning]
 
 
 def test_examples_are_few_short_and_public() -> None:

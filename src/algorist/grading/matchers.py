@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -147,24 +146,10 @@ def deciding_matcher(name: str) -> str:
 
 
 def _fall_back(what: str) -> None:
-    """Remember that math-verify is missing and say so once in this process, in the log and on the console."""
+    """Remember that math-verify is missing and say so once in this process."""
     global _missing
     with _missing_lock:
         said, _missing = bool(_missing), what
     if said:
         return
-    text = f"{what}. Until then the matcher 'latex_verify' decides as 'symbolic' does, algorist's own"
-    log.warning("%s", text)
-    if not _log_reaches_console():
-        print(f"warning: {text}", file=sys.stderr)
-
-
-def _log_reaches_console() -> bool:
-    """Return whether a warning in the log also shows in the terminal; a run's log file alone keeps it away from there."""
-    logger: logging.Logger | None = log
-    handlers: list[logging.Handler] = []
-    while logger is not None:
-        handlers += logger.handlers
-        logger = logger.parent if logger.propagate else None
-    shown = (h for h in handlers if isinstance(h, logging.StreamHandler))
-    return not handlers or any(getattr(h, "stream", None) in (sys.stderr, sys.stdout) for h in shown)
+    log.warning("%s. Until then the matcher 'latex_verify' decides as 'symbolic' does, algorist's own", what)

@@ -125,7 +125,9 @@ def make_plan(
     from algorist.training.grpo_setup import objective_of
     from algorist.training.processes import Processes, check_eval_device, run_device
 
-    check_names(recipe)
+    with kept_records() as notes:
+        check_names(recipe)
+        form = recipe_format(recipe)
     recipe = with_pass_rates(recipe)
     trains_grpo = recipe.grpo.enabled and "grpo" in stages
     objective = objective_of(recipe.grpo) if trains_grpo else None
@@ -142,8 +144,6 @@ def make_plan(
     if in_folder:
         processes.from_main(lambda: check_folder(recipe, resume=resume))
     extensions = Extensions.of(recipe)
-    with kept_records() as notes:
-        form = recipe_format(recipe)
     plan = Plan(
         recipe,
         tuple(stages),
