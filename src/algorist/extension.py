@@ -15,7 +15,9 @@ groups         the groups are sampled                 others in their place (``S
 sampled        the rollout batch is complete          metrics of all groups that were sampled
 batch          advantages are known                   numbers per token, once for a rollout batch
 update         each optimizer step                    numbers per token that depend on the policy of now
+factor         loss of each part                      a factor of the policy's loss, per token or completion
 term           loss of each part                      a further term of the loss per token (B, T)
+updated        the gradient of a step is computed     metrics; takes those of the step
 open, close    the run's folder is open; the run ends
 seen           an ``Event``                           ``Control``: save, stop, evaluate
 =============  =====================================  ===================================================================
@@ -192,6 +194,8 @@ class Extension:
 
     needs_old_log_probs: bool = False
     """Its ``batch`` hook reads log π_old of the trainer, also where the sampler's would do."""
+    entropy_bonus: float = 0.0
+    """Added to ``grpo.entropy_bonus`` in the steps that come; whoever sets it above 0 also needs every row."""
 
     def __init__(self, recipe: Any) -> None:
         self.recipe = recipe
@@ -239,6 +243,10 @@ class Extension:
         """Return the batch of one optimizer step with numbers per token that depend on the policy of now."""
         return batch
 
+    def factor(self, log_probs: Tensor, batch: Batch, metrics: Metrics) -> Tensor | None:
+        """Return what the policy's loss is multiplied by, (B, T) or (B, 1) without gradient, or None; the arguments are those of ``term``."""
+        return None
+
     def term(self, log_probs: Tensor, batch: Batch, metrics: Metrics) -> Tensor | None:
         """Return a further term of the loss per token (B, T), or None.
 
@@ -248,6 +256,10 @@ class Extension:
             metrics: Takes sums over tokens and completions.
         """
         return None
+
+    def updated(self, values: Mapping[str, float]) -> Mapping[str, float]:
+        """Take the metrics of an optimizer step, of all processes, once its gradient is computed; return further ones."""
+        return {}
 
     def open(self, run: Any) -> None:
         """Take the run (``runs/pipeline.py``): its plan, its folder, its display; before anything is loaded."""
@@ -341,10 +353,12 @@ def _changes_groups(part: Extension) -> bool:
 
 def _equal_rewards_teach(part: Extension) -> Iterable[str]:
     """Yield the refusal of an extension that replaces groups without a signal where equal rewards are one."""
-    if _changes_groups(part) and part.recipe.grpo.advantage == "reinforce_plus_plus":
+    advantage = part.recipe.grpo.advantage
+    if _changes_groups(part) and advantage in ("reinforce_plus_plus", "reinforce"):
+        other = {"reinforce": "leave_one_out"}.get(advantage, "reinforce_plus_plus_baseline")
         yield (
-            f"grpo.{part.name} replaces groups of equal rewards, but these teach under grpo.advantage=reinforce_plus_plus; leave "
-            f"grpo.{part.name} out, or take grpo.advantage=reinforce_plus_plus_baseline"
+            f"grpo.{part.name} replaces groups of equal rewards, but these teach under grpo.advantage={advantage}; leave "
+            f"grpo.{part.name} out, or take grpo.advantage={other}"
         )
 
 
@@ -375,6 +389,10 @@ class Extensions:
     @property
     def need_old_log_probs(self) -> bool:
         return any(part.needs_old_log_probs for part in self.parts)
+
+    @property
+    def entropy_bonus(self) -> float:
+        return sum(part.entropy_bonus for part in self.parts)
 
     def form(self, form: PromptFormat) -> PromptFormat:
         for part in self.parts:
@@ -417,9 +435,16 @@ class Extensions:
             batch = part.update(batch, policy)
         return batch
 
+    def factors(self, log_probs: Tensor, batch: Batch, metrics: Metrics) -> list[Tensor]:
+        factors = (part.factor(log_probs, batch, metrics) for part in self.parts)
+        return [factor for factor in factors if factor is not None]
+
     def terms(self, log_probs: Tensor, batch: Batch, metrics: Metrics) -> list[Tensor]:
         terms = (part.term(log_probs, batch, metrics) for part in self.parts)
         return [term for term in terms if term is not None]
+
+    def updated(self, values: Mapping[str, float]) -> dict[str, float]:
+        return {name: value for part in self.parts for name, value in part.updated(values).items()}
 
     @contextmanager
     def opened(self, run: Any) -> Iterator[None]:

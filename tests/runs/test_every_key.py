@@ -64,6 +64,7 @@ CHANGES: dict[str, tuple[list[str], dict[str, Any]]] = {
         "grpo.max_steps": 3, "grpo.group_size": 2, "grpo.batch_size": 8, "grpo.gradient_accumulation_steps": 1, "grpo.num_iterations": 1,
         "grpo.steps_per_generation": 4, "grpo.max_completion_tokens": 5, "grpo.temperature": 0.5, "grpo.top_p": 0.3, "grpo.top_k": 3,
         "grpo.min_p": 0.9, "grpo.stop_strings": "[e, a, o, t]", "grpo.loss.name": "cispo", "grpo.loss.delta": 1.01, "grpo.advantage": "group_centered", "grpo.beta": 0.5,
+        "grpo.reduction": "seq-mean-token-sum", "grpo.positive_weight": 0.1, "grpo.off_policy_mask": 1e-9,
         "grpo.entropy_bonus": 0.1, "grpo.top_entropy_share": 0.5, "grpo.loss.clip_low": 0.001, "grpo.loss.clip_high": 0.001,
         "grpo.loss.importance": "sequence", "grpo.mask_truncated_completions": True, "grpo.micro_batch_tokens": 16,
         "grpo.resample.max_share": ["grpo.resample={when_below: 1, max_rounds: 1}", 0.5], "grpo.eval_every": ["eval.enabled=true", 2], "grpo.samples_every": 1,
@@ -102,6 +103,10 @@ SHOWN_BY = {
     "grpo.teacher.quantization": "unit/test_teacher.py::test_a_teacher_may_be_quantised",
     "grpo.teacher.weight": "unit/test_teacher.py::test_the_advantage_of_a_token_is_the_teachers_disagreement",
     "plugins": "runs/test_plugins.py::test_a_process_reward_moves_the_weights_and_resumes_exactly",
+    **dict.fromkeys(
+        (f"grpo.entropy_control.{key}" for key in ("target", "step", "start", "most")),
+        "unit/test_objectives_estimators.py::test_the_entropy_control_follows_the_target",
+    ),
     "grpo.pools.hopeless": "unit/test_refill.py::test_problems_that_no_completion_solves_rest",
     "grpo.pools.solved": "unit/test_refill.py::test_rests_double_and_end",
     "grpo.processes": "unit/test_config.py::test_the_recipe_counts_its_processes",

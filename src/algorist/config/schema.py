@@ -13,6 +13,7 @@ from algorist.config.section import Section
 from algorist.errors import MissingExtraError, nearest
 from algorist.extension import open_schema
 from algorist.objectives import LOSSES
+from algorist.objectives.losses import Reduction
 
 
 class DatasetSection(Section):
@@ -305,10 +306,15 @@ class GRPOSection(OptimSection):
     training rewards."""
     loss: LossSection = Field(default_factory=LossSection)
     """The loss by name (dapo, grpo, dr_grpo, …) and its own parameters: ``loss: cispo`` or ``loss: {name: cispo, clip_high: 4}``."""
+    reduction: Reduction | None = None
+    """How the values of the tokens are averaged: ``token-mean`` (over all tokens of the step, DAPO), ``seq-mean-token-mean`` (each
+    completion, then all, GRPO), ``prompt-mean-token-mean`` (all tokens of a prompt's completions, then the prompts, ScaleRL),
+    ``seq-mean-token-sum``, ``seq-mean-token-sum-norm`` (divided by ``max_completion_tokens``, Dr. GRPO), ``micro-batch-token-mean``; the
+    loss's own when left out."""
     advantage: str = "group_normalized"
     """Advantage by name: ``group_normalized`` (divided by the group's deviation), ``batch_normalized``, ``group_centered``
     (Dr. GRPO), ``leave_one_out`` (RLOO), ``reinforce_plus_plus``, ``reinforce_plus_plus_baseline``, ``per_reward_normalized``
-    (GDPO: each reward by itself, then the sum); or a function of your own: ``file.py:function``."""
+    (GDPO: each reward by itself, then the sum), ``maxrl`` (divided by the group's mean), ``reinforce`` (1 and -1, no baseline); or a function of your own: ``file.py:function``."""
     entropy_bonus: float = Field(0.0, ge=0)
     """Weight of the entropy of the next-token distributions, per token, subtracted from the loss; above 0 completions without an
     advantage are computed too."""

@@ -130,6 +130,33 @@ def leave_one_out(rewards_PG: Tensor) -> Tensor:
     return group_centered(rewards_PG) * count / (count - 1).clamp(min=1)
 
 
+@advantage("maxrl")
+def maxrl(rewards_PG: Tensor) -> Tensor:
+    """Return (reward - group mean) / group mean: MaxRL, whose steps are the longer the harder a problem is.
+
+    For rewards of at least 0. With rewards 0 and 1 the expected gradient, up to the factor 1, is that of the truncated log-likelihood
+    Σ_k pass@k / k, k = 1 … G - 1 (``docs/estimators.md`` checks it). A group without any reward gets zeros.
+
+    Source: MaxRL (2602.02710) section 4, the centred estimator that drops groups without a right completion.
+    """
+    mean_P1 = rewards_PG.nanmean(-1, keepdim=True)
+    centred_PG = group_centered(rewards_PG)
+    return (centred_PG / mean_P1.clamp(min=1e-6)).masked_fill(~(mean_P1 > 1e-6), 0.0)
+
+
+@advantage("reinforce")
+def reinforce(rewards_PG: Tensor, components_PGK: Tensor, weights_K: Tensor) -> Tensor:
+    """Return 1 for a right completion and -1 for a wrong one: no baseline, so that groups of equal rewards teach too.
+
+    Right means that the reward of the greatest weight, such as ``correct``, is above 1/2; the others do not count. With
+    ``grpo.positive_weight=0.1`` this is W-REINFORCE, with 0 it learns from wrong completions only (NSR).
+
+    Source: Zhu et al. 2025 (2506.01347), rewards +1 and -1 in sections 2 and 5.
+    """
+    verdict_PG = components_PGK[..., int(weights_K.abs().argmax())]
+    return ((verdict_PG > 0.5).to(rewards_PG.dtype) * 2 - 1).masked_fill(verdict_PG.isnan(), 0.0)
+
+
 @advantage("reinforce_plus_plus")
 def reinforce_plus_plus(rewards_PG: Tensor, eps: float = 1e-8) -> Tensor:
     """Return (reward - mean of all rewards) / (deviation of all rewards + eps): no baseline per group, so that groups of equal rewards

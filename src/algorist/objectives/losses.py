@@ -33,6 +33,7 @@ Reduction = Literal[
     "seq-mean-token-mean",
     "seq-mean-token-sum",
     "seq-mean-token-sum-norm",
+    "prompt-mean-token-mean",
 ]
 Positive = Annotated[float, Field(gt=0, le=1e6)]
 LossFunction = Callable[..., Any]
@@ -450,13 +451,18 @@ def token_weights(
     seq-mean-token-sum         mean over completions of their sum              parts add up; B of one rank
     seq-mean-token-sum-norm    the same / denominator, the longest possible    parts add up; B of one rank
                                completion
+    prompt-mean-token-mean     mean over prompts of Σ tokens / their number    parts add up; B of one rank
     =========================  ==============================================  ==========================================
 
     Args:
         mask: (B, T), true for the tokens that count.
         reduction: See the table.
-        denominator: For ``token-mean`` (default: the tokens of ``mask``) and ``seq-mean-token-sum-norm`` (required).
+        denominator: For ``token-mean`` (default: the tokens of ``mask``), ``seq-mean-token-sum-norm`` (required) and
+            ``prompt-mean-token-mean`` (required: ``masks.mean_lengths``).
         like: The weights get its type; float32 when left out.
+
+    Source: GRPO (2402.03300) eq. 3 seq-mean-token-mean, DAPO (2503.14476) eq. 8 token-mean, Dr. GRPO (2503.20783) section 3.2
+    seq-mean-token-sum-norm, ScaleRL (2510.13786) section 4 prompt-mean-token-mean.
 
     Returns:
         (B, T), 0 outside the mask. B is the number of completions of an optimiser step on this rank, those without tokens
@@ -472,11 +478,14 @@ def token_weights(
         return ones / (ones.sum(-1, keepdim=True).clamp(min=1) * count)
     if reduction == "seq-mean-token-sum":
         return ones / count
-    if reduction == "seq-mean-token-sum-norm":
+    if reduction in ("seq-mean-token-sum-norm", "prompt-mean-token-mean"):
         if denominator is None:
-            raise ValueError(
-                f"reduction '{reduction}' needs denominator, the longest possible completion in tokens"
+            what = (
+                "the mean length of the completions of each one's prompt, objectives.mean_lengths(mask.sum(1), group_size)"
+                if reduction == "prompt-mean-token-mean"
+                else "the longest possible completion in tokens"
             )
+            raise ValueError(f"reduction '{reduction}' needs denominator, {what}")
         return ones / (count * denominator)
     raise ValueError(f"unknown reduction '{reduction}'; expected one of {', '.join(get_args(Reduction))}")
 

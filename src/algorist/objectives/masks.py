@@ -72,3 +72,17 @@ def top_entropy_mask(entropy: Tensor, mask: Tensor, among: Tensor, share: float)
     if not among.numel():
         return mask.bool() & False
     return mask.bool() & (entropy >= among.float().quantile(1 - share))
+
+
+def mean_lengths(lengths: Tensor, group_size: int) -> Tensor:
+    """Return for each completion the mean length of the completions of its prompt, at least 1 / ``group_size``.
+
+    Args:
+        lengths: (B,), tokens that count, the completions of a prompt together.
+        group_size: Completions of a prompt.
+
+    Returns:
+        (B, 1) float32: the ``denominator`` of the reduction ``prompt-mean-token-mean``.
+    """
+    means = lengths.reshape(-1, group_size).float().mean(1).clamp(min=1 / group_size)
+    return means.repeat_interleave(group_size)[:, None]

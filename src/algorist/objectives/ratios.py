@@ -90,3 +90,31 @@ def sampler_weights(
     if mode.endswith("truncate"):
         return weights.clamp(least, most)
     return weights.masked_fill((weights < least) | (weights > most), 0.0)
+
+
+def on_policy_sequences(
+    log_probs: Tensor, sampler_log_probs: Tensor, advantages: Tensor, mask: Tensor, threshold: float
+) -> Tensor:
+    """Return which completions are learned from: not those of negative advantage that the policy has moved away from.
+
+    A completion is masked where its advantage is negative and the mean over its tokens of log p_sampler - log p is above ``threshold``.
+
+    Args:
+        log_probs: (B, T) under the policy; no gradient flows into the mask.
+        sampler_log_probs: (B, T) of the policy that sampled, by whatever sampled; NaN where it gave none, which counts as no difference.
+        advantages: (B, T) or (B, 1); of a completion whose tokens differ their mean decides.
+        mask: (B, T), true for the tokens that count.
+        threshold: In nats per token.
+
+    Returns:
+        (B, 1) bool.
+
+    Source: DeepSeek-V3.2 (2512.02556) eq. 9; as TRL's ``off_policy_mask_threshold``.
+    """
+    mask = mask.bool()
+    tokens = mask.sum(-1, keepdim=True).clamp(min=1)
+    moved = (
+        masked_sum((sampler_log_probs - log_probs.detach()).nan_to_num(nan=0.0), mask, -1)[:, None] / tokens
+    )
+    advantage = masked_sum(advantages.expand(mask.shape), mask, -1)[:, None] / tokens
+    return (advantage >= 0) | (moved <= threshold)

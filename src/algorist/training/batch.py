@@ -15,7 +15,15 @@ from torch import Tensor
 
 from algorist.types import Group
 
-PER_TOKEN = ("advantages", "mask", "sampler_log_probs", "old_log_probs", "policy_weights", "counted")
+PER_TOKEN = (
+    "advantages",
+    "mask",
+    "sampler_log_probs",
+    "old_log_probs",
+    "policy_weights",
+    "counted",
+    "mean_lengths",
+)
 
 
 @dataclass
@@ -32,6 +40,8 @@ class Batch:
         old_log_probs: (B, T) of the policy that sampled, by the trainer; None where the batch is used for one step only.
         policy_weights: (B, T), factors of the policy's loss: the correction for a sampler that differs; None for 1.
         counted: (B, T), factors of everything that is minimised: a subset of the tokens; None for 1.
+        mean_lengths: (B, T), the mean length of the completions of its prompt, those of other steps and processes included; for the
+            reduction ``prompt-mean-token-mean``.
         extra: Further numbers per token (B, T) by name: an extension's, for its own term of the loss.
     """
 
@@ -44,6 +54,7 @@ class Batch:
     old_log_probs: Tensor | None = None
     policy_weights: Tensor | None = None
     counted: Tensor | None = None
+    mean_lengths: Tensor | None = None
     extra: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

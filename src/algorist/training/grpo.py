@@ -22,7 +22,7 @@ from transformers import Trainer, TrainingArguments
 from algorist.config.schema import GRPOSection
 from algorist.extension import Extensions, Sampled
 from algorist.grading.workers import stats
-from algorist.objectives import token_losses
+from algorist.objectives import mean_lengths, token_losses
 from algorist.prompts import PromptFormat
 from algorist.rewards import RewardSet
 from algorist.rollouts.base import RolloutEngine, SamplingParams
@@ -170,10 +170,14 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
 
     def begin_rollout_batch(self, batch: Batch) -> None:
         """Deal the completions of a rollout batch to the steps that it feeds."""
-        self.rollouts = batch
         self.dealt = deal(len(batch), self.schedule.shares)
-        tokens = self.accelerator.gather(batch.mask.sum()).sum() / self.schedule.shares
-        self.tokens_per_step = max(1.0, float(tokens)) / self.processes
+        lengths = self.accelerator.gather(batch.mask.sum(1))  # of all processes, group by group
+        self.tokens_per_step = max(1.0, float(lengths.sum() / self.schedule.shares)) / self.processes
+        if self.objective.loss.reduction == "prompt-mean-token-mean":
+            first = self.schedule.rows * self.rank
+            means = mean_lengths(lengths, self.group_size)[first : first + len(batch)]
+            batch = replace(batch, mean_lengths=means.expand(batch.mask.shape).contiguous())
+        self.rollouts = batch
 
     def share_of_step(self) -> Batch:
         """Return the completions that this step learns from."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -55,6 +56,8 @@ def objective_of(section: GRPOSection) -> Objective:
         ConfigError: A function that cannot be loaded or used, or a parameter that the loss does not have.
     """
     loss = loss_named(section.loss.name).with_settings(section.loss.parameters)
+    if section.reduction is not None:
+        loss = replace(loss, reduction=section.reduction)
     advantage = advantage_named(section.advantage)
     probe_loss(loss)
     probe_advantage(advantage, section.group_size)
@@ -66,6 +69,16 @@ def objective_of(section: GRPOSection) -> Objective:
         mask_truncated=section.mask_truncated_completions,
         skip=section.skip_zero_advantage,
     )
+
+
+def check_rewards(section: GRPOSection, rewards: RewardSet) -> None:
+    """Refuse rewards below 0 for an advantage that divides by their mean (ConfigError); an undeclared range passes."""
+    low = rewards.bounds[0]
+    if section.advantage == "maxrl" and -math.inf < low < 0:
+        raise ConfigError(
+            f"grpo.advantage=maxrl divides by the group's mean reward, but the sum of rewards can be {low:g}; expected rewards of at "
+            "least 0, such as correct and well_formed: take the punishment out, or take grpo.advantage=leave_one_out"
+        )
 
 
 def make_grpo_trainer(
@@ -112,6 +125,7 @@ def make_grpo_trainer(
         ConfigError: Fewer problems than one step needs, or a setting that is unknown or not possible.
     """
     check_enough_problems(len(problems), section)
+    check_rewards(section, rewards)
     weights = dict(zip(rewards.names, rewards.weights, strict=True))
     objective = replace(objective_of(section), reward_weights=weights)
     if not section.gradient_checkpointing:  # SFT may have left it on

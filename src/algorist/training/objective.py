@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,7 +82,9 @@ def step_weights(batch: Batch, objective: Objective, *, tokens: float, micro_bat
         parts = batch.mask.split(micro_batch)
         weights = torch.cat([token_weights(part, reduction) / len(parts) for part in parts])
     else:
-        denominator = objective.longest if reduction == "seq-mean-token-sum-norm" else max(tokens, 1e-9)
+        denominator: Any = objective.longest if reduction == "seq-mean-token-sum-norm" else max(tokens, 1e-9)
+        if reduction == "prompt-mean-token-mean":
+            denominator = batch.mean_lengths
         weights = token_weights(batch.mask, reduction, denominator=denominator)
     return weights if batch.counted is None else weights * batch.counted
 
@@ -121,22 +124,26 @@ def loss_of(
         metrics: Takes sums over tokens and completions.
         extensions: May add terms per token.
     """
+    own = log_probs.masked_fill(~batch.mask, 0.0)
+    policy_weights = batch.policy_weights
+    for factor in extensions.factors(own, batch, metrics):
+        policy_weights = factor if policy_weights is None else policy_weights * factor
     per_token, values = token_losses(
         log_probs,
         batch.advantages,
         batch.mask,
         loss=objective.loss,
         old_log_probs=batch.old_log_probs,
-        sampler_weights=batch.policy_weights,
+        sampler_weights=policy_weights,
     )
     for name, value in values.items():
         metrics.add(name, value, batch.mask)
-    for term in extensions.terms(log_probs.masked_fill(~batch.mask, 0.0), batch, metrics):
+    for term in extensions.terms(own, batch, metrics):
         per_token = per_token + term.masked_fill(~batch.mask, 0.0)
     if entropy is not None:
         metrics.add("entropy", entropy.detach(), batch.mask)
-        if objective.entropy_bonus:
-            per_token = per_token - objective.entropy_bonus * entropy.masked_fill(~batch.mask, 0.0)
+        if bonus := objective.entropy_bonus + extensions.entropy_bonus:
+            per_token = per_token - bonus * entropy.masked_fill(~batch.mask, 0.0)
     loss = (per_token * weights).sum()
     # An infinite loss may have a gradient of zeros: NaN, so that the step is left out and counted like any other of its kind.
     return loss * torch.where(loss.detach().isfinite(), 1.0, torch.nan)

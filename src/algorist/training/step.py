@@ -123,7 +123,8 @@ def update(trainer: Trainer, model: Any, batch: Batch) -> Tensor:
     if replicated:
         trainer.average_gradients(policy)
     trainer.merge(metrics)
-    trainer.averages.add(metrics.values())
+    values = metrics.values()
+    trainer.averages.add(values | trainer.extensions.updated(values))
     return loss
 
 
