@@ -109,6 +109,7 @@ SHOWN_BY = {
     ),
     "grpo.pools.hopeless": "unit/test_refill.py::test_problems_that_no_completion_solves_rest",
     "grpo.pools.solved": "unit/test_refill.py::test_rests_double_and_end",
+    "grpo.preset": "unit/test_presets.py::test_a_run_with_a_preset_is_that_of_its_lines_and_loads_again",
     "grpo.processes": "unit/test_config.py::test_the_recipe_counts_its_processes",
     "grpo.replay.max_age": "unit/test_refill.py::test_replayed_groups_keep_the_log_probs_of_the_policy_that_sampled_them",
     "grpo.resample.max_rounds": "unit/test_refill.py::test_without_any_signal_it_ends_at_the_limits",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from typing import Annotated
 
 import typer
@@ -39,6 +40,32 @@ def settings() -> None:
     from algorist.config.explain import settings_page
 
     print(settings_page(), end="")
+
+
+@app.command("presets", epilog="Example: algorist recipes presets")
+def presets(as_json: AsJson = False) -> None:
+    """Show what each grpo.preset stands for, with its paper. Next: algorist recipes show RECIPE grpo.preset=NAME."""
+    from algorist.config.presets import preset_named, preset_names
+    from algorist.config.yaml_text import one_line_yaml
+
+    rows = [preset_named(name) for name in preset_names()]
+    if as_json:
+        print(
+            json.dumps(
+                [
+                    {"name": p.name, "paper": p.paper, "description": p.description, "lines": p.lines}
+                    for p in rows
+                ]
+            )
+        )
+        return
+    for preset in rows:
+        print(f"# {preset.name}, https://arxiv.org/abs/{preset.paper}")
+        print(textwrap.fill(preset.description, 78, initial_indent="# ", subsequent_indent="# "))
+        print("grpo:")
+        for key, value in preset.lines["grpo"].items():
+            print(f"  {key}: {one_line_yaml(value)}")
+        print()
 
 
 @app.command("show", epilog="Example: algorist recipes show quickstart grpo.max_steps=20 --resolved")

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from algorist.config.presets import preset_names
 from algorist.errors import nearest
 from algorist.objectives import ADVANTAGES
 
@@ -29,6 +30,11 @@ def no_empty_stop_string(section: str) -> Callable[[list[str] | None], list[str]
 
 def check_grpo(section: GRPOSection) -> GRPOSection:
     """Return the section; refuse combinations that cannot be trained (ValueError)."""
+    if section.preset is not None and section.preset not in preset_names():
+        raise ValueError(
+            f"grpo.preset is '{section.preset}'.{nearest(section.preset, preset_names())} Expected one of "
+            f"{', '.join(preset_names())}; algorist recipes presets shows their lines"
+        )
     if ".py:" not in section.advantage and section.advantage not in ADVANTAGES:
         raise ValueError(
             f"grpo.advantage is '{section.advantage}'.{nearest(section.advantage, ADVANTAGES)} Expected one of "

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from algorist.config.inputs import copies_of, with_copies
 from algorist.config.other_names import ours_for
+from algorist.config.presets import preset_of
 from algorist.config.schema import DatasetSection, LossSection, Recipe, SFTSection
 from algorist.config.yaml_text import read_yaml
 from algorist.errors import CheckpointError, ConfigError, nearest
@@ -59,12 +60,18 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> LoadedRecip
     code = code_in(values)
     changes = [parse_override(override) for override in overrides]
     named = {key.removesuffix(".name"): value for key, value in changes if NAMED.fullmatch(key)}
-    origins = _drop_former(values, origins, named)
+    lines, source = _preset_under(changes)
+    if any(key == "grpo.preset" for key, _ in changes):
+        origins = _without_preset(values, origins)
+    origins = _drop_former(values, origins, _names(lines) | named)
     for key, value in changes:
         _set(values, key, value, origin=f"override {key}")
         above = _above(key)
         origins = {k: v for k, v in origins.items() if not k.startswith(f"{key}.") and k not in above}
         origins |= dict.fromkeys(_leaves(value, key), "command line")
+    for key in _leaves(lines):
+        _set(values, key, _at(lines, key), origin=source)
+        origins = {k: v for k, v in origins.items() if k not in _above(key)} | {key: source}
     refuse_secrets(values, f"recipe '{name_or_path}'")
     folder = Path(name_or_path).parent
     if Path(name_or_path).name == "config.yaml" and any((folder / name).exists() for name in OF_A_RUN):
@@ -203,15 +210,62 @@ def _read_with_parents(
     grpo = values.get("grpo")
     if isinstance(grpo, dict) and isinstance(grpo.get("loss"), str):
         grpo["loss"] = {"name": grpo["loss"]}
-    origins = dict.fromkeys(_leaves(values), label)
+    values, origins = _over_preset(values, dict.fromkeys(_leaves(values), label))
     if parent is None:
         return values, origins
     if not isinstance(parent, str):
         raise ConfigError(f"recipe {label}: extends is {parent!r}; expected the name or path of one recipe")
     merged, parent_origins = _read_with_parents(parent, (*chain, label), folder)
+    if "grpo.preset" in origins:
+        parent_origins = _without_preset(merged, parent_origins)
     parent_origins = _drop_former(merged, parent_origins, _names(values))
     above = {section for key in origins for section in _above(key)}
     return _merge(merged, values), {k: v for k, v in parent_origins.items() if k not in above} | origins
+
+
+def _over_preset(values: dict[str, Any], origins: dict[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return what a recipe says over the lines of the preset that it names, and where each comes from."""
+    preset = preset_of(values)
+    if preset is None:
+        return values, origins
+    below = dict.fromkeys(_leaves(preset.lines), preset.origin)
+    below = _drop_former(preset.lines, below, _names(values))
+    over = {section for key in origins for section in _above(key)} | set(origins)
+    below = {k: v for k, v in below.items() if k not in over and not set(_above(k)) & set(origins)}
+    return _merge(preset.lines, values), below | origins
+
+
+def _without_preset(values: dict[str, Any], origins: dict[str, str]) -> dict[str, str]:
+    """Take the lines of a preset out of ``values`` where another one, or none, is named; return the other origins."""
+    for key in [key for key, origin in origins.items() if origin.startswith("preset ")]:
+        for path in [key, *_above(key)]:
+            section, _, last = path.rpartition(".")
+            if section and (path == key or not _at(values, path)):  # a section without any line left is none
+                _at(values, section).pop(last)
+    return {key: origin for key, origin in origins.items() if not origin.startswith("preset ")}
+
+
+def _preset_under(changes: Sequence[tuple[str, Any]]) -> tuple[dict[str, Any], str]:
+    """Return the lines of the preset that the command line names, without those that it sets itself, and their origin."""
+    own: dict[str, Any] = {}
+    for key, value in changes:
+        _set(own, key, value, origin=f"override {key}")
+    preset = preset_of(own)
+    if preset is None:
+        return {}, ""
+    _drop_former(preset.lines, {}, _names(own))
+    said, lines = set(_leaves(own)), dict[str, Any]()
+    for key in _leaves(preset.lines):
+        if not {key, *_above(key)} & said and not any(k.startswith(f"{key}.") for k in said):
+            _set(lines, key, _at(preset.lines, key), origin=preset.origin)
+    return lines, preset.origin
+
+
+def _at(values: dict[str, Any], key: str) -> Any:
+    """Return the value of a dotted key."""
+    for part in key.split("."):
+        values = values[part]
+    return values
 
 
 def _above(key: str) -> list[str]:

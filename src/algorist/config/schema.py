@@ -267,6 +267,9 @@ class GRPOSection(OptimSection):
 
     enabled: bool = True
     """Run this stage."""
+    preset: str | None = None
+    """A published recipe by name: ``scalerl``, ``lite_ppo``, ``justrl``, ``dr_grpo`` or ``w_reinforce``. Its lines
+    (``algorist recipes presets``) stand over what the recipe extends and under what is set beside it."""
     epochs: float = Field(1.0, gt=0)
     """Passes over the problems."""
     max_steps: int | None = Field(None, ge=1)
