@@ -446,7 +446,8 @@ How to read the tables:
     lines += ["## Advantages, summed over tokens (`seq-mean-token-sum`)", ""]
     lines += table("`grpo.advantage`", advantage_rows(sizes), sizes)
     lines += """Dividing by the group's deviation (GRPO) weighs a problem by about 1 / √(p(1 − p)): hard and easy problems count
-more than those in between. MaxRL weighs it by (1 − (1 − p)^(G−1)) / p: hard ones count more, the more the larger G.
+more than those in between. MaxRL weighs it by (1 − (1 − p)^(G−1)) / p: hard ones count more, the more the larger G; that is its aim, and its angle
+to its own objective is 0.
 W-REINFORCE and REINFORCE have the *expected* direction of RLOO; what differs is the noise, and how finite steps treat
 the variety of right answers, which expectations of one step do not show. Factors of the direction: RLOO 1,
 `group_centered` (G − 1) / G, `reinforce` 2, with weight λ of positives 1 + λ.

@@ -82,6 +82,19 @@ def test_an_unknown_preset_gets_the_nearest_name() -> None:
         grpo("grpo.preset=litepo")
 
 
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("loss_agg_mode", "grpo.reduction"),
+        ("off_policy_mask_threshold", "grpo.off_policy_mask"),
+        ("entropy_coef", "grpo.entropy_bonus"),
+    ],
+)
+def test_names_of_other_programs_are_answered(theirs: str, ours: str) -> None:
+    with pytest.raises(ConfigError, match=rf"Here it is {ours}="):
+        grpo(f"grpo.{theirs}=1")
+
+
 def test_the_verb_shows_lines_and_paper() -> None:
     said = CliRunner().invoke(app, ["presets"]).output
     assert "https://arxiv.org/abs/2512.16649" in said and "advantage: batch_normalized" in said
