@@ -389,3 +389,24 @@ def test_a_group_may_lie_on_two_processes(folder: Path) -> None:
     assert load_run_recipe(split).grpo.processes == 2  # so every later command reads the folder
     with pytest.raises(ConfigError, match=r"4 × 1 = 4 completions per step"):
         run_recipe(load_run_recipe(split), resume=True)
+
+
+def test_estimators_that_look_at_more_than_a_completion_are_those_of_one_process(folder: Path) -> None:
+    """Three groups of eight on two processes, the middle one torn apart: averages over prompts, an entropy that all share, masks."""
+    own = [
+        "sft.enabled=false", "eval.enabled=false", "grpo.learning_rate=0.002", "grpo.max_steps=4", "grpo.group_size=8",
+        "grpo.gradient_accumulation_steps=1", "grpo.resample=null", "grpo.replay=null", "grpo.reduction=prompt-mean-token-mean",
+        "grpo.positive_weight=0.5", "grpo.off_policy_mask=1e-5", "grpo.entropy_control={target: 9, step: 0.01}",
+    ]  # fmt: skip
+    changes = [*settings(folder), *own]
+    run_alone(folder, "run_name=prompts", *own, "grpo.batch_size=24")
+    call(folder, "launch", "-n", "2", "smoke-cpu", "run_name=torn", *changes, "grpo.batch_size=12")
+    one, two = folder / "runs/prompts", folder / "runs/torn"
+    assert largest_difference(weights(one, "grpo"), weights(two, "grpo")) <= WEIGHTS
+    lines = [[row for row in metrics(run) if "grad_norm" in row] for run in (one, two)]
+    for name in ("loss", "entropy", "entropy_control/bonus", "off_policy_mask/masked"):
+        assert [row[name] for row in lines[1]] == pytest.approx(
+            [row[name] for row in lines[0]], abs=NUMBERS
+        ), name
+    assert any(row["off_policy_mask/masked"] for row in lines[0])
+    assert len({row["grad_norm"] for row in lines[0]}) == 4
