@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from dataclasses import asdict
 from functools import partial
@@ -70,36 +69,21 @@ def check(
     as_json: AsJson = False,
 ) -> int:
     """Run every gold answer through the grader and list what it cannot read. Exit 1 if there is any."""
-    from algorist.data.local import may_be_decimal
-    from algorist.grading import grade, is_text_only, why_unreadable
+    from algorist.data.golds import check_golds
 
     problems = _load(name, path, split, column)
-    grades = [grade(p.answer, p.answer, problem=p.columns()) for p in problems]
-    unreadable = [
-        (p, f"checker {p.checker}: {g.reason}" if p.checker else why_unreadable(p.answer) or g.reason)
-        for p, g in zip(problems, grades, strict=True)
-        if not g.correct
-    ]
-    text_only = [
-        p
-        for p, g in zip(problems, grades, strict=True)
-        if not p.checker
-        and not why_unreadable(p.answer)
-        and (is_text_only(p.answer) or (g.reason == "equal_string" and _is_prose(p.answer)))
-    ]
-    commas = [p for p in problems if not p.checker and may_be_decimal(p.answer)]
-    repeated = sum(n - 1 for n in Counter(p.question for p in problems).values())
+    golds = check_golds(problems)
+    unreadable, text_only, commas = golds.unreadable, golds.text_only, golds.decimal_commas
     if as_json:
         rows = [{"id": p.id, "gold": p.answer, "reason": why} for p, why in unreadable]
-        found = {"problems": len(problems), "repeated_questions": repeated, "unreadable": rows}
+        found = {"problems": len(problems), "repeated_questions": golds.repeated, "unreadable": rows}
         for kind, listed in (("text_only", text_only), ("decimal_commas", commas)):
             found[kind] = [{"id": p.id, "gold": p.answer} for p in listed]
         print(json.dumps(found))
         return 1 if unreadable else 0
-    reasons = Counter(g.reason for g in grades)
     lines = [
-        f"{len(problems)} problems, {repeated} repeated questions, {len(unreadable)} gold answers the grader cannot read",
-        "  " + ", ".join(f"{reason} {n}" for reason, n in reasons.most_common()),
+        f"{len(problems)} problems, {golds.repeated} repeated questions, {len(unreadable)} gold answers the grader cannot read",
+        "  " + ", ".join(f"{reason} {n}" for reason, n in golds.reasons.most_common()),
         *(f"  {problem.id}: {problem.answer!r} ({why})" for problem, why in unreadable[:50]),
     ]
     if commas:
@@ -211,14 +195,6 @@ def overlap(
         for held, trained in pairs[:2]:
             say(f"    {one_line(held.id, 30)}: {one_line(held.question, 100)}")
             say(f"      in training, {one_line(trained.id, 30)}: {one_line(trained.question, 100)}")
-
-
-def _is_prose(gold: str) -> bool:
-    """Tell whether a gold answer is several words, which only the same words equal."""
-    from algorist.grading import numeric_value
-
-    words = re.findall(r"[^\W\d_]{2,}", re.sub(r"\\[a-zA-Z]+", " ", gold))
-    return len(words) >= 2 and numeric_value(gold) is None
 
 
 def _load(name: str, path: str | None, split: str, column: list[str] | None) -> list[Problem]:

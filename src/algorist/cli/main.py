@@ -15,6 +15,7 @@ from typing import Any
 from algorist import __version__
 
 VERBS = {
+    "new": "Write a recipe and a reward for your data file: looks at it, asks what it cannot see.",
     "preflight": "Look at a recipe before training: batches, pass rates, memory, time, advice.",
     "run": "Run a recipe: data → model → SFT → evaluation → GRPO → evaluation → report.",
     "launch": "Run a recipe in several processes, through accelerate launch.",

