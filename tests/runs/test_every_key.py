@@ -107,6 +107,7 @@ SHOWN_BY = {
         (f"grpo.entropy_control.{key}" for key in ("target", "step", "start", "most")),
         "unit/test_objectives_estimators.py::test_the_entropy_control_follows_the_target",
     ),
+    "grpo.drop_equal_groups": "unit/test_objectives_estimators.py::test_groups_that_teach_nothing_can_be_left_out_of_the_mean",
     "grpo.pools.hopeless": "unit/test_refill.py::test_problems_that_no_completion_solves_rest",
     "grpo.pools.solved": "unit/test_refill.py::test_rests_double_and_end",
     "grpo.preset": "unit/test_presets.py::test_a_run_with_a_preset_is_that_of_its_lines_and_loads_again",

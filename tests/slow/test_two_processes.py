@@ -396,7 +396,7 @@ def test_estimators_that_look_at_more_than_a_completion_are_those_of_one_process
     own = [
         "sft.enabled=false", "eval.enabled=false", "grpo.learning_rate=0.002", "grpo.max_steps=4", "grpo.group_size=8",
         "grpo.gradient_accumulation_steps=1", "grpo.resample=null", "grpo.replay=null", "grpo.reduction=prompt-mean-token-mean",
-        "grpo.positive_weight=0.5", "grpo.off_policy_mask=1e-5", "grpo.entropy_control={target: 9, step: 0.01}",
+        "grpo.positive_weight=0.5", "grpo.drop_equal_groups=true", "grpo.off_policy_mask=1e-5", "grpo.entropy_control={target: 9, step: 0.01}",
     ]  # fmt: skip
     changes = [*settings(folder), *own]
     run_alone(folder, "run_name=prompts", *own, "grpo.batch_size=24")

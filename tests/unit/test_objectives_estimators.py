@@ -17,6 +17,7 @@ from trl import GRPOTrainer
 from algorist.config.load import load_recipe
 from algorist.errors import ConfigError
 from algorist.extension import Extensions
+from algorist.extensions.drop_equal_groups import DropEqualGroups
 from algorist.extensions.entropy_control import EntropyControl
 from algorist.extensions.off_policy_mask import OffPolicyMask
 from algorist.extensions.positive_weight import PositiveWeight
@@ -30,6 +31,7 @@ from algorist.objectives import (
     reinforce,
     token_weights,
 )
+from algorist.objectives.losses import Reduction
 from algorist.rewards import build_rewards
 from algorist.runs.pipeline import Quiet, run_recipe
 from algorist.runs.plan import make_plan
@@ -147,6 +149,27 @@ def test_steps_and_parts_of_a_rollout_batch_add_up_to_the_prompt_average(tmp_pat
     (sum(prompts) / 2).backward()  # type: ignore[union-attr]
     theirs = torch.cat([p.grad.flatten() for p in trainer.model.parameters()])
     assert float((ours - theirs).norm() / theirs.norm()) < 1e-5
+
+
+@pytest.mark.parametrize("reduction", ["token-mean", "seq-mean-token-mean", "prompt-mean-token-mean"])
+def test_groups_that_teach_nothing_can_be_left_out_of_the_mean(tmp_path: Path, reduction: Reduction) -> None:
+    """With ``drop_equal_groups`` the gradient is that of the other group alone; without it that is halved, or weighed by tokens."""
+    lengths, advantages = [9, 2, 4, 1, 3, 3, 8, 5], torch.tensor([1.0, -1, 0.5, -0.5, 0, 0, 0, 0])
+    whole = replace(batch_of(advantages, lengths), prompts=[[5, 6], [7]])
+    alone = Batch([[5, 6]], whole.completions[:4], [0] * 4, advantages[:4], whole.mask[:4])
+    setting = recipe("grpo.group_size=4", "grpo.drop_equal_groups=true")
+    gradients = []
+    for batch, drop in ((whole, True), (alone, False), (whole, False)):
+        trainer = make_trainer(tmp_path, batch_size=len(batch), group_size=4)
+        trainer.objective = replace(trainer.objective, loss=replace(LOSSES.get("dapo"), reduction=reduction))
+        extensions = Extensions([DropEqualGroups(setting)] if drop else [])
+        trainer.begin_rollout_batch(extensions.batch(batch, trainer))
+        trainer.model.zero_grad()
+        in_parts(trainer, trainer.model, trainer.share_of_step())
+        gradients.append(torch.cat([p.grad.flatten() for p in trainer.model.parameters()]))
+    assert float((gradients[0] - gradients[1]).norm() / gradients[1].norm()) < 1e-5
+    share = 16 / 35 if reduction == "token-mean" else 0.5
+    assert float((gradients[2] - share * gradients[1]).norm() / gradients[1].norm()) < 1e-5
 
 
 def off_policy(threshold: float) -> tuple[Batch, torch.Tensor, np.ndarray]:

@@ -113,6 +113,7 @@ def test_a_run_with_a_preset_is_that_of_its_lines_and_loads_again(tmp_path: Path
         "grpo.reduction=prompt-mean-token-mean",
         "grpo.advantage=reinforce_plus_plus_baseline",
         "grpo.pools={solved: 16, hopeless: 0}",
+        "grpo.drop_equal_groups=true",
     )
     plain = smoke_recipe(tmp_path, *common, *lines, "run_name=plain")
     losses = []

@@ -31,4 +31,4 @@ class TopEntropy(Extension):
         share = self.recipe.grpo.top_entropy_share
         entropy = policy.log_probs_of(batch, entropy=True)
         mask = top_entropy_mask(entropy, batch.mask, policy.everyone(entropy[batch.mask]), share)
-        return replace(batch, counted=mask.float())
+        return replace(batch, counted=mask.float() if batch.counted is None else batch.counted * mask)
