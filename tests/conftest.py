@@ -50,6 +50,28 @@ def _signals_stay() -> Iterator[None]:
         signal.signal(number, handler)
 
 
+@pytest.fixture
+def registrations_undone() -> Iterator[None]:
+    """Take out again what a test registers in this process: names, and the keys of its extensions."""
+    from algorist import extension, user_code
+    from algorist.registry import Registry
+
+    modules = [module for name, module in sys.modules.items() if name.startswith("algorist")]
+    things = [thing for module in modules for thing in vars(module).values()]
+    registries = list({id(thing): thing for thing in things if isinstance(thing, Registry)}.values())
+    before = [(dict(r._entries), set(r._by_user)) for r in registries]
+    owners, plugins = dict(extension._OWNERS), dict(user_code._PLUGINS)
+    yield
+    user_code._PLUGINS = plugins
+    for registry, (entries, by_user) in zip(registries, before, strict=True):
+        registry._entries, registry._by_user = entries, by_user
+    for name, key in set(extension._OWNERS) - set(owners):
+        del extension._OWNERS[name, key]
+        del extension._SECTIONS[name][0].__pydantic_fields__[key]
+        for section in extension._SECTIONS[name]:
+            section.model_rebuild(force=True)
+
+
 def pytest_sessionfinish() -> None:
     """Let the interpreter clean up after the libraries, too."""
     gc.unfreeze()

@@ -343,6 +343,24 @@ def _add_keys(cls: type[Extension]) -> None:
             model.model_rebuild(force=True)
 
 
+def leave_out_unused(values: dict[str, Any]) -> None:
+    """Take the keys of extensions from outside the package out of a recipe's ``values`` where all of them are the defaults.
+
+    So a run that does not use an extension that happens to be installed is read where it is not.
+    """
+    for cls in registered():
+        if cls.__module__.partition(".")[0] == "algorist":
+            continue
+        own = [
+            (values[name] if name else values, key, default)
+            for name, keys in cls.keys.items()
+            for key, default in _defaults(keys)
+        ]
+        if all(section.get(key) == default for section, key, default in own):
+            for section, key, _ in own:
+                section.pop(key, None)
+
+
 def _defaults(keys: type[BaseModel]) -> Iterable[tuple[str, Any]]:
     return ((key, info.get_default(call_default_factory=True)) for key, info in keys.model_fields.items())
 

@@ -27,12 +27,10 @@ import pytest
 import typer.main
 import yaml
 
-from algorist import extension
 from algorist.cli.main import VERBS, main
 from algorist.config.load import load_recipe, recipe_names, sections_of
 from algorist.config.schema import Recipe
 from algorist.objectives import LOSSES
-from algorist.registry import Registry
 from algorist.runs.plan import check_names
 from algorist.store.read import query
 
@@ -291,26 +289,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def as_before() -> Iterator[None]:
-    """Take out again what a page registers: names, and the keys of its extensions."""
-    modules = [module for name, module in sys.modules.items() if name.startswith("algorist")]
-    things = [thing for module in modules for thing in vars(module).values()]
-    registries = list({id(thing): thing for thing in things if isinstance(thing, Registry)}.values())
-    before = [(dict(r._entries), set(r._by_user)) for r in registries]
-    owners = dict(extension._OWNERS)
-    yield
-    for registry, (entries, by_user) in zip(registries, before, strict=True):
-        registry._entries, registry._by_user = entries, by_user
-    for name, key in set(extension._OWNERS) - set(owners):
-        del extension._OWNERS[name, key]
-        del extension._SECTIONS[name][0].__pydantic_fields__[key]
-        for section in extension._SECTIONS[name]:
-            section.model_rebuild(force=True)
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("as_before")
+@pytest.mark.usefixtures("registrations_undone")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_page_runs_from_top_to_bottom(
     name: str, finished: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from algorist.config.load import load_run_recipe
 from algorist.errors import ConfigError
 from algorist.runs.pipeline import Quiet, run_recipe
 from algorist.runs.plan import make_plan
+
+pytestmark = pytest.mark.usefixtures("registrations_undone")
 
 PROCESS_REWARD = '''
 """Every token up to the fourth is worth ``process_weight`` more; the extension counts its batches."""
@@ -124,11 +128,23 @@ def test_a_process_reward_moves_the_weights_and_resumes_exactly(
     again = runs["again"]  # as a process leaves it that was killed after the checkpoint of step 2
     shutil.rmtree(again / "grpo" / "final")
     shutil.rmtree(again / "grpo" / "checkpoint-4")
+    assert "process_weight" in (again / "config.yaml").read_text()
     stages = json.loads((again / "stages.json").read_text())
     del stages["grpo"]
     (again / "stages.json").write_text(json.dumps(stages))
     run_recipe(recipes["again"], display=Quiet(), resume=True)
     assert all(torch.equal(a, weights(again)[n]) for n, a in weights(runs["with"]).items())
+
+
+def test_a_run_without_it_is_read_where_the_extension_is_not(tmp_path: Path, files: dict[str, str]) -> None:
+    """Once registered, its keys are in every recipe of this process; a run that leaves them alone does not carry them."""
+    recipe_of(tmp_path, f"plugins=[{files['process']}]")
+    plain = recipe_of(tmp_path, "grpo.max_steps=1", "sft.enabled=false", "run_name=plain")
+    run = run_recipe(plain, display=Quiet()).folder.path
+    assert plain.grpo.process_weight == 0 and "process_weight" not in (run / "config.yaml").read_text()
+    command = [sys.executable, "-m", "algorist", "report", str(run)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_data_format_matcher_and_metric_of_files(

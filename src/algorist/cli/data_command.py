@@ -41,7 +41,7 @@ def list_datasets(as_json: AsJson = False) -> None:
     """List the adapters. Next: algorist data show NAME."""
     from algorist.data import DATASETS
 
-    first = {name: (DATASETS.get(name).__doc__ or "").strip().splitlines()[0] for name in DATASETS}
+    first = {name: (DATASETS.get(name).__doc__ or "").strip().partition("\n")[0] for name in DATASETS}
     listing(
         [{"dataset": name, "what it is": text.replace("``", "")} for name, text in first.items()], as_json
     )

@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 from algorist.config.load import LoadedRecipe, sections_of
 from algorist.config.schema import LossSection, Recipe
 from algorist.config.yaml_text import one_line_yaml
+from algorist.extension import leave_out_unused
 from algorist.objectives import LOSSES
 from algorist.parameters import Parameter
 from algorist.store.safe_text import one_line
@@ -33,6 +34,7 @@ _Dumper.add_representer(str, _text)
 def to_yaml(recipe: Recipe) -> str:
     """Return the recipe as YAML that ``load_recipe`` reads back to the same recipe."""
     values = recipe.model_dump(mode="json")
+    leave_out_unused(values)
     return str(yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True))
 
 
