@@ -16,6 +16,7 @@ sampled        the rollout batch is complete          metrics of all groups that
 batch          advantages are known                   numbers per token, once for a rollout batch
 update         each optimizer step                    numbers per token that depend on the policy of now
 factor         loss of each part                      a factor of the policy's loss, per token or completion
+of_head        forward of each part                   what computes numbers per token from the head's states
 term           loss of each part                      a further term of the loss per token (B, T)
 updated        the gradient of a step is computed     metrics; takes those of the step
 open, close    the run's folder is open; the run ends
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from algorist.config.schema import Recipe
     from algorist.prompts import PromptFormat
     from algorist.training.batch import Batch
+    from algorist.training.lm_head import OfHead
     from algorist.training.metrics import Metrics
     from algorist.training.objective import Objective
 
@@ -162,8 +164,10 @@ class Policy(Protocol):
     def rank(self) -> int:
         """Place of this process among them."""
 
-    def log_probs_of(self, batch: Batch, *, model: Any = None, entropy: bool = False) -> Tensor:
-        """Return (B, T) without gradient: log-probs under ``model`` (the policy when left out), or the entropies."""
+    def log_probs_of(
+        self, batch: Batch, *, model: Any = None, entropy: bool = False, of_head: OfHead | None = None
+    ) -> Tensor:
+        """Return (B, T) without gradient: log-probs under ``model`` (the policy when left out), or the entropies, or ``of_head``'s."""
 
     def everyone(self, values: Tensor) -> Tensor:
         """Return the values (N,) of all processes, which are 0 or more."""
@@ -245,6 +249,13 @@ class Extension:
 
     def factor(self, log_probs: Tensor, batch: Batch, metrics: Metrics) -> Tensor | None:
         """Return what the policy's loss is multiplied by, (B, T) or (B, 1) without gradient, or None; the arguments are those of ``term``."""
+        return None
+
+    def of_head(self, batch: Batch) -> OfHead | None:
+        """Return what computes numbers per token where the policy's head has its states; ``term`` has them in ``batch.extra[name]``.
+
+        The logits of a whole batch are never held, so what depends on the whole distribution is computed there, with its gradient.
+        """
         return None
 
     def term(self, log_probs: Tensor, batch: Batch, metrics: Metrics) -> Tensor | None:
@@ -456,6 +467,9 @@ class Extensions:
     def factors(self, log_probs: Tensor, batch: Batch, metrics: Metrics) -> list[Tensor]:
         factors = (part.factor(log_probs, batch, metrics) for part in self.parts)
         return [factor for factor in factors if factor is not None]
+
+    def of_head(self, batch: Batch) -> dict[str, OfHead]:
+        return {part.name: compute for part in self.parts if (compute := part.of_head(batch)) is not None}
 
     def terms(self, log_probs: Tensor, batch: Batch, metrics: Metrics) -> list[Tensor]:
         terms = (part.term(log_probs, batch, metrics) for part in self.parts)

@@ -98,9 +98,12 @@ SHOWN_BY = {
     "eval.batch_size": "runs/test_stages.py::test_eval_on_the_command_line_leaves_an_artifact",
     "eval.device": "unit/test_eval_benchmarks.py::test_evaluations_on_a_second_device_are_the_same",
     "eval.engine": "unit/test_eval_benchmarks.py::test_a_device_that_is_not_there_is_refused_before_anything_is_loaded",
+    "grpo.teacher.beta": "unit/test_teacher_divergence.py::test_a_step_of_training_takes_the_exact_gradient",
     "grpo.teacher.device": "unit/test_teacher.py::test_the_advantage_of_a_token_is_the_teachers_disagreement",
+    "grpo.teacher.loss": "unit/test_teacher_divergence.py::test_a_step_of_training_takes_the_exact_gradient",
     "grpo.teacher.model": "unit/test_teacher.py::test_the_advantage_of_a_token_is_the_teachers_disagreement",
     "grpo.teacher.quantization": "unit/test_teacher.py::test_a_teacher_may_be_quantised",
+    "grpo.teacher.top_k": "unit/test_teacher_divergence.py::test_a_teacher_without_the_packed_pass_is_refused_for_full_only",
     "grpo.teacher.weight": "unit/test_teacher.py::test_the_advantage_of_a_token_is_the_teachers_disagreement",
     "plugins": "runs/test_plugins.py::test_a_process_reward_moves_the_weights_and_resumes_exactly",
     **dict.fromkeys(

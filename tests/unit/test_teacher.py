@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from algorist.errors import ConfigError
 from algorist.extension import Extensions
 from algorist.extensions.teacher import Distillation
 from algorist.extensions.teacher.model import check_same_tokenizer, cut_vocabulary
+from algorist.models.load import load_policy
 from algorist.objectives import policy_loss
 from algorist.runs.plan import make_plan
+from algorist.training.objective import rows_to_compute
 from tests.tiny import TOKENIZER, make_model, make_trainer, parameters_of, rewards_of
 
 
@@ -131,9 +134,10 @@ def test_rows_that_no_token_uses_are_cut() -> None:
         }
     )
     rows = 1 + max(TOKENIZER.get_vocab().values())
-    assert cut_vocabulary(wide, rows) >= 128
+    cut = cut_vocabulary(wide, rows)
+    assert cut is not None and len(cut.weight) >= 128
     ids = torch.tensor([[3, 4, 5]])
-    assert wide(ids).logits.shape[-1] == rows and cut_vocabulary(wide, rows) == 0
+    assert wide(ids).logits.shape[-1] == rows and cut_vocabulary(wide, rows) is None
     assert wide.get_input_embeddings().weight.shape[0] >= rows + 128
 
 
@@ -152,8 +156,78 @@ def test_another_tokenizer_is_refused() -> None:
         (["grpo.teacher.model=tiny"], "made from scratch, it has nothing to teach"),
         (["grpo.teacher.model=runs/nowhere"], "there is no runs/nowhere"),
         (["rewards=[{name: correct, weight: 0}]"], r"every weight in rewards is 0.*name a teacher"),
+        (
+            ["grpo.teacher={model: big, beta: 0.5}"],
+            r"beta is 0\.5, but loss: sampled is the reverse KL.*loss=full",
+        ),
+        (
+            ["grpo.teacher={model: big, top_k: 8}"],
+            r"top_k is read with grpo\.teacher\.loss=top_k only.*loss is sampled",
+        ),
+        (["grpo.teacher.model=big", "grpo.loss=gspo"], r"grpo\.loss=gspo has one ratio .*loss=full or top_k"),
+        (
+            ["grpo.teacher.model=big", "grpo.resample={}"],
+            r"grpo\.resample replaces groups .*leave grpo\.resample out",
+        ),
+        (
+            ["grpo.teacher.model=big", "grpo.replay={}"],
+            r"grpo\.replay replaces groups .*leave grpo\.replay out",
+        ),
     ],
 )
 def test_what_cannot_teach_is_refused_before_anything_is_loaded(settings: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_plan(load_recipe("smoke-cpu", settings).recipe, in_folder=False)
+
+
+@pytest.mark.parametrize("loss", ["sampled", "full", "top_k"])
+def test_groups_of_equal_rewards_are_computed(tmp_path: Path, loss: str) -> None:
+    """Advantage 0 of the reward alone leaves completions out of the update; with a teacher all are computed, and move the weights."""
+    reward_only = make_trainer(
+        tmp_path / "none", rewards=rewards_of(never), max_steps=1, advantage="group_centered"
+    )
+    start = parameters_of(reward_only).clone()
+    reward_only.train()
+    assert torch.equal(parameters_of(reward_only), start)
+    trainer, _ = taught(
+        tmp_path / "run", teacher={"model": save(tmp_path / "teacher", 1), "loss": loss}, max_steps=1
+    )
+    trainer.train()
+    batch = trainer.rollouts
+    assert rows_to_compute(batch, trainer.objective, trainer.extensions) == batch.in_group_order(
+        range(len(batch))
+    )
+    assert float((parameters_of(trainer) - start).norm()) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["sampled", "full", "top_k"])
+def test_a_continued_run_is_the_uninterrupted_one(tmp_path: Path, loss: str) -> None:
+    """From every checkpoint, also in the middle of a rollout batch that feeds two steps; reward and teacher together."""
+    from tests.unit.test_checkpoint import _restart, checkpoints, cut_back, run, same
+
+    first = run(tmp_path / "sft", "grpo.enabled=false")
+    policy = load_policy(first / "sft" / "final", device=torch.device("cpu"))
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.mul_(1.05)
+    policy.model.save_pretrained(tmp_path / "teacher")
+    policy.tokenizer.save_pretrained(tmp_path / "teacher")
+    settings = [
+        f"grpo.teacher={{model: '{tmp_path / 'teacher'}', loss: {loss}, top_k: 64}}",
+        "grpo.max_steps=4",
+        "grpo.batch_size=8",
+        "grpo.steps_per_generation=2",
+        "grpo.save_steps=1",
+    ]
+    shutil.copytree(first, tmp_path / "whole" / "r")
+    (tmp_path / "whole" / "r" / "config.yaml").unlink()
+    _restart(tmp_path / "whole", settings)
+    done = tmp_path / "whole" / "r"
+    for checkpoint in checkpoints(done / "grpo")[1:]:
+        step = int(checkpoint.name.rpartition("-")[2])
+        other = tmp_path / f"from-{step}"
+        shutil.copytree(done, other / "r")
+        cut_back(other / "r", "grpo", step)
+        run(other, *settings, resume=True)
+        same(done, other / "r", "grpo")

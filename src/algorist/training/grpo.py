@@ -31,6 +31,7 @@ from algorist.training.batch import Batch
 from algorist.training.checkpoint import ExactCheckpoints
 from algorist.training.faults import FiniteSteps
 from algorist.training.group_rewards import useful
+from algorist.training.lm_head import OfHead
 from algorist.training.log_probs import LogProbs
 from algorist.training.metrics import Averages, Metrics, rollout_metrics
 from algorist.training.objective import Objective, deal, rows_to_compute, single_rewards
@@ -197,21 +198,34 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
         return exact and known and self.sampling.temperature > 0
 
     @torch.no_grad()
-    def log_probs_of(self, batch: Batch, *, model: Any = None, entropy: bool = False) -> Tensor:
-        """Return the log-probs (B, T) of a whole batch, part by part; or with ``entropy`` those of the next-token distributions."""
+    def log_probs_of(
+        self, batch: Batch, *, model: Any = None, entropy: bool = False, of_head: OfHead | None = None
+    ) -> Tensor:
+        """Return the log-probs (B, T) of a whole batch, part by part; or with ``entropy`` those of the next-token distributions.
+
+        With ``of_head``: what it computes at the head, (B, T, …).
+        """
         model = self.model_wrapped if model is None else model
         if isinstance(model, DistributedDataParallel):
             model = model.module
-        result = torch.zeros(len(batch), batch.width, device=batch.mask.device)
+        result: Tensor | None = None
         rows = batch.in_group_order(range(len(batch)))
         for part, idle in self.passes(batch, rows):
+            piece = batch.take(part)
             both = self.log_probs(
-                model, batch.take(part), compute_entropy=entropy, autocast=self.accelerator.autocast
+                model,
+                piece,
+                compute_entropy=entropy,
+                of_head=None if of_head is None else {"of_head": of_head},
+                autocast=self.accelerator.autocast,
             )
-            values = both[entropy]
+            values = both[entropy] if of_head is None else piece.extra["of_head"]
             assert values is not None
+            if result is None:
+                result = values.new_zeros(len(batch), batch.width, *values.shape[2:])
             if not idle:
                 result[torch.tensor(part, device=result.device), : values.shape[1]] = values
+        assert result is not None
         return result
 
     def unwrapped(self) -> Any:

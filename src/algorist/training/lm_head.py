@@ -7,6 +7,7 @@ products' gradients added up in float32.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -55,7 +56,7 @@ class _CompletionHead(torch.autograd.Function):
         products_VH = weight_VH.to(compute_dtype)
         for start in range(0, rows, chunk):
             stop = min(start + chunk, rows)
-            logs = _log_softmax(hidden_NH[start:stop], products_VH, bias_V, inverse_temperature)
+            logs = head_log_softmax(hidden_NH[start:stop], products_VH, bias_V, inverse_temperature)
             log_probs[start:stop] = logs.gather(1, targets_N[start:stop, None]).squeeze(1)
             if top1 is not None:
                 top1[start:stop] = logs.argmax(1) == targets_N[start:stop]
@@ -91,7 +92,7 @@ class _CompletionHead(torch.autograd.Function):
                 slope = kept[index]
                 kept[index] = torch.empty(0)
             else:
-                slope = _log_softmax(part, products_VH, bias, ctx.inverse_temperature).exp_()
+                slope = head_log_softmax(part, products_VH, bias, ctx.inverse_temperature).exp_()
             if grad_entropy is not None:
                 surprise = torch.xlogy(slope, slope) + slope * entropy[start:stop, None]
                 surprise *= grad_entropy[start:stop, None]
@@ -126,7 +127,10 @@ class _CompletionHead(torch.autograd.Function):
         )
 
 
-def _log_softmax(hidden: Tensor, weight: Tensor, bias: Tensor | None, inverse_temperature: float) -> Tensor:
+def head_log_softmax(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, inverse_temperature: float
+) -> Tensor:
+    """Return the log-probs (N, V) of all tokens, in float32; the product is in the type of ``weight``."""
     logits = times_transposed(hidden.to(weight.dtype), weight)
     if bias is not None:
         logits += bias.to(weight.dtype)
@@ -134,6 +138,30 @@ def _log_softmax(hidden: Tensor, weight: Tensor, bias: Tensor | None, inverse_te
     if inverse_temperature != 1.0:
         logits *= inverse_temperature
     return torch.log_softmax(logits, -1)
+
+
+class AtHead(NamedTuple):
+    """What the head has of M tokens: an extension may compute further numbers per token from it.
+
+    Attributes:
+        hidden_MH: States that predict the tokens; the logits themselves (M, V) where ``weight_VH`` is None.
+        weight_VH: Weights of the head, or None.
+        bias_V: Bias of the head, or None.
+        targets_M: Token ids.
+        places_M: Places of the tokens in the flattened (B, T) of the batch.
+        temperature: Logits are divided by it.
+    """
+
+    hidden_MH: Tensor
+    weight_VH: Tensor | None
+    bias_V: Tensor | None
+    targets_M: Tensor
+    places_M: Tensor
+    temperature: float = 1.0
+
+
+OfHead = Callable[[AtHead], Tensor]
+"""Returns numbers per token (M, …), with or without gradient."""
 
 
 class Scores(NamedTuple):

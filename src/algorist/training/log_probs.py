@@ -11,7 +11,7 @@ import functools
 import logging
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -23,7 +23,7 @@ from algorist.models.products import fast_linear
 from algorist.models.sharding import unwrap, wrapped_module
 from algorist.rollouts.model_info import eval_mode
 from algorist.training.batch import Batch
-from algorist.training.lm_head import altered_logits, completion_log_probs
+from algorist.training.lm_head import AtHead, OfHead, altered_logits, completion_log_probs
 from algorist.training.long_rows import tiles
 from algorist.training.packed import Layout, NotPackable, pack
 from algorist.training.shared_prefix import packed_attention
@@ -59,6 +59,7 @@ class LogProbs:
         batch: Batch,
         *,
         compute_entropy: bool = False,
+        of_head: Mapping[str, OfHead] | None = None,
         autocast: Autocast = nullcontext,
     ) -> tuple[Tensor, Tensor | None]:
         """Return log-probs (B, T) of the completions and, if asked for, entropies (B, T), in nats, float32, 0 in the padding.
@@ -67,9 +68,11 @@ class LogProbs:
             model: A causal language model, possibly wrapped by PEFT, DDP or FSDP2.
             batch: At least one completion; no prompt and no completion is empty.
             compute_entropy: Also return the entropy of each next-token distribution.
+            of_head: Further numbers per token that are computed at the head; they are put into ``batch.extra`` under these names.
             autocast: Makes the context of the forward.
         """
         ways: dict[str, Any] = {"temperature": self.temperature, "compute_entropy": compute_entropy}
+        ways["of_head"] = of_head
         reason = self.why_plain(model, batch, autocast) if self.packed else "it is switched off"
         if reason is None:
             try:
@@ -146,6 +149,7 @@ def packed_log_probs(
     *,
     temperature: float = 1.0,
     compute_entropy: bool = False,
+    of_head: Mapping[str, OfHead] | None = None,
     autocast: Autocast = nullcontext,
     sparing: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
@@ -161,18 +165,22 @@ def packed_log_probs(
     layout = pack(batch)
     with autocast():
         result = model(
-            packed_layout=layout, temperature=temperature, compute_entropy=compute_entropy, sparing=sparing
+            packed_layout=layout,
+            temperature=temperature,
+            compute_entropy=compute_entropy,
+            of_head=of_head,
+            sparing=sparing,
         )
+    values = {name: _in_place(values_M, layout.scatter_M, batch) for name, values_M in result.items()}
+    batch.extra |= {name: values[name] for name in of_head or ()}
+    return values["log_probs"], values.get("entropy")
 
-    def in_place(values_M: Tensor | None) -> Tensor | None:
-        if values_M is None:
-            return None
-        flat = values_M.new_zeros(len(batch) * batch.width)
-        return flat.index_copy(0, layout.scatter_M, values_M).view(len(batch), batch.width)
 
-    log_probs = in_place(result["log_probs"])
-    assert log_probs is not None
-    return log_probs, in_place(result.get("entropy"))
+def _in_place(values_M: Tensor, places_M: Tensor, batch: Batch) -> Tensor:
+    """Return numbers per token (M, …) in their places (B, T, …), 0 elsewhere."""
+    rest = values_M.shape[1:]
+    flat = values_M.new_zeros(len(batch) * batch.width, *rest)
+    return flat.index_copy(0, places_M, values_M).view(len(batch), batch.width, *rest)
 
 
 def plain_log_probs(
@@ -181,6 +189,7 @@ def plain_log_probs(
     *,
     temperature: float = 1.0,
     compute_entropy: bool = False,
+    of_head: Mapping[str, OfHead] | None = None,
     autocast: Autocast = nullcontext,
 ) -> tuple[Tensor, Tensor | None]:
     """Return log-probs (B, T) and entropies (B, T) or None by the model's own forward, rows padded on the right; any model."""
@@ -197,8 +206,14 @@ def plain_log_probs(
     with autocast():
         logits = model(input_ids=ids, attention_mask=attended.long(), use_cache=False).logits
     predicting = (places - 1)[..., None].expand(-1, -1, logits.shape[-1])
-    logs = torch.log_softmax(logits.gather(1, predicting).float() / temperature, -1)
-    found = logs.gather(-1, ids.gather(1, places)[..., None]).squeeze(-1)
+    logits = logits.gather(1, predicting)
+    logs = torch.log_softmax(logits.float() / temperature, -1)
+    targets = ids.gather(1, places)
+    found = logs.gather(-1, targets[..., None]).squeeze(-1)
+    places_M = (~padding).flatten().nonzero()[:, 0]
+    for name, compute in (of_head or {}).items():
+        head = AtHead(logits[~padding], None, None, targets[~padding], places_M, temperature)
+        batch.extra[name] = _in_place(compute(head), places_M, batch)
     entropy = -(logs.exp() * logs).sum(-1).masked_fill(padding, 0.0) if compute_entropy else None
     return found.masked_fill(padding, 0.0), entropy
 
@@ -220,7 +235,13 @@ def _add_packed_forward(base: Any) -> None:
 
 
 def _forward_packed(
-    base: Any, layout: Layout, temperature: float, compute_entropy: bool, sparing: bool = False, **_: Any
+    base: Any,
+    layout: Layout,
+    temperature: float,
+    compute_entropy: bool,
+    of_head: Mapping[str, OfHead] | None = None,
+    sparing: bool = False,
+    **_: Any,
 ) -> dict[str, Tensor]:
     # A checkpointed layer runs again in the backward pass, where fast_linear would not be in force.
     with (
@@ -237,15 +258,18 @@ def _forward_packed(
     head = base.get_output_embeddings()
 
     def score(hidden_MH: Tensor) -> dict[str, Tensor]:
-        found = completion_log_probs(
+        bias = getattr(head, "bias", None)
+        scores = completion_log_probs(
             hidden_MH,
             head.weight,
-            getattr(head, "bias", None),
+            bias,
             layout.targets_M,
             temperature=temperature,
             compute_entropy=compute_entropy,
         )
-        return {name: value for name, value in found._asdict().items() if value is not None}
+        values = {name: value for name, value in scores._asdict().items() if value is not None}
+        at = AtHead(hidden_MH, head.weight, bias, layout.targets_M, layout.scatter_M, temperature)
+        return values | {name: compute(at) for name, compute in (of_head or {}).items()}
 
     own = head.__dict__.get("forward")
     head.forward = score  # called as a module: FSDP gathers its weights before, and reduces their gradients

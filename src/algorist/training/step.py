@@ -139,7 +139,11 @@ def in_parts(trainer: Trainer, model: Any, batch: Batch) -> tuple[Tensor, Metric
     for part, idle in trainer.passes(batch, rows):
         piece = batch.take(part)
         log_probs, entropy = trainer.log_probs(
-            model, piece, compute_entropy=not idle, autocast=trainer.accelerator.autocast
+            model,
+            piece,
+            compute_entropy=not idle,
+            of_head={} if idle else extensions.of_head(piece),
+            autocast=trainer.accelerator.autocast,
         )
         if idle:  # another process has one more part, and each pass needs all of them
             trainer.accelerator.backward(log_probs.sum() * 0)

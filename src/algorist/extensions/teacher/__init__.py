@@ -1,8 +1,9 @@
 """On-policy distillation (``grpo.teacher``): the student samples, a stronger model scores each of its tokens.
 
-The advantage of a token becomes A_it − λ·(log π_student − log π_teacher): REINFORCE on the reverse KL, whose gradient is that of
-KL(π_student ‖ π_teacher) in expectation; no gradient goes through the difference. It mixes with rewards; with weights 0 for all of them
-it is distillation alone.
+``loss: sampled``: the advantage of a token becomes A_it − λ·(log π_student − log π_teacher): REINFORCE on the reverse KL, whose gradient is
+that of KL(π_student ‖ π_teacher) in expectation; no gradient goes through the difference. ``loss: full`` adds λ times the exact divergence
+of the two next-token distributions to the loss of each token, ``top_k`` that over the teacher's k likeliest tokens and the rest as one. All
+mix with rewards; with weights 0 for these it is distillation alone.
 
 Source: GKD (2306.13649) for learning from one's own samples; MiniLLM (2306.08543) eq. 2 for the policy gradient of the reverse KL.
 """
@@ -20,10 +21,18 @@ from algorist.config.section import Section
 from algorist.extension import Extension, Policy, extension
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from algorist.training.batch import Batch
+    from algorist.training.lm_head import AtHead, OfHead
+    from algorist.training.metrics import Metrics
 
 log = logging.getLogger("algorist.extensions.teacher")
 BASE = "base"
+NUMBERS = "teacher/numbers"
+"""What the teacher says of a batch, in ``Batch.extra``: hidden states (B, T, H), or its likeliest tokens (B, T, 2 + 2k)."""
+AGREES = 0.1
+"""Nats: tokens whose probability differs by less than a tenth count as agreement."""
 
 
 class TeacherSection(Section):
@@ -34,6 +43,14 @@ class TeacherSection(Section):
     adapter, which takes no further memory."""
     weight: float = Field(1.0, gt=0)
     """λ: nats of disagreement per unit of advantage."""
+    loss: Literal["sampled", "full", "top_k"] = "sampled"
+    """``sampled``: log-probs of the sampled tokens, as part of the advantage; ``full``: the exact divergence over the vocabulary, which
+    varies less; ``top_k``: over the teacher's likeliest tokens, all others as one."""
+    beta: float = Field(1.0, ge=0, le=1)
+    """Of ``full`` and ``top_k``: 1 is the reverse KL, 0 the forward KL, between them the generalised Jensen-Shannon divergence (TRL's
+    ``beta``)."""
+    top_k: int = Field(64, ge=1)
+    """Of ``top_k``: the teacher's tokens that are compared one by one."""
     quantization: Literal["4bit", "8bit"] | None = None
     """Keep the teacher in 4-bit NF4 or 8-bit numbers, through bitsandbytes."""
     device: Literal["same", "cpu"] = "same"
@@ -51,24 +68,31 @@ class Distillation(Extension):
     teaches = True
     say: Callable[[str], None] = log.info
 
-    def check(self, plan: Any) -> Iterable[str]:
-        from algorist.extensions.teacher.model import why_no_teacher
+    def __init__(self, recipe: Any) -> None:
+        super().__init__(recipe)
+        self.section: TeacherSection = recipe.grpo.teacher
+        self.needs_every_row = self.section.loss != "sampled"  # a group of equal rewards teaches too
+        self.mass_is_known = False
 
-        if reason := why_no_teacher(self.recipe):
-            yield reason
+    def check(self, plan: Any) -> Iterable[str]:
+        from algorist.extensions.teacher.refusals import refusals
+
+        return refusals(self.recipe, plan)
 
     def open(self, run: Any) -> None:
         self.say = run.display.say
 
     def prepare(self, model: Any, trainer: Policy) -> None:
-
         from algorist.extensions.teacher.model import Teacher
 
-        self.section: TeacherSection = self.recipe.grpo.teacher
         self.teacher = Teacher.load(self.section, model, trainer.tokenizer, like=self.recipe.model)
         self.say(self.teacher.line())
 
     def batch(self, batch: Batch, policy: Policy) -> Batch:
+        """Subtract the disagreement from the advantages (``sampled``)."""
+        self.weigh_left_out(batch, policy)
+        if self.section.loss != "sampled":
+            return batch
         from algorist.training.metrics import Metrics
 
         teacher = self.teacher.log_probs(batch, policy)
@@ -79,13 +103,71 @@ class Distillation(Extension):
             student = policy.log_probs_of(batch)
         gap = (student - teacher).masked_fill(~batch.mask, 0.0)
         metrics = Metrics()
-        metrics.add("teacher/reverse_kl", gap, batch.mask)
-        metrics.add("teacher/log_prob", teacher, batch.mask)
-        metrics.add("teacher/surer_share", (gap < 0).float(), batch.mask)
-        metrics.add("teacher/agreement", (gap.abs() < AGREES).float(), batch.mask)
+        count(metrics, gap, teacher, batch.mask)
         policy.note(metrics)
         return replace(batch, advantages=batch.advantages - self.section.weight * gap)
 
+    def weigh_left_out(self, batch: Batch, policy: Policy) -> None:
+        """Log once how much of the teacher's mass lies on the rows that its head was cut by."""
+        if self.mass_is_known:
+            return
+        from algorist.training.metrics import Metrics
 
-AGREES = 0.1
-"""Nats: tokens whose probability differs by less than a tenth count as agreement."""
+        self.mass_is_known = True
+        few = batch.take(range(min(4, len(batch))))
+        if (mass := self.teacher.mass_left_out(few, policy)) is not None and few.mask.any():
+            metrics = Metrics()
+            metrics.add("teacher/left_out_mass", mass, few.mask)
+            policy.note(metrics)
+            share = metrics.values()["teacher/left_out_mass"]
+            self.say(f"the teacher's mass on the rows that are left out: {share:.1e}")
+
+    def update(self, batch: Batch, policy: Policy) -> Batch:
+        """Let the teacher read the completions of a step (``full``, ``top_k``)."""
+        if self.section.loss == "sampled":
+            return batch
+        numbers = (
+            self.teacher.states(batch, policy)
+            if self.section.loss == "full"
+            else self.teacher.top(batch, policy, self.section.top_k)
+        )
+        return replace(batch, extra={**batch.extra, NUMBERS: numbers})
+
+    def of_head(self, batch: Batch) -> OfHead | None:
+        if self.section.loss == "sampled":
+            return None
+        from algorist.extensions.teacher.divergence import at_head, from_states, from_top
+
+        numbers = batch.extra[NUMBERS].flatten(0, 1)
+        rows, beta, loss, head = self.teacher.rows, self.section.beta, self.section.loss, self.teacher.head
+
+        def compare(at: AtHead) -> Tensor:
+            own = numbers[at.places_M]
+            if loss == "top_k":
+                values = at_head(at, from_top(own), rows=rows, beta=beta)
+                return values.clone().index_copy(1, at.places_M.new_tensor([1]), own[:, 1:2])
+            weight, bias = (at.weight_VH, at.bias_V) if head is None else head
+            assert weight is not None
+            bias = None if bias is None else bias.detach()
+            logs = from_states(own, weight.detach(), bias, rows, at.temperature)
+            return at_head(at, logs, rows=rows, beta=beta)
+
+        return compare
+
+    def term(self, log_probs: Tensor, batch: Batch, metrics: Metrics) -> Tensor | None:
+        """Add λ times the divergence (``full``, ``top_k``)."""
+        if self.section.loss == "sampled":
+            return None
+        value, of_target, agree = batch.extra[self.name].unbind(-1)
+        metrics.add("teacher/divergence", value, batch.mask)
+        metrics.add("teacher/same_token", agree, batch.mask)
+        count(metrics, log_probs.detach() - of_target.detach(), of_target, batch.mask)
+        return self.section.weight * value
+
+
+def count(metrics: Metrics, gap: Tensor, teacher: Tensor, mask: Tensor) -> None:
+    """Count what sampled tokens say of student and teacher."""
+    metrics.add("teacher/reverse_kl", gap, mask)
+    metrics.add("teacher/log_prob", teacher, mask)
+    metrics.add("teacher/surer_share", (gap < 0).float(), mask)
+    metrics.add("teacher/agreement", (gap.abs() < AGREES).float(), mask)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,28 +16,11 @@ from algorist.config.model_section import ModelSection
 from algorist.errors import ConfigError
 from algorist.extension import Policy
 from algorist.extensions.teacher import BASE, TeacherSection
+from algorist.extensions.teacher.divergence import mass_beyond, top_of
 from algorist.models.load import load_policy, make_policy
 from algorist.store.stages import LAST_FIRST
 from algorist.training.batch import Batch
-
-
-def why_no_teacher(recipe: Any) -> str:
-    """Return why a recipe's teacher cannot be one, as far as that is known before a model is loaded; or an empty text."""
-    section: TeacherSection = recipe.grpo.teacher
-    if section.model == BASE and recipe.model.lora is None:
-        return (
-            "grpo.teacher.model is base, the base of the student's adapter, but model.lora is not set; name a model, or take "
-            "model.lora={rank: 16}"
-        )
-    if section.model == "tiny":
-        return "grpo.teacher.model is tiny: made from scratch, it has nothing to teach; name a trained model or a run"
-    folder = Path(section.model).expanduser()
-    looks_local = (
-        folder.is_absolute() or section.model.startswith((".", "runs/")) or section.model.count("/") > 1
-    )
-    if section.model != BASE and looks_local and not folder.exists():
-        return f"grpo.teacher.model: there is no {folder}. Train it first, or name another model"
-    return ""
+from algorist.training.lm_head import AtHead, OfHead
 
 
 def _place(name: str) -> Path | str:
@@ -46,6 +30,13 @@ def _place(name: str) -> Path | str:
     return finals[0] if finals else folder if folder.exists() else name
 
 
+class Rows(NamedTuple):
+    """Rows of a head."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
 @dataclass
 class Teacher:
     """A frozen model with the student's tokenizer; ``model`` is None where the student's own base is the teacher."""
@@ -53,8 +44,12 @@ class Teacher:
     name: str
     model: Any
     device: torch.device
-    left_out: int = 0
-    """Rows of its head that no token id uses."""
+    rows: int = 0
+    """Rows of the vocabulary that token ids use."""
+    rest: Rows | None = None
+    """The rows of its head that no token id uses."""
+    home: torch.device | None = None
+    """Where the student computes."""
 
     @classmethod
     def load(cls, section: TeacherSection, student: Any, tokenizer: Any, *, like: ModelSection) -> Teacher:
@@ -63,10 +58,11 @@ class Teacher:
         Raises:
             ConfigError: Its tokenizer is another one.
         """
-        device = next(student.parameters()).device
+        home = next(student.parameters()).device
+        rows = 1 + max(tokenizer.get_vocab().values())
         if section.model == BASE:
-            return cls(BASE, None, device)
-        device = torch.device("cpu") if section.device == "cpu" else device
+            return cls(BASE, None, home, rows, home=home)
+        device = torch.device("cpu") if section.device == "cpu" else home
         place = _place(section.model)
         shaped = like.model_copy(
             update={
@@ -81,9 +77,14 @@ class Teacher:
         else:
             policy = make_policy(shaped, device=device, seed=0, trained=False)
         check_same_tokenizer(tokenizer, policy.tokenizer, section.model)
-        rows = 1 + max(tokenizer.get_vocab().values())
         model = policy.model.requires_grad_(False).eval()
-        return cls(str(place), model, device, cut_vocabulary(model, rows))
+        own = model.get_output_embeddings().weight.shape[0]
+        if own < rows:
+            raise ConfigError(
+                f"grpo.teacher.model={section.model} has {own} rows in its head, but the student's tokens have ids up to {rows - 1}; take "
+                "a teacher whose tokenizer and weights belong together"
+            )
+        return cls(str(place), model, device, rows, cut_vocabulary(model, rows), home)
 
     def line(self) -> str:
         """Return what is said of it when GRPO begins."""
@@ -91,19 +92,51 @@ class Teacher:
             return "teacher: the base of the adapter"
         size = sum(p.numel() for p in self.model.parameters())
         unused = (
-            f"; {self.left_out} rows of its vocabulary that no token uses are left out"
-            if self.left_out
+            f"; {len(self.rest.weight)} rows of its vocabulary that no token uses are left out"
+            if self.rest is not None
             else ""
         )
         return f"teacher {self.name}: {size / 1e6:.2f} M parameters on {self.device}{unused}"
 
-    def log_probs(self, batch: Batch, policy: Policy) -> Tensor:
-        """Return log π_teacher (B, T) of the batch's tokens, at the temperature of the rollouts."""
+    def log_probs(self, batch: Batch, policy: Policy, of_head: OfHead | None = None) -> Tensor:
+        """Return log π_teacher (B, T) of the batch's tokens, at the temperature of the rollouts; or what ``of_head`` computes."""
         if self.model is None:
             with without_adapter(policy.unwrapped()):
-                return policy.log_probs_of(batch)
+                return policy.log_probs_of(batch, of_head=of_head)
         home = batch.mask.device
-        return policy.log_probs_of(batch.to(self.device), model=self.model).to(home)
+        return policy.log_probs_of(batch.to(self.device), model=self.model, of_head=of_head).to(home)
+
+    def states(self, batch: Batch, policy: Policy) -> Tensor:
+        """Return the hidden states (B, T, H) that predict the batch's tokens."""
+        return self.log_probs(batch, policy, _states)
+
+    def top(self, batch: Batch, policy: Policy, k: int) -> Tensor:
+        """Return (B, T, 2 + 2k): the k likeliest tokens, see ``top_of``."""
+        return self.log_probs(batch, policy, lambda at: top_of(at, k, self.rows))
+
+    def mass_left_out(self, batch: Batch, policy: Policy) -> Tensor | None:
+        """Return the share of mass (B, T) on the rows that were cut, or None where there are none."""
+        if (rest := self.rest) is None:
+            return None
+        return self.log_probs(batch, policy, lambda at: mass_beyond(at, rest.weight, rest.bias))
+
+    @cached_property
+    def head(self) -> Rows | None:
+        """Its head where the student computes; None for the base of an adapter, whose head is the student's."""
+        if self.model is None:
+            return None
+        head = self.model.get_output_embeddings()
+        bias = getattr(head, "bias", None)
+        return Rows(head.weight.to(self.home), None if bias is None else bias.to(self.home))
+
+
+def _states(at: AtHead) -> Tensor:
+    if at.weight_VH is None:
+        raise ConfigError(
+            "grpo.teacher.loss=full needs a model whose completions are computed packed, as the log's line about the packed pass says of "
+            "the teacher; otherwise its logits would be held for a whole batch. Take grpo.teacher.loss=top_k"
+        )
+    return at.hidden_MH
 
 
 @contextmanager
@@ -125,18 +158,18 @@ def check_same_tokenizer(student: Any, teacher: Any, name: str) -> None:
         )
 
 
-def cut_vocabulary(model: Any, rows: int) -> int:
-    """Cut a model's head to the ``rows`` that token ids use, so that no mass lies on padding; return how many rows went.
+def cut_vocabulary(model: Any, rows: int) -> Rows | None:
+    """Cut a model's head to the ``rows`` that token ids use, so that no mass lies on padding; return the rows that went, if any.
 
     Qwen2.5's 0.5B has 151,936 rows and its 7B 152,064 for the same tokenizer.
     """
     head = model.get_output_embeddings()
-    left_out = int(head.weight.shape[0]) - rows
-    if left_out <= 0:
-        return 0
-    cut = nn.Linear(head.weight.shape[1], rows, bias=getattr(head, "bias", None) is not None, device="meta")
+    bias = getattr(head, "bias", None)
+    if int(head.weight.shape[0]) <= rows:
+        return None
+    cut = nn.Linear(head.weight.shape[1], rows, bias=bias is not None, device="meta")
     cut.weight = nn.Parameter(head.weight[:rows], requires_grad=False)
-    if cut.bias is not None:
-        cut.bias = nn.Parameter(head.bias[:rows], requires_grad=False)
+    if bias is not None:
+        cut.bias = nn.Parameter(bias[:rows], requires_grad=False)
     model.set_output_embeddings(cut)
-    return left_out
+    return Rows(head.weight[rows:], None if bias is None else bias[rows:])

@@ -1,0 +1,48 @@
+"""What cannot be learned from, as far as that is known before a model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from algorist.extensions.teacher import BASE, TeacherSection
+
+
+def refusals(recipe: Any, plan: Any) -> Iterator[str]:
+    """Yield why a plan's teacher cannot be one, or not in this way."""
+    section: TeacherSection = recipe.grpo.teacher
+    if section.model == BASE and recipe.model.lora is None:
+        yield (
+            "grpo.teacher.model is base, the base of the student's adapter, but model.lora is not set; name a model, or take "
+            "model.lora={rank: 16}"
+        )
+    if section.model == "tiny":
+        yield "grpo.teacher.model is tiny: made from scratch, it has nothing to teach; name a trained model or a run"
+    folder = Path(section.model).expanduser()
+    looks_local = (
+        folder.is_absolute() or section.model.startswith((".", "runs/")) or section.model.count("/") > 1
+    )
+    if section.model != BASE and looks_local and not folder.exists():
+        yield f"grpo.teacher.model: there is no {folder}. Train it first, or name another model"
+    if section.loss == "sampled" and section.beta != 1:
+        yield (
+            f"grpo.teacher.beta is {section.beta:g}, but loss: sampled is the reverse KL (beta 1) only; take grpo.teacher.loss=full for "
+            "the forward KL and the Jensen-Shannon divergence, or leave beta out"
+        )
+    if section.loss != "top_k" and section.top_k != TeacherSection.model_fields["top_k"].default:
+        yield (
+            f"grpo.teacher.top_k is read with grpo.teacher.loss=top_k only, but loss is {section.loss}; set that loss, or leave top_k out"
+        )
+    objective = plan.objective
+    if section.loss == "sampled" and objective is not None and objective.loss.importance == "sequence":
+        yield (
+            f"grpo.loss={recipe.grpo.loss.name} has one ratio for a whole completion, so a teacher's numbers per token would be spread over "
+            "all of it; take grpo.teacher.loss=full or top_k, or a loss with ratios per token, such as grpo.loss=dapo"
+        )
+    for name in ("resample", "replay"):
+        if getattr(recipe.grpo, name, None) is not None:
+            yield (
+                f"grpo.{name} replaces groups of equal rewards, but the teacher teaches on these too; leave grpo.{name} out, or learn from "
+                "rewards alone (grpo.teacher=null)"
+            )
