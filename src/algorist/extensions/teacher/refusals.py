@@ -40,9 +40,13 @@ def refusals(recipe: Any, plan: Any) -> Iterator[str]:
             f"grpo.loss={recipe.grpo.loss.name} has one ratio for a whole completion, so a teacher's numbers per token would be spread over "
             "all of it; take grpo.teacher.loss=full or top_k, or a loss with ratios per token, such as grpo.loss=dapo"
         )
-    for name in ("resample", "replay"):
-        if getattr(recipe.grpo, name, None) is not None:
+    for name, does in (
+        ("resample", "replaces"),
+        ("replay", "replaces"),
+        ("drop_equal_groups", "leaves out"),
+    ):
+        if getattr(recipe.grpo, name, None):
             yield (
-                f"grpo.{name} replaces groups of equal rewards, but the teacher teaches on these too; leave grpo.{name} out, or learn from "
+                f"grpo.{name} {does} groups of equal rewards, but the teacher teaches on these too; leave grpo.{name} out, or learn from "
                 "rewards alone (grpo.teacher=null)"
             )
