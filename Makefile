@@ -113,7 +113,7 @@ format: $(DEV)
 	$(VENV)/bin/ruff check --fix src tests benchmarks examples
 
 bench: $(DEV)
-	for file in grading rollout sft update step store; do $(PYTHON) benchmarks/$$file.py || exit 1; done
+	for file in grading rollout sft update equal store; do $(PYTHON) benchmarks/$$file.py || exit 1; done
 
 $(DOCS): $(STAMP)
 	$(VENV)/bin/pip install -q --disable-pip-version-check -c constraints.txt -e '.[docs]'

@@ -7,7 +7,8 @@
 
 Both train for real (sampling, rewards, logging, AdamW) from the same weights; TRL in its faster setting: no gradient
 checkpointing. One token of 70 ends a completion, so lengths are near geometric; the figure is tokens per second
-because the sampled lengths differ between the two. algorist also grades every completion and writes it to the store.
+because the sampled lengths differ between the two: a figure that hangs on the draw, so no page shows it. ``equal.py`` compares equal
+work on a CPU; this file is for the GPU battery (``gpu.py``) and for one commit against another (``old_new.py``). algorist also grades every completion and writes it to the store.
 """
 
 from __future__ import annotations

@@ -87,6 +87,25 @@ def _timed(kind: str, what: str, unit: str) -> list[Row]:
     return rows
 
 
+def _equal() -> list[Row]:
+    """Steps on equal work: the same rendered prompts, completions of the same length."""
+    rows = []
+    for found in load_all("equal"):
+        for result in found["results"]:
+            seconds = {name: side["seconds"]["median"] for name, side in result["variants"].items()}
+            rows.append(
+                (
+                    f"a whole GRPO step, {result['model']} ({result['rows']} rows of {result['tokens']} tokens, groups of {result['group']}, "
+                    f"prompts of {result['prompt_tokens']}), {result['dtype']}, {_threads(result)}",
+                    f"stock TRL: {seconds['trl']:.3g} → {seconds['algorist']:.3g} s",
+                    ratio(result["speed_up"]),
+                    _processor(found),
+                    f"`benchmarks/equal.py --model {result['model']}`",
+                )
+            )
+    return rows
+
+
 def _memory() -> list[Row]:
     found = load("update-wide-memory")
     if found is None:
@@ -194,11 +213,11 @@ def engine() -> str:
         *_vllm(),
         *_timed("update", "an update", "tokens/s"),
         *_timed("sft", "an SFT step", "tokens/s"),
-        *_timed("step", "a whole GRPO step", "tokens/s"),
+        *_equal(),
         *_accuracy(),
         *_memory(),
     ]
-    return _table(rows) + _where("step-", "rollout", "update-", "sft-", "time-to-accuracy", "vllm-")
+    return _table(rows) + _where("equal", "rollout", "update-", "sft-", "time-to-accuracy", "vllm-")
 
 
 def grading() -> str:
