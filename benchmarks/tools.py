@@ -1,6 +1,7 @@
 """What calls cost, and what a calculator is worth: decoding with and without turns; a recipe with and without its tool.
 
     python benchmarks/tools.py cost [--model smollm2] [--rows 16] [--tokens 128]   # seconds of the same tokens, with and without calls
+    python benchmarks/tools.py calls [--count 10000]                               # seconds of so many calls of each tool
     python benchmarks/tools.py worth [--seeds 3] [--out runs/tools] [--steps 60]   # smollm2-tool against the same recipe without tools
 
 ``cost`` decodes fixed prompts greedily; then again with replies at every eighth token, and compares with as many tokens without any. The two
@@ -11,16 +12,19 @@ the evaluation on SVAMP's 300 with and without it, and the paired difference.
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 
 import torch
 
 from algorist.config.model_section import ModelSection
+from algorist.extensions.tools.base import TOOLS, Limits, Tool
 from algorist.models.load import make_policy
 from algorist.rollouts.base import SamplingParams
 from algorist.rollouts.native.engine import NativeEngine
@@ -66,6 +70,36 @@ def cost(model: str, rows: int, tokens: int, rounds: int) -> None:
     print(
         f"{rows} rows of {tokens} tokens, {calls} calls: {best['without']:.2f} s without, {best['with']:.2f} s with, ratio {best['with'] / best['without']:.3f}"
     )
+
+
+def calls(count: int) -> None:
+    """Print the seconds of ``count`` calls, in sessions of four that share their variables, from as many threads as there are cores."""
+    requests = {
+        "calculator": ["17 * 24 + 3", "1/3 + 2/5", "(1999 - 3) / 4", "2**10 % 7"],
+        "python": [
+            "x = 17 * 24\nx + 3",
+            "y = [n * n for n in range(20)]\nsum(y)",
+            "x - len(y)",
+            "print(max(y), x // 7)",
+        ],
+    }
+    for name, texts in requests.items():
+        limits = Limits()
+        called = TOOLS.get(name)(limits)
+        called.check()
+
+        def session(_: int, called: Tool = called, texts: list[str] = texts) -> int:
+            state, errors = None, 0
+            for text in texts:
+                output = called.call(text, state)
+                state, errors = output.session, errors + bool(output.error)
+            return errors
+
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            began = time.perf_counter()
+            errors = sum(threads.map(session, range(count // len(texts))))
+            took = time.perf_counter() - began
+        print(f"{name}: {count} calls in {took:.2f} s, {errors} errors")
 
 
 def worth(seeds: int, out: Path, steps: int) -> None:
@@ -117,12 +151,15 @@ def main() -> None:
     first.add_argument("--rows", type=int, default=16)
     first.add_argument("--tokens", type=int, default=128)
     first.add_argument("--rounds", type=int, default=3)
+    verbs.add_parser("calls").add_argument("--count", type=int, default=10_000)
     second = verbs.add_parser("worth")
     second.add_argument("--seeds", type=int, default=3)
     second.add_argument("--out", type=Path, default=Path("runs/tools"))
     second.add_argument("--steps", type=int, default=60)
     asked = parser.parse_args()
-    if asked.verb == "cost":
+    if asked.verb == "calls":
+        calls(asked.count)
+    elif asked.verb == "cost":
         cost(asked.model, asked.rows, asked.tokens, asked.rounds)
     else:
         worth(asked.seeds, asked.out, asked.steps)
