@@ -112,6 +112,51 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run_recipe(recipe(tmp_path_factory.mktemp("rollouts"), "first", "sft.max_steps=100"))
 
 
+# --- what a model writes, sampled and graded without a run
+
+
+@pytest.mark.slow
+def test_right_completions_are_written_as_a_dataset_for_sft(first: Run, verb: Any, tmp_path: Path) -> None:
+    """Only right ones, each once, with where they come from; the dataset trains, and the same command writes the same text."""
+    folder = first.folder.path
+    (tmp_path / "r.yaml").write_text((folder / "config.yaml").read_text())
+    shared = (
+        "data",
+        "sample",
+        str(tmp_path / "r.yaml"),
+        "threads=1",
+        "--model",
+        str(folder),
+        "--samples",
+        "6",
+    )
+    code, out, err = verb(*shared, "--out", str(tmp_path / "right.jsonl"))
+    assert code == 0, err
+    lines = [json.loads(line) for line in (tmp_path / "right.jsonl").read_text().splitlines()]
+    made_by = json.loads((tmp_path / "right.provenance.json").read_text())
+    assert (
+        made_by["problems"] == 24 and made_by["completions"] == 24 * 6 and made_by["sampling"]["samples"] == 6
+    )
+    assert made_by["right"] == len(lines) + made_by["repeated"] + made_by["unreadable"]
+    assert made_by["environment"]["versions"]["torch"] and str(folder) in made_by["model"]
+    assert lines and len({(line["question"], line["solution"]) for line in lines}) == len(lines)
+    assert all(grade(line["demonstrated_answer"], line["answer"]).correct for line in lines)
+    assert f"{made_by['right']} of 144 completions are right" in out and "Next: algorist sft" in out
+    assert not list(tmp_path.glob("*progress*"))
+    problems = load_problems(section("local", path=str(tmp_path / "right.jsonl"), correct_only=True))
+    assert [p.solution for p in problems] == [line["solution"] for line in lines]
+    assert problems[0].extra["demonstrated_answer"] == lines[0]["demonstrated_answer"]
+
+    code, out, err = verb(*shared, "--out", str(tmp_path / "few.jsonl"), "--per-problem", "1", "--json")
+    few = (tmp_path / "few.jsonl").read_text().splitlines()
+    assert code == 0 and json.loads(out)["written"] == len(few) == len({line["question"] for line in lines})
+    assert set(few) <= {json.dumps(line | {"id": line["id"].partition("#")[0]}) for line in lines}
+    code, _, err = verb(*shared, "--out", str(tmp_path / "few.jsonl"))
+    assert code == 2 and "few.jsonl exists; take another name (--out)" in err
+    code, _, err = verb("data", "sample", "smoke-cpu", "--out", str(tmp_path / "none.jsonl"))
+    assert code == 2 and "model.name is tiny" in err and "--model RUN/sft/final" in err
+
+
 @pytest.mark.slow
 def test_right_rollouts_become_demonstrations(first: Run, caplog: pytest.LogCaptureFixture) -> None:
     right = rollouts(first.folder.path, correct=True, limit=None)

@@ -170,6 +170,9 @@ VERBS: dict[str, tuple[str, ...]] = {
     "data show": ("data", "show", "arithmetic"),
     "data overlap": ("data", "overlap", "arithmetic", "arithmetic"),
     "data rate": ("data", "rate", "smoke-cpu", "data.train.params.count=8", "--samples", "2", "--model", "RUN"),
+    "data sample": (
+        "data", "sample", "smoke-cpu", *data_of(Path("RUN/..")), "--model", "RUN/sft/final", "--samples", "2", "grpo.temperature=0.01",
+    ),
     "recipes": ("recipes",),
     "recipes show": ("recipes", "show", "quickstart", "--resolved", "--describe"),
     "rewards list": ("rewards", "list"),

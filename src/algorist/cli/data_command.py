@@ -1,4 +1,4 @@
-"""``algorist data list | show | check | rate | overlap``."""
+"""``algorist data list | show | check | rate | sample | overlap``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
-    help="List, show, check, rate and compare datasets.",
+    help="List, show, check, rate, sample and compare datasets.",
     epilog="Example: algorist data check gsm8k --path data/gsm8k --split test",
 )
 
@@ -149,6 +149,57 @@ def rate(
         f"{len(entries)} problems in {path}\nNext: algorist run {recipe} 'data.train.pass_rate=[0.1,0.9]'{named}"
     )
     return 0
+
+
+@app.command(
+    "sample",
+    epilog="Example: algorist data sample quickstart --model runs/quickstart --samples 8 --out data/right.jsonl",
+)
+def sample(
+    recipe: Annotated[
+        str, typer.Argument(help="A shipped recipe or a .yaml file: problems, prompt, sampling.")
+    ],
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option(help="The dataset that is written (JSONL).")] = Path("right.jsonl"),
+    samples: Annotated[int, typer.Option(help="Completions per problem.", min=1)] = 8,
+    per_problem: Annotated[
+        int | None, typer.Option(help="Most demonstrations of a problem, the shortest.", min=1)
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="A run, checkpoint, model folder or hub name instead of the recipe's model."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Sample a model's own completions, or a teacher's, and write the right ones as a dataset for SFT."""
+    loaded = read_recipe(recipe, overrides)
+    where = None if model is None else find_model(model)[0]
+
+    import_quietly("algorist.runs.sample")
+    from algorist.runs.sample import provenance_of
+    from algorist.runs.sample import sample as draw
+
+    display = TerminalDisplay(stderr=True)
+    try:
+        done = draw(
+            loaded,
+            out,
+            samples=samples,
+            per_problem=per_problem,
+            model=where,
+            on_progress=partial(display.progress, "sampling"),
+        )
+    finally:
+        display.close()
+    if as_json:
+        print(json.dumps(asdict(done) | {"provenance": str(provenance_of(out))}))
+        return
+    say(
+        f"{done.right} of {done.completions} completions are right, for {done.solved} of {done.problems} problems\n"
+        f"left out are {done.repeated} repeated and {done.unreadable} that do not follow the prompt format\n"
+        f"{done.written} demonstrations in {out}, where they come from in {provenance_of(out)}\n"
+        f"Next: algorist sft {recipe} run_name=NAME 'data.sft={{name: local, path: {out}}}'"
+    )
 
 
 @app.command("overlap", epilog="Example: algorist data overlap gsm8k,split=train gsm8k,split=test")

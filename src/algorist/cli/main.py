@@ -29,7 +29,7 @@ VERBS = {
     "grade": "Grade an answer or a completion, with the reason.",
     "regrade": "Grade the stored rollouts of a run again and show what changes.",
     "rewards": "List the rewards; explain the reward of a completion.",
-    "data": "List, show, check and compare datasets.",
+    "data": "List, show, check, rate, sample and compare datasets.",
     "inspect": "Browse or query the stored rollouts of a run.",
     "watch": "Watch a run from another window: where it is, its curves, what is wrong.",
     "diagnose": "Say why a run does not learn, with evidence and the lines to change.",

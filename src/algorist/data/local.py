@@ -49,9 +49,14 @@ def load_local(source: Source) -> list[Problem]:
         level=column("level"),
         identity=column("id"),
         checker=column("checker"),
-        extra=written,
+        extra=_extra,
         skip_bad=bool(source.params.get("skip_bad_rows", False)),
     )
+
+
+def _extra(row: dict[str, Any]) -> dict[str, Any]:
+    shown = row.get("demonstrated_answer")  # of ``algorist data sample``
+    return written(row) | ({"demonstrated_answer": shown} if isinstance(shown, str) else {})
 
 
 def _gold(value: object, way: str) -> object:

@@ -61,7 +61,7 @@ def load_rollouts(source: Source) -> list[Problem]:
     unreadable = repeated = strangers = 0
     seen: set[tuple[str, str, str]] = set()
     for row in rows:
-        read = _read(row, form, strict=params.well_formed)
+        read = read_demonstration(row["completion"], form, strict=params.well_formed)
         if read is None:
             unreadable += 1
         elif row["problem_id"] not in known:
@@ -84,7 +84,7 @@ def load_rollouts(source: Source) -> list[Problem]:
             extra={**known[identity].extra, "demonstrated_answer": answer},
         )
         for identity, kept in found.items()
-        for number, (_, reasoning, answer) in enumerate(_pick(kept, params.order, params.per_problem))
+        for number, (_, reasoning, answer) in enumerate(pick(kept, params.order, params.per_problem))
     ]
     told = (
         f"rollouts of {run}: {len(problems)} demonstrations of {len(found)} problems from {len(rows)} "
@@ -123,17 +123,18 @@ def _rollouts(run: Path, params: _Params) -> list[dict[str, Any]]:
         raise DataError(f"rollouts: {error}") from None
 
 
-def _read(row: dict[str, Any], form: PromptFormat, *, strict: bool) -> tuple[str, str] | None:
+def read_demonstration(completion: str, form: PromptFormat, *, strict: bool = True) -> tuple[str, str] | None:
     """Return (reasoning, answer) of a completion, or None when it cannot be shown as a demonstration."""
-    parsed = form.parse(row["completion"])
+    parsed = form.parse(completion)
     if not parsed.reasoning or not parsed.answer or (strict and not parsed.well_formed):
         return None
     return parsed.reasoning, parsed.answer
 
 
-def _pick(
+def pick(
     kept: list[tuple[dict[str, Any], str, str]], order: str, count: int | None
 ) -> list[tuple[dict[str, Any], str, str]]:
+    """Return at most ``count`` of (row, reasoning, answer), in an order of ``rollouts``."""
     if order == "shortest":
         kept = sorted(kept, key=lambda item: item[0]["completion_tokens"])
     elif order == "best":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,11 @@ from algorist.data import load_problems
 from algorist.errors import ConfigError, DataError
 from algorist.evaluation.artifact import artifact_names, read_artifact
 from algorist.evaluation.estimators import Interval
-from algorist.evaluation.progress import Progress
-from algorist.evaluation.record import mark_of
-from algorist.evaluation.run import EvaluationSetting, evaluate
 from algorist.extensions.hub.export import export
 from algorist.models.load import Policy, make_policy, pick_device
 from algorist.prompts.of_recipe import recipe_format
 from algorist.report.build import build_report
 from algorist.rewards import build_rewards
-from algorist.rollouts import make_engine
 from algorist.runs.pipeline import run_recipe
 from algorist.runs.plan import (
     check_folder,
@@ -36,6 +32,7 @@ from algorist.runs.plan import (
     open_folder,
     run_path,
 )
+from algorist.runs.sample import sample_problems
 from algorist.store.run_folder import RunFolder
 from algorist.store.run_log import Display, Lines
 from algorist.store.write import RolloutWriter
@@ -201,30 +198,16 @@ def _sample(
     problems = random.Random(f"{recipe.seed}-{number}").sample(
         problems, min(drawing.questions, len(problems))
     )
-    setting = replace(
-        EvaluationSetting.from_section(
-            recipe.eval,
-            max_tokens=recipe.grpo.max_completion_tokens,
-            matcher=recipe.matcher,
-            seed=recipe.seed + 1_000_003 * number,
-        ),
-        samples=drawing.samples,
-        temperature=recipe.grpo.temperature,
-        top_p=recipe.grpo.top_p,
-    )
-    rewards = build_rewards(recipe.rewards or ["correct"], form, matcher=recipe.matcher)
-    mark = mark_of(recipe.model.name, problems, form, setting, [], rewards)
-    progress = Progress(folder.rollouts / "sample.progress.jsonl", mark)
-    rows = evaluate(
-        make_engine(recipe.grpo.engine, policy.model, policy.tokenizer, section=recipe.grpo),
-        policy.tokenizer,
+    rows, progress = sample_problems(
+        recipe,
+        policy,
         problems,
         form,
-        setting,
-        rewards=rewards,
-        progress=progress,
+        samples=drawing.samples,
+        seed=recipe.seed + 1_000_003 * number,
+        keep=folder.rollouts / "sample.progress.jsonl",
+        rewards=build_rewards(recipe.rewards or ["correct"], form, matcher=recipe.matcher),
         on_progress=lambda done, total: display.progress(STAGE, done, total),
-        greedy=False,
     )
     display.finished(STAGE)
     with RolloutWriter(folder.rollouts, stage=STAGE) as store:

@@ -1,0 +1,220 @@
+"""A model's own completions as demonstrations: sampled as GRPO samples, graded, the right ones written as a dataset for SFT.
+
+Source: rejection sampling fine-tuning (2308.01825); with a stronger model, sequence-level distillation (1606.07947).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from algorist.config.schema import Recipe
+from algorist.data.rollouts import pick, read_demonstration
+from algorist.errors import ConfigError, DataError
+from algorist.evaluation.progress import Progress
+from algorist.evaluation.record import mark_of
+from algorist.evaluation.run import EvaluationSetting, evaluate
+from algorist.models.load import Policy, policy_of
+from algorist.prompts import PromptFormat
+from algorist.prompts.attached import attach
+from algorist.prompts.of_recipe import asked_in_training
+from algorist.rewards import RewardSet
+from algorist.rollouts import make_engine
+from algorist.runs.plan import fitting_problems, make_plan
+from algorist.store.atomic import replace_text
+from algorist.store.run_folder import environment
+from algorist.types import Problem
+
+
+def sample_problems(
+    recipe: Recipe,
+    policy: Policy,
+    problems: Sequence[Problem],
+    form: PromptFormat,
+    *,
+    samples: int,
+    seed: int,
+    keep: Path,
+    rewards: RewardSet | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> tuple[list[dict[str, Any]], Progress]:
+    """Return the rows of ``samples`` completions for each problem, at GRPO's temperature and length, and what kept them.
+
+    Killed and started again, it continues with the batch that was not finished; remove the progress when the rows are stored.
+
+    Args:
+        recipe: Sampling, engine, matcher.
+        policy: Samples.
+        problems: In the order of the rows.
+        form: Renders prompts and parses completions.
+        samples: Completions per problem.
+        seed: Of the draws.
+        keep: File of the finished batches.
+        rewards: Those of the recipe, for the rows.
+        on_progress: Called with (problems done, problems in all).
+    """
+    setting = replace(
+        EvaluationSetting.from_section(
+            recipe.eval, max_tokens=recipe.grpo.max_completion_tokens, matcher=recipe.matcher, seed=seed
+        ),
+        samples=samples,
+        temperature=recipe.grpo.temperature,
+        top_p=recipe.grpo.top_p,
+    )
+    progress = Progress(keep, mark_of(recipe.model.name, problems, form, setting, [], rewards))
+    engine = make_engine(recipe.grpo.engine, policy.model, policy.tokenizer, section=recipe.grpo)
+    rows = evaluate(
+        engine,
+        policy.tokenizer,
+        problems,
+        form,
+        setting,
+        rewards=rewards,
+        progress=progress,
+        on_progress=on_progress,
+        greedy=False,
+    )
+    return rows, progress
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """What was sampled and written."""
+
+    path: str
+    problems: int
+    completions: int
+    right: int
+    solved: int
+    """Problems with a right completion."""
+    repeated: int
+    unreadable: int
+    """Right completions that do not follow the prompt format, or were cut off."""
+    written: int
+
+
+def sample(
+    recipe: Recipe,
+    path: Path,
+    *,
+    samples: int = 8,
+    per_problem: int | None = None,
+    model: Path | str | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Sampled:
+    """Sample the recipe's training problems and write the right completions to ``path`` (JSONL), with their provenance beside them.
+
+    Args:
+        recipe: Names problems, prompt, sampling, matcher.
+        path: The dataset; ``NAME.provenance.json`` says where it comes from.
+        samples: Completions per problem.
+        per_problem: Most demonstrations of a problem, the shortest; all different ones when left out.
+        model: A model folder or hub name; the recipe's model when left out.
+        on_progress: Called with (problems done, problems in all).
+
+    Raises:
+        ConfigError: The model is made from scratch, or the file exists.
+        DataError: No completion is right.
+    """
+    name = str(model or recipe.model.name)
+    if name == "tiny":
+        raise ConfigError(
+            "model.name is tiny: made from scratch, it solves nothing before it is trained. Sample what SFT has made of it, or a teacher: "
+            "algorist data sample RECIPE --model RUN/sft/final"
+        )
+    if path.exists():
+        raise ConfigError(f"{path} exists; take another name (--out), or remove it")
+    plan = make_plan(recipe, stages=(), in_folder=False)
+    recipe, form = plan.recipe, plan.form
+    policy = policy_of(model or recipe.model.name, device=plan.device, like=recipe.model)
+    attach(policy.tokenizer, asked_in_training(recipe, form))
+    problems = fitting_problems(recipe.data.train, plan.problems.train, form, policy.tokenizer)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    named = recipe.model_copy(update={"model": recipe.model.model_copy(update={"name": name})})
+    rows, progress = sample_problems(
+        named,
+        policy,
+        problems,
+        form,
+        samples=samples,
+        seed=recipe.seed,
+        keep=path.with_suffix(".progress.jsonl"),
+        on_progress=on_progress,
+    )
+    text, result = demonstrations(rows, problems, form, path, per_problem)
+    if not result.written:
+        progress.remove()
+        raise DataError(
+            f"none of {len(rows)} completions of {name} for {len(problems)} problems is right and follows the format '{form.name}' "
+            f"({result.right} are right), so there is nothing to write. Sample more (--samples {8 * samples}), easier problems "
+            "(data.train.…), or a stronger model (--model)"
+        )
+    made_by = {
+        "model": name,
+        "recipe": recipe.name,
+        "seed": recipe.seed,
+        "sampling": {
+            "samples": samples,
+            "temperature": recipe.grpo.temperature,
+            "top_p": recipe.grpo.top_p,
+            "max_completion_tokens": recipe.grpo.max_completion_tokens,
+        },
+        "prompt_format": form.name,
+        "matcher": recipe.matcher,
+        "data": recipe.data.train.model_dump(mode="json", exclude_defaults=True),
+        "sha256": hashlib.sha256(text.encode()).hexdigest(),
+        **{key: value for key, value in asdict(result).items() if key != "path"},
+        "environment": environment(),
+    }
+    replace_text(provenance_of(path), json.dumps(made_by, indent=2, default=str) + "\n")
+    replace_text(path, text)
+    progress.remove()
+    return result
+
+
+def provenance_of(path: Path) -> Path:
+    """Return the file that says where a dataset comes from."""
+    return path.with_suffix(".provenance.json")
+
+
+def demonstrations(
+    rows: Sequence[dict[str, Any]],
+    problems: Sequence[Problem],
+    form: PromptFormat,
+    path: Path,
+    per_problem: int | None = None,
+) -> tuple[str, Sampled]:
+    """Return the right completions among the rows of ``evaluate`` as JSONL, each once, and what was counted."""
+    known = {problem.id: problem for problem in problems}
+    right = [row for row in rows if row["correct"]]
+    entries: dict[str, dict[tuple[str, str], dict[str, Any]]] = {}
+    repeated = unreadable = 0
+    for row in right:
+        read = None if row["truncated"] else read_demonstration(row["completion"], form)
+        if read is None:
+            unreadable += 1
+        elif read in (own := entries.setdefault(row["problem_id"], {})):
+            repeated += 1
+        else:
+            own[read] = row
+    lines = []
+    for identity, own in entries.items():
+        problem = known[identity]
+        items = pick([(row, *read) for read, row in own.items()], "shortest", per_problem)
+        for number, (_, reasoning, answer) in enumerate(items):
+            fields = {"subject": problem.subject, "level": problem.level, "checker": problem.checker}
+            line = {
+                "id": f"{identity}#{number}" if number else identity,
+                "question": problem.question,
+                "answer": problem.answer,
+                "solution": reasoning,
+                "demonstrated_answer": answer,
+            } | {field: value for field, value in fields.items() if value}
+            lines.append(json.dumps(line, ensure_ascii=False, default=str) + "\n")
+    solved = len({row["problem_id"] for row in right})
+    counts = len(problems), len(rows), len(right), solved, repeated, unreadable, len(lines)
+    return "".join(lines), Sampled(str(path), *counts)
