@@ -9,6 +9,7 @@ hook           when                                   what it gives
 =============  =====================================  ===================================================================
 form           a plan is made                         the prompt format, with instructions, with who replies (``turns``)
 check          before anything is loaded              refusals, each a sentence
+preview        preflight has sampled                  rows of its table, advice, numbers
 problems       a rollout batch begins                 the problems that are sampled
 avoid          problems are drawn beyond the loader's ids that are not drawn now
 groups         the groups are sampled                 others in their place (``Sampled`` is changed)
@@ -220,6 +221,10 @@ class Extension:
     def check(self, plan: Any) -> Iterable[str]:
         """Return why the plan cannot be run: what was wrong, what was expected, what to do next."""
         return ()
+
+    def preview(self, look: Any) -> Mapping[str, Any] | None:
+        """Return what a look (``preflight/look.py``) before the run shows: ``rows`` and ``advice`` (``why``, ``change``), and numbers."""
+        return None
 
     def prepare(self, model: Any, trainer: Policy) -> None:
         """Take the policy as it is before the first step of GRPO; the trainer has its problems and its engine."""
@@ -433,6 +438,9 @@ class Extensions:
         refusals = [line for part in self.parts for line in (*part.check(plan), *_equal_rewards_teach(part))]
         if refusals:
             raise ConfigError("\n".join(refusals))
+
+    def preview(self, look: Any) -> dict[str, dict[str, Any]]:
+        return {part.name: dict(seen) for part in self.parts if (seen := part.preview(look)) is not None}
 
     def prepare(self, model: Any, trainer: Policy) -> None:
         for part in self.parts:

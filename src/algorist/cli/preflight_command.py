@@ -95,7 +95,14 @@ def _show(screen: Screen, found: Preflight, recipe: Recipe) -> None:
     from rich.table import Table
 
     table = Table(show_header=False, box=None, pad_edge=False)
-    for row in {**_counts(found), **_sampled(found), **_costs(found), **_evaluations(recipe)}.items():
+    seen = {name: text for part in found.extensions.values() for name, text in part["rows"].items()}
+    for row in {
+        **_counts(found),
+        **_sampled(found),
+        **seen,
+        **_costs(found),
+        **_evaluations(recipe),
+    }.items():
         table.add_row(*row)
     screen.print(table)
     for shown in found.sampling.get("shown", ()):

@@ -34,6 +34,7 @@ def advise(recipe: Recipe, found: Preflight) -> list[dict[str, str]]:
         _tags(recipe, found, settings),
         _variety(recipe, found, settings),
         _groups(recipe, found, settings),
+        ((item["why"], item["change"]) for seen in found.extensions.values() for item in seen["advice"]),
     )
     return [{"why": why, "change": change} for part in parts for why, change in part]
 

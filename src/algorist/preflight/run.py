@@ -18,6 +18,7 @@ from algorist.models.load import Policy, load_policy, make_policy
 from algorist.models.precision import compute_dtype, pick_precision, weight_dtype
 from algorist.preflight.advice import advise
 from algorist.preflight.completions import sample
+from algorist.preflight.look import Look
 from algorist.preflight.memory import memory_limit
 from algorist.preflight.memory_advice import ROOM, memory_steps, plan_from_config
 from algorist.preflight.tokenization import out_of_vocabulary, tokenization_faults
@@ -52,6 +53,8 @@ class Preflight:
     planned: dict[str, list[dict[str, str]]] = field(default_factory=dict)
     """What to change, for a stage that cannot fit whatever the batch; it is not tried."""
     tokenization: list[dict[str, str]] = field(default_factory=list)
+    extensions: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What extensions saw, by name: ``rows`` of the table, ``advice``, and numbers of their own."""
     advice: list[dict[str, str]] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
@@ -122,6 +125,18 @@ def preflight(
         found.sampling = _sampled(
             recipe, data.train[:problems], policy, form, samples, ends - 20 * minutes * trial, say
         )
+        looked = Look(
+            policy,
+            data.train[: found.sampling["problems"]],
+            form,
+            samples,
+            found.sampling["per_problem"],
+            sft,
+            device,
+            say,
+        )
+        if recipe.grpo.enabled:
+            found.extensions = plan.extensions.preview(looked)
         hang = [name for name, told in found.sampling["rewards"].items() if told["hangs"]]
         if trial and recipe.grpo.enabled and not hang and "grpo" not in found.planned:
             say(f"trying a few GRPO steps ({_left(ends)})")

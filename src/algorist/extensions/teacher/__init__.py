@@ -79,6 +79,11 @@ class Distillation(Extension):
 
         return refusals(self.recipe, plan)
 
+    def preview(self, look: Any) -> dict[str, Any] | None:
+        from algorist.extensions.teacher.preview import preview
+
+        return preview(self.recipe, look)
+
     def open(self, run: Any) -> None:
         self.say = run.display.say
 
