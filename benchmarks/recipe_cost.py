@@ -97,6 +97,19 @@ MODELS: dict[str, tuple[type[PretrainedConfig], dict[str, int], int]] = {
         },
         596_049_920,
     ),
+    "Qwen/Qwen3-1.7B-Base": (
+        Qwen3Config,
+        {
+            "hidden_size": 2048,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "intermediate_size": 6144,
+            "vocab_size": 151936,
+        },
+        1_720_574_976,
+    ),
     "Qwen/Qwen3-4B-Base": (
         Qwen3Config,
         {
