@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -254,3 +255,24 @@ def test_a_teacher_without_the_packed_pass_is_refused_for_full_only(tmp_path: Pa
                 run()
         else:
             run()
+
+
+@pytest.mark.parametrize("loss", ["full", "top_k"])
+def test_products_in_bfloat16_give_nearly_the_same(tmp_path: Path, loss: str) -> None:
+    """Under autocast, as a run with float32 weights trains on a GPU."""
+    trainer, part = taught(
+        tmp_path / "run", teacher={"model": save(tmp_path / "t", 1), "loss": loss}, max_steps=1
+    )
+    trainer.train()
+    rows = trainer.rollouts.in_group_order(range(len(trainer.rollouts)))
+    batch, results = part.update(trainer.rollouts.take(rows), trainer), []
+    for autocast in (nullcontext, partial(torch.autocast, "cpu", dtype=torch.bfloat16)):
+        piece, model = batch.take(range(len(batch))), make_model()
+        LogProbs()(model, piece, of_head={"teacher": part.of_head(piece)}, autocast=autocast)
+        value = piece.extra["teacher"][..., 0][piece.mask]
+        value.mean().backward()
+        gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+        results.append((value.detach(), gradient))
+    (exact, slope), (rough, rough_slope) = results
+    assert rough.dtype == torch.float32 and float((rough - exact).abs().mean()) < 0.05 * float(exact.mean())
+    assert torch.cosine_similarity(slope, rough_slope, dim=0) > 0.99

@@ -1,0 +1,106 @@
+"""How much of the gap to its teacher a student closes, and GRPO in the same processor seconds, on the quickstart.
+
+    python benchmarks/teacher.py --out runs/teacher --seeds 3            # trains the teacher first: minutes
+    python benchmarks/teacher.py --out runs/teacher --seeds 3 --losses sampled full
+
+The teacher is the quickstart after GRPO, the student the quickstart after SFT. GRPO, with the quickstart's own settings, gets as many steps as
+the slowest distillation of that seed took seconds. Gap closed: (student after - before) / (teacher - before), in pass@1 of the sampled
+completions on the quickstart's held-out problems. Seconds are processor seconds of the stage without evaluation; one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from algorist.config.load import load_recipe
+from algorist.evaluation.artifact import read_artifact
+from algorist.evaluation.estimators import paired_difference, sampled_groups
+from algorist.runs.pipeline import run_recipe
+
+STEPS = 40
+"""Steps of quickstart-distill."""
+
+
+def rates(run: Path, name: str) -> list[float]:
+    """Return the share of right sampled completions of each held-out problem."""
+    groups = sampled_groups(read_artifact(run / "eval", name).samples)
+    return [sum(bool(row["correct"]) for row in groups[key]) / len(groups[key]) for key in sorted(groups)]
+
+
+def train(out: Path, name: str, recipe: str, *settings: str) -> tuple[Path, float]:
+    """Run GRPO's stage; return the run and its processor seconds."""
+    loaded = load_recipe(
+        recipe, [f"output_dir={out}", f"run_name={name}", "device=cpu", "threads=1", *settings]
+    )
+    began = time.process_time()
+    run_recipe(
+        loaded.recipe.model_copy(update={"eval": loaded.recipe.eval.model_copy(update={"enabled": False})})
+    )
+    seconds = time.process_time() - began
+    return out / name, seconds
+
+
+def score(out: Path, run: Path, seed: int) -> list[float]:
+    """Evaluate a run's final model on the quickstart's held-out problems."""
+    name = f"{run.name}-eval"
+    settings = [f"model.name={run / 'grpo' / 'final'}", "sft.enabled=false", "grpo.enabled=false"]
+    base = ["eval.baseline=true", f"output_dir={out}", f"run_name={name}", "device=cpu", "threads=1"]
+    run_recipe(load_recipe("quickstart", [*settings, *base, f"seed={seed}"]).recipe)
+    return rates(out / name, "base")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=Path("runs/teacher"))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--losses", nargs="+", default=["sampled", "full"])
+    options = parser.parse_args()
+    out = options.out.resolve()
+    teacher = out / "quickstart"
+    if not (teacher / "eval" / "grpo.json").exists():
+        run_recipe(load_recipe("quickstart", [f"output_dir={out}", "device=cpu", "threads=1"]).recipe)
+    before, best = rates(teacher, "sft"), rates(teacher, "grpo")
+    start, goal = sum(before) / len(before), sum(best) / len(best)
+    print(f"student {start:.1%}, teacher {goal:.1%} of {len(before)} problems × 8")
+    lines = (teacher / "metrics.jsonl").read_text().splitlines()
+    steps = [row["time/step_s"] for row in map(json.loads, lines) if "time/step_s" in row]
+    of_grpo = sum(steps) / len(steps)
+    student = [f"model.name={teacher / 'sft' / 'final'}", "sft.enabled=false"]
+    result: dict[str, Any] = {"before": start, "teacher": goal, "runs": []}
+    for seed in range(1, options.seeds + 1):
+        slowest = 0.0
+        for loss in [*options.losses, "grpo"]:
+            name = f"{loss}-{seed}"
+            if loss == "grpo":
+                count = max(1, round(slowest / of_grpo))
+                run, seconds = train(
+                    out, name, "quickstart", *student, f"seed={seed}", f"grpo.max_steps={count}"
+                )
+            else:
+                count = STEPS
+                settings = [f"seed={seed}", f"grpo.max_steps={STEPS}"]
+                settings.append(f"grpo.teacher={{model: '{teacher}', loss: {loss}}}")
+                run, seconds = train(out, name, "quickstart-distill", *student, *settings)
+                slowest = max(slowest, seconds)
+            after = score(out, run, seed)
+            rate = sum(after) / len(after)
+            gain = paired_difference(before, after)
+            row = {"name": loss, "seed": seed, "steps": count, "seconds": seconds, "pass@1": rate}
+            row |= {"gap_closed": (rate - start) / (goal - start), "gain": [gain.value, gain.low, gain.high]}
+            result["runs"].append(row)
+            print(
+                f"{loss:8} seed {seed}: {count} steps, {seconds:.0f} s, pass@1 {rate:.1%} "
+                f"({gain.value:+.1%} [{gain.low:+.1%}, {gain.high:+.1%}]), gap closed {row['gap_closed']:.0%}",
+                flush=True,
+            )
+    (out / "teacher.json").write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
