@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -220,6 +221,20 @@ def test_the_tracker_is_checked_before_data_and_model(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no\.jsonl"):  # what comes next
         run_recipe(recipe_of(*nowhere))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "extra"), [("wandb", "wandb"), ("tensorboard", "tracking"), ("trackio", "tracking")]
+)
+def test_a_tracker_is_an_extra_with_a_name(name: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
+    with pytest.raises(MissingExtraError, match=rf"names {name}, .* pip install 'algorist\[{extra}\]'"):
+        check_trackers([name])
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))[
+        "project"
+    ]
+    assert any(text.startswith(name) for text in project["optional-dependencies"][extra])
+    assert not any(text.startswith(name) for text in project["dependencies"])
 
 
 PROJECTS = [("team/maths", "team-maths"), ("a?b:c", "a-b-c"), ("x" * 130, "x" * 128)]

@@ -40,7 +40,10 @@ def test_installed_with_the_stated_dependencies() -> None:
     direct = importlib.metadata.distribution("algorist").read_text("direct_url.json")
     assert direct is not None and json.loads(direct)["dir_info"]["editable"]  # as make test installs it
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    asked = {r.name: r.specifier for r in map(Requirement, project["dependencies"])}
+    asked = {
+        r.name: r.specifier
+        for r in map(Requirement, [*project["dependencies"], *project["optional-dependencies"]["wandb"]])
+    }
     for name, least in (("datasets", "2.18"), ("transformers", "4.38"), ("trl", "0.10"), ("wandb", "0.16")):
         assert not asked[name].contains(_below(least)), name
     assert project["requires-python"] == ">=3.11"

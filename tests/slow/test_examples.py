@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,19 @@ def test_own_dataset_trains_on_its_problems(folder: Path) -> None:
     ]
     evaluated = json.loads((folder / "runs" / "larger" / "eval" / "grpo.json").read_text(encoding="utf-8"))
     assert evaluated["dataset"] == "larger"
+
+
+def test_the_quickstart_is_one_script_with_its_dependencies(tmp_path: Path) -> None:
+    text = (EXAMPLES / "quickstart.py").read_text(encoding="utf-8")
+    lines = re.findall(r"^# ?(.*)$", text.split("# ///\n")[0].partition("# /// script\n")[2], re.MULTILINE)
+    block = tomllib.loads("\n".join(lines))  # as PEP 723 reads it
+    project = tomllib.loads((EXAMPLES.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert block["dependencies"] == [project["name"]]
+    assert block["requires-python"] == project["requires-python"]
+    assert (EXAMPLES / block["tool"]["uv"]["sources"]["algorist"]["path"] / "pyproject.toml").is_file()
+    printed = run(tmp_path, "quickstart.py", *TINY, *FEW)
+    assert re.findall(r"^(sft|grpo): \d+\.\d % \[", printed, re.MULTILINE) == ["sft", "grpo"]
+    assert "the report: runs/quickstart/report.html" in printed
 
 
 def test_read_rollouts(folder: Path) -> None:
@@ -124,7 +138,7 @@ def test_own_reward_in_a_run(folder: Path) -> None:
 
 def test_examples_are_few_short_and_public() -> None:
     scripts = sorted(EXAMPLES.glob("*.py"))
-    assert len(scripts) <= 7
+    assert len(scripts) <= 8  # seven parts, and quickstart.py, the whole as one script for uv
     for script in scripts:
         text = script.read_text(encoding="utf-8")
         assert text.count("\n") <= 80, script

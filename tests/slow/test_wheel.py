@@ -6,7 +6,10 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
+import tomllib
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -27,13 +30,37 @@ def call(*command: str, folder: Path, **environment: str) -> str:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel of a copy of the tree: the build writes beside the sources."""
     copy, out = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("wheel")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", "CHANGELOG.md", "constraints.txt"):
         shutil.copy2(ROOT / name, copy)
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
     shutil.copytree(ROOT / "src", copy / "src", ignore=ignored)
-    call(*PIP, "wheel", "--no-deps", "--no-build-isolation", "-w", str(out), str(copy), folder=out)
-    (found,) = out.glob("algorist-*.whl")
-    return found
+    frontend = find_spec("build")
+    if (
+        frontend is not None and frontend.origin is not None
+    ):  # no folder of that name; the source distribution first, then the wheel from it, as for a release
+        call(sys.executable, "-m", "build", "--no-isolation", "-o", str(out), str(copy), folder=out)
+    else:
+        call(*PIP, "wheel", "--no-deps", "--no-build-isolation", "-w", str(out), str(copy), folder=out)
+    (built,) = out.glob("algorist-*.whl")
+    return built
+
+
+def test_the_source_distribution_has_what_a_build_needs(wheel: Path) -> None:
+    sources = [*wheel.parent.glob("algorist-*.tar.gz")]
+    if not sources:
+        pytest.skip("build is not installed; try: pip install build")
+    with tarfile.open(sources[0]) as archive:
+        inside = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "constraints.txt"} <= inside
+    tree = {str(p.relative_to(ROOT)) for p in (ROOT / "src" / "algorist").rglob("*") if p.is_file()}
+    assert {name for name in tree if "__pycache__" not in name} <= inside
+
+
+def test_one_version(wheel: Path) -> None:
+    from algorist import __version__
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["version"] == __version__ == wheel.name.split("-")[1]
 
 
 @pytest.fixture(scope="module")

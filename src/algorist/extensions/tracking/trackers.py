@@ -305,7 +305,8 @@ def check_trackers(names: Sequence[str], section: TrackingSection | None = None)
         if (
             found is None or found.origin is None
         ):  # a folder of that name in the working directory has no origin
-            install = "mlflow" if name == "mlflow" else "'algorist[tracking]'"
+            extra = "wandb" if name == "wandb" else "tracking"
+            install = "mlflow" if name == "mlflow" else f"'algorist[{extra}]'"
             raise MissingExtraError(
                 f"report_to names {name}, which is not installed: pip install {install}; or leave it out: "
                 f"report_to={json.dumps([n for n in names if n != name])}"
