@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from algorist.cli.terminal import console, printing_above
+from algorist.cli.terminal import console, printing_above, say
 from algorist.errors import DAMAGED
 from algorist.store.run_log import clock
 from algorist.store.safe_text import printable
@@ -35,12 +35,18 @@ CURVES = (
 )
 
 
-@app.command(epilog="Example: algorist watch runs/quickstart · Next: algorist diagnose runs/quickstart")
+@app.command(
+    epilog="Example: algorist watch runs/quickstart · algorist watch runs/quickstart --web · Next: algorist diagnose runs/quickstart"
+)
 def watch(
     run: Annotated[Path, typer.Argument(help="A run folder; the run may be in another window.")],
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Look once, print one JSON object.")] = False,
+    web: Annotated[
+        bool, typer.Option("--web", help="A live page for a browser on this machine, until Ctrl-C.")
+    ] = False,
+    port: Annotated[int, typer.Option(help="Port of --web; 0: any that is free.", min=0, max=65535)] = 0,
 ) -> None:
     """Watch a run from another window: where it is, its curves, what is wrong. Ends with the run, or with Ctrl-C."""
     from rich.live import Live
@@ -50,6 +56,9 @@ def watch(
     folder = RunFolder.open(run)
     if as_json:
         print(json.dumps(state(folder)))
+        return
+    if web:
+        _serve(folder, port, every)
         return
     drawn = console()
     if once or not drawn.is_terminal:
@@ -66,6 +75,21 @@ def watch(
         while folder.is_running():
             time.sleep(every)
             live.update(picture(state(folder)))
+
+
+def _serve(folder: RunFolder, port: int, every: float) -> None:
+    """Serve the live page until Ctrl-C."""
+    from algorist.report.live import HOST, LivePage, make_server
+
+    server, address = make_server(LivePage(folder, lambda: state(folder), every), port)
+    number = server.server_address[1]
+    say(
+        f"{folder.path}, live, for this machine only and whoever knows the token (Ctrl-C ends the page, not the run):"
+    )
+    print(f"  {address}", flush=True)
+    say(f"From elsewhere: ssh -L {number}:{HOST}:{number} THIS_MACHINE, then the same address there")
+    with server:
+        server.serve_forever()
 
 
 def state(folder: RunFolder) -> dict[str, Any]:
@@ -87,10 +111,25 @@ def state(folder: RunFolder) -> dict[str, Any]:
         "stage": stage,
         "step": last.get("step"),
         "steps": _steps(folder, stage),
+        "seconds_left": _seconds_left(lines, _steps(folder, stage)),
         "seconds_since_last_line": round(time.time() - last["time"], 1) if "time" in last else None,
         "curves": {label: values for label, values in curves.items() if values},
         "findings": [finding.one_line() for finding in diagnose(folder.path)],
     }
+
+
+def _seconds_left(lines: list[dict[str, Any]], steps: int | None) -> float | None:
+    """Return about how long the stage of the last line still takes, by the pace of its lines."""
+    stage = lines[-1].get("stage") if lines else None
+    timed = [
+        (line["step"], line["time"])
+        for line in lines
+        if line.get("stage") == stage and isinstance(line.get("step"), int) and "time" in line
+    ]
+    if steps is None or len(timed) < 2 or timed[-1][0] <= timed[0][0]:
+        return None
+    (first, began), (last, now) = timed[0], timed[-1]
+    return round(max(0, steps - last) * (now - began) / (last - first), 1)
 
 
 def _steps(folder: RunFolder, stage: str | None) -> int | None:

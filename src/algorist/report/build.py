@@ -52,8 +52,11 @@ def build_report(run_folder: Path) -> Path:
     return run.report
 
 
-def render(data: dict[str, Any]) -> str:
-    """Return the page for what ``collect`` returned; names of metrics and datasets are as foreign as completions."""
+def render(data: dict[str, Any], live: dict[str, Any] | None = None) -> str:
+    """Return the page for what ``collect`` returned; names of metrics and datasets are as foreign as completions.
+
+    With ``live`` (``every``: seconds between two looks, ``version``: of the run) the page follows the run through its server.
+    """
     data = with_texts(data, printable)
     here = files("algorist.report")
     environment = jinja2.Environment(
@@ -74,10 +77,11 @@ def render(data: dict[str, Any]) -> str:
         payload=embedded_json(shown),
         position=position,
         main_charts=MAIN_CHARTS,
+        live=live,
         is_share=is_share,
         assets={
             name: here.joinpath(name).read_text(encoding="utf-8")
-            for name in ("uplot.js", "uplot.css", "uplot.LICENSE.txt", "report.css", "report.js")
+            for name in ("uplot.js", "uplot.css", "uplot.LICENSE.txt", "report.css", "report.js", "live.js")
         },
     )
 
