@@ -99,6 +99,15 @@ def test_columns_without_a_known_name_are_guessed_by_what_they_hold(verb: Any, t
     assert not recipe.sft.enabled and recipe.eval.baseline
 
 
+def test_repeated_questions_that_leave_little_to_measure_with_are_shown(verb: Any, tmp_path: Path) -> None:
+    shown = verb("new", write(tmp_path / "a.csv", ROWS + ROWS[:30]), "--model", "tiny")[1]
+    assert "30 questions are repeated" in shown and "warning: so few held-out problems" in shown
+    line = next(line for line in shown.splitlines() if "to train on" in line)
+    assert line.startswith("56 to train on, ") and int(line.split()[4]) < 14
+    code, _, err = verb("new", write(tmp_path / "b.csv", ROWS * 9), "--model", "tiny")
+    assert code == 2 and "also trained on, since 320 questions are repeated" in err
+
+
 def test_solutions_that_end_in_the_answer_serve_as_both(verb: Any, tmp_path: Path, real_data: Path) -> None:
     rows = [{"question": r["Frage"], "answer": f"{r['Rechnung']}\n#### {r['Antwort']}"} for r in ROWS]
     shown = json.loads(verb("new", write(tmp_path / "g.jsonl", rows), "--model", "tiny", "--json")[1])

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from algorist.runs.first_recipe import Hardware
 
 app = typer.Typer(add_completion=False)
+FEW = 30
+"""Held-out problems of which one is more than 3 points."""
 NONE = "-"
 """What stands for no column."""
 
@@ -79,14 +81,16 @@ def new(
     hardware, chosen = _hardware(memory, gpu), model
     if chosen is None:
         chosen = _choose_model(hardware, asks)
-    files = write_files(file, name or name_for(data), chosen, hardware)
-    recipe = files[0]
+    written = write_files(file, name or name_for(data), chosen, hardware)
+    files, recipe = written.files, written.files[0]
     steps = [f"algorist preflight {recipe}", f"algorist run {recipe}"]
     if as_json:
         shown = {
             "files": list(map(str, files)),
             "columns": file.columns,
             "rows": len(file.rows),
+            "train": written.train,
+            "held_out": written.held_out,
             "left_out": file.left_out,
             "unreadable": len(file.golds.unreadable),
             "decimal": file.decimal,
@@ -98,6 +102,10 @@ def new(
         print(json.dumps(shown))
         return
     _show_answers(file)
+    say(f"{written.train} to train on, {written.held_out} held out to measure with")
+    if written.held_out < FEW:
+        again = "; repeated questions are never held out" if file.golds.repeated else ""
+        say(f"warning: so few held-out problems say little about the gain{again}", "yellow")
     say(f"model {chosen} for {hardware}")
     say(f"written: {recipe} (the recipe), {files[1]} (a reward to change), {files[2]} (its test)")
     say("Next: does it fit, will it learn, how long; then the run:")

@@ -15,7 +15,7 @@ from typing import Any
 from algorist.config.load import validate
 from algorist.config.yaml_text import one_line_yaml, read_yaml
 from algorist.data import load_problems
-from algorist.errors import ConfigError
+from algorist.errors import ConfigError, DataError
 from algorist.runs.first_look import DataFile
 from algorist.store.safe_text import one_line
 
@@ -96,8 +96,9 @@ def sizes_for(file: DataFile, model: str, hardware: Hardware) -> Sizes:
     if model == "tiny":
         tokens = _tokens(file, 1.5, 100, 256)
         room = 512 if questions + 80 + tokens <= 512 else 64 * (2 + (questions + 80 + tokens) // 64)
-        shape = {"vocab_size": 700, "hidden_size": 96, "layers": 3, "max_position_embeddings": room}
-        why = "0.4 M weights from nothing: shows that all fits, learns little"
+        shape = {"vocab_size": 700, "hidden_size": 96, "layers": 3}
+        shape |= {"max_position_embeddings": room} if room > 512 else {}
+        why = "0.4 M weights from nothing: shows that all fits"
         return Sizes({"name": "tiny", "tiny": shape}, why, 5e-3, 3e-4, 60, min(16, train), tokens, 250)
     size, memory = billions(model), hardware.memory_gb
     whole = size is not None and TRAINED_GB * size + ROOM_GB <= memory
@@ -132,8 +133,17 @@ def share_of(file: DataFile) -> float:
     return 0.8 if len(file.problems) < 2000 else 0.9
 
 
-def recipe_text(file: DataFile, name: str, model: str, hardware: Hardware) -> str:
-    """Return the recipe as YAML with comments.
+@dataclass(frozen=True)
+class Written:
+    """The files of a first recipe, and how many problems it trains on and measures with."""
+
+    files: list[Path]
+    train: int
+    held_out: int
+
+
+def recipe_text(file: DataFile, name: str, model: str, hardware: Hardware) -> tuple[str, int, int]:
+    """Return the recipe as YAML with comments, and how many problems it trains on and holds out.
 
     Raises:
         ConfigError, DataError: It would not run.
@@ -165,8 +175,7 @@ def recipe_text(file: DataFile, name: str, model: str, hardware: Hardware) -> st
     lines = [
         f"# Written by `algorist new`. What each key means: algorist recipes show {name}.yaml --resolved --describe",
         f"name: {name}",
-        f"# The model: {sizes.why_model}.",
-        f"model: {_flow(sizes.model)}",
+        *_model_lines(model, sizes),
         "data:",
         "  train:",
         *train,
@@ -190,9 +199,23 @@ def recipe_text(file: DataFile, name: str, model: str, hardware: Hardware) -> st
     ]
     text = "\n".join(lines) + "\n"
     recipe = validate(read_yaml(text, f"{name}.yaml"), where=f"{name}.yaml")
-    for section in (recipe.data.train, recipe.data.eval):
-        load_problems(section)
-    return text
+    try:
+        held_out = len(load_problems(recipe.data.eval))
+    except DataError:
+        if not file.golds.repeated:
+            raise
+        raise DataError(
+            f"{file.path}: every question that would be held out is also trained on, since {file.golds.repeated} questions are "
+            "repeated. Remove the repeated rows"
+        ) from None
+    return text, len(load_problems(recipe.data.train)), held_out
+
+
+def _model_lines(model: str, sizes: Sizes) -> list[str]:
+    section = f"model: {_flow(sizes.model)}"
+    if model == "tiny":  # more threads than one only wait for each other
+        return ["threads: 1", _comment(section, sizes.why_model)]
+    return [f"# The model: {sizes.why_model}.", section]
 
 
 def _flow(value: Any) -> str:
@@ -262,8 +285,8 @@ def name_for(path: str) -> str:
     return f"data_{name}" if name[0].isdigit() or keyword.iskeyword(name) else name
 
 
-def write_files(file: DataFile, name: str, model: str, hardware: Hardware) -> list[Path]:
-    """Write ``NAME.yaml``, ``NAME_reward.py`` and ``test_NAME_reward.py`` into this folder; return their paths.
+def write_files(file: DataFile, name: str, model: str, hardware: Hardware) -> Written:
+    """Write ``NAME.yaml``, ``NAME_reward.py`` and ``test_NAME_reward.py`` into this folder.
 
     Raises:
         ConfigError: The name is none for a Python file, or one of the files exists; nothing is written.
@@ -291,11 +314,12 @@ def write_files(file: DataFile, name: str, model: str, hardware: Hardware) -> li
         "answer": ascii(first.answer),
         "extra": ascii({k: v for k, v in first.extra.items() if isinstance(v, str | int | float)}),
     }
+    recipe, train, held_out = recipe_text(file, name, model, hardware)
     texts = [
-        recipe_text(file, name, model, hardware),
+        recipe,
         REWARD.format(name=name, column=column),
         TEST.format_map(values),
     ]
     for target, text in zip(targets, texts, strict=True):
         target.write_text(text, encoding="utf-8")
-    return targets
+    return Written(targets, train, held_out)
