@@ -81,7 +81,7 @@ def make_server(live: LivePage, port: int = 0, token: str | None = None) -> tupl
     Raises:
         ConfigError: The port cannot be taken.
     """
-    token = token or secrets.token_urlsafe(16)
+    secret = token or secrets.token_urlsafe(16)
 
     class Handler(BaseHTTPRequestHandler):
         server_version, sys_version = "algorist", ""
@@ -90,7 +90,7 @@ def make_server(live: LivePage, port: int = 0, token: str | None = None) -> tupl
         def do_GET(self) -> None:
             host = (self.headers.get("Host") or "").rpartition(":")[0]
             parts = self.path.partition("?")[0].split("/")
-            known = len(parts) == 3 and secrets.compare_digest(parts[1].encode(), token.encode())
+            known = len(parts) == 3 and secrets.compare_digest(parts[1].encode(), secret.encode())
             if host not in (HOST, "localhost") or not known or parts[2] not in ("", "state"):
                 self.answer(404, "text/plain", "not found\n")
                 return
@@ -133,4 +133,4 @@ def make_server(live: LivePage, port: int = 0, token: str | None = None) -> tupl
         ) from None
     except OverflowError:
         raise ConfigError(f"--port is {port}; expected a number from 1 to 65535, or 0 for any") from None
-    return server, f"http://{HOST}:{server.server_address[1]}/{token}/"
+    return server, f"http://{HOST}:{server.server_address[1]}/{secret}/"
