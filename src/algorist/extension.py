@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from algorist.config.schema import Recipe
+    from algorist.diagnosis.rule import Rule
     from algorist.prompts import PromptFormat
     from algorist.training.batch import Batch
     from algorist.training.lm_head import OfHead
@@ -192,6 +193,8 @@ class Extension:
     """Section of the recipe (``""`` the recipe itself, ``grpo``, ``model``, …) → a ``Section`` whose fields are added to it."""
     order: ClassVar[int] = 50
     """Place among the hooks of others; a smaller number comes first."""
+    rules: ClassVar[Sequence[Rule]] = ()
+    """What ``preflight``, ``diagnose`` and the warnings of a running training recognise of it."""
     teaches: bool = False
     """It has a signal of its own, so that a run without any weighted reward still learns."""
     needs_every_row: bool = False

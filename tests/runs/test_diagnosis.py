@@ -19,8 +19,9 @@ from safetensors.torch import load_file
 from algorist.config import load_recipe
 from algorist.config.schema import Recipe
 from algorist.data.pass_rates import key_of, read_table
-from algorist.diagnosis.diagnose import ALL_CAUSES, diagnose
+from algorist.diagnosis.diagnose import diagnose
 from algorist.diagnosis.findings import Settings
+from algorist.diagnosis.rule import all_rules
 from algorist.errors import AlgoristError, ConfigError, DataError
 from algorist.report.build import build_report
 from algorist.runs.pass_rates import table_path, with_pass_rates
@@ -164,8 +165,9 @@ def names(run: Path) -> list[str]:
     for finding in found:
         assert finding.sentence and finding.evidence and finding.severity in (1, 2, 3)
         advised = run.parent / "advised.yaml"
-        advised.write_text(f"extends: {run / 'config.yaml'}\n{finding.change}\n", encoding="utf-8")
-        check_names(load_recipe(str(advised)).recipe)
+        advised.write_text(f"extends: {run / 'config.yaml'}\n", encoding="utf-8")
+        check_names(load_recipe(str(advised), finding.change).recipe)
+        assert json.loads(json.dumps(finding.as_dict()))["change"] == list(finding.change)
     return [finding.name for finding in found]
 
 
@@ -185,9 +187,8 @@ def changed_copy(source: Path, target: Path, **eos: object) -> Path:
 
 def test_a_change_that_is_made_already_is_not_advised() -> None:
     settings = Settings({"sft": {"enabled": True}, "grpo": {"max_completion_tokens": 24}})
-    assert settings.change(sft__enabled=True, grpo__max_completion_tokens=96) == (
-        "grpo:\n  max_completion_tokens: 96  # is 24"
-    )
+    changed = settings.changed({"sft.enabled": True, "grpo.max_completion_tokens": 96})
+    assert changed == (("grpo.max_completion_tokens=96",), ("24",))
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -409,9 +410,13 @@ def test_rated_problems_are_filtered_and_a_killed_rating_continues(runs: Runs, t
         Problems.load(recipe(tmp_path, *named, "data.train.pass_rate=[0.9,0.95]"))
 
 
-def test_every_cause_has_a_test() -> None:
-    mine = Path(__file__).read_text(encoding="utf-8")
-    assert [name for name in ALL_CAUSES if f'"{name}"' not in mine] == []
+OF_PREFLIGHT = "unit/test_rules.py"
+
+
+def test_every_rule_has_a_test() -> None:
+    here = Path(__file__).read_text(encoding="utf-8")
+    here += (Path(__file__).parents[1] / OF_PREFLIGHT).read_text(encoding="utf-8")
+    assert [name for name in all_rules() if f'"{name}"' not in here] == []
 
 
 def test_a_run_says_a_cause_once_while_it_trains(runs: Runs) -> None:

@@ -233,13 +233,13 @@ class Call:
 def call(monkeypatch: pytest.MonkeyPatch) -> Iterator[Call]:
     """The command line, and afterwards registries and log levels as they were."""
     from algorist.data import DATASETS
-    from algorist.diagnosis.diagnose import CAUSES
+    from algorist.diagnosis.rule import FACTS, RULES
     from algorist.grading import MATCHERS
     from algorist.models.families import FAMILIES
     from algorist.prompts import FORMATS
     from algorist.rewards import REWARDS
 
-    for registry in (DATASETS, CAUSES, MATCHERS, FORMATS, REWARDS):
+    for registry in (DATASETS, FACTS, RULES, MATCHERS, FORMATS, REWARDS):
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
     families = dict(FAMILIES)
     for name, value in (
@@ -495,11 +495,11 @@ def test_values_in_the_paper_index_are_those_of_the_recipes() -> None:
         assert found == yaml.safe_load(value), f"{name or 'default'}: {key} is {found}"
 
 
-def test_every_cause_is_explained() -> None:
-    from algorist.diagnosis.diagnose import ALL_CAUSES
+def test_every_rule_is_explained() -> None:
+    from algorist.diagnosis.rule import all_rules
 
     headings = anchors_of(ROOT / "docs" / "troubleshooting.md")
-    assert set(ALL_CAUSES) <= headings, sorted(set(ALL_CAUSES) - headings)
+    assert set(all_rules()) <= headings, sorted(set(all_rules()) - headings)
 
 
 def test_each_page_is_in_the_navigation_and_make_targets_exist() -> None:

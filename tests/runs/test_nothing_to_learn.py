@@ -38,7 +38,7 @@ def test_two_steps_without_an_answer(tmp_path: Path, diagnose: Any, capsys: Any)
     code, out = diagnose(folder)
     assert code == 1 and "nothing is wrong" not in out
     assert "32 of 32 completions have no answer that can be read" in out and "no_answer 32" in out
-    assert "enabled: true  # is false" in out  # SFT, which is off here
+    assert "sft.enabled=true  # is false" in out  # SFT, which is off here
     code, out = diagnose(folder, "--json")
     assert json.loads(out)["healthy"] is False
 

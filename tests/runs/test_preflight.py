@@ -90,10 +90,16 @@ def test_what_is_wrong_is_advised(tmp_path: Path) -> None:
     ).recipe  # fmt: skip
     found = preflight(recipe, trial=False, problems=4, samples=4)
     assert found.prompts["do_not_fit"] == 12
-    told = " ".join(advice["why"] for advice in found.advice)
-    assert "leave no room for 40 tokens" in told and "cut off at 40 tokens" in told and "be useful" in told
-    changes = "\n".join(advice["change"] for advice in found.advice)
-    assert "max_prompt_tokens: 24" in changes and "enabled: true" in changes
+    text = " ".join(finding.sentence for finding in found.advice)
+    assert "leave no room for 40 tokens" in text and "cut off at 40 tokens" in text and "be useful" in text
+    changes = [line for finding in found.advice for line in finding.change]
+    assert "data.train.max_prompt_tokens=24" in changes and "sft.enabled=true" in changes
+    assert {finding.name for finding in found.advice} >= {
+        "prompts_too_long",
+        "truncated",
+        "few_useful_groups",
+    }
+    load_recipe("smoke-cpu", ["data.sft=null", *changes])
 
 
 def planned(*overrides: str) -> dict[str, Any]:
@@ -161,7 +167,7 @@ def test_a_run_or_an_sft_checkpoint_is_looked_at(
     assert set(sampled["tags"]) == {"<reasoning>", "</reasoning>", "<answer>", "</answer>"}
     assert len(sampled["shown"]) == 5 and max(sampled["tokens"]) <= 64
     assert 1 / 8 <= sampled["distinct"] <= 1 and set(sampled["rewards"]) == {"correct", "well_formed"}
-    assert "sft" not in found["batch"] and found["tokenization"] == []
+    assert "sft" not in found["batch"] and found["tokenization"] == {}
     assert sorted(p.relative_to(sft_run) for p in sft_run.rglob("*")) == before
 
 
@@ -172,23 +178,29 @@ def test_identical_completions_and_missing_tags_are_diagnosed(
     model = str(sft_run / "sft/final")
     cold = called(capsys, model, "--problems", "6", "grpo.temperature=0.00001")
     assert cold["sampling"]["identical_groups"] >= 0.7 and cold["sampling"]["distinct"] < 0.3
-    (advice,) = [a for a in cold["advice"] if "hold one text 8 times" in a["why"]]
-    assert "temperature 1e-05" in advice["why"] and "temperature: 1.0  # is 1.0e-05" in advice["change"]
+    (advice,) = [a for a in cold["advice"] if a["name"] == "identical_completions"]
+    assert "grpo.temperature 1e-05" in texts(advice) and "grpo.temperature=1.0" in advice["change"]
     narrow = called(capsys, model, "--problems", "6", "grpo.top_k=1")
-    (advice,) = [a for a in narrow["advice"] if "hold one text 8 times" in a["why"]]
-    assert narrow["sampling"]["identical_groups"] == 1 and "top_k: 0  # is 1" in advice["change"]
+    (advice,) = [a for a in narrow["advice"] if a["name"] == "identical_completions"]
+    assert narrow["sampling"]["identical_groups"] == 1 and "grpo.top_k=0" in advice["change"]
     warm = called(capsys, model)
-    assert not [a for a in warm["advice"] if "hold one text" in a["why"]]
+    assert not [a for a in warm["advice"] if a["name"] == "identical_completions"]
     assert warm["sampling"]["ended"] >= 12, "the model has learned to end"
-    found = [a for a in warm["advice"] if "tags of the prompt format are missing" in a["why"]]
-    # So few steps teach an adapter on random weights to end, but not the format; all weights learn both.
-    assert len(found) == (sft_run / "sft/final/adapter_config.json").is_file()
+    found = [a for a in warm["advice"] if a["name"] == "unparseable"]
+    # So few steps teach to end; an adapter on random weights learns no tag, all weights learn tags, but not yet a whole answer.
+    is_adapter = (sft_run / "sft/final/adapter_config.json").is_file()
+    assert warm["sampling"]["ended_unreadable"] >= 0.7 * warm["sampling"]["ended"] and len(found) == 1
+    assert (warm["sampling"]["tags"]["<answer>"] < 0.3) == is_adapter
     other = called(capsys, model, "prompt.format=working_solution")
-    (advice,) = [a for a in other["advice"] if "tags of the prompt format are missing" in a["why"]]
-    assert "<SOLUTION> 0%" in advice["why"] and "max_steps: 120  # is 60" in advice["change"]
-    assert (
-        "well_formed" in advice["change"] and "<start_working_out>" not in advice["why"]
-    )  # the prompt has it
+    (advice,) = [a for a in other["advice"] if a["name"] == "unparseable"]
+    assert "<SOLUTION> 0%" in texts(advice) and "sft.max_steps=120" in advice["change"]
+    assert "well_formed" in " ".join(advice["change"])
+    assert "<start_working_out>" not in texts(advice)  # the prompt has it
+
+
+def texts(advice: dict[str, Any]) -> str:
+    """Return a finding's sentence and evidence."""
+    return " ".join([advice["explanation"], *(e["text"] for e in advice["evidence"])])
 
 
 def test_tokenization_faults_are_diagnosed(
@@ -202,16 +214,17 @@ def test_tokenization_faults_are_diagnosed(
     tokenizer.save_pretrained(tmp_path / "model")
     recipe = str(sft_run / "config.yaml")
     whole = called(capsys, recipe, "--model", str(tmp_path / "model"), "--problems", "2")
-    assert whole["tokenization"] == []
+    assert whole["tokenization"] == {}
     tokenizer.add_special_tokens({"additional_special_tokens": ["<answer>"]})
     tokenizer.save_pretrained(tmp_path / "model")
     found = called(capsys, recipe, "--model", str(tmp_path / "model"), "--problems", "2")
-    assert "cannot write <answer>" in found["advice"][0]["why"] and found["sampling"]["tags"]["<answer>"] == 0
+    (advice,) = [a for a in found["advice"] if a["name"] == "tags_lost"]
+    assert "cannot write <answer>" in advice["explanation"] and found["sampling"]["tags"]["<answer>"] == 0
     tokenizer.add_tokens(["Zyx"])
     tokenizer.save_pretrained(tmp_path / "model")
     new_word = "prompt.system_prompt=Zyx"
     found = called(capsys, recipe, new_word, "--model", str(tmp_path / "model"), "--problems", "2")
-    assert any("embeddings" in advice["why"] for advice in found["advice"]) and not found["sampling"]
+    assert "ids_without_embeddings" in [a["name"] for a in found["advice"]] and not found["sampling"]
 
 
 def test_a_model_folder_needs_a_recipe(tmp_path: Path) -> None:
@@ -256,9 +269,9 @@ def test_rewards_that_fail_are_named(tmp_path: Path) -> None:
     rewards = found.sampling["rewards"]
     assert set(rewards) == {"sometimes", "correct"}  # the third asks for what only a trainer has
     assert rewards["sometimes"]["failures"] == 16 and rewards["correct"]["failures"] == 0
-    (advice,) = [a for a in found.advice if "reward 'sometimes'" in a["why"]]
-    assert "failed on 16 of 24 completions" in advice["why"] and "no such column" in advice["why"]
-    assert "they get 0" in advice["why"] and "algorist rewards explain" in advice["change"]
+    (advice,) = [a.as_dict() for a in found.advice if a.name == "reward_fails"]
+    assert "'sometimes' failed on 16 of 24 completions" in texts(advice) and "no such column" in texts(advice)
+    assert "they get its floor" in texts(advice) and "algorist rewards explain" in texts(advice)
 
 
 def test_a_reward_that_hangs_is_named_and_no_step_is_tried(tmp_path: Path) -> None:
@@ -272,5 +285,6 @@ def test_a_reward_that_hangs_is_named_and_no_step_is_tried(tmp_path: Path) -> No
         ],
     ).recipe  # fmt: skip
     found = preflight(recipe, problems=2, samples=2)
-    (advice,) = [a for a in found.advice if "reward 'hangs' hangs" in a["why"]]
-    assert "longer than 0.3 s 3 times in a row" in advice["why"] and found.grpo is None
+    (advice,) = [a for a in found.advice if a.name == "reward_hangs"]
+    assert "reward 'hangs' hangs" in advice.sentence and found.grpo is None
+    assert "longer than 0.3 s 3 times in a row" in advice.sentence

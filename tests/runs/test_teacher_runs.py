@@ -46,9 +46,9 @@ def test_preflight_says_whether_it_is_a_teacher(runs: Path, verb: Any) -> None:
     assert seen["difference"]["low"] < seen["difference"]["value"] < seen["difference"]["high"]
     assert seen["student_log_prob"] < seen["teacher_log_prob"] < 0 < seen["shared_mass"] <= 1
     nothing = "there is nothing to learn from it here"
-    assert not any(nothing in advice["why"] for advice in up["advice"])
+    assert not any(nothing in advice["explanation"] for advice in up["advice"])
     for found in (down, same):
-        assert any(nothing in advice["why"] for advice in found["advice"])
+        assert any(nothing in advice["explanation"] for advice in found["advice"])
     alike = same["extensions"]["teacher"]
     assert alike["shared_mass"] == pytest.approx(1) and alike["difference"]["value"] == 0
     assert alike["student_log_prob"] == pytest.approx(alike["teacher_log_prob"], abs=1e-4)

@@ -36,9 +36,12 @@ def test_eval_says_limit_and_format_and_what_to_do(run: Path, verb: Any) -> None
     assert code == 0, err
     assert "prompt format reasoning_answer (its training) · completions of up to 24 tokens" in out
     assert "reasoning_answer, up to 24 tokens" in out
-    assert "hint: no completion is written in the prompt format reasoning_answer" in out
+    assert (
+        "hint: truncated: Most completions are cut off at 24 tokens" in out and "--max-new-tokens 96" in out
+    )
     code, out, _ = verb("eval", str(run), *DATA, "--out", "f", "--name", "n", "--max-new-tokens", "5")
-    assert "completions of up to 5 tokens" in out and "cut off at 5 tokens: --max-new-tokens 20" in out
+    assert "completions of up to 5 tokens" in out and "cut off at 5 tokens" in out
+    assert "--max-new-tokens 20" in out
     code, out, _ = verb("inspect", "e/n.json", "--wrong", "--limit", "2")
     assert code == 0 and out.count("· gold ") == 2 and "→ " in out
 
@@ -313,3 +316,10 @@ def test_an_unknown_shell_is_refused(verb: Any) -> None:
     assert code == 2 and "Did you mean 'bash'?" in err
     with pytest.raises(ConfigError):
         load_recipe("quickstart", ["completions=3"])
+
+
+def test_the_page_of_rules_is_current(verb: Any) -> None:
+    page = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+    assert verb("recipes", "rules")[1] == page, (
+        "write it again: algorist recipes rules > docs/troubleshooting.md"
+    )

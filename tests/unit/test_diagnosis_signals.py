@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from algorist.diagnosis.causes_optimisation import reward_hacking
+from algorist.diagnosis.rule import Facts, all_rules
 from algorist.diagnosis.signals import Signals
 
 
@@ -23,7 +23,7 @@ def test_a_reward_without_any_value_does_not_stop_the_diagnosis() -> None:
         signals.add_metrics(
             "grpo", step, {"rewards/own/mean": float(step), "rewards/empty/mean": float("nan")}
         )
-    finding = reward_hacking(signals)
+    finding = all_rules()["reward_hacking"].look(Facts(signals.settings, signals=signals))
     assert finding is not None
     assert "single rewards, first and last step: own 0 → 11" in finding.evidence
     assert len(finding.samples) == 3 and "[read nothing, gold None, different, reward" in finding.samples[0]

@@ -32,6 +32,7 @@ ROWS = [
 # the seam names the types that its hooks pass on, for the type checker only.
 SAME_ROW = {
     ("extension", "config"),
+    ("extension", "diagnosis"),
     ("extension", "prompts"),
     ("extension", "training"),
     ("prompts", "grading"),

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from transformers import Qwen2Config
 
 from algorist.config import load_recipe
@@ -68,7 +67,7 @@ def test_weights_gradients_and_optimizer_follow_from_the_configuration(size: str
 def test_the_advice_has_the_originals_order(size: str, limit: float) -> None:
     told = steps(numina(), size, limit)
     assert [step.name for step in told] == ORDER
-    text = "\n".join(f"{step.why}\n{step.change}" for step in told)
+    text = "\n".join(step.why for step in told)
     places = [
         text.index(words)
         for words in (
@@ -81,8 +80,10 @@ def test_the_advice_has_the_originals_order(size: str, limit: float) -> None:
     ]
     assert places == sorted(places)
     shown = Preflight(planned={"grpo": [step.as_dict() for step in told]})
-    advice = advise(numina(), shown)
-    assert [a["why"] for a in advice] == [step.why for step in told]
+    (advice,) = advise(numina(), shown)
+    assert (advice.name, advice.stage) == ("does_not_fit", "grpo")
+    assert advice.facts["memory_steps"] == [step.why for step in told]
+    numina(*advice.change)
 
 
 @pytest.mark.parametrize("size", SHAPES)
@@ -92,8 +93,9 @@ def test_each_change_is_a_valid_recipe_and_takes_what_it_says(size: str) -> None
     values = recipe.model_dump()
     peaks = [plan_from_config(recipe, "grpo", config, dtype=torch.bfloat16).peak]
     for step in told[:2]:
-        for section, changed in yaml.safe_load(step.change).items():
-            values[section] |= changed
+        for key, value in step.change.items():
+            section, _, name = key.partition(".")
+            values[section][name] = value
         changed_recipe = Recipe.model_validate(values)
         peaks.append(plan_from_config(changed_recipe, "grpo", config, dtype=torch.bfloat16).peak)
         assert peaks[-1] == step.peak
@@ -106,7 +108,7 @@ def test_a_smaller_batch_keeps_a_named_rollout_batch_whole() -> None:
     recipe = numina("grpo.batch_size=16", "grpo.group_size=16", "grpo.steps_per_generation=1")
     change = next(s.change for s in steps(recipe, "7B", 1.0) if s.name == "smaller_batch")
     values = recipe.model_dump()
-    values["grpo"] |= yaml.safe_load(change)["grpo"]
+    values["grpo"] |= {key.removeprefix("grpo."): value for key, value in change.items()}
     grpo = Recipe.model_validate(values).grpo
     assert (grpo.batch_size, grpo.steps_per_generation) == (1, 16)
 
@@ -124,7 +126,7 @@ def test_a_smaller_model_and_processes_are_named_with_numbers_that_fit() -> None
     *_, model, zero = steps(numina(), "7B", 48.0)
     assert "it has 7.6 B" in model.why and "adapter: " in model.why
     assert model.peak < 0.9 * 48 * GB  # the adapter
-    assert "algorist launch -n 3 --config zero3" in zero.change and zero.peak <= 0.9 * 48 * GB
+    assert "algorist launch -n 3 --config zero3" in zero.why and zero.peak <= 0.9 * 48 * GB
 
 
 COLUMNS = [
@@ -184,9 +186,10 @@ def test_a_model_whose_weights_do_not_fit_is_told_without_loading_it(
     assert app([*recipe, "--json"], standalone_mode=False) == 0
     found = json.loads(capsys.readouterr().out)
     assert not found["sampling"] and found["sft"] is found["grpo"] is None
-    whys = [advice["why"] for advice in found["advice"]]
     for stage in ("sft", "grpo"):
-        (first,) = [i for i, why in enumerate(whys) if why.startswith(f"{stage} is planned to take")]
-        assert "a smaller model: " in "".join(whys[first:]) and "DeepSpeed ZeRO" in "".join(whys[first:])
+        (advice,) = [a for a in found["advice"] if (a["name"], a["stage"]) == ("does_not_fit", stage)]
+        whys = advice["evidence"][0]["value"]
+        assert whys[0].startswith(f"{stage} is planned to take")
+        assert "a smaller model: " in "".join(whys) and "DeepSpeed ZeRO" in "".join(whys)
     app(recipe, standalone_mode=False)
     assert "its weights alone do not fit" in " ".join(capsys.readouterr().out.split())

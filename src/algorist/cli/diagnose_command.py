@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -49,6 +50,22 @@ def diagnose(
     return 1 if findings else 0
 
 
+def show_finding(screen: Screen, finding: Finding, number: str = "") -> None:
+    """Print a finding: its sentence, evidence, completions, and the lines to change, quoted for the shell, with the value in force."""
+    colour = "bold red" if finding.severity == 1 else "bold yellow"
+    screen.say(f"\n{number}{finding.name} ({finding.stage})", style=colour)
+    screen.say(f"   {finding.sentence}")
+    for text in finding.evidence:
+        screen.say(f"   · {text}")
+    for sample in finding.samples:
+        screen.say(f"   > {sample}", style="dim")
+    if finding.change:
+        screen.say("   change, as words after algorist run RECIPE:")
+    for line, now in zip(finding.change, finding.before, strict=True):
+        remark = f"  # is {now}" if now else ""
+        screen.print(f"     {shlex.quote(line)}{remark}", style="cyan", soft_wrap=True)
+
+
 def _counts(signals: Signals) -> dict[str, int]:
     return {
         "grpo_steps": len(signals.batches),
@@ -58,7 +75,8 @@ def _counts(signals: Signals) -> dict[str, int]:
 
 
 def _show(screen: Screen, run: Path, signals: Signals, findings: list[Finding]) -> None:
-    from algorist.diagnosis.diagnose import ALL_CAUSES, too_little
+    from algorist.diagnosis.diagnose import too_little
+    from algorist.diagnosis.rule import all_rules
 
     seen = _counts(signals)
     looked = (
@@ -71,20 +89,11 @@ def _show(screen: Screen, run: Path, signals: Signals, findings: list[Finding]) 
         return
     if not findings:
         screen.say(f"{run}: nothing is wrong", style="bold green")
-        screen.say(f"None of {len(ALL_CAUSES)} causes applies: {', '.join(ALL_CAUSES)}. Looked at {looked}.")
+        screen.say(
+            f"None of {len(all_rules())} rules applies: {', '.join(sorted(all_rules()))}. Looked at {looked}."
+        )
         return
     screen.say(f"{run}: {len(findings)} finding{'s' if len(findings) > 1 else ''} (looked at {looked})")
     for number, finding in enumerate(findings, start=1):
-        screen.say(
-            f"\n{number}. {finding.name} ({finding.stage})",
-            style="bold red" if finding.severity == 1 else "bold yellow",
-        )
-        screen.say(f"   {finding.sentence}")
-        for fact in finding.evidence:
-            screen.say(f"   · {fact}")
-        for sample in finding.samples:
-            screen.say(f"   > {sample}", style="dim")
-        screen.say("   change in the recipe:")
-        for text in finding.change.splitlines():
-            screen.say(f"     {text}", style="cyan")
+        show_finding(screen, finding, f"{number}. ")
     screen.say(f"\nEach cause is explained in docs/troubleshooting.md. The rollouts: algorist inspect {run}")

@@ -248,25 +248,27 @@ def _announce(where: Path | str, recipe: Recipe | None, name: str | None, limit:
     )
 
 
+OPTIONS = {"grpo.max_completion_tokens": "--max-new-tokens"}
+"""Key of the recipe → the option of ``eval`` that stands for it."""
+
+
 def _hints(done: Evaluated, artifact: str) -> list[str]:
-    """Return what to say of an evaluation in which hardly anything was answered."""
-    metrics, protocol = done.artifact.metrics, done.artifact.protocol
+    """Return what the rules say of an evaluation, and whether it is too small."""
+    from algorist.diagnosis.evaluation import findings
     from algorist.evaluation.protocols import too_few
 
-    told = []
-    few = too_few(len({r["problem_id"] for r in done.artifact.samples}), protocol.get("samples") or 0)
-    told += [few] if few else []
-    form, limit = protocol.get("prompt_format"), protocol.get("max_completion_tokens")
-    if "format" in metrics and metrics["format"].value == 0:
-        told.append(
-            f"no completion is written in the prompt format {form}, so answers may be there and not be read; look at them: "
-            f"algorist inspect {artifact} --wrong · take another format: --format question_only (the last box)"
-        )
-    if "truncated" in metrics and metrics["truncated"].value > 0.3:
-        told.append(
-            f"{100 * metrics['truncated'].value:.0f} % of the completions are cut off at {limit} tokens: --max-new-tokens {4 * int(limit or 128)}"
-        )
-    return told
+    rows, protocol = done.artifact.samples, done.artifact.protocol
+    few = too_few(len({r["problem_id"] for r in rows}), protocol.get("samples") or 0)
+    lines = [few] if few else []
+    for finding in findings(rows, protocol):
+        changes = (line.partition("=") for line in finding.change)
+        ways = [f"{OPTIONS[key]} {value}" for key, _, value in changes if key in OPTIONS]
+        other = [
+            f"algorist inspect {artifact} --wrong",
+            "another format: --format question_only (the last box)",
+        ]
+        lines.append(f"{finding.one_line()}: {' · '.join(ways or other)}")
+    return lines
 
 
 def _check(by: list[str], export: tuple[str, Path] | None) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from algorist.cli.arguments import AsJsonObject, Overrides, find_model, read_recipe
+from algorist.cli.diagnose_command import show_finding
 from algorist.cli.quiet import import_quietly
 from algorist.cli.terminal import Screen, console
 from algorist.errors import ConfigError
@@ -113,10 +114,8 @@ def _show(screen: Screen, found: Preflight, recipe: Recipe) -> None:
         screen.say(f"nothing to change that can be known before SFT{rates}")
     elif not found.advice:
         screen.say("nothing to change", style="bold green")
-    for advice in found.advice:
-        screen.say(f"\n{advice['why']}", style="bold yellow")
-        for line in advice["change"].splitlines():
-            screen.print(f"  {line}", style="cyan", soft_wrap=True)
+    for finding in found.advice:
+        show_finding(screen, finding)
 
 
 def _evaluations(recipe: Recipe) -> dict[str, str]:

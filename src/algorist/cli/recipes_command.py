@@ -68,6 +68,14 @@ def presets(as_json: AsJson = False) -> None:
         print()
 
 
+@app.command("rules", epilog="Example: algorist recipes rules")
+def rules() -> None:
+    """Print the rules of preflight, diagnose and the warnings of a running training as a Markdown page."""
+    from algorist.diagnosis.page import troubleshooting_page
+
+    print(troubleshooting_page(), end="")
+
+
 @app.command("show", epilog="Example: algorist recipes show quickstart grpo.max_steps=20 --resolved")
 def show(
     name: Annotated[str, typer.Argument(help="A shipped recipe or a .yaml file.")],

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
-from algorist.diagnosis import causes_early, causes_optimisation  # noqa: F401 (they register their causes)
-from algorist.diagnosis.causes_optimisation import MOVING_STEPS
-from algorist.diagnosis.causes_rollouts import CAUSES, EXPLAINS
 from algorist.diagnosis.findings import Finding
+from algorist.diagnosis.rule import Facts, all_rules, apply
+from algorist.diagnosis.rules_training import MOVING_STEPS
 from algorist.diagnosis.signals import Signals, read_signals
 from algorist.diagnosis.weights import MOVED_SHARE
 from algorist.diagnosis.windows import MIN_GROUPS, MIN_STEPS, recent
+from algorist.store.stages import STAGES
 
-__all__ = ["ALL_CAUSES", "diagnose", "find_causes", "too_little"]
-
-ALL_CAUSES = tuple(CAUSES.names())
-"""Names of all causes."""
+__all__ = ["diagnose", "find_causes", "too_little"]
 
 
 def diagnose(run_folder: str | Path) -> list[Finding]:
-    """Return what keeps a run from learning, the gravest first; empty for a healthy run.
+    """Return what keeps a run from learning, the most severe first; empty for a healthy run.
 
     Args:
         run_folder: A run, finished or not.
@@ -33,10 +29,8 @@ def diagnose(run_folder: str | Path) -> list[Finding]:
 
 def find_causes(signals: Signals) -> list[Finding]:
     """Return the findings of signals, without those that follow from another one."""
-    found = {name: finding for name in CAUSES if (finding := CAUSES.get(name)(signals)) is not None}
-    roots = found.keys() - _explained(found)
-    kept = found.keys() - _explained(roots)
-    return sorted((found[name] for name in kept), key=lambda f: (f.severity, f.name))
+    views = [Facts(signals.settings, signals=signals, stage=stage) for stage in STAGES]
+    return apply(list(all_rules().values()), *views)
 
 
 def too_little(signals: Signals) -> str:
@@ -50,7 +44,3 @@ def too_little(signals: Signals) -> str:
     if recent(signals.batches):
         return ""
     return f"it takes {MIN_STEPS} GRPO steps and {MIN_GROUPS} groups of completions"
-
-
-def _explained(names: Iterable[str]) -> set[str]:
-    return {consequence for name in names for consequence in EXPLAINS.get(name, "").split()}

@@ -1,33 +1,45 @@
-"""What a diagnosis says: a cause by name, one sentence, the numbers, a few completions and the YAML to change."""
+"""What a rule says of a run: a name, one sentence, the facts, a few completions and the lines of the recipe to change."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from typing import Any
-
-from algorist.config.yaml_text import one_line_yaml
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One cause that was found.
+    """One fault that a run has.
 
     ``severity`` orders findings: 1 nothing can be learned, 2 training does harm, 3 training is slower or worse than it
-    need be. ``change`` is YAML for a recipe; the values in force stand behind ``# is``.
+    need be. ``change`` are lines as ``algorist run RECIPE`` takes them, ``before`` the values in force ("" where there is none).
     """
 
     name: str
     sentence: str
     severity: int
     evidence: tuple[str, ...]
-    samples: tuple[str, ...]
-    change: str
+    samples: tuple[str, ...] = ()
+    change: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
     stage: str = "grpo"
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return a JSON-ready dictionary."""
-        return asdict(self)
+        """Return a JSON-ready dictionary: name, stage, severity, explanation, evidence (fact, value, text), samples, change."""
+        evidence = [
+            {"fact": name, "value": value, "text": text}
+            for (name, value), text in zip(self.facts.items(), self.evidence, strict=True)
+        ]
+        return {
+            "name": self.name,
+            "stage": self.stage,
+            "severity": self.severity,
+            "explanation": self.sentence,
+            "evidence": evidence,
+            "samples": list(self.samples),
+            "change": list(self.change),
+        }
 
     def one_line(self) -> str:
         """Return the line shown once during training."""
@@ -42,12 +54,12 @@ class Settings:
 
     def get(self, path: str, default: Any = None) -> Any:
         """Return the value at ``a.b.c``, or ``default``."""
-        found: Any = self.values
+        value: Any = self.values
         for key in path.split("."):
-            if not isinstance(found, Mapping) or key not in found:
+            if not isinstance(value, Mapping) or key not in value:
                 return default
-            found = found[key]
-        return default if found is None else found
+            value = value[key]
+        return default if value is None else value
 
     def number(self, path: str, default: float) -> float:
         """Return the value at ``path`` as a number, or ``default`` where it is none (YAML reads 1e-6 as text)."""
@@ -56,19 +68,13 @@ class Settings:
         except (TypeError, ValueError):
             return default
 
-    def change(self, **new: Any) -> str:
-        """Return YAML that sets ``section__key=value``, what is so already left out; the value in force is behind each line."""
-        lines: list[str] = []
-        shown: list[str] = []
-        for name, value in new.items():
-            *parents, key = name.split("__")
-            now = self.get(name.replace("__", "."))
-            if now == value:
-                continue
-            for depth, parent in enumerate(parents):
-                if shown[: depth + 1] != parents[: depth + 1]:
-                    lines.append(f"{'  ' * depth}{parent}:")
-            shown = parents
-            remark = f"  # is {one_line_yaml(now)}" if now is not None else ""
-            lines.append(f"{'  ' * len(parents)}{key}: {one_line_yaml(value)}{remark}")
-        return "\n".join(lines)
+    def changed(self, values: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return lines ``key=value`` without what is so already, and the value in force of each as text ("": none)."""
+        from algorist.config.yaml_text import (
+            one_line_yaml,
+        )  # here, because extensions are read with the schema and bring rules
+
+        now = {key: self.get(key) for key in values}
+        keys = [key for key, value in values.items() if now[key] != value]
+        texts = tuple(one_line_yaml(now[key]) if now[key] is not None else "" for key in keys)
+        return tuple(f"{key}={one_line_yaml(values[key])}" for key in keys), texts

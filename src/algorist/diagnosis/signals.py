@@ -19,7 +19,6 @@ from algorist.diagnosis.findings import Settings
 from algorist.diagnosis.weights import WeightChange, stage_change
 from algorist.errors import CheckpointError, ConfigError
 from algorist.store.read import metrics, query
-from algorist.store.run_folder import RunFolder
 from algorist.store.safe_text import one_line
 from algorist.store.stages import STAGES
 
@@ -161,8 +160,8 @@ class Signals:
     lines: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     weights: dict[str, WeightChange] = field(default_factory=dict)
     bad_steps: dict[str, int] = field(default_factory=dict)
-    best: Mapping[str, Any] = field(default_factory=dict)
-    """``grpo/best.json``: the best checkpoint, and why the run was ended."""
+    run: Path | None = None
+    """The folder of a run that is read; None while it trains."""
     _samples: dict[str, deque[Mapping[str, Any]]] = field(default_factory=dict)
 
     def add_rollouts(self, records: Sequence[Mapping[str, Any]]) -> None:
@@ -225,7 +224,7 @@ def read_signals(run: Path) -> Signals:
         CheckpointError: There is no run, or a part of it is damaged.
     """
     run = Path(run)
-    signals = Signals(settings=read_settings(run))
+    signals = Signals(settings=read_settings(run), run=run)
     for line in metrics(run):
         if isinstance(line.get("step"), int) and line.get("stage"):
             signals.add_metrics(str(line["stage"]), line["step"], line)
@@ -240,8 +239,6 @@ def read_signals(run: Path) -> Signals:
             by_step.setdefault(row["step"], []).append(row)
         for step in sorted(by_step):
             signals.add_rollouts(by_step[step])
-    best = RunFolder(run).read_json("grpo/best.json")
-    signals.best = best if isinstance(best, dict) else {}
     for stage in STAGES:
         change = stage_change(run, stage, signals.settings)
         if change is not None:

@@ -43,6 +43,11 @@ def middle(pairs: Sequence[tuple[int, float]]) -> float:
     return median(v for _, v in pairs) if pairs else math.nan
 
 
+def last_quarter(pairs: Sequence[tuple[int, float]]) -> float | None:
+    """Return the median of the last quarter of (step, value) pairs; None with fewer than ``MIN_STEPS``."""
+    return middle(pairs[-max(MIN_STEPS, len(pairs) // QUARTER) :]) if len(pairs) >= MIN_STEPS else None
+
+
 def pooled(batches: Sequence[Batch], get: Callable[[Batch], Moments]) -> Moments:
     """Return the moments of all groups of the batches."""
     return sum((get(b) for b in batches), Moments())

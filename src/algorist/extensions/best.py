@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, model_validator
 
 from algorist.config.section import Section
+from algorist.diagnosis.rule import Facts, Unknown, fact, make_rule
 from algorist.extension import Control, Event, Extension, extension
 from algorist.store.atomic import replace_text
 from algorist.store.stages import START
@@ -71,6 +72,62 @@ class _Keys(Section):
     """End a run that collapses or no longer improves at its best checkpoint; left out, every run goes to its last step."""
 
 
+@fact("{ended_why}; {best_checkpoint}", "ended")
+def _ended(f: Facts) -> dict[str, Any]:
+    """What ``grpo/best.json`` has of a run that was ended."""
+    from algorist.store.run_folder import RunFolder
+
+    best = RunFolder(f.signals.run).read_json(f"grpo/{FILE}") if f.signals.run else None
+    if not isinstance(best, dict) or not best.get("ended"):
+        raise Unknown("ended")
+    return best
+
+
+@fact("{}")
+def ended_why(f: Facts) -> str:
+    return str(f["ended"]["ended"].get("why"))
+
+
+@fact("{}")
+def best_checkpoint(f: Facts) -> str:
+    best = f["ended"]
+    return f"held-out accuracy of grpo/{best.get('checkpoint')}: {best.get('greedy_accuracy', 0.0):.3f}"
+
+
+def _collapsed(f: Facts) -> bool:
+    return bool(f["ended"]["ended"].get("reason") == "collapse")
+
+
+def ended_early(f: Facts) -> bool:
+    """`grpo.stop` ended the run: the policy collapsed, or its held-out accuracy no longer rose. `grpo/final` is the best checkpoint, not
+    the last; `grpo/best.json` says which and why.
+
+    **Recognised**: by the record of the run. A collapse is the same sign in every logged line for `grpo.stop.patience` steps: the
+    held-out accuracy halved, the entropy fell to a tenth or doubled, completions became a fifth as long or are all cut off, or the KL is
+    above 0.5.
+
+    **Change**: after a collapse a smaller learning rate; after a plateau nothing, or more patience.
+    """
+    return bool(f["ended"])
+
+
+ENDED_EARLY = make_rule(
+    ended_early,
+    2,
+    facts="ended_why best_checkpoint",
+    says=lambda f: (
+        f"The run was ended after step {f['ended']['ended'].get('step')} because it "
+        f"{'collapsed' if _collapsed(f) else 'stopped improving'}; grpo/final is its best checkpoint, of step {f['ended'].get('step')}."
+    ),
+    change={
+        "grpo.learning_rate": lambda f: float(f"{f['learning_rate'] / 10:.1e}") if _collapsed(f) else None,
+        "grpo.eval_every": lambda f: int(f.number("grpo.eval_every", 10)),
+        "grpo.stop.patience": lambda f: 2 * int(f.number("grpo.stop.patience", 20)),
+    },
+    example="grpo.learning_rate=1.0e-6; grpo.eval_every=10; grpo.stop={patience: 40}",
+)
+
+
 @extension
 class KeepBest(Extension):
     """Saves and keeps the best checkpoint; ends the run as ``grpo.stop`` says."""
@@ -81,6 +138,8 @@ class KeepBest(Extension):
     def takes_part(cls, recipe: Recipe) -> bool:
         section: Any = recipe.grpo
         return bool(section.enabled and (section.stop or section.keep_best))
+
+    rules = (ENDED_EARLY,)
 
     def check(self, plan: Any) -> Iterable[str]:
         if self.recipe.grpo.stop and not self._keeps():
@@ -169,7 +228,7 @@ class KeepBest(Extension):
 
     def _signs_of_collapse(self, values: Mapping[str, float]) -> dict[str, str]:
         """Return for each sign that ``values`` has a say in: what shows it, or an empty text when it is not there."""
-        from algorist.diagnosis.causes_optimisation import (
+        from algorist.diagnosis.rules_training import (
             COLLAPSED,
             ENTROPY_NATS,
             ENTROPY_TIMES,

@@ -9,7 +9,7 @@ from statistics import mean
 from typing import Any
 
 from algorist.config.schema import Recipe
-from algorist.diagnosis.signals import END_OF_TURN
+from algorist.diagnosis.signals import END_OF_TURN, UNREADABLE
 from algorist.errors import RewardError
 from algorist.models.load import Policy
 from algorist.preflight.passrates import GROUP_SIZES, fit_pass_rates
@@ -84,6 +84,8 @@ def _texts(groups: Sequence[Group], form: PromptFormat) -> dict[str, Any]:
     """
     flat = [rollout for group in groups for rollout in group.rollouts]
     ended = [rollout.text for rollout in flat if not rollout.truncated]
+    cut = [rollout.parsed.answer is not None for rollout in flat if rollout.truncated]
+    unread = [r.truncated for r in flat if r.grade is not None and r.grade.reason in UNREADABLE]
     tags = form.tags.all()
     if form.prefilled_start and form.tags.reasoning_open:
         tags = tuple(tag for tag in tags if tag != form.tags.reasoning_open)
@@ -93,6 +95,9 @@ def _texts(groups: Sequence[Group], form: PromptFormat) -> dict[str, Any]:
         "identical_groups": sum(count == 1 for count in different) / len(groups),
         "distinct": mean(count / size for count, size in zip(different, sizes, strict=True)),
         "ended": len(ended),
+        "ended_unreadable": unread.count(False),
+        "unreadable": len(unread),
+        "truncated_answered": sum(cut) / max(1, len(cut)),
         "tags": {tag: sum(tag in text for text in ended) / max(1, len(ended)) for tag in tags},
         "well_formed": sum(r.parsed.well_formed for r in flat) / len(flat),
         "broken_characters": sum("\ufffd" in r.text for r in flat) / len(flat),

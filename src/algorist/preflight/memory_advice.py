@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -17,7 +17,6 @@ from transformers import AutoModelForCausalLM
 
 from algorist.config.model_section import LoraSection
 from algorist.config.schema import GRPOSection, Recipe, SFTSection
-from algorist.diagnosis.findings import Settings
 from algorist.models.load import add_lora
 from algorist.models.precision import Precision
 from algorist.preflight.memory import MemoryPlan, Shape, plan_step
@@ -33,16 +32,16 @@ _known_shapes: dict[tuple[str, torch.dtype, str], Any] = {}
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One change for a stage that does not fit: the YAML, what it does, and the planned peak with it and all before it (bytes)."""
+    """One change for a stage that does not fit: keys of the recipe, what it does, and the planned peak with it and all before it (bytes)."""
 
     name: str
     why: str
-    change: str
+    change: Mapping[str, Any]
     peak: int
 
-    def as_dict(self) -> dict[str, str]:
-        """Return the advice as ``why`` and ``change``."""
-        return {"why": self.why, "change": self.change}
+    def as_dict(self) -> dict[str, Any]:
+        """Return the advice as ``why`` and ``change`` (key of the recipe → value)."""
+        return {"why": self.why, "change": dict(self.change)}
 
 
 def plan_from_config(
@@ -122,7 +121,6 @@ def memory_steps(
         return []
     start = f"{stage} is planned to take {_gb(now.peak)} of {_gb(limit)} GB"
     told: list[Step] = []
-    section: SFTSection | GRPOSection = getattr(recipe, stage)
     checkpointing = _with(recipe, stage, gradient_checkpointing=True)
     then = plan(checkpointing)
     if then.peak < now.peak:
@@ -131,7 +129,7 @@ def memory_steps(
                 "gradient_checkpointing",
                 f"gradient checkpointing: {_gb(then.peak)} GB, {_gb(now.peak - then.peak)} less, for a second forward "
                 "pass (a warning about caching is harmless)",
-                Settings({stage: section.model_dump()}).change(**{f"{stage}__gradient_checkpointing": True}),
+                {f"{stage}.gradient_checkpointing": True},
                 then.peak,
             )
         )
@@ -140,6 +138,14 @@ def memory_steps(
     now = plan(recipe)
     told += [*batch, _smaller_model(recipe, config, plan, now, limit), _zero(now, limit)]
     return [replace(told[0], why=f"{start}; {told[0].why}"), *told[1:]]
+
+
+def measured_steps(recipe: Recipe, stage: Stage, memory: Mapping[str, int], limit: int) -> list[Step]:
+    """Return a smaller batch for a stage whose measured peak is too high and cannot be planned; none at one row."""
+    need = max(memory["peak"], memory["measured_peak"])
+    change = {f"{stage}.{name}": value for name, value in smaller_batch(getattr(recipe, stage)).items()}
+    why = f"{stage} needs {_gb(need)} of {_gb(limit)} GB; the same step in halves needs less"
+    return [Step("smaller_batch", why, change, need)] if change else []
 
 
 def _smaller_batch(recipe: Recipe, stage: Stage, plan: Plan, limit: int) -> tuple[Recipe, list[Step]]:
@@ -156,7 +162,7 @@ def _smaller_batch(recipe: Recipe, stage: Stage, plan: Plan, limit: int) -> tupl
             break
     if not changed:
         return recipe, []
-    change = Settings().change(**{f"{stage}__{name}": value for name, value in changed.items()})
+    change = {f"{stage}.{name}": value for name, value in changed.items()}
     return recipe, [
         Step(
             "smaller_batch",
@@ -174,12 +180,12 @@ def _smaller_model(recipe: Recipe, config: Any, plan: Plan, now: MemoryPlan, lim
     room = ROOM * limit - (now.peak - fixed)
     fits = max(0.0, room / fixed * weights)
     size = f"about {fits / 1e9:.2g} B parameters fit in its place" if fits < weights else "this size fits"
-    why, change = f"a smaller model: {size}, it has {weights / 1e9:.2g} B", "model:\n  name: SMALLER"
+    why = f"a smaller model: {size}, it has {weights / 1e9:.2g} B (model.name)"
     if recipe.model.lora is not None:
-        return Step("smaller_model", why, change, now.peak)
+        return Step("smaller_model", why, {}, now.peak)
     adapter = plan(_with(recipe, "model", lora=LoraSection())).peak
-    why += f"; or this one with an adapter: {_gb(adapter)} GB"
-    return Step("smaller_model", why, f"{change}\n  # or: lora: {{rank: 16}}", min(now.peak, adapter))
+    why += f"; or this one with an adapter: {_gb(adapter)} GB (model.lora.rank=16)"
+    return Step("smaller_model", why, {}, min(now.peak, adapter))
 
 
 def _zero(now: MemoryPlan, limit: int) -> Step:
@@ -191,14 +197,15 @@ def _zero(now: MemoryPlan, limit: int) -> Step:
     if count > MOST_PROCESSES:
         return Step(
             "zero",
-            "DeepSpeed ZeRO shares weights, gradients and optimizer states out, but the rest alone does not fit",
-            "# algorist launch --config zero3 RECIPE, after the changes above",
+            "DeepSpeed ZeRO shares weights, gradients and optimizer states out, but the rest alone does not fit: algorist "
+            "launch --config zero3 RECIPE, after the changes above",
+            {},
             rest,
         )
     return Step(
         "zero",
-        f"DeepSpeed ZeRO on {count} GPUs: {_gb(shared // count + rest)} GB on each",
-        f"# algorist launch -n {count} --config zero3 RECIPE",
+        f"DeepSpeed ZeRO on {count} GPUs: {_gb(shared // count + rest)} GB on each: algorist launch -n {count} --config zero3 RECIPE",
+        {},
         shared // count + rest,
     )
 

@@ -12,6 +12,7 @@ from typing import Any
 from transformers import AutoConfig
 
 from algorist.config.schema import Recipe
+from algorist.diagnosis.findings import Finding
 from algorist.grading import why_unreadable
 from algorist.models.gguf import loadable_name
 from algorist.models.load import Policy, load_policy, make_policy
@@ -20,8 +21,8 @@ from algorist.preflight.advice import advise
 from algorist.preflight.completions import sample
 from algorist.preflight.look import Look
 from algorist.preflight.memory import memory_limit
-from algorist.preflight.memory_advice import ROOM, memory_steps, plan_from_config
-from algorist.preflight.tokenization import out_of_vocabulary, tokenization_faults
+from algorist.preflight.memory_advice import ROOM, measured_steps, memory_steps, plan_from_config
+from algorist.preflight.tokenization import out_of_vocabulary, tokenization_facts
 from algorist.preflight.trial import grpo_steps, sft_steps, try_grpo, try_sft
 from algorist.prompts import PromptFormat
 from algorist.prompts.chat import encode_prompt
@@ -50,16 +51,16 @@ class Preflight:
     memory_limit: int = 0
     """Bytes of the device."""
     model: str | None = None
-    planned: dict[str, list[dict[str, str]]] = field(default_factory=dict)
+    planned: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """What to change, for a stage that cannot fit whatever the batch; it is not tried."""
-    tokenization: list[dict[str, str]] = field(default_factory=list)
+    tokenization: dict[str, Any] = field(default_factory=dict)
     extensions: dict[str, dict[str, Any]] = field(default_factory=dict)
     """What extensions saw, by name: ``rows`` of the table, ``advice``, and numbers of their own."""
-    advice: list[dict[str, str]] = field(default_factory=list)
+    advice: list[Finding] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary."""
-        return dict(vars(self))
+        return {**vars(self), "advice": [finding.as_dict() for finding in self.advice]}
 
 
 def preflight(
@@ -109,7 +110,7 @@ def preflight(
         found.batch.pop("sft", None)
     found.prompts = prompt_lengths(recipe, data.train, policy, form)
     found.golds = gold_coverage(data.train)
-    found.tokenization = tokenization_faults(
+    found.tokenization = tokenization_facts(
         policy, form, data.train, data.sft if sft and recipe.sft.source == "prompt_response" else ()
     )
     prompts = [encode_prompt(form, policy.tokenizer, p.question) for p in data.train[:problems]]
@@ -202,12 +203,13 @@ def _plan_smaller(recipe: Recipe, policy: Policy, found: Preflight) -> None:
             )
         except Exception as error:  # as in ``_plan_unloaded``
             log.info("the changes for %s cannot be planned: %r", stage, error)
-            continue
+            steps = []
+        steps = steps or measured_steps(recipe, stage, memory, found.memory_limit)
         if steps:
             found.planned[stage] = [step.as_dict() for step in steps]
 
 
-def _plan_unloaded(recipe: Recipe, device: Any, limit: int) -> tuple[dict[str, list[dict[str, str]]], bool]:
+def _plan_unloaded(recipe: Recipe, device: Any, limit: int) -> tuple[dict[str, list[dict[str, Any]]], bool]:
     """Return what to change for the stages that cannot fit, and whether the weights can be loaded at all.
 
     What the parts of a batch take is left to the trial, which halves a batch that is too large. A configuration that cannot
@@ -225,7 +227,7 @@ def _plan_unloaded(recipe: Recipe, device: Any, limit: int) -> tuple[dict[str, l
         )
     except Exception:
         return {}, True
-    planned: dict[str, list[dict[str, str]]] = {}
+    planned: dict[str, list[dict[str, Any]]] = {}
     if getattr(config, "quantization_config", None):  # its weights are smaller than their shapes say
         return {}, True
     can_load, tokens = True, recipe.data.train.max_prompt_tokens or 256

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import chain
+from collections.abc import Sequence
 from typing import Any
 
 from algorist.models.load import Policy
@@ -13,13 +12,12 @@ from algorist.store.safe_text import one_line
 from algorist.types import Problem
 
 LOOKED_AT = 200
-Faults = Iterator[tuple[str, str]]
 
 
-def tokenization_faults(
+def tokenization_facts(
     policy: Policy, form: PromptFormat, problems: Sequence[Problem], as_written: Sequence[Problem] = ()
-) -> list[dict[str, str]]:
-    """Return what is wrong as ``why`` and ``change`` (YAML), of up to 200 prompts; empty when nothing is.
+) -> dict[str, Any]:
+    """Return what is wrong as facts by name, of up to 200 prompts; empty when nothing is.
 
     Args:
         policy: Model and tokenizer.
@@ -30,83 +28,53 @@ def tokenization_faults(
     tokenizer: Any = policy.tokenizer
     texts = [render_prompt(form, tokenizer, p.question) for p in problems[:LOOKED_AT]]
     rows = [list(tokenizer(text)["input_ids"]) for text in texts]
-    faults = chain(
-        _lost_tags(tokenizer, form),
-        _outside(policy, rows),
-        _unknown(tokenizer, texts, rows),
-        _starts_and_ends(tokenizer, rows),
-        _trained_otherwise(tokenizer, form, as_written[:LOOKED_AT]),
-    )
-    return [{"why": why, "change": change} for why, change in faults]
+    start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+    twice = start is not None and any(row[:2] == [start, start] for row in rows)
+    ends = end is not None and any(row and row[-1] == end for row in rows)
+    odd = _changed(tokenizer, texts, rows)
+    facts: dict[str, Any] = {
+        "lost_tags": ", ".join(_lost_tags(tokenizer, form)),
+        "outside": out_of_vocabulary(policy, rows),
+        "changed_prompts": len(odd),
+        "changed_text": one_line(odd[0][-160:], 160) if odd else None,
+        "start_token": tokenizer.bos_token if twice else None,
+        "no_end": end is None,
+        "end_token": tokenizer.eos_token if ends else None,
+        "trained_otherwise": _trained_otherwise(tokenizer, form, as_written[:LOOKED_AT]),
+    }
+    if facts["outside"]:
+        facts |= {"highest_id": max(map(max, rows)), "embeddings": embeddings(policy)}
+    return {name: value for name, value in facts.items() if value}
+
+
+def embeddings(policy: Policy) -> int:
+    """Return how many token ids the model has an embedding for."""
+    return int(policy.model.get_input_embeddings().weight.shape[0])
 
 
 def out_of_vocabulary(policy: Policy, rows: Sequence[Sequence[int]]) -> int:
     """Return how many prompts hold a token id that the model has no embedding for; such a prompt cannot be computed."""
-    size = int(policy.model.get_input_embeddings().weight.shape[0])
+    size = embeddings(policy)
     return sum(any(token >= size for token in row) for row in rows)
 
 
-def _lost_tags(tokenizer: Any, form: PromptFormat) -> Faults:
-    lost = []
-    for tag in form.markers:
-        ids = tokenizer(tag, add_special_tokens=False)["input_ids"]
-        if tag not in tokenizer.decode(ids, skip_special_tokens=True):
-            lost.append(tag)
-    if lost:
-        yield (
-            f"the tokenizer cannot write {', '.join(lost)} so that it can be read back: special tokens are taken out of "
-            "completions, so these tags are never found in one",
-            "prompt:  # tags that are plain text to this tokenizer\n  tags: {answer_open: <answer>, answer_close: </answer>, "
-            "reasoning_open: <reasoning>, reasoning_close: </reasoning>}",
-        )
+def _lost_tags(tokenizer: Any, form: PromptFormat) -> list[str]:
+    ids = {tag: tokenizer(tag, add_special_tokens=False)["input_ids"] for tag in form.markers}
+    return [tag for tag in ids if tag not in tokenizer.decode(ids[tag], skip_special_tokens=True)]
 
 
-def _outside(policy: Policy, rows: Sequence[Sequence[int]]) -> Faults:
-    if count := out_of_vocabulary(policy, rows):
-        size = int(policy.model.get_input_embeddings().weight.shape[0])
-        yield (
-            f"{count} of {len(rows)} prompts hold token ids up to {max(map(max, rows))}, but the model has {size} embeddings: "
-            "the tokenizer belongs to another model, or tokens were added without embeddings",
-            "model:\n  name: FOLDER  # with the tokenizer files that were saved beside these weights",
-        )
-
-
-def _unknown(tokenizer: Any, texts: Sequence[str], rows: Sequence[Sequence[int]]) -> Faults:
-    """Find prompts that do not come back as they were, white space aside: letters the tokenizer does not know."""
+def _changed(tokenizer: Any, texts: Sequence[str], rows: Sequence[Sequence[int]]) -> list[str]:
+    """Return prompts that do not come back as they were, white space aside: letters the tokenizer does not know."""
     unknown = tokenizer.unk_token_id
     odd = []
     for text, row in zip(texts, rows, strict=True):
         back = "".join(str(tokenizer.decode(row, skip_special_tokens=False)).split())
         if "".join(text.split()) not in back or (unknown is not None and unknown in row):
             odd.append(text)
-    if odd:
-        yield (
-            f"{len(odd)} of {len(texts)} prompts come back from the tokenizer as other text, such as: "
-            f"{one_line(odd[0][-160:], 160)}",
-            "model:\n  name: FOLDER  # with its own tokenizer; unknown characters or a normaliser change the text",
-        )
+    return odd
 
 
-def _starts_and_ends(tokenizer: Any, rows: Sequence[Sequence[int]]) -> Faults:
-    start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
-    if start is not None and any(list(row[:2]) == [start, start] for row in rows):
-        yield (
-            f"prompts begin with {tokenizer.bos_token} twice: the chat template writes it and the tokenizer adds it",
-            "model:\n  chat_template: FILE  # the template without the first token",
-        )
-    if end is None:
-        yield (
-            "the tokenizer names no end-of-sequence token, so no completion ends before the limit",
-            "# eos_token in the model folder's tokenizer_config.json: the token that ends a turn in its chat template",
-        )
-    elif any(row and row[-1] == end for row in rows):
-        yield (
-            f"prompts end with {tokenizer.eos_token}, which the tokenizer adds: completions begin after the end of a text",
-            "# add_eos_token: false in the model folder's tokenizer_config.json (or its tokenizer.json's post_processor)",
-        )
-
-
-def _trained_otherwise(tokenizer: Any, form: PromptFormat, problems: Sequence[Problem]) -> Faults:
+def _trained_otherwise(tokenizer: Any, form: PromptFormat, problems: Sequence[Problem]) -> str:
     """Compare, token by token, the prompts that SFT trains on as written with those that are sampled with."""
     differ = []
     for problem in problems:
@@ -117,7 +85,7 @@ def _trained_otherwise(tokenizer: Any, form: PromptFormat, problems: Sequence[Pr
         if trained != sampled:
             differ.append((trained, sampled))
     if not differ:
-        return
+        return ""
     trained, sampled = differ[0]
     place = next(
         (i for i, (a, b) in enumerate(zip(trained, sampled)) if a != b), min(len(trained), len(sampled))
@@ -125,8 +93,7 @@ def _trained_otherwise(tokenizer: Any, form: PromptFormat, problems: Sequence[Pr
     shown = [
         one_line(str(tokenizer.decode(ids[place : place + 8])), 60) or "its end" for ids in (trained, sampled)
     ]
-    yield (
+    return (
         f"{len(differ)} of {len(problems)} prompts of SFT differ from those that are sampled with, the first at token "
-        f"{place}: trained on '{shown[0]}', sampled with '{shown[1]}'",
-        "sft:\n  source: problems  # or a prompt.format that writes what data.sft's prompt column has",
+        f"{place}: trained on '{shown[0]}', sampled with '{shown[1]}'"
     )

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from algorist.extension import Extension, Sampled, Sampler, extension
+from algorist.extensions.tools.rules import RULES
 from algorist.extensions.tools.section import ToolKeys
 from algorist.extensions.tools.source import Tools
 from algorist.extensions.tools.watch import FailingBatches, turn_metrics, without_void
@@ -20,6 +21,7 @@ from algorist.types import Group
 @extension
 class ToolUse(Extension):
     name, keys, order = "tools", {"": ToolKeys}, 90
+    rules = RULES
 
     def __init__(self, recipe: Any) -> None:
         super().__init__(recipe)

@@ -1,0 +1,45 @@
+"""docs/troubleshooting.md, written from the rules."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+from algorist.diagnosis.rule import Rule, all_rules
+
+ROOMS = {
+    "rules_start": "What shows before training",
+    "rules_rollouts": "What shows in the rollouts",
+    "rules_training": "What shows in the training",
+    "": "What extensions look at",
+}
+"""Module of a rule → heading; other modules are extensions."""
+WIDTH = 118
+
+
+def troubleshooting_page() -> str:
+    """Return the whole page: how to read a diagnosis, the rules, and what no rule sees."""
+    text = Path(__file__).with_name("troubleshooting.md").read_text(encoding="utf-8")
+    rooms: dict[str, list[Rule]] = {room: [] for room in ROOMS}
+    for rule in all_rules().values():
+        module = rule.when.__module__.rpartition(".")[2]
+        rooms[module if module in rooms else ""].append(rule)
+    parts = [
+        f"## {ROOMS[room]}\n\n" + "\n".join(map(_section, rules)) for room, rules in rooms.items() if rules
+    ]
+    return text.replace("<!-- rules -->\n", "\n".join(parts))
+
+
+def _section(rule: Rule) -> str:
+    paragraphs = [f"**Means**: {rule.text}", f"**Severity**: {rule.severity}."]
+    if rule.explains:
+        paragraphs[1] += (
+            f" What follows from it is left out: {', '.join(f'`{name}`' for name in rule.explains)}."
+        )
+    lines = "\n\n".join(
+        textwrap.fill(paragraph, WIDTH, break_long_words=False, break_on_hyphens=False)
+        for text in paragraphs
+        for paragraph in text.split("\n\n")
+    )
+    example = "\n\n```text\n" + "\n".join(rule.example) + "\n```" if rule.example else ""
+    return f"### {rule.name}\n\n{lines}{example}\n"

@@ -1,0 +1,275 @@
+"""A rule is data: a name, the facts it reads, a small ``when``, one sentence, the recipe lines to change, what it explains.
+
+One table of rules serves ``preflight``, the warnings of a running training, ``diagnose``, and the hints of an evaluation; what differs is
+where the facts come from. A fact that is not known there keeps the rules that read it silent.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from algorist.diagnosis.findings import Finding, Settings
+from algorist.registry import Registry
+
+if TYPE_CHECKING:
+    from algorist.diagnosis.signals import Signals
+
+Changes = Mapping[str, Any]
+"""Key of the recipe → value, or a function of the facts; ``{stage}`` in a key is the stage."""
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Unknown(Exception):
+    """A fact is not known here."""
+
+
+class Share(float):
+    """A share; in percent as text, where what is not quite all or nothing does not look like it."""
+
+    def __str__(self) -> str:
+        shown = f"{100 * float(self):.0f} %"
+        return f"{100 * float(self):.1f} %" if shown in ("0 %", "100 %") and self not in (0, 1) else shown
+
+    def __format__(self, spec: str) -> str:
+        return format(float(self), spec) if spec else str(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """Something known of a run, by name: how it is shown, and how it follows from a run's signals (None: by the caller only)."""
+
+    shows: str
+    of: Callable[[Facts], Any] | None = None
+
+
+FACTS: Registry[Fact] = Registry("fact")
+
+
+def fact(shows: str, name: str = "") -> Callable[[F], F]:
+    """Register a function of ``Facts`` as the fact of its name; ``shows`` is a text with ``{}`` for the value and names of other facts."""
+
+    def register(of: F) -> F:
+        FACTS.register(name or of.__name__)(Fact(shows, of))
+        return of
+
+    return register
+
+
+class Facts:
+    """The facts of a run, a preflight or an evaluation, each computed when it is first read.
+
+    Beside the facts by name, a key of the recipe (``grpo.beta``) and a logged metric (``tools/failed_share``: the median of the last
+    quarter of the logged steps) are facts.
+
+    Args:
+        settings: The recipe's values.
+        values: Facts that the caller knows.
+        signals: What other facts follow from.
+        stage: The stage that is looked at.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        values: Mapping[str, Any] | None = None,
+        *,
+        signals: Signals | None = None,
+        stage: str = "grpo",
+    ) -> None:
+        self.settings, self.stage, self._signals = settings, stage, signals
+        self._values: dict[str, Any] = dict(values or {})
+
+    @property
+    def signals(self) -> Signals:
+        if self._signals is None:
+            raise Unknown("signals")
+        return self._signals
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a fact.
+
+        Raises:
+            Unknown: It is not known here.
+        """
+        if name not in self._values:
+            try:
+                self._values[name] = self._compute(name)
+            except Unknown:
+                self._values[name] = None
+        if self._values[name] is None:
+            raise Unknown(name)
+        return self._values[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a fact, or ``default`` where it is not known."""
+        try:
+            return self[name]
+        except Unknown:
+            return default
+
+    def number(self, key: str, default: float) -> float:
+        """Return a number of the recipe; ``{stage}`` in the key is the stage."""
+        return self.settings.number(key.format(stage=self.stage), default)
+
+    def samples(self, kind: str) -> tuple[str, ...]:
+        """Return completions of a kind as text, where there are any."""
+        return self._signals.samples(kind) if self._signals is not None else ()
+
+    def _compute(self, name: str) -> Any:
+        if name in FACTS:
+            of = FACTS.get(name).of
+            return of(self) if of is not None else None
+        if "/" in name:
+            from algorist.diagnosis.windows import last_quarter
+
+            return last_quarter(self.signals.series(name, self.stage))
+        return self.settings.get(name)
+
+    def fill(self, text: str, value: Any = None) -> str:
+        """Return a text with facts in the place of their names in braces, ``{name}`` or ``{name:.3g}``."""
+
+        def put(match: re.Match[str]) -> str:
+            named, form = match.groups()
+            entry = self[named] if named else value
+            if isinstance(entry, Mapping):
+                return ", ".join(f"{k} {v}" for k, v in entry.items())
+            if isinstance(entry, (list, tuple)):
+                return "; ".join(map(str, entry[:8]))
+            return format(entry, form or "") if isinstance(entry, (int, float)) else str(entry)
+
+        return re.sub(r"\{([\w./]*)(?::([^}]*))?\}", put, text)
+
+    def shown(self, name: str) -> str:
+        """Return a fact as a sentence of evidence."""
+        value = self[name]
+        if name in FACTS:
+            return self.fill(FACTS.get(name).shows, value)
+        number = f"{value:.3g}" if isinstance(value, float) else str(value)
+        return f"{name} {number}" + (
+            ", median of the last quarter of the logged steps" if "/" in name else ""
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One fault and how it is recognised.
+
+    Attributes:
+        name: Its name, a heading of docs/troubleshooting.md.
+        severity: 1 nothing can be learned, 2 training does harm, 3 training is slower or worse than it need be.
+        facts: What is shown as evidence, where it is known.
+        when: Whether the facts show it; a fact that is not known means no.
+        says: The sentence, with facts in braces, or a function of the facts.
+        change: The lines of the recipe that it proposes.
+        explains: Names of rules that follow from it and are then left out.
+        samples: Kind of completions that are shown (``Signals.samples``), the first that there are of several.
+        stages: The stages that are looked at, in this order; the first that shows it counts.
+        every_stage: Each stage that shows it counts.
+        text: Markdown of its section in the page: what it means, how it is recognised, what to do.
+        example: Lines of the recipe for the page.
+    """
+
+    name: str
+    severity: Literal[1, 2, 3]
+    facts: tuple[str, ...]
+    when: Callable[[Facts], bool]
+    says: str | Callable[[Facts], str]
+    change: Changes | Callable[[Facts], Changes] = ()  # type: ignore[assignment]
+    explains: tuple[str, ...] = ()
+    samples: tuple[str, ...] = ()
+    stages: tuple[str, ...] = ("grpo",)
+    every_stage: bool = False
+    text: str = ""
+    example: tuple[str, ...] = ()
+
+    def look(self, facts: Facts) -> Finding | None:
+        """Return what the rule says of these facts, or None."""
+        try:
+            if not self.when(facts):
+                return None
+        except Unknown:
+            return None
+        shown = [name for name in self.facts if facts.get(name) is not None]
+        kinds = (facts.samples(kind) for kind in self.samples)
+        return Finding(
+            self.name,
+            self.says(facts) if callable(self.says) else facts.fill(self.says),
+            self.severity,
+            tuple(facts.shown(name) for name in shown),
+            next(filter(None, kinds), ()),
+            *facts.settings.changed(self.changes(facts)),
+            facts.stage,
+            {name: facts[name] for name in shown},
+        )
+
+    def changes(self, facts: Facts) -> dict[str, Any]:
+        """Return key of the recipe → value; a function that returns None changes nothing, a plain None is ``null``."""
+        if callable(self.change):
+            return {key: value for key, value in self.change(facts).items() if value is not None}
+        pairs = (
+            (key.format(stage=facts.stage), v, v(facts) if callable(v) else v)
+            for key, v in dict(self.change).items()
+        )
+        return {key: value for key, v, value in pairs if value is not None or v is None}
+
+
+RULES: Registry[Rule] = Registry("rule")
+
+
+def make_rule(when: Callable[[Facts], bool], severity: Literal[1, 2, 3], **parts: Any) -> Rule:
+    """Return a rule with the name of ``when``, and with its docstring, thresholds by name filled in, as text."""
+    named = {
+        key: Share(v) if isinstance(v, float) and 0.005 <= v < 1 else v
+        for key, v in when.__globals__.items()
+        if key.isupper()
+    }
+    text = inspect.cleandoc(when.__doc__ or "")
+    text = re.sub(r"\{([A-Z_]+)(?::(\w+|\.\w+))?\}", lambda m: _constant(named[m[1]], m[2]), text)
+    for key in ("facts", "explains", "samples", "stages", "example"):
+        if isinstance(parts.get(key), str):
+            parts[key] = tuple(parts[key].split("; " if key == "example" else None))
+    return Rule(name=when.__name__, severity=severity, when=when, text=text, **parts)
+
+
+def rule(severity: Literal[1, 2, 3], **parts: Any) -> Callable[[F], F]:
+    """Register the decorated ``when`` as a rule; tuples of names may be written as one text with blanks, ``example`` with ``; ``."""
+
+    def register(when: F) -> F:
+        RULES.register(when.__name__)(make_rule(when, severity, **parts))
+        return when
+
+    return register
+
+
+def all_rules() -> dict[str, Rule]:
+    """Return the rules by name: the core's and a user's, then those that extensions bring."""
+    from algorist.config.schema import Recipe  # noqa: F401 (with the schema the extensions are registered)
+    from algorist.diagnosis import facts, rules_rollouts, rules_start, rules_training  # noqa: F401 (they register what they define)
+    from algorist.extension import registered
+
+    own = [RULES.get(name) for name in RULES]
+    return {each.name: each for each in [*own, *(r for cls in registered() for r in cls.rules)]}
+
+
+def apply(rules: Sequence[Rule], *views: Facts) -> list[Finding]:
+    """Return the findings of the facts of each stage, most severe first, without those that follow from another one."""
+    of = {view.stage: view for view in views}
+    hits: dict[str, list[Finding]] = {}
+    for each in rules:
+        looks = filter(None, (each.look(of[stage]) for stage in each.stages if stage in of))
+        if hit := list(looks) if each.every_stage else list(islice(looks, 1)):
+            hits[each.name] = hit
+    explains = {each.name: each.explains for each in rules}
+    roots = hits.keys() - {name for hit in hits for name in explains[hit]}
+    left = hits.keys() - {name for root in roots for name in explains[root]}
+    findings = (finding for name in left for finding in hits[name])
+    return sorted(findings, key=lambda finding: (finding.severity, finding.name, finding.stage))
+
+
+def _constant(value: Any, form: str | None) -> str:
+    return format(value, form or "") if form else f"{value:g}" if type(value) is float else str(value)

@@ -1,0 +1,65 @@
+"""What ``diagnose`` and the warnings of a running training recognise of tools."""
+
+from __future__ import annotations
+
+from algorist.diagnosis.rule import Facts, Unknown, make_rule
+
+FAILS = 0.9
+"""Share of calls that fail at which a call teaches nothing but not to call."""
+UNUSED = 0.01
+"""Share of rollouts with a call below which a tool is not there for the policy."""
+STEPS = 5
+"""Logged steps before a policy can be said not to call: it may learn it."""
+
+
+def _settings(f: Facts) -> None:
+    if not f.settings.get("tools"):
+        raise Unknown("tools")
+
+
+def tool_fails(f: Facts) -> bool:
+    """Nearly every call of a tool fails: the tool is broken, or the model does not know how to call it. After `tools.fail_steps` rollout
+    batches in which every call failed the run ends.
+
+    **Recognised**: at least {FAILS} of the calls fail, in the median of the last quarter of the logged steps.
+
+    **Change**: look at the calls (`algorist inspect RUN --sql 'select turns from rollouts'`) and correct the tool; or teach its form with
+    SFT, or train without it.
+    """
+    _settings(f)
+    return bool(f["tools/failed_share"] >= FAILS)
+
+
+def tool_unused(f: Facts) -> bool:
+    """The recipe has tools, and the model does not call them.
+
+    **Recognised**: after at least {STEPS} logged steps fewer than {UNUSED} of the rollouts hold a call, in the median of the last quarter.
+
+    **Change**: demonstrations with calls, or an SFT stage that teaches them; a prompt that shows a call; or train without tools.
+    """
+    _settings(f)
+    steps = len(f.signals.series("tools/called_share"))
+    return bool(steps >= STEPS and f["tools/called_share"] < UNUSED)
+
+
+RULES = (
+    make_rule(
+        tool_fails,
+        2,
+        facts="tools/failed_share tools/calls_per_rollout tools/timeout_share",
+        says="Nearly every call of a tool fails, so a call teaches nothing but not to call. Look at them: algorist inspect RUN --sql "
+        "'select turns from rollouts'",
+        change={"tools": None},
+        explains="tool_unused all_wrong",
+        samples="wrong",
+    ),
+    make_rule(
+        tool_unused,
+        3,
+        facts="tools/called_share tools/calls_per_rollout",
+        says="The model does not call its tools.",
+        change={"sft.enabled": True},
+        samples="any",
+        example="sft.enabled=true",
+    ),
+)

@@ -1,0 +1,132 @@
+"""The table of rules: what is known before training, what extensions bring, and that every proposed line is one that ``run`` takes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from algorist.config import load_recipe
+from algorist.config.load import parse_override
+from algorist.diagnosis.evaluation import findings
+from algorist.diagnosis.findings import Settings
+from algorist.diagnosis.rule import FACTS, Facts, Share, all_rules, apply
+from algorist.diagnosis.signals import Signals
+
+RECIPE = load_recipe("quickstart").recipe
+SAMPLED: dict[str, Any] = {
+    "limit": 96, "where": "24 problems × 8", "completions": 192, "silent": 192, "graded": 192, "reasons": {"no_answer": 192},
+    "useful_share": {"4": 0.1, "8": 0.2, "16": 0.4}, "useful_here": ("8", 0.2), "pass_rate": Share(0.1), "failing_reward": "own",
+    "failures": {"own": 192}, "learning_rate": 1e-4, "truncated": Share(1), "truncated_answered": Share(1), "end_of_turn": Share(0),
+    "first_failure": "ValueError: no", "context": 128, "memory_steps": ["sft is planned to take 9 of 8 GB"],
+    "memory_change": {"sft.gradient_checkpointing": True, "sft.batch_size": 2, "sft.gradient_accumulation_steps": 8},
+    "ended": {"step": 4, "checkpoint": "checkpoint-4", "ended": {"reason": "collapse", "why": "kl", "step": 9}},
+    "rewards_from_to": "0 to 0", "groups": 24,
+}  # fmt: skip
+"""Plausible values of the facts that sentences and changes read."""
+START: dict[str, dict[str, Any]] = {
+    "does_not_fit": {
+        "memory_steps": ["sft is planned to take 9 of 8 GB"],
+        "memory_change": {"sft.batch_size": 2},
+    },
+    "tags_lost": {"lost_tags": "<answer>"},
+    "ids_without_embeddings": {"outside": 3, "embeddings": 100, "highest_id": 104, "looked_at": 12},
+    "prompts_changed": {"changed_prompts": 2, "changed_text": "what is ¿?", "looked_at": 12},
+    "start_twice": {"start_token": "<s>"},
+    "no_end_token": {"no_end": True},
+    "end_in_prompts": {"end_token": "</s>"},
+    "sft_prompts_differ": {"trained_otherwise": "2 of 12 prompts of SFT differ"},
+    "reward_hangs": {"hanging_reward": "own", "first_failure": "longer than 0.3 s"},
+    "broken_text": {"broken_characters": Share(0.2)},
+    "prompts_too_long": {"do_not_fit": 3, "looked_at": 12, "context": 128, "limit": 96},
+    "golds_unreadable": {"golds_unread": 0.5, "gold_example": "p1: see figure"},
+    "few_useful_groups": {
+        "useful_share": {"4": 0.1, "8": 0.2},
+        "useful_here": ("8", 0.2),
+        "pass_rate": Share(0.0),
+    },
+}
+"""Rule → the least that preflight must know for it."""
+
+
+def look(values: dict[str, Any], stage: str = "grpo") -> list[Any]:
+    settings = Settings(RECIPE.model_dump())
+    views = [Facts(settings, values if each == stage else {}, stage=each) for each in ("grpo", "sft")]
+    return apply(list(all_rules().values()), *views)
+
+
+@pytest.mark.parametrize("name", START)
+def test_what_preflight_knows_names_the_fault_and_nothing_else(name: str) -> None:
+    (finding,) = look(START[name])
+    assert finding.name == name and finding.sentence and "{" not in finding.sentence
+    assert json.loads(json.dumps(finding.as_dict()))["explanation"] == finding.sentence
+    load_recipe("quickstart", finding.change)
+
+
+@pytest.mark.parametrize("name", list(all_rules()))
+def test_every_line_of_every_rule_is_one_that_run_takes(name: str) -> None:
+    """The lines that it proposes for a recipe, and those of the page."""
+    rule = all_rules()[name]
+    facts = Facts(Settings(RECIPE.model_dump()), SAMPLED, stage=rule.stages[0])
+    lines, before = facts.settings.changed(rule.changes(facts))
+    assert len(lines) == len(before)
+    for line in (*lines, *rule.example):
+        key, value = parse_override(line)
+        assert key and (value is not None or line.endswith("=null")), line
+    load_recipe("quickstart", lines)
+    load_recipe("quickstart", rule.example)
+
+
+def test_every_rule_is_whole() -> None:
+    rules = all_rules()
+    for name, rule in rules.items():
+        assert set(rule.explains) <= set(rules), name
+        unknown = [fact for fact in rule.facts if fact not in FACTS and "." not in fact and "/" not in fact]
+        assert not unknown, f"{name}: {unknown}"
+        assert "**Recognised**" in rule.text and "**Change**" in rule.text, name
+
+
+def test_an_unknown_fact_keeps_rules_silent() -> None:
+    assert look({}) == []
+
+
+def test_one_fault_has_one_text_and_one_threshold_in_preflight_and_in_an_evaluation() -> None:
+    row = {
+        "completion": "1 + 1 is",
+        "completion_tokens": 5,
+        "reward": 0.0,
+        "correct": False,
+        "reason": "no_answer",
+        "gold": "2",
+    }
+    rows = [{**row, "step": 0, "group": n, "problem_id": str(n), "truncated": n < 15} for n in range(20)]
+    protocol = {"max_completion_tokens": 5, "prompt_format": "reasoning_answer"}
+    (of_eval,) = findings(rows, protocol)
+    values = {"truncated": Share(0.75), "limit": 5, "where": "20 completions"}
+    (of_preflight,) = look(values)
+    assert of_eval.name == of_preflight.name == "truncated" and of_eval.sentence == of_preflight.sentence
+    assert of_eval.change == of_preflight.change == ("grpo.max_completion_tokens=20",)
+    signals = Signals(settings=Settings({"grpo": {"max_completion_tokens": 5}}))
+    for step in range(4):
+        signals.add_rollouts(
+            [{**r, "step": step, "group": n // 2, "problem_id": n // 2} for n, r in enumerate(rows)]
+        )
+    of_run = all_rules()["truncated"].look(Facts(signals.settings, signals=signals))
+    assert of_run is not None and of_run.sentence == of_eval.sentence
+    assert look({**values, "truncated": Share(0.69)}) == []
+
+
+def test_an_evaluation_without_the_format_names_it() -> None:
+    row = {
+        "completion": "two",
+        "completion_tokens": 1,
+        "correct": False,
+        "reason": "no_answer",
+        "gold": "2",
+        "truncated": False,
+    }
+    rows = [{**row, "step": 0, "group": n, "problem_id": str(n)} for n in range(6)]
+    (finding,) = findings(rows, {"max_completion_tokens": 24, "prompt_format": "reasoning_answer"})
+    assert finding.name == "nothing_answered"
+    assert "the model does not write the prompt format reasoning_answer." in finding.sentence
