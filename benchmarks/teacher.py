@@ -1,10 +1,10 @@
 """How much of the gap to its teacher a student closes, and GRPO in the same processor seconds, on the quickstart.
 
-    python benchmarks/teacher.py --out runs/teacher --seeds 3            # trains the teacher first: minutes
-    python benchmarks/teacher.py --out runs/teacher --seeds 3 --losses sampled full
+    python benchmarks/teacher.py --out runs/teacher --seeds 3            # trains student and teacher first: minutes
+    python benchmarks/teacher.py --out runs/teacher --seeds 2 --teacher-steps 30 --steps 20
 
-The teacher is the quickstart after GRPO, the student the quickstart after SFT. GRPO, with the quickstart's own settings, gets as many steps as
-the slowest distillation of that seed took seconds. Gap closed: (student after - before) / (teacher - before), in pass@1 of the sampled
+The student is the quickstart after SFT, the teacher the same after GRPO. GRPO, with the quickstart's own settings, gets as many steps as
+the slowest distillation of that seed took seconds, by the seconds of a step of the teacher's own GRPO. Gap closed: (student after - before) / (teacher - before), in pass@1 of the sampled
 completions on the quickstart's held-out problems. Seconds are processor seconds of the stage without evaluation; one thread.
 """
 
@@ -20,9 +20,6 @@ from algorist.config.load import load_recipe
 from algorist.evaluation.artifact import read_artifact
 from algorist.evaluation.estimators import paired_difference, sampled_groups
 from algorist.runs.pipeline import run_recipe
-
-STEPS = 40
-"""Steps of quickstart-distill."""
 
 
 def rates(run: Path, name: str) -> list[float]:
@@ -59,19 +56,26 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=Path("runs/teacher"))
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--teacher-steps", type=int, default=120, help="GRPO steps of the teacher")
+    parser.add_argument("--steps", type=int, default=40, help="steps of distillation")
     parser.add_argument("--losses", nargs="+", default=["sampled", "full"])
     options = parser.parse_args()
     out = options.out.resolve()
-    teacher = out / "quickstart"
+    first, teacher = out / "student", out / "teacher"
+    place = [f"output_dir={out}", "device=cpu", "threads=1"]
+    if not (first / "sft" / "final").exists():
+        only_sft = ["run_name=student", "grpo.enabled=false", "eval.enabled=false"]
+        run_recipe(load_recipe("quickstart", [*place, *only_sft]).recipe)
+    student = [f"model.name={first / 'sft' / 'final'}", "sft.enabled=false"]
     if not (teacher / "eval" / "grpo.json").exists():
-        run_recipe(load_recipe("quickstart", [f"output_dir={out}", "device=cpu", "threads=1"]).recipe)
-    before, best = rates(teacher, "sft"), rates(teacher, "grpo")
+        own = ["run_name=teacher", f"grpo.max_steps={options.teacher_steps}", "eval.baseline=true"]
+        run_recipe(load_recipe("quickstart", [*place, *student, *own]).recipe)
+    before, best = rates(teacher, "base"), rates(teacher, "grpo")
     start, goal = sum(before) / len(before), sum(best) / len(best)
     print(f"student {start:.1%}, teacher {goal:.1%} of {len(before)} problems × 8")
     lines = (teacher / "metrics.jsonl").read_text().splitlines()
     steps = [row["time/step_s"] for row in map(json.loads, lines) if "time/step_s" in row]
     of_grpo = sum(steps) / len(steps)
-    student = [f"model.name={teacher / 'sft' / 'final'}", "sft.enabled=false"]
     result: dict[str, Any] = {"before": start, "teacher": goal, "runs": []}
     for seed in range(1, options.seeds + 1):
         slowest = 0.0
@@ -83,8 +87,8 @@ def main() -> None:
                     out, name, "quickstart", *student, f"seed={seed}", f"grpo.max_steps={count}"
                 )
             else:
-                count = STEPS
-                settings = [f"seed={seed}", f"grpo.max_steps={STEPS}"]
+                count = options.steps
+                settings = [f"seed={seed}", f"grpo.max_steps={count}"]
                 settings.append(f"grpo.teacher={{model: '{teacher}', loss: {loss}}}")
                 run, seconds = train(out, name, "quickstart-distill", *student, *settings)
                 slowest = max(slowest, seconds)
