@@ -53,6 +53,15 @@ def this_machine() -> Hardware:
     return Hardware(psutil.virtual_memory().total / 1e9, False)
 
 
+def has_bfloat16() -> bool:
+    """Return whether this processor multiplies in bfloat16; others imitate it, slowly."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return re.search(r"\b(avx512_bf16|amx_bf16)\b", flags) is not None
+
+
 def default_model(hardware: Hardware) -> str:
     """Return a model for the memory; ``tiny`` where nothing can be downloaded and none is installed."""
     models = GPU_MODELS if hardware.gpu else CPU_MODELS
@@ -108,12 +117,12 @@ def sizes_for(file: DataFile, model: str, hardware: Hardware) -> Sizes:
         section["lora"] = {"rank": 32, "alpha": 32, "target_modules": "all-linear"}
         if size is not None and per_weight * size + ROOM_GB > memory:
             section["quantization"] = "4bit"
-    if not hardware.gpu and whole:
+    if not hardware.gpu and whole and has_bfloat16():
         section["compute_dtype"] = "bfloat16"
     why = "all weights are trained" if whole else "an adapter is trained"
     small = size is not None and size < 0.3
     rates = (2e-4, 3e-5) if not whole else (2e-4, 1e-5) if small else (1e-5, 1e-6)
-    steps, problems = (200, 16) if hardware.gpu else (50, 8)
+    steps, problems = (200, 16) if hardware.gpu else (50, 4)
     tokens = _tokens(file, 2.5, 512 if hardware.gpu else 160, 1024 if hardware.gpu else 256)
     limit = 500 if hardware.gpu else 100
     return Sizes(section, f"{why} ({hardware})", *rates, steps, min(problems, train), tokens, limit)
