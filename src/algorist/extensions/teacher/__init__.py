@@ -11,6 +11,7 @@ Source: GKD (2306.13649) for learning from one's own samples; MiniLLM (2306.0854
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -134,7 +135,9 @@ class Distillation(Extension):
             return batch
         from algorist.training.metrics import Metrics
 
+        began = time.perf_counter()
         teacher = self.teacher.log_probs(batch, policy)
+        seconds = time.perf_counter() - began
         student = batch.old_log_probs
         if student is None and policy.sampler_is_exact(batch):
             student = batch.sampler_log_probs
@@ -143,6 +146,7 @@ class Distillation(Extension):
         gap = (student - teacher).masked_fill(~batch.mask, 0.0)
         metrics = Metrics()
         count(metrics, gap, teacher, batch.mask)
+        metrics.add_sum("teacher/forward_s", seconds, 1)
         policy.note(metrics)
         return replace(batch, advantages=batch.advantages - self.section.weight * gap)
 
@@ -165,11 +169,16 @@ class Distillation(Extension):
         """Let the teacher read the completions of a step (``full``, ``top_k``)."""
         if self.section.loss == "sampled":
             return batch
+        from algorist.training.metrics import Metrics
+
+        metrics, began = Metrics(), time.perf_counter()
         numbers = (
             self.teacher.states(batch, policy)
             if self.section.loss == "full"
             else self.teacher.top(batch, policy, self.section.top_k)
         )
+        metrics.add_sum("teacher/forward_s", time.perf_counter() - began, 1)
+        policy.note(metrics)
         return replace(batch, extra={**batch.extra, NUMBERS: numbers})
 
     def of_head(self, batch: Batch) -> OfHead | None:
