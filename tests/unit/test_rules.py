@@ -9,6 +9,7 @@ import pytest
 
 from algorist.config import load_recipe
 from algorist.config.load import parse_override
+from algorist.diagnosis.diagnose import find_causes
 from algorist.diagnosis.evaluation import findings
 from algorist.diagnosis.findings import Settings
 from algorist.diagnosis.rule import FACTS, Facts, Share, all_rules, apply
@@ -130,3 +131,37 @@ def test_an_evaluation_without_the_format_names_it() -> None:
     (finding,) = findings(rows, {"max_completion_tokens": 24, "prompt_format": "reasoning_answer"})
     assert finding.name == "nothing_answered"
     assert "the model does not write the prompt format reasoning_answer." in finding.sentence
+
+
+TOOLS = {"tools": {"use": ["calculator"]}}
+OF_EXTENSIONS: dict[str, tuple[dict[str, Any], list[dict[str, float]]]] = {
+    "tool_fails": (TOOLS, [{"tools/failed_share": 0.95, "tools/called_share": 0.5}] * 6),
+    "tool_unused": (TOOLS, [{"tools/called_share": 0.0}] * 6),
+    "teacher_knows_nothing": ({}, [{"teacher/log_prob": -5.2, "teacher/reverse_kl": 3.0}] * 12),
+}
+"""Rule of an extension → settings, and metrics of the logged steps."""
+
+
+@pytest.mark.parametrize("name", OF_EXTENSIONS)
+def test_extensions_bring_their_rules(name: str) -> None:
+    settings, lines = OF_EXTENSIONS[name]
+
+    def names(values: list[dict[str, float]], with_settings: dict[str, Any]) -> list[str]:
+        signals = Signals(settings=Settings(with_settings))
+        for step, line in enumerate(values):
+            signals.add_metrics("grpo", step, line)
+        return [finding.name for finding in find_causes(signals)]
+
+    assert names(lines, settings) == [name]
+    assert names(lines[:2], settings) == []
+    healthy = {"tools/failed_share": 0.2, "tools/called_share": 0.5, "teacher/log_prob": -0.8}
+    assert names([healthy] * 12, settings) == []
+    if settings:
+        assert names(lines, {}) == []
+
+
+def test_a_student_on_its_way_to_its_teacher_is_left_in_peace() -> None:
+    signals = Signals()
+    for step in range(16):
+        signals.add_metrics("grpo", step, {"teacher/log_prob": -6.0 + 0.15 * step})
+    assert find_causes(signals) == []
