@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 import os
 import pty
 import subprocess
@@ -60,6 +61,7 @@ def test_a_recipe_for_each_kind_of_file(
     assert (len(train), len(held_out)) == (32, 8)
     assert {p.answer for p in train + held_out} == {row["Antwort"] for row in ROWS}
     assert all(p.solution for p in train)
+    assert logging.getLogger("algorist").isEnabledFor(logging.WARNING)
 
 
 def test_the_rewards_test_runs(verb: Any, tmp_path: Path) -> None:

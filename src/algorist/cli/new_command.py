@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from algorist.cli.arguments import AsJsonObject
+from algorist.cli.quiet import without_warnings
 from algorist.cli.terminal import console, say, table
 from algorist.errors import DataError, nearest
 from algorist.store.safe_text import one_line, printable
@@ -29,6 +29,7 @@ NONE = "-"
 @app.command(
     epilog="Example: algorist new sums.csv · algorist new sums.csv --question Frage --answer Antwort --model tiny"
 )
+@without_warnings()  # rows that are left out are counted in what it shows
 def new(
     data: Annotated[
         str | None, typer.Argument(metavar="FILE", help="A CSV, JSONL, JSON or Parquet file.")
@@ -61,7 +62,6 @@ def new(
     from algorist.runs.first_recipe import name_for, write_files
 
     asks = not yes and not as_json and sys.stdin.isatty()
-    logging.disable(logging.WARNING)  # rows that are left out are counted below
     if data is None and not asks:
         raise DataError("which file? algorist new FILE, such as algorist new sums.csv")
     data = data or _ask("data file (CSV, JSONL, JSON or Parquet)", _first_data_file())

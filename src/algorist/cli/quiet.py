@@ -9,7 +9,8 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from algorist.errors import ConfigError
 
@@ -93,3 +94,14 @@ def _unfreeze() -> None:
     """Let the last collection see everything where Triton needs it: its binding prints what was not collected, page by page."""
     if "triton" in sys.modules:
         gc.unfreeze()
+
+
+@contextmanager
+def without_warnings() -> Iterator[None]:
+    """Log no warnings meanwhile: what they would say is shown otherwise."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 import json
-import logging
 from typing import Annotated, Any
 
 import typer
 
 from algorist.cli.arguments import AsJson, Overrides, read_pairs
+from algorist.cli.quiet import without_warnings
 from algorist.cli.terminal import listing, say
 from algorist.errors import ConfigError
 
@@ -81,10 +81,9 @@ def explain(
     resolved = load_recipe(recipe, overrides or []).recipe
     form = get_format(resolved.prompt.format, tags=resolved.prompt.tags)
     rewards = build_rewards(resolved.rewards, form, matcher=resolved.matcher)
-    logging.disable(logging.WARNING)  # a failure is shown below, once
     length = len(completion.split()) if tokens is None else tokens
-    found = rewards.explain(completion, answer, completion_ids=[0] * length, **columns)
-    logging.disable(logging.NOTSET)
+    with without_warnings():  # a failure is shown below, once
+        found = rewards.explain(completion, answer, completion_ids=[0] * length, **columns)
     rows = {name: {"value": value, "weight": found.weights[name]} for name, value in found.components.items()}
     print(json.dumps({"total": found.total, "rewards": rows}, indent=2))
     failed = [reward for reward in rewards if reward.failures]

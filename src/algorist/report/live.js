@@ -14,7 +14,7 @@
   }
 
   function show(state) {
-    const parts = [state.running ? "running" : "not running"];
+    const parts = [state.running ? "running" : state.steps && state.step >= state.steps ? "finished" : "not running"];
     if (state.stage) parts.push(`${state.stage} ${state.step}${state.steps ? `/${state.steps}` : ""}`);
     if (state.running && state.seconds_left !== null) parts.push(`about ${clock(state.seconds_left)} left in this stage`);
     if (state.seconds_since_last_line !== null) parts.push(`last line ${clock(state.seconds_since_last_line)} ago`);
