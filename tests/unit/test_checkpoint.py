@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
 import signal
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -171,12 +171,15 @@ def test_a_stateful_reward_goes_on_where_a_kill_left_it(tmp_path: Path, after_sf
             (tmp_path / "kill").touch()
         child = os.fork()
         if not child:
-            with contextlib.suppress(Exception):
+            try:
                 _restart(tmp_path / name, settings)
-                os._exit(0)
-            os._exit(1)
+            except BaseException:
+                (tmp_path / "why").write_text(traceback.format_exc())
+                os._exit(1)
+            os._exit(0)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        assert status == (-signal.SIGKILL if name == "killed" else 0)
+        why = (tmp_path / "why").read_text() if (tmp_path / "why").exists() else ""
+        assert status == (-signal.SIGKILL if name == "killed" else 0), why
     assert [c.name for c in checkpoints(tmp_path / "killed" / "r" / "grpo")] == [
         f"checkpoint-{n}" for n in (3, 2, 1)
     ]

@@ -17,7 +17,7 @@ from algorist.errors import ConfigError
 from algorist.evaluation.artifact import read_artifact
 from algorist.models.load import PLAIN_TEMPLATE, Policy, load_tokenizer
 from algorist.models.tiny import CHATML
-from algorist.preflight.tokenization import tokenization_faults
+from algorist.preflight.tokenization import tokenization_facts
 from algorist.prompts import FORMATS, PromptFormat, get_format
 from algorist.prompts.attached import Asked, attach, attached, own_template
 from algorist.prompts.chat import encode_prompt, render_prompt
@@ -201,9 +201,9 @@ def test_preflight_finds_prompts_that_are_not_those_of_sampling() -> None:
         "a", "1+1", "2", extra={"prompt": render_prompt(form, policy.tokenizer, "1+1"), "response": "2"}
     )
     other = Problem("b", "1+1", "2", extra={"prompt": "1+1 is ", "response": "2"})
-    assert not [f for f in tokenization_faults(policy, form, PROBLEMS, [same]) if "differ" in f["why"]]
-    (fault,) = [f for f in tokenization_faults(policy, form, PROBLEMS, [same, other]) if "differ" in f["why"]]
-    assert fault["why"].startswith("1 of 2 prompts of SFT differ") and "trained on ' is '" in fault["why"]
+    assert "trained_otherwise" not in tokenization_facts(policy, form, PROBLEMS, [same])
+    differs = tokenization_facts(policy, form, PROBLEMS, [same, other])["trained_otherwise"]
+    assert differs.startswith("1 of 2 prompts of SFT differ") and "trained on ' is '" in differs
 
 
 @pytest.fixture(scope="module")
