@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
-import traceback
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -169,17 +169,10 @@ def test_a_stateful_reward_goes_on_where_a_kill_left_it(tmp_path: Path, after_sf
         shutil.copytree(after_sft, tmp_path / name / "r")
         if name == "killed":
             (tmp_path / "kill").touch()
-        child = os.fork()
-        if not child:
-            try:
-                _restart(tmp_path / name, settings)
-            except BaseException:
-                (tmp_path / "why").write_text(traceback.format_exc())
-                os._exit(1)
-            os._exit(0)
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        why = (tmp_path / "why").read_text() if (tmp_path / "why").exists() else ""
-        assert status == (-signal.SIGKILL if name == "killed" else 0), why
+        code = "import json, sys; from tests.unit.test_checkpoint import _restart; _restart(*json.loads(sys.argv[1]))"
+        command = [sys.executable, "-c", code, json.dumps([str(tmp_path / name), settings])]
+        done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+        assert done.returncode == (-signal.SIGKILL if name == "killed" else 0), done.stderr
     assert [c.name for c in checkpoints(tmp_path / "killed" / "r" / "grpo")] == [
         f"checkpoint-{n}" for n in (3, 2, 1)
     ]
@@ -189,12 +182,12 @@ def test_a_stateful_reward_goes_on_where_a_kill_left_it(tmp_path: Path, after_sf
     same(tmp_path / "whole" / "r", tmp_path / "killed" / "r", "grpo")
 
 
-def _restart(folder: Path, settings: list[str]) -> None:
+def _restart(folder: str, settings: list[str]) -> None:
     """Run GRPO in a folder that holds a finished SFT stage."""
     from algorist.config.explain import to_yaml
 
     recipe = load_recipe("smoke-cpu", [*TINY, *settings, f"output_dir={folder}", "run_name=r"]).recipe
-    (folder / "r" / "config.yaml").write_text(to_yaml(recipe))
+    Path(folder, "r", "config.yaml").write_text(to_yaml(recipe))
     run_recipe(recipe, resume=True)
 
 
