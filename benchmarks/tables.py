@@ -92,7 +92,7 @@ def _equal() -> list[Row]:
     rows = []
     for found in load_all("equal"):
         for result in found["results"]:
-            seconds = {name: side["seconds"]["median"] for name, side in result["variants"].items()}
+            seconds = {name: side["second"]["median"] for name, side in result["variants"].items()}
             rows.append(
                 (
                     f"a whole GRPO step, {result['model']} ({result['rows']} rows of {result['tokens']} tokens, groups of {result['group']}, "
