@@ -154,7 +154,7 @@ def make_plan(
         objective,
         extensions,
         problems or Problems([], [], []),
-        tuple(filter(None, [no_adapter, *(note.getMessage() for note in notes)])),
+        tuple(filter(None, [no_adapter, *(n.getMessage() for n in notes if n.levelno >= logging.WARNING)])),
         say,
     )
     if trains_grpo and all(reward.weight == 0 for reward in recipe.rewards) and not extensions.teach:
