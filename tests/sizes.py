@@ -1,0 +1,88 @@
+"""Code lines per room, without blanks, docstrings and comments, against the budgets: ``python tests/sizes.py``."""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+from pathlib import Path
+
+SOURCE = Path(__file__).resolve().parents[1] / "src" / "algorist"
+BESIDE = {"diagnosis", "report", "preflight", "cli", "recipes", "extensions"}
+"""Rooms beside the core."""
+BUDGET = {"core": 17_500, "all": 27_000, "an extension": 600, "vllm": 900}
+HELD = {"core": 22_476, "all": 33_249}
+"""What the house has now. While it is above the budget it may only go down: lower these when you take something out."""
+HELD_EXTENSIONS = {"extensions/tools": 949, "extensions/hub": 812, "extensions/teacher": 602}
+"""Extensions above their budget, held in the same way."""
+SILENT = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
+
+
+def code_lines(text: str) -> int:
+    """Return how many lines of a Python file hold code; a string that is a statement (a docstring) is none."""
+    tree = ast.parse(text)
+    lines = {
+        line
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type not in SILENT
+        for line in range(token.start[0], token.end[0] + 1)
+    }
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
+            lines -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(lines)
+
+
+def rooms(source: Path = SOURCE) -> dict[str, int]:
+    """Return the code lines of each room: a folder, or ``top`` for the files beside them; ``extensions/NAME`` for each extension."""
+    sizes: dict[str, int] = {}
+    for path in sorted(source.rglob("*.py")):
+        parts = path.relative_to(source).parts
+        room = parts[0] if len(parts) > 1 else "top"
+        if room == "extensions":
+            room = "/".join([room, *([parts[1].removesuffix(".py")] if parts[1] != "__init__.py" else [])])
+        sizes[room] = sizes.get(room, 0) + code_lines(path.read_text(encoding="utf-8"))
+    return sizes
+
+
+def totals(sizes: dict[str, int]) -> dict[str, int]:
+    """Return the code lines of the core and of everything."""
+    core = sum(lines for room, lines in sizes.items() if room.partition("/")[0] not in BESIDE)
+    return {"core": core, "all": sum(sizes.values())}
+
+
+def table(sizes: dict[str, int]) -> str:
+    """Return the rooms, the extensions and the sums as lines of text."""
+    sums = totals(sizes)
+    core = [room for room in sizes if room.partition("/")[0] not in BESIDE]
+    beside = [room for room in sizes if room not in core and "/" not in room and room != "extensions"]
+    parts = [room for room in sizes if room.partition("/")[0] == "extensions"]
+    lines = []
+    for title, names in (("core", core), ("beside it", beside), ("extensions", parts)):
+        lines.append(f"{title:<34} {sum(sizes[name] for name in names):>7,}")
+        lines += [f"  {name:<32} {sizes[name]:>7,}" for name in sorted(names, key=lambda name: -sizes[name])]
+    lines += [
+        f"{name:<34} {sums[name]:>7,}  held at {HELD[name]:,}, budget {BUDGET[name]:,}" for name in HELD
+    ]
+    return "\n".join(lines)
+
+
+def extension_budget(room: str) -> int:
+    """Return the most code lines of an extension."""
+    name = room.partition("/")[2]
+    return BUDGET.get(name, BUDGET["an extension"])
+
+
+if __name__ == "__main__":
+    print(table(rooms()))

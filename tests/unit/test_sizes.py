@@ -1,0 +1,42 @@
+"""The house may only shrink until it is within its budgets."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests import sizes
+
+
+def test_only_code_is_counted() -> None:
+    text = '"""Head."""\n\n# why\nx = """two\nlines"""\n\n\nclass A:\n    y: int = 1\n    """About y."""\n'
+    assert sizes.code_lines(text) == 4
+
+
+def test_the_house_does_not_grow_beyond_its_budget() -> None:
+    now = sizes.totals(sizes.rooms())
+    for name, lines in now.items():
+        most = max(sizes.BUDGET[name], sizes.HELD[name])
+        assert lines <= most, (
+            f"{name}: {lines:,} code lines, {most:,} are held (budget {sizes.BUDGET[name]:,}); take as many out as you put in "
+            "(python tests/sizes.py shows the rooms)"
+        )
+
+
+def test_an_extension_stays_small() -> None:
+    now = {room: n for room, n in sizes.rooms().items() if room.startswith("extensions/")}
+    assert now
+    large = {
+        room: n
+        for room, n in now.items()
+        if n > sizes.HELD_EXTENSIONS.get(room, sizes.extension_budget(room))
+    }
+    assert large == {}
+
+
+def test_the_table_is_a_command() -> None:
+    done = subprocess.run(
+        [sys.executable, str(Path(sizes.__file__))], capture_output=True, text=True, check=True
+    )
+    assert "budget 17,500" in done.stdout and "extensions/" in done.stdout
