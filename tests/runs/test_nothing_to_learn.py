@@ -63,3 +63,11 @@ def test_four_steps_that_moved_nothing_are_too_little(tmp_path: Path, diagnose: 
     ]
     code, out = diagnose(run(tmp_path, "grpo.max_steps=4", "grpo.max_completion_tokens=8", *own))
     assert "nothing is wrong" not in out and (code == 1 or "too little to judge yet" in out)
+
+
+def test_a_run_that_ended_in_sft_is_not_healthy(tmp_path: Path, diagnose: Any) -> None:
+    settings = ["threads=1", "eval.enabled=false", f"output_dir={tmp_path}", "run_name=r", "sft.max_steps=8"]
+    run_recipe(load_recipe("smoke-cpu", [*settings, "sft.logging_steps=1"]).recipe, stages=("sft",))
+    code, out = diagnose(tmp_path / "r")
+    assert code == 0 and "GRPO has not begun" in out and "nothing is wrong in SFT" in out
+    assert json.loads(diagnose(tmp_path / "r", "--json")[1])["healthy"] is None

@@ -36,8 +36,10 @@ def find_causes(signals: Signals) -> list[Finding]:
 def too_little(signals: Signals) -> str:
     """Return why a run without findings cannot be judged yet, or an empty string."""
     lines = sum(len(lines) for lines in signals.lines.values())
+    if lines < MIN_STEPS and not signals.batches:
+        return f"fewer than {MIN_STEPS} steps were logged"
     if not signals.batches:
-        return "" if lines >= MIN_STEPS else f"fewer than {MIN_STEPS} steps were logged"
+        return "GRPO has not begun; nothing is wrong in SFT" if signals.settings.get("grpo.enabled") else ""
     change = signals.weights.get("grpo")
     if change is not None and (change.empty_adapter or change.share < MOVED_SHARE):
         return f"the weights have not moved yet, which {MOVING_STEPS} steps with a gradient decide"
