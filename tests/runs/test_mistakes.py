@@ -100,3 +100,11 @@ def test_a_reward_that_always_fails_is_told_at_once(call: Cli, tmp_path: Path) -
     assert [x["rewards/broken/failures"] for x in lines if "rewards/broken/mean" in x] == [16.0, 16.0]
     no_function = call("run", "smoke-cpu", "run_name=b", "rewards=[{name: mine.py}]")
     assert no_function.returncode == 2 and "mine.py:FUNCTION" in no_function.stderr
+
+
+def test_a_prompt_file_in_another_encoding(call: Cli, tmp_path: Path) -> None:
+    (tmp_path / "prompt.txt").write_bytes("Rechne sorgfältig.".encode("latin-1"))
+    done = call("run", "smoke-cpu", "prompt.system_prompt_path=prompt.txt")
+    assert done.returncode == 2 and "prompt.system_prompt=null takes the file" in done.stderr
+    done = call("run", "smoke-cpu", "prompt.system_prompt=null", "prompt.system_prompt_path=prompt.txt")
+    assert done.returncode == 2 and "prompt.txt is not UTF-8 (byte 12)" in done.stderr, done.stderr

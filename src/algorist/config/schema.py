@@ -119,7 +119,8 @@ class PromptSection(Section):
     def _check(self) -> PromptSection:
         if self.system_prompt is not None and self.system_prompt_path is not None:
             raise ValueError(
-                "prompt.system_prompt and prompt.system_prompt_path are both set; keep one of them"
+                "prompt.system_prompt and prompt.system_prompt_path are both set; keep one of them: "
+                "prompt.system_prompt=null takes the file instead of the recipe's text"
             )
         return self
 
