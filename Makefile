@@ -121,6 +121,8 @@ $(DOCS): $(STAMP)
 
 # The variable silences a note on the theme's end of life (May 2027); its successor, Zensical, reads mkdocs.yml.
 docs: $(DOCS)
+	for page in settings:settings rules:troubleshooting overview:recipes; do \
+		$(VENV)/bin/algorist recipes $${page%:*} > docs/$${page#*:}.md || exit 1; done
 	$(PYTHON) -m tests.acceptance.rewards_page > docs/rewards.md
 	$(PYTHON) -m tests.acceptance.make_page
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict

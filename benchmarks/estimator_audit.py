@@ -396,14 +396,6 @@ def loss_rows(sizes: Sequence[int]) -> Iterable[str]:
         yield row(f"`{name}`", parameters or "–", audits, truth)
 
 
-def pair_rows(size: int) -> Iterable[str]:
-    """Yield bias and noise of every advantage with every average over tokens."""
-    for advantage in PER_ADVANTAGE:
-        audits = [audit(advantage, reduction, size) for reduction in REDUCTIONS]
-        cells = [f"{in_degrees(one.angle(expected_reward()))}, {one.noise:.2f}" for one in audits]
-        yield f"| `{advantage}` | {' | '.join(cells)} |"
-
-
 def same_on_policy(size: int = 4) -> float:
     """Return the largest difference between losses, over all advantages and reductions, where the policy is the sampler."""
     worst = 0.0
@@ -423,56 +415,39 @@ def page(sizes: Sequence[int]) -> str:
     ratios = np.exp(MOVED.log_probs - NOW.log_probs)[:, [0, 1, 1, 2], [0, 0, 1, 1]]
     lines = f"""# Estimators
 
-What an advantage, an average over tokens and a loss optimise together, computed exactly. Written by
-`python benchmarks/estimator_audit.py > docs/estimators.md`; `tests/unit/test_estimator_audit.py` checks the claims.
+What an advantage, an average over tokens and a loss optimise together, computed exactly by
+`python benchmarks/estimator_audit.py > docs/estimators.md`; `tests/unit/test_estimator_audit.py` checks it.
 
-A policy over the tokens `a` and `b` has three completions, `b`, `aa` and `ab`, and two problems: the hard one is
-solved by `aa` (pass rate {NOW.pass_rates[0]:.1f}), the easy one by `b` and `aa` ({NOW.pass_rates[1]:.1f}). A step has one group of G for each. All groups
-are enumerated with their probabilities in float64, so these are expectations, not samples. Advantages, losses and
-weights are the functions that train.
+A policy over two tokens has three completions and two problems with pass rates {NOW.pass_rates[0]:.1f} and \
+{NOW.pass_rates[1]:.1f}. All groups are
+enumerated in float64 with the functions that train, so these are expectations, not samples.
 
-How to read the tables:
-
-1. **Bias** is the angle between the expected step and the gradient of the pass rate; 0 means the same direction, and
-   a ✓ that the expected step is the gradient of the objective named, which is written out a second time in numpy.
-2. **Noise** is the standard deviation of a step over the length of the expected one, for this batch of two groups.
-3. Which biases are 0 holds for any policy with rewards of 0 and 1; the degrees and the noise are those of this one.
+- **Bias**: angle between the expected step and the gradient of the pass rate. A ✓ says that the expected step is the
+  gradient of the objective named.
+- **Noise**: standard deviation of a step over the length of the expected one.
+- Which biases are 0 holds for any policy with rewards of 0 and 1; degrees and noise are of this one.
 
 ## By their names
 """.split("\n")
     lines += [
         line.replace("what it optimises", "setting") for line in table("name", named_rows(sizes), sizes)
     ]
-    lines += ["## Advantages, summed over tokens (`seq-mean-token-sum`)", ""]
+    lines += ["## Advantages, summed over tokens", ""]
     lines += table("`grpo.advantage`", advantage_rows(sizes), sizes)
-    lines += """Dividing by the group's deviation (GRPO) weighs a problem by about 1 / √(p(1 − p)): hard and easy problems count
-more than those in between. MaxRL weighs it by (1 − (1 − p)^(G−1)) / p: hard ones count more, the more the larger G; that is its aim, and its angle
-to its own objective is 0.
-W-REINFORCE and REINFORCE have the *expected* direction of RLOO; what differs is the noise, and how finite steps treat
-the variety of right answers, which expectations of one step do not show. Factors of the direction: RLOO 1,
-`group_centered` (G − 1) / G, `reinforce` 2, with weight λ of positives 1 + λ.
+    lines += """Dividing by the group's deviation (GRPO) weighs a problem by about 1 / √(p(1 − p)), so hard and easy problems count
+more. MaxRL weighs it by (1 − (1 − p)^(G−1)) / p: hard ones count more, by design. W-REINFORCE and REINFORCE have the
+expected direction of RLOO and other noise.
 
 ## Averages over tokens, with `leave_one_out`
 """.split("\n")
     lines += table("`grpo.reduction`", reduction_rows(sizes), sizes)
-    lines += f"""The mean over each completion's tokens (GRPO) makes a right answer worth more the shorter it is, and a wrong one
-less bad the longer it is. `micro-batch-token-mean` is `token-mean` over the completions of a micro-batch.
+    lines += f"""The mean over each completion's tokens (GRPO) makes a right answer worth more the shorter it is, and a wrong one less
+bad the longer it is.
 
-## Every pair: bias, noise at G = {sizes[len(sizes) // 2]}
-""".split("\n")
-    lines += [
-        f"| | {' | '.join(f'`{name}`' for name in REDUCTIONS)} |",
-        "|---|---|---|---|---|---|",
-        *pair_rows(sizes[len(sizes) // 2]),
-        "",
-    ]
-    lines += f"""## Losses
+## Losses, off policy
 
-On the rollouts of the policy itself all {len(list(LOSSES))} losses have the same expected step: over {combinations} pairs of advantage and average
-at G = 4 they agree to 12 digits. They differ once the policy has moved; here its
-logits moved by 0.4, the ratios of tokens are {ratios.min():.2f} to {ratios.max():.2f}, and bias is measured to the gradient where the
-policy is now. Advantage `leave_one_out`, `seq-mean-token-sum`, each loss with its own defaults: the clips of
-`gspo` and `luspo` are for far smaller moves than this one, so they hold nearly every completion back.
+On policy all {len(list(LOSSES))} losses have the same expected step: over {combinations} pairs of advantage and average they agree to 12
+digits. Here the logits moved by 0.4 (ratios {ratios.min():.2f} to {ratios.max():.2f}), with `leave_one_out` and each loss's own clip.
 """.split("\n")
     lines += [
         line.replace("what it optimises", "clip") for line in table("`grpo.loss`", loss_rows(sizes), sizes)
@@ -484,7 +459,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--group-sizes", type=int, nargs="+", default=[4, 8, 16])
+    parser.add_argument("--group-sizes", type=int, nargs="+", default=[4, 16])
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     print(page(arguments.group_sizes), end="")

@@ -1,7 +1,6 @@
 """What each shipped recipe costs by its own numbers: steps, completions, tokens, FLOPs, memory. Nothing is measured here.
 
-    python benchmarks/recipe_cost.py            # print the table
-    python benchmarks/recipe_cost.py --write    # and put it into docs/recipes.md (benchmarks/tables.py does so too)
+    python benchmarks/recipe_cost.py
 
 Memory: preflight's plan of each stage from the model's shape, the larger stage counts.
 FLOPs: 6·N per token that is trained on and 2·N per token that is sampled, with N parameters; attention's own part, which
@@ -10,10 +9,8 @@ grows with the square of the length, is left out. With an adapter, 6·N is an up
 
 from __future__ import annotations
 
-import argparse
 import math
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,7 +27,6 @@ from algorist.prompts.of_recipe import recipe_format
 from algorist.runs.plan import Problems, tokenizer_texts
 from algorist.store.stages import STAGES
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "recipes.md"
 _QWEN_HALF = (
     Qwen2Config,
     {
@@ -347,20 +343,5 @@ def _power(number: float) -> str:
     return f"{number / 10**exponent:.1f}e{exponent}"
 
 
-def main() -> None:
-    """Print the table, and write it where it belongs."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--write", action="store_true")
-    write = parser.parse_args().write
-    found = table()
-    if write:
-        from tables import BLOCK
-
-        page = PAGE.read_text(encoding="utf-8")
-        new = BLOCK.sub(lambda m: f"{m[1]}{found}{m[3]}" if m[2] == "recipes" else m[0], page)
-        PAGE.write_text(new, encoding="utf-8")
-    print(found, end="")
-
-
 if __name__ == "__main__":
-    main()
+    print(table(), end="")

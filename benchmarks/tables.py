@@ -19,7 +19,7 @@ from measure import short_name
 
 ROOT = Path(__file__).resolve().parents[1]
 BASELINES = ROOT / "benchmarks" / "baselines"
-PAGES = ("docs/engine.md", "docs/grading.md", "docs/recipes.md")
+PAGES = ("docs/engine.md", "docs/grading.md")
 BLOCK = re.compile(r"(<!-- figures (\w+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
 
 Row = tuple[str, str, str, str, str]
@@ -237,41 +237,9 @@ def grading() -> str:
     return f"{_table(_grading())}{_where('grading.')}\n" + "\n".join(lines) + "\n"
 
 
-def recipes() -> str:
-    """What each shipped recipe costs by its numbers."""
-    from recipe_cost import table  # builds models: only where the page asks for it
-
-    return table()
-
-
-def curve() -> str:
-    """Held-out accuracy of the quickstart by GRPO step, until the target of the benchmark."""
-    found = load("time-to-accuracy-1t")
-    if found is None:
-        return ""
-    runs = {
-        run["seed"]: {step: value for step, _, value in run["curve"]}
-        for run in found["runs"]
-        if run["who"] == "algorist"
-    }
-    steps = sorted({step for values in runs.values() for step in values})
-    lines = [
-        f"| seed | {' | '.join(f'step {step}' for step in steps)} |",
-        f"|---|{'---|' * len(steps)}",
-        *(
-            f"| {seed} | {' | '.join(f'{values[s]:.1%}' if s in values else '' for s in steps)} |"
-            for seed, values in sorted(runs.items())
-        ),
-    ]
-    where = f"{_machine(found['environment'])}, {_threads(found['environment'])}"
-    return "\n".join([*lines, "", f"Measured on {where}; `benchmarks/time_to_accuracy.py`.", ""])
-
-
 TABLES: dict[str, Callable[[], str]] = {
     "engine": engine,
     "grading": grading,
-    "recipes": recipes,
-    "curve": curve,
 }
 
 

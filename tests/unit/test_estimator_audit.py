@@ -148,4 +148,4 @@ def test_the_page_has_the_numbers_of_the_audit() -> None:
 
 @pytest.mark.slow
 def test_the_page_is_written_by_the_command() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page([4, 8, 16])
+    assert PAGE.read_text(encoding="utf-8") == page([4, 16])

@@ -42,6 +42,14 @@ def settings() -> None:
     print(settings_page(), end="")
 
 
+@app.command("overview", epilog="Example: algorist recipes overview")
+def overview() -> None:
+    """Print what each shipped recipe trains, on what and for how long, as a Markdown page."""
+    from algorist.config.explain import recipes_page
+
+    print(recipes_page(), end="")
+
+
 @app.command("presets", epilog="Example: algorist recipes presets")
 def presets(as_json: AsJson = False) -> None:
     """Show what each grpo.preset stands for, with its paper. Next: algorist recipes show RECIPE grpo.preset=NAME."""

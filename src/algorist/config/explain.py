@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
+from importlib import resources
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from algorist.config.load import LoadedRecipe, sections_of
+from algorist.config.load import LoadedRecipe, load_recipe, recipe_names, sections_of
 from algorist.config.schema import LossSection, Recipe
 from algorist.config.yaml_text import one_line_yaml
 from algorist.extension import leave_out_unused
@@ -95,31 +97,19 @@ def values_of(info: FieldInfo) -> str:
 
 
 def settings_page() -> str:
-    """Return ``docs/settings.md``: a table for each section, from the schema."""
-    lines = [
-        "# Settings",
-        "",
-        "Every key of a recipe: what it means, which values it takes, its default. Written by `algorist recipes settings`. On the command "
-        "line a key is dotted, as in `grpo.max_steps=200`; in a recipe file it stands in its section. "
-        "`algorist recipes show RECIPE --resolved --describe` says the same for one recipe, with the values in force.",
-    ]
+    """Return ``docs/settings.md``: the keys of each section, from the schema."""
+    lines = [_HEAD]
     sections: list[tuple[str, type[BaseModel]]] = [("", Recipe)]
     while sections:
         prefix, model = sections.pop(0)
         below = []
-        lines += [
-            "",
-            f"## {prefix.rstrip('.') or 'The recipe'}{_mode_of(model)}",
-            "",
-            *((model.__doc__ or "").strip().split("\n")[:1]),
-            "",
-        ]
-        lines += ["| key | meaning | values | default |", "|---|---|---|---|"]
+        lines += ["", f"## {prefix.rstrip('.') or 'The recipe'}{_mode_of(model)}", ""]
         for name, info in model.model_fields.items():
             key = f"{prefix}{name}"
-            for inner in sections_of(info.annotation):
-                below.append((f"{key}[N]." if "list" in str(info.annotation) else f"{key}.", inner))
-            lines.append(_row(f"`{key}`", _line(info), values_of(info), _default(info)))
+            inner = sections_of(info.annotation)
+            below += [(f"{key}[N]." if "list" in str(info.annotation) else f"{key}.", one) for one in inner]
+            if not inner or info.get_default(call_default_factory=True) is None:
+                lines += _entry(key, info, _line(info))
         if model is LossSection:
             lines += _losses(prefix)
         sections = below + sections
@@ -129,20 +119,50 @@ def settings_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def recipes_page() -> str:
+    """Return ``docs/recipes.md``: what each shipped recipe trains, on what, for how long."""
+    lines = []
+    for name in sorted(recipe_names(), key=lambda one: ("/" in load_recipe(one).recipe.model.name, one)):
+        recipe = load_recipe(name).recipe
+        stages = ", ".join(_stage(stage, getattr(recipe, stage)) for stage in ("sft", "grpo") if getattr(recipe, stage).enabled)
+        what = "; ".join((recipe.model.name, recipe.data.train.name, stages or "evaluation only"))
+        lines += textwrap.wrap(f"- `{name}` ({what}): {recipe.description}", 118, subsequent_indent="  ",
+                               break_long_words=False, break_on_hyphens=False)  # fmt: skip
+    text = (resources.files("algorist.recipes") / "overview.md").read_text(encoding="utf-8")
+    return text.replace("<!-- recipes -->", "\n".join(lines))
+
+
+def _stage(name: str, section: Any) -> str:
+    length = f"{section.max_steps} steps" if section.max_steps else f"{section.epochs:g} epochs"
+    return f"{name.upper()} {length.removesuffix('s') if length.startswith('1 ') else length}"
+
+
+_HEAD = """# Settings
+
+Every key of a recipe with its default, written by `algorist recipes settings`. On the command line:
+`grpo.max_steps=200`; in a recipe file each key is in its section. For the values in force:
+`algorist recipes show RECIPE --resolved --describe`."""
+
+
 def _losses(prefix: str) -> list[str]:
-    """Return the rows of each loss's own parameters; losses that share a function stand in one row."""
+    """Return each loss's own parameters; losses that share a function share an entry."""
     names: dict[Any, list[str]] = {}
     for name in LOSSES:
         names.setdefault(LOSSES.get(name).function, []).append(name)
     return [
-        _row(f"`{prefix}{p.name}` ({', '.join(same)})", p.meaning, values_of(_field(p)), _default(_field(p)))
+        line
         for same in names.values()
         for p in LOSSES.get(same[0]).parameters.values()
+        for line in _entry(f"{prefix}{p.name}", _field(p), f"Of {', '.join(same)}: {p.meaning}")
     ]
 
 
-def _row(*cells: str) -> str:
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+def _entry(key: str, info: FieldInfo, meaning: str) -> list[str]:
+    """Return one key as a list item: default, meaning, the names that it may take; a bound is in the error of a bad value."""
+    names = [name for name in re.findall(r"`([\w+-]+)`", values_of(info)) if name not in ("true", "false")]
+    values = f" `{'|'.join(names)}`." if any(f"`{name}`" not in meaning for name in names) else ""
+    text = f"- `{key}` ({_default(info) or 'required'}): {meaning}{values}"
+    return textwrap.wrap(text, 118, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def _field(parameter: Parameter) -> FieldInfo:

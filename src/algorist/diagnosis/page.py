@@ -31,15 +31,11 @@ def troubleshooting_page() -> str:
 
 
 def _section(rule: Rule) -> str:
-    paragraphs = [f"**Means**: {rule.text}", f"**Severity**: {rule.severity}."]
-    if rule.explains:
-        paragraphs[1] += (
-            f" What follows from it is left out: {', '.join(f'`{name}`' for name in rule.explains)}."
-        )
-    lines = "\n\n".join(
-        textwrap.fill(paragraph, WIDTH, break_long_words=False, break_on_hyphens=False)
-        for text in paragraphs
-        for paragraph in text.split("\n\n")
-    )
-    example = "\n\n```text\n" + "\n".join(rule.example) + "\n```" if rule.example else ""
-    return f"### {rule.name}\n\n{lines}{example}\n"
+    text = rule.text.removeprefix("**Means**: ")
+    example = ", ".join(f"`{line}`" for line in rule.example)
+    paragraphs = [*f"Severity {rule.severity}. {text}".split("\n\n"), *([example] if example else [])]
+    return f"### {rule.name}\n\n" + "\n".join(
+        textwrap.fill(paragraph, WIDTH, initial_indent="- ", subsequent_indent="  ", break_long_words=False,
+                      break_on_hyphens=False)
+        for paragraph in paragraphs
+    ) + "\n"  # fmt: skip
