@@ -284,7 +284,9 @@ def test_every_setting_is_on_its_page() -> None:
 
 def test_the_page_of_recipes_is_current(verb: Any) -> None:
     page = (DOCS / "recipes.md").read_text(encoding="utf-8")
-    assert verb("recipes", "overview")[1] == page, "write it again: algorist recipes overview > docs/recipes.md"
+    assert verb("recipes", "overview")[1] == page, (
+        "write it again: algorist recipes overview > docs/recipes.md"
+    )
 
 
 def test_recipes_show_describes(verb: Any) -> None:

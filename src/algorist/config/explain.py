@@ -124,7 +124,11 @@ def recipes_page() -> str:
     lines = []
     for name in sorted(recipe_names(), key=lambda one: ("/" in load_recipe(one).recipe.model.name, one)):
         recipe = load_recipe(name).recipe
-        stages = ", ".join(_stage(stage, getattr(recipe, stage)) for stage in ("sft", "grpo") if getattr(recipe, stage).enabled)
+        stages = ", ".join(
+            _stage(stage, getattr(recipe, stage))
+            for stage in ("sft", "grpo")
+            if getattr(recipe, stage).enabled
+        )
         what = "; ".join((recipe.model.name, recipe.data.train.name, stages or "evaluation only"))
         lines += textwrap.wrap(f"- `{name}` ({what}): {recipe.description}", 118, subsequent_indent="  ",
                                break_long_words=False, break_on_hyphens=False)  # fmt: skip
