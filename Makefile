@@ -124,7 +124,6 @@ docs: $(DOCS)
 	for page in settings:settings rules:troubleshooting overview:recipes; do \
 		$(VENV)/bin/algorist recipes $${page%:*} > docs/$${page#*:}.md || exit 1; done
 	$(PYTHON) -m tests.acceptance.rewards_page > docs/rewards.md
-	$(PYTHON) -m tests.acceptance.make_page
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
 clean:

@@ -1,81 +1,20 @@
-"""A key of the schema does what it says: it is read somewhere, and those that were once ignored change something."""
+"""Settings that were once ignored change something."""
 
 from __future__ import annotations
 
-import ast
 import json
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 import algorist
 from algorist.config import load_recipe
-from algorist.config.schema import Recipe, Section
 from algorist.data import load_problems
 from algorist.errors import ConfigError, DataError
 from algorist.runs.pipeline import run_recipe
 from algorist.store.read import query
 from algorist.store.run_log import Quiet
-
-SOURCE = Path(__file__).resolve().parents[2] / "src" / "algorist"
-NOT_CODE = (
-    "config/schema.py",
-    "config/model_section.py",
-    "config/grpo_sections.py",
-    "config/publishing.py",
-    "config/changes.py",
-)
-BY_SECTION = {"SFTSection": "sft", "EvalSection": "eval", "GRPOSection": "grpo", "LoraSection": "lora"}
-
-
-def sections(model: type[Section] = Recipe) -> set[type[Section]]:
-    """Return a section and all below it."""
-    found = {model}
-    for field in model.model_fields.values():
-        for kind in (field.annotation, *get_args(field.annotation)):
-            if isinstance(kind, type) and issubclass(kind, Section) and kind not in found:
-                found |= sections(kind)
-    return found
-
-
-def reads() -> set[str]:
-    """Return every name that the package reads as an attribute, or names in a text."""
-    found: set[str] = set()
-    for path in SOURCE.rglob("*.py"):
-        if path.relative_to(SOURCE).as_posix() in NOT_CODE:
-            continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Attribute):
-                found.add(node.attr)
-                inner = node.value
-                if isinstance(inner, ast.Attribute | ast.Name):
-                    found.add(f"{inner.attr if isinstance(inner, ast.Attribute) else inner.id}.{node.attr}")
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found.add(node.value)
-    return found
-
-
-def test_every_key_is_read_somewhere() -> None:
-    names = reads()
-    ignored = [
-        f"{section.__name__}.{key}"
-        for section in sections()
-        for key in section.model_fields
-        if key not in names
-    ]
-    assert ignored == []
-    # A common word is read somewhere in any case; these are read from their own section.
-    for dotted in (
-        "sft.source",
-        "eval.engine",
-        "eval.device",
-        "section.optim",
-        "recipe.matcher",
-        "recipe.threads",
-    ):
-        assert dotted in names, dotted
-
 
 PROMPT = "Q: {}\nA: <think>"
 
