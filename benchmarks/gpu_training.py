@@ -321,7 +321,7 @@ def sharded(bench: Bench) -> dict[str, Any]:
         common = [f"output_dir={folder}", f"device={bench.device.type}", "threads=1", *steps]
         one, two = (["sft.batch_size=16", "grpo.batch_size=16"], ["sft.batch_size=8", "grpo.batch_size=8"])
         found["one"] = _algorist("run", "smoke-cpu", "run_name=one", *common, *one)
-        launch = ("launch", "-n", "2", "--config", "fsdp2", "smoke-cpu", "run_name=two")
+        launch = ("run", "-n", "2", "--launch", "fsdp2", "smoke-cpu", "run_name=two")
         found["two"] = _algorist(*launch, *common, *two)
         if not (found["one"]["exit"] or found["two"]["exit"]):
             ends = [load_file(Path(folder, run, "sft/final/model.safetensors")) for run in ("one", "two")]

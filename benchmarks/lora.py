@@ -121,7 +121,7 @@ def main() -> None:
         more += (
             [f"sft.max_steps={arguments.adapter_sft}", "sft.learning_rate=2e-3"]
             if arguments.adapter_sft
-            else ["--skip-sft"]
+            else ["--only", "grpo"]
         )
         if arguments.quantization:
             more.append(f"model.quantization={arguments.quantization}")

@@ -84,7 +84,7 @@ def main() -> int:
         reward = Path(folder) / "faulty.py"
         reward.write_text(REWARD)
         command = [
-            sys.executable, "-m", "algorist", "grpo", "smoke-cpu", f"output_dir={folder}", "run_name=soak", "threads=1",
+            sys.executable, "-m", "algorist", "run", "smoke-cpu", "--only", "grpo", f"output_dir={folder}", "run_name=soak", "threads=1",
             f"grpo.max_steps={options.steps}", "grpo.save_steps=50", "eval.enabled=false",
             f"rewards=[correct, {{name: {reward}:faulty, timeout_s: 2}}]",
         ]  # fmt: skip

@@ -141,7 +141,11 @@ def test_right_completions_are_written_as_a_dataset_for_sft(first: Run, verb: An
     assert made_by["environment"]["versions"]["torch"] and str(folder) in made_by["model"]
     assert lines and len({(line["question"], line["solution"]) for line in lines}) == len(lines)
     assert all(grade(line["demonstrated_answer"], line["answer"]).correct for line in lines)
-    assert f"{made_by['right']} of 144 completions are right" in out and "Next: algorist sft" in out
+    assert (
+        f"{made_by['right']} of 144 completions are right" in out
+        and "Next: algorist run" in out
+        and "--only sft" in out
+    )
     assert not list(tmp_path.glob("*progress*"))
     problems = load_problems(section("local", path=str(tmp_path / "right.jsonl"), correct_only=True))
     assert [p.solution for p in problems] == [line["solution"] for line in lines]

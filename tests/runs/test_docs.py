@@ -38,11 +38,10 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 SECTIONS = ("model", "data", "prompt", "sft", "grpo", "eval")
-RUNS = ("run", "sft", "grpo", "preflight", "launch")
+RUNS = ("run", "preflight")
 NO_KEYS = ("model.generate",)
 NOT_RUN = re.compile(r"<!-- not run: (.+?) -->")
 ONLY_PARSED = {"doctor": "looks at the machine", "export": "writes to the hub"}
-ONLY_RESOLVED = {"launch": "starts processes of its own"}
 GENERATED = ("arithmetic", "countdown", "reasoning_gym", "story_problems")
 """Datasets that need neither a file nor the hub."""
 SMALL = (
@@ -334,7 +333,7 @@ def do(block: Block, arguments: list[str], call: Call) -> None:
     if verb in RUNS:
         assert recipe is not None
         check_names(recipe)
-        if verb in ONLY_RESOLVED or why_only_resolved(recipe) or any(map(str.isupper, arguments)):
+        if "-n" in arguments or why_only_resolved(recipe) or any(map(str.isupper, arguments)):
             return
         code, shown = call.run(arguments, recipe)
         assert code == 0, f"{place}\n{shown}"

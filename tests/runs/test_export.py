@@ -16,7 +16,7 @@ import yaml
 from typer.testing import CliRunner
 
 from algorist.cli.export_command import app
-from algorist.cli.flags import with_flags
+from algorist.cli.run_command import tracking_and_hub
 from algorist.config.explain import to_yaml
 from algorist.config.load import load_recipe
 from algorist.config.model_section import ModelSection, TinySection
@@ -153,13 +153,9 @@ def test_a_card_without_a_run_says_what_the_files_say(run: Path) -> None:
     assert card.startswith("---\n") and 'from_pretrained("me/x")' in card and "## Recipe" not in card
 
 
-@with_flags
-def recipe_with(recipe: str, overrides: list[str] | None) -> Recipe:
-    return load_recipe(recipe, overrides or []).recipe
-
-
-def smoke_with(*overrides: str, **flags: object) -> Recipe:
-    return recipe_with(recipe="smoke-cpu", overrides=list(overrides), **flags)
+def smoke_with(*overrides: str, **options: Any) -> Recipe:
+    added = tracking_and_hub("smoke-cpu", list(overrides), **options)
+    return load_recipe("smoke-cpu", [*overrides, *added]).recipe
 
 
 def test_flags_become_settings() -> None:

@@ -194,7 +194,9 @@ def test_a_round_without_a_right_completion_says_what_to_do(place: Path, tmp_pat
 def test_what_cannot_work_is_refused_before_anything_is_made(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(ConfigError, match=r"model\.name is tiny.*algorist sft RECIPE run_name=r-start"):
+    with pytest.raises(
+        ConfigError, match=r"model\.name is tiny.*algorist run RECIPE --only sft run_name=r-start"
+    ):
         iterate(recipe(place, tmp_path, "model.name=tiny"), rounds=1)
     with pytest.raises(CheckpointError, match="nothing to resume"):
         iterate(recipe(place, tmp_path), resume=True)

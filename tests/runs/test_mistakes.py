@@ -43,12 +43,12 @@ def folder_without_tokenizer(where: Path) -> Path:
         (["run", "quickstart", "rewards=[{name: corect}]"], ["unknown reward", "Did you mean 'correct'"]),
         (["run", "quickstart", "grpo.optim=adamw_trch"], ["grpo.optim is", "Did you mean 'adamw_torch'"]),
         (
-            ["run", "quickstart", "sft.enabled=false", "--skip-grpo"],
+            ["run", "quickstart", "sft.enabled=false", "--only", "sft"],
             ["would do nothing", "eval.baseline", "algorist eval"],
         ),
         (["solve", "1 + 1?"], ["no run under runs/"]),
         (["eval", "runs/nothing/here"], ["no run or model"]),
-        (["grpo", "quickstart", "--resume"], ["nothing to resume"]),
+        (["run", "quickstart", "--only", "grpo", "--resume"], ["nothing to resume"]),
         (["frobnicate"], ["no verb 'frobnicate'"]),
     ],
 )

@@ -102,10 +102,12 @@ def test_mistakes_are_said_before_torch_is_imported(tmp_path: Path, settings: li
 def test_grpo_on_a_model_of_ones_own_loads_no_demonstrations(verb: Any) -> None:
     words = ("threads=1", "grpo.max_steps=1", "eval.samples=0", "data.eval.limit=4")
     assert verb("run", *SFT_ONLY, "run_name=a")[0] == 0
-    code, out, err = verb("grpo", "smoke-cpu", *words, "model.name=runs/a/sft/final", "run_name=b")
+    code, out, err = verb(
+        "run", "smoke-cpu", "--only", "grpo", *words, "model.name=runs/a/sft/final", "run_name=b"
+    )
     assert code == 0 and "demonstrations" not in out and "SFT is skipped" not in out + err
     assert "eval grpo: accuracy" in out and "greedy accuracy:" not in out  # said once
-    code, out, err = verb("grpo", "smoke-cpu", *words, "eval.enabled=false", "run_name=c")
+    code, out, err = verb("run", "smoke-cpu", "--only", "grpo", *words, "eval.enabled=false", "run_name=c")
     assert (
         code == 0 and "warning: SFT is skipped" in out
     )  # nobody said that the tiny model is to be trained as it is
@@ -159,9 +161,11 @@ def test_ctrl_c_later_names_what_is_kept(tmp_path: Path, monkeypatch: pytest.Mon
     from algorist.cli.interrupt import stopped_at_once
 
     run_recipe(load_recipe(SFT_ONLY[0], [*SFT_ONLY[1:], f"output_dir={tmp_path}", "run_name=r"]).recipe)
-    monkeypatch.setattr(sys, "argv", ["algorist", "launch", "smoke-cpu", "--", "--mixed_precision", "no"])
+    monkeypatch.setattr(
+        sys, "argv", ["algorist", "run", "-n", "2", "smoke-cpu", "--", "--mixed_precision", "no"]
+    )
     run = tmp_path / "r"
-    goes_on = "Continue: algorist launch smoke-cpu --resume -- --mixed_precision no"
+    goes_on = "Continue: algorist run -n 2 smoke-cpu --resume -- --mixed_precision no"
     assert stopped_at_once(run) == (
         f"stopped at once; {run} keeps finished sft, what came after is done again. {goes_on}"
     )
@@ -171,7 +175,7 @@ def test_ctrl_c_later_names_what_is_kept(tmp_path: Path, monkeypatch: pytest.Mon
         folder.rename(tmp_path / folder.name)
     assert "before the first checkpoint: nothing that was trained is kept" in stopped_at_once(run)
     assert stopped_at_once(tmp_path / "none").endswith(
-        "nothing was trained. Start again: algorist launch smoke-cpu -- --mixed_precision no"
+        "nothing was trained. Start again: algorist run -n 2 smoke-cpu -- --mixed_precision no"
     )
 
 
@@ -304,7 +308,9 @@ def test_nothing_to_show_is_said(verb: Any, tmp_path: Path) -> None:
 
 
 def test_the_closing_table_names_what_was_evaluated(verb: Any) -> None:
-    code, out, _ = verb("sft", "smoke-cpu", "run_name=r", "eval.baseline=true", "data.eval.params.count=8")
+    code, out, _ = verb(
+        "run", "smoke-cpu", "--only", "sft", "run_name=r", "eval.baseline=true", "data.eval.params.count=8"
+    )
     (heading,) = [line for line in out.splitlines() if "paired difference" in line]
     assert code == 0 and re.findall(r"\b(base|SFT|GRPO)\b", heading) == ["base", "SFT"]
     assert "algorist compare runs/r/eval/base.json runs/r/eval/sft.json" in out

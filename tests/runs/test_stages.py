@@ -13,7 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from algorist.cli import launch_command
+from algorist.cli.launch import work
+from algorist.cli.run_command import run_stages
 from algorist.config.load import load_recipe
 from algorist.config.model_section import ModelSection
 from algorist.config.schema import Recipe
@@ -228,7 +229,7 @@ def test_grpo_without_any_sft_is_told(
     assert len(said) == int(told) and ("WARNING SFT is skipped" in log) == told
     if told:
         assert said[0].startswith("warning: SFT is skipped and ") and str(tmp_path / "r") in said[0]
-        assert "GRPO starts from tiny as it is" in said[0] and "leave --skip-sft out" in said[0]
+        assert "GRPO starts from tiny as it is" in said[0] and "algorist run RECIPE --only sft" in said[0]
 
 
 def test_the_switches_skip_a_stage_and_start_from_its_checkpoint(call: Cli, tmp_path: Path) -> None:
@@ -240,10 +241,10 @@ def test_the_switches_skip_a_stage_and_start_from_its_checkpoint(call: Cli, tmp_
         "grpo.max_steps=1",
         "grpo.learning_rate=1e-12",
     )
-    done = call(*words, "--skip-grpo")
+    done = call(*words, "--only", "sft")
     run = tmp_path / "runs" / "r"
     assert done.returncode == 0 and (run / "sft/final").is_dir() and not (run / "grpo").exists(), done.stderr
-    done = call(*words, "--skip-sft", "--resume")
+    done = call(*words, "--only", "grpo", "--resume")
     assert done.returncode == 0 and "GRPO starts from" not in done.stderr, done.stderr
     sft, grpo = (load_file(run / stage / "final/model.safetensors") for stage in ("sft", "grpo"))
     assert all(torch.allclose(sft[name], grpo[name], rtol=0, atol=1e-9) for name in sft)
@@ -274,13 +275,12 @@ def test_the_process_group_is_destroyed_at_the_end(tmp_path: Path, monkeypatch: 
     given = ["device=cpu", *off, "eval.baseline=true", "eval.samples=0", "eval.max_completion_tokens=8"]
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
     try:
-        code = launch_command._work("smoke-cpu", given, False, ("sft", "grpo"))
+        code = work("smoke-cpu", given, False, ("sft", "grpo"), run_stages)
         assert code == 0 and destroyed == [1] and not distributed.is_initialized()
         distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/again", rank=0, world_size=1)
         with pytest.raises(DataError):
-            launch_command._work(
-                "smoke-cpu", [*given, "run_name=b", "data.train={name: gsm8k, path: nowhere}"], False, ()
-            )
+            own = ["run_name=b", "data.train={name: gsm8k, path: nowhere}"]
+            work("smoke-cpu", [*given, *own], False, (), run_stages)
         assert destroyed == [1, 1] and not distributed.is_initialized()
     finally:
         if distributed.is_initialized():

@@ -349,7 +349,7 @@ def test_wandb_that_cannot_be_reached_records_offline(tmp_path: Path) -> None:
     }
     place = [*PLACE, "output_dir=.", "run_name=r", "eval.enabled=false", "report_to=wandb"]
     done = subprocess.run(
-        [sys.executable, "-m", "algorist.cli.main", "sft", "smoke-cpu", *place],
+        [sys.executable, "-m", "algorist.cli.main", "run", "smoke-cpu", "--only", "sft", *place],
         cwd=tmp_path,
         env={k: v for k, v in os.environ.items() if not k.startswith("WANDB_")} | variables,
         capture_output=True,

@@ -123,10 +123,10 @@ def test_commands_are_shown_as_they_can_be_typed(tmp_path: Path, path: str, type
         (("run", "quickstart", "--output-dir", "a"), "Here it is output_dir=VALUE."),
         (("run", "--config", "a.yaml"), "Here it is the first word after the verb, FILE.yaml or the name"),
         (("run", "math-sft", "--num-train-epochs", "3"), "Here it is sft.epochs=VALUE."),
-        (("sft", "quickstart", "--lr", "3"), "Here it is sft.learning_rate=VALUE."),
+        (("run", "quickstart", "--only", "sft", "--lr", "3"), "Here it is sft.learning_rate=VALUE."),
         (("run", "math-sft", "batch_size=16"), "batch_size: unknown key. Here it is sft.batch_size=VALUE."),
         (("run", "quickstart", "--max-steps", "3"), "Here it is grpo.max_steps=VALUE."),
-        (("grpo", "quickstart", "--learning-rate", "1e-5"), "Here it is grpo.learning_rate=VALUE."),
+        (("run", "quickstart", "--learning-rate", "1e-5"), "Here it is grpo.learning_rate=VALUE."),
         (
             ("run", "quickstart", "num_generations=4"),
             "num_generations: unknown key. Here it is grpo.group_size=VALUE.",
@@ -197,7 +197,7 @@ def test_rows_are_numbered_as_in_the_file(verb: Any, tmp_path: Path) -> None:
     from algorist.data import load_problems
 
     assert [p.answer for p in load_problems(recipe.data.train)] == ["2", "6"]
-    code, _, err = verb("grpo", "smoke-cpu", "data.train.name=a.csv")
+    code, _, err = verb("run", "smoke-cpu", "--only", "grpo", "data.train.name=a.csv")
     assert code == 2 and "write name: local and path: a.csv" in err
 
 

@@ -156,7 +156,7 @@ def test_without_the_hub_the_run_ends_well_and_says_how_to_upload_later(
 ) -> None:
     hub.stop()
     own = ("hub.private=false", "hub.revision=trial", "hub.commit_message=Trial 7")
-    done = cli("sft", "smoke-cpu", "run_name=alone", "--hub-model-id", NAME, *own)
+    done = cli("run", "smoke-cpu", "--only", "sft", "run_name=alone", "--hub-model-id", NAME, *own)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "runs/alone/eval/sft.json").is_file()
     later = f"algorist export runs/alone --push-to-hub {NAME}"
@@ -174,8 +174,10 @@ def test_without_the_hub_the_run_ends_well_and_says_how_to_upload_later(
     assert again.returncode == 0 and "is public; hub.private changes new ones only" in again.stdout
     assert not repository.private and len(repository.commits) == 1  # nothing new: no empty commit
     words = (
-        "sft",
+        "run",
         "smoke-cpu",
+        "--only",
+        "sft",
         "run_name=next",
         f"model.name={NAME}",
         "sft.max_steps=1",
@@ -188,13 +190,13 @@ def test_without_the_hub_the_run_ends_well_and_says_how_to_upload_later(
 def test_offline_and_a_missing_token_are_told_before_training(
     hub: HubServer, cli: Call, tmp_path: Path
 ) -> None:
-    refused = cli("sft", "smoke-cpu", "--push-to-hub", HF_TOKEN="")
+    refused = cli("run", "smoke-cpu", "--only", "sft", "--push-to-hub", HF_TOKEN="")
     assert refused.returncode == 2 and "hf auth login" in refused.stderr
     assert not (tmp_path / "runs").exists()
-    token = cli("sft", "smoke-cpu", f"hub.token={hub.token}")
+    token = cli("run", "smoke-cpu", "--only", "sft", f"hub.token={hub.token}")
     assert token.returncode == 2 and "HF_TOKEN" in token.stderr and hub.token not in token.stderr
     small = ("eval.enabled=false", "sft.max_steps=1")
-    done = cli("sft", "smoke-cpu", "--push-to-hub", *small, HF_HUB_OFFLINE="1")
+    done = cli("run", "smoke-cpu", "--only", "sft", "--push-to-hub", *small, HF_HUB_OFFLINE="1")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("HF_HUB_OFFLINE is set") == 2
     assert "algorist export runs/smoke-cpu --push-to-hub smoke-cpu" in done.stdout

@@ -80,7 +80,8 @@ def test_grpo_with_an_adapter_learns_and_plain_peft_agrees(cli: Cli, tmp_path: P
         "model.lora={rank: 16}",
         "grpo.max_steps=20",
         "grpo.learning_rate=3e-3",
-        "--skip-sft",
+        "--only",
+        "grpo",
         "run_name=lora",
         timeout=600,
     )

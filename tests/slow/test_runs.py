@@ -85,7 +85,7 @@ def test_real_gsm8k_rows_and_a_model_folder_by_path(cli: Cli, tmp_path: Path, re
     folder = tmp_path / "runs/gsm8k/grpo/final"
     assert {p.name for p in folder.iterdir()} >= {"config.json", "model.safetensors", "tokenizer.json"}
     again = cli(
-        "run", "smoke-cpu", *data[:3], *data[4:], f"model.name={folder}", "run_name=second", "--skip-sft"
+        "run", "smoke-cpu", *data[:3], *data[4:], f"model.name={folder}", "run_name=second", "--only", "grpo"
     )
     assert again.returncode == 0, again.stdout + again.stderr
 

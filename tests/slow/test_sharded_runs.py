@@ -1,4 +1,4 @@
-"""FSDP2 and DeepSpeed in two real processes (gloo, CPU) through ``algorist launch``: SFT, GRPO, evaluations and resume as one process does them."""
+"""FSDP2 and DeepSpeed in two real processes (gloo, CPU) through ``algorist run -n 2``: SFT, GRPO, evaluations and resume as one process does them."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def folder(one: Path, config: str) -> Path:
 
 def sharded(path: Path, config: str, name: str, *more: str) -> str:
     given = [f"run_name={name}", *TWO, *settings(path), *CHANGES, *more]
-    return call(path, "launch", "-n", "2", "--config", config, "smoke-cpu", *given)
+    return call(path, "run", "-n", "2", "--launch", config, "smoke-cpu", *given)
 
 
 def test_the_run_is_that_of_one_process(folder: Path, config: str) -> None:

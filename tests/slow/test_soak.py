@@ -37,7 +37,7 @@ def run(folder: Path, reward: str, chance: random.Random | None = None) -> Path:
     folder.mkdir()
     (folder / "own.py").write_text(reward)
     command = [
-        sys.executable, "-m", "algorist", "grpo", "smoke-cpu", f"output_dir={folder}", "run_name=r", "threads=1", "grpo.max_steps=12",
+        sys.executable, "-m", "algorist", "run", "smoke-cpu", "--only", "grpo", f"output_dir={folder}", "run_name=r", "threads=1", "grpo.max_steps=12",
         "eval.enabled=false", f"rewards=[correct, {{name: {folder}/own.py:paid, timeout_s: 5}}]",
     ]  # fmt: skip
     with (folder / "out.txt").open("w") as out:

@@ -1,4 +1,4 @@
-"""Two real processes (gloo, CPU) through ``algorist launch``: the same numbers as one process, everything written once."""
+"""Two real processes (gloo, CPU) through ``algorist run -n 2``: the same numbers as one process, everything written once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from accelerate.utils.launch import prepare_multi_gpu_env
 from safetensors.torch import load_file
 
-from algorist.cli.launch_command import CONFIGS
+from algorist.cli.launch import CONFIGS
 from algorist.config.load import load_recipe, load_run_recipe
 from algorist.errors import ConfigError
 from algorist.rollouts.base import SamplingParams
@@ -110,7 +110,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("two")
     (path / "reward.py").write_text(REWARD)
     run_alone(path, "run_name=one", *ONE)
-    call(path, "launch", "-n", "2", "smoke-cpu", "run_name=two", *TWO, *settings(path))
+    call(path, "run", "-n", "2", "smoke-cpu", "run_name=two", *TWO, *settings(path))
     return path
 
 
@@ -151,7 +151,7 @@ def test_two_processes_equal_stock_trl_in_two_processes(folder: Path) -> None:
     """The same completions, learned from by ``trl.GRPOTrainer`` itself, give the same weights."""
     given = ["sft.enabled=false", "eval.enabled=false", "grpo.num_iterations=1", "grpo.max_steps=4"]
     given += ["grpo.resample=null", "grpo.replay=null", "grpo.pools=null"]
-    call(folder, "launch", "-n", "2", "smoke-cpu", "run_name=ours", *TWO, *settings(folder), *given)
+    call(folder, "run", "-n", "2", "smoke-cpu", "run_name=ours", *TWO, *settings(folder), *given)
     call(
         *(folder, "smoke-cpu", "run_name=stock", "device=cpu", *TWO, *settings(folder), *given),
         program=STOCK_TRL,
@@ -188,7 +188,7 @@ def test_everything_is_written_once(folder: Path) -> None:
     assert names[1] - per_process - {"report.html"} == {name for name in names[0] if "rng_state" not in name}
     for checkpoint in two.glob("*/checkpoint-*"):
         assert damage(checkpoint) == "" and processes_of(checkpoint) == 2
-    assert "algorist launch -n 2" in json.loads((two / "environment.json").read_text())["command"]
+    assert "algorist run -n 2" in json.loads((two / "environment.json").read_text())["command"]
 
 
 def cut(folder: Path, name: str, step: int) -> Path:
@@ -208,7 +208,7 @@ def test_resume_is_exact_and_ctrl_c_stops_both_after_the_same_step(folder: Path)
     # After step 1 one of two updates on a batch of rollouts is done: each process must get its own share back.
     run, whole = cut(folder, "again", 1), folder / "runs/two"
     process = start(
-        *(folder, "launch", "-n", "2", "smoke-cpu", "run_name=again", "--resume", *TWO, *settings(folder)),
+        *(folder, "run", "-n", "2", "smoke-cpu", "run_name=again", "--resume", *TWO, *settings(folder)),
         *("--", "--num_cpu_threads_per_process", "1"),
     )
     deadline = time.monotonic() + 120
@@ -218,7 +218,7 @@ def test_resume_is_exact_and_ctrl_c_stops_both_after_the_same_step(folder: Path)
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 130, said
     assert "continuing from checkpoint-1" in said and "not bit for bit" not in said
-    assert "Continue: algorist launch -n 2" in said and "Traceback" not in said
+    assert "Continue: algorist run -n 2" in said and "Traceback" not in said
 
     newest = max(run.glob("grpo/checkpoint-*"), key=step_of)
     assert 3 <= step_of(newest) < STEPS
@@ -277,7 +277,7 @@ def stop_after_one_step(run: Path) -> None:
 def test_the_gist_in_two_processes_trains_all_weights(gsm8k: tuple[Path, list[str]]) -> None:
     path, changes = gsm8k
     run, given = path / "runs/full", [*changes, "run_name=full"]
-    said = call(path, "launch", "-n", "2", "gist-gsm8k", *given)
+    said = call(path, "run", "-n", "2", "gist-gsm8k", *given)
     assert "warning: the run has 2 processes, so its LoRA adapter is left out" in said
     assert "model.lora.in_several_processes=keep" in (run / "training.log").read_text()
     assert load_run_recipe(run).model.lora is None
@@ -300,7 +300,7 @@ def test_an_adapter_run_that_goes_on_in_two_processes_keeps_it(
     assert "adapter" not in gist_alone(given)
     assert (run / "grpo/final/adapter_config.json").is_file()
     stop_after_one_step(run)
-    said = call(path, "launch", "-n", "2", "gist-gsm8k", *given, "--resume")
+    said = call(path, "run", "-n", "2", "gist-gsm8k", *given, "--resume")
     assert "continuing from checkpoint-1" in said and "is left out" not in said
     assert "warning: an adapter in several processes is less tried" in said
     assert (run / "grpo/final/adapter_config.json").is_file()
@@ -349,8 +349,8 @@ def test_accelerate_reads_the_shipped_configurations_as_meant(name: str) -> None
 
 
 def test_mistakes_are_told_before_any_process_starts(folder: Path) -> None:
-    assert "grpo.batch_siz" in call(folder, "launch", "-n", "2", "smoke-cpu", "grpo.batch_siz=8", code=2)
-    said = call(folder, "launch", "-n", "2", "smoke-cpu", "device=cpu", "--config", "zero3", code=2)
+    assert "grpo.batch_siz" in call(folder, "run", "-n", "2", "smoke-cpu", "grpo.batch_siz=8", code=2)
+    said = call(folder, "run", "-n", "2", "smoke-cpu", "device=cpu", "--launch", "zero3", code=2)
     assert "needs DeepSpeed, which is not installed" in said
     assert "Traceback" not in said
 
@@ -366,7 +366,7 @@ def test_the_batch_rule_counts_the_processes_before_any_starts(folder: Path) -> 
         ([*given, "grpo.batch_size=3", "--", "--num_processes", "2"], "3 × 1 × 2 = 6"),
         ([*given, "grpo.batch_size=3", "--", "--num_processes=1", "--num-processes", "2"], "3 × 1 × 2 = 6"),
     ):
-        said = " ".join(call(folder, "launch", *words, code=2).split())
+        said = " ".join(call(folder, "run", *words, code=2).split())
         assert told in said and "not divisible by grpo.group_size = 8; take" in said
     assert not (folder / "runs/never").exists()
 
@@ -378,7 +378,7 @@ def test_a_group_may_lie_on_two_processes(folder: Path) -> None:
         "smoke-cpu", [f"output_dir={folder}/runs", "run_name=whole", *changes, "grpo.batch_size=8"]
     ).recipe
     run_recipe(recipe, display=Quiet())
-    call(folder, "launch", "-n", "2", "smoke-cpu", "run_name=split", *changes, "grpo.batch_size=4")
+    call(folder, "run", "-n", "2", "smoke-cpu", "run_name=split", *changes, "grpo.batch_size=4")
     whole, split = folder / "runs/whole", folder / "runs/split"
     first, second = rollouts(whole), rollouts(split)
     assert len(second) == 3 * 8 and {row["group"] for row in second} == {0}
@@ -400,7 +400,7 @@ def test_estimators_that_look_at_more_than_a_completion_are_those_of_one_process
     ]  # fmt: skip
     changes = [*settings(folder), *own]
     run_alone(folder, "run_name=prompts", *own, "grpo.batch_size=24")
-    call(folder, "launch", "-n", "2", "smoke-cpu", "run_name=torn", *changes, "grpo.batch_size=12")
+    call(folder, "run", "-n", "2", "smoke-cpu", "run_name=torn", *changes, "grpo.batch_size=12")
     one, two = folder / "runs/prompts", folder / "runs/torn"
     assert largest_difference(weights(one, "grpo"), weights(two, "grpo")) <= WEIGHTS
     lines = [[row for row in metrics(run) if "grad_norm" in row] for run in (one, two)]

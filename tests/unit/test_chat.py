@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from algorist.cli.chat_command import _Live
+from algorist.cli.solve_command import _Live, converse, load_solver
 from algorist.evaluation.majority import elect
 from algorist.grading import grade
 from algorist.models.load import Policy
@@ -42,19 +43,14 @@ def test_the_reasoning_is_shown_without_tags_and_the_answer_apart(capsys: pytest
     assert capsys.readouterr().out == "3 < 4, so 12 -\n 5 = 7."
 
 
-def test_chat_answers_line_by_line_and_saves(verb: Any, model: Path, tmp_path: Path) -> None:
-    words = (
-        "chat",
-        str(model),
-        "--format",
-        "question_only",
-        "--max-new-tokens",
-        "6",
-        "--save",
-        str(tmp_path / "a.jsonl"),
-    )
-    code, out, err = verb(*words, stdin="1+1\n7*8\n\nnot asked\n")
-    assert code == 0 and "Ctrl-C stops an answer" in err
+def test_a_conversation_answers_line_by_line_and_saves(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    solver = load_solver(str(model), "question_only", None)
+    monkeypatch.setattr("sys.stdin", io.StringIO("1+1\n7*8\n\nnot asked\n"))
+    assert converse(solver, 6, 0.0, tmp_path / "a.jsonl") == 0
+    out, err = capsys.readouterr()
+    assert "Ctrl-C stops an answer" in err
     rows = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
     assert [row["question"] for row in rows] == ["1+1", "7*8"] and out.count("answer: ") == 2
     assert out.count("answer: no answer in the format question_only") == sum(

@@ -126,7 +126,7 @@ def test_a_smaller_model_and_processes_are_named_with_numbers_that_fit() -> None
     *_, model, zero = steps(numina(), "7B", 48.0)
     assert "it has 7.6 B" in model.why and "adapter: " in model.why
     assert model.peak < 0.9 * 48 * GB  # the adapter
-    assert "algorist launch -n 3 --config zero3" in zero.why and zero.peak <= 0.9 * 48 * GB
+    assert "algorist run -n 3 --launch zero3" in zero.why and zero.peak <= 0.9 * 48 * GB
 
 
 COLUMNS = [

@@ -216,7 +216,7 @@ def start_run(
     server: Server,
     *more: str,
     launch: tuple[str, ...] = ("run",),
-    skip: tuple[str, ...] = ("--skip-sft",),
+    skip: tuple[str, ...] = ("--only", "grpo"),
 ) -> Any:
     (folder / "own.py").write_text(DIGITS)
     arguments = [
@@ -279,7 +279,7 @@ def test_evaluations_of_sft_are_sampled_by_the_server(folders: Path, server: Ser
 def test_of_two_processes_one_sends_the_weights(folders: Path, server: Server, tmp_path: Path) -> None:
     before = server.syncs
     small = ["grpo.max_steps=4", "grpo.batch_size=16", "eval.enabled=false"]
-    launch = ("launch", "-n", "2")
+    launch = ("run", "-n", "2")
     finish(start_run(tmp_path, folders / "random", server, *small, launch=launch))
     rows = rows_of(tmp_path)
     assert [row["step"] for row in rows] == [1, 2, 3, 4]

@@ -198,7 +198,7 @@ def sample(
         f"{done.right} of {done.completions} completions are right, for {done.solved} of {done.problems} problems\n"
         f"left out are {done.repeated} repeated and {done.unreadable} that do not follow the prompt format\n"
         f"{done.written} demonstrations in {out}, where they come from in {provenance_of(out)}\n"
-        f"Next: algorist sft {recipe} run_name=NAME 'data.sft={{name: local, path: {out}}}'"
+        f"Next: algorist run {recipe} --only sft run_name=NAME 'data.sft={{name: local, path: {out}}}'"
     )
 
 

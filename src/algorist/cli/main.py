@@ -17,14 +17,10 @@ from algorist import __version__
 VERBS = {
     "new": "Write a recipe and a reward for your data file: looks at it, asks what it cannot see.",
     "preflight": "Look at a recipe before training: batches, pass rates, memory, time, advice.",
-    "run": "Run a recipe: data → model → SFT → evaluation → GRPO → evaluation → report.",
-    "launch": "Run a recipe in several processes, through accelerate launch.",
-    "sft": "Only the supervised fine-tuning stage of a recipe.",
-    "grpo": "Only the GRPO stage of a recipe, from its SFT stage or a model.",
+    "run": "Run a recipe, or one stage of it, in one process or several: SFT, GRPO, evaluations.",
     "iterate": "Expert iteration: sample, keep what is right, SFT on it, evaluate; in rounds.",
     "eval": "Evaluate a run, a checkpoint or a model on held-out problems.",
-    "solve": "Answer questions with a run, a checkpoint or a model.",
-    "chat": "Ask a model question after question; the reasoning appears as it is written.",
+    "solve": "Answer questions with a run, a checkpoint or a model; without one, a conversation.",
     "serve": "Serve a model with OpenAI-compatible endpoints (vLLM or transformers).",
     "grade": "Grade an answer or a completion, with the reason.",
     "regrade": "Grade the stored rollouts of a run again and show what changes.",
@@ -41,15 +37,13 @@ VERBS = {
     "completion": "Print the shell's completion of verbs, options, recipes and runs.",
 }
 
-WITH_RECIPE = ("preflight", "run", "launch", "sft", "grpo", "iterate")
+WITH_RECIPE = ("preflight", "run", "iterate")
 """Verbs that take a recipe and settings."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C; typer returns it in place of the exception."""
 _AFTER_CTRL_C = {
-    **dict.fromkeys(
-        ("run", "launch", "sft", "grpo", "iterate"), " before anything was done; give the command again"
-    ),
-    "eval": "; the same command goes on where it stopped",
+    **dict.fromkeys(("run", "iterate"), " before anything was done; give the command again"),
+    "eval": "; give the same command again to continue",
 }
 
 
@@ -165,7 +159,7 @@ def _call(arguments: list[str], debug: bool) -> int:
         return 0
     except Exception as error:
         if hasattr(error, "show") and hasattr(error, "exit_code"):  # a usage error of the command line
-            ours = _ours_for(verb, arguments, error) if verb in WITH_RECIPE else ""
+            ours = _ours_for(arguments, error) if verb in WITH_RECIPE else ""
             if hasattr(error, "message"):
                 error.message = _shown(str(error.message))
             if ours:
@@ -180,13 +174,13 @@ def _call(arguments: list[str], debug: bool) -> int:
         return _tell(error)
 
 
-def _ours_for(verb: str, arguments: list[str], error: Any) -> str:
+def _ours_for(arguments: list[str], error: Any) -> str:
     """Return the setting that another program's option stands for; of SFT where the recipe has no GRPO."""
     from algorist.config.load import load_recipe
     from algorist.config.other_names import ours_for
     from algorist.config.schema import SFTSection
 
-    sft_only = verb == "sft"
+    sft_only = ["--only", "sft"] in [arguments[i : i + 2] for i in range(len(arguments))]
     with contextlib.suppress(Exception):
         sft_only = sft_only or not load_recipe(arguments[1]).recipe.grpo.enabled
     where = ("sft", SFTSection.model_fields) if sft_only else ("", ())

@@ -1,4 +1,4 @@
-"""``algorist solve QUESTION… --model M``."""
+"""``algorist solve QUESTION… --model M``: an answer, many from a file or a pipe, or a conversation on a terminal."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ from algorist.cli.quiet import import_quietly
 from algorist.cli.terminal import console, say
 from algorist.config.load import load_run_recipe
 from algorist.errors import ConfigError, DataError, nearest
-from algorist.store.safe_text import json_text
+from algorist.store.safe_text import json_text, printable
 
 if TYPE_CHECKING:
+    from algorist.prompts.base import Tags
     from algorist.runs.endpoint import Endpoint
     from algorist.runs.solve import Solver
 
@@ -35,12 +36,15 @@ app = typer.Typer(add_completion=False)
 
 
 @app.command(
-    epilog="Example: algorist solve 'Sam has 17 coins. Sam loses 2. Sam gives 2 to Lea. How many coins does Sam have now?' --json"
+    epilog="Example: algorist solve 'Sam has 17 coins. Sam loses 2. Sam gives 2 to Lea. How many coins does Sam have now?' --json "
+    "· a conversation: algorist solve --model runs/quickstart"
 )
 def solve(
     questions: Annotated[
         list[str] | None,
-        typer.Argument(help="Questions; without any, one per line from stdin, or typed in a terminal."),
+        typer.Argument(
+            help="Questions; without any, one per line from stdin, or on a terminal a conversation."
+        ),
     ] = None,
     model: ModelOption = None,
     prompt_format: Format = None,
@@ -84,10 +88,8 @@ def solve(
 
     heat = temperature if temperature is not None else 0.0 if samples == 1 else 1.0
     if not questions and file is None and sys.stdin.isatty() and endpoint is None:
-        from algorist.cli.chat_command import converse
-
-        asked_tools = read_tools(tools, no_tools)
-        return converse(load_solver(model, prompt_format, template, asked_tools), max_new_tokens, heat, save)
+        solver = load_solver(model, prompt_format, template, read_tools(tools, no_tools))
+        return converse(solver, max_new_tokens, heat, save)
     asked = _questions(questions, file)
     if endpoint is not None:
         server, longest = _server(endpoint, served_model, model, prompt_format, read_template(template))
@@ -191,3 +193,59 @@ def _told(row: dict[str, Any]) -> str:
     return (
         f"question: {row['question']}\nreasoning: {row['reasoning'] or '(none)'}\nanswer: {answer}{votes}\n"
     )
+
+
+def converse(solver: Solver, max_new_tokens: int | None, temperature: float, save: Path | None) -> int:
+    """Answer what is typed until an empty line or Ctrl-D; Ctrl-C stops an answer."""
+    from algorist.runs.solve import append_jsonl
+
+    note("one question per line, each by itself; Ctrl-C stops an answer, an empty line or Ctrl-D ends")
+    while question := _typed():
+        live = _Live(solver.prompt_format.tags)
+        try:
+            (row,) = solver.solve(
+                [question], max_new_tokens=max_new_tokens, temperature=temperature, on_text=live
+            )
+        except KeyboardInterrupt:
+            print("\n(stopped)", flush=True)
+            continue
+        cut = " (cut off at the limit: --max-new-tokens N)" if row["truncated"] else ""
+        none = f"no answer in the format {solver.prompt_format.name}{cut}"
+        print(f"\nanswer: {printable(row['answer']) if row['answer'] is not None else none}\n", flush=True)
+        if save:
+            append_jsonl(save, [row])
+    return 0
+
+
+def _typed() -> str:
+    try:
+        line = input("? ").strip()
+    except EOFError:
+        return ""
+    if not sys.stdin.isatty():
+        print(line)
+    return line
+
+
+class _Live:
+    """Prints the reasoning as it comes: no tags, and nothing from the answer's tag on."""
+
+    def __init__(self, tags: Tags) -> None:
+        self.tags, self.text, self.shown = tags, "", 0
+
+    def __call__(self, piece: str) -> None:
+        self.text += piece
+        body, answer, _ = (
+            self.text.partition(self.tags.answer_open) if self.tags.answer_open else (self.text, "", "")
+        )
+        for tag in (self.tags.reasoning_open, self.tags.reasoning_close):
+            body = body.replace(tag, "") if tag else body
+        begun = max((_begun(body, tag) for tag in self.tags.all()), default=0) if not answer else 0
+        body = body[: len(body) - begun].rstrip().lstrip("\n")
+        print(printable(body[self.shown :]), end="", flush=True)
+        self.shown = max(self.shown, len(body))
+
+
+def _begun(text: str, tag: str) -> int:
+    """Return how many of the last characters of ``text`` may be the beginning of ``tag``."""
+    return next((size for size in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:size])), 0)

@@ -52,5 +52,5 @@ def why_not_by_forward(model: Any, reason: str) -> str:
     return (
         f"the weights of {type(model).__name__} lie in parts on several processes, and its rollouts would go through its own "
         f"forward ({reason}), which gathers them anew for every token while the processes finish at different tokens: the run "
-        "would hang. Start it without sharding (algorist launch --config ddp), or take an engine that samples elsewhere: a vLLM server"
+        "would hang. Start it without sharding (algorist run --launch ddp), or take an engine that samples elsewhere: a vLLM server"
     )

@@ -198,13 +198,13 @@ def _zero(now: MemoryPlan, limit: int) -> Step:
         return Step(
             "zero",
             "DeepSpeed ZeRO shares weights, gradients and optimizer states out, but the rest alone does not fit: algorist "
-            "launch --config zero3 RECIPE, after the changes above",
+            "run --launch zero3 RECIPE, after the changes above",
             {},
             rest,
         )
     return Step(
         "zero",
-        f"DeepSpeed ZeRO on {count} GPUs: {_gb(shared // count + rest)} GB on each: algorist launch -n {count} --config zero3 RECIPE",
+        f"DeepSpeed ZeRO on {count} GPUs: {_gb(shared // count + rest)} GB on each: algorist run -n {count} --launch zero3 RECIPE",
         {},
         shared // count + rest,
     )

@@ -341,7 +341,7 @@ def why_from_the_model(recipe: Recipe, stages: Sequence[str], folder: RunFolder)
         return ""
     return (
         f"SFT is skipped and {folder.path} has no finished SFT stage, so GRPO starts from {recipe.model.name} as it is. To do "
-        "SFT first: leave --skip-sft out (algorist run), or algorist sft RECIPE, then algorist grpo RECIPE --resume. If "
+        "SFT first: leave --only out, or algorist run RECIPE --only sft, then algorist run RECIPE --only grpo --resume. If "
         "nothing is to be learned from demonstrations: sft.enabled=false"
     )
 

@@ -142,7 +142,7 @@ class Processes:
 class _StopTogether(StopSignal):
     """A signal reaches the processes in different steps; they agree at the end of each.
 
-    ``algorist launch`` asks with a file, because torchrun ends its workers soon after a signal.
+    ``algorist run -n N`` asks with a file, because torchrun ends its workers soon after a signal.
     """
 
     def __init__(self, say: Callable[[str], None], processes: Processes) -> None:
@@ -255,7 +255,7 @@ def whole_weights(model: Any) -> Iterator[None]:
     elif "FullyShardedDataParallel" in names:
         raise ConfigError(
             "the model is sharded by FSDP version 1, whose weights no rollout engine of ours can read; take the shipped "
-            "configuration: algorist launch --config fsdp2 …"
+            "configuration: algorist run --launch fsdp2 …"
         )
     elif any(hasattr(p, "ds_id") for p in model.parameters()):
         import deepspeed

@@ -164,7 +164,7 @@ def _check_start(recipe: Recipe) -> None:
         start = f"{run_path(recipe).name}-start"
         raise ConfigError(
             "model.name is tiny: a model from scratch solves nothing, so no round would find a right completion. First "
-            f"train one, then start from it: algorist sft RECIPE run_name={start}; algorist iterate RECIPE "
+            f"train one, then start from it: algorist run RECIPE --only sft run_name={start}; algorist iterate RECIPE "
             f"model.name={Path(recipe.output_dir) / start / 'sft' / 'final'}"
         )
 
@@ -248,7 +248,7 @@ def _nothing_right(recipe: Recipe, folder: Path, number: int, told: dict[str, in
         f"round {number}: none of {told['completions']} completions for {told['questions']} problems is right, so there is "
         f"nothing to train on. See why: algorist inspect {folder}. Then start again, under another name (run_name=NAME), "
         f"with more completions (--samples {8 * told['completions'] // told['questions']}), easier problems (data.train.…), "
-        f"or a model that already solves some: algorist sft RECIPE run_name={run_path(recipe).name}-start, and "
+        f"or a model that already solves some: algorist run RECIPE --only sft run_name={run_path(recipe).name}-start, and "
         f"model.name={Path(recipe.output_dir) / (run_path(recipe).name + '-start') / 'sft' / 'final'}"
     )
 

@@ -1,7 +1,7 @@
-"""``algorist launch -n 2 RECIPE [key=value …] [-- accelerate flags]``: a run in several processes.
+"""``algorist run -n 2 RECIPE [key=value …] [-- accelerate flags]``: a run in several processes.
 
 A thin wrapper over ``accelerate launch``: it picks the shipped configuration, adds what the recipe knows (CPU or not) and
-starts one worker per device. Flags behind ``--`` go to accelerate as they are and win.
+starts one worker per device. Flags after ``--`` go to accelerate as they are and win.
 """
 
 from __future__ import annotations
@@ -13,19 +13,16 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from algorist.cli.arguments import Overrides, RecipeArgument, Resume, read_recipe
+from algorist.cli.arguments import read_recipe
 from algorist.cli.interrupt import Stopped, command_again
 from algorist.cli.quiet import import_quietly
 from algorist.errors import ConfigError, MissingExtraError, nearest
-
-app = typer.Typer(add_completion=False)
 
 CONFIGS = ("ddp", "fsdp2", "zero2", "zero3")
 _COMMAND = "ALGORIST_LAUNCH_COMMAND"
@@ -45,41 +42,32 @@ except subprocess.CalledProcessError as error:
 """
 
 
-@app.command(
-    epilog="Example: algorist launch -n 2 smoke-cpu grpo.batch_size=8 · Next: docs/scaling.md (several machines, what is equal)"
-)
 def launch(
-    recipe: RecipeArgument,
-    overrides: Overrides = None,
-    processes: Annotated[
-        int | None,
-        typer.Option("-n", "--processes", min=1, help="Processes in all; default: the GPUs of this machine."),
-    ] = None,
-    config: Annotated[
-        str, typer.Option("--config", help=f"{', '.join(CONFIGS)}, or an accelerate configuration file.")
-    ] = "ddp",
-    resume: Resume = False,
-    skip_sft: Annotated[bool, typer.Option("--skip-sft", help="Leave SFT out.")] = False,
-    skip_grpo: Annotated[bool, typer.Option("--skip-grpo", help="Leave GRPO out.")] = False,
-    worker: Annotated[bool, typer.Option("--worker", hidden=True)] = False,
+    recipe: str, settings: list[str], flags: list[str], processes: int | None, config: str, options: list[str]
 ) -> int:
-    """Run a recipe in several processes (batch sizes in a recipe are per process); flags behind -- are accelerate's."""
-    words = list(overrides or [])
-    split = next((i for i, word in enumerate(words) if word.startswith("-")), len(words))
-    settings, flags = words[:split], words[split:]
-    stages = tuple(s for s, skip in (("sft", skip_sft), ("grpo", skip_grpo)) if not skip)
-    if worker:
-        return _work(recipe, settings, resume, stages)
+    """Start ``run`` in several processes, by default one per GPU, and return the exit code.
+
+    Args:
+        recipe: Name or file.
+        settings: ``key=value`` each.
+        flags: accelerate's, which win.
+        processes: How many, in all.
+        config: One of ``CONFIGS`` or a file.
+        options: Those of ``run`` that its workers need.
+
+    Raises:
+        Stopped: Ctrl-C or SIGTERM ended it.
+    """
     try:
-        count = _given_count(flags) or processes or _devices(_on_cpu("auto", flags))
+        count = _count_in(flags) or processes or _devices(_on_cpu("auto", flags))
         loaded = read_recipe(recipe, [*settings, f"grpo.processes={count}"])
         on_cpu = _on_cpu(loaded.device, flags)
-        if on_cpu and count > 1 and not (processes or _given_count(flags)):
+        if on_cpu and count > 1 and not (processes or _count_in(flags)):
             count = 1
             loaded = read_recipe(recipe, [*settings, f"grpo.processes={count}"])
         from algorist.runs.plan import check_folder
 
-        check_folder(loaded, resume=resume)
+        check_folder(loaded, resume="--resume" in options)
     except KeyboardInterrupt:
         raise Stopped("stopped before a process was started: nothing was trained") from None
     flags = [flag for flag in flags if flag != "--cpu"]  # with it accelerate starts one process only
@@ -87,19 +75,17 @@ def launch(
         *(sys.executable, "-c", _ACCELERATE),
         *_accelerate_flags(config, count, flags),
         *flags,
-        *("-m", "algorist.cli.main", "launch", "--worker", recipe, *settings, f"grpo.processes={count}"),
-        *(["--resume"] if resume else []),
-        *(["--skip-sft"] if skip_sft else []),
-        *(["--skip-grpo"] if skip_grpo else []),
+        *("-m", "algorist.cli.main", "run", "--worker", recipe, *settings, f"grpo.processes={count}"),
+        *options,
     ]
     code = _call(command, _environment(on_cpu, count, config))
     if code == 130:
-        raise Stopped  # the worker has told
+        raise Stopped  # the worker has said it
     return code
 
 
 def config_file(name: str) -> Path:
-    """Return the accelerate configuration that ``--config`` names.
+    """Return the accelerate configuration that ``--launch`` names.
 
     Raises:
         ConfigError: It is unknown, or needs a package that is not there.
@@ -108,31 +94,31 @@ def config_file(name: str) -> Path:
         if Path(name).is_file():
             return Path(name)
         raise ConfigError(
-            f"--config {name}: no such configuration or file.{nearest(name, CONFIGS)} Expected one of "
+            f"--launch {name}: no such configuration or file.{nearest(name, CONFIGS)} Expected one of "
             f"{', '.join(CONFIGS)}, or a file that `accelerate config` wrote"
         )
     if name.startswith("zero") and find_spec("deepspeed") is None:
         raise MissingExtraError(
-            f"--config {name} needs DeepSpeed, which is not installed: pip install deepspeed; or take --config fsdp2, "
+            f"--launch {name} needs DeepSpeed, which is not installed: pip install deepspeed; or take --launch fsdp2, "
             "which needs nothing more"
         )
     return Path(str(files("algorist").joinpath("launch", f"{name}.yaml")))
 
 
 def _accelerate_flags(config: str, count: int, flags: list[str]) -> list[str]:
-    """Return our flags for accelerate; what the user gives behind ``--`` comes later and wins."""
+    """Return our flags for accelerate; the user's, after ``--``, come later and win."""
     file = config_file(config)
-    found = ["--num_processes", str(count)]
+    ours = ["--num_processes", str(count)]
     if not (count == 1 and config == "ddp"):
-        found = ["--config_file", str(file), *found]
-    given = {flag.partition("=")[0].replace("-", "_").lstrip("_") for flag in flags if flag.startswith("--")}
-    if not given & {"num_machines", "main_process_port", "rdzv_backend"} and config in CONFIGS:
-        found += ["--main_process_port", "0"]  # a free one: two runs on a machine do not meet
-    return found
+        ours = ["--config_file", str(file), *ours]
+    theirs = {flag.partition("=")[0].replace("-", "_").lstrip("_") for flag in flags if flag.startswith("--")}
+    if not theirs & {"num_machines", "main_process_port", "rdzv_backend"} and config in CONFIGS:
+        ours += ["--main_process_port", "0"]  # a free one: two runs on a machine do not meet
+    return ours
 
 
-def _given_count(flags: list[str]) -> int | None:
-    """Return the number that accelerate's own flag behind ``--`` gives, the last one; it wins over ours."""
+def _count_in(flags: list[str]) -> int | None:
+    """Return the number that accelerate's own flag after ``--`` gives, the last one; it wins over ours."""
     words = [word for flag in flags for word in flag.replace("-", "_").split("=", 1)]
     pairs = itertools.pairwise(words)
     counts = [int(value) for name, value in pairs if name == "__num_processes" and value.isdigit()]
@@ -198,10 +184,14 @@ def _call(command: list[str], environment: dict[str, str]) -> int:
         return 130 if stop.exists() else code if code >= 0 else 128 - code
 
 
-def _work(recipe: str, settings: list[str], resume: bool, stages: tuple[str, ...]) -> int:
+def work(
+    recipe: str,
+    settings: list[str],
+    resume: bool,
+    stages: tuple[str, ...],
+    run_stages: Callable[[str, list[str], bool, tuple[str, ...]], int],
+) -> int:
     """Do one process's part; the main process also shows the run and writes the report."""
-    from algorist.cli.run_command import run_stages
-
     sys.argv[1:] = shlex.split(os.environ.get(_COMMAND, shlex.join(sys.argv[1:])))
     try:
         if os.environ.get("RANK", "0") == "0":
