@@ -17,7 +17,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from algorist.config import load_recipe as load_recipe
-    from algorist.data.gsm8k import extract_hash_answer as extract_hash_answer
+    from algorist.data.golds import extract_hash_answer as extract_hash_answer
     from algorist.grading import grade as grade
     from algorist.grading import grade_completion as grade_completion
     from algorist.models.load import load_policy as load_policy

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from algorist.config import load_recipe
 from algorist.config.schema import Recipe
-from algorist.data.pass_rates import key_of, read_table
+from algorist.data.load import key_of, read_table
 from algorist.diagnosis.diagnose import diagnose
 from algorist.diagnosis.findings import Settings
 from algorist.diagnosis.rule import all_rules

@@ -12,9 +12,9 @@ import pytest
 
 from algorist.config.schema import DatasetSection
 from algorist.data import DATASETS, load_problems, overlap
-from algorist.data.cleaning import plain_number, without_dollars
-from algorist.data.dapo import plain_problem
+from algorist.data.adapters import plain_problem
 from algorist.data.files import read_rows
+from algorist.data.golds import plain_number, without_dollars
 from algorist.errors import ConfigError, DataError
 from algorist.grading import numeric_value
 from algorist.prompts import get_format

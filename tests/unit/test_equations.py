@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from algorist.data import DATASETS, Source
-from algorist.data.equations import equations
+from algorist.data.arithmetic import equations
 from algorist.errors import DataError
 from algorist.types import Problem
 

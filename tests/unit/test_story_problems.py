@@ -7,8 +7,7 @@ import re
 import pytest
 
 from algorist.data import DATASETS, Source
-from algorist.data.story_problems import story_problems
-from algorist.data.story_worlds import story_worlds
+from algorist.data.story_problems import story_problems, story_worlds
 from algorist.errors import DataError
 from algorist.types import Problem
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from algorist.config import load_recipe
-from algorist.data.equations import equations
+from algorist.data.arithmetic import equations
 from algorist.data.story_problems import story_problems
 from algorist.errors import ConfigError
 from algorist.extension import Extensions, Sampled

@@ -120,7 +120,7 @@ def rate(
     where = None if model is None else find_model(model)[0]
 
     import_quietly("algorist.runs.rate")
-    from algorist.data.pass_rates import read_table
+    from algorist.data.load import read_table
     from algorist.runs.rate import rate as measure
 
     display = TerminalDisplay(stderr=True)

@@ -1,18 +1,11 @@
-"""Datasets: one adapter per file turns rows into problems."""
+"""Datasets: an adapter turns rows into problems; a published dataset is a row of the table in ``adapters``."""
 
 from algorist.data import (  # noqa: F401
+    adapters,
     arithmetic,
-    benchmarks,
-    competitions,
     countdown,
-    dapo,
-    equations,
-    gsm8k,
-    local,
-    math,
     mixture,
     reasoning_gym,
-    reasoning_traces,
     rollouts,
     story_problems,
 )

@@ -6,6 +6,7 @@ import logging
 import math
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from algorist.data.base import Source, id_of
@@ -53,10 +54,28 @@ class ColumnError(DataError):
         return ColumnError(self.where, self.fields, self.lack, way)
 
 
-def ground_truth(row: Row) -> Any:
-    """Return ``reward_model.ground_truth`` of a row in verl's layout, or None."""
-    model = row.get("reward_model")
-    return model.get("ground_truth") if isinstance(model, dict) else None
+Column = str | tuple[str, ...] | Callable[[Row], Any]
+"""A column's name, several (the first that is not empty counts), or what works the value out of the row."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """Which column of a table is what, and which rows may lack something."""
+
+    question: Column
+    answer: Column
+    solution: Column = ""
+    subject: Column = ""
+    level: Column = ""
+    identity: Column = ""
+    checker: Column = ""
+    extra: Callable[[Row], dict[str, Any]] = lambda row: {}
+    """Further columns for rewards, besides those of the row."""
+    known_gaps: int = 0
+    """How many rows without question or gold answer the published dataset is known to have."""
+    skip_bad: bool = False
+    needs_solution: bool = False
+    gold_name: str = "gold answer"
 
 
 def load_source(source: Source, *, hub: str | None, subset: str | None = None, where: str) -> list[Row]:
@@ -66,9 +85,9 @@ def load_source(source: Source, *, hub: str | None, subset: str | None = None, w
         DataError: Nothing to read from, or unreadable; or columns are named for an adapter that knows its own.
     """
     if source.columns and hub is not None:
-        wanted = ", ".join(f"{ours}: {theirs}" for ours, theirs in source.columns.items())
+        mapped = ", ".join(f"{ours}: {theirs}" for ours, theirs in source.columns.items())
         raise DataError(
-            f"{where} reads the columns of its own dataset, not data.….columns ({wanted}). To choose columns take the adapter "
+            f"{where} reads the columns of its own dataset, not data.….columns ({mapped}). To choose columns take the adapter "
             "local: name: local, with path or hub beside it"
         )
     if source.path is not None:
@@ -81,28 +100,11 @@ def load_source(source: Source, *, hub: str | None, subset: str | None = None, w
     return read_hub(name, subset=source.subset or subset, split=source.split)
 
 
-def to_problems(
-    rows: list[Row],
-    *,
-    where: str,
-    question: Callable[[Row], Any],
-    answer: Callable[[Row], Any],
-    solution: Callable[[Row], Any] = lambda row: "",
-    subject: Callable[[Row], Any] = lambda row: "",
-    level: Callable[[Row], Any] = lambda row: "",
-    identity: Callable[[Row], Any] = lambda row: None,
-    checker: Callable[[Row], Any] = lambda row: "",
-    extra: Callable[[Row], dict[str, Any]] = lambda row: {},
-    known_gaps: int = 0,
-    skip_bad: bool = False,
-    needs_solution: bool = False,
-    gold_name: str = "gold answer",
-) -> list[Problem]:
+def to_problems(rows: list[Row], columns: Columns, *, where: str) -> list[Problem]:
     """Turn rows into problems; a row without question or gold answer (or solution, if needed) is an error that names the row.
 
-    ``known_gaps`` is the number of such rows that the published dataset is known to have: up to that many are left
-    out with a line in the log; with ``skip_bad`` as many as there are. Rows are numbered from 1, as in the file without its
-    header. ``extra`` of a problem has every column of its row, which rewards may ask for by name.
+    Up to ``known_gaps`` such rows are left out with a line in the log; with ``skip_bad`` as many as there are. Rows are numbered
+    from 1, as in the file without its header. ``extra`` of a problem has every column of its row, which rewards may ask for by name.
 
     Raises:
         DataError: A row lacks its question or its gold answer; the first three such rows are named.
@@ -110,34 +112,28 @@ def to_problems(
     problems, bad = [], []
     seen: set[str] = set()
     for number, row in enumerate(rows, start=1):
-        asked, gold, worked = _text(question(row)), _text(answer(row)), _text(solution(row))
-        if not asked or not gold or (needs_solution and not worked):
-            lack = "question" if not asked else gold_name if not gold else "solution"
+        values = [_value(row, column) for column in (columns.question, columns.answer, columns.solution)]
+        question, gold, solution = map(_text, values)
+        if not question or not gold or (columns.needs_solution and not solution):
+            lack = "question" if not question else columns.gold_name if not gold else "solution"
             bad.append(f"row {number} has no {lack}: {str(row)[:160]}")
             continue
-        if odd := next((kind for value in (question(row), answer(row)) if (kind := _no_text(value))), ""):
+        if odd := next((kind for value in values[:2] if (kind := _no_text(value))), ""):
             bad.append(f"row {number} has {odd} where a text is expected: {str(row)[:160]}")
             continue
-        if any(_SURROGATE.search(text) for text in (asked, gold, worked)):
+        if any(_SURROGATE.search(text) for text in (question, gold, solution)):
             bad.append(f"row {number} holds half a character (a lone surrogate): {ascii(row)[:160]}")
             continue
-        problem_id = _text(identity(row)) or id_of(asked)
+        problem_id = _text(_value(row, columns.identity)) or id_of(question)
         while problem_id in seen:
             problem_id = f"{problem_id}-{number - 1}"
         seen.add(problem_id)
-        problems.append(
-            Problem(
-                problem_id,
-                asked,
-                gold,
-                worked,
-                _text(subject(row)),
-                _text(level(row)),
-                _others(row) | extra(row),
-                _text(checker(row)),
-            )
+        subject, level, checker = (
+            _text(_value(row, column)) for column in (columns.subject, columns.level, columns.checker)
         )
-    if bad and (len(bad) <= known_gaps or (skip_bad and problems)):
+        extra = _others(row) | columns.extra(row)
+        problems.append(Problem(problem_id, question, gold, solution, subject, level, extra, checker))
+    if bad and (len(bad) <= columns.known_gaps or (columns.skip_bad and problems)):
         log.warning(
             "dataset '%s': %d of %d rows are left out, such as %s", where, len(bad), len(rows), bad[0]
         )
@@ -158,42 +154,60 @@ def written(row: Row) -> dict[str, Any]:
     return {"prompt": row["prompt"], "response": response} if both else {}
 
 
-def pick_columns(row: Row, wanted: dict[str, str], *, where: str) -> dict[str, str]:
+def pick_columns(row: Row, mapping: dict[str, str], *, where: str) -> dict[str, str]:
     """Return our field name → column name for a table, from the user's mapping and the usual aliases.
 
     Raises:
         ColumnError: Question or answer cannot be found.
         DataError: A mapped column or a mapped field does not exist.
     """
-    unknown = set(wanted) - set(FIELDS)
-    if unknown:
-        name = sorted(unknown)[0]
+    for name in sorted(set(mapping) - set(FIELDS)):
         raise DataError(
             f"{where}: columns are named for the field '{name}'.{nearest(name, FIELDS)} Expected: {', '.join(FIELDS)}"
         )
-    found = {}
-    for field in FIELDS:
-        if field in wanted:
-            if wanted[field] not in row:
-                raise DataError(
-                    f"{where}: no column '{wanted[field]}' for {field}.{nearest(wanted[field], row)} "
-                    f"Columns: {', '.join(map(str, row))}"
-                )
-            found[field] = wanted[field]
-        else:
-            alias = next((a for a in ALIASES[field] if a in row), None)
-            if alias is not None:
-                found[field] = alias
-    if "answer" not in found and "solution" in found:
-        found["answer"] = found["solution"]
-    lacking = tuple(field for field in ("question", "answer") if field not in found)
+    for field, column in mapping.items():
+        if column not in row:
+            raise DataError(
+                f"{where}: no column '{column}' for {field}.{nearest(column, row)} Columns: {', '.join(map(str, row))}"
+            )
+    usual = {field: next((a for a in names if a in row), "") for field, names in ALIASES.items()}
+    columns = {field: name for field in FIELDS if (name := mapping.get(field, usual[field]))}
+    if "solution" in columns:
+        columns.setdefault("answer", columns["solution"])
+    lacking = tuple(field for field in ("question", "answer") if field not in columns)
     if lacking:
         lack = " and ".join(
             f"no '{field}' field (looked for {', '.join(ALIASES[field])})" for field in lacking
         )
         way = " ".join(f"data.train.columns.{field}=COLUMN" for field in lacking)
         raise ColumnError(where, lacking, f"{lack}. Columns: {', '.join(map(str, row))}", way)
-    return found
+    return columns
+
+
+def require_columns(rows: list[Row], *choices: tuple[str, ...], where: str) -> None:
+    """Check that the first row has at least one column of each group of alternatives.
+
+    Raises:
+        DataError: A group without any; the message names the missing field and the columns of the file.
+    """
+    for names in choices:
+        if not any(name in rows[0] for name in names):
+            raise DataError(
+                f"dataset '{where}': the training dataset has no '{names[0]}' field (looked for {' or '.join(names)})."
+                f"{nearest(names[0], rows[0])} Columns: {', '.join(map(str, rows[0]))}. Give a file with this column, "
+                "or read yours with the adapter 'local' and data.….columns"
+            )
+
+
+def _value(row: Row, column: Column) -> Any:
+    if callable(column):
+        return column(row)
+    value = None
+    for name in (column,) if isinstance(column, str) else column:
+        value = row.get(name)
+        if value:
+            break
+    return value
 
 
 def _text(value: Any) -> str:

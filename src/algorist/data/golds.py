@@ -1,4 +1,4 @@
-"""What a grader makes of the gold answers of a dataset: which it cannot read, compares as text, or may read wrongly."""
+"""Gold answers: how they are read from what datasets publish, and what the grader makes of them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,65 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from algorist.data.local import may_be_decimal
-from algorist.grading import grade, is_text_only, numeric_value, why_unreadable
+from algorist.grading import grade, is_text_only, last_boxed, numeric_value, why_unreadable
+from algorist.grading.markers import hash_answers
 from algorist.types import Problem
+
+_LOCAL = r"(?:\d{1,3}(?:\.\d{3})+|\d+)(?:,|\{,\})\d+"
+_NUMBER = re.compile(rf"(?<![\d.,}}])(?:{_LOCAL}|\d{{1,3}}(?:\.\d{{3}})+)(?![\d.,]|\{{,\}})")
+_ONE_NUMBER = re.compile(rf"[^\d.,()\[\]]*{_LOCAL}[^\d.,()\[\]]*")
+_THOUSANDS = re.compile(r"(?<!\d)[1-9]\d{0,2}(?:(?:,|\{,\})\d{3})+(?!\d)")
+
+
+def extract_hash_answer(text: str) -> str:
+    """Return the rest of the line after ``####``, stripped; without a marker the whole text, stripped."""
+    if "####" not in text:
+        return text.strip()
+    return next(iter(hash_answers(text)), "")
+
+
+def clean_solution(text: str) -> str:
+    """Return the worked steps without calculator annotations ``<<…>>`` and without the answer line."""
+    return re.sub(r"<<[^<>]*>>", "", text.partition("####")[0]).strip()
+
+
+def stated_gold(value: object, way: str) -> object:
+    """Return the gold answer in a column that may hold a worked solution, read ``as_is``, by ``hash``, ``boxed`` or ``auto``."""
+    if not isinstance(value, str) or way == "as_is":
+        return value
+    if way == "hash" or (way == "auto" and "####" in value):
+        return extract_hash_answer(value) if "####" in value else ""
+    if way == "boxed" or (way == "auto" and "\\boxed" in value):
+        return last_boxed(value)
+    return value
+
+
+def plain_number(value: object) -> str:
+    """Return a number without a needless ``.0``, leading zeros or plus sign; any other text stripped."""
+    text = "" if value is None else str(value).strip()
+    match = re.fullmatch(r"\+?(-?)0*(\d+)(\.0+)?", text)
+    return f"{match[1]}{match[2]}" if match else text
+
+
+def without_dollars(value: object) -> str:
+    """Return the text inside one pair of ``$`` around all of it; any other text stripped."""
+    text = "" if value is None else str(value).strip()
+    match = re.fullmatch(r"\$([^$]*[^$\\])\$", text)
+    return match[1].strip() if match else text
+
+
+def may_be_decimal(gold: str) -> bool:
+    """Return whether a gold answer may be one number with a decimal comma: ``12,5``, ``1.234,5``, ``12,5 %``."""
+    return bool(_ONE_NUMBER.fullmatch(gold)) and not _THOUSANDS.search(gold)
+
+
+def with_points(value: object) -> object:
+    """Return a gold answer, or each of several, with decimal points in place of decimal commas and no points of thousands."""
+    if isinstance(value, (list, tuple)):
+        return [with_points(one) for one in value]
+    if not isinstance(value, str):
+        return value
+    return _NUMBER.sub(lambda m: re.sub(r",|\{,\}", "!", m[0]).replace(".", "").replace("!", "."), value)
 
 
 @dataclass

@@ -1,18 +1,20 @@
-"""From a dataset section of a recipe to problems: load, filter, shuffle, cut."""
+"""From a dataset section of a recipe to problems: load, filter (also by a table of pass rates), shuffle, cut."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from algorist.config.schema import DatasetSection
 from algorist.data.base import DATASETS, Source
 from algorist.data.files import SUFFIXES
-from algorist.data.pass_rates import read_table, within
-from algorist.errors import DataError, GradingError
+from algorist.errors import DAMAGED, DataError, GradingError
 from algorist.grading import grade, grade_many, hash_answer, last_boxed, numeric_value
 from algorist.grading.checkers import ask
 from algorist.types import Problem
@@ -80,25 +82,25 @@ def _try_checkers(problems: list[Problem], dataset: str) -> None:
     first = {p.checker: p for p in reversed(problems) if p.checker not in ("", dataset)}
     for name, problem in first.items():
         try:
-            told = ask(name, problem.columns(), problem.answer)
+            reply = ask(name, problem.columns(), problem.answer)
         except GradingError as error:
             raise DataError(f"dataset '{dataset}': checker '{name}': {error}") from None
-        if told.error:
+        if reply.error:
             raise DataError(
                 f"dataset '{dataset}': checker '{name}' fails on the gold answer {problem.answer[:80]!r} of problem {problem.id}: "
-                f"{told.detail.partition(chr(10))[0] or told.error}. It is called as check(problem, answer), the problem's columns "
+                f"{reply.detail.partition(chr(10))[0] or reply.error}. It is called as check(problem, answer), the problem's columns "
                 f"by name ({', '.join(problem.columns())}), and returns True or False"
             )
 
 
 def _numeric(problems: list[Problem], name: str) -> list[Problem]:
-    kept = [p for p in problems if numeric_value(p.answer) is not None]
-    _say_left_out(name, len(problems), len(kept), "their gold answer is no number")
-    if not kept:
+    numeric = [p for p in problems if numeric_value(p.answer) is not None]
+    _say_left_out(name, len(problems), len(numeric), "their gold answer is no number")
+    if not numeric:
         raise DataError(
             f"numeric_answers_only leaves none of {len(problems)} problems; first gold answer: {problems[0].answer!r}"
         )
-    return kept
+    return numeric
 
 
 def _say_left_out(name: str, before: int, after: int, why: str) -> None:
@@ -119,20 +121,20 @@ def _correct(problems: list[Problem], name: str) -> list[Problem]:
     grades = [
         grade(answer, p.answer, problem=p.columns()) if p.checker else next(plain) for p, answer in stated
     ]
-    kept = [p for p, verdict in zip(problems, grades, strict=True) if verdict.correct]
+    right = [p for p, verdict in zip(problems, grades, strict=True) if verdict.correct]
     silent = sum(answer is None for _, answer in stated)
-    wrong = len(problems) - len(kept) - silent
-    told = (
-        f"correct_only: {len(kept)} of {len(problems)} demonstrations of '{name}' are right and kept; left out are {wrong} "
+    wrong = len(problems) - len(right) - silent
+    summary = (
+        f"correct_only: {len(right)} of {len(problems)} demonstrations of '{name}' are right and kept; left out are {wrong} "
         f"with a wrong answer and {silent} that state none"
     )
-    if not kept:
+    if not right:
         raise DataError(
-            f"{told}. Only datasets with solutions of their own (sft_jsonl, openmath_reasoning, rollouts, …) need it; leave "
+            f"{summary}. Only datasets with solutions of their own (sft_jsonl, openmath_reasoning, rollouts, …) need it; leave "
             "correct_only out, or map the solution with data.….columns.solution"
         )
-    log.warning("%s", told)
-    return kept
+    log.warning("%s", summary)
+    return right
 
 
 def with_solutions(problems: list[Problem]) -> list[Problem]:
@@ -141,13 +143,13 @@ def with_solutions(problems: list[Problem]) -> list[Problem]:
     Raises:
         DataError: None has one.
     """
-    found = [p for p in problems if p.solution]
-    if not found:
+    solved = [p for p in problems if p.solution]
+    if not solved:
         raise DataError(
             f"SFT needs worked solutions, but none of {len(problems)} problems has one; map the column with "
             "data.sft.columns.solution=COLUMN, or leave SFT out: sft.enabled=false"
         )
-    return found
+    return solved
 
 
 def _by_length(
@@ -163,10 +165,67 @@ def _by_length(
         low = int(position)
         high = min(low + 1, len(ordered) - 1)
         limit = min(limit, int(ordered[low] + (ordered[high] - ordered[low]) * (position - low)))
-    kept = [p for p, n in zip(problems, lengths, strict=True) if n <= limit]
-    if not kept:
+    short = [p for p, n in zip(problems, lengths, strict=True) if n <= limit]
+    if not short:
         raise DataError(
             f"no prompt has at most {limit} tokens (the shortest has {min(lengths)}); raise max_prompt_tokens"
         )
-    _say_left_out(section.name, len(problems), len(kept), f"their prompts are longer than {limit} tokens")
-    return kept
+    _say_left_out(section.name, len(problems), len(short), f"their prompts are longer than {limit} tokens")
+    return short
+
+
+def key_of(problem: Problem) -> str:
+    """Return what a problem is known by in a table: its question and gold answer, not its id."""
+    return hashlib.sha256(f"{problem.question}\0{problem.answer}".encode()).hexdigest()[:16]
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """Return a table: ``model``, ``samples``, and ``problems``, key → ``id`` and ``right``, the samples that were right.
+
+    Raises:
+        DataError: It is missing or not such a table.
+    """
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+        if table["samples"] < 1 or not all("right" in entry for entry in table["problems"].values()):
+            raise KeyError("right")
+    except OSError as error:
+        raise DataError(
+            f"no table of pass rates at {path} ({error.strerror}); make one: algorist data rate RECIPE"
+        ) from None
+    except DAMAGED:
+        raise DataError(
+            f"{path} is no table of pass rates; expected what algorist data rate writes: samples, and right for each problem"
+        ) from None
+    return dict(table)
+
+
+def within(
+    problems: Sequence[Problem], bounds: Sequence[float], table: Mapping[str, Any], name: str
+) -> list[Problem]:
+    """Return the problems whose pass rate lies within ``bounds``, both included; those without one are left out and counted.
+
+    Raises:
+        DataError: None is left.
+    """
+    rates = [
+        entry["right"] / table["samples"] if (entry := table["problems"].get(key_of(p))) else None
+        for p in problems
+    ]
+    inside = [
+        p
+        for p, rate in zip(problems, rates, strict=True)
+        if rate is not None and bounds[0] <= rate <= bounds[1]
+    ]
+    known = [rate for rate in rates if rate is not None]
+    summary = (
+        f"pass_rate: {len(inside)} of {len(problems)} problems of '{name}' lie within {bounds[0]:g} and {bounds[1]:g}; "
+        f"{sum(r < bounds[0] for r in known)} are harder, {sum(r > bounds[1] for r in known)} easier, "
+        f"{len(problems) - len(known)} have no rate"
+    )
+    if not inside:
+        raise DataError(
+            f"{summary}. Widen data.train.pass_rate, or rate this dataset: algorist data rate RECIPE"
+        )
+    log.info("%s", summary)
+    return inside

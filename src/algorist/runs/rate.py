@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from algorist.config.schema import Recipe
-from algorist.data.pass_rates import key_of, read_table
+from algorist.data.load import key_of, read_table
 from algorist.errors import ConfigError
 from algorist.evaluation.progress import Progress, fingerprint
 from algorist.evaluation.run import EvaluationSetting, evaluate

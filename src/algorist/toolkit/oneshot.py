@@ -18,8 +18,8 @@ from algorist.config.model_section import ModelSection
 from algorist.config.other_names import TRL_NAMES
 from algorist.config.schema import DatasetSection, GRPOSection
 from algorist.data import Source, load_problems
-from algorist.data.columns import load_source, pick_columns, to_problems
-from algorist.data.gsm8k import extract_hash_answer
+from algorist.data.columns import Columns, load_source, pick_columns, to_problems
+from algorist.data.golds import extract_hash_answer
 from algorist.errors import ConfigError, DataError, EngineError, nearest
 from algorist.prompts import PromptFormat, get_format
 from algorist.prompts.attached import Asked, attach
@@ -353,15 +353,13 @@ def _rewards(
 
 def _problems(rows: Sequence[Mapping[str, Any]], limit: int | None) -> list[Problem]:
     """Return the problems of the caller's rows."""
-    found = [dict(row) for row in rows]
-    names = pick_columns(found[0] if found else {}, {}, where="dataset")
-    problems = to_problems(
-        found,
-        where="dataset",
-        question=lambda row: row.get(names["question"]),
+    table = [dict(row) for row in rows]
+    names = pick_columns(table[0] if table else {}, {}, where="dataset")
+    columns = Columns(
+        question=names["question"],
         answer=lambda row: extract_hash_answer(str(row.get(names["answer"]))) or row.get(names["answer"]),
     )
-    return problems[:limit]
+    return to_problems(table, columns, where="dataset")[:limit]
 
 
 def _check_bf16(wanted: bool | None, device: Any) -> None:

@@ -1,0 +1,393 @@
+"""Datasets that are read from files or the hub: a row of a table for each published one, ``local`` for any other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib.resources import as_file, files
+from typing import Any
+
+from algorist.data.base import Source, dataset, refuse_unknown
+from algorist.data.columns import Columns, load_source, pick_columns, require_columns, to_problems, written
+from algorist.data.files import Row
+from algorist.data.golds import (
+    clean_solution,
+    extract_hash_answer,
+    plain_number,
+    stated_gold,
+    with_points,
+    without_dollars,
+)
+from algorist.errors import DataError, nearest
+from algorist.grading import last_boxed
+from algorist.prompts import get_format
+from algorist.types import Problem
+
+AIME_HUBS = {24: "math-ai/aime24", 25: "math-ai/aime25"}
+BEFORE = re.compile(r"\A\s*Solve the following math problem step by step\..*?\n\n", re.DOTALL)
+AFTER = re.compile(
+    r"\n\n(?:Remember to put your answer on its own line|Please reason step by step).*\Z", re.DOTALL
+)
+STRATOS_ORDER = re.compile(r"\A\s*Return your final response within \\boxed\{\}\.\s*")
+STRATOS_THOUGHT = re.compile(r"<\|begin_of_thought\|>(.*?)<\|end_of_thought\|>", re.DOTALL)
+STRATOS_SOLUTION = re.compile(r"<\|begin_of_solution\|>(.*?)(?:<\|end_of_solution\|>|\Z)", re.DOTALL)
+R1_ZERO_PROMPT = re.compile(r"(?:\A|\n)User:\s*(.*?)\s*\nAssistant:\s*(?:<think>)?\s*\Z", re.DOTALL)
+
+
+def plain_problem(prompt: Any) -> str:
+    """Return the problem of a DAPO prompt (a text, or chat messages: the last user message) without its instructions."""
+    if isinstance(prompt, list):
+        texts = [m.get("content") for m in prompt if isinstance(m, dict) and m.get("role") == "user"]
+        prompt = texts[-1] if texts else ""
+    return AFTER.sub("", BEFORE.sub("", str(prompt or ""))).strip()
+
+
+def _truth(row: Row) -> Any:
+    """Return ``reward_model.ground_truth`` of a row in verl's layout, or None."""
+    model = row.get("reward_model")
+    return model.get("ground_truth") if isinstance(model, dict) else None
+
+
+def _math_row(row: Row) -> Row:
+    truth = _truth(row)
+    if not isinstance(truth, dict):
+        return row
+    problem, solution, answer = map(truth.get, ("question", "solution", "target"))
+    return {**row, "problem": problem, "solution": solution, "answer": answer}
+
+
+def _contest_row(row: Row) -> Row:
+    truth, more = _truth(row), row.get("extra_info")
+    if not isinstance(truth, dict):
+        return row
+    number = more.get("index") if isinstance(more, dict) else None
+    return {**row, "question": truth.get("question"), "answer": truth.get("target"), "id": number}
+
+
+def _stratos_row(row: Row) -> Row:
+    turns = row.get("conversations") or row.get("messages")
+    turns = [t for t in turns if isinstance(t, dict)] if isinstance(turns, list) else []
+    texts = [(t.get("from") or t.get("role"), str(t.get("value") or t.get("content") or "")) for t in turns]
+    question = next((text for who, text in texts if who in ("user", "human")), "")
+    reply = next((text for who, text in texts if who in ("assistant", "gpt")), "")
+    thought, solution = STRATOS_THOUGHT.search(reply), STRATOS_SOLUTION.search(reply)
+    return {
+        "problem": STRATOS_ORDER.sub("", question).strip(),
+        "thought": thought[1].strip() if thought else "",
+        "answer": last_boxed(solution[1]) if solution else None,
+    }
+
+
+def _r1_zero_row(row: Row) -> Row:
+    prompt, response = str(row.get("prompt") or ""), str(row.get("response") or row.get("completion") or "")
+    match, parsed = R1_ZERO_PROMPT.search(prompt), get_format("r1_zero").parse(response)
+    golds = (row.get("ground_truth"), row.get("answer"), parsed.answer)
+    return {
+        **row,
+        "question": match[1] if match else prompt.strip(),
+        "gold": next((gold for gold in golds if gold not in (None, "", [])), None),
+        "solution": parsed.reasoning if parsed.reasoning and parsed.answer else response.strip(),
+        "shown": parsed.answer,
+    }
+
+
+def _demonstrated(column: str) -> Callable[[Row], dict[str, Any]]:
+    """Return what reads a row's own prompt and response, and in ``column`` the answer that its demonstration states."""
+
+    def extra(row: Row) -> dict[str, Any]:
+        shown = row.get(column)
+        return written(row) | ({"demonstrated_answer": shown} if shown and isinstance(shown, str) else {})
+
+    return extra
+
+
+def _answer_or_box(row: Row) -> Any:
+    return row.get("answer") or last_boxed(str(row.get("solution", "")))
+
+
+def _gsm8k_gold(row: Row) -> str:
+    answer = row.get("answer")
+    if not isinstance(answer, str) or "####" not in answer:
+        return ""
+    return extract_hash_answer(answer).replace(",", "").replace("$", "")
+
+
+def _aime_gold(row: Row) -> str:
+    """Return the digits; one published gold carries a degree sign."""
+    gold = plain_number(without_dollars(_answer_or_box(row)))
+    return plain_number(re.sub(r"\s*\^\s*\{?\\circ\}?\s*$", "", gold))
+
+
+def _dapo_gold(row: Row) -> str:
+    golds = [row[name] for name in ("answer", "solution") if row.get(name) not in (None, "")]
+    return plain_number(golds[0] if golds else _truth(row))
+
+
+def _joined(value: Any, separator: str, clean: Callable[[Any], str]) -> str:
+    parts = [clean(part) for part in (value if isinstance(value, list) else [value]) if part is not None]
+    return separator.join(part for part in parts if part)
+
+
+def _svamp_question(row: Row) -> str:
+    body, question = (str(row.get(key) or "").strip() for key in ("Body", "Question"))
+    return (
+        f"{body}{'' if body.endswith(('.', '!', '?')) else '.'} {question}" if body and question else question
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published(Columns):
+    """A published dataset: where it is, and which of its columns is what."""
+
+    about: str
+    hub: str | None
+    subset: str | None = None
+    split: str | None = None
+    """The only split that the hub has."""
+    needs: tuple[tuple[str, ...], ...] = ()
+    """Columns that must exist, each with its alternatives."""
+    reshape: Callable[[Row], Row] = lambda row: row
+
+    def read(self, source: Source, where: str) -> list[Problem]:
+        """Return the problems of ``source``: a copy of the dataset, or the hub's."""
+        if self.split is not None and source.path is None and source.hub is None:
+            source = replace(source, split=self.split)
+        rows = load_source(source, hub=self.hub, subset=self.subset, where=where)
+        require_columns(rows, *self.needs, where=where)
+        return to_problems([self.reshape(row) for row in rows], self, where=where)
+
+
+MATH = Published(
+    about="""MATH or MATH-500, in the original columns, with an ``answer`` column, or in verl's nested layout.""",
+    hub="EleutherAI/hendrycks_math",
+    subset="algebra",
+    reshape=_math_row,
+    question="problem",
+    answer=_answer_or_box,
+    solution="solution",
+    subject=("subject", "type"),
+    level=lambda row: str(row.get("level", "")).removeprefix("Level ").strip(),
+    identity="unique_id",
+    known_gaps=2,  # two training problems have an empty box
+)
+PUBLISHED = {
+    "gsm8k": Published(
+        about="""GSM8K from the hub (openai/gsm8k, main) or local files with question and answer columns.""",
+        hub="openai/gsm8k",
+        subset="main",
+        question="question",
+        answer=_gsm8k_gold,
+        solution=lambda row: clean_solution(str(row.get("answer", ""))),
+    ),
+    "math": MATH,
+    "math500": replace(
+        MATH,
+        about="""MATH-500 (HuggingFaceH4/MATH-500), a part of the MATH test split, with subject and level.""",
+        hub="HuggingFaceH4/MATH-500",
+        subset=None,
+        known_gaps=0,
+    ),
+    "aime": Published(
+        about="""AIME 2024 or 2025 (params: ``year`` 24 or 25); golds are integers without leading zeros.""",
+        hub=AIME_HUBS[24],
+        reshape=_contest_row,
+        question=("question", "problem"),
+        answer=_aime_gold,
+        solution="solution",
+        identity="id",
+    ),
+    "amc": Published(
+        about="""AMC 12 2023 without choices (math-ai/amc23); golds are numbers, ``27.0`` read as ``27``.""",
+        hub="math-ai/amc23",
+        reshape=_contest_row,
+        question=("question", "problem"),
+        answer=lambda row: plain_number(row.get("answer")),
+        identity="id",
+    ),
+    "olympiadbench": Published(
+        about="""OlympiadBench, English, text only, open-ended (math-ai/olympiadbench); several golds are joined by commas.
+
+        ``extra`` holds the columns of the row, among them ``unit``, ``answer_type``, ``is_multiple_answer`` and ``error``
+        (the tolerance).
+        """,
+        hub="math-ai/olympiadbench",
+        question=lambda row: "\n".join(str(row[k]) for k in ("context", "question") if row.get(k)),
+        answer=lambda row: _joined(row.get("final_answer") or row.get("answer"), ", ", without_dollars),
+        solution=lambda row: _joined(row.get("solution"), "\n\n", lambda part: str(part).strip()),
+        subject="subfield",
+        identity="id",
+    ),
+    "gaokao": Published(
+        about="""Gaokao 2023 in English (MARIO-Math-Reasoning/Gaokao2023-Math-En): sets, intervals, coordinates, equations.""",
+        hub="MARIO-Math-Reasoning/Gaokao2023-Math-En",
+        split="train",
+        question=("question", "problem"),
+        answer=lambda row: without_dollars(str(row.get("answer") or "").strip().removesuffix("solution:")),
+        identity="source",
+        known_gaps=2,  # two published rows have an empty answer
+    ),
+    "minerva": Published(
+        about="""Minerva's MIT OpenCourseWare questions (math-ai/minervamath); the gold is the last ``\\boxed{}``.""",
+        hub="math-ai/minervamath",
+        question=("problem", "question"),
+        answer=_answer_or_box,
+        solution="solution",
+        subject="type",
+        identity="idx",
+    ),
+    "college_math": Published(
+        about="""Textbook exercises (realtreetune/college_math) whose golds are expressions; subject from the topic.""",
+        hub="realtreetune/college_math",
+        question=("question", "problem"),
+        answer=lambda row: without_dollars(row.get("answer")),
+        subject=lambda row: str(row.get("data_topic") or "").rpartition(".")[2],
+        identity=lambda row: ".".join(str(row[k]) for k in ("data_source", "question_number") if row.get(k)),
+    ),
+    "svamp": Published(
+        about="""SVAMP (ChilleD/SVAMP): body and question as one text; ``145.0`` read as ``145``.""",
+        hub="ChilleD/SVAMP",
+        question=_svamp_question,
+        answer=lambda row: plain_number(row.get("Answer")),
+        subject="Type",
+        identity="ID",
+        extra=lambda row: {"equation": row["Equation"]} if row.get("Equation") else {},
+    ),
+    "dapo": Published(
+        about="""DAPO-Math-17k (open-r1/DAPO-Math-17k-Processed, en): the plain problem and its answer.
+
+        Reads ``answer``, else ``solution``, else ``reward_model.ground_truth``; the prompt may be a text or messages.
+        """,
+        hub="open-r1/DAPO-Math-17k-Processed",
+        subset="en",
+        needs=(("prompt", "problem", "question"), ("answer", "solution", "reward_model")),
+        question=lambda row: plain_problem(row.get("prompt") or row.get("problem") or row.get("question")),
+        answer=_dapo_gold,
+        identity=lambda row: (row.get("extra_info") or {}).get("index"),
+    ),
+    "openmath_reasoning": Published(
+        about="""OpenMathReasoning-mini (unsloth/OpenMathReasoning-mini, split cot): thoughts without their think tags.
+
+        Rows without a problem, an expected answer (proofs) or a generated solution are left out and counted.
+        """,
+        hub="unsloth/OpenMathReasoning-mini",
+        split="cot",
+        needs=(("expected_answer",), ("problem",), ("generated_solution",)),
+        question="problem",
+        answer="expected_answer",
+        solution=lambda row: re.sub(r"</?think>", "", str(row.get("generated_solution") or "")).strip(),
+        subject="problem_source",
+        skip_bad=True,
+        needs_solution=True,
+    ),
+    "numina_tir": Published(
+        about="""NuminaMath-TIR (AI-MO/NuminaMath-TIR): the gold is the last ``\\boxed{}`` of the solution, braces balanced.
+
+        Rows without a problem or without a readable box are left out and counted.
+        """,
+        hub="AI-MO/NuminaMath-TIR",
+        needs=(("problem",), ("solution",)),
+        question="problem",
+        answer=lambda row: last_boxed(str(row.get("solution") or "")),
+        solution="solution",
+        skip_bad=True,
+        gold_name="boxed answer",
+    ),
+    "bespoke_stratos": Published(
+        about="""Bespoke-Stratos-17k (bespokelabs/Bespoke-Stratos-17k): the first question, the thought, the boxed answer.
+
+        Rows whose solution has no box (programming tasks, proofs) are left out and counted.
+        """,
+        hub="bespokelabs/Bespoke-Stratos-17k",
+        needs=(("conversations", "messages"),),
+        reshape=_stratos_row,
+        question="problem",
+        answer="answer",
+        solution="thought",
+        skip_bad=True,
+        needs_solution=True,
+        gold_name="boxed answer",
+    ),
+    "sft_jsonl": Published(
+        about="""Rows of ``prompt`` and ``response`` in the r1_zero form, with ``ground_truth`` or ``answer`` if there is one.
+
+        The question is read out of the prompt, reasoning and answer out of the response; SFT renders them again, or takes both
+        as they are with ``sft.source=prompt_response``. A response without answer tags counts as reasoning as a whole.
+        """,
+        hub=None,
+        needs=(("prompt",), ("response", "completion")),
+        reshape=_r1_zero_row,
+        question="question",
+        answer="gold",
+        solution="solution",
+        subject="subject",
+        level="level",
+        identity="unique_id",
+        extra=_demonstrated("shown"),
+    ),
+}
+
+
+def _register(name: str, published: Published) -> None:
+    def load(source: Source) -> list[Problem]:
+        of_year = replace(published, hub=_aime_hub(source.params)) if name == "aime" else published
+        return of_year.read(source, name)
+
+    load.__doc__ = published.about
+    dataset(name)(load)
+
+
+def _aime_hub(params: dict[str, Any]) -> str:
+    year, wrong = params.get("year", 24), sorted(set(params) - {"year"})
+    if year not in (24, 25, 2024, 2025) or wrong:
+        near = nearest(wrong[0], ["year"]) if wrong else nearest(str(year), ["24", "25"])
+        raise DataError(
+            f"aime: data.….params is {params}.{near} Expected year: 24 or year: 25; for another year give "
+            "data.….path or data.….hub"
+        )
+    return AIME_HUBS[year % 100]
+
+
+for _name, _published in PUBLISHED.items():
+    _register(_name, _published)
+
+
+@dataset("svamp_300")
+def load_svamp_300(source: Source) -> list[Problem]:
+    """The first 300 problems of SVAMP (Patel et al. 2021, MIT), which come with the package: no hub and no file needed."""
+    if source.path is not None or source.hub is not None:
+        raise DataError(
+            "svamp_300 comes with the package, but data.….path or hub is set; all of SVAMP is name=svamp"
+        )
+    with as_file(files("algorist.data") / "svamp_300.jsonl") as path:
+        return PUBLISHED["svamp"].read(replace(source, path=str(path)), "svamp")
+
+
+@dataset("local")
+def load_local(source: Source) -> list[Problem]:
+    """JSONL, JSON, CSV, Parquet or a hub name; columns by ``data.….columns`` or by their usual names.
+
+    An answer column that holds a worked solution is read after ``####`` or in its last ``\\boxed{}``. The param
+    ``answer_from`` (``as_is``, ``hash``, ``boxed``, ``auto``) fixes the way; ``auto`` is the default. With the param
+    ``skip_bad_rows`` rows without question or answer are left out and counted; with ``decimal: ","`` the golds ``12,5`` and
+    ``1.234,5`` are read as 12.5 and 1234.5.
+    """
+    rows = load_source(source, hub=None, where="local")
+    refuse_unknown(source.params, ("answer_from", "skip_bad_rows", "decimal"), "local")
+    where = source.path or source.hub or "local"
+    names = pick_columns(rows[0], source.columns, where=where)
+    way, decimal = source.params.get("answer_from", "auto"), source.params.get("decimal", ".")
+    if way not in ("as_is", "hash", "boxed", "auto"):
+        raise DataError(f"data.….params.answer_from is '{way}'; expected as_is, hash, boxed or auto")
+    if decimal not in (".", ","):
+        raise DataError(f"data.….params.decimal is {decimal!r}; expected '.' or ','")
+
+    def gold(row: Row) -> object:
+        stated = stated_gold(row.get(names["answer"]), way)
+        return with_points(stated) if decimal == "," else stated
+
+    columns = {"identity" if field == "id" else field: column for field, column in names.items()}
+    extra, skip_bad = _demonstrated("demonstrated_answer"), bool(source.params.get("skip_bad_rows", False))
+    return to_problems(
+        rows, Columns(**{**columns, "answer": gold}, extra=extra, skip_bad=skip_bad), where=where
+    )
