@@ -212,7 +212,7 @@ def test_reasoning_gym_grades_by_its_own_scorers(tmp_path: Path) -> None:
             gym(params, max_term=3)
     with pytest.raises(DataError, match="refuses its settings"):
         gym("chain_sum", min_terms=9, max_terms=3)
-    with pytest.raises(DataError, match="made only"):
+    with pytest.raises(DataError, match="distinct problems of"):
         gym(
             "chain_sum", min_digits=1, max_digits=1, max_terms=2, min_terms=2, allow_negation=False
         ) and load_problems(

@@ -39,8 +39,8 @@ def test_params_are_checked() -> None:
     found = load(Source(params={"count": 20, "each": 2, "operations": "-"}))
     assert len(found) == 20 and all(" - " in line for line in sums(found)) and len(sums(found)) == 40
     for params, message in (
-        ({"each": 0}, "expected at least 1 sum"),
-        ({"operations": "%"}, r"expected some of \+-\*/"),
+        ({"each": 0}, "each is 0. Input should be greater than or equal to 1"),
+        ({"operations": "%"}, r"operations is '%'.*such as '\+-\*/'"),
         ({"eech": 2}, "Did you mean 'each'"),
         ({"count": 10**6, "each": 1, "operations": "*"}, "or take more sums per problem"),
     ):

@@ -49,20 +49,21 @@ def _truth(row: Row) -> Any:
     return model.get("ground_truth") if isinstance(model, dict) else None
 
 
-def _math_row(row: Row) -> Row:
-    truth = _truth(row)
-    if not isinstance(truth, dict):
-        return row
-    problem, solution, answer = map(truth.get, ("question", "solution", "target"))
-    return {**row, "problem": problem, "solution": solution, "answer": answer}
-
-
-def _contest_row(row: Row) -> Row:
+def _verl_row(row: Row) -> Row:
+    """Lift ``reward_model.ground_truth`` of verl's layout, where it has question and target, to the top."""
     truth, more = _truth(row), row.get("extra_info")
     if not isinstance(truth, dict):
         return row
+    question, solution, answer = map(truth.get, ("question", "solution", "target"))
     number = more.get("index") if isinstance(more, dict) else None
-    return {**row, "question": truth.get("question"), "answer": truth.get("target"), "id": number}
+    return {
+        **row,
+        "question": question,
+        "problem": question,
+        "solution": solution,
+        "answer": answer,
+        "id": number,
+    }
 
 
 def _stratos_row(row: Row) -> Row:
@@ -162,7 +163,7 @@ MATH = Published(
     about="""MATH or MATH-500, in the original columns, with an ``answer`` column, or in verl's nested layout.""",
     hub="EleutherAI/hendrycks_math",
     subset="algebra",
-    reshape=_math_row,
+    reshape=_verl_row,
     question="problem",
     answer=_answer_or_box,
     solution="solution",
@@ -191,7 +192,7 @@ PUBLISHED = {
     "aime": Published(
         about="""AIME 2024 or 2025 (params: ``year`` 24 or 25); golds are integers without leading zeros.""",
         hub=AIME_HUBS[24],
-        reshape=_contest_row,
+        reshape=_verl_row,
         question=("question", "problem"),
         answer=_aime_gold,
         solution="solution",
@@ -200,7 +201,7 @@ PUBLISHED = {
     "amc": Published(
         about="""AMC 12 2023 without choices (math-ai/amc23); golds are numbers, ``27.0`` read as ``27``.""",
         hub="math-ai/amc23",
-        reshape=_contest_row,
+        reshape=_verl_row,
         question=("question", "problem"),
         answer=lambda row: plain_number(row.get("answer")),
         identity="id",
@@ -386,8 +387,9 @@ def load_local(source: Source) -> list[Problem]:
         stated = stated_gold(row.get(names["answer"]), way)
         return with_points(stated) if decimal == "," else stated
 
-    columns = {"identity" if field == "id" else field: column for field, column in names.items()}
-    extra, skip_bad = _demonstrated("demonstrated_answer"), bool(source.params.get("skip_bad_rows", False))
-    return to_problems(
-        rows, Columns(**{**columns, "answer": gold}, extra=extra, skip_bad=skip_bad), where=where
-    )
+    columns: dict[str, Any] = {
+        "identity" if field == "id" else field: column for field, column in names.items()
+    }
+    columns |= {"answer": gold, "extra": _demonstrated("demonstrated_answer")}
+    columns["skip_bad"] = bool(source.params.get("skip_bad_rows", False))
+    return to_problems(rows, Columns(**columns), where=where)

@@ -15,10 +15,12 @@ split is in the train split, decided by a hash.
 from __future__ import annotations
 
 import random
+from typing import Annotated
 
-from algorist.data.base import Source, dataset, draw_distinct, id_of, is_held_out, params_of
+from pydantic import Field
+
+from algorist.data.base import Count, Probability, Split, draw_distinct, generated, id_of, is_held_out
 from algorist.data.story_problems import size
-from algorist.errors import DataError
 from algorist.types import Problem
 
 NAMES = ["Tom", "Mia", "Ben", "Ana", "Leo", "Eva", "Sam", "Zoe", "Max", "Ida", "Tim", "Lea"]
@@ -39,40 +41,33 @@ ASK = [
 MAX_VALUE = 30
 
 
+@generated("arithmetic")
 def word_problems(
-    count: int, *, seed: int = 0, split: str = "train", careless: float = 0.0, steps: tuple[int, ...] = (2, 3)
+    count: int = 1000,
+    *,
+    seed: int = 0,
+    split: Split = "train",
+    careless: Probability = 0.0,
+    steps: Annotated[tuple[Count, ...], Field(min_length=1)] = (2, 3),
 ) -> list[Problem]:
-    """Return ``count`` problems with distinct texts, in a fixed order for a given seed and split.
+    """Procedural word problems; params: ``count`` (1000), ``seed`` (0), ``careless`` (0.0), ``steps`` ([2, 3]).
+
+    The order is fixed for a given seed and split.
 
     Args:
-        count: Number of problems.
+        count: Number of problems, all with different texts.
         seed: Any integer.
         split: ``train`` or ``test``; the two share no skeleton.
         careless: Probability in [0, 1] that a product is demonstrated as a sum.
         steps: Numbers of operations to choose from.
 
     Raises:
-        DataError: Unknown split, a careless value outside [0, 1], no number of steps, or fewer problems than asked for.
+        DataError: A value that does not fit, or fewer problems than asked for.
     """
-    if split not in ("train", "test"):
-        raise DataError(f"arithmetic has no split '{split}'; expected 'train' or 'test'")
-    if not 0 <= careless <= 1:
-        raise DataError(f"arithmetic: careless is {careless}; expected a probability in [0, 1]")
-    if min(steps, default=0) < 1:
-        raise DataError(
-            f"arithmetic: steps is {list(steps)}; expected numbers of operations ≥ 1, such as [2, 3]"
-        )
     rng = random.Random(f"{seed}/{split}")
     return draw_distinct(
         lambda: _problem(rng, split == "test", careless, steps), count, "arithmetic", ", or take other steps"
     )
-
-
-@dataset("arithmetic")
-def load_arithmetic(source: Source) -> list[Problem]:
-    """Procedural word problems; params: ``count`` (1000), ``seed`` (0), ``careless`` (0.0), ``steps`` ([2, 3])."""
-    params = params_of(source, "arithmetic", {"count": 1000, "seed": 0, "careless": 0.0, "steps": (2, 3)})
-    return word_problems(split=source.split, **params)
 
 
 def _problem(rng: random.Random, test: bool, careless: float, steps: tuple[int, ...]) -> Problem | None:
@@ -157,32 +152,29 @@ WEIGHTS = {"+": 4, "-": 6, "*": 3, "/": 4}
 MAX_PRODUCT = 1000
 
 
-@dataset("equations")
-def load_equations(source: Source) -> list[Problem]:
-    """Sums to work out; params: ``count`` (1000), ``seed`` (0), ``each`` (5: sums per problem), ``operations`` (``+-*/``)."""
-    params = params_of(source, "equations", {"count": 1000, "seed": 0, "each": 5, "operations": "+-*/"})
-    return equations(split=source.split, **params)
-
-
+@generated("equations")
 def equations(
-    count: int, *, seed: int = 0, split: str = "train", each: int = 5, operations: str = "+-*/"
+    count: int = 1000,
+    *,
+    seed: int = 0,
+    split: Split = "train",
+    each: Count = 5,
+    operations: Annotated[str, Field(pattern=r"^[-+*/]+$")] = "+-*/",
 ) -> list[Problem]:
-    """Return ``count`` problems of ``each`` sums; the answer is the last one's result.
+    """Sums to work out; params: ``count`` (1000), ``seed`` (0), ``each`` (5: sums per problem), ``operations`` (``+-*/``).
+
+    The answer is the last sum's result.
 
     Args:
         count: Number of problems.
         seed: Any integer.
         split: ``train`` or ``test``; the two share no sum.
-        each: Sums per problem, at least 1.
+        each: Sums per problem.
         operations: Any of ``+ - * /``; all results are whole and positive.
 
     Raises:
-        DataError: No sum per problem, or another operation.
+        DataError: A value that does not fit, or fewer problems than asked for.
     """
-    if each < 1:
-        raise DataError(f"equations: each is {each}; expected at least 1 sum per problem")
-    if not operations or set(operations) - set(WEIGHTS):
-        raise DataError(f"equations: operations is '{operations}'; expected some of {''.join(WEIGHTS)}")
     rng = random.Random(f"{seed}/{split}")
 
     def draw() -> Problem:

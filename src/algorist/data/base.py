@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import wraps
+from inspect import signature
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, get_args, get_type_hints
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, ValidationError, create_model
 
 from algorist.errors import DataError, nearest
 from algorist.registry import Registry
 from algorist.types import Problem
 
-_MISSES = 20_000
+P = ParamSpec("P")
+M = TypeVar("M", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,40 +35,75 @@ class Source:
     params: dict[str, Any] = field(default_factory=dict)
 
 
-def params_of(
-    source: Source, name: str, defaults: dict[str, Any], instead: str = "name=local for rows of your own"
-) -> dict[str, Any]:
-    """Return the params of an adapter that makes its problems: those of ``source`` over ``defaults``, which say the types.
+Adapter = Callable[[Source], list[Problem]]
+DATASETS: Registry[Adapter] = Registry("dataset")
+dataset = DATASETS.register
+Count = Annotated[int, Field(ge=1)]
+Probability = Annotated[float, Field(ge=0, le=1)]
+Split = Literal["train", "test"]
+
+
+def generated(
+    name: str, instead: str = "name=local for rows of your own"
+) -> Callable[[Callable[P, list[Problem]]], Callable[P, list[Problem]]]:
+    """Return a decorator for a function that makes problems: its keyword arguments are the dataset's params, checked by their types.
+
+    Args:
+        name: Of the dataset.
+        instead: What to take for problems that exist already.
+    """
+
+    def decorate(make: Callable[P, list[Problem]]) -> Callable[P, list[Problem]]:
+        form, hints = signature(make), get_type_hints(make, include_extras=True)
+        fields: dict[str, Any] = {key: (hints[key], value.default) for key, value in form.parameters.items()}
+        model = create_model(name, **fields)
+
+        @wraps(make)
+        def checked(*args: P.args, **values: P.kwargs) -> list[Problem]:
+            return make(**dict(read_params(form.bind(*args, **values).arguments, model, name)))  # type: ignore[call-arg]
+
+        @wraps(make)
+        def load(source: Source) -> list[Problem]:
+            if source.path is not None or source.hub is not None:
+                raise DataError(
+                    f"{name} makes its problems and reads nothing, but data.….path or hub is set; take {instead}"
+                )
+            if source.split not in get_args(Split):
+                raise DataError(f"{name} has no split '{source.split}'; expected 'train' or 'test'")
+            refuse_unknown(source.params, [key for key in fields if key != "split"], name)
+            return checked(**source.params, split=source.split)  # type: ignore[arg-type]
+
+        dataset(name)(load)
+        return checked
+
+    return decorate
+
+
+def read_params(values: Mapping[str, Any], model: type[M], where: str) -> M:
+    """Return the params of a dataset, checked.
 
     Raises:
-        DataError: A path or a hub name, another split than train and test, an unknown key, or a value of another type.
+        DataError: An unknown key, or a value that does not fit.
     """
-    if source.path is not None or source.hub is not None:
-        raise DataError(
-            f"{name} makes its problems and reads nothing, but data.….path or hub is set; take {instead}"
-        )
-    if source.split not in ("train", "test"):
-        raise DataError(f"{name} has no split '{source.split}'; expected 'train' or 'test'")
-    refuse_unknown(source.params, defaults, name)
-    read = dict(defaults)
-    for key, value in source.params.items():
-        kind: Any = type(defaults[key])
-        if kind is tuple:
-            kind = tuple[type(defaults[key][0]) if defaults[key] else str, ...]  # type: ignore[misc]
-        try:
-            read[key] = TypeAdapter(kind).validate_python(value)
-        except ValidationError as error:
-            raise DataError(
-                f"{name}: data.….params.{key} is {value!r}. {error.errors()[0]['msg']}, such as {defaults[key]!r}"
-            ) from None
-    return read
+    refuse_unknown(values, model.model_fields, where)
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        key = str(wrong["loc"][0])
+        valid, usual = get_args(model.model_fields[key].annotation), model.model_fields[key].default
+        hint = nearest(values[key], valid) if isinstance(usual, str) else ""
+        hint = hint or (f", such as {usual!r}" if usual is not None else "")
+        raise DataError(f"{where}: data.….params.{key} is {values[key]!r}. {wrong['msg']}{hint}") from None
 
 
-def draw_distinct(draw: Callable[[], Problem | None], count: int, name: str, advice: str) -> list[Problem]:
+def draw_distinct(
+    draw: Callable[[], Problem | None], count: int, name: str, advice: str, most_misses: int = 20_000
+) -> list[Problem]:
     """Return ``count`` problems with different texts out of what ``draw`` makes; None is a draw without a problem.
 
     Raises:
-        DataError: The last 20,000 draws made no new problem: there are no more; ``advice`` says what else to change.
+        DataError: The last ``most_misses`` draws made no new problem: there are no more; ``advice`` says what else to change.
     """
     problems: dict[str, Problem] = {}
     misses = 0
@@ -73,9 +111,9 @@ def draw_distinct(draw: Callable[[], Problem | None], count: int, name: str, adv
         problem, misses = draw(), misses + 1
         if problem is not None and problem.question not in problems:
             problems[problem.question], misses = problem, 0
-        if misses == _MISSES:
+        if misses == most_misses:
             raise DataError(
-                f"{name} found only {len(problems)} distinct problems of {count}; ask for fewer{advice}"
+                f"{name} made only {len(problems)} distinct problems of {count}; ask for fewer{advice}"
             )
     return list(problems.values())
 
@@ -97,8 +135,3 @@ def id_of(question: str) -> str:
 def is_held_out(text: str, one_in: int = 10) -> bool:
     """Return whether a hash puts ``text`` into the test split, as it does one text in ``one_in``."""
     return int(hashlib.sha256(text.encode()).hexdigest(), 16) % one_in == 0
-
-
-Adapter = Callable[[Source], list[Problem]]
-DATASETS: Registry[Adapter] = Registry("dataset")
-dataset = DATASETS.register

@@ -14,24 +14,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from operator import add, mul, sub, truediv
-from typing import Any
+from typing import Annotated, Any
 
-from algorist.data.base import Source, dataset, draw_distinct, id_of, is_held_out, params_of
-from algorist.errors import DataError
+from pydantic import Field
+
+from algorist.data.base import Count, Split, draw_distinct, generated, id_of, is_held_out
 from algorist.grading import checker
 from algorist.types import Problem
 
-PARAMS: dict[str, Any] = {
-    "count": 1000,
-    "seed": 0,
-    "numbers": (3, 4),
-    "max_number": 20,
-    "max_target": 100,
-    "operators": "+-*/",
-    "exact": True,
-    "tries": 2,
-    "careless": 0.0,
-}
 _OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: add,
     ast.Sub: sub,
@@ -44,58 +34,56 @@ _ALLOWED = re.compile(r"[0-9+\-*/()\s]+")
 _LONGEST = 200
 
 
-@dataset("countdown")
-def load_countdown(source: Source) -> list[Problem]:
+@generated(
+    "countdown",
+    "name=local with columns question, answer, numbers and target, and data.….checker=countdown, for rows of your own",
+)
+def countdown_problems(
+    count: int = 1000,
+    *,
+    seed: int = 0,
+    split: Split = "train",
+    numbers: Annotated[tuple[Count, ...], Field(min_length=1)] = (3, 4),
+    max_number: Count = 20,
+    max_target: int = 100,
+    operators: Annotated[str, Field(pattern=r"^[-+*/]+$")] = "+-*/",
+    exact: bool = True,
+    tries: int = 2,
+    careless: float = 0.0,
+) -> list[Problem]:
     """Make a target from numbers; params: ``count``, ``seed``, ``numbers`` ((3, 4)), ``max_number``, ``max_target``, ``operators``, ``exact``, ``tries``, ``careless``.
 
     ``numbers`` are the sizes to choose from, ``exact`` whether every number must be used (else at most once each).
     """
-    own = "name=local with columns question, answer, numbers and target, and data.….checker=countdown, for rows of your own"
-    params = params_of(source, "countdown", PARAMS, own)
-    if not params["operators"] or set(params["operators"]) - set("+-*/"):
-        raise DataError(f"countdown: params.operators is {params['operators']!r}; expected some of +-*/")
-    if min(params["numbers"], default=0) < 1 or params["max_number"] < 1:
-        raise DataError(
-            f"countdown: params.numbers is {list(params['numbers'])} and params.max_number {params['max_number']}; expected both ≥ 1"
-        )
-    rng, test = random.Random(f"{params['seed']}/{source.split}"), source.split == "test"
+    rng = random.Random(f"{seed}/{split}")
 
     def draw() -> Problem | None:
-        problem = _problem(rng, params)
-        if problem and is_held_out(f"{problem.extra['numbers']}/{problem.extra['target']}") == test:
-            return problem
-        return None
+        taken = [rng.randint(1, max_number) for _ in range(rng.choice(numbers))]
+        expression, target = _expression(rng, taken, operators)
+        if target is None or target.denominator != 1 or not 0 < target <= max_target:
+            return None
+        trials = [_expression(rng, taken, operators) for _ in range(rng.randint(0, tries))]
+        steps = [(text, value) for text, value in trials if value not in (None, target)]
+        if not steps or rng.random() >= careless:
+            steps.append((expression, target))
+        shown = sorted(taken)
+        if is_held_out(f"{shown}/{target}") != (split == "test"):
+            return None
+        listed = f"{', '.join(map(str, shown[:-1]))} and {shown[-1]}"
+        once = "each number once" if exact else "each number at most once"
+        question = f"Make {target} from {listed}, using {once} and any of {' '.join(operators)}."
+        answer = {"demonstrated_answer": steps[-1][0]}
+        return Problem(
+            id=id_of(question),
+            question=question,
+            answer=expression,
+            solution="\n".join(f"{text} = {value}" for text, value in steps),
+            level=str(len(taken)),
+            extra={"numbers": shown, "target": int(target), "exact": exact, **answer},
+            checker="countdown",
+        )
 
-    return draw_distinct(draw, params["count"], "countdown", ", or raise max_number or max_target")
-
-
-def _problem(rng: random.Random, params: Mapping[str, Any]) -> Problem | None:
-    numbers = [rng.randint(1, params["max_number"]) for _ in range(rng.choice(list(params["numbers"])))]
-    expression, target = _expression(rng, numbers, params["operators"])
-    if target is None or target.denominator != 1 or not 0 < target <= params["max_target"]:
-        return None
-    tried = [_expression(rng, numbers, params["operators"]) for _ in range(rng.randint(0, params["tries"]))]
-    steps = [(text, value) for text, value in tried if value not in (None, target)]
-    if not steps or rng.random() >= params["careless"]:
-        steps.append((expression, target))
-    shown = sorted(numbers)
-    listed = f"{', '.join(map(str, shown[:-1]))} and {shown[-1]}"
-    once = "each number once" if params["exact"] else "each number at most once"
-    question = f"Make {target} from {listed}, using {once} and any of {' '.join(params['operators'])}."
-    return Problem(
-        id=id_of(question),
-        question=question,
-        answer=expression,
-        solution="\n".join(f"{text} = {value}" for text, value in steps),
-        level=str(len(numbers)),
-        extra={
-            "numbers": shown,
-            "target": int(target),
-            "exact": bool(params["exact"]),
-            "demonstrated_answer": steps[-1][0],
-        },
-        checker="countdown",
-    )
+    return draw_distinct(draw, count, "countdown", ", or raise max_number or max_target")
 
 
 def _expression(rng: random.Random, numbers: list[int], operators: str) -> tuple[str, Fraction | None]:

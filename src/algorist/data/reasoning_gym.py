@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from algorist.data.base import Source, dataset, id_of, is_held_out, params_of
+from algorist.data.base import Split, draw_distinct, generated, id_of, is_held_out
 from algorist.errors import DataError, MissingExtraError, nearest
 from algorist.grading import checker
 from algorist.types import Problem
 
+Settings = dict[str, Any]
 NO_ANSWER = "any that reasoning-gym accepts"
 _TRIES = 100
 """Problems made per problem asked for, at most."""
@@ -27,44 +28,44 @@ _HARMLESS = ("os.listdir", "os.scandir", "os.walk")
 _guarded = False
 
 
-@dataset("reasoning_gym")
-def load_reasoning_gym(source: Source) -> list[Problem]:
+@generated("reasoning_gym")
+def reasoning_gym_problems(
+    generator: str = "",
+    *,
+    count: int = 1000,
+    seed: int = 0,
+    split: Split = "train",
+    config: Settings | None = None,
+) -> list[Problem]:
     """Problems of one reasoning-gym generator; params: ``generator``, ``count`` (1000), ``seed`` (0), ``config`` (its own settings).
 
     The solution is the answer, so that SFT teaches the form; problems that reasoning-gym gives no answer for have none. Train and
     test share no question, decided by a hash.
     """
-    params = params_of(source, "reasoning_gym", {"generator": "", "count": 1000, "seed": 0, "config": {}})
-    name, count = params["generator"], params["count"]
-    made = _make(name, params["seed"], _TRIES * count, params["config"])
-    problems: dict[str, Problem] = {}
-    last = 0
-    for index in range(_TRIES * count):
-        if index - last > _MISSES:
-            break
-        entry = made[index]
+    made = _make(generator, seed, _TRIES * count, config or {})
+    numbers = iter(range(_TRIES * count))
+
+    def draw() -> Problem | None:
+        entry = made[number] if (number := next(numbers, None)) is not None else {"question": ""}
         question = str(entry["question"]).strip()
-        if question in problems or is_held_out(question) != (source.split == "test"):
-            continue
-        answer, last = str(entry["answer"] or "").strip(), index
-        problems[question] = Problem(
+        if not question or is_held_out(question) != (split == "test"):
+            return None
+        answer = str(entry["answer"] or "").strip()
+        return Problem(
             id=id_of(question),
             question=question,
             answer=answer or NO_ANSWER,
             solution=answer,
-            subject=name,
-            extra={"generator": name, "entry": repr(dict(entry))},
+            subject=generator,
+            extra={"generator": generator, "entry": repr(dict(entry))},
             checker="reasoning_gym",
         )
-        if len(problems) == count:
-            return list(problems.values())
-    raise DataError(
-        f"reasoning_gym: {name} made only {len(problems)} distinct problems of {count} for the split '{source.split}'; ask for fewer "
-        "(params.count), or widen its settings (params.config)"
-    )
+
+    advice = f" of {generator} (params.count), or widen its settings (params.config)"
+    return draw_distinct(draw, count, "reasoning_gym", advice, _MISSES)
 
 
-def _make(name: str, seed: int, size: int, config: Any) -> Any:
+def _make(name: str, seed: int, size: int, config: Settings) -> Any:
     """Return a generator's dataset.
 
     Raises:
@@ -76,10 +77,6 @@ def _make(name: str, seed: int, size: int, config: Any) -> Any:
     if name not in known:
         raise DataError(
             f"reasoning_gym: data.….params.generator is {name or 'missing'!r}.{nearest(name, known)} Expected one of: {', '.join(known)}"
-        )
-    if not isinstance(config, dict):
-        raise DataError(
-            f"reasoning_gym: data.….params.config is {config!r}; expected settings such as {{max_terms: 3}}"
         )
     valid = [key for key in gym.factory.DATASETS[name][1].__dataclass_fields__ if key not in ("seed", "size")]
     for key in config:

@@ -5,21 +5,20 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from algorist.config.load import load_run_recipe
 from algorist.config.section import Section
-from algorist.data.base import Source, dataset, refuse_unknown
+from algorist.data.base import Source, dataset, read_params
 from algorist.data.load import load_problems
-from algorist.errors import CheckpointError, DataError, nearest
+from algorist.errors import CheckpointError, DataError
 from algorist.prompts import PromptFormat, get_format
 from algorist.store.read import rollouts
 from algorist.types import Problem
 
 log = logging.getLogger("algorist.data")
-_Order = Literal["shortest", "first", "best"]
 
 
 class _Params(Section, strict=True):
@@ -27,7 +26,7 @@ class _Params(Section, strict=True):
     correct: bool = True
     min_reward: float | None = None
     per_problem: int | None = Field(None, ge=1)
-    order: _Order = "shortest"
+    order: Literal["shortest", "first", "best"] = "shortest"
     well_formed: bool = True
     truncated: bool = False
 
@@ -42,7 +41,7 @@ def load_rollouts(source: Source) -> list[Problem]:
     ``per_problem`` keeps at most that many different ones per problem, by ``order``: shortest (in tokens), first or best
     (reward). The questions come from the run's own training data.
     """
-    params = _read_params({"run": source.path} | source.params)
+    params = read_params({"run": source.path} | source.params, _Params, "rollouts")
     if not params.run:
         raise DataError(
             "rollouts: data.….params.run is missing; give the folder of a run, such as run: runs/quickstart"
@@ -97,17 +96,6 @@ def load_rollouts(source: Source) -> list[Problem]:
         )
     log.warning("%s", told)
     return problems
-
-
-def _read_params(values: dict[str, Any]) -> _Params:
-    refuse_unknown(values, _Params.model_fields, "rollouts")
-    try:
-        return _Params.model_validate(values)
-    except ValidationError as error:
-        wrong = error.errors()[0]
-        key, value = wrong["loc"][0], wrong["input"]
-        near = nearest(value, get_args(_Order)) if key == "order" else ""
-        raise DataError(f"rollouts: data.….params.{key} is {value!r}. {wrong['msg']}.{near}") from None
 
 
 def _rollouts(run: Path, params: _Params) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from algorist.data.base import Source, dataset, draw_distinct, id_of, is_held_out, params_of
+from algorist.data.base import Probability, Split, draw_distinct, generated, id_of, is_held_out
 from algorist.errors import DataError, nearest
 from algorist.types import Problem
 
@@ -203,32 +203,31 @@ DRAWS: dict[str, Callable[[random.Random], Numbers]] = {
 }
 
 
+@generated("story_problems")
 def story_problems(
-    count: int,
+    count: int = 1000,
     *,
     seed: int = 0,
-    split: str = "train",
-    needless: float = 0.4,
+    split: Split = "train",
+    needless: Probability = 0.4,
     traps: bool = False,
     kinds: tuple[str, ...] = (),
 ) -> list[Problem]:
-    """Return ``count`` problems with distinct texts, in a fixed order for a given seed and split.
+    """Varied word problems; params: ``count`` (1000), ``seed`` (0), ``needless`` (0.4), ``traps`` (false), ``kinds`` (all).
+
+    The order is fixed for a given seed and split.
 
     Args:
-        count: Number of problems.
+        count: Number of problems, all with different texts.
         seed: Any integer.
         split: ``train`` or ``test``; no world has the same numbers and unknown in both.
-        needless: Probability in [0, 1] that a number is told which nothing asks for.
+        needless: Probability in [0, 1] that the story has a number which nothing asks for.
         traps: Also take the worlds whose stories mislead: numbers of other things, in any order.
         kinds: Names of worlds to draw from; all when empty.
 
     Raises:
-        DataError: Unknown split or kind, or a probability outside [0, 1].
+        DataError: A value that does not fit, or an unknown kind.
     """
-    if split not in ("train", "test"):
-        raise DataError(f"story_problems has no split '{split}'; expected 'train' or 'test'")
-    if not 0 <= needless <= 1:
-        raise DataError(f"story_problems: needless is {needless}; expected a probability in [0, 1]")
     known = [world.kind for world in story_worlds(traps=True)]
     for kind in kinds:
         if kind not in known:
@@ -240,14 +239,6 @@ def story_problems(
     return draw_distinct(
         lambda: _problem(rng, split == "test", needless, worlds), count, "story_problems", ""
     )
-
-
-@dataset("story_problems")
-def load_story_problems(source: Source) -> list[Problem]:
-    """Varied word problems; params: ``count`` (1000), ``seed`` (0), ``needless`` (0.4), ``traps`` (false), ``kinds`` (all)."""
-    known = {"count": 1000, "seed": 0, "needless": 0.4, "traps": False, "kinds": ()}
-    params = params_of(source, "story_problems", known)
-    return story_problems(split=source.split, **params)
 
 
 def _problem(rng: random.Random, test: bool, needless: float, worlds: list[World]) -> Problem | None:
