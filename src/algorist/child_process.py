@@ -173,11 +173,11 @@ class Child:
         if self._worker:
             return Answer(self.about)
         self._number = 0
-        told = self._exchange(b"", timeout_s)
-        if told.error:
+        answer = self._exchange(b"", timeout_s)
+        if answer.error:
             self.close()
-            return told
-        self._worker, self.about = told.value["pid"], told.value["about"]
+            return answer
+        self._worker, self.about = answer.value["pid"], answer.value["about"]
         return Answer(self.about)
 
     def _exchange(self, request: bytes, timeout_s: float) -> Answer:
@@ -256,9 +256,9 @@ class Child:
             body, self._data = self._data[_HEAD.size : _HEAD.size + length], self._data[_HEAD.size + length :]
             if number == self._number:
                 try:
-                    found = json.loads(body)
+                    reply = json.loads(body)
                     return Answer(
-                        found.get("value"), str(found.get("error", "")), str(found.get("detail", ""))
+                        reply.get("value"), str(reply.get("error", "")), str(reply.get("detail", ""))
                     )
                 except (ValueError, AttributeError, RecursionError):
                     return Answer(error="crashed")
@@ -303,11 +303,11 @@ def _memory(pid: int) -> int:
 
 def _waited(pid: int) -> dict[str, float]:
     """Return how long each thread of a process has waited for a processor (s); nothing where the system does not tell."""
-    found = {}
+    reaped = {}
     with contextlib.suppress(OSError, ValueError, IndexError):
         for thread in os.listdir(f"/proc/{pid}/task") if pid else ():  # noqa: PTH208
-            found[thread] = int(Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[1]) / 1e9
-    return found
+            reaped[thread] = int(Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[1]) / 1e9
+    return reaped
 
 
 def _starved(pid: int, before: dict[str, float]) -> float:
@@ -411,12 +411,12 @@ def _end_all(worker: int) -> None:
 
 
 def _children() -> list[int]:
-    me, found = os.getpid(), []
+    me, pids = os.getpid(), []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError, IndexError):
             if int(stat.read_text(errors="replace").rpartition(")")[2].split()[1]) == me:
-                found.append(int(stat.parent.name))
-    return found
+                pids.append(int(stat.parent.name))
+    return pids
 
 
 def _work(memory_mb: str, target: str, arguments: Sequence[str]) -> None:
@@ -449,14 +449,14 @@ def _work(memory_mb: str, target: str, arguments: Sequence[str]) -> None:
     send(0, {"value": {"pid": me, "about": about}})
     while len(head := source.read(_HEAD.size)) == _HEAD.size:
         number, length = _HEAD.unpack(head)
-        found: dict[str, Any]
+        reply: dict[str, Any]
         try:
-            found = {"value": answer(source.read(length))}
+            reply = {"value": answer(source.read(length))}
         except MemoryError:
-            found = {"error": "memory"}
+            reply = {"error": "memory"}
         except BaseException as error:  # SystemExit and math-verify's timeout are no Exceptions
-            found = {"error": "raised", "detail": _said(error)}
-        send(number, found)
+            reply = {"error": "raised", "detail": _said(error)}
+        send(number, reply)
 
 
 def _said(error: BaseException) -> str:
@@ -464,10 +464,10 @@ def _said(error: BaseException) -> str:
     import traceback
 
     try:
-        told = repr(error)
+        message = repr(error)
     except Exception:
-        told = type(error).__name__
-    return f"{told[:8000]}\n{''.join(traceback.format_exception(error, limit=-20))[-8000:]}"
+        message = type(error).__name__
+    return f"{message[:8000]}\n{''.join(traceback.format_exception(error, limit=-20))[-8000:]}"
 
 
 def _limit_memory(megabytes: int) -> None:

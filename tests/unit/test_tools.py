@@ -203,7 +203,7 @@ def rollouts_of(form: PromptFormat, *texts: str, limit: int = 300) -> list[Rollo
 
 def form_with(environment: str | None = None, **tools: Any) -> PromptFormat:
     section = ToolsSection(**tools) if tools else None
-    return Tools(section, environment).asked(get_format("reasoning_answer"))
+    return Tools(section, environment).instructed(get_format("reasoning_answer"))
 
 
 def test_calls_are_answered_counted_and_parsed() -> None:

@@ -20,16 +20,16 @@ DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 
 def written_files(recipe: Recipe) -> dict[str, Path]:
     """Return key → file of what the user wrote: rewards, loss, advantage, checkers, plugins, system prompt, chat template."""
-    found = {f"rewards.{i}.name": r.name.rpartition(":")[0] for i, r in enumerate(recipe.rewards)}
-    found |= {"grpo.loss.name": recipe.grpo.loss.name.rpartition(":")[0]}
-    found |= {"grpo.advantage": recipe.grpo.advantage.rpartition(":")[0]}
+    names = {f"rewards.{i}.name": r.name.rpartition(":")[0] for i, r in enumerate(recipe.rewards)}
+    names |= {"grpo.loss.name": recipe.grpo.loss.name.rpartition(":")[0]}
+    names |= {"grpo.advantage": recipe.grpo.advantage.rpartition(":")[0]}
     for part in ("train", "sft", "eval"):
         section = getattr(recipe.data, part)
-        found[f"data.{part}.checker"] = ((section and section.checker) or "").rpartition(":")[0]
-    found |= {f"plugins.{i}": path for i, path in enumerate(recipe.plugins)}
-    found["prompt.system_prompt_path"] = recipe.prompt.system_prompt_path or ""
-    found["model.chat_template"] = recipe.model.chat_template or ""
-    return {key: path for key, text in found.items() if (path := _file(text)) is not None}
+        names[f"data.{part}.checker"] = ((section and section.checker) or "").rpartition(":")[0]
+    names |= {f"plugins.{i}": path for i, path in enumerate(recipe.plugins)}
+    names["prompt.system_prompt_path"] = recipe.prompt.system_prompt_path or ""
+    names["model.chat_template"] = recipe.model.chat_template or ""
+    return {key: path for key, text in names.items() if (path := _file(text)) is not None}
 
 
 def data_files(recipe: Recipe) -> dict[str, Path]:
@@ -57,13 +57,13 @@ def keep_inputs(recipe: Recipe, run: Path) -> dict[str, dict[str, str]]:
     Raises:
         CheckpointError: The disk refuses.
     """
-    told = {key: {"path": str(path), "sha256": hash_of(path)} for key, path in data_files(recipe).items()}
+    record = {key: {"path": str(path), "sha256": hash_of(path)} for key, path in data_files(recipe).items()}
     for number, (key, path) in enumerate(written_files(recipe).items()):
         entry = {"path": str(path), "sha256": hash_of(path)}
-        same = [e["copy"] for e in told.values() if "copy" in e and e["sha256"] == entry["sha256"]]
-        taken = any(e.get("copy") == f"{COPIES}/{path.name}" for e in told.values())
+        same = [e["copy"] for e in record.values() if "copy" in e and e["sha256"] == entry["sha256"]]
+        taken = any(e.get("copy") == f"{COPIES}/{path.name}" for e in record.values())
         entry["copy"] = same[0] if same else f"{COPIES}/{f'{number}-' if taken else ''}{path.name}"
-        told[key] = entry
+        record[key] = entry
         try:
             (run / COPIES).mkdir(exist_ok=True)
             shutil.copyfile(path, run / entry["copy"])
@@ -71,7 +71,7 @@ def keep_inputs(recipe: Recipe, run: Path) -> dict[str, dict[str, str]]:
             raise CheckpointError(
                 f"cannot copy {path} into {run / COPIES}: {error.strerror or error}"
             ) from None
-    return told
+    return record
 
 
 def check_same_inputs(recipe: Recipe, run: Path) -> None:
@@ -108,8 +108,8 @@ def changed_since(run: Path) -> list[str]:
 
 def with_copies(recipe: Recipe, run: Path) -> Recipe:
     """Return a run's recipe with the user's files taken from the run folder, so that it works wherever the folder is."""
-    values, there = recipe.model_dump(), _read(run)
-    for key, entry in there.items():
+    values, record = recipe.model_dump(), _read(run)
+    for key, entry in record.items():
         copy = run / entry.get("copy", "/")
         if "copy" not in entry or not copy.resolve().is_relative_to(run.resolve()) or not copy.is_file():
             continue
@@ -124,7 +124,7 @@ def with_copies(recipe: Recipe, run: Path) -> Recipe:
         own = key.startswith(("rewards.", "grpo.")) or key.endswith(".checker")
         function = old.rpartition(":")[2] if own else ""
         node[last] = f"{copy}:{function}" if function else str(copy)
-    return Recipe.model_validate(values) if there else recipe
+    return Recipe.model_validate(values) if record else recipe
 
 
 def copies_of(run: Path, key: str, files: Sequence[str]) -> list[str]:
@@ -155,9 +155,9 @@ def _read(run: Path) -> dict[str, dict[str, str]]:
     if not file.is_file():
         return {}
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        if all(isinstance(v, str) for entry in found.values() for v in entry.values()):
-            return dict(found)
+        record = json.loads(file.read_text(encoding="utf-8"))
+        if all(isinstance(v, str) for entry in record.values() for v in entry.values()):
+            return dict(record)
     except DAMAGED:
         pass
     raise CheckpointError(f"{file} is damaged; take the file away to continue without comparing the inputs")

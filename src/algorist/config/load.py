@@ -75,7 +75,7 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> LoadedRecip
     refuse_secrets(values, f"recipe '{name_or_path}'")
     folder = Path(name_or_path).parent
     if Path(name_or_path).name == "config.yaml" and any((folder / name).exists() for name in OF_A_RUN):
-        refuse_foreign_code(folder, [found for found in code if found in code_in(values)])
+        refuse_foreign_code(folder, [entry for entry in code if entry in code_in(values)])
     load_plugins(_plugins(values))
     return LoadedRecipe(validate(values, where=f"recipe '{name_or_path}'"), origins)
 

@@ -71,7 +71,7 @@ def generated(
             if source.split not in get_args(Split):
                 raise DataError(f"{name} has no split '{source.split}'; expected 'train' or 'test'")
             refuse_unknown(source.params, [key for key in fields if key != "split"], name)
-            return checked(**source.params, split=source.split)  # type: ignore[arg-type]
+            return checked(**source.params, split=source.split)  # type: ignore[arg-type, call-arg]
 
         dataset(name)(load)
         return checked

@@ -60,22 +60,22 @@ def _pick(path: Path, split: str) -> Path:
     if not path.exists():
         here = path.parent if path.parent.is_dir() else None
         near = [p.name for p in sorted(here.iterdir()) if p.suffix in SUFFIXES] if here else []
-        there = f" In {here} there are: {', '.join(near[:8])}." if near else ""
+        beside = f" In {here} there are: {', '.join(near[:8])}." if near else ""
         raise DataError(
-            f"no file or folder at {path}.{there} Give the path of a data file or a folder with one per split"
+            f"no file or folder at {path}.{beside} Give the path of a data file or a folder with one per split"
         )
     if path.is_file():
         if path.suffix.lower() not in SUFFIXES:
             raise DataError(f"{path} ends in '{path.suffix}'; expected one of {', '.join(SUFFIXES)}")
         return path
     files = [p for p in sorted(path.rglob("*")) if p.suffix.lower() in SUFFIXES]
-    found = [p for p in files if p.stem == split] or [p for p in files if p.stem.startswith(f"{split}-")]
-    if not found:
+    matches = [p for p in files if p.stem == split] or [p for p in files if p.stem.startswith(f"{split}-")]
+    if not matches:
         names = ", ".join(p.name for p in files[:8]) or "no data files"
         raise DataError(
             f"{path} has no file for the split '{split}' (looked for {split}.jsonl and the like); it has {names}"
         )
-    return found[0]
+    return matches[0]
 
 
 def _jsonl(file: Path) -> Iterator[Row]:

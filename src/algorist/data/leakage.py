@@ -37,18 +37,18 @@ def shared_questions(
         skeletons.setdefault(_without_numbers(text), problem)
         for run in _runs(text, words):
             runs.setdefault(run, problem)
-    found: dict[str, list[tuple[Problem, Problem]]] = {kind: [] for kind in KINDS}
+    pairs: dict[str, list[tuple[Problem, Problem]]] = {kind: [] for kind in KINDS}
     for problem in held_out:
         text = normal(problem.question)
         skeleton = _without_numbers(text)
         common = [run for run in _runs(text, words) if run in runs]
         if text in exact:
-            found["exact"].append((problem, exact[text]))
+            pairs["exact"].append((problem, exact[text]))
         elif skeleton in skeletons and re.search(r"[^\W\d]", skeleton):
-            found["numbers_changed"].append((problem, skeletons[skeleton]))
+            pairs["numbers_changed"].append((problem, skeletons[skeleton]))
         elif common:
-            found["ngram"].append((problem, runs[common[0]]))
-    return found
+            pairs["ngram"].append((problem, runs[common[0]]))
+    return pairs
 
 
 def normal(text: str) -> str:

@@ -108,15 +108,15 @@ def _load_part(part: dict[str, Any], number: int) -> list[Problem]:
 
 
 def _weights(parts: list[dict[str, Any]]) -> list[float] | None:
-    given = [part.get("weight") for part in parts]
-    if all(weight is None for weight in given):
+    weights = [part.get("weight") for part in parts]
+    if all(weight is None for weight in weights):
         return None
-    for number, weight in enumerate(given):
+    for number, weight in enumerate(weights):
         if isinstance(weight, bool) or not isinstance(weight, (int, float)) or weight <= 0:
             raise DataError(
                 f"mixture: part {number} has the weight {weight!r}; with one weight all parts need a positive number"
             )
-    return [float(weight) for weight in given if weight is not None]
+    return [float(weight) for weight in weights if weight is not None]
 
 
 def _in_proportion(

@@ -56,7 +56,7 @@ def load_rollouts(source: Source) -> list[Problem]:
     form = get_format(recipe.prompt.format, tags=recipe.prompt.tags)
     known = {p.id: p for p in load_problems(recipe.data.train)}
     rows = _rollouts(run, params)
-    found: dict[str, list[tuple[dict[str, Any], str, str]]] = {}
+    by_problem: dict[str, list[tuple[dict[str, Any], str, str]]] = {}
     unreadable = repeated = strangers = 0
     seen: set[tuple[str, str, str]] = set()
     for row in rows:
@@ -69,7 +69,7 @@ def load_rollouts(source: Source) -> list[Problem]:
             repeated += 1
         else:
             seen.add(key)
-            found.setdefault(row["problem_id"], []).append((row, *read))
+            by_problem.setdefault(row["problem_id"], []).append((row, *read))
     if strangers:
         raise DataError(
             f"rollouts: {strangers} of {len(rows)} rollouts in {run} belong to problems that its data.train does not give "
@@ -82,19 +82,21 @@ def load_rollouts(source: Source) -> list[Problem]:
             solution=reasoning,
             extra={**known[identity].extra, "demonstrated_answer": answer},
         )
-        for identity, kept in found.items()
-        for number, (_, reasoning, answer) in enumerate(pick(kept, params.order, params.per_problem))
+        for identity, demonstrations in by_problem.items()
+        for number, (_, reasoning, answer) in enumerate(
+            pick(demonstrations, params.order, params.per_problem)
+        )
     ]
-    told = (
-        f"rollouts of {run}: {len(problems)} demonstrations of {len(found)} problems from {len(rows)} "
+    summary = (
+        f"rollouts of {run}: {len(problems)} demonstrations of {len(by_problem)} problems from {len(rows)} "
         f"{'right ' if params.correct else ''}completions; left out are {repeated} repeated and {unreadable} that do not "
         f"follow the format '{form.name}'"
     )
     if not problems:
         raise DataError(
-            f"{told}. Train longer, lower params.min_reward, or look at them: algorist inspect {run}"
+            f"{summary}. Train longer, lower params.min_reward, or look at them: algorist inspect {run}"
         )
-    log.warning("%s", told)
+    log.warning("%s", summary)
     return problems
 
 
@@ -120,11 +122,11 @@ def read_demonstration(completion: str, form: PromptFormat, *, strict: bool = Tr
 
 
 def pick(
-    kept: list[tuple[dict[str, Any], str, str]], order: str, count: int | None
+    demonstrations: list[tuple[dict[str, Any], str, str]], order: str, count: int | None
 ) -> list[tuple[dict[str, Any], str, str]]:
     """Return at most ``count`` of (row, reasoning, answer), in an order of ``rollouts``."""
     if order == "shortest":
-        kept = sorted(kept, key=lambda item: item[0]["completion_tokens"])
+        demonstrations = sorted(demonstrations, key=lambda item: item[0]["completion_tokens"])
     elif order == "best":
-        kept = sorted(kept, key=lambda item: -item[0]["reward"])
-    return kept[:count]
+        demonstrations = sorted(demonstrations, key=lambda item: -item[0]["reward"])
+    return demonstrations[:count]

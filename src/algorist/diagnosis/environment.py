@@ -24,14 +24,14 @@ VLLM_FOR_TRL = {"1.16": ">=0.22,<0.33"}
 
 def environment(hub: bool) -> dict[str, Any]:
     """Return what was found, JSON-ready, with the ``problems`` that keep a recipe from running."""
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "versions": versions(),
         "device": device(),
         "vllm": vllm_pair(),
         "disk": disk(),
         "hub": reach_hub() if hub else "not tried",
     }
-    return found | {"problems": _problems(found)}
+    return facts | {"problems": _problems(facts)}
 
 
 def versions() -> dict[str, str | None]:
@@ -114,22 +114,22 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _problems(found: dict[str, Any]) -> list[str]:
-    have = found["versions"]
+def _problems(facts: dict[str, Any]) -> list[str]:
+    have = facts["versions"]
     missing = [name for name in TESTED if have[name] is None]
     texts = [f"{', '.join(missing)} not installed: pip install algorist"] if missing else []
     if have["trl"] and not have["trl"].startswith("1.16."):
         texts.append(
             f"trl {have['trl']} is not 1.16.*, which algorist is built on: pip install 'trl==1.16.*'"
         )
-    if str(found["vllm"]).startswith("broken"):
+    if str(facts["vllm"]).startswith("broken"):
         texts.append("vLLM does not import; install vllm first, then trl, in a fresh environment")
-    if str(found["vllm"]).startswith("bad pair"):
+    if str(facts["vllm"]).startswith("bad pair"):
         known = VLLM_FOR_TRL.get(".".join(str(have["trl"]).split(".")[:2]))
         texts.append(
-            f"{str(found['vllm']).removeprefix('bad pair: ')}: pip install 'vllm{known}' in a fresh environment, then algorist; "
+            f"{str(facts['vllm']).removeprefix('bad pair: ')}: pip install 'vllm{known}' in a fresh environment, then algorist; "
             "or leave vLLM out (grpo.engine=native)"
         )
-    if float(found["disk"].split()[0]) < 2:
+    if float(facts["disk"].split()[0]) < 2:
         texts.append("less than 2 GiB free on this disk; checkpoints need room")
     return texts

@@ -51,8 +51,8 @@ class Moments:
     @classmethod
     def of(cls, values: Iterable[float]) -> Moments:
         """Return the moments of finite values."""
-        kept = [v for v in values if math.isfinite(v)]
-        return cls(len(kept), sum(kept), sum(v * v for v in kept))
+        finite = [v for v in values if math.isfinite(v)]
+        return cls(len(finite), sum(finite), sum(v * v for v in finite))
 
     def __add__(self, other: Moments) -> Moments:
         return Moments(self.n + other.n, self.total + other.total, self.squares + other.squares)
@@ -182,9 +182,9 @@ class Signals:
                 "paid": row is best,
             }
             for kind in (k for k, fits in kinds.items() if fits):
-                kept = self._samples.setdefault(kind, deque(maxlen=SAMPLES_KEPT))
-                if not kept or any(kept[-1].get(key) != row.get(key) for key in ("step", "problem_id")):
-                    kept.append(row)
+                samples = self._samples.setdefault(kind, deque(maxlen=SAMPLES_KEPT))
+                if not samples or any(samples[-1].get(key) != row.get(key) for key in ("step", "problem_id")):
+                    samples.append(row)
 
     def add_metrics(self, stage: str, step: int, values: Mapping[str, Any]) -> None:
         """Take one line of metrics; what is not finite becomes None."""

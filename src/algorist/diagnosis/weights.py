@@ -94,7 +94,7 @@ def _files(folder: Path) -> list[Path]:
 
 def _tensors(folder: Path) -> dict[str, Tensor]:
     """Return (file, dtype, shape, first byte, end byte) of the floating-point tensors."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for path in _files(folder):
         try:
             with path.open("rb") as file:
@@ -104,10 +104,10 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
             for name, entry in header.items():
                 if name != "__metadata__" and entry["dtype"] in _TYPES:
                     low, high = entry["data_offsets"]
-                    found[name] = (path, entry["dtype"], tuple(entry["shape"]), data + low, data + high)
+                    tensors[name] = (path, entry["dtype"], tuple(entry["shape"]), data + low, data + high)
         except (*DAMAGED, MemoryError, OverflowError) as error:
             raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}") from None
-    return found
+    return tensors
 
 
 def _values(tensor: Tensor) -> numpy.ndarray[Any, Any]:

@@ -85,11 +85,11 @@ def steepest_drop(
     A run that recovers has a high mean afterwards, so it is not taken for one that broke.
     """
     whole, before = pooled(batches, get), Moments()
-    found: Break | None = None
+    steepest: Break | None = None
     for index in range(1, len(batches) - MIN_STEPS + 1):
         before = before + get(batches[index - 1])
         after = whole - before
         z = z_score(before, after, least_variance=least_variance)
-        if after.n and before.n and (found is None or z < found.z):
-            found = Break(batches[index].step, before.mean, after.mean, z, index)
-    return found
+        if after.n and before.n and (steepest is None or z < steepest.z):
+            steepest = Break(batches[index].step, before.mean, after.mean, z, index)
+    return steepest

@@ -75,7 +75,7 @@ def write_artifact(
     }
     if any(row.get("subject") for row in samples):
         by_subject = breakdown(samples, "subject", ks=())
-        content["subjects"] = {subject: plain_numbers(found) for subject, found in by_subject.items()}
+        content["subjects"] = {subject: plain_numbers(numbers) for subject, numbers in by_subject.items()}
     path = folder / f"{name}.json"
     replace_text(path, json.dumps(content, indent=2, ensure_ascii=False, default=str) + "\n")
     return path
@@ -89,8 +89,8 @@ def read_artifact(folder: Path, name: str) -> Artifact:
     """
     path = folder / f"{name}.json"
     if not path.is_file():
-        there = ", ".join(artifact_names(folder)) or "none"
-        raise CheckpointError(f"no evaluation '{name}' in {folder}; there: {there}")
+        names = ", ".join(artifact_names(folder)) or "none"
+        raise CheckpointError(f"no evaluation '{name}' in {folder}; there: {names}")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         metrics = {key: _from_json(value) for key, value in content["metrics"].items()}
@@ -146,6 +146,6 @@ def plain_numbers(metrics: Mapping[str, Interval]) -> dict[str, dict[str, float 
     }
 
 
-def _from_json(found: Mapping[str, Any]) -> Interval:
-    value, low, high = (math.nan if found[k] is None else float(found[k]) for k in ("value", "low", "high"))
-    return Interval(value, low, high, int(found.get("n", 0)))
+def _from_json(stored: Mapping[str, Any]) -> Interval:
+    value, low, high = (math.nan if stored[k] is None else float(stored[k]) for k in ("value", "low", "high"))
+    return Interval(value, low, high, int(stored.get("n", 0)))

@@ -24,7 +24,7 @@ class Benchmark:
 
 
 def read_benchmarks(
-    given: list[str], *, split: str = "test", path: str | None = None, limit: int | None = None
+    texts: list[str], *, split: str = "test", path: str | None = None, limit: int | None = None
 ) -> list[Benchmark]:
     """Return the benchmarks of the command line, each label once.
 
@@ -34,13 +34,13 @@ def read_benchmarks(
     Raises:
         ConfigError: An unknown adapter or key, a value that does not fit, or one path for several benchmarks.
     """
-    if path is not None and len(given) > 1:
+    if path is not None and len(texts) > 1:
         raise ConfigError(
-            f"--path gives one file for {len(given)} benchmarks; give each its own: --data {given[0].partition(',')[0]},path=FILE"
+            f"--path gives one file for {len(texts)} benchmarks; give each its own: --data {texts[0].partition(',')[0]},path=FILE"
         )
     shared = {"split": split, "path": path, "limit": limit}
-    found: list[Benchmark] = []
-    for text in given:
+    benchmarks: list[Benchmark] = []
+    for text in texts:
         label, values = _read(text)
         values = {key: value for key, value in shared.items() if value is not None} | values
         try:
@@ -51,11 +51,11 @@ def read_benchmarks(
             near = nearest(key, DatasetSection.model_fields)
             raise ConfigError(f"--data {text}: {key}: {wrong['msg']}.{near}") from None
         name = label or f"{section.name}-{section.split}"
-        same = sum(b.label == name or b.label.startswith(f"{name}-") for b in found)
-        found.append(
-            Benchmark(f"{name}-{same + 1}" if any(b.label == name for b in found) else name, section)
+        same = sum(b.label == name or b.label.startswith(f"{name}-") for b in benchmarks)
+        benchmarks.append(
+            Benchmark(f"{name}-{same + 1}" if any(b.label == name for b in benchmarks) else name, section)
         )
-    return found
+    return benchmarks
 
 
 def _read(text: str) -> tuple[str | None, dict[str, Any]]:

@@ -107,19 +107,19 @@ def paired_metrics(before: Samples, after: Samples) -> dict[str, Interval]:
         DataError: The two do not hold the same problems.
     """
     first, second = _same_problems(before, after)
-    found = {}
+    metrics = {}
     both = [*first.values(), *second.values()]
     for name, column in measured(SHARES, both):
         up = sum(bool(second[i][column]) and not row[column] for i, row in first.items())
         down = sum(bool(row[column]) and not second[i][column] for i, row in first.items())
-        found[name] = paired_share_difference(up, down, len(first))
+        metrics[name] = paired_share_difference(up, down, len(first))
     for name, column in measured(MEANS, both):
         values = [float(row[column]) for row in first.values()]
-        found[name] = paired_difference(values, [float(second[i][column]) for i in first])
+        metrics[name] = paired_difference(values, [float(second[i][column]) for i in first])
     rates = _sampled_rates(before, after)
     if rates is not None:
-        found["pass@1"] = paired_difference(*rates)
-    return found
+        metrics["pass@1"] = paired_difference(*rates)
+    return metrics
 
 
 def flipped(before: Samples, after: Samples) -> tuple[list[str], list[str]]:
@@ -143,15 +143,15 @@ def without_the_form(differences: Mapping[str, Interval]) -> str:
 
 
 def _greedy(samples: Samples) -> dict[str, Mapping[str, Any]]:
-    found: dict[str, Mapping[str, Any]] = {}
+    rows_by_id: dict[str, Mapping[str, Any]] = {}
     for row in samples:
         if row["greedy"]:
-            if row["problem_id"] in found:
+            if row["problem_id"] in rows_by_id:
                 raise DataError(
                     f"problem '{row['problem_id']}' has two greedy answers; the ids of a dataset must be unique"
                 )
-            found[row["problem_id"]] = row
-    return found
+            rows_by_id[row["problem_id"]] = row
+    return rows_by_id
 
 
 def _same_problems(
@@ -186,12 +186,12 @@ def _rate(group: Samples) -> float:
 
 
 def _warnings(first: Artifact, second: Artifact) -> list[str]:
-    found = []
+    warnings = []
     if first.dataset != second.dataset:
-        found.append(f"the datasets are named '{first.dataset}' and '{second.dataset}'")
+        warnings.append(f"the datasets are named '{first.dataset}' and '{second.dataset}'")
     names = sorted((first.protocol.keys() | second.protocol.keys()) - NOT_PROTOCOL)
     for name in names:
         a, b = first.protocol.get(name), second.protocol.get(name)
         if a != b:
-            found.append(f"the protocol differs: {name} is {a!r} in the first and {b!r} in the second")
-    return found
+            warnings.append(f"the protocol differs: {name} is {a!r} in the first and {b!r} in the second")
+    return warnings

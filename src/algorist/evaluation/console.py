@@ -36,13 +36,15 @@ def summary_line(name: str, summary: Mapping[str, Interval]) -> str:
     if "lenient_accuracy" in summary:
         parts.append(f"lenient {_percent(summary['lenient_accuracy'].value)}")
     parts += [
-        f"{key} {_percent(found.value)}" for key, found in summary.items() if "@" in key and key != "maj@1"
+        f"{key} {_percent(interval.value)}"
+        for key, interval in summary.items()
+        if "@" in key and key != "maj@1"
     ]
     parts += [f"{text} {_percent(summary[key].value)}" for key, text in _SHARES if key in summary]
     parts += [form.format(summary[key].value) for key, form in _MEANS if key in summary]
     single = {k.removeprefix("rewards/"): v.value for k, v in summary.items() if k.startswith("rewards/")}
-    told = ", ".join(f"{key} {value:.2f}" for key, value in single.items())
-    return f"eval {name}: " + ", ".join(parts) + (f" ({told})" if told else "")
+    greedy = ", ".join(f"{key} {value:.2f}" for key, value in single.items())
+    return f"eval {name}: " + ", ".join(parts) + (f" ({greedy})" if greedy else "")
 
 
 def trend_line(folder: Path, stage: str) -> str | None:
@@ -63,7 +65,7 @@ def trend_line(folder: Path, stage: str) -> str | None:
 
 def _points(folder: Path, stage: str) -> list[tuple[str, float]]:
     """Return (name, greedy accuracy): the stage before, the steps of ``stage`` in order, its end."""
-    found: list[tuple[tuple[int, float], str, float]] = []
+    points: list[tuple[tuple[int, float], str, float]] = []
     for path in folder.glob("*.json"):
         name, _, step = path.stem.partition("-step-")
         if name not in EVALUATED or (step and not step.isdigit()) or (step and name != stage):
@@ -73,10 +75,10 @@ def _points(folder: Path, stage: str) -> list[tuple[str, float]]:
         value = _accuracy(path)
         if value is not None:
             place = (EVALUATED.index(name), float(step) if step else math.inf)
-            found.append((place, path.stem, value))
-    found.sort()
-    before = [point for point in found if point[0][0] < EVALUATED.index(stage)]
-    during = [point for point in found if point[0][0] == EVALUATED.index(stage)]
+            points.append((place, path.stem, value))
+    points.sort()
+    before = [point for point in points if point[0][0] < EVALUATED.index(stage)]
+    during = [point for point in points if point[0][0] == EVALUATED.index(stage)]
     return [(name, value) for _, name, value in [*before[-1:], *during]]
 
 

@@ -116,8 +116,8 @@ def share_interval(values: Sequence[float]) -> Interval:
     variance = float(x.var(ddof=1)) if n > 1 else 0.0
     effective = p * (1 - p) * n / variance if variance > 1e-12 else n
     critical = _t95(n - 1) if n > 1 else Z95
-    found = wilson(min(p * effective, effective), effective, critical=critical)
-    return Interval(p, found.low, found.high, n)
+    interval = wilson(min(p * effective, effective), effective, critical=critical)
+    return Interval(p, interval.low, interval.high, n)
 
 
 def cluster_mean(
@@ -194,36 +194,36 @@ def summarise(samples: Sequence[Mapping[str, Any]], ks: Sequence[int] = (1, 4, 8
     Raises:
         DataError: A row has no ``problem_id``.
     """
-    found = _greedy_metrics([r for r in samples if r["greedy"]])
+    metrics = _greedy_metrics([r for r in samples if r["greedy"]])
     groups = sampled_groups(samples)
     if not groups:
-        return found
+        return metrics
     size = min(map(len, groups.values()))
     for k in sorted(k for k in set(ks) if 1 <= k <= size):
         rates = [pass_at_k(len(g), sum(bool(r["correct"]) for r in g), k) for g in groups.values()]
-        found[f"pass@{k}"] = share_interval(rates)
+        metrics[f"pass@{k}"] = share_interval(rates)
     for k in sorted({k for k in ks if 1 < k <= size} | {size}):
         votes = [
             majority_at_k([(r["extracted"], bool(r["correct"])) for r in g], min(k, len(g)))
             for g in groups.values()
         ]
-        found[f"maj@{k}"] = share_interval(votes)
-    return found
+        metrics[f"maj@{k}"] = share_interval(votes)
+    return metrics
 
 
 def _greedy_metrics(greedy: Sequence[Mapping[str, Any]]) -> dict[str, Interval]:
     problems = [r.get("problem_id") for r in greedy]
-    found: dict[str, Interval] = {}
+    metrics: dict[str, Interval] = {}
     for name, column in measured(SHARES, greedy):
         values = cluster_means([float(bool(r[column])) for r in greedy], problems)
-        found[name] = share_interval(list(values.values()))
+        metrics[name] = share_interval(list(values.values()))
     for name, column in measured(MEANS, greedy):
-        found[name] = cluster_mean([float(r[column]) for r in greedy], problems)
+        metrics[name] = cluster_mean([float(r[column]) for r in greedy], problems)
     for name in dict.fromkeys(name for r in greedy for name in r.get("rewards") or ()):
         having = [r for r in greedy if (r.get("rewards") or {}).get(name) is not None]
         values_of = [float(r["rewards"][name]) for r in having]
-        found[f"rewards/{name}"] = _reward_interval(values_of, [r.get("problem_id") for r in having])
-    return found
+        metrics[f"rewards/{name}"] = _reward_interval(values_of, [r.get("problem_id") for r in having])
+    return metrics
 
 
 def _reward_interval(values: Sequence[float], problems: Sequence[Hashable]) -> Interval:

@@ -55,25 +55,25 @@ def harness_samples(artifact: Artifact) -> list[dict[str, Any]]:
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in artifact.samples:
         groups.setdefault(row["problem_id"], []).append(row)
-    found = []
+    samples = []
     for number, (problem, rows) in enumerate(groups.items()):
         rows.sort(key=lambda r: (not r["greedy"], r.get("sample") or 0))
         greedy = [r for r in rows if r["greedy"]]
         sampled = [r for r in rows if not r["greedy"]]
         if greedy:
-            found.append(_row(number, problem, "greedy", greedy[:1], artifact.protocol))
+            samples.append(_row(number, problem, "greedy", greedy[:1], artifact.protocol))
         if sampled:
-            found.append(_row(number, problem, "sampled", sampled, artifact.protocol))
-    return found
+            samples.append(_row(number, problem, "sampled", sampled, artifact.protocol))
+    return samples
 
 
 def _row(
     number: int, problem: str, name: str, rows: list[dict[str, Any]], protocol: dict[str, Any]
 ) -> dict[str, Any]:
     first = rows[0]
-    told = {"subject": first.get("subject"), "level": first.get("level")}
+    labels = {"subject": first.get("subject"), "level": first.get("level")}
     doc = {"id": problem, "question": first.get("question"), "answer": first.get("gold")}
-    doc |= {key: value for key, value in told.items() if value}
+    doc |= {key: value for key, value in labels.items() if value}
     prompt, target = str(first.get("prompt") or first.get("question") or ""), str(first.get("gold") or "")
     answers = [r.get("extracted") or NO_ANSWER for r in rows]
     right = sum(bool(r["correct"]) for r in rows)

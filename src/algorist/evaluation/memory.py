@@ -76,24 +76,24 @@ def probe_memory(
         groups = collect(
             engine,
             tokenizer,
-            [Problem(f"{name}/{kind}", given, rest) for name, kind, given, rest in cut],
+            [Problem(f"{name}/{kind}", beginning, rest) for name, kind, beginning, rest in cut],
             form,
             SamplingParams(temperature=0.0, max_new_tokens=longest + longest // 4 + 4),
             1,
             graded=False,
         )
-        for (name, kind, given, rest), group in zip(cut, groups, strict=True):
-            wanted = _words(rest)
-            written = _words(group.rollouts[0].text)[: len(wanted)]
-            score = rouge_l(written, wanted)
+        for (name, kind, beginning, rest), group in zip(cut, groups, strict=True):
+            rest_words = _words(rest)
+            written = _words(group.rollouts[0].text)[: len(rest_words)]
+            score = rouge_l(written, rest_words)
             row = {
                 "problem_id": name,
                 "kind": kind,
-                "given": given,
+                "given": beginning,
                 "rest": rest,
                 "completion": group.rollouts[0].text,
             }
-            rows.append(row | {"rouge_l": score, "exact": written == wanted, "near": score >= NEAR})
+            rows.append(row | {"rouge_l": score, "exact": written == rest_words, "near": score >= NEAR})
         if on_progress:
             on_progress(min(start + batch_size, len(pairs)), len(pairs))
     n = len(pairs)
@@ -125,32 +125,32 @@ def with_other_numbers(question: str) -> str:
     return _NUMBER.sub(lambda match: other[match[0]], question)
 
 
-def rouge_l(written: Sequence[str], wanted: Sequence[str]) -> float:
+def rouge_l(written: Sequence[str], reference: Sequence[str]) -> float:
     """Return the F1 of the longest common subsequence of two word sequences. Source: Lin (2004), ROUGE-L with beta 1."""
-    if not written or not wanted:
+    if not written or not reference:
         return 0.0
-    row = [0] * (len(wanted) + 1)
+    row = [0] * (len(reference) + 1)
     for word in written:
         before = row
         row = [0]
-        for place, other in enumerate(wanted):
+        for place, other in enumerate(reference):
             row.append(before[place] + 1 if word == other else max(row[-1], before[place + 1]))
-    return 2 * row[-1] / (len(written) + len(wanted))
+    return 2 * row[-1] / (len(written) + len(reference))
 
 
-def memory_lines(found: Memory) -> list[str]:
+def memory_lines(memory: Memory) -> list[str]:
     """Return what the probe found, for the terminal."""
-    left_out = f", {found.left_out} without a number or too short left out" if found.left_out else ""
-    lines = [f"{found.n} questions, the first {SHARE:.0%} given as bare text{left_out}"]
-    for name, told in (
+    left_out = f", {memory.left_out} without a number or too short left out" if memory.left_out else ""
+    lines = [f"{memory.n} questions, the first {SHARE:.0%} given as bare text{left_out}"]
+    for name, sentence in (
         ("exact", "completed word for word"),
         ("near", f"completed nearly (ROUGE-L ≥ {NEAR})"),
     ):
         lines.append(
-            f"  {told:<32} {found.original[name].text('format')} · with other numbers {found.rewritten[name].text('format')} · "
-            f"difference {found.difference[name].text('format', signed=True)}"
+            f"  {sentence:<32} {memory.original[name].text('format')} · with other numbers {memory.rewritten[name].text('format')} · "
+            f"difference {memory.difference[name].text('format', signed=True)}"
         )
-    remembered = found.difference["exact"].low > 0 or found.difference["near"].low > 0
+    remembered = memory.difference["exact"].low > 0 or memory.difference["near"].low > 0
     lines.append(
         "it completes these questions better than their twins: they, or texts like them, were in its training"
         if remembered
@@ -159,9 +159,9 @@ def memory_lines(found: Memory) -> list[str]:
     return lines
 
 
-def memory_json(found: Memory) -> dict[str, Any]:
+def memory_json(memory: Memory) -> dict[str, Any]:
     """Return the probe's result as plain data."""
-    return {**asdict(found), "share": SHARE, "near": NEAR}
+    return {**asdict(memory), "share": SHARE, "near": NEAR}
 
 
 def _words(text: str) -> list[str]:

@@ -37,9 +37,9 @@ def fingerprint(
     """
     files: list[Any] = []
     if Path(model).is_dir():
-        found = sorted(p for p in Path(model).iterdir() if p.suffix in _WEIGHTS)
-        files = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in found]
-    told = {
+        weights = sorted(p for p in Path(model).iterdir() if p.suffix in _WEIGHTS)
+        files = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in weights]
+    facts = {
         "algorist": __version__,
         "model": str(model),
         "files": files,
@@ -48,7 +48,7 @@ def fingerprint(
         "setting": dict(setting),
         "rewards": [str(r) for r in rewards],
     }
-    return hashlib.sha256(json.dumps(told, default=str).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:16]
 
 
 class Pulse:

@@ -52,21 +52,21 @@ def samples_for(problems: int) -> int:
 
     About 1,000 completions, a power of two up to 64: 32 for AIME's 30 problems, none from 500 on.
     """
-    wanted = 1
-    while wanted < 64 and wanted * problems < 900:
-        wanted *= 2
-    return wanted if problems < 500 and wanted > 1 else 0
+    samples = 1
+    while samples < 64 and samples * problems < 900:
+        samples *= 2
+    return samples if problems < 500 and samples > 1 else 0
 
 
 def too_few(problems: int, samples: int) -> str:
     """Return a warning where ``problems`` and ``samples`` cannot tell two models apart, else an empty string."""
-    wanted = samples_for(problems)
-    if problems == 0 or problems >= FEW or samples >= wanted:
+    enough = samples_for(problems)
+    if problems == 0 or problems >= FEW or samples >= enough:
         return ""
     return (
         f"{problems} problems: one of them is {100 / problems:.1f} points, and two runs of the same model may differ by "
-        f"{round(196 * (0.5 / problems) ** 0.5)} points; average {wanted} samples: --protocol sampled-{wanted}@0.6/0.95 (pass@1 is then "
-        f"avg@{wanted})"
+        f"{round(196 * (0.5 / problems) ** 0.5)} points; average {enough} samples: --protocol sampled-{enough}@0.6/0.95 (pass@1 is then "
+        f"avg@{enough})"
     )
 
 

@@ -107,7 +107,7 @@ def _protocol(setting: EvaluationSetting, prompt_format: PromptFormat, ks: Seque
 def finished_evaluation(folder: Path, name: str, mark: str) -> Artifact | None:
     """Return the artifact of the very same evaluation, if it stands."""
     try:
-        found = read_artifact(folder, name)
+        artifact = read_artifact(folder, name)
     except CheckpointError:
         return None
-    return found if found.protocol.get("fingerprint") == mark else None
+    return artifact if artifact.protocol.get("fingerprint") == mark else None

@@ -40,21 +40,28 @@ def differences(run: Path, matcher: str | None) -> dict[str, Any]:
             text, gold, identity = row["completion"], row["gold"] or "", row["problem_id"]
             problem = known.get(identity) or Problem(identity, row["question"] or "", gold)
             parsed = form.parse(text)
-            told = grade_completion(text, gold, parsed=parsed, matcher=name, problem=problem.columns())
+            verdict = grade_completion(text, gold, parsed=parsed, matcher=name, problem=problem.columns())
             tokens = row["sampled_tokens"] or row["completion_tokens"] or 0
-            rollout = Rollout([0] * tokens, text, None, bool(row["truncated"]), parsed, told)
+            rollout = Rollout([0] * tokens, text, None, bool(row["truncated"]), parsed, verdict)
             group = Group(problem, row["prompt"] or "", [], [rollout])
             reward = rewards.pay([group])[0].rollouts[0].reward or 0.0
-            total, before, after = total + 1, before + bool(row["correct"]), after + told.correct
-            other_verdict = (bool(row["correct"]), row["reason"]) != (told.correct, told.reason)
+            total, before, after = total + 1, before + bool(row["correct"]), after + verdict.correct
+            other_verdict = (bool(row["correct"]), row["reason"]) != (verdict.correct, verdict.reason)
             other_reward = abs(reward - row["reward"]) > 1e-6
             verdicts, paid = verdicts + other_verdict, paid + other_reward
             if other_verdict:
-                moves[f"{row['reason']} → {told.reason}"] += 1
+                moves[f"{row['reason']} → {verdict.reason}"] += 1
             if other_verdict or other_reward:
-                kept = {k: row[k] for k in ("step", "problem_id", "completion", "gold", "reason", "reward")}
+                columns = {
+                    k: row[k] for k in ("step", "problem_id", "completion", "gold", "reason", "reward")
+                }
                 changed.append(
-                    {**kept, "new_reason": told.reason, "new_reward": reward, "extracted": told.extracted}
+                    {
+                        **columns,
+                        "new_reason": verdict.reason,
+                        "new_reward": reward,
+                        "extracted": verdict.extracted,
+                    }
                 )
     return {
         "rollouts": total,

@@ -113,8 +113,8 @@ class RolloutNotes:
             del seen[:WINDOW]
             if abs(change) > CHANGE:
                 verb = "rose" if change > 0 else "fell"
-                told = name.removeprefix("rewards/").removesuffix("/mean")
-                line = f"step {step}: {told} {verb} from {older:.3f} to {newer:.3f} (means of {WINDOW} logged steps)"
+                short = name.removeprefix("rewards/").removesuffix("/mean")
+                line = f"step {step}: {short} {verb} from {older:.3f} to {newer:.3f} (means of {WINDOW} logged steps)"
                 self.say(line)
                 log.info("%s", line)
 

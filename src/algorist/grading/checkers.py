@@ -72,25 +72,25 @@ def check(name: str, problem: Mapping[str, Any], answer: str, limits: Limits) ->
     """
     if len(answer) > MAX_ANSWER:
         return False, "unparseable_answer"
-    found = ask(name, problem, answer, limits)
-    if found.error and name not in _reported:
+    reply = ask(name, problem, answer, limits)
+    if reply.error and name not in _reported:
         _reported.add(name)
         where = f"the answer {answer[:80]!r} of problem {problem.get('problem_id', '?')}"
-        why = found.detail.partition("\n")[0] or found.error
+        why = reply.detail.partition("\n")[0] or reply.error
         log.warning(
             "checker '%s' failed on %s: %s; such answers count as wrong (shown once)", name, where, why
         )
-    return verdict_of(found, right="checked", unsure="different")
+    return verdict_of(reply, right="checked", unsure="different")
 
 
 def ask(name: str, problem: Mapping[str, Any], answer: str, limits: Limits = _LIMITS) -> Answer:
     """Return what a checker says, or its error with the reason in words; raises as ``check`` does."""
-    found = find_checker(name)
-    if isinstance(found, str):
-        pool = pool_for(found, max(limits.timeout_s, WORKER_S), max(limits.memory_mb, 512))
+    function = find_checker(name)
+    if isinstance(function, str):
+        pool = pool_for(function, max(limits.timeout_s, WORKER_S), max(limits.memory_mb, 512))
         return pool.ask(answer, json.dumps(dict(problem), default=str))
     try:
-        return Answer(_verdict(found(problem, answer)))
+        return Answer(_verdict(function(problem, answer)))
     except Exception as error:
         return Answer(None, "raised", f"{type(error).__name__}: {error}")
 

@@ -93,9 +93,9 @@ def last_number(text: str) -> str | None:
 
 
 def _from_blocks(body: str, start: str, end: str) -> Extraction:
-    found = decided(answer_blocks(body, start, end), start)
-    inner = last_boxed(found.answer) if found.answer and "\\boxed" in found.answer else None
-    return Extraction(inner, start, found.ambiguous) if inner is not None else found
+    answer = decided(answer_blocks(body, start, end), start)
+    inner = last_boxed(answer.answer) if answer.answer and "\\boxed" in answer.answer else None
+    return Extraction(inner, start, answer.ambiguous) if inner is not None else answer
 
 
 def from_boxes(body: str) -> tuple[Extraction, list[Box]]:
@@ -103,10 +103,10 @@ def from_boxes(body: str) -> tuple[Extraction, list[Box]]:
 
     A last box that is not closed, or that what stands around it takes back or changes, is no answer; what "or" adds is another.
     """
-    found, unclosed = find_boxes(body)
-    outer = outermost(found)
+    all_boxes, unclosed = find_boxes(body)
+    outer = outermost(all_boxes)
     boxes = [b for b in outer if len(outer) > MOST_ANSWERS or not is_denied(body, b.command, b.end)]
-    if unclosed or not found:
+    if unclosed or not all_boxes:
         return Extraction(None, "unclosed box"), boxes
     if not boxes or boxes[-1] != outer[-1]:
         return Extraction(None, "denied box"), boxes

@@ -152,8 +152,8 @@ def grade_completion(
 ) -> Grade:
     """Grade a completion: its answer as its prompt format read it (``parsed``), or extracted in the generic order."""
     if parsed is None:
-        found = extract(text)
-        answer, ambiguous = found.answer, found.ambiguous
+        extracted = extract(text)
+        answer, ambiguous = extracted.answer, extracted.ambiguous
     else:
         answer, ambiguous = parsed.answer, "several_answers" in parsed.flags
     if ambiguous:
@@ -188,8 +188,8 @@ def grade_many(
         return grade(key[0], key[1], matcher=matcher, timeout_s=timeout_s, tolerance=tolerance)
 
     if workers <= 1 or len(distinct) < 2:
-        found = {key: one(key) for key in distinct}
+        verdicts = {key: one(key) for key in distinct}
     else:
         with ThreadPoolExecutor(workers, thread_name_prefix="grade") as threads:
-            found = dict(zip(distinct, threads.map(one, distinct), strict=True))
-    return [found[key] for key in keys]
+            verdicts = dict(zip(distinct, threads.map(one, distinct), strict=True))
+    return [verdicts[key] for key in keys]

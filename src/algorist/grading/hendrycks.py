@@ -91,8 +91,8 @@ def _parts(text: str) -> list[str]:
 
 
 def _is_fraction(text: str) -> bool:
-    found = re.fullmatch(r"-?(?:\d+/(\d+)|\\frac\{\d+\}\{(\d+)\})", text)
-    return bool(found and int(found[1] or found[2]))
+    match = re.fullmatch(r"-?(?:\d+/(\d+)|\\frac\{\d+\}\{(\d+)\})", text)
+    return bool(match and int(match[1] or match[2]))
 
 
 def _integer(text: str) -> bool:
@@ -112,24 +112,24 @@ def hendrycks_sympy(answer: str, gold: str) -> bool:
     """Return the verdict of S3.31."""
     if normalise(answer) == normalise(gold):
         return True
-    truth, told = _sympy_form(gold), _sympy_form(answer)
-    if truth == told:
+    truth, said = _sympy_form(gold), _sympy_form(answer)
+    if truth == said:
         return True
-    wanted, given = _parts(truth), _parts(told)
-    if not told or len(wanted) != len(given):
+    gold_parts, answer_parts = _parts(truth), _parts(said)
+    if not said or len(gold_parts) != len(answer_parts):
         return False
-    if len(wanted) > 1 and (truth[0] != told[0] or truth[-1] != told[-1]):
+    if len(gold_parts) > 1 and (truth[0] != said[0] or truth[-1] != said[-1]):
         return False
-    return all(_element(g, w) for g, w in zip(given, wanted, strict=True))
+    return all(_element(g, w) for g, w in zip(answer_parts, gold_parts, strict=True))
 
 
-def _element(told: str, truth: str) -> bool:
-    if told == truth:
+def _element(answer: str, truth: str) -> bool:
+    if answer == truth:
         return True
-    if _is_fraction(told) and _is_fraction(truth):
+    if _is_fraction(answer) and _is_fraction(truth):
         return False  # both are plain fractions: an unreduced one is not accepted
     if _integer(truth):
-        return _integer(told) and int(told.replace(",", "")) == int(truth.replace(",", ""))
-    if _risky(told) or _risky(truth):
+        return _integer(answer) and int(answer.replace(",", "")) == int(truth.replace(",", ""))
+    if _risky(answer) or _risky(truth):
         return False
-    return symbolic(told, truth, Limits())[0]
+    return symbolic(answer, truth, Limits())[0]

@@ -70,7 +70,7 @@ def find_boxes(text: str) -> tuple[list[Box], bool]:
     if not last:
         return [], False
     open_braces: list[tuple[int, int]] = []  # (command, content), command -1 for a plain brace
-    found: list[Box] = []
+    boxes: list[Box] = []
     newest = -1
     for mark in _MARK.finditer(text, last[0]):
         sign = mark[0]
@@ -82,18 +82,18 @@ def find_boxes(text: str) -> tuple[list[Box], bool]:
         elif sign == "}" and open_braces:
             command, start = open_braces.pop()
             if command >= 0:
-                found.append(Box(command, start, mark.start()))
-    closed = {box.command for box in found}
-    return sorted(found), newest not in closed or last[-1] > newest
+                boxes.append(Box(command, start, mark.start()))
+    closed = {box.command for box in boxes}
+    return sorted(boxes), newest not in closed or last[-1] > newest
 
 
 def outermost(boxes: list[Box]) -> list[Box]:
     """Return the boxes that are in no other one."""
-    found: list[Box] = []
+    outer: list[Box] = []
     for box in boxes:
-        if not found or box.command > found[-1].end:
-            found.append(box)
-    return found
+        if not outer or box.command > outer[-1].end:
+            outer.append(box)
+    return outer
 
 
 def boxed(text: str) -> list[str]:
@@ -103,8 +103,8 @@ def boxed(text: str) -> list[str]:
 
 def last_boxed(text: str) -> str | None:
     """Return the content of the last ``\\boxed{}``, or None where there is none or it is not closed."""
-    found, unclosed = find_boxes(text)
-    return None if unclosed or not found else text[found[-1].start : found[-1].end]
+    boxes, unclosed = find_boxes(text)
+    return None if unclosed or not boxes else text[boxes[-1].start : boxes[-1].end]
 
 
 def is_taken_back(text: str, place: int) -> bool:
@@ -171,10 +171,10 @@ def after_reasoning(text: str) -> str | None:
     place = -1
     opened = False
     for start, end in REASONING_TAGS:
-        found = text.rfind(end)
-        if found >= 0:
-            place = max(place, found + len(end))
-        opened = opened or text.rfind(start) > max(found, place)
+        position = text.rfind(end)
+        if position >= 0:
+            place = max(place, position + len(end))
+        opened = opened or text.rfind(start) > max(position, place)
     if place >= 0:
         return text[place:]
     return None if opened else text
@@ -183,10 +183,10 @@ def after_reasoning(text: str) -> str | None:
 def hash_answers(text: str, *, own_line: bool = False) -> list[str]:
     """Return what follows each ``####`` on its line, stripped; ``own_line`` wants the mark at the start of a line."""
     pattern = _OWN_LINE if own_line else _HASHES
-    return [found.strip() for found in pattern.findall(text[-MAX_COMPLETION:])]
+    return [line.strip() for line in pattern.findall(text[-MAX_COMPLETION:])]
 
 
 def hash_answer(text: str) -> str | None:
     """Return what follows the last ``####`` of a GSM8K solution, or None."""
-    found = hash_answers(text)
-    return found[-1] if found else None
+    answers = hash_answers(text)
+    return answers[-1] if answers else None

@@ -127,11 +127,11 @@ def _latex_verify(answer: str, gold: str, limits: Limits) -> Verdict:
         return too_long
     if _missing:
         return symbolic(answer, gold, limits)
-    found = pool_for("latex_verify", max(limits.timeout_s, 1.0), max(limits.memory_mb, 512)).ask(answer, gold)
-    if found.error == "missing":
-        _fall_back(found.detail)
+    reply = pool_for("latex_verify", max(limits.timeout_s, 1.0), max(limits.memory_mb, 512)).ask(answer, gold)
+    if reply.error == "missing":
+        _fall_back(reply.detail)
         return symbolic(answer, gold, limits)
-    return verdict_of(found, right="equal_symbolic", unsure="unparseable_gold")
+    return verdict_of(reply, right="equal_symbolic", unsure="unparseable_gold")
 
 
 _missing = ""

@@ -25,8 +25,8 @@ def latex_verify(answer: str, gold: str) -> bool | None:
     truth = parse(_marked(gold), extraction_config=ways, parsing_timeout=None, raise_on_error=False)
     if not truth:
         return None
-    told = parse(_marked(answer), extraction_config=ways, parsing_timeout=None, raise_on_error=False)
-    return bool(verify(truth, told, timeout_seconds=None))
+    parsed = parse(_marked(answer), extraction_config=ways, parsing_timeout=None, raise_on_error=False)
+    return bool(verify(truth, parsed, timeout_seconds=None))
 
 
 def _marked(text: str) -> str:

@@ -79,14 +79,14 @@ def why_unreadable(gold: str) -> str:
         return f"longer than {MAX_GOLD} characters"
     if numeric_value(gold) is not None:
         return ""
-    found = reading(gold)
-    if found.tree is not None:
+    trees = reading(gold)
+    if trees.tree is not None:
         return ""
-    if not found.text:
-        return found.why
-    if not re.search(r"[0-9A-Za-z]", found.text):
+    if not trees.text:
+        return trees.why
+    if not re.search(r"[0-9A-Za-z]", trees.text):
         return "no letter and no digit"
-    return "" if _balanced(found.text) else "braces that do not match"
+    return "" if _balanced(trees.text) else "braces that do not match"
 
 
 def is_text_only(gold: str) -> bool:
@@ -149,12 +149,12 @@ def _same_letters(answer: str, gold: str) -> bool:
 
 def _slowly(answer: str, gold: str, limits: Limits) -> Verdict:
     """Ask a worker process, which computes as many digits as the two texts can hide."""
-    found = pool_for("symbolic", limits.timeout_s, limits.memory_mb).ask(answer, gold)
-    return verdict_of(found, right="equal_symbolic", unsure="unparseable_answer")
+    reply = pool_for("symbolic", limits.timeout_s, limits.memory_mb).ask(answer, gold)
+    return verdict_of(reply, right="equal_symbolic", unsure="unparseable_answer")
 
 
-def verdict_of(found: Answer, *, right: GradeReason, unsure: GradeReason) -> Verdict:
+def verdict_of(reply: Answer, *, right: GradeReason, unsure: GradeReason) -> Verdict:
     """Return the verdict that a worker's answer is: ``right`` says why where it is True, ``unsure`` where it is None."""
-    if found.error:
-        return False, found.error if found.error in ("timeout", "memory") else "crashed"  # type: ignore[return-value]
-    return bool(found.value), unsure if found.value is None else right if found.value else "different"
+    if reply.error:
+        return False, reply.error if reply.error in ("timeout", "memory") else "crashed"  # type: ignore[return-value]
+    return bool(reply.value), unsure if reply.value is None else right if reply.value else "different"

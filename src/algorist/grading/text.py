@@ -180,9 +180,9 @@ def _cleaned(text: str) -> str | None:
     if worded and worded.end() < len(text) and _LEAD.fullmatch(worded[1].strip() + " "):
         text = text[worded.end() :]
     if text[:1].isalpha():
-        found = _LEAD.match(text)
-        if found and found.end() < len(text):
-            text = text[found.end() :]
+        lead = _LEAD.match(text)
+        if lead and lead.end() < len(text):
+            text = text[lead.end() :]
     if text.endswith(".") and not text.endswith(".."):
         text = text[:-1]
     return _unwrap(text.strip())
@@ -211,8 +211,8 @@ def letters_only(text: str) -> str:
     """Return the letters of a text that holds nothing else, after a dot where ``\\text`` says that they are words; else ""."""
     if not text[0].isalpha() and text[0] != "\\":
         return ""
-    found = _TEXT.fullmatch(text)
-    words = found[1].strip() if found else text
+    match = _TEXT.fullmatch(text)
+    words = match[1].strip() if match else text
     if "-" in words and not re.search("[a-z]{3}", words):  # p - q
         return ""
-    return ("." if found else "") + re.sub(r"[\s.-]+", "", words) if _WORDS.fullmatch(words) else ""
+    return ("." if match else "") + re.sub(r"[\s.-]+", "", words) if _WORDS.fullmatch(words) else ""

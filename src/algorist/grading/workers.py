@@ -47,10 +47,10 @@ class Pool:
             self._busy.add(worker)
         error = "interrupted"
         try:
-            told = self._ask(worker, answer, gold)
-            error = told.error
+            reply = self._ask(worker, answer, gold)
+            error = reply.error
             _counts.update(["asked", *(["crashed" if error == "raised" else error] if error else [])])
-            return told
+            return reply
         finally:
             self._give_back(worker, "" if error == "raised" else error)
 
@@ -64,9 +64,9 @@ class Pool:
             )
         if "missing" in ready.value:
             return Answer(None, "missing", ready.value["missing"])
-        found = worker.ask(json.dumps([answer, gold]).encode(), self.timeout_s)
-        known = found.error in ("", "timeout", "memory", "raised")
-        return found if known else Answer(None, "crashed", found.detail)
+        reply = worker.ask(json.dumps([answer, gold]).encode(), self.timeout_s)
+        known = reply.error in ("", "timeout", "memory", "raised")
+        return reply if known else Answer(None, "crashed", reply.detail)
 
     def _new(self) -> Child:
         return Child(

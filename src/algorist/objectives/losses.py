@@ -377,14 +377,14 @@ def token_losses(
         raise ValueError(f"beta is {beta} and ref_log_probs is missing; pass them, or set beta=0")
     mask = mask.bool()
     log_probs = log_probs.masked_fill(~mask, 0.0)  # a NaN in the padding must not reach the gradient
-    given = {
+    values = {
         "log_probs": log_probs,
         "old_log_probs": log_probs.detach() if old_log_probs is None else old_log_probs,
         "advantages": advantages.unsqueeze(1) if advantages.dim() == 1 else advantages,
         "mask": mask,
     }
     takes, settings = inspect.signature(entry.function).parameters, {**entry.settings, **parameters}
-    result = entry.function(**{k: v for k, v in given.items() if k in takes}, **settings)
+    result = entry.function(**{k: v for k, v in values.items() if k in takes}, **settings)
     per_token, metrics = _checked(entry, result, mask)
     metrics = {entry.prefix + name: value for name, value in metrics.items()}
     if sampler_weights is not None:
@@ -393,7 +393,7 @@ def token_losses(
         kl = k3(log_probs, ref_log_probs.masked_fill(~mask, 0.0))
         if unbiased_kl:
             level = replace(entry, settings=settings).importance
-            kl = kl * ratio_of(log_probs, given["old_log_probs"], mask, level)
+            kl = kl * ratio_of(log_probs, values["old_log_probs"], mask, level)
         per_token, metrics = per_token + beta * kl, metrics | {"kl": kl.detach()}
     return per_token.expand_as(log_probs).masked_fill(~mask, 0.0), metrics
 

@@ -19,8 +19,8 @@ def masked_sum(tensor: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     Returns:
         The sums: the shape of ``tensor`` without ``dim``, or a scalar. An empty selection sums to 0.
     """
-    kept = tensor.masked_fill(~mask.bool(), 0.0)
-    return kept.sum() if dim is None else kept.sum(dim)
+    masked = tensor.masked_fill(~mask.bool(), 0.0)
+    return masked.sum() if dim is None else masked.sum(dim)
 
 
 def masked_mean(tensor: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:

@@ -36,8 +36,8 @@ def sample(
     if ENGINES.get(section.engine).own_device:
         section = section.model_copy(update={"engine": "auto"})
     # Without the rewards that ask for what only a trainer has.
-    given = build_rewards(recipe.rewards, form, matcher=recipe.matcher)
-    rewards = RewardSet([reward for reward in given if not reward.needs_trainer])
+    functions = build_rewards(recipe.rewards, form, matcher=recipe.matcher)
+    rewards = RewardSet([reward for reward in functions if not reward.needs_trainer])
     policy.model.eval()
     engine = make_engine(section.engine, policy.model, policy.tokenizer)
     params = sampling_params(section, recipe.seed)
@@ -109,11 +109,11 @@ def _values(
     rewards: RewardSet, rollouts: Sequence[Rollout], hangs: Mapping[str, str]
 ) -> dict[str, dict[str, Any]]:
     """Return for each reward its mean, how often it failed and how first."""
-    found: dict[str, dict[str, Any]] = {}
+    by_reward: dict[str, dict[str, Any]] = {}
     for reward in rewards:
         name = reward.__name__
         known = [value for r in rollouts if (value := r.rewards.get(name)) is not None]
-        found[name] = {
+        by_reward[name] = {
             "mean": mean(known) if known else None,
             "failures": reward.failures,
             "completions": len(rollouts),
@@ -121,4 +121,4 @@ def _values(
             "hangs": name in hangs,
             "low": reward.floor,
         }
-    return found
+    return by_reward

@@ -54,8 +54,8 @@ class MemoryPlan:
     @property
     def peak(self) -> int:
         """Rollouts and updates take turns: the larger of the two counts."""
-        kept = self.base + self.optimizer
-        return kept + max(self.gradients + self.activations + self.allocator + self.logits, self.kv_cache)
+        resident = self.base + self.optimizer
+        return resident + max(self.gradients + self.activations + self.allocator + self.logits, self.kv_cache)
 
     def as_dict(self) -> dict[str, int]:
         """Return the parts and the peak in bytes."""
@@ -138,10 +138,10 @@ def _forward(base: Any, ids: Tensor, precision: Precision) -> Tensor:
     if ids.device.type == "meta":  # the model would look into the values of its positions for packed rows
         mask = torch.ones(1, 1, ids.shape[1], ids.shape[1], dtype=torch.bool, device=ids.device)
     with _autocast(base, precision):
-        found: Tensor = base(
+        hidden: Tensor = base(
             input_ids=ids, attention_mask=mask, use_cache=False, logits_to_keep=1
         ).logits.sum()
-    return found
+    return hidden
 
 
 def _kept(base: Any, tokens: int, precision: Precision, packed: bool) -> int:
@@ -231,8 +231,8 @@ def _head_bytes(base: Any, completions: int, precision: Precision) -> int:
         gradients = completions * int(weight.shape[1]) + weight.numel() * weight.requires_grad
         return rows * columns * precision.compute.itemsize + 4 * gradients
     chunk = min(CHUNK_ELEMENTS, completions * vocabulary) * 4
-    kept = completions * vocabulary * 4
-    return (kept if kept <= CACHE_BYTES else 0) + 2 * chunk
+    stored = completions * vocabulary * 4
+    return (stored if stored <= CACHE_BYTES else 0) + 2 * chunk
 
 
 def _head(base: Any) -> int:

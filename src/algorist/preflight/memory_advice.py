@@ -120,11 +120,11 @@ def memory_steps(
     if now.peak <= ROOM * limit:
         return []
     start = f"{stage} is planned to take {_gb(now.peak)} of {_gb(limit)} GB"
-    told: list[Step] = []
+    steps: list[Step] = []
     checkpointing = _with(recipe, stage, gradient_checkpointing=True)
     then = plan(checkpointing)
     if then.peak < now.peak:
-        told.append(
+        steps.append(
             Step(
                 "gradient_checkpointing",
                 f"gradient checkpointing: {_gb(then.peak)} GB, {_gb(now.peak - then.peak)} less, for a second forward "
@@ -136,8 +136,8 @@ def memory_steps(
         recipe = checkpointing
     recipe, batch = _smaller_batch(recipe, stage, plan, limit)
     now = plan(recipe)
-    told += [*batch, _smaller_model(recipe, config, plan, now, limit), _zero(now, limit)]
-    return [replace(told[0], why=f"{start}; {told[0].why}"), *told[1:]]
+    steps += [*batch, _smaller_model(recipe, config, plan, now, limit), _zero(now, limit)]
+    return [replace(steps[0], why=f"{start}; {steps[0].why}"), *steps[1:]]
 
 
 def measured_steps(recipe: Recipe, stage: Stage, memory: Mapping[str, int], limit: int) -> list[Step]:

@@ -40,7 +40,7 @@ def fit_pass_rates(right: Sequence[int], samples: int) -> PassRates:
     if not right or samples < 1 or not all(0 <= k <= samples for k in right):
         raise ValueError(f"expected counts in 0 … {samples}, got {list(right)[:8]}")
     mean = (sum(right) + 0.5) / (len(right) * samples + 1)
-    best, found = -math.inf, PassRates(mean, 1 - mean)
+    best, fitted = -math.inf, PassRates(mean, 1 - mean)
     for step in range(61):
         # a + b from 0.03 (all or nothing) to 1000 (all problems alike)
         spread = 10 ** (-1.5 + 4.5 * step / 60)
@@ -51,8 +51,8 @@ def fit_pass_rates(right: Sequence[int], samples: int) -> PassRates:
                 _log_beta(rates.a + k, rates.b + samples - k) - _log_beta(rates.a, rates.b) for k in right
             )
             if likelihood > best:
-                best, found = likelihood, rates
-    return found
+                best, fitted = likelihood, rates
+    return fitted
 
 
 def _log_beta(a: float, b: float) -> float:

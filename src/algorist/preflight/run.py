@@ -96,57 +96,57 @@ def preflight(
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
     sft, grpo = recipe.sft.enabled and model is None, recipe.grpo.enabled or model is not None
-    found = Preflight(memory_limit=memory_limit(), model=str(model) if model is not None else None)
+    result = Preflight(memory_limit=memory_limit(), model=str(model) if model is not None else None)
     if model is None:
-        found.planned, can_load = _plan_unloaded(recipe, device, found.memory_limit)
+        result.planned, can_load = _plan_unloaded(recipe, device, result.memory_limit)
         if not can_load:
-            found.batch = batch_arithmetic(recipe, len(data.train), len(data.sft))
-            found.advice = advise(recipe, found)
-            return found
+            result.batch = batch_arithmetic(recipe, len(data.train), len(data.sft))
+            result.advice = advise(recipe, result)
+            return result
     policy = _policy(recipe, data, form, device, model)
     data.train = fitting_problems(recipe.data.train, data.train, form, policy.tokenizer)
-    found.batch = batch_arithmetic(recipe, len(data.train), len(data.sft))
+    result.batch = batch_arithmetic(recipe, len(data.train), len(data.sft))
     if not sft:
-        found.batch.pop("sft", None)
-    found.prompts = prompt_lengths(recipe, data.train, policy, form)
-    found.golds = gold_coverage(data.train)
-    found.tokenization = tokenization_facts(
+        result.batch.pop("sft", None)
+    result.prompts = prompt_lengths(recipe, data.train, policy, form)
+    result.golds = gold_coverage(data.train)
+    result.tokenization = tokenization_facts(
         policy, form, data.train, data.sft if sft and recipe.sft.source == "prompt_response" else ()
     )
     prompts = [encode_prompt(form, policy.tokenizer, p.question) for p in data.train[:problems]]
     if out_of_vocabulary(policy, prompts):
-        found.advice = advise(recipe, found)
-        return found
+        result.advice = advise(recipe, result)
+        return result
     ends = time.monotonic() + 60 * minutes
-    if sft and trial and "sft" not in found.planned:
+    if sft and trial and "sft" not in result.planned:
         say(f"trying a few SFT steps ({_left(ends)})")
         until = ends - 60 * minutes * (2 / 3 if grpo else 0)  # the rest is for GRPO
-        found.sft = try_sft(recipe, policy, data.sft, form, device, until=until)
+        result.sft = try_sft(recipe, policy, data.sft, form, device, until=until)
     if grpo:
-        found.sampling = _sampled(
+        result.sampling = _sampled(
             recipe, data.train[:problems], policy, form, samples, ends - 20 * minutes * trial, say
         )
         looked = Look(
             policy,
-            data.train[: found.sampling["problems"]],
+            data.train[: result.sampling["problems"]],
             form,
             samples,
-            found.sampling["per_problem"],
+            result.sampling["per_problem"],
             sft,
             device,
             say,
         )
         if recipe.grpo.enabled:
-            found.extensions = plan.extensions.preview(looked)
-        hang = [name for name, told in found.sampling["rewards"].items() if told["hangs"]]
-        if trial and recipe.grpo.enabled and not hang and "grpo" not in found.planned:
+            result.extensions = plan.extensions.preview(looked)
+        hang = [name for name, values in result.sampling["rewards"].items() if values["hangs"]]
+        if trial and recipe.grpo.enabled and not hang and "grpo" not in result.planned:
             say(f"trying a few GRPO steps ({_left(ends)})")
-            found.grpo = try_grpo(
-                recipe, policy, data.train, form, device, lengths=found.sampling["tokens"], until=ends
+            result.grpo = try_grpo(
+                recipe, policy, data.train, form, device, lengths=result.sampling["tokens"], until=ends
             )
-    _plan_smaller(recipe, policy, found)
-    found.advice = advise(recipe, found)
-    return found
+    _plan_smaller(recipe, policy, result)
+    result.advice = advise(recipe, result)
+    return result
 
 
 def _sampled(
@@ -180,14 +180,14 @@ def _left(until: float) -> str:
     return f"{clock(max(0.0, until - time.monotonic()))} left"
 
 
-def _plan_smaller(recipe: Recipe, policy: Policy, found: Preflight) -> None:
+def _plan_smaller(recipe: Recipe, policy: Policy, result: Preflight) -> None:
     """Plan what to change for the stages that were tried and take too much."""
     for stage in STAGES:
-        tried = getattr(found, stage)
+        tried = getattr(result, stage)
         if not tried:
             continue
         memory = tried["memory"]
-        if max(memory["peak"], memory["measured_peak"]) <= ROOM * found.memory_limit:
+        if max(memory["peak"], memory["measured_peak"]) <= ROOM * result.memory_limit:
             continue
         weights = list(policy.model.parameters())
         try:
@@ -197,16 +197,16 @@ def _plan_smaller(recipe: Recipe, policy: Policy, found: Preflight) -> None:
                 policy.model.config,
                 dtype=weight_dtype(policy.model),
                 compute=compute_dtype(policy.model),
-                limit=found.memory_limit,
-                prompt_tokens=int(found.prompts["p99"]),
+                limit=result.memory_limit,
+                prompt_tokens=int(result.prompts["p99"]),
                 base_bytes=max(0, memory["base"] - sum(p.numel() * p.element_size() for p in weights)),
             )
         except Exception as error:  # as in ``_plan_unloaded``
             log.info("the changes for %s cannot be planned: %r", stage, error)
             steps = []
-        steps = steps or measured_steps(recipe, stage, memory, found.memory_limit)
+        steps = steps or measured_steps(recipe, stage, memory, result.memory_limit)
         if steps:
-            found.planned[stage] = [step.as_dict() for step in steps]
+            result.planned[stage] = [step.as_dict() for step in steps]
 
 
 def _plan_unloaded(recipe: Recipe, device: Any, limit: int) -> tuple[dict[str, list[dict[str, Any]]], bool]:
@@ -261,11 +261,11 @@ def _policy(
 def batch_arithmetic(recipe: Recipe, train: int, demonstrations: int) -> dict[str, Any]:
     """Return how many completions, problems and steps the settings amount to (one process)."""
     sft, grpo = recipe.sft, recipe.grpo
-    found: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
     if sft.enabled:
         per_step = sft.batch_size * sft.gradient_accumulation_steps
         steps = sft_steps(sft, demonstrations)
-        found["sft"] = {
+        numbers["sft"] = {
             "demonstrations": demonstrations,
             "demonstrations_per_step": per_step,
             "steps": steps,
@@ -275,7 +275,7 @@ def batch_arithmetic(recipe: Recipe, train: int, demonstrations: int) -> dict[st
         per_step = grpo.batch_size * grpo.gradient_accumulation_steps
         problems = per_step / grpo.group_size / grpo.num_iterations
         steps = grpo_steps(grpo, train)
-        found["grpo"] = {
+        numbers["grpo"] = {
             "problems": train,
             "completions_per_step": per_step,
             "problems_per_step": problems,
@@ -284,7 +284,7 @@ def batch_arithmetic(recipe: Recipe, train: int, demonstrations: int) -> dict[st
             "rollouts": int(steps * per_step / grpo.num_iterations),
             "passes": round(steps * problems / train, 3),
         }
-    return found
+    return numbers
 
 
 def prompt_lengths(

@@ -38,11 +38,11 @@ class Asked:
     stop_strings: tuple[str, ...] = ()
 
 
-def attach(tokenizer: Any, asked: Asked) -> None:
+def attach(tokenizer: Any, asking: Asked) -> None:
     """Make ``asked`` part of a tokenizer and of its chat template; both are saved with it."""
     from algorist.prompts.chat import encode_prompt  # it reads what is attached
 
-    form, own = asked.prompt_format, own_template(tokenizer)
+    form, own = asking.prompt_format, own_template(tokenizer)
     _set_template(tokenizer, own)
     tokenizer.init_kwargs[KEY] = {
         "prompt_format": form.name,
@@ -51,8 +51,8 @@ def attach(tokenizer: Any, asked: Asked) -> None:
         **({"template_kwargs": dict(form.template_kwargs)} if form.template_kwargs else {}),
         **({"system_role": form.system_role} if form.system_role != "system" else {}),
         **({"turns": form.turns.recorded()} if form.turns else {}),
-        "max_completion_tokens": asked.max_completion_tokens,
-        "stop_strings": list(asked.stop_strings),
+        "max_completion_tokens": asking.max_completion_tokens,
+        "stop_strings": list(asking.stop_strings),
     }
     if own is None:
         return
@@ -79,9 +79,9 @@ def own_template(tokenizer: Any) -> str | None:
 @lru_cache(maxsize=16)
 def _own(held: str, entry: str) -> str:
     with suppress(KeyError, TypeError, ValueError, AttributeError):  # damage is named by ``attached``
-        found = json.loads(entry)
-        if held in variants(str(found["template"]), _read(found).prompt_format):
-            return str(found["template"])
+        template = json.loads(entry)
+        if held in variants(str(template["template"]), _read(template).prompt_format):
+            return str(template["template"])
     return held
 
 
@@ -99,15 +99,15 @@ def attached(model: Any) -> Asked | None:
     if isinstance(model, Path):
         file = model / "tokenizer_config.json"
         try:
-            found = json.loads(file.read_text(encoding="utf-8")).get(KEY) if file.is_file() else None
+            stored = json.loads(file.read_text(encoding="utf-8")).get(KEY) if file.is_file() else None
         except DAMAGED:
             return None  # the loader says what is wrong with the file
     else:
-        found = getattr(model, "init_kwargs", {}).get(KEY)
-    if found is None:
+        stored = getattr(model, "init_kwargs", {}).get(KEY)
+    if stored is None:
         return None
     try:
-        return _read(found)
+        return _read(stored)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(
             f"tokenizer_config.json of the model has a damaged entry '{KEY}' ({error!r}); take the entry out and name the "
@@ -115,13 +115,13 @@ def attached(model: Any) -> Asked | None:
         ) from None
 
 
-def _read(found: Mapping[str, Any]) -> Asked:
-    if len(json.dumps(found)) > LONGEST:
+def _read(stored: Mapping[str, Any]) -> Asked:
+    if len(json.dumps(stored)) > LONGEST:
         raise ValueError(f"it has more than {LONGEST} characters")
-    name, tags, stops = found["prompt_format"], Tags(**found["tags"]), found["stop_strings"]
+    name, tags, stops = stored["prompt_format"], Tags(**stored["tags"]), stored["stop_strings"]
     form = FORMATS.get(name) if name in FORMATS.names() else PromptFormat(str(name), tags)
-    wording = {key: found[key] for key in _WORDING}
-    template = {key: found[key] for key in _TEMPLATE if key in found}
+    wording = {key: stored[key] for key in _WORDING}
+    template = {key: stored[key] for key in _TEMPLATE if key in stored}
     if not isinstance(template.get("template_kwargs", {}), dict):
         raise TypeError("expected template_kwargs as an object")
     texts = (
@@ -133,9 +133,9 @@ def _read(found: Mapping[str, Any]) -> Asked:
         wording["raw_template"], str | None
     ):
         raise TypeError("expected texts")
-    limit = found["max_completion_tokens"]
+    limit = stored["max_completion_tokens"]
     if not isinstance(limit, int) or not 1 <= limit <= 2**24:
         raise ValueError(f"max_completion_tokens is {limit!r}")
-    turns = found.get("turns")
+    turns = stored.get("turns")
     source = turn_source(turns, trusted=False) if turns is not None else None
     return Asked(replace(form, tags=tags, turns=source, **wording, **template), limit, tuple(stops))

@@ -56,8 +56,8 @@ class TurnSource(Protocol):
     def recorded(self) -> dict[str, Any]:
         """Return its settings as plain data."""
 
-    def asked(self, prompt_format: PromptFormat) -> PromptFormat:
-        """Return a prompt format with it, and with what the model must be told of it."""
+    def instructed(self, prompt_format: PromptFormat) -> PromptFormat:
+        """Return a prompt format with it, and with the instructions that the model needs for it."""
 
     def check(self) -> None:
         """Try it once; raises an AlgoristError where it cannot run."""
@@ -128,12 +128,12 @@ class PromptFormat:
         """Return the prompt of a question: chat messages, or the raw text of a raw format."""
         if self.raw_template is not None:
             return self.raw_template.replace("{question}", question.strip())
-        asked: Message = {"role": "user", "content": question.strip()}
+        last: Message = {"role": "user", "content": question.strip()}
         if not self.system_prompt:
-            return [asked]
+            return [last]
         if self.system_role == "user":
             return [{"role": "user", "content": f"{self.system_prompt}\n\n{question.strip()}"}]
-        return [{"role": "system", "content": self.system_prompt}, asked]
+        return [{"role": "system", "content": self.system_prompt}, last]
 
     def prefill(self) -> str:
         """Return the text that the prompt appends after the assistant header (chat formats only)."""
@@ -170,13 +170,13 @@ class PromptFormat:
         if reopened and not closed:
             head = unfinished
         reasoning = self._reasoning(head) if closed else None
-        found = decided(answer_blocks(tail, t.answer_open, t.answer_close), t.answer_open)
-        answer = found.answer
+        last_block = decided(answer_blocks(tail, t.answer_open, t.answer_close), t.answer_open)
+        answer = last_block.answer
         flags = {
             "no_reasoning": not reasoning,
             "unfinished_reasoning": bool(reopened),
             "answer_in_reasoning": t.answer_open in head or t.answer_open in unfinished,
-            "several_answers": found.ambiguous,
+            "several_answers": last_block.ambiguous,
             "unclosed_answer": answer is None and t.answer_open in tail,
             "repeated_tag": any(body.count(tag) > 1 for tag in t.all()),
             "text_before": not body.lstrip().startswith(t.reasoning_open),
@@ -218,19 +218,19 @@ def get_format(
     Raises:
         ConfigError: Unknown format or tag name, a repeated tag, or a raw text without its question or its opening tag.
     """
-    found = FORMATS.get(name)
+    form = FORMATS.get(name)
     if tags:
-        found = _with_tags(found, tags)
-    if not system_prompt or found.is_chat:
-        return found if system_prompt is None else replace(found, system_prompt=system_prompt.strip())
-    text, opening = system_prompt.strip(), found.tags.reasoning_open if found.prefilled_start else ""
+        form = _with_tags(form, tags)
+    if not system_prompt or form.is_chat:
+        return form if system_prompt is None else replace(form, system_prompt=system_prompt.strip())
+    text, opening = system_prompt.strip(), form.tags.reasoning_open if form.prefilled_start else ""
     if "{question}" not in text or not text.endswith(opening):
         ending = f" that ends with {opening}" if opening else ""
         raise ConfigError(
             f"prompt.system_prompt is set, but the prompt format {name} is raw text without a system message; give the whole prompt "
             f"with {{question}} where the question stands{ending}, or leave it out"
         )
-    return replace(found, raw_template=text)
+    return replace(form, raw_template=text)
 
 
 def missing_tags(prompt_format: PromptFormat) -> list[str]:
@@ -239,16 +239,16 @@ def missing_tags(prompt_format: PromptFormat) -> list[str]:
     return [tag for tag in prompt_format.tags.all() if tag not in text]
 
 
-def _with_tags(found: PromptFormat, tags: Mapping[str, str]) -> PromptFormat:
+def _with_tags(form: PromptFormat, tags: Mapping[str, str]) -> PromptFormat:
     for key in tags:
         if key not in _TAGS:
             raise ConfigError(
                 f"prompt.tags has the key '{key}'.{nearest(key, _TAGS)} Expected: {', '.join(_TAGS)}"
             )
-    new = replace(found.tags, **dict(tags))
-    system = found.system_prompt
+    new = replace(form.tags, **dict(tags))
+    system = form.system_prompt
     for name in _TAGS:
-        old = getattr(found.tags, name)
+        old = getattr(form.tags, name)
         if old:
             system = system.replace(old, getattr(new, name))
-    return replace(found, tags=new, system_prompt=system)
+    return replace(form, tags=new, system_prompt=system)

@@ -35,15 +35,15 @@ def recipe_format(recipe: Recipe) -> PromptFormat:
                 f"prompt.system_prompt_path: {section.system_prompt_path} is not UTF-8 (byte {error.start}); save it as "
                 "UTF-8, for instance with: iconv -f latin1 -t utf-8 FILE"
             ) from None
-    found = replace(
+    form = replace(
         get_format(section.format, system_prompt=system, tags=section.tags),
         template_kwargs=section.template_kwargs,
         system_role=section.system_role,
     )
-    found = Extensions.of(recipe).form(found)
+    form = Extensions.of(recipe).form(form)
     if recipe.model.name != "tiny" and not recipe.sft.enabled:
-        warn_of_missing_tags(found)
-    return found
+        warn_of_missing_tags(form)
+    return form
 
 
 def with_turns(prompt_format: PromptFormat, turns: Mapping[str, Any] | None) -> PromptFormat:
@@ -54,7 +54,7 @@ def with_turns(prompt_format: PromptFormat, turns: Mapping[str, Any] | None) -> 
         return replace(prompt_format, turns=None)
     source = turn_source(turns, trusted=True)
     source.check()
-    return source.asked(prompt_format)
+    return source.instructed(prompt_format)
 
 
 def warn_of_missing_tags(prompt_format: PromptFormat) -> None:
@@ -84,10 +84,10 @@ def how_to_ask(
         of_model: What the model itself carries (``prompts.attached``); it wins over the recipe.
         template_kwargs: Switches of the chat template that differ from those of the training.
     """
-    asked = _asked_before(recipe, name, of_model)
-    form = asked.prompt_format
+    asking = _asked_before(recipe, name, of_model)
+    form = asking.prompt_format
     switches = {**form.template_kwargs, **(template_kwargs or {})}
-    return replace(asked, prompt_format=replace(form, template_kwargs=switches))
+    return replace(asking, prompt_format=replace(form, template_kwargs=switches))
 
 
 def _asked_before(recipe: Recipe | None, name: str | None, of_model: Asked | None) -> Asked:
@@ -98,7 +98,7 @@ def _asked_before(recipe: Recipe | None, name: str | None, of_model: Asked | Non
         trained = replace(trained, prompt_format=own)
     if trained is not None and name in (None, trained.prompt_format.name):
         return trained
-    found = get_format(name or "reasoning_answer")
-    closing = found.tags.answer_close
-    stops = (closing,) if closing and not found.is_chat else ()  # raw text has no turn that could end
-    return Asked(found, trained.max_completion_tokens if trained else DEFAULT_TOKENS, stops)
+    form = get_format(name or "reasoning_answer")
+    closing = form.tags.answer_close
+    stops = (closing,) if closing and not form.is_chat else ()  # raw text has no turn that could end
+    return Asked(form, trained.max_completion_tokens if trained else DEFAULT_TOKENS, stops)

@@ -20,14 +20,14 @@ class QuestionOnly(PromptFormat):
         body = after_reasoning(text)
         if body is None:
             return Parsed(text.strip() or None, None, False, ("unfinished_reasoning",))
-        found, boxes = from_boxes(body)
-        if found.answer is None:
+        answer, boxes = from_boxes(body)
+        if answer.answer is None:
             flag = "unclosed_answer" if "\\boxed" in body and not boxes else "no_answer"
             return Parsed(text.strip() or None, None, False, (flag,))
         reasoning = text[: len(text) - len(body) + boxes[-1].command].strip()
         distinct = {body[box.start : box.end].strip() for box in boxes}
-        flags = ("several_answers",) if found.ambiguous else ()
-        return Parsed(reasoning or None, found.answer, len(distinct) == 1, flags)
+        flags = ("several_answers",) if answer.ambiguous else ()
+        return Parsed(reasoning or None, answer.answer, len(distinct) == 1, flags)
 
 
 QUESTION_ONLY = add_format(QuestionOnly(name="question_only", tags=Tags(), raw_template="{question}"))

@@ -29,9 +29,9 @@ def with_defaults(template: str, form: PromptFormat, *, prefill: bool, bos: bool
         pieces = " + ".join(
             map(_literal, form.raw_template.replace("{question}", "\0{question}\0").split("\0"))
         )
-        asked = pieces.replace(_literal("{question}"), "(message['content'] | trim)")
+        question = pieces.replace(_literal("{question}"), "(message['content'] | trim)")
         return (
-            start + "{% for message in messages %}{% if message['role'] == 'user' %}{{ " + asked + " }}"
+            start + "{% for message in messages %}{% if message['role'] == 'user' %}{{ " + question + " }}"
             "{% elif message['role'] == 'assistant' %}{{ message['content'] + eos_token }}{% endif %}{% endfor %}"
         )
     end = _literal(form.prefill()) if prefill else ""

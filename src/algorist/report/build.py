@@ -94,17 +94,17 @@ def embedded_json(value: Any) -> str:
     return text
 
 
-def interval(found: Interval | None, name: str = "", *, signed: bool = False) -> str:
+def interval(number: Interval | None, name: str = "", *, signed: bool = False) -> str:
     """Return ``62.0 % [56.1, 67.5]``, or ``+12.4 points [+7.0, +17.5]``; a dash for an evaluation that is not there."""
-    return "–" if found is None else found.text(name, signed=signed)
+    return "–" if number is None else number.text(name, signed=signed)
 
 
-def position(found: Interval) -> dict[str, float]:
+def position(number: Interval) -> dict[str, float]:
     """Return where a share and its interval lie on a bar, in percent of its width."""
-    low = found.value if math.isnan(found.low) else found.low
-    high = found.value if math.isnan(found.high) else found.high
+    low = number.value if math.isnan(number.low) else number.low
+    high = number.value if math.isnan(number.high) else number.high
     return {
-        "value": round(100 * found.value, 2),
+        "value": round(100 * number.value, 2),
         "low": round(100 * low, 2),
         "width": round(100 * (high - low), 2),
     }

@@ -94,15 +94,15 @@ def _evaluation(artifact: Artifact) -> dict[str, Any]:
     }
 
 
-def _protocol(told: dict[str, Any]) -> str:
+def _protocol(record: dict[str, Any]) -> str:
     """Return how an evaluation was done, in words."""
-    samples = told.get("samples") or 0
+    samples = record.get("samples") or 0
     parts = [
         "one greedy completion per problem"
-        + (f" and {samples} sampled at temperature {told.get('temperature', 1):g}" if samples else ""),
-        f"prompt format {told['prompt_format']}" if "prompt_format" in told else "",
-        f"up to {told['max_completion_tokens']} tokens" if "max_completion_tokens" in told else "",
-        f"matcher {told['matcher']}" if "matcher" in told else "",
+        + (f" and {samples} sampled at temperature {record.get('temperature', 1):g}" if samples else ""),
+        f"prompt format {record['prompt_format']}" if "prompt_format" in record else "",
+        f"up to {record['max_completion_tokens']} tokens" if "max_completion_tokens" in record else "",
+        f"matcher {record['matcher']}" if "matcher" in record else "",
     ]
     return ", ".join(part for part in parts if part)
 
@@ -112,14 +112,14 @@ def facts(run: RunFolder, lines: Sequence[dict[str, Any]]) -> str:
     values = read_settings(run.path)
     times = [float(line["time"]) for line in lines if isinstance(line.get("time"), (int, float))]
     took = max(times) - min(times) if len(times) > 1 else 0.0
-    told = {
+    shown = {
         "recipe": values.get("name"),
         "model": values.get("model.name"),
         "data": values.get("data.train.name"),
         "seed": values.get("seed"),
         "training": clock(took) if took else None,
     }
-    return printable(" · ".join(f"{key} {value}" for key, value in told.items() if value is not None))
+    return printable(" · ".join(f"{key} {value}" for key, value in shown.items() if value is not None))
 
 
 def _verdict(run: RunFolder) -> list[tuple[str, str]]:
@@ -141,7 +141,7 @@ def compared(first: Artifact, second: Artifact) -> dict[str, Any]:
 
 def _breakdowns(last: Sequence[Artifact]) -> list[dict[str, Any]]:
     """Return greedy accuracy by subject, level and dataset, where there is more than one value of it."""
-    found = []
+    breakdowns = []
     for by in ("subject", "level", "dataset"):
         parts = [breakdown(a.samples, by) if any(by in r for r in a.samples) else {} for a in last]
         values = list(dict.fromkeys(v for part in parts for v in part))
@@ -150,8 +150,8 @@ def _breakdowns(last: Sequence[Artifact]) -> list[dict[str, Any]]:
                 (printable(v), [part[v]["greedy_accuracy"] if v in part else None for part in parts])
                 for v in values
             ]
-            found.append({"by": by, "names": [a.name for a in last], "rows": rows})
-    return found
+            breakdowns.append({"by": by, "names": [a.name for a in last], "rows": rows})
+    return breakdowns
 
 
 def _pairs(main: Sequence[Artifact]) -> dict[str, Any]:
@@ -194,19 +194,19 @@ def _rollouts(run: RunFolder) -> dict[str, Any]:
     )
     total = sum(g["n"] for g in groups)
     steps = list(dict.fromkeys((g["stage"], g["step"]) for g in groups))
-    chosen = _spread(steps, STEPS_SHOWN)
+    shown_steps = _spread(steps, STEPS_SHOWN)
     # Round by round: the first group of every chosen step, then the second …: a full budget covers all chosen steps.
-    of_step: dict[Any, list[dict[str, Any]]] = {key: [] for key in chosen}
+    of_step: dict[Any, list[dict[str, Any]]] = {key: [] for key in shown_steps}
     for group in groups:
         if (group["stage"], group["step"]) in of_step:
             of_step[group["stage"], group["step"]].append(group)
     rows: list[dict[str, Any]] = []
     prompts: dict[str, int] = {}
     used = 0
-    for wanted in itertools.zip_longest(*of_step.values()):
-        for found in _groups_of(run, [g for g in wanted if g is not None]):
+    for places in itertools.zip_longest(*of_step.values()):
+        for rollouts_of_group in _groups_of(run, [g for g in places if g is not None]):
             before = len(prompts)
-            block = [_rollout(r, prompts) for r in found[:32]]
+            block = [_rollout(r, prompts) for r in rollouts_of_group[:32]]
             used += sum(map(_weight, [*block, *list(prompts)[before:]]))
             if used > ROLLOUT_CHARACTERS:
                 break
@@ -218,22 +218,22 @@ def _rollouts(run: RunFolder) -> dict[str, Any]:
         "rows": rows,
         "prompts": list(prompts),
         "all": total,
-        "steps": len(chosen),
+        "steps": len(shown_steps),
         "all_steps": len(steps),
     }
 
 
-def _groups_of(run: RunFolder, wanted: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+def _groups_of(run: RunFolder, places: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """Return the rollouts of the given groups, group by group."""
-    wanted_steps = sorted({g["step"] for g in wanted})
-    numbers = sorted({g["group"] for g in wanted if g["group"] is not None})
+    wanted_steps = sorted({g["step"] for g in places})
+    numbers = sorted({g["group"] for g in places if g["group"] is not None})
     marks = ", ".join("?" * len(wanted_steps))
     rows = query(
         run.path,
         f'SELECT * FROM rollouts WHERE step IN ({marks}) AND (len(?::BIGINT[]) = 0 OR list_contains(?, "group"))',
         [*wanted_steps, numbers, numbers],
     )
-    keys: dict[Any, list[dict[str, Any]]] = {(g["stage"], g["step"], g["group"]): [] for g in wanted}
+    keys: dict[Any, list[dict[str, Any]]] = {(g["stage"], g["step"], g["group"]): [] for g in places}
     for row in rows:
         key = (row["stage"], row["step"], row["group"])
         if key in keys:
@@ -262,7 +262,7 @@ def _rollout(row: dict[str, Any], prompts: dict[str, int]) -> dict[str, Any]:
 
 def _hardware(lines: Sequence[dict[str, Any]]) -> dict[str, str]:
     """Return one line on what the run took of the machine, from the ``hardware/…`` numbers of its metrics."""
-    told = []
+    facts = []
     ram = ("ram_gb", "ram_peak_gb")  # with its children, but at the lines only; between them, but alone
     for names, text, mean in (
         (ram, "RAM up to {:.2f} GB", False),
@@ -270,11 +270,11 @@ def _hardware(lines: Sequence[dict[str, Any]]) -> dict[str, str]:
         (("gpu_memory_peak_gb",), "GPU memory up to {:.2f} GB", False),
         (("gpu_percent",), "GPU {:.0f} % busy in the mean", True),
     ):
-        found = [line.get(f"hardware/{name}") for line in lines for name in names]
-        values = [v for v in found if isinstance(v, (int, float))]
+        measured = [line.get(f"hardware/{name}") for line in lines for name in names]
+        values = [v for v in measured if isinstance(v, (int, float))]
         if values:
-            told.append(text.format(sum(values) / len(values) if mean else max(values)))
-    return {"use of hardware": ", ".join(told)} if told else {}
+            facts.append(text.format(sum(values) / len(values) if mean else max(values)))
+    return {"use of hardware": ", ".join(facts)} if facts else {}
 
 
 def _reproduce(run: RunFolder, environment: dict[str, Any]) -> list[str]:

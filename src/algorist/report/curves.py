@@ -110,7 +110,7 @@ def charts(lines: Sequence[dict[str, Any]], stage: str) -> list[dict[str, Any]]:
     """Return the charts of a stage that have at least two points: title, note, share, curves with x and y lists."""
     series = metric_series(lines, stage)
     taken: set[str] = set()
-    found = []
+    plots = []
     for chart in CHARTS:
         curves = []
         for name in [n for p in chart.patterns for n in sorted(series) if fnmatchcase(n, p)]:
@@ -120,8 +120,8 @@ def charts(lines: Sequence[dict[str, Any]], stage: str) -> list[dict[str, Any]]:
             if (curve := curve_of(short_label(name, chart.strip), *series[name])) is not None:
                 curves.append(curve)
         if curves:
-            found.append(chart.drawn(curves[:8]))
-    return found
+            plots.append(chart.drawn(curves[:8]))
+    return plots
 
 
 def curve_of(label: str, x: Sequence[int], y: Sequence[float]) -> dict[str, Any] | None:
@@ -148,20 +148,20 @@ def thin(x: Sequence[int], y: Sequence[float], points: int = POINTS) -> tuple[li
 def phases(lines: Sequence[dict[str, Any]], stage: str) -> dict[str, float]:
     """Return the seconds that a stage spent in each phase: ``time/PHASE_s`` metrics and the rest of ``time/step_s``."""
     series = metric_series(lines, stage)
-    found = {
+    seconds = {
         name.removeprefix("time/").removesuffix("_s"): math.fsum(y)
         for name, (_, y) in series.items()
         if name.startswith("time/") and name != "time/step_s"
     }
     total = math.fsum(series["time/step_s"][1]) if "time/step_s" in series else 0.0
-    if total > sum(found.values()) > 0:
-        found["other"] = total - sum(found.values())
-    return found
+    if total > sum(seconds.values()) > 0:
+        seconds["other"] = total - sum(seconds.values())
+    return seconds
 
 
 def metric_series(lines: Sequence[dict[str, Any]], stage: str) -> dict[str, tuple[list[int], list[float]]]:
     """Return (steps, values) of each metric of a stage; null and non-numbers are left out."""
-    found: dict[str, tuple[list[int], list[float]]] = {}
+    series: dict[str, tuple[list[int], list[float]]] = {}
     for line in lines:
         step = line.get("step")
         if line.get("stage") != stage or not isinstance(step, int):
@@ -169,10 +169,10 @@ def metric_series(lines: Sequence[dict[str, Any]], stage: str) -> dict[str, tupl
         for name, value in line.items():
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if number and math.isfinite(value) and name not in ("step", "time"):
-                x, y = found.setdefault(name, ([], []))
+                x, y = series.setdefault(name, ([], []))
                 x.append(step)
                 y.append(float(value))
-    return found
+    return series
 
 
 def short_label(name: str, strip: tuple[str, ...]) -> str:

@@ -41,10 +41,10 @@ def version_of(folder: RunFolder) -> str:
 
 def _stat(file: Any) -> tuple[int, int] | None:
     try:
-        found = file.stat()
+        stat = file.stat()
     except OSError:  # a temporary file that was renamed
         return None
-    return found.st_size, found.st_mtime_ns
+    return stat.st_size, stat.st_mtime_ns
 
 
 class LivePage:

@@ -95,7 +95,7 @@ def _charts(
 ) -> list[dict[str, Any]]:
     """Return one chart per metric with a curve for each run that has it."""
     series = [metric_series(of_run, stage) for of_run in lines]
-    found = []
+    plots = []
     for chart in CHARTS:
         metric_names = sorted(
             {n for of_run in series for n in of_run if any(fnmatchcase(n, p) for p in chart.patterns)}
@@ -112,13 +112,13 @@ def _charts(
                 else f"{chart.title}: {short_label(metric, chart.strip)}"
             )
             if curves:
-                found.append(chart.drawn(curves) | {"title": title})
-    return found
+                plots.append(chart.drawn(curves) | {"title": title})
+    return plots
 
 
 def _last(folder: RunFolder) -> Artifact | None:
-    there = artifact_names(folder.evaluations)
-    name = next((stage for stage in reversed(EVALUATED) if stage in there), None)
+    names = artifact_names(folder.evaluations)
+    name = next((stage for stage in reversed(EVALUATED) if stage in names), None)
     return read_artifact(folder.evaluations, name) if name else None
 
 

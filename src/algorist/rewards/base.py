@@ -318,8 +318,8 @@ class Reward:
             self.first_failure = (
                 said if isinstance(error, RuntimeError) else f"{type(error).__name__}: {said}"
             )
-            told = "reward '%s' failed: %s; such completions get its floor %g and are counted (shown once)"
-            log.warning(told, self.name, self.first_failure, self.floor, exc_info=error)
+            warning = "reward '%s' failed: %s; such completions get its floor %g and are counted (shown once)"
+            log.warning(warning, self.name, self.first_failure, self.floor, exc_info=error)
         self.failures += 1
         return self.floor
 

@@ -21,13 +21,13 @@ def with_names_of_now(line: dict[str, Any]) -> dict[str, Any]:
     """Return a line of ``metrics.jsonl`` under the names of now; a quantity that has both names keeps its value of now."""
     if not any(name in FORMER or name.startswith("reward/") for name in line):
         return line
-    found: dict[str, Any] = {}
+    renamed: dict[str, Any] = {}
     for name, value in line.items():
         if name in FORMER:
-            found.setdefault(FORMER[name], line.get(FORMER[name], value))
+            renamed.setdefault(FORMER[name], line.get(FORMER[name], value))
         elif name.startswith("reward/"):
             now = f"rewards/{name.removeprefix('reward/')}/mean"
-            found.setdefault(now, line.get(now, value))
+            renamed.setdefault(now, line.get(now, value))
         elif name != "frac_reward_zero_std" or "groups/useful_share" not in line:
-            found[name] = value
-    return found
+            renamed[name] = value
+    return renamed

@@ -224,14 +224,14 @@ def _rows_at(connection: duckdb.DuckDBPyConnection, keys: list[tuple[str, int]])
     numbers: dict[str, list[int]] = {}
     for name, number in keys:
         numbers.setdefault(name, []).append(number)
-    found: dict[tuple[str, int], dict[str, Any]] = {}
-    for name, wanted in numbers.items():
+    rows: dict[tuple[str, int], dict[str, Any]] = {}
+    for name, places in numbers.items():
         source = f"read_parquet({_quoted(name)}, file_row_number = true)" if name else "_tail"
-        listed = ", ".join(str(int(n)) for n in wanted)
+        listed = ", ".join(str(int(n)) for n in places)
         sql = f"SELECT {_COLUMNS}, file_row_number FROM {source} WHERE file_row_number IN ({listed})"
         for row in _fetch(connection, sql):
-            found[name, row.pop("file_row_number")] = row
-    return [found[key] for key in keys]
+            rows[name, row.pop("file_row_number")] = row
+    return [rows[key] for key in keys]
 
 
 def _check_select(sql: str) -> None:

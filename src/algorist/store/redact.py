@@ -139,8 +139,8 @@ class RedactSecrets(logging.Filter):
         """Redact the message and the traceback in place and let the record pass."""
         record.msg, record.args = redact(_shortened(record.getMessage())), ()
         if record.exc_info and record.exc_info[1] is not None:
-            told = "".join(traceback.format_exception(record.exc_info[1], limit=-30))
-            record.exc_text, record.exc_info = redact(_shortened(told)), None
+            trace = "".join(traceback.format_exception(record.exc_info[1], limit=-30))
+            record.exc_text, record.exc_info = redact(_shortened(trace)), None
         return True
 
 

@@ -142,8 +142,8 @@ def upgraded(table: pyarrow.Table) -> pyarrow.Table:
         else pyarrow.nulls(table.num_rows, field.type)
         for field in SCHEMA
     ]
-    found = pyarrow.table(arrays, schema=SCHEMA)
+    completed = pyarrow.table(arrays, schema=SCHEMA)
     for name, column in columns.items():
         if name not in SCHEMA.names:
-            found = found.append_column(name, column)
-    return found
+            completed = completed.append_column(name, column)
+    return completed

@@ -74,8 +74,8 @@ class RunFolder:
         if not (path / "config.yaml").is_file():
             beside = path if path.is_dir() else path.parent
             near = sorted(p.parent.name for p in beside.glob("*/config.yaml"))[:5] if beside.is_dir() else []
-            there = f"; runs in {beside}: {', '.join(near)}" if near else ""
-            raise CheckpointError(f"{path} is not a run folder (config.yaml is missing){there}")
+            others = f"; runs in {beside}: {', '.join(near)}" if near else ""
+            raise CheckpointError(f"{path} is not a run folder (config.yaml is missing){others}")
         return cls(path)
 
     def has_begun(self) -> bool:
@@ -165,10 +165,10 @@ class RunFolder:
 
     def stages(self) -> dict[str, Any]:
         """Return finished stages and their results, in the order they were finished."""
-        found = self.read_json("stages.json")
-        if found is not None and not isinstance(found, dict):
+        record = self.read_json("stages.json")
+        if record is not None and not isinstance(record, dict):
             raise CheckpointError(f"{self.path / 'stages.json'} is damaged; expected an object of stages")
-        return found or {}
+        return record or {}
 
     def is_finished(self, stage: str) -> bool:
         """Tell whether a stage is finished."""
@@ -247,20 +247,20 @@ def environment() -> dict[str, Any]:
 
 def started_as() -> str:
     """Return one line about this process for the log: command, versions, machine."""
-    found = environment()
+    record = environment()
     versions = ", ".join(
-        f"{name} {found['versions'][name]}" for name in LIBRARIES[:4] if name in found["versions"]
+        f"{name} {record['versions'][name]}" for name in LIBRARIES[:4] if name in record["versions"]
     )
-    return f"{found['command']} · {versions} · Python {found['python']} · {found['cores']} cores, {found['processor']}"
+    return f"{record['command']} · {versions} · Python {record['python']} · {record['cores']} cores, {record['processor']}"
 
 
 @cache
 def _versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for name in LIBRARIES:
         with suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            versions[name] = importlib.metadata.version(name)
+    return versions
 
 
 def _processor() -> str:

@@ -259,6 +259,6 @@ class _NoRepeats(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the message differs from the one before."""
-        told = record.getMessage().removeprefix("warning: ")
-        repeated, self.last = told == self.last, told
+        message = record.getMessage().removeprefix("warning: ")
+        repeated, self.last = message == self.last, message
         return not repeated

@@ -18,8 +18,8 @@ START = "start"
 
 def checkpoints(stage: Path) -> list[Path]:
     """Return the ``checkpoint-N`` folders of a stage, newest first, damaged ones included."""
-    found = [p for p in stage.glob("checkpoint-*") if p.is_dir() and p.name.rpartition("-")[2].isdigit()]
-    return sorted(found, key=step_of, reverse=True)
+    folders = [p for p in stage.glob("checkpoint-*") if p.is_dir() and p.name.rpartition("-")[2].isdigit()]
+    return sorted(folders, key=step_of, reverse=True)
 
 
 def step_of(checkpoint: Path) -> int:

@@ -30,8 +30,8 @@ def sign(run: Path) -> None:
 def is_ours(run: Path) -> bool:
     """Return whether ``config.yaml`` is as this user wrote it on this machine."""
     try:
-        found = (run / ".origin").read_text(encoding="ascii")
-        return hmac.compare_digest(found, _signature(run, _key(make=False)))
+        origin = (run / ".origin").read_text(encoding="ascii")
+        return hmac.compare_digest(origin, _signature(run, _key(make=False)))
     except (OSError, ValueError, TypeError):
         return False
 
@@ -50,7 +50,7 @@ def code_in(settings: Any, *, model_only: bool = False, key: str = "") -> list[s
         return [f"{key}={settings}"]
     else:
         return [f"{key}=true"] if settings is True and key.endswith("trust_remote_code") else []
-    return [found for name, item in parts for found in code_in(item, model_only=model_only, key=name)]
+    return [entry for name, item in parts for entry in code_in(item, model_only=model_only, key=name)]
 
 
 def refuse_foreign_code(run: Path, code: list[str]) -> None:

@@ -90,11 +90,11 @@ class RolloutWriter:
                 pyarrow.compute.less(keys["step"], step),
                 pyarrow.compute.not_equal(pyarrow.compute.fill_null(keys["stage"], self.stage), self.stage),
             )
-            kept = pyarrow.compute.sum(keep).as_py() or 0
-            if kept == 0:
+            remaining = pyarrow.compute.sum(keep).as_py() or 0
+            if remaining == 0:
                 path.unlink()
                 sync_folder(self.folder)
-            elif kept < keys.num_rows:
+            elif remaining < keys.num_rows:
                 _write_table(read_part(path).filter(keep), path)
         self._load_tail()
 

@@ -29,7 +29,7 @@ class ToolUse(Extension):
         self.failing = FailingBatches()
 
     def form(self, form: PromptFormat) -> PromptFormat:
-        return self.source.asked(form)
+        return self.source.instructed(form)
 
     def check(self, plan: Any) -> Iterable[str]:
         self.source.check()

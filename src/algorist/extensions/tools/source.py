@@ -119,7 +119,7 @@ class Tools:
         tools = {"tools": self.section.model_dump()} if self.section else {}
         return {"kind": "tools", **tools, **({"environment": self.environment} if self.environment else {})}
 
-    def asked(self, prompt_format: PromptFormat) -> PromptFormat:
+    def instructed(self, prompt_format: PromptFormat) -> PromptFormat:
         system = "\n".join(filter(None, [prompt_format.system_prompt, self.instructions()]))
         switches = dict(prompt_format.template_kwargs)
         if self.section is not None and self.section.format == "chat" and self.section.instructions:

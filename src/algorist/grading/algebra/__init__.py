@@ -30,8 +30,8 @@ def read(text: str) -> Node:
         return num(value)
     try:
         readings = several_readings(text) or (text,)
-        found = tuple(canonical(parse(respelled(one))) for one in readings)
-        return found[0] if len(found) == 1 else ("either", found)
+        trees = tuple(canonical(parse(respelled(one))) for one in readings)
+        return trees[0] if len(trees) == 1 else ("either", trees)
     except RecursionError:
         raise Unreadable("nested too deep", "too_large") from None
     except (ArithmeticError, ValueError):
@@ -62,7 +62,7 @@ def equal(answer: Node, gold: Node, *, tolerance: float | None = None, length: i
         return same
 
     try:
-        return compare.equal(compare.asked(answer, gold), gold, scalar)
+        return compare.equal(compare.without_question(answer, gold), gold, scalar)
     except RecursionError:
         raise Unreadable("nested too deep", "too_large") from None
     except (ArithmeticError, ValueError):

@@ -272,10 +272,10 @@ def _equation(terms: Sequence[Node]) -> Node:
     if name is not None and len(values) == 1:
         return ("equals", name, values[0])
     if len(values) > 1:
-        told = [equal(values[0], other, quick) for other in values[1:]]
+        verdicts = [equal(values[0], other, quick) for other in values[1:]]
         constant = not any(symbols(v) for v in values)
-        if (constant or name is not None or all(told)) and False not in told:
-            last: Node = values[-1] if all(told) else ("chain", tuple(values))
+        if (constant or name is not None or all(verdicts)) and False not in verdicts:
+            last: Node = values[-1] if all(verdicts) else ("chain", tuple(values))
             return ("equals", name, last) if name else last
     if name is None and len(values) == 2 and all(is_scalar(v) for v in values):
         return ("equation", add([values[0], neg(values[1])]), *values)

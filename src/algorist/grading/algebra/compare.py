@@ -63,17 +63,17 @@ def _unordered(a: Sequence[Node], b: Sequence[Node], scalar: Scalar, *, as_set: 
     left = list(b)
     unsure = False
     for one in a:
-        found: int | None = None
+        partner: int | None = None
         for place, other in enumerate(left):
-            told = equal(one, other, scalar)
-            if told:
-                found = place
+            verdict = equal(one, other, scalar)
+            if verdict:
+                partner = place
                 break
-            unsure = unsure or told is None
-        if found is None:
+            unsure = unsure or verdict is None
+        if partner is None:
             return None if unsure else False
         if not as_set:
-            left.pop(found)
+            left.pop(partner)
     if as_set:
         for other in b:
             told_all = [equal(other, one, scalar) for one in a]
@@ -245,8 +245,8 @@ def _same_name(a: Node, b: Node) -> bool:
     return (a[0] == "name") != (b[0] == "name")
 
 
-def asked(answer: Node, gold: Node) -> Node:
-    """Return the right side of ``m + n = 113`` where the gold is a bare number: the left side only says what was asked."""
+def without_question(answer: Node, gold: Node) -> Node:
+    """Return the right side of ``m + n = 113`` where the gold is a bare number: the left side only repeats the question."""
     if answer[0] != "equation" or not is_scalar(gold) or symbols(gold):
         return answer
     left, right = answer[2], answer[3]
@@ -266,12 +266,12 @@ def _without_numbers(node: Node) -> bool:
 
 def _chained(a: Node, b: Node, scalar: Scalar) -> bool | None:
     """A chain of equal values says its last one, if its parts are equal indeed."""
-    told: list[bool | None] = []
+    verdicts: list[bool | None] = []
     for node in (a, b):
         if node[0] == "chain":
-            told += [equal(node[1][0], other, scalar) for other in node[1][1:]]
+            verdicts += [equal(node[1][0], other, scalar) for other in node[1][1:]]
     left, right = (n[1][-1] if n[0] == "chain" else n for n in (a, b))
-    return _all([*told, equal(left, right, scalar)])
+    return _all([*verdicts, equal(left, right, scalar)])
 
 
 def _difference(node: Node) -> Node:
@@ -342,11 +342,11 @@ def _quantities(a: Node, b: Node, scalar: Scalar) -> bool | None:
             return equal(measured, ("quantity", bare[1][0], unit), scalar)
     if not is_scalar(bare):
         return False
-    told = scalar(measured[1], bare)
-    if told is not True and measured[2] == PERCENT:
+    verdict = scalar(measured[1], bare)
+    if verdict is not True and measured[2] == PERCENT:
         part = scalar(mul([num(Fraction(1, 100)), measured[1]]), bare)
-        return part if part is not False else told
-    return told
+        return part if part is not False else verdict
+    return verdict
 
 
 def _general(a: Node, b: Node, scalar: Scalar) -> bool | None:

@@ -40,12 +40,12 @@ def has_steps(node: Node) -> bool:
     return _occurs(node, lambda one: len(one) == 3 and one[0] == "fn" and one[1] in _STEPS)
 
 
-def _occurs(node: Node, wanted: Callable[[Node], bool]) -> bool:
+def _occurs(node: Node, holds: Callable[[Node], bool]) -> bool:
     stack: list[object] = [node]
     while stack:
         one = stack.pop()
         if isinstance(one, tuple):
-            if wanted(one):
+            if holds(one):
                 return True
             stack.extend(one)
     return False

@@ -64,13 +64,13 @@ def _spelled(token: Token) -> str:
 
 def _named(text: str) -> str | None:
     """Return one spelling of a name, or None; ``f'(x)`` and ``dy/dx`` are ``y'/x``."""
-    if found := _DERIVATIVE.fullmatch(text):
-        letter = found["y"] or found["f"] or found["z"] or "y"
-        of = "" if found["f"] else found["of"] or ""
-        return f"{'y' if letter == 'f' else letter}'/{found['x'] or found['t']}{of}"
-    if found := _PRIMES.fullmatch(text):
-        of = f"/{found['x'][1:-1]}" if found["x"] else ""
-        return ("y" if found["f"] == "f" else found["f"]) + found["p"] + of
+    if match := _DERIVATIVE.fullmatch(text):
+        letter = match["y"] or match["f"] or match["z"] or "y"
+        of = "" if match["f"] else match["of"] or ""
+        return f"{'y' if letter == 'f' else letter}'/{match['x'] or match['t']}{of}"
+    if match := _PRIMES.fullmatch(text):
+        of = f"/{match['x'][1:-1]}" if match["x"] else ""
+        return ("y" if match["f"] == "f" else match["f"]) + match["p"] + of
     if not _PURE.fullmatch(text):
         return None
     if text.startswith(("m{angle", "mangle")):

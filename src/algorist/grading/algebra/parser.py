@@ -69,7 +69,7 @@ class Parser(Atoms):
         return str(self.step().value) if kind == "text" and value in words else ""
 
     def items(self) -> Node:
-        found = [self.union()]
+        nodes = [self.union()]
         words: set[str] = set()
         one_number = self._may_be_decimal()
         while True:
@@ -81,13 +81,13 @@ class Parser(Atoms):
                     raise Unreadable("an open list")
             else:
                 break
-            found.append(self.union())
-        if len(found) == 1:
-            return found[0]
-        if words == {"and"} and len(found) == 2 and (joined := _joined(*found)):
-            return ("either", (joined, ("list", ",", tuple(found))))
-        word = "or" if "or" in words or "and/or" in words else "" if one_number and len(found) == 2 else ","
-        return ("list", word, tuple(found))
+            nodes.append(self.union())
+        if len(nodes) == 1:
+            return nodes[0]
+        if words == {"and"} and len(nodes) == 2 and (joined := _joined(*nodes)):
+            return ("either", (joined, ("list", ",", tuple(nodes))))
+        word = "or" if "or" in words or "and/or" in words else "" if one_number and len(nodes) == 2 else ","
+        return ("list", word, tuple(nodes))
 
     def _may_be_decimal(self) -> bool:
         """Say whether ``12,5`` stands here: two numbers, or one with a decimal comma."""

@@ -76,13 +76,13 @@ def _union(parts: list[list[Cut] | None]) -> list[Cut] | None:
         if part is None:
             return None
         spans += zip(part[::2], part[1::2], strict=True)
-    found: list[Cut] = []
+    cuts: list[Cut] = []
     for start, end in sorted(spans):
-        if found and start <= found[-1]:
-            found[-1] = max(found[-1], end)
+        if cuts and start <= cuts[-1]:
+            cuts[-1] = max(cuts[-1], end)
         else:
-            found += [start, end]
-    return found
+            cuts += [start, end]
+    return cuts
 
 
 def _outside(cuts: list[Cut] | None) -> list[Cut] | None:

@@ -65,12 +65,12 @@ _INCHES = re.compile(
 )
 
 
-def _choice(found: re.Match[str]) -> str:
+def _choice(match: re.Match[str]) -> str:
     """Return ``C(n, k)`` and its like as a binomial, ``P(n, k)`` as its value; a point as it is written."""
-    of, chosen = (int(n) for n in found.groups() if n and n.isdigit())
-    if chosen > of or ("P" in found.groups() and chosen > 50):
-        return found[0]
-    return str(math.perm(of, chosen)) if "P" in found.groups() else f"\\binom{{{of}}}{{{chosen}}}"
+    of, below = (int(n) for n in match.groups() if n and n.isdigit())
+    if below > of or ("P" in match.groups() and below > 50):
+        return match[0]
+    return str(math.perm(of, below)) if "P" in match.groups() else f"\\binom{{{of}}}{{{below}}}"
 
 
 def several_readings(text: str) -> tuple[str, ...]:
@@ -92,26 +92,26 @@ def _over_integers(text: str) -> str:
         name = f"{family[1]} = " if family[1] else ""
         return f"{name}{family[2]}, {family[3]} \\in \\mathbb{{Z}}"
     flat = _FLAT.sub(r" \1 ", text)
-    found = _CLAUSE.search(flat)
-    head = flat[: found.start()] if found else ""
-    letter = next((c for c in found.groups() if c), "") if found else ""
+    clause = _CLAUSE.search(flat)
+    head = flat[: clause.start()] if clause else ""
+    letter = next((c for c in clause.groups() if c), "") if clause else ""
     if not letter or letter not in re.sub(r"\\[a-zA-Z]+|[a-zA-Z]{3,}", " ", head):
         return text
     return f"{head}, {letter} \\in \\mathbb{{Z}}"
 
 
-def _base(found: re.Match[str]) -> str:
-    digits, spelled = found[1] or found[2], found[3] or found[4] or found[5] or ""
+def _base(match: re.Match[str]) -> str:
+    digits, spelled = match[1] or match[2], match[3] or match[4] or match[5] or ""
     base = spelled if spelled.isdigit() else number_in_words(spelled)
-    return f"{digits}_" if digits else f"_{{{base}}}" if base else found[0]
+    return f"{digits}_" if digits else f"_{{{base}}}" if base else match[0]
 
 
-def _inches(found: re.Match[str]) -> str:
-    return f"\\text{{ {'square ' if found[1] else ''}inch}}"
+def _inches(match: re.Match[str]) -> str:
+    return f"\\text{{ {'square ' if match[1] else ''}inch}}"
 
 
-def _rows(found: re.Match[str]) -> str:
-    rows = [re.sub(r",?\s*&", " ", row).strip(" ,\n") for row in found[2].split("\\\\")]
+def _rows(match: re.Match[str]) -> str:
+    rows = [re.sub(r",?\s*&", " ", row).strip(" ,\n") for row in match[2].split("\\\\")]
     return ", ".join(row for row in rows if row)
 
 

@@ -130,16 +130,16 @@ class Tokenizer:
             match = _TOKEN.match(text, position)
             if match is None:
                 raise Unreadable(f"the character {text[position]!r}")
-            kind, found = match.lastgroup or "", match[0]
+            kind, symbol = match.lastgroup or "", match[0]
             position = match.end()
             if kind == "space":
                 space = True
                 continue
             if kind == "grouped" and self.depth:  # (1,200) is a pair
-                found = found.partition(",")[0]
-                position = match.start() + len(found)
+                symbol = symbol.partition(",")[0]
+                position = match.start() + len(symbol)
                 kind = "number"
-            position = self._take(kind, found, position, space)
+            position = self._take(kind, symbol, position, space)
             space = False
             if len(self.tokens) > MAX_TOKENS:
                 raise Unreadable("too long", "too_large")
@@ -148,62 +148,62 @@ class Tokenizer:
     def _put(self, kind: str, value: object, space: bool) -> None:
         self.tokens.append(Token(kind, value, space))
 
-    def _take(self, kind: str, found: str, position: int, space: bool) -> int:
+    def _take(self, kind: str, text: str, position: int, space: bool) -> int:
         if kind in _NUMBERS:
-            self._put("num", _NUMBERS[kind](found), space)
+            self._put("num", _NUMBERS[kind](text), space)
         elif kind == "relation":
-            self._put("rel", RELATIONS[found], space)
+            self._put("rel", RELATIONS[text], space)
         elif kind == "star":
             self._put("op", "^", space)
         elif kind == "word":
-            self._word(found, space)
+            self._word(text, space)
         elif kind == "escaped":
-            self._escaped(found, space)
+            self._escaped(text, space)
         elif kind == "command":
-            return self._command(found, position, space)
+            return self._command(text, position, space)
         else:
-            self._sign(found, space)
+            self._sign(text, space)
         return position
 
-    def _sign(self, found: str, space: bool) -> None:
-        if found in "([":
+    def _sign(self, text: str, space: bool) -> None:
+        if text in "([":
             self.depth += 1
-        elif found in ")]":
+        elif text in ")]":
             self.depth = max(0, self.depth - 1)
-        elif found == "$":
+        elif text == "$":
             raise Unreadable("a dollar sign inside")
-        self._put("op", found, space)
+        self._put("op", text, space)
 
-    def _escaped(self, found: str, space: bool) -> None:
-        if found not in _ESCAPED:
-            raise Unreadable(f"the command {found}")
-        self.depth += {"\\{": 1, "\\}": -1}.get(found, 0)
-        self._put("op", _ESCAPED[found], space)
+    def _escaped(self, text: str, space: bool) -> None:
+        if text not in _ESCAPED:
+            raise Unreadable(f"the command {text}")
+        self.depth += {"\\{": 1, "\\}": -1}.get(text, 0)
+        self._put("op", _ESCAPED[text], space)
 
-    def _word(self, found: str, space: bool) -> None:
-        lower = found.lower()
-        if len(found) == 1:
-            self._put("sym", found, space)
-        elif found in ("min", "sec") and self._after_a_number():
-            self._put("word", found, space)
-        elif found in SPELLED or (found in ("Sin", "Cos", "Tan", "Log", "Ln", "Sqrt")):
+    def _word(self, text: str, space: bool) -> None:
+        lower = text.lower()
+        if len(text) == 1:
+            self._put("sym", text, space)
+        elif text in ("min", "sec") and self._after_a_number():
+            self._put("word", text, space)
+        elif text in SPELLED or (text in ("Sin", "Cos", "Tan", "Log", "Ln", "Sqrt")):
             self._put("fn", lower, space)
         elif lower in ("pi", "theta", "alpha", "beta", "gamma", "lambda", "phi", "omega", "sigma", "delta"):
             self._put("sym", lower, space)
         elif lower in ("inf", "infty", "infinity", "oo"):
             self._put("sym", "infty", space)
-        elif found in ("and", "or", "to", "and/or"):
-            self._put("text", found, space)
+        elif text in ("and", "or", "to", "and/or"):
+            self._put("text", text, space)
         elif (
-            found.startswith(("sqrt", "pi", "sin", "cos", "tan", "ln", "log"))
-            and len(found) <= 5
-            and found[-1].isalpha()
-            and len(found) - len(found.rstrip("xyzabntk")) == 1
+            text.startswith(("sqrt", "pi", "sin", "cos", "tan", "ln", "log"))
+            and len(text) <= 5
+            and text[-1].isalpha()
+            and len(text) - len(text.rstrip("xyzabntk")) == 1
         ):
-            self._word(found[:-1], space)
-            self._put("sym", found[-1], False)
+            self._word(text[:-1], space)
+            self._put("sym", text[-1], False)
         else:
-            self._put("word", found, space)
+            self._put("word", text, space)
 
     def _after_a_number(self) -> bool:
         last = self.tokens[-1] if self.tokens else Token("op", "")
@@ -211,8 +211,8 @@ class Tokenizer:
             return self.tokens[-2].kind in ("word", "text")
         return last.kind in ("num", "word", "text") or last.value in ("}", ")", "pi")
 
-    def _command(self, found: str, position: int, space: bool) -> int:
-        name = found[1:]
+    def _command(self, text: str, position: int, space: bool) -> int:
+        name = text[1:]
         if name in _TEXTS or name in _GROUPS:
             return self._group(name, position, space)
         if name in _BARS:
@@ -220,7 +220,7 @@ class Tokenizer:
         if name in ("begin", "end"):
             close = closing_brace(self.text, position) if self.text[position : position + 1] == "{" else -1
             if close < 0:
-                raise Unreadable(f"{found} without a name")
+                raise Unreadable(f"{text} without a name")
             self.depth += 1 if name == "begin" else -1
             kind = self.text[position + 1 : close].strip().rstrip("*")
             self._put("cmd", f"{name}:{kind}", space)

@@ -94,10 +94,10 @@ def add(terms: Iterable[Node]) -> Node:
         for one in term[1] if term[0] == "add" else (term,):
             factor, rest = _coefficient(one)
             sums[rest] = sums.get(rest, Fraction(0)) + factor
-    kept = [_scaled(factor, rest) for rest, factor in sums.items() if factor]
-    if not kept:
+    nonzero = [_scaled(factor, rest) for rest, factor in sums.items() if factor]
+    if not nonzero:
         return ZERO
-    return kept[0] if len(kept) == 1 else ("add", _ordered(kept))
+    return nonzero[0] if len(nonzero) == 1 else ("add", _ordered(nonzero))
 
 
 def _scaled(factor: Fraction, node: Node) -> Node:
@@ -240,16 +240,16 @@ def _root(base: Fraction, degree: int) -> Node:
 
 def symbols(node: Any) -> frozenset[str]:
     """Return the names of the free symbols, without the constants ``e``, ``i`` and ``pi``."""
-    found: set[str] = set()
+    names: set[str] = set()
     stack = [node]
     while stack:
         one = stack.pop()
         if isinstance(one, tuple):
             if len(one) == 2 and one[0] == "sym":
-                found.add(one[1])
+                names.add(one[1])
             else:
                 stack.extend(one)
-    return frozenset(found - {"e", "i", "pi"})
+    return frozenset(names - {"e", "i", "pi"})
 
 
 def substitute(node: Any, name: str, value: Node) -> Any:

@@ -27,8 +27,8 @@ def _same_form(answer: str, truth: str) -> bool:
     number = plain_float(truth)
     if number is None or number != round(number):
         return True
-    given = plain_float(answer)
-    return given is not None and abs(given - round(given)) <= 1e-7
+    value = plain_float(answer)
+    return value is not None and abs(value - round(value)) <= 1e-7
 
 
 def _graded(answer: str | None, ground_truth: Truth, *, fast: bool, matcher: str) -> dict[str, float]:

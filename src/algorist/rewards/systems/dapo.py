@@ -116,10 +116,10 @@ def check_numbers(
     """
     table = _table("check_numbers", NUMBER_TABLES, variant)
     block = first_block(completion, tags.answer_open, tags.answer_close)
-    found = numbers_in(block or "")
-    if not found:
+    numbers = numbers_in(block or "")
+    if not numbers:
         return table.missing
-    first, truth = found[0], gold.strip()
+    first, truth = numbers[0], gold.strip()
     if variant == "notebook":
         first, truth = first.replace(",", ""), truth.replace(",", "")
     value, expected = plain_float(first), plain_float(truth)
