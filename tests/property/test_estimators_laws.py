@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from algorist.evaluation.estimators import (
     cluster_mean,
+    majority_at_k,
     mcnemar,
     paired_share_difference,
     pass_at_k,
@@ -18,7 +19,6 @@ from algorist.evaluation.estimators import (
     share_interval,
     wilson,
 )
-from algorist.evaluation.majority import majority_at_k
 
 SHARES = st.lists(st.sampled_from([0.0, 0.125, 0.5, 0.875, 1.0]), min_size=1, max_size=40)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from algorist.grading import grade
-from algorist.rewards.extract import formula_in
+from algorist.rewards.systems import formula_in
 from algorist.store.read import query
 
 RIGHT = [

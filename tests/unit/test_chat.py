@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from algorist.cli.solve_command import _Live, converse, load_solver
-from algorist.evaluation.majority import elect
+from algorist.evaluation.estimators import elect
 from algorist.grading import grade
 from algorist.models.load import Policy
 from algorist.prompts import get_format

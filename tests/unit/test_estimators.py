@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from algorist.errors import DataError
-from algorist.evaluation.breakdown import breakdown
+from algorist.evaluation.console import breakdown
 from algorist.evaluation.estimators import (
     _t95,
     cluster_mean,
     cluster_means,
+    majority_at_k,
     mcnemar,
     mean_interval,
     paired_difference,
@@ -25,7 +26,6 @@ from algorist.evaluation.estimators import (
     summarise,
     wilson,
 )
-from algorist.evaluation.majority import majority_at_k
 from algorist.grading import grade_completion
 from algorist.prompts import get_format
 

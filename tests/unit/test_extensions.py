@@ -23,7 +23,7 @@ WORDS = {"best", "live", "pools", "reference", "replay", "tools", "hub", "teache
 """Names that are words of the subject too: of these only keys of a recipe's section count."""
 SECTIONS = {"recipe", "section", "grpo", "sft", "eval", "model", "held_out"}
 EXCEPTIONS = {
-    "config/changes.py": "keys that a continued run may change, by name",
+    "config/resume.py": "keys that a continued run may change, by name",
     "config/other_names.py": "what other programs call a key is answered with ours",
     "data/load.py": "the key hub of a dataset is its name there",
     "diagnosis/environment.py": "which releases of foreign packages fit each other",

@@ -9,31 +9,27 @@ import pytest
 from algorist.errors import ConfigError
 from algorist.rewards import REWARDS, question_only_reward_fn, r1_zero_reward_fn
 from algorist.rewards.basic import (
+    approx_format,
     correctness_exact,
     correctness_numeric,
     cosine,
+    exact_format,
     integer,
     numeric,
     random_reward,
     reasoning_steps,
     repetition,
-    soft_overlong,
-    tagged_or_hash,
-    target_length,
-)
-from algorist.rewards.form import (
-    approx_format,
-    exact_format,
     soft_format,
+    soft_overlong,
     strict_format,
     tag_count,
     tag_fraction,
+    tagged_or_hash,
+    target_length,
     think_answer_format,
     xmlcount,
 )
-from algorist.rewards.systems.cs336 import r1_zero
-from algorist.rewards.systems.dapo import check_answer, check_numbers
-from algorist.rewards.systems.open_r1 import accuracy, accuracy_last_number
+from algorist.rewards.systems import accuracy, accuracy_last_number, check_answer, check_numbers, r1_zero
 
 PERFECT = "<reasoning>\nabc\n</reasoning>\n<answer>\n5\n</answer>\n"  # 50 characters
 

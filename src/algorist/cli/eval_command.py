@@ -146,7 +146,7 @@ def evaluate_model(
 
 def _parts(artifact: Artifact, by: list[str]) -> Parts:
     """Return the metrics of an evaluation for each value of each column."""
-    from algorist.evaluation.breakdown import breakdown
+    from algorist.evaluation.console import breakdown
 
     ks = artifact.protocol.get("ks") or (1, 4, 8)
     return {column: breakdown(artifact.samples, column, ks) for column in by}

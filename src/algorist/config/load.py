@@ -13,13 +13,13 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from algorist.config.inputs import copies_of, with_copies
 from algorist.config.other_names import ours_for
 from algorist.config.presets import preset_of
+from algorist.config.resume import copies_of, with_copies
 from algorist.config.schema import DatasetSection, LossSection, Recipe, SFTSection
 from algorist.config.yaml_text import read_yaml
 from algorist.errors import CheckpointError, ConfigError, nearest
-from algorist.store.redact import refuse_secrets
+from algorist.store.redact import leaves, refuse_secrets
 from algorist.store.trust import code_in, refuse_foreign_code
 from algorist.user_code import load_plugins
 
@@ -322,10 +322,8 @@ def _merge(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _leaves(value: Any, prefix: str = "") -> list[str]:
-    if isinstance(value, dict) and value:
-        return [leaf for k, v in value.items() for leaf in _leaves(v, f"{prefix}.{k}" if prefix else str(k))]
-    return [prefix] if prefix else []
+def _leaves(value: Any, key: str = "") -> list[str]:
+    return [name for name, _ in leaves(value, key, lists=False) if name]
 
 
 def _set(values: dict[str, Any], key: str, value: Any, *, origin: str) -> None:

@@ -17,7 +17,7 @@ import pyarrow
 import pyarrow.parquet
 
 from algorist.errors import DAMAGED, CheckpointError, ConfigError, DataError
-from algorist.evaluation.breakdown import breakdown
+from algorist.evaluation.console import breakdown
 from algorist.evaluation.estimators import Interval
 from algorist.store.atomic import replace_file, replace_text
 from algorist.store.rows import SCHEMA, upgraded

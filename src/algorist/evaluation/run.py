@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from algorist.config.schema import EvalSection
-from algorist.evaluation.progress import Progress, Pulse
 from algorist.evaluation.protocols import REFERENCES, protocol_name
+from algorist.evaluation.record import Progress, Pulse
 from algorist.grading import is_right_leniently
 from algorist.prompts import PromptFormat
 from algorist.rewards import RewardSet

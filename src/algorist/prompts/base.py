@@ -1,6 +1,6 @@
 """What a prompt format is: it renders problems and demonstrations, and it reads completions back.
 
-One object per format, in one file per format. The parser is strict about what counts: the answer is read from the
+One object per format. The parser is strict about what counts: the answer is read from the
 answer block after the reasoning, never from inside it; two different answers are flagged, not chosen between.
 """
 
@@ -14,7 +14,7 @@ from algorist.errors import ConfigError, nearest
 from algorist.grading.extract import decided
 from algorist.grading.markers import answer_blocks
 from algorist.registry import Registry
-from algorist.types import Message, Parsed, Problem
+from algorist.types import Message, Parsed, Problem, Rollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,3 +252,16 @@ def _with_tags(form: PromptFormat, tags: Mapping[str, str]) -> PromptFormat:
         if old:
             system = system.replace(old, getattr(new, name))
     return replace(form, tags=new, system_prompt=system)
+
+
+def answer_row(question: str, rollout: Rollout) -> dict[str, Any]:
+    """Return question, completion, reasoning, answer, well_formed and truncated."""
+    return {
+        "question": question,
+        "completion": rollout.text,
+        "reasoning": rollout.parsed.reasoning,
+        "answer": rollout.parsed.answer,
+        "well_formed": rollout.parsed.well_formed,
+        "truncated": rollout.truncated,
+        **({"turns": [asdict(turn) for turn in rollout.turns]} if rollout.turns else {}),
+    }

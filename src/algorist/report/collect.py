@@ -12,8 +12,8 @@ from algorist.diagnosis.diagnose import find_causes, too_little
 from algorist.diagnosis.signals import read_settings, read_signals
 from algorist.errors import DataError
 from algorist.evaluation.artifact import Artifact, artifact_names, read_artifact
-from algorist.evaluation.breakdown import breakdown
 from algorist.evaluation.compare import compare
+from algorist.evaluation.console import breakdown
 from algorist.evaluation.estimators import Interval
 from algorist.report.curves import charts, phases
 from algorist.store.read import metrics, query

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from algorist.config.changes import flat
+from algorist.config.resume import flat
 from algorist.config.yaml_text import one_line_yaml
 from algorist.diagnosis.signals import read_settings
 from algorist.errors import CheckpointError, DataError

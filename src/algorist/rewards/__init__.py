@@ -1,10 +1,9 @@
 """Rewards: a reward is a function of a rollout and its problem; a recipe's total is the weighted sum of those that it names.
 
-``basic`` right or wrong, steps, length, the random control; ``form`` tags; the reference systems' own rules in ``systems``; ``user``
-a user's own. ``build_rewards`` makes a recipe's list; each of them can be called as TRL calls rewards, too.
+``basic`` right or wrong, steps, length, tags, the random control; ``systems`` the reference systems' own rules; ``user`` a user's own. ``build_rewards`` makes a recipe's list; each of them can be called as TRL calls rewards, too.
 """
 
-from algorist.rewards import basic, form  # noqa: F401
+from algorist.rewards import basic  # noqa: F401
 from algorist.rewards.base import REWARDS, Reward, reward
 from algorist.rewards.build import (
     DEFAULT_REWARD_WEIGHTS,
@@ -16,8 +15,7 @@ from algorist.rewards.build import (
     default_reward_functions,
     trl_reward,
 )
-from algorist.rewards.systems import cs336, dapo, open_r1  # noqa: F401
-from algorist.rewards.systems.cs336 import question_only_reward_fn, r1_zero_reward_fn
+from algorist.rewards.systems import cs336, dapo, open_r1, question_only_reward_fn, r1_zero_reward_fn  # noqa: F401
 from algorist.rewards.trl_form import text_of
 from algorist.rewards.user import load_user_reward
 

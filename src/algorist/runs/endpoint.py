@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from algorist.errors import ConfigError, EngineError
 from algorist.prompts import PromptFormat
-from algorist.prompts.answer import answer_row
+from algorist.prompts.base import answer_row
 from algorist.prompts.chat import render_prompt
 from algorist.store.safe_text import one_line
 from algorist.types import Rollout

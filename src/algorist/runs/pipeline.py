@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from algorist.config.inputs import changed_since, with_copies
+from algorist.config.resume import changed_since, with_copies
 from algorist.config.schema import Recipe
 from algorist.data import overlap
 from algorist.evaluation.rollout_notes import RolloutNotes

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from algorist.config.changes import check_same_run
 from algorist.config.explain import to_yaml
-from algorist.config.inputs import INPUTS, check_same_inputs, keep_inputs
 from algorist.config.load import load_run_recipe
+from algorist.config.resume import INPUTS, check_same_inputs, check_same_run, keep_inputs
 from algorist.config.schema import DatasetSection, GRPOSection, Recipe
 from algorist.data import load_problems, with_solutions
 from algorist.errors import CheckpointError, ConfigError, nearest

@@ -14,15 +14,15 @@ from algorist.config.schema import Recipe
 from algorist.data import load_problems
 from algorist.evaluation.artifact import Artifact
 from algorist.evaluation.benchmark_option import Benchmark
-from algorist.evaluation.majority import elect
+from algorist.evaluation.estimators import elect
 from algorist.evaluation.memory import Memory, memory_json, probe_memory
 from algorist.evaluation.record import finished_evaluation, mark_of, record_evaluation
 from algorist.evaluation.run import EvaluationSetting
 from algorist.grading import grade
 from algorist.models.load import Policy, pick_device, policy_of
 from algorist.prompts import PromptFormat
-from algorist.prompts.answer import answer_row
 from algorist.prompts.attached import attached
+from algorist.prompts.base import answer_row
 from algorist.prompts.of_recipe import how_to_ask, with_turns
 from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine

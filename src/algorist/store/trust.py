@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from algorist.errors import ConfigError
+from algorist.store.redact import leaves
 
 TRUST = "ALGORIST_TRUST"
 """Environment variable behind ``--trust``: 1 runs code that a foreign run folder names."""
@@ -36,21 +37,19 @@ def is_ours(run: Path) -> bool:
         return False
 
 
-def code_in(settings: Any, *, model_only: bool = False, key: str = "") -> list[str]:
+def code_in(settings: Any, *, model_only: bool = False) -> list[str]:
     """Return the settings that name code: ``file.py:function`` anywhere, ``plugins``, and ``trust_remote_code``."""
-    if isinstance(settings, dict):
-        parts = [(f"{key}.{name}" if key else str(name), item) for name, item in settings.items()]
-    elif isinstance(settings, (list, tuple)):
-        parts = [(f"{key}.{index}", item) for index, item in enumerate(settings)]
-    elif (
-        isinstance(settings, str)
-        and not model_only
-        and (_OWN_CODE.search(settings) or key.startswith("plugins."))
-    ):
-        return [f"{key}={settings}"]
-    else:
-        return [f"{key}=true"] if settings is True and key.endswith("trust_remote_code") else []
-    return [entry for name, item in parts for entry in code_in(item, model_only=model_only, key=name)]
+
+    def names_code(key: str, value: Any) -> bool:
+        if isinstance(value, str):
+            return not model_only and bool(_OWN_CODE.search(value) or key.startswith("plugins."))
+        return value is True and key.endswith("trust_remote_code")
+
+    return [
+        f"{key}={'true' if value is True else value}"
+        for key, value in leaves(settings)
+        if names_code(key, value)
+    ]
 
 
 def refuse_foreign_code(run: Path, code: list[str]) -> None:

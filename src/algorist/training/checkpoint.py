@@ -24,7 +24,7 @@ from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_callback import TrainerCallback
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from algorist.config.inputs import hash_of
+from algorist.config.resume import hash_of
 from algorist.errors import DAMAGED, AlgoristError, CheckpointError, is_disk_full, is_out_of_memory
 from algorist.store.atomic import sync_folder
 from algorist.store.safe_text import first_line

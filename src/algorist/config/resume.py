@@ -1,16 +1,56 @@
-"""The files that a recipe names: the user's rewards, prompt and template are copied into the run, data is hashed."""
+"""What may change between a run and its continuation, and the files that a recipe names: the user's are copied into the run, data is hashed."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from algorist.config.schema import Recipe
 from algorist.errors import DAMAGED, CheckpointError, ConfigError
+from algorist.store.redact import leaves
+
+
+def check_same_run(before: str, after: str, path: Path) -> None:
+    """Allow changes of length, logging and naming; refuse what would make the resumed run another run.
+
+    Args:
+        before: The run's ``config.yaml``.
+        after: The recipe as it resolves now, as YAML.
+        path: The run folder, for the message.
+
+    Raises:
+        ConfigError: Settings differ that decide what is learned; the message names them with both values.
+    """
+    free = "sft.max_steps sft.epochs grpo.max_steps grpo.epochs report_to tracking hub description".split()
+    free_last = "logging_steps save_steps save_total_limit eval_every samples_every".split()
+    old, new = flat(yaml.safe_load(before)), flat(yaml.safe_load(after))
+    changed = [
+        key
+        for key in sorted(set(old) | set(new))
+        if old.get(key) != new.get(key)
+        and not key.startswith((*free, "eval.", "output_dir", "run_name"))
+        and key.rpartition(".")[2] not in free_last
+    ]
+    if changed:
+        lines = "\n".join(
+            f"  {key}: {old.get(key)!r} in the run, {new.get(key)!r} now" for key in changed[:8]
+        )
+        raise ConfigError(
+            f"{path} was started with other settings, so this would be another run:\n{lines}\n"
+            "Use the same values to resume, or start a new run with run_name=NAME"
+        )
+
+
+def flat(value: Any) -> dict[str, Any]:
+    """Return nested keys as dotted ones."""
+    return {key: inner for key, inner in leaves(value, lists=False) if inner != {}}
+
 
 INPUTS = "inputs.json"
 """Key of the recipe → ``path``, ``sha256`` and, where it was copied, ``copy``; in the run folder."""
@@ -36,19 +76,10 @@ def data_files(recipe: Recipe) -> dict[str, Path]:
     """Return key → file or folder of the local data."""
     named = {
         key: Path(value).expanduser()
-        for key, value in _leaves(recipe.data.model_dump(mode="json"), "data")
+        for key, value in leaves(recipe.data.model_dump(mode="json"), "data")
         if key.endswith((".path", ".pass_rates")) and isinstance(value, str)
     }
     return {key: path for key, path in named.items() if path.exists()}
-
-
-def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
-    """Return (dotted key, value) of what mappings and lists hold."""
-    if not isinstance(value, (dict, list)):
-        yield key, value
-        return
-    for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
-        yield from _leaves(inner, f"{key}.{name}")
 
 
 def keep_inputs(recipe: Recipe, run: Path) -> dict[str, dict[str, str]]:
@@ -160,7 +191,7 @@ def _read(run: Path) -> dict[str, dict[str, str]]:
             return dict(record)
     except DAMAGED:
         pass
-    raise CheckpointError(f"{file} is damaged; take the file away to continue without comparing the inputs")
+    raise CheckpointError(f"{file} is damaged; delete the file to continue without comparing the inputs")
 
 
 def _file(text: str) -> Path | None:

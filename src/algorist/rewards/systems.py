@@ -1,0 +1,323 @@
+"""The reference systems' own rules: CS336's assignment 5, DAPO, open-r1; and how rules read blocks, numbers and formulas in a text."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from typing import TypeVar
+
+from algorist.errors import ConfigError, nearest
+from algorist.grading import gold_texts, grade, last_boxed
+from algorist.grading.hendrycks import plain_form
+from algorist.grading.markers import after_reasoning, find_boxes, is_denied
+from algorist.prompts import Tags
+from algorist.rewards.base import reward
+
+_MATH = re.compile(r"\$([^$]+)\$")
+_ALTERNATIVES = re.compile(
+    r"[,;/]|,?\s*(?:or|and|maybe|not|and/or)(?:\s+(?:maybe|perhaps|not))?", re.IGNORECASE
+)
+_NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
+
+
+def first_block(text: str, opening: str, closing: str) -> str | None:
+    """Return what stands between the first ``opening`` and the next ``closing``, or None. Linear time."""
+    start = text.find(opening)
+    end = text.find(closing, start + len(opening)) if start >= 0 else -1
+    return text[start + len(opening) : end] if end >= 0 else None
+
+
+def follows(text: str, first: str, second: str, *, gap: str = r"\s*") -> int | None:
+    """Return the position behind the first ``first`` + gap + ``second``, or None."""
+    match = re.search(f"{re.escape(first)}{gap}{re.escape(second)}", text)
+    return match.end() if match else None
+
+
+def plain_float(text: str) -> float | None:
+    """Return the finite float that ``text`` writes, or None: no commas, no currency, no "nan", no "inf"."""
+    if "_" in text:  # float("1_000") is a Python literal, not a way to write numbers
+        return None
+    try:
+        value = float(text.strip())
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def numbers_in(text: str) -> list[str]:
+    """Return the numbers in a text as written, without trailing commas."""
+    return [match.rstrip(",") for match in _NUMBER.findall(text)]
+
+
+def formula_in(text: str) -> str:
+    """Return the last box, else the last ``$…$``, else the whole text, stripped; one that is taken back, or one of two, is not taken alone."""
+    boxes, unclosed = find_boxes(text)
+    if boxes and not unclosed:
+        box = boxes[-1]
+        return text.strip() if is_denied(text, box.command, box.end) else text[box.start : box.end].strip()
+    formulas = list(_MATH.finditer(text))
+    if not formulas or is_denied(text, formulas[-1].start()):
+        return text.strip()
+    between = text[formulas[-2].end() : formulas[-1].start()] if len(formulas) > 1 else ""
+    alternatives = _ALTERNATIVES.fullmatch(between.strip()) if between.strip() else None
+    return text.strip() if alternatives else formulas[-1][1].strip()
+
+
+THINK_TAGS = Tags("<think>", "</think>", "<answer>", "</answer>")
+_LATEX = re.compile(r"[\\$]")
+
+
+def _neutral_bounds(*, neutral: float, **_: object) -> tuple[float, float]:
+    if not 0 <= neutral <= 1:
+        raise ConfigError(f"reward 'accuracy' has neutral {neutral}; expected a value from 0 to 1")
+    return 0.0, 1.0
+
+
+@reward("accuracy", low=0.0, high=1.0, bounds=_neutral_bounds, source="S4.15, S4.22")
+def accuracy(
+    completion: str,
+    *,
+    gold: str,
+    matcher: str = "symbolic",
+    tags: Tags = THINK_TAGS,
+    neutral: float = 0.5,
+    latex_gold_only: bool = False,
+) -> float:
+    """1 or 0 by the grader on the first answer block (the whole text without one); ``neutral`` for unreadable gold.
+
+    A box or ``$…$`` inside the answer is what counts. ``latex_gold_only`` takes a gold answer without LaTeX, a bare
+    "4" for example, as unreadable, as the original does.
+    """
+    if not gold.strip() or (latex_gold_only and not _LATEX.search(gold)):
+        return neutral
+    block = first_block(completion, tags.answer_open, tags.answer_close)
+    said = (after_reasoning(completion) or "") if block is None else block
+    graded = grade(formula_in(said), formula_in(gold), matcher=matcher)
+    return neutral if graded.reason == "unparseable_gold" else float(graded.correct)
+
+
+@reward("accuracy_last_number", low=0.0, high=1.0, source="S4.16")
+def accuracy_last_number(completion: str, *, gold: str, tags: Tags = THINK_TAGS) -> float:
+    """1 when the last numbers of the answer block and of the gold agree within 1e-6, else when the texts do.
+
+    What is left of ``accuracy`` without any symbolic package; a completion without an answer block gets 0.
+    """
+    block = first_block(completion, tags.answer_open, tags.answer_close)
+    if block is None:
+        return 0.0
+    left, right = numbers_in(block), numbers_in(gold)
+    if left and right:
+        return float(abs(float(left[-1].replace(",", "")) - float(right[-1].replace(",", ""))) <= 1e-6)
+    return float(block.strip().lower() == gold.strip().lower())
+
+
+WORKING_TAGS = Tags("<start_working_out>", "<end_working_out>", "<SOLUTION>", "</SOLUTION>")
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerTable:
+    """What ``check_answer`` pays; ``raw`` compares the block unstripped, and ``spaces`` then means stripped."""
+
+    exact: float
+    spaces: float
+    within_10: float
+    within_20: float
+    wrong: float
+    not_a_number: float
+    missing: float
+
+
+@dataclass(frozen=True, slots=True)
+class NumberTable:
+    """What ``check_numbers`` pays."""
+
+    equal: float
+    within_10: float
+    within_20: float
+    wrong: float
+    not_a_number: float
+    missing: float
+
+
+# "bounded" keeps the documented range of the system; "origin" and "notebook" are what its code and its model did.
+ANSWER_TABLES = {
+    "bounded": AnswerTable(5.0, 3.5, 2.0, 1.5, -2.0, -2.0, -2.0),
+    "origin": AnswerTable(5.0, 3.5, 2.0, 1.5, -2.5, -2.5, -2.0),
+    "notebook": AnswerTable(5.0, 3.5, 2.0, 1.5, -2.5, -4.5, -2.0),
+}
+NUMBER_TABLES = {
+    "bounded": NumberTable(3.0, 2.5, 1.5, -1.5, -1.5, -1.5),
+    "origin": NumberTable(4.0, 2.5, 1.5, -2.0, -2.0, -1.5),
+    "notebook": NumberTable(3.5, -1.5, -1.5, -1.5, 0.0, -2.5),
+}
+
+
+Table = TypeVar("Table", AnswerTable, NumberTable)
+
+
+def _table(name: str, tables: dict[str, Table], variant: str) -> Table:
+    if variant not in tables:
+        raise ConfigError(
+            f"reward '{name}' has no variant '{variant}'.{nearest(variant, tables)} Known: {', '.join(tables)}"
+        )
+    return tables[variant]
+
+
+def _answer_bounds(*, variant: str) -> tuple[float, float]:
+    values = astuple(_table("check_answer", ANSWER_TABLES, variant))
+    return min(values), max(values)
+
+
+def _number_bounds(*, variant: str) -> tuple[float, float]:
+    values = astuple(_table("check_numbers", NUMBER_TABLES, variant))
+    return min(values), max(values)
+
+
+def _band(value: float, truth: float) -> str:
+    """Return which band of value / truth the value falls in; with truth 0 only 0 itself is right."""
+    if truth == 0:
+        return "equal" if value == 0 else "wrong"
+    ratio = value / truth
+    if 0.9 <= ratio <= 1.1:
+        return "within_10"
+    return "within_20" if 0.8 <= ratio <= 1.2 else "wrong"
+
+
+@reward("check_answer", low=-2.0, high=5.0, bounds=_answer_bounds, source="S1.41, S1.43–S1.44, section 6.3")
+def check_answer(completion: str, *, gold: str, tags: Tags = WORKING_TAGS, variant: str = "bounded") -> float:
+    """5 for the gold text, 3.5 when only spaces differ, 2 or 1.5 for numbers within 10 or 20 percent, else -2.
+
+    Variants "origin" (wrong -2.5) and "notebook" (wrong -2.5, no number -4.5; the block is compared as it stands, so
+    surrounding whitespace already costs 1.5) leave the documented range.
+    """
+    table = _table("check_answer", ANSWER_TABLES, variant)
+    block = first_block(completion, tags.answer_open, tags.answer_close)
+    if block is None:
+        return table.missing
+    truth = gold.strip()
+    if (block if variant == "notebook" else block.strip()) == truth:
+        return table.exact
+    squeezed = block.strip() if variant == "notebook" else "".join(block.split())
+    if squeezed == (truth if variant == "notebook" else "".join(truth.split())):
+        return table.spaces
+    value, expected = plain_float(block), plain_float(truth)
+    if value is None or expected is None:
+        return table.not_a_number
+    band = _band(value, expected)
+    return table.exact if band == "equal" else float(getattr(table, band))
+
+
+@reward("check_numbers", low=-1.5, high=3.0, bounds=_number_bounds, source="S1.42–S1.44, section 6.3")
+def check_numbers(
+    completion: str, *, gold: str, tags: Tags = WORKING_TAGS, variant: str = "bounded"
+) -> float:
+    """3 when the first number of the solution is the gold number, 2.5 or 1.5 within 10 or 20 percent, else -1.5.
+
+    Variants: "origin" (4, wrong -2) and "notebook" (3.5, no bands, commas dropped, none -2.5, gold no number 0).
+    """
+    table = _table("check_numbers", NUMBER_TABLES, variant)
+    block = first_block(completion, tags.answer_open, tags.answer_close)
+    numbers = numbers_in(block or "")
+    if not numbers:
+        return table.missing
+    first, truth = numbers[0], gold.strip()
+    if variant == "notebook":
+        first, truth = first.replace(",", ""), truth.replace(",", "")
+    value, expected = plain_float(first), plain_float(truth)
+    if value is None or expected is None:
+        return table.not_a_number
+    if abs(value - expected) <= 1e-6:
+        return table.equal
+    return float(getattr(table, _band(value, expected)))
+
+
+Truth = str | int | float | Sequence[str | int | float]
+_PLAIN_FRACTION = re.compile(r"\s*(-?)\s*(?:(\d+)\s*/\s*(\d+)|\\[dt]?frac\s*\{(\d+)\}\s*\{(\d+)\})\s*")
+
+
+def _same_form(answer: str, truth: str) -> bool:
+    """Return False for an unreduced fraction, or for a non-integer writing of an integer (S3.31).
+
+    Both are looked at without what the original's normalisers drop: text wrappers, units, degrees, percent, ``x =``.
+    """
+    answer, truth = plain_form(answer), plain_form(truth)
+    left, right = _PLAIN_FRACTION.fullmatch(answer), _PLAIN_FRACTION.fullmatch(truth)
+    if left and right:
+        return [g for g in left.groups() if g is not None] == [g for g in right.groups() if g is not None]
+    number = plain_float(truth)
+    if number is None or number != round(number):
+        return True
+    value = plain_float(answer)
+    return value is not None and abs(value - round(value)) <= 1e-7
+
+
+def _graded(answer: str | None, ground_truth: Truth, *, fast: bool, matcher: str) -> dict[str, float]:
+    right = answer is not None and any(
+        grade(answer, formula, matcher=matcher).correct and (not fast or _same_form(answer, formula))
+        for formula in map(formula_in, gold_texts(ground_truth))
+    )
+    return {"format_reward": 1.0, "answer_reward": float(right), "reward": float(right)}
+
+
+def r1_zero_reward_fn(
+    response: str, ground_truth: Truth, fast: bool = True, *, gap: str = " ", matcher: str = "symbolic"
+) -> dict[str, float]:
+    """Grade a response to the ``r1_zero`` prompt (S3.27–S3.31).
+
+    Args:
+        response: The text after the opening think tag that the prompt ends with.
+        ground_truth: The gold answer, or several of which one must match; a boxed one is unwrapped.
+        fast: Keep the original's strictness about form: an unreduced fraction, or "8/2" for 4, is wrong. False
+            accepts every equal value.
+        gap: Regular expression of what stands between the closing think tag and the opening answer tag.
+        matcher: How answers are compared.
+
+    Returns:
+        ``format_reward``, ``answer_reward`` and ``reward``, each 0 or 1. Unformatted is 0, 0, 0; formatted and wrong
+        1, 0, 0; formatted and right 1, 1, 1.
+    """
+    end = follows(response, "</think>", "<answer>", gap=gap)
+    if end is None or "</answer>" not in response:
+        return {"format_reward": 0.0, "answer_reward": 0.0, "reward": 0.0}
+    block = response.rpartition("<answer>")[2].replace("</answer>", "").strip()
+    answer = _box(block) if "\\boxed" in block else block  # None: a box that nobody can read
+    return _graded(answer, ground_truth, fast=fast, matcher=matcher)
+
+
+def _box(text: str) -> str | None:
+    """Return the content of the last box; None where it is not closed, or taken back ("not" before it)."""
+    boxes, _ = find_boxes(text)
+    return None if not boxes or is_denied(text, boxes[-1].command, boxes[-1].end) else last_boxed(text)
+
+
+def question_only_reward_fn(
+    response: str, ground_truth: Truth, fast: bool = True, *, matcher: str = "symbolic"
+) -> dict[str, float]:
+    """Grade a response whose answer is its last box (S3.30); the same triples as ``r1_zero_reward_fn``.
+
+    Unlike the original's, a box inside ``<think>`` is no answer, nor is one that is taken back ("not" before it).
+    """
+    body = after_reasoning(response) or ""
+    if last_boxed(body) is None:
+        return {"format_reward": 0.0, "answer_reward": 0.0, "reward": 0.0}
+    return _graded(_box(body), ground_truth, fast=fast, matcher=matcher)
+
+
+@reward("r1_zero", low=0.0, high=1.0, source="S3.27–S3.31")
+def r1_zero(
+    completion: str, *, gold: str, matcher: str = "symbolic", fast: bool = True, any_gap: bool = False
+) -> float:
+    """1 when ``</think> <answer>…</answer>`` stands there with exactly one space and the answer is right, else 0.
+
+    ``any_gap`` also takes other whitespace between the two tags (``think_answer`` completions).
+    """
+    gap = r"\s*" if any_gap else " "
+    return r1_zero_reward_fn(completion, gold, fast, gap=gap, matcher=matcher)["reward"]
+
+
+@reward("question_only", low=0.0, high=1.0, source="S3.30")
+def question_only(completion: str, *, gold: str, matcher: str = "symbolic", fast: bool = True) -> float:
+    """1 when the last box holds the right answer, else 0."""
+    return question_only_reward_fn(completion, gold, fast, matcher=matcher)["reward"]
