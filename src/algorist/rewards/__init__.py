@@ -15,7 +15,7 @@ from algorist.rewards.build import (
     default_reward_functions,
     trl_reward,
 )
-from algorist.rewards.systems import cs336, dapo, open_r1, question_only_reward_fn, r1_zero_reward_fn  # noqa: F401
+from algorist.rewards.systems import question_only_reward_fn, r1_zero_reward_fn
 from algorist.rewards.trl_form import text_of
 from algorist.rewards.user import load_user_reward
 
