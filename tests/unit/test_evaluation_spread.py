@@ -6,8 +6,7 @@ import threading
 from pathlib import Path
 from typing import Any, ClassVar
 
-from algorist.evaluation.record import Progress
-from algorist.evaluation.run import Alone, EvaluationSetting, evaluate
+from algorist.evaluation.run import Alone, EvaluationSetting, Progress, evaluate
 from algorist.rollouts.base import Completion
 from algorist.rollouts.native.engine import NativeEngine
 from tests.tiny import PROBLEMS, TOKENIZER, make_model, raw_format

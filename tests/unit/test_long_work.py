@@ -20,7 +20,7 @@ from tests.tiny import tiny_policy
 
 @pytest.mark.parametrize("engine", ["native", "transformers"])
 def test_an_evaluation_moves_inside_a_batch(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("algorist.evaluation.progress.EVERY_S", 0.002)
+    monkeypatch.setattr("algorist.evaluation.run.EVERY_S", 0.002)
     policy, form, shown = tiny_policy(), get_format("reasoning_answer"), []
     setting = EvaluationSetting(3, 1.0, 1.0, 60, 64, "symbolic", 1)
     problems = [Problem(f"p{n}", f"{n} + 1?", str(n + 1)) for n in range(64)]

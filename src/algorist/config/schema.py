@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
@@ -16,9 +16,6 @@ from algorist.errors import MissingExtraError, nearest
 from algorist.extension import open_schema
 from algorist.objectives import ADVANTAGES, LOSSES
 from algorist.objectives.losses import Reduction
-
-if TYPE_CHECKING:
-    from algorist.config.schema import GRPOSection
 
 
 def no_empty_stop_string(section: str) -> Callable[[list[str] | None], list[str] | None]:

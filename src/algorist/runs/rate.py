@@ -10,8 +10,7 @@ from typing import Any
 from algorist.config.schema import Recipe
 from algorist.data.load import key_of, read_table
 from algorist.errors import ConfigError
-from algorist.evaluation.record import Progress, fingerprint
-from algorist.evaluation.run import EvaluationSetting, evaluate
+from algorist.evaluation.run import EvaluationSetting, Progress, evaluate, fingerprint
 from algorist.models.load import policy_of
 from algorist.prompts.attached import attach
 from algorist.prompts.of_recipe import asked_in_training

@@ -15,8 +15,8 @@ from typing import Any
 from algorist.config.schema import Recipe
 from algorist.data.rollouts import pick, read_demonstration
 from algorist.errors import ConfigError, DataError
-from algorist.evaluation.record import Progress, mark_of
-from algorist.evaluation.run import EvaluationSetting, evaluate
+from algorist.evaluation.record import mark_of
+from algorist.evaluation.run import EvaluationSetting, Progress, evaluate
 from algorist.models.load import Policy, policy_of
 from algorist.prompts import PromptFormat
 from algorist.prompts.attached import attach
