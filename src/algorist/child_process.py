@@ -51,7 +51,7 @@ _open: weakref.WeakSet[Child] = weakref.WeakSet()
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """``value``, or an ``error``: ``raised`` (the worker goes on), ``timeout``, ``memory``, ``size`` or ``crashed`` (it was ended)."""
+    """``value``, or an ``error``: ``raised`` (the worker continues), ``timeout``, ``memory``, ``size`` or ``crashed`` (it was ended)."""
 
     value: Any = None
     error: str = ""

@@ -272,7 +272,7 @@ def test_a_damaged_table_is_named(damage: bytes, tmp_path: Path) -> None:
         ('{"question": "a \\ud800 b", "answer": "1"}', "row 1 holds half a character"),
         ('{"question": "a", "answer": NaN}', "row 1 has no gold answer"),
         ('{"question": "a", "answer": ' + "[" * 20_000, "not JSON"),
-        ('{"question": "a", "answer": "1", "answer": "2"}', "'answer' stands twice in one row"),
+        ('{"question": "a", "answer": "1", "answer": "2"}', "'answer' appears twice in one row"),
         (
             '{"question": [{"role": "user", "content": "a"}], "answer": "1"}',
             "row 1 has chat messages or an object where",
@@ -473,7 +473,7 @@ def test_characters_that_json_escapes_in_halves_are_joined_and_half_ones_refused
 
 
 def test_a_key_that_stands_twice_is_refused() -> None:
-    with pytest.raises(ConfigError, match="'seed' stands twice in one section"):
+    with pytest.raises(ConfigError, match="'seed' appears twice in one section"):
         read_yaml("seed: 1\nseed: 2\n", "a.yaml")
 
 

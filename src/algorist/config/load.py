@@ -283,7 +283,7 @@ def _names(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _drop_former(values: dict[str, Any], origins: dict[str, str], named: dict[str, Any]) -> dict[str, str]:
-    """Take out of ``values`` what belongs to a dataset or loss that gets another name; return the origins, which tell of it.
+    """Drop from ``values`` the settings of a dataset or loss that is replaced; record that in the origins and return them.
 
     ``quickstart data.train.name=gsm8k`` drops quickstart's ``data.train.params``: they say how arithmetic is made, and GSM8K
     has none. The origin of ``data.train.params`` then reads "default; what quickstart says is for the dataset arithmetic".

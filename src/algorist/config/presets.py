@@ -1,6 +1,6 @@
 """``grpo.preset``: lines of a recipe under one name, from ``recipes/presets/NAME.yaml``, each with its paper.
 
-A preset stands where it is named: over what that recipe extends, under what the same file says. On the command line it stands over the
+A preset counts where it is named: over what that recipe extends, under what the same file says. On the command line it counts over the
 recipe and under the other settings of the command line.
 """
 

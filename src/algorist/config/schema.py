@@ -212,7 +212,7 @@ class LossSection(Section):
     model_config = ConfigDict(extra="allow")
 
     name: str = "dapo"
-    """A loss by name (``algorist.objectives.LOSSES``), or a function of your own: ``file.py:function``."""
+    """A loss by name (``algorist.objectives.LOSSES``), or your own function: ``file.py:function``."""
 
     @model_validator(mode="before")
     @classmethod
@@ -331,7 +331,7 @@ class GRPOSection(OptimSection):
     """Run this stage."""
     preset: str | None = None
     """A published recipe by name: ``scalerl``, ``lite_ppo``, ``justrl``, ``dr_grpo`` or ``w_reinforce``. Its lines
-    (``algorist recipes presets``) stand over what the recipe extends and under what is set beside it."""
+    (``algorist recipes presets``) replace what the recipe extends and give way to what is set beside them."""
     epochs: float = Field(1.0, gt=0)
     """Passes over the problems."""
     max_steps: int | None = Field(None, ge=1)
@@ -379,7 +379,7 @@ class GRPOSection(OptimSection):
     advantage: str = "group_normalized"
     """Advantage by name: ``group_normalized`` (divided by the group's deviation), ``batch_normalized``, ``group_centered``
     (Dr. GRPO), ``leave_one_out`` (RLOO), ``reinforce_plus_plus``, ``reinforce_plus_plus_baseline``, ``per_reward_normalized``
-    (GDPO: each reward by itself, then the sum), ``maxrl`` (divided by the group's mean), ``reinforce`` (1 and -1, no baseline); or a function of your own: ``file.py:function``."""
+    (GDPO: each reward alone, then the sum), ``maxrl`` (divided by the group's mean), ``reinforce`` (1 and -1, no baseline); or your own function: ``file.py:function``."""
     entropy_bonus: float = Field(0.0, ge=0)
     """Weight of the entropy of the next-token distributions, per token, subtracted from the loss; above 0 completions without an
     advantage are computed too."""
@@ -419,7 +419,7 @@ class EvalSection(Section):
     batch_size: int = Field(64, ge=1)
     """Problems per engine call."""
     stop_strings: list[str] = Field(default_factory=list)
-    """A completion ends behind the first of these texts, which stays part of it; none: at the model's end token only."""
+    """Stop strings; the completion is cut after the first one. Empty: only the end token stops it."""
     baseline: bool = False
     """Evaluate the model before any training as well."""
     engine: str | None = None

@@ -35,7 +35,7 @@ def read_yaml(text: str, where: str) -> Any:
 
 
 def one_line_yaml(value: Any) -> str:
-    """Return a value as YAML on one line, as it can stand behind a key."""
+    """Return a value as YAML on one line, as it is written after a key."""
     text: str = yaml.safe_dump(value, default_flow_style=True, width=10_000)
     return text.removesuffix("\n").removesuffix("\n...")
 
@@ -67,7 +67,7 @@ def _size(node: Any, known: dict[int, int], depth: int) -> int:
         parts = [part for pair in node.value for part in pair]
         names = Counter(k.value for k, _ in node.value if isinstance(k, yaml.ScalarNode) and k.value != "<<")
         if twice := next((name for name, count in names.items() if count > 1), None):
-            raise ValueError(f"'{twice[:80]}' stands twice in one section; keep one")
+            raise ValueError(f"'{twice[:80]}' appears twice in one section; keep one")
     size = 1 + sum(_size(part, known, depth + 1) for part in parts)
     if size > MAX_NODES:
         raise ValueError(f"its aliases grow to more than {MAX_NODES} values")
@@ -76,7 +76,7 @@ def _size(node: Any, known: dict[int, int], depth: int) -> int:
 
 
 def _joined(text: str) -> str:
-    """Join the halves of a character that JSON escapes as two (``\\ud83d\\ude00``): YAML reads each by itself."""
+    """Join the halves of a character that JSON escapes as two (``\\ud83d\\ude00``): YAML reads each alone."""
     try:
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
     except UnicodeDecodeError as error:

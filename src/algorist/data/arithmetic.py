@@ -1,11 +1,11 @@
 """Procedural word problems over small integers, with demonstrations by a careless annotator, and bare sums.
 
-A problem is a chain of two or three operations on one quantity, told with varied names, things and wordings. Its
+A problem is a chain of two or three operations on one quantity, in varied names, things and wordings. Its
 skeleton is the numbers and operations without the words, such as ``14+3*6-9``; a hash of the skeleton decides the
 split, so train and test share no skeleton whatever the wording.
 
 ``careless`` is the probability with which the annotator of the demonstration writes a product as a sum ("3 bags of 6"
-as 3 + 6 = 9) and then goes on correctly from the wrong value. SFT imitates the mistake; a verifiable reward removes it.
+as 3 + 6 = 9) and then continues correctly from the wrong value. SFT imitates the mistake; a verifiable reward removes it.
 
 ``equations`` are bare sums, several to a problem: the mental arithmetic that word problems need and small models lack. A
 sequence of word problems spends most of its tokens on the stories; one of these spends them on results. No equation of the test

@@ -118,7 +118,7 @@ def _once(pairs: list[tuple[str, Any]]) -> Row:
     if len(row) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"'{twice}' stands twice in one row; keep one")
+        raise ValueError(f"'{twice}' appears twice in one row; keep one")
     return row
 
 

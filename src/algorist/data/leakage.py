@@ -1,4 +1,4 @@
-"""How much of one dataset stands in another: the same question, the same with other numbers, or a shared run of words."""
+"""How much of one dataset is in another: the same question, the same with other numbers, or a shared run of words."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 from algorist.types import Problem
 
 _WORDS = re.compile(r"\w+|[+*/^=<>×÷−]|(?<![^\W\d])-(?=\s*[\w(\\])")
-"""Words, and signs; a hyphen behind a letter is none."""
+"""Words, and signs; a hyphen after a letter is none."""
 KINDS = ("exact", "numbers_changed", "ngram")
 
 
 def overlap(train: Iterable[Problem], held_out: Iterable[Problem]) -> list[Problem]:
-    """Return the held-out problems whose question also stands in the training set, up to case and spacing."""
+    """Return the held-out problems whose question is also in the training set, up to case and spacing."""
     seen = {normal(p.question) for p in train}
     return [p for p in held_out if normal(p.question) in seen]
 

@@ -24,7 +24,7 @@ def load_mixture(source: Source) -> list[Problem]:
     """Several datasets in one; params: ``parts`` (list of data sections, each with ``weight`` or none), ``seed`` (0).
 
     Without weights each part comes in whole (its own ``limit`` counts). With weights, which all parts must have, the
-    parts stand in proportion to them: as many problems as possible without repeating one, drawn by ``seed``. The order
+    parts are in proportion to them: as many problems as possible without repeating one, drawn by ``seed``. The order
     is shuffled by ``seed``; null keeps the parts one after the other. ``subject`` stays, ``extra.dataset`` names the part.
     """
     refuse_unknown(source.params, ("parts", "seed"), "mixture")
@@ -55,7 +55,7 @@ def load_holdout(source: Source) -> list[Problem]:
 
     ``of`` names the adapter, which gets path, hub, subset, split, columns and all other params. The rows are shuffled by
     ``seed`` (3407); the first ``int(rows × share)`` are ``train``, the rest ``held_out``, without the questions that also
-    stand in ``train`` (up to case and spacing).
+    are in ``train`` (up to case and spacing).
     """
     params = dict(source.params)
     name, part = params.pop("of", None), params.pop("part", "train")
@@ -77,7 +77,7 @@ def load_holdout(source: Source) -> list[Problem]:
     repeated = {p.id for p in overlap(problems[:cut], problems[cut:])}
     if repeated:
         log.warning(
-            "dataset '%s': %d of %d held-out problems also stand in the training part and are left out",
+            "dataset '%s': %d of %d held-out problems are also in the training part and are left out",
             name,
             len(repeated),
             len(problems) - cut,

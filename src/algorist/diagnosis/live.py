@@ -49,7 +49,7 @@ class LiveDiagnosis:
             if count % max(1, count // CHECKS_PER_RUN) == 0:
                 self._look()
         except Exception:
-            log.exception("the diagnosis failed at step %d; training goes on", step)
+            log.exception("the diagnosis failed at step %d; training continues", step)
 
     def _look(self) -> None:
         for finding in find_causes(self.signals):

@@ -143,7 +143,7 @@ def _spread(group: Sequence[Mapping[str, Any]]) -> float:
 
 
 def _has_answer(row: Mapping[str, Any]) -> bool:
-    # Several answers that differ are no answer for the grader, but the model went on behind the first.
+    # Several answers that differ are no answer for the grader, but the model went on after the first.
     return row.get("extracted") is not None or row.get("reason") == "ambiguous"
 
 

@@ -1,4 +1,4 @@
-"""What an evaluation leaves behind: ``eval/<name>.json`` (protocol, metrics) and ``eval/<name>.parquet`` (samples).
+"""What an evaluation writes: ``eval/<name>.json`` (protocol, metrics) and ``eval/<name>.parquet`` (samples).
 
 A row of the samples is one completion; its columns are those of ``store.rows.SCHEMA``, more are kept as they are.
 """

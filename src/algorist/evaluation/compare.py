@@ -49,7 +49,7 @@ def compare(first: Artifact, second: Artifact) -> Comparison:
     """Compare two evaluation artifacts problem by problem; of different problems, those that both have.
 
     Raises:
-        DataError: They have no problem in common, or the same id stands for another question or answer.
+        DataError: They have no problem in common, or the same id belongs to another question or answer.
     """
     first, second, left_out = on_common_problems(first, second)
     differences = paired_metrics(first.samples, second.samples)

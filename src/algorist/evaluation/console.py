@@ -20,7 +20,7 @@ def breakdown(
 ) -> dict[str, dict[str, Interval]]:
     """Return ``summarise`` for each value of the column ``by``, sorted, numbers by size.
 
-    Rows without a value stand under ``(none)``.
+    Rows without a value come under ``(none)``.
 
     Raises:
         DataError: ``by`` is not one of ``GROUPINGS`` or no row has it.

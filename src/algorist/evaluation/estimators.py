@@ -39,7 +39,7 @@ OPTIONAL = {"lenient", "has_reasoning", "reasoning_characters", "reward"}
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A value with its 95 % interval and the number of problems behind it; NaN where it cannot be told."""
+    """A value with its 95 % interval and the number of problems that it rests on; NaN where it is undefined."""
 
     value: float
     low: float
@@ -128,7 +128,7 @@ def cluster_mean(
     draws: int = 2000,
     seed: int = 0,
 ) -> Interval:
-    """Return the mean over clusters of the cluster means, with an interval that knows that samples hang together.
+    """Return the mean over clusters of the cluster means, with a cluster-robust interval.
 
     Args:
         values: (N,) one value per sample.

@@ -1,4 +1,4 @@
-"""Named protocols: which completions an evaluation draws. The name stands in every artifact and can be asked for.
+"""Named protocols: which completions an evaluation draws. The name is in every artifact and can be asked for.
 
 ``greedy``: one greedy completion per problem. ``sampled-N@T``: N more at temperature T, such as ``sampled-8@1``;
 ``sampled-8`` takes temperature 1; ``sampled-16@0.6/0.95`` has a nucleus (top_p) of 0.95 as well.

@@ -104,7 +104,7 @@ def _protocol(setting: EvaluationSetting, prompt_format: PromptFormat, ks: Seque
 
 
 def finished_evaluation(folder: Path, name: str, mark: str) -> Artifact | None:
-    """Return the artifact of the very same evaluation, if it stands."""
+    """Return the finished artifact of this evaluation, or None."""
     try:
         artifact = read_artifact(folder, name)
     except CheckpointError:

@@ -13,7 +13,7 @@ log = logging.getLogger("algorist.evaluation.rollout_notes")
 WINDOW = 50
 """Logged lines in a window of the reward trend (S4.31)."""
 CHANGE = 0.1
-"""A mean that changes by more than this share from window to window is told."""
+"""Report a mean that changes by more than this fraction from window to window."""
 EXAMPLES_EVERY = 5
 """Logged lines between two pairs of examples in the log file."""
 
@@ -39,7 +39,7 @@ class RolloutNotes:
         self._failed: dict[str, float] = {}
 
     def on_failures(self, rewards: Iterable[Any], completions: int) -> None:
-        """Take how often each reward has failed; the first time is told.
+        """Take how often each reward has failed; the first time is reported.
 
         Args:
             rewards: With ``__name__``, ``failures`` so far, ``first_failure`` and ``floor``, the value that takes their place.
@@ -79,7 +79,7 @@ class RolloutNotes:
         self._lines += 1
         ends: dict[str, float] = {}
         for name, (low, high) in self._ends.items():
-            between = "_" if name == "reward" else "/"  # reward_min stands beside TRL's reward_std
+            between = "_" if name == "reward" else "/"  # reward_min is named as TRL's reward_std
             ends |= {f"{name}{between}min": low, f"{name}{between}max": high}
         ends |= self._failed
         self._ends, self._failed = {}, {}

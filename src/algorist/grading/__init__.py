@@ -1,6 +1,6 @@
 """Grading: extract → strings → exact numbers → structure → quick points → a killable worker with all the digits needed.
 
-``algebra`` decides on mathematics behind one door; neither sympy nor torch is imported here: ``algebra.decide_exact`` (mpmath) and
+``algebra`` decides on mathematics through one door; neither sympy nor torch is imported here: ``algebra.decide_exact`` (mpmath) and
 ``math_verify`` only run inside worker processes.
 """
 

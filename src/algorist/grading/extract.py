@@ -2,7 +2,7 @@
 
 Order: what follows the reasoning → an answer block (``<answer>``, ``<SOLUTION>``) → the last ``\\boxed{}`` →
 ``#### N`` → "the answer is …" → (only if asked) the last number. The first marker that occurs decides; two different answers
-under it are ambiguous. An answer that stands only inside the reasoning is no answer.
+under it are ambiguous. An answer that is only inside the reasoning is no answer.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def extract(text: str, *, last_number: bool = False) -> Extraction:
 
 
 def last_number(text: str) -> str | None:
-    """Return the last number of a text wherever it stands, without the comma of a sentence; None where there is none."""
+    """Return the last number of a text wherever it is, without the comma of a sentence; None where there is none."""
     numbers = _NUMBER.findall(text[-MAX_COMPLETION:])
     return numbers[-1].strip().rstrip(",") if numbers else None
 
@@ -101,7 +101,7 @@ def _from_blocks(body: str, start: str, end: str) -> Extraction:
 def from_boxes(body: str) -> tuple[Extraction, list[Box]]:
     """Return the answer that the boxes after the reasoning agree on, and those boxes.
 
-    A last box that is not closed, or that what stands around it takes back or changes, is no answer; what "or" adds is another.
+    A last box that is not closed, or that the text around it takes back or changes, is no answer; what "or" adds is another.
     """
     all_boxes, unclosed = find_boxes(body)
     outer = outermost(all_boxes)

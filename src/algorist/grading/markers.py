@@ -1,6 +1,6 @@
 """The marks that answers are read from: ``\\boxed{…}``, ``####``, reasoning tags. The only place that reads them; linear in the text.
 
-Only the last ``MAX_COMPLETION`` characters are looked at: an answer stands at the end, and no text can cost more than that.
+Only the last ``MAX_COMPLETION`` characters are looked at: an answer is at the end, and no text can cost more than that.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SCALED = re.compile(
     r"(?:[-+/^±×÷−]|[\w)}\]][ \t]*\*|[\d}\])]_|\d|(?<![a-zA-Z\\])[a-zA-Z]|[)\]}]"
     r"|\\(?:cdot|times|div|pm|mp|sqrt|[dtc]?frac\d?)[ \t]*)\Z"
 )
-"""What stands before a box and makes another value of it; a dash between words and a bullet do not."""
+"""What comes before a box and makes another value of it; a dash between words and a bullet do not."""
 _LOOSE = re.compile(r"[+/^±×÷−*-][ \t]*\Z|\\[a-zA-Z]+[ \t]*\Z")
 _HARMLESS = re.compile(
     r"(?:\\(?:text\w*|mbox|hbox|mathrm|mathbf|operatorname|stackrel\s*\{[^{}]*\}|xrightarrow|hspace\*?|color|begin|end|label|tag)\s*\{[^{}]*\}|\\[\])]|[=&]\s*\+"
@@ -108,12 +108,12 @@ def last_boxed(text: str) -> str | None:
 
 
 def is_taken_back(text: str, place: int) -> bool:
-    """Say whether what stands just before a place denies what follows: ``not really \\boxed{5}``."""
+    """Return whether the text just before a place denies what follows: ``not really \\boxed{5}``."""
     return bool(_DENIED.search(text[max(0, place - _NEAR) : place]))
 
 
 def is_denied(text: str, place: int, end: int | None = None) -> bool:
-    """Say whether what stands around a box makes no answer or another one of it: ``not``, ``-``, ``\\frac{…}5``, ``is wrong``.
+    """Return whether the text around a box makes no answer or another one of it: ``not``, ``-``, ``\\frac{…}5``, ``is wrong``.
 
     Args:
         text: What holds the box.
@@ -124,16 +124,16 @@ def is_denied(text: str, place: int, end: int | None = None) -> bool:
         return True
     if end is None:
         return False
-    before, behind = text[max(0, place - _NEAR) : place], text[end + 1 : end + 1 + _NEAR]
+    before, after = text[max(0, place - _NEAR) : place], text[end + 1 : end + 1 + _NEAR]
     line = before.rpartition("\n")[2]
-    if _HIDDEN.search(line) or _REFUSED.match(behind) or _AFTER.match(behind) or _in_a_group(before):
+    if _HIDDEN.search(line) or _REFUSED.match(after) or _AFTER.match(after) or _in_a_group(before):
         return True
     scaled = _SCALED.search(line) or (_LOOSE.search(line) and _SCALED.search(line.rstrip()))
     return bool(scaled) and not _HARMLESS.search(line)
 
 
 def _in_a_group(before: str) -> bool:
-    """Say whether a box stands in the braces of a command that is more than a style: ``\\sqrt{``, ``\\cancel{``, ``^{``."""
+    """Return whether a box is in the braces of a command that is more than a style: ``\\sqrt{``, ``\\cancel{``, ``^{``."""
     depth = 0
     for place in range(len(before) - 1, -1, -1):
         if before[place] in "{}" and (place == 0 or before[place - 1] != "\\"):

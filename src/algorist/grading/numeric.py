@@ -42,7 +42,7 @@ def repeating(sign: str, whole: str, before: str, period: str) -> Fraction:
 
 
 def period_of(digits: str) -> tuple[str, str] | None:
-    """Split the digits before an ellipsis into what stands before the period and the period; None if none shows."""
+    """Split the digits before an ellipsis into what comes before the period and the period; None if none shows."""
     for length in range(1, len(digits) // 2 + 1):
         shown = 3 if length == 1 else 2
         period = digits[-length:]

@@ -102,7 +102,7 @@ def _unicode(text: str) -> str:
 
 
 def _unwrap(text: str) -> str:
-    """Take off what stands around the whole: dollar signs, emphasis, a box, quotes."""
+    """Take off what surrounds the whole: dollar signs, emphasis, a box, quotes."""
     for _ in range(_MOST_WRAPS if text.startswith(_OPENERS) else 0):
         changed = False
         for start, end in _WRAPS:
@@ -129,7 +129,7 @@ def _dollars(text: str) -> str:
 
 
 def _marks_off(text: str) -> str:
-    """Take off arrows in front, and ticks, ends of proofs and line breaks behind; never all of a text."""
+    """Take off arrows in front, and ticks, ends of proofs and line breaks at the end; never all of a text."""
     while text.endswith(_ENDS) or text.startswith(_STARTS):
         before = text
         for mark in _ENDS:

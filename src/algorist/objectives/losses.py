@@ -104,7 +104,7 @@ def loss(
 
     def decorate(function: LossFunction) -> LossFunction:
         LOSSES.register(name)(Loss(name, function, reduction, zero_advantage_adds_nothing))
-        # The innermost decorator tells what a function that is named by its file stands for.
+        # The innermost decorator tells what a function that is named by its file means.
         if not hasattr(function, "loss"):
             function.loss = LOSSES.get(name)  # type: ignore[attr-defined]
         return function
@@ -130,7 +130,7 @@ def loss_named(loss: Loss | LossFunction | str) -> Loss:
 
 
 def probe_loss(loss: Loss) -> None:
-    """Compute a loss on two made-up completions, so that what is wrong with a function of one's own is said before anything is loaded.
+    """Compute a loss on two made-up completions, so that what is wrong with a user's function is said before anything is loaded.
 
     Raises:
         ConfigError: It raises, returns another shape or kind, or does not depend on ``log_probs``.

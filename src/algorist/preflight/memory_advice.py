@@ -104,7 +104,7 @@ def memory_steps(
 ) -> list[Step]:
     """Return what to change, in this order: gradient checkpointing, a smaller batch, a smaller model, DeepSpeed ZeRO.
 
-    Each step stands on those before it; steps that change nothing are left out. Empty when the stage fits into 90 % of
+    Each step builds on those before it; steps that change nothing are left out. Empty when the stage fits into 90 % of
     ``limit`` (bytes).
     """
     plan: Plan = partial(

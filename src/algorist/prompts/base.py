@@ -84,7 +84,7 @@ class PromptFormat:
 
     ``raw_template`` None means chat: the prompt is a system and a user message. A string means raw text, where
     ``{question}`` is replaced. ``prefilled_start`` says that the prompt already ends with the opening reasoning tag,
-    so that a completion starts inside the reasoning. ``block_join`` stands between the two blocks, ``inner`` between
+    so that a completion starts inside the reasoning. ``block_join`` comes between the two blocks, ``inner`` between
     a tag and its content, in what we render; parsing accepts any whitespace there. ``template_kwargs`` are switches of
     the chat template (``enable_thinking``); ``system_role`` user puts the system prompt before the question. ``turns`` replies
     inside completions.
@@ -155,7 +155,7 @@ class PromptFormat:
         The answer is the content of the answer block after the last closing reasoning tag; reasoning that is never closed
         has none. Flags: ``answer_in_reasoning`` (an answer block inside the reasoning; ignored), ``unfinished_reasoning``,
         ``several_answers`` (blocks with different contents after it: ambiguous), ``unclosed_answer``, ``repeated_tag``,
-        ``text_before``, ``text_after``, ``no_reasoning``. ``well_formed`` is true when each tag stands exactly once, in
+        ``text_before``, ``text_after``, ``no_reasoning``. ``well_formed`` is true when each tag occurs exactly once, in
         order, with nothing but whitespace around the blocks. Linear in the text.
         """
         t = self.tags
@@ -190,7 +190,7 @@ class PromptFormat:
         return (inside if opened else before).strip()
 
     def _well_formed(self, body: str) -> bool:
-        """Say whether each tag stands once, in order, around something, and nothing stands around them."""
+        """Return whether each tag occurs once, in order, around something, with nothing outside them."""
         if any(body.count(tag) != 1 for tag in self.tags.all()):
             return False
         parts = []
@@ -228,7 +228,7 @@ def get_format(
         ending = f" that ends with {opening}" if opening else ""
         raise ConfigError(
             f"prompt.system_prompt is set, but the prompt format {name} is raw text without a system message; give the whole prompt "
-            f"with {{question}} where the question stands{ending}, or leave it out"
+            f"with {{question}} where the question goes{ending}, or leave it out"
         )
     return replace(form, raw_template=text)
 

@@ -16,7 +16,7 @@ from algorist.prompts.base import PromptFormat
 def render_prompt(prompt_format: PromptFormat, tokenizer: Any, question: str) -> str:
     """Return the prompt of ``question`` with the tokenizer's chat template, generation prompt and prefilled tag.
 
-    The text is meant for ``tokenizer(text)``: a leading BOS that the tokenizer adds by itself is taken off.
+    The text is meant for ``tokenizer(text)``: a leading BOS that the tokenizer adds is taken off.
 
     Args:
         prompt_format: The format; a raw format ignores the chat template.

@@ -1,4 +1,4 @@
-"""A run's report as a live page: a server for this machine only, read only, behind a token in the address.
+"""A run's report as a live page: a server for this machine only, read only, protected by a token in the address.
 
 It answers ``GET /TOKEN/`` (the page), ``/TOKEN/state`` (JSON, which the page asks for) and nothing else. A request whose
 ``Host`` is another name is refused, so that a page elsewhere cannot reach it through a name of its own.
@@ -98,7 +98,7 @@ def make_server(live: LivePage, port: int = 0, token: str | None = None) -> tupl
                 kind, text = (
                     ("text/html", live.page()) if not parts[2] else ("application/json", live.state())
                 )
-            except Exception as error:  # the run goes on, and so does the page
+            except Exception as error:  # the run continues, and so does the page
                 self.answer(503, "text/plain", printable(f"{type(error).__name__}: {error}\n"))
                 return
             self.answer(200, kind, text)

@@ -40,7 +40,7 @@ def correct(
 
 
 def tagged_or_hash(text: str, tags: Tags = REASONING_TAGS) -> str:
-    """Return the first answer block, else the number behind ``####``, else the whole text; stripped (S0.32)."""
+    """Return the first answer block, else the number after ``####``, else the whole text; stripped (S0.32)."""
     low = text.lower() if text.isascii() else text  # lower() may change the length of other texts
     start = low.find(tags.answer_open.lower())
     end = low.find(tags.answer_close.lower(), start) if start >= 0 else -1
@@ -56,7 +56,7 @@ def correctness_numeric(
 ) -> float:
     """1 when answer and gold are close as floats (relative or absolute), or equal as texts if one is no number.
 
-    Both sides are read in the same way: the answer block, else the number behind ``####``, else the whole text; "1,080" is 1080.
+    Both sides are read in the same way: the answer block, else the number after ``####``, else the whole text; "1,080" is 1080.
     """
     answer, truth = tagged_or_hash(completion, tags), tagged_or_hash(gold, tags)
     left, right = (
@@ -239,7 +239,7 @@ def tag_count(completion: str, *, tags: Tags = THINK_TAGS) -> float:
 def exact_format(completion: str, *, tags: Tags = WORKING_TAGS, prefilled: bool = True) -> float:
     """3 when working and solution follow each other with nothing but whitespace around them, else 0.
 
-    Each tag stands exactly once, neither block is empty. A start tag that the prompt has opened (``prefilled``)
+    Each tag occurs exactly once, neither block is empty. A start tag that the prompt has opened (``prefilled``)
     counts as present, and may be repeated.
     """
     body = completion.strip()
@@ -275,7 +275,7 @@ def soft_format(completion: str, *, tags: Tags = REASONING_TAGS) -> float:
 def strict_format(
     completion: str, *, tags: Tags = REASONING_TAGS, require_final_newline: bool = True
 ) -> float:
-    """0.5 when the four tags stand once, in order, each on its own line, with a newline at the very end.
+    """0.5 when the four tags occur once, in order, each on its own line, with a newline at the very end.
 
     ``require_final_newline`` False also takes a text that ends with the closing answer tag, as generated text does.
     """
@@ -300,7 +300,7 @@ def _xmlcount_bounds(*, penalty: float, floor: float) -> tuple[float, float]:
 def xmlcount(
     completion: str, *, tags: Tags = REASONING_TAGS, penalty: float = 0.001, floor: float = -10.0
 ) -> float:
-    """0.125 for each tag that occurs once with its newlines, less a penalty per character behind the end.
+    """0.125 for each tag that occurs once with its newlines, less a penalty per character after the end.
 
     The penalty is taken twice: once with the opening answer tag for what follows the closing tag's line, and once
     with the closing tag for what follows that tag, less one character. A missing final newline therefore costs

@@ -23,14 +23,14 @@ _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
 
 
 def first_block(text: str, opening: str, closing: str) -> str | None:
-    """Return what stands between the first ``opening`` and the next ``closing``, or None. Linear time."""
+    """Return what is between the first ``opening`` and the next ``closing``, or None. Linear time."""
     start = text.find(opening)
     end = text.find(closing, start + len(opening)) if start >= 0 else -1
     return text[start + len(opening) : end] if end >= 0 else None
 
 
 def follows(text: str, first: str, second: str, *, gap: str = r"\s*") -> int | None:
-    """Return the position behind the first ``first`` + gap + ``second``, or None."""
+    """Return the position after the first ``first`` + gap + ``second``, or None."""
     match = re.search(f"{re.escape(first)}{gap}{re.escape(second)}", text)
     return match.end() if match else None
 
@@ -189,7 +189,7 @@ def _band(value: float, truth: float) -> str:
 def check_answer(completion: str, *, gold: str, tags: Tags = WORKING_TAGS, variant: str = "bounded") -> float:
     """5 for the gold text, 3.5 when only spaces differ, 2 or 1.5 for numbers within 10 or 20 percent, else -2.
 
-    Variants "origin" (wrong -2.5) and "notebook" (wrong -2.5, no number -4.5; the block is compared as it stands, so
+    Variants "origin" (wrong -2.5) and "notebook" (wrong -2.5, no number -4.5; the block is compared as it is, so
     surrounding whitespace already costs 1.5) leave the documented range.
     """
     table = _table("check_answer", ANSWER_TABLES, variant)
@@ -271,7 +271,7 @@ def r1_zero_reward_fn(
         ground_truth: The gold answer, or several of which one must match; a boxed one is unwrapped.
         fast: Keep the original's strictness about form: an unreduced fraction, or "8/2" for 4, is wrong. False
             accepts every equal value.
-        gap: Regular expression of what stands between the closing think tag and the opening answer tag.
+        gap: Regular expression of what comes between the closing think tag and the opening answer tag.
         matcher: How answers are compared.
 
     Returns:
@@ -309,7 +309,7 @@ def question_only_reward_fn(
 def r1_zero(
     completion: str, *, gold: str, matcher: str = "symbolic", fast: bool = True, any_gap: bool = False
 ) -> float:
-    """1 when ``</think> <answer>…</answer>`` stands there with exactly one space and the answer is right, else 0.
+    """1 when ``</think> <answer>…</answer>`` follows with exactly one space and the answer is right, else 0.
 
     ``any_gap`` also takes other whitespace between the two tags (``think_answer`` completions).
     """

@@ -121,7 +121,7 @@ def rollouts(
 
 
 def metrics(run: Path, stage: str | None = None) -> list[dict[str, Any]]:
-    """Return the lines of ``metrics.jsonl``: stage, step, time and the numbers; null stands for NaN.
+    """Return the lines of ``metrics.jsonl``: stage, step, time and the numbers; null is NaN.
 
     Raises:
         CheckpointError: There is no such run.
@@ -260,7 +260,7 @@ def _fetch(
             raise CheckpointError(f"cannot read the store: {error}") from None
         if "pytz" in str(error):
             raise ConfigError(
-                "the SQL makes a time with a time zone, which is not read; write …::VARCHAR behind it"
+                "the SQL makes a time with a time zone, which is not read; write …::VARCHAR after it"
             ) from None
         raise ConfigError(f"the SQL does not work: {error}") from None
 

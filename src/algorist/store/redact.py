@@ -78,7 +78,7 @@ _SURE = {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "OPENAI_API_KEY"
 
 
 def redact(text: str) -> str:
-    """Return ``text`` without secrets: known values, the shapes of tokens, and values behind a name and a sign."""
+    """Return ``text`` without secrets: known values, the shapes of tokens, and values after a name and a sign."""
     text = _without_values(text)
     long_words = " ".join(word for word in text.split() if len(word) >= LEAST)
     for signs, shape in _SHAPES.values():
@@ -189,9 +189,9 @@ def _without_values(text: str) -> str:
 
 @lru_cache(maxsize=4)
 def _values(environment: tuple[tuple[str, str], ...], home: str) -> list[tuple[str, re.Pattern[str]]]:
-    """Return (what a text must hold, what is hidden behind group 1) for stored logins and secret variables.
+    """Return (what a text must hold, what is hidden after group 1) for stored logins and secret variables.
 
-    A value that looks secret is hidden anywhere, a short one where it stands alone, any other after its name.
+    A value that looks secret is hidden anywhere, a short one where it is a word of its own, any other after its name.
     """
     hidden, words, shapes = _stored(home), set(), []
     for name, value in environment:

@@ -214,7 +214,7 @@ class RunFolder:
 
 
 def _held(file: IO[str]) -> bool:
-    """Take the lock; one who only looks whether it is taken (``is_running``) has it for a moment, so try for a second."""
+    """Take the lock; ``is_running`` holds it briefly, so try for a second."""
     for _ in range(20):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

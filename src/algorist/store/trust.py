@@ -18,7 +18,7 @@ from algorist.errors import ConfigError
 from algorist.store.redact import leaves
 
 TRUST = "ALGORIST_TRUST"
-"""Environment variable behind ``--trust``: 1 runs code that a foreign run folder names."""
+"""Environment variable of ``--trust``: 1 runs code that a foreign run folder names."""
 _OWN_CODE = re.compile(r"\.py:\w+$")
 
 

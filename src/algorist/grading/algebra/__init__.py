@@ -1,4 +1,4 @@
-"""The algebra of answers behind one door: ``read`` a text, then ask whether two readings are ``equal``.
+"""The algebra of answers, with one door: ``read`` a text, then ask whether two readings are ``equal``.
 
 Tokens, a grammar, trees in one canonical order, and two ways to decide on expressions: exact and floating point values at
 once, values with as many digits as needed in a worker process.

@@ -107,7 +107,7 @@ def _text(words: str) -> Node:
 
 
 def _counted(words: str) -> Node | None:
-    """Return ``five hours`` and ``fifty percent`` as quantities; None where no number and unit stand there."""
+    """Return ``five hours`` and ``fifty percent`` as quantities; None without a number and a unit."""
     parts = words.split()
     for until in range(len(parts) - 1, 0, -1):
         value = number_in_words(" ".join(parts[:until]))
@@ -203,7 +203,7 @@ def _of_a_distance(operators: Sequence[str], terms: Sequence[Node]) -> Node | No
 
 
 def _all_but(letter: Node, value: Node) -> Node | None:
-    """Return ``x \\ne 3`` as what x may be; None where no letter stands beside a value."""
+    """Return ``x \\ne 3`` as what x may be; None where no letter is beside a value."""
     if not _is_variable(letter) or not is_scalar(value) or symbols(value) - {"pm", "mp"}:
         return None
     values = canonical(value)

@@ -26,7 +26,7 @@ _MOST = 40
 
 
 def formula_name(tokens: Sequence[Token], start: int) -> tuple[str, int] | None:
-    """Return the name before the next equals sign and the place after the sign, or None where an expression stands there.
+    """Return the name before the next equals sign and the place after the sign, or None at an expression.
 
     Plain letters (``x =``) and words (``area =``) are not looked for here: the grammar reads them itself.
     """

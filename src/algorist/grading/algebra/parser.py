@@ -39,7 +39,7 @@ _LETTER_UNIT = re.compile(rf"{_UNIT}(?:(?: [*/])?{_UNIT})*")
 def _joined(first: Node, second: Node) -> Node | None:
     """Return ``5 and 1/3`` as one number, ``2 dollars and 5 cents`` as one quantity; None where they are two answers.
 
-    The quantity is written in the base unit of its dimension, which is the only bare number that it can stand for.
+    The quantity is written in the base unit of its dimension, which is the only bare number that it can mean.
     """
     if first[0] == second[0] == "num" and first[1].denominator == 1 and 0 < second[1] < 1:
         return num(first[1] + (second[1] if first[1] > 0 else -second[1])) if first[1] else None
@@ -64,7 +64,7 @@ class Parser(Atoms):
         return node
 
     def _word(self, *words: str) -> str:
-        """Step over one of these words and return it; "" where another token stands."""
+        """Step over one of these words and return it; "" at another token."""
         kind, value = self.peek()
         return str(self.step().value) if kind == "text" and value in words else ""
 
@@ -90,7 +90,7 @@ class Parser(Atoms):
         return ("list", word, tuple(nodes))
 
     def _may_be_decimal(self) -> bool:
-        """Say whether ``12,5`` stands here: two numbers, or one with a decimal comma."""
+        """Return whether ``12,5`` is here: two numbers, or one with a decimal comma."""
         before, after = (
             self.tokens[at] if at < len(self.tokens) else None for at in (self.at - 1, self.at + 1)
         )

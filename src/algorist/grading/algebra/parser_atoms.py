@@ -98,7 +98,7 @@ class Atoms:
         return node
 
     def take(self, *values: str) -> str:
-        """Step over one of these signs and return it; "" where another token stands."""
+        """Step over one of these signs and return it; "" at another token."""
         kind, value = self.peek()
         if kind not in ("op", "cmd") or value not in values:
             return ""
@@ -118,7 +118,7 @@ class Atoms:
         return node
 
     def _inside(self, read: Callable[[], Node]) -> Node:
-        """Read what stands between brackets: one level deeper, where no single letter is a unit."""
+        """Read what is between brackets: one level deeper, where no single letter is a unit."""
         self.inner += 1
         node = self._deeper(read)
         self.inner -= 1
@@ -143,7 +143,7 @@ class Atoms:
         return before != "end" or not (after[0] in ("word", "text") and str(after[1]) not in ("and", "or"))
 
     def _in_a_formula(self) -> bool:
-        """Say whether the word here stands between brackets, touches what is before it, or is raised to a power."""
+        """Return whether the word here is between brackets, touches what is before it, or is raised to a power."""
         touches = self.at > 0 and not self.tokens[self.at].space and self.tokens[self.at - 1].kind != "op"
         return (
             bool(self.inner)
@@ -287,7 +287,7 @@ class Atoms:
         raise Unreadable(f"unexpected {value!r}")
 
     def _beside_a_factor(self, opened: int) -> bool:
-        """Say whether what was opened at a place and closed just now stands beside another factor: ``[3](4)``."""
+        """Say whether what was opened at a place and closed just now is beside another factor: ``[3](4)``."""
         before = self.tokens[opened - 1] if opened else Token("op", "(")
         return before.kind in ("num", "sym") or before.value in (")", "]", "*", "}") or self._starts_factor()
 

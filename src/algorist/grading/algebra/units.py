@@ -1,4 +1,4 @@
-"""Units and the words behind a number: what converts exactly, what must be the same word, what is no unit at all."""
+"""Units and the words after a number: what converts exactly, what must be the same word, what is no unit at all."""
 
 from __future__ import annotations
 
