@@ -7,23 +7,21 @@ python benchmarks/tables.py --check    # exit 1 when a page is not up to date
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import re
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-from measure import short_name
 
 ROOT = Path(__file__).resolve().parents[1]
 BASELINES = ROOT / "benchmarks" / "baselines"
 PAGES = ("docs/engine.md", "docs/grading.md")
 BLOCK = re.compile(r"(<!-- figures (\w+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
 
-Row = tuple[str, str, str, str, str]
-"""What, against what, the ratio, the processor, the command."""
+Row = tuple[str, str, str, str]
+"""What, against what, the ratio, the script."""
 
 
 def load_all(name: str) -> list[dict[str, Any]]:
@@ -37,10 +35,6 @@ def load(name: str) -> dict[str, Any] | None:
     return next(iter(load_all(name)), None)
 
 
-def _processor(found: dict[str, Any]) -> str:
-    return short_name(found["environment"]["cpu"]).replace("-", " ")
-
-
 def ratio(found: dict[str, Any]) -> str:
     """Return ``4.4× [4.2, 5.1]``."""
     return f"{found['ratio']:.3g}× [{found['low']:.3g}, {found['high']:.3g}]"
@@ -48,18 +42,17 @@ def ratio(found: dict[str, Any]) -> str:
 
 def _rollouts() -> list[Row]:
     rows = []
-    for found in [*load_all("rollout"), *load_all("rollout-2t")]:
+    for found in load_all("rollout"):
         for result in found["results"]:
             engine = next(iter(result["ratio_to_generate"]))
             rates = result["tokens_per_s"]
             case = result["case"]
             rows.append(
                 (
-                    f"rollouts, {case['name']} ({case['prompts'] * case['group_size']} rows), {result['dtype']}, {_threads(result)}",
+                    f"rollouts, {case['name'].partition('_')[0]}, {case['prompts'] * case['group_size']} rows, {result['dtype']}",
                     f"`generate`: {rates['generate']['rate']['median']:.0f} → {rates[engine]['rate']['median']:.0f} tokens/s",
                     ratio(result["ratio_to_generate"][engine]),
-                    _processor(found),
-                    "`benchmarks/rollout.py`",
+                    "`rollout.py`",
                 )
             )
     return rows
@@ -71,17 +64,16 @@ def _threads(found: dict[str, Any]) -> str:
 
 def _timed(kind: str, what: str, unit: str) -> list[Row]:
     rows = []
-    for size, threads in itertools.product(("tiny", "small", "wide"), (1, 2)):
-        for found in load_all(f"{kind}-{size}-{threads}t"):
+    for size in ("tiny", "small", "wide"):
+        for found in load_all(f"{kind}-{size}-1t"):
             ours = next(v for k, v in found["variants"].items() if k != "trl")
             rates = (found["variants"]["trl"]["rate"]["median"], ours["rate"]["median"])
             rows.append(
                 (
-                    f"{what}, {'150k vocabulary' if size == 'wide' else size} ({found['rows']} rows), {_threads(found)}",
+                    f"{what}, {'150k vocabulary' if size == 'wide' else size}, {found['rows']} rows",
                     f"stock TRL: {rates[0]:.0f} → {rates[1]:.0f} {unit}",
                     ratio(found["speed_up"]),
-                    _processor(found),
-                    f"`benchmarks/{kind}.py --size {size}`",
+                    f"`{kind}.py --size {size}`",
                 )
             )
     return rows
@@ -95,12 +87,10 @@ def _equal() -> list[Row]:
             seconds = {name: side["second"]["median"] for name, side in result["variants"].items()}
             rows.append(
                 (
-                    f"a whole GRPO step, {result['model']} ({result['rows']} rows of {result['tokens']} tokens, groups of {result['group']}, "
-                    f"prompts of {result['prompt_tokens']}), {result['dtype']}, {_threads(result)}",
+                    f"a GRPO step, {result['model']}, {result['rows']} rows of {result['tokens']}, {result['dtype']}",
                     f"stock TRL: {seconds['trl']:.3g} → {seconds['algorist']:.3g} s",
                     ratio(result["speed_up"]),
-                    _processor(found),
-                    f"`benchmarks/equal.py --model {result['model']}`",
+                    f"`equal.py --model {result['model']}`",
                 )
             )
     return rows
@@ -116,8 +106,7 @@ def _memory() -> list[Row]:
             "peak memory of an update, 150k vocabulary",
             f"stock TRL: {peaks['trl']['peak_mib']:.0f} → {peaks['algorist']['peak_mib']:.0f} MiB",
             f"{found['peak_ratio']:.2f}×",
-            _processor(found),
-            "`benchmarks/update.py --size wide --memory`",
+            "`update.py --size wide --memory`",
         )
     ]
 
@@ -133,11 +122,10 @@ def _accuracy() -> list[Row]:
     middle = {who: values[len(values) // 2] for who, values in seconds.items()}
     return [
         (
-            f"time to {found['target']:.0%} on the quickstart task, 1 thread",
+            f"time to {found['target']:.0%} on the quickstart task",
             f"stock TRL: {middle['trl']:.0f} → {middle['algorist']:.0f} s",
             ratio(found["ratio"]),
-            _processor(found),
-            "`benchmarks/time_to_accuracy.py`",
+            "`time_to_accuracy.py`",
         )
     ]
 
@@ -148,11 +136,10 @@ def _vllm() -> list[Row]:
         rates = {name: found["rate"]["median"] for name, found in case["variants"].items()}
         rows.append(
             (
-                f"rollouts, small ({case['rows']} rows of {case['new_tokens_per_row']} tokens), {case['dtype']}, 1 core",
+                f"rollouts, small, {case['rows']} rows, {case['dtype']}",
                 f"vLLM (CPU build): {rates['vllm']:.0f} → {rates['native']:.0f} tokens/s",
                 ratio(case["native_over_vllm"]),
-                _processor(found),
-                "`benchmarks/vllm_rollout.py`",
+                "`vllm_rollout.py`",
             )
         )
     return rows
@@ -174,15 +161,14 @@ def _grading() -> list[Row]:
                 label,
                 f"math-verify: {one['math_verify'][unit]:g} → {one['algorist'][unit]:g} {mark}",
                 ratio(one[key]),
-                _processor(found),
-                "`benchmarks/grading.py`",
+                "`grading.py`",
             )
         )
     return rows
 
 
 def _table(rows: list[Row]) -> str:
-    lines = ["| what | against | ratio [95 %] | processor | command |", "|---|---|---|---|---|"]
+    lines = ["| what | against | ratio [95 %] | in `benchmarks/` |", "|---|---|---|---|"]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows), ""])
 
 
@@ -203,7 +189,8 @@ def _where(*kinds: str) -> str:
         cpu, _, rest = machine.partition(", ")
         machines.setdefault(rest, []).append(cpu)
     where = ", and on ".join(f"{' and '.join(cpus)}, {rest}" for rest, cpus in machines.items())
-    return f"\nMeasured on {where}; both sides in turns in one run.\n" if machines else ""
+    note = f"Measured on {where}; both sides in turns in one run, one thread."
+    return f"\n{textwrap.fill(note, 118)}\n" if machines else ""
 
 
 def engine() -> str:
@@ -226,14 +213,21 @@ def grading() -> str:
     if found is None:
         return ""
     lines = [
-        "| dataset | golds | itself: algorist | itself: math-verify | next: algorist | next: math-verify |",
+        "| dataset | golds | itself: ours | math-verify | next: ours | math-verify |",
         "|---|---|---|---|---|---|",
     ]
+    plain = []
     for row in found["datasets"]:
-        lines.append(
-            f"| {row['dataset']} | {row['golds']} | {row['self']['algorist']} | {row['self']['math_verify']} | "
-            f"{row['next_equal']['algorist']} | {row['next_equal']['math_verify']} |"
-        )
+        verdicts = [row["self"]["algorist"], row["self"]["math_verify"], *row["next_equal"].values()]
+        if verdicts == [row["golds"], row["golds"], 0, 0]:
+            plain.append(row["golds"])
+        else:
+            lines.append(
+                f"| {row['dataset']} | {row['golds']} | {row['self']['algorist']} | {row['self']['math_verify']} | "
+                f"{row['next_equal']['algorist']} | {row['next_equal']['math_verify']} |"
+            )
+    total = sum(plain)
+    lines.append(f"| {len(plain)} other datasets | {total} | {total} | {total} | 0 | 0 |")
     return f"{_table(_grading())}{_where('grading.')}\n" + "\n".join(lines) + "\n"
 
 
