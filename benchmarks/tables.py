@@ -87,7 +87,7 @@ def _equal() -> list[Row]:
             seconds = {name: side["second"]["median"] for name, side in result["variants"].items()}
             rows.append(
                 (
-                    f"a GRPO step, {result['model']}, {result['rows']} rows of {result['tokens']}, {result['dtype']}",
+                    f"a step, {result['model']}, {result['rows']} rows of {result['tokens']}, {result['dtype']}",
                     f"stock TRL: {seconds['trl']:.3g} → {seconds['algorist']:.3g} s",
                     ratio(result["speed_up"]),
                     f"`equal.py --model {result['model']}`",

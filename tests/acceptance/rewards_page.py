@@ -20,8 +20,8 @@ rewards:
   - {name: my_rewards.py:brevity, weight: 0.1}
 ```
 
-Try one without a run: `algorist rewards explain --completion TEXT --answer GOLD`. Scales differ between systems: compare
-runs by accuracy, never by reward.
+Try one without a run: `algorist rewards explain --completion TEXT --answer GOLD`. Scales differ between systems:
+compare runs by accuracy, never by reward.
 
 ## What each one pays
 
@@ -36,7 +36,7 @@ A function of a rollout and its problem, named by its file ([a worked example](e
 | `rollout` | `text`, `parsed`, `grade` (`correct`, `reason`), `completion_ids`, `log_probs`, `truncated`, `turns` |
 | `problem` | `question`, `answer`, `solution`, `subject`, `level`, `extra`; any column: `problem["column"]` |
 | `completion`, `parsed`, `completion_ids`, `gold` | parts of the two |
-| `matcher`, `form`, `tags`, `prefilled` | the recipe's matcher, prompt format, tags; whether the prompt opens the reasoning |
+| `matcher`, `form`, `tags`, `prefilled` | matcher, format, tags; whether the prompt opens the reasoning |
 | `trainer_state`, `log_metric` | the trainer's; such a function runs in the training process |
 
 `rollout.parsed` has `answer`, `reasoning`, `well_formed` and `flags`. Every other argument is a parameter, set under

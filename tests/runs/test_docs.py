@@ -35,7 +35,12 @@ from algorist.runs.plan import check_names
 from algorist.store.read import query
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+SKILL = ROOT / "skills" / "algorist" / "SKILL.md"
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "AGENTS.md")),
+    SKILL,
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 SECTIONS = ("model", "data", "prompt", "sft", "grpo", "eval")
 RUNS = ("run", "preflight")
@@ -485,9 +490,9 @@ def test_each_recipe_is_described() -> None:
 
 def test_values_in_the_paper_index_are_those_of_the_recipes() -> None:
     text = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
-    rows = re.findall(r"\| (?:`([\w-]+)`|default) \| `([\w.]+)=([^`]+)` \|", text)
+    rows = re.findall(r"\| `([\w.]+)=([^`]+)` \| (?:`([\w-]+)`|default) \|", text)
     assert len(rows) >= 15
-    for name, key, value in rows:
+    for key, value, name in rows:
         found: Any = load_recipe(name).recipe if name else Recipe()
         for part in key.split("."):
             found = found[part] if isinstance(found, dict) else getattr(found, part)
@@ -499,6 +504,30 @@ def test_every_rule_is_explained() -> None:
 
     headings = anchors_of(ROOT / "docs" / "troubleshooting.md")
     assert set(all_rules()) <= headings, sorted(set(all_rules()) - headings)
+
+
+WRITTEN_BY_COMMANDS = ("settings", "troubleshooting", "recipes", "rewards", "estimators")
+MOST_WORDS = {"by hand": 13_700, "by commands": 10_600}
+"""Ceilings of README and docs/; they may only go down."""
+
+
+def test_the_documents_stay_short() -> None:
+    words = {"by hand": 0, "by commands": 0}
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        kind = "by commands" if page.stem in WRITTEN_BY_COMMANDS else "by hand"
+        words[kind] += len(page.read_text(encoding="utf-8").split())
+    assert all(words[kind] <= most for kind, most in MOST_WORDS.items()), words
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(readme.split()) <= 350 and len(readme.splitlines()) <= 80
+    assert len(re.findall(r"\d+(?:[.,]\d+)*", readme)) <= 25
+    assert len((ROOT / "AGENTS.md").read_text(encoding="utf-8").splitlines()) <= 80
+    assert len(SKILL.read_text(encoding="utf-8").splitlines()) <= 62
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_lines_of_a_page_fit(name: str) -> None:
+    lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
+    assert not [f"{name}:{number}" for number, line in enumerate(lines, start=1) if len(line) > 120]
 
 
 def test_each_page_is_in_the_navigation_and_make_targets_exist() -> None:
