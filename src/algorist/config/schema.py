@@ -343,7 +343,7 @@ class GRPOSection(OptimSection):
     gradient_accumulation_steps: int = Field(1, ge=1)
     """Micro-batches per optimiser step; completions per step = batch_size × gradient_accumulation_steps × processes."""
     processes: int = Field(1, ge=1)
-    """Processes that share a step; a run sets it to those it has, ``algorist run -n N`` before it starts them."""
+    """Processes that share a step; a run sets it to those it has, the option ``-n`` before it starts them."""
     num_iterations: int = Field(1, ge=1)
     """Updates per rollout batch (μ)."""
     steps_per_generation: int | None = Field(None, ge=1)
