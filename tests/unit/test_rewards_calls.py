@@ -191,10 +191,10 @@ def test_tags_follow_the_prompt_format() -> None:
     [
         ("corect", "Did you mean 'correct'"),
         ({"name": "cosine", "params": {"maxlen": 3}}, "Did you mean 'max_len'"),
-        ({"name": "repetition", "params": {"max_penalty": 1}}, "0 or less"),
+        ({"name": "repetition", "params": {"max_penalty": 1}}, "less than or equal to 0"),
         ({"name": "soft_overlong", "params": {"cache_tokens": 999}}, "cache_tokens"),
-        ({"name": "accuracy", "params": {"neutral": 2}}, "from 0 to 1"),
-        ({"name": "check_numbers", "params": {"variant": "notbook"}}, "Did you mean 'notebook'"),
+        ({"name": "accuracy", "params": {"neutral": 2}}, "less than or equal to 1"),
+        ({"name": "check_numbers", "params": {"variant": "notbook"}}, "'bounded', 'origin' or 'notebook'"),
         ({"nam": "cosine"}, "Did you mean 'name'"),
         ({"weight": 1}, "no name"),
     ],

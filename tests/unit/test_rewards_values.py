@@ -446,11 +446,6 @@ def test_repetition(text: str, value: float) -> None:
     assert repetition(text) == pytest.approx(value)
 
 
-def test_positive_penalty_is_refused() -> None:
-    with pytest.raises(ValueError, match="0 or less"):
-        repetition("a b c", max_penalty=0.1)
-
-
 def test_tag_count() -> None:
     assert tag_count("<think></think><answer></answer>") == 1.0
     assert tag_count("<think><think></think>") == 0.25

@@ -6,6 +6,9 @@ import hashlib
 import math
 import re
 from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import Field
 
 from algorist.errors import ConfigError
 from algorist.grading import grade
@@ -107,46 +110,38 @@ def reasoning_steps(completion: str, *, steps: int = 3) -> float:
     return min(1.0, len(_STEPS.findall(completion)) / max(1, steps))
 
 
-def _repetition_bounds(*, ngram: int, max_penalty: float) -> tuple[float, float]:
-    if max_penalty > 0:
-        raise ConfigError(f"reward 'repetition' has max_penalty {max_penalty}; expected 0 or less, e.g. -0.1")
-    if ngram < 1:
-        raise ConfigError(f"reward 'repetition' has ngram {ngram}; expected 1 or more, usually 3")
-    return max_penalty, 0.0
-
-
 @reward(
     "repetition",
     low=-0.1,
     high=0.0,
     aliases=("repetition_penalty",),
-    bounds=_repetition_bounds,
+    bounds=lambda max_penalty, **_: (max_penalty, 0.0),
     source="S4.21",
 )
-def repetition(completion: str, *, ngram: int = 3, max_penalty: float = -0.1) -> float:
+def repetition(
+    completion: str,
+    *,
+    ngram: Annotated[int, Field(ge=1)] = 3,
+    max_penalty: Annotated[float, Field(le=0)] = -0.1,
+) -> float:
     """``max_penalty`` × the share of n-grams of lower-cased words that occurred before; 0 for fewer than n words."""
-    _repetition_bounds(ngram=ngram, max_penalty=max_penalty)
     words = completion.lower().split()
     grams = list(zip(*(words[i:] for i in range(ngram)), strict=False))
     return (1 - len(set(grams)) / len(grams)) * max_penalty if grams else 0.0
 
 
-def _cosine_bounds(*, max_len: int, flipped: bool, **ends: float) -> tuple[float, float]:
-    if max_len < 1:
-        raise ConfigError(
-            f"reward 'cosine' has max_len {max_len}; expected a number of characters, usually 1000"
-        )
+def _ends(*, max_len: int, flipped: bool, **ends: float) -> tuple[float, float]:
     return min(ends.values()), max(ends.values())
 
 
-@reward("cosine", low=-0.5, high=1.0, bounds=_cosine_bounds, source="S4.20, S4.23")
+@reward("cosine", low=-0.5, high=1.0, bounds=_ends, source="S4.20, S4.23")
 def cosine(
     completion: str,
     *,
     gold: str,
     matcher: str = "symbolic",
     tags: Tags = THINK_TAGS,
-    max_len: int = 1000,
+    max_len: Annotated[int, Field(ge=1)] = 1000,
     correct_short: float = 1.0,
     correct_long: float = 0.8,
     wrong_short: float = -0.5,
@@ -186,32 +181,26 @@ def soft_overlong(
     return -1.0 if len(completion_ids) > max_tokens else (free - len(completion_ids)) / cache_tokens
 
 
-def _target_bounds(*, target_tokens: int, alpha: float) -> tuple[float, float]:
-    if target_tokens < 1 or alpha < 0:
-        raise ConfigError(
-            f"reward 'target_length' has target_tokens {target_tokens} and alpha {alpha}; expected at least 1 and 0"
-        )
-    return -1.0, 0.0
-
-
-@reward("target_length", low=-1.0, high=0.0, bounds=_target_bounds, source="L1 (2503.04697) eq. 1")
+@reward("target_length", low=-1.0, high=0.0, source="L1 (2503.04697) eq. 1")
 def target_length(
-    completion: str, *, completion_ids: Sequence[int], target_tokens: int = 128, alpha: float = 0.003
+    completion: str,
+    *,
+    completion_ids: Sequence[int],
+    target_tokens: Annotated[int, Field(ge=1)] = 128,
+    alpha: Annotated[float, Field(ge=0)] = 0.003,
 ) -> float:
     """Minus ``alpha`` for each token more or less than ``target_tokens``, at least -1."""
     return max(-1.0, -alpha * abs(len(completion_ids) - target_tokens))
 
 
 @reward("random", low=0.0, high=1.0, source="Shao et al. (2025), arXiv 2506.10947")
-def random_reward(completion: str, *, share: float = 0.5, seed: int = 0) -> float:
+def random_reward(
+    completion: str, *, share: Annotated[float, Field(gt=0, lt=1)] = 0.5, seed: int = 0
+) -> float:
     """1 for a share of all texts, drawn by a hash of the text and ``seed``, else 0: the random-reward control.
 
     It knows neither the problem nor the answer, and a resumed run draws the same.
     """
-    if not 0 < share < 1:
-        raise ConfigError(
-            f"reward 'random' has share {share}; expected more than 0 and less than 1, usually 0.5"
-        )
     digest = hashlib.sha256(f"{seed}/{completion}".encode("utf-8", "backslashreplace")).digest()
     return float(int.from_bytes(digest[:8], "big") < share * 2**64)
 
@@ -288,17 +277,13 @@ def strict_format(
     return 0.5 * (end is not None and text[end:].endswith(f"\n{tags.answer_close}\n"))
 
 
-def _xmlcount_bounds(*, penalty: float, floor: float) -> tuple[float, float]:
-    if penalty < 0 or floor > 0:
-        raise ConfigError(
-            f"reward 'xmlcount' has penalty {penalty} and floor {floor}; expected penalty >= 0 >= floor"
-        )
-    return floor, 0.5
-
-
-@reward("xmlcount", low=-10.0, high=0.5, bounds=_xmlcount_bounds, source="S2.11–S2.12")
+@reward("xmlcount", low=-10.0, high=0.5, bounds=lambda floor, **_: (floor, 0.5), source="S2.11–S2.12")
 def xmlcount(
-    completion: str, *, tags: Tags = REASONING_TAGS, penalty: float = 0.001, floor: float = -10.0
+    completion: str,
+    *,
+    tags: Tags = REASONING_TAGS,
+    penalty: Annotated[float, Field(ge=0)] = 0.001,
+    floor: Annotated[float, Field(le=0)] = -10.0,
 ) -> float:
     """0.125 for each tag that occurs once with its newlines, less a penalty per character after the end.
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Literal
 
-from algorist.errors import ConfigError, nearest
+from pydantic import Field
+
 from algorist.grading import gold_texts, grade, last_boxed
 from algorist.grading.hendrycks import plain_form
 from algorist.grading.markers import after_reasoning, find_boxes, is_denied
@@ -69,20 +69,14 @@ THINK_TAGS = Tags("<think>", "</think>", "<answer>", "</answer>")
 _LATEX = re.compile(r"[\\$]")
 
 
-def _neutral_bounds(*, neutral: float, **_: object) -> tuple[float, float]:
-    if not 0 <= neutral <= 1:
-        raise ConfigError(f"reward 'accuracy' has neutral {neutral}; expected a value from 0 to 1")
-    return 0.0, 1.0
-
-
-@reward("accuracy", low=0.0, high=1.0, bounds=_neutral_bounds, source="S4.15, S4.22")
+@reward("accuracy", low=0.0, high=1.0, source="S4.15, S4.22")
 def accuracy(
     completion: str,
     *,
     gold: str,
     matcher: str = "symbolic",
     tags: Tags = THINK_TAGS,
-    neutral: float = 0.5,
+    neutral: Annotated[float, Field(ge=0, le=1)] = 0.5,
     latex_gold_only: bool = False,
 ) -> float:
     """1 or 0 by the grader on the first answer block (the whole text without one); ``neutral`` for unreadable gold.
@@ -116,121 +110,85 @@ def accuracy_last_number(completion: str, *, gold: str, tags: Tags = THINK_TAGS)
 WORKING_TAGS = Tags("<start_working_out>", "<end_working_out>", "<SOLUTION>", "</SOLUTION>")
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerTable:
-    """What ``check_answer`` pays; ``raw`` compares the block unstripped, and ``spaces`` then means stripped."""
-
-    exact: float
-    spaces: float
-    within_10: float
-    within_20: float
-    wrong: float
-    not_a_number: float
-    missing: float
-
-
-@dataclass(frozen=True, slots=True)
-class NumberTable:
-    """What ``check_numbers`` pays."""
-
-    equal: float
-    within_10: float
-    within_20: float
-    wrong: float
-    not_a_number: float
-    missing: float
-
-
-# "bounded" keeps the documented range of the system; "origin" and "notebook" are what its code and its model did.
+Variant = Literal["bounded", "origin", "notebook"]
+"""``bounded`` keeps the documented range of the system; ``origin`` and ``notebook`` are what its code and its model did."""
 ANSWER_TABLES = {
-    "bounded": AnswerTable(5.0, 3.5, 2.0, 1.5, -2.0, -2.0, -2.0),
-    "origin": AnswerTable(5.0, 3.5, 2.0, 1.5, -2.5, -2.5, -2.0),
-    "notebook": AnswerTable(5.0, 3.5, 2.0, 1.5, -2.5, -4.5, -2.0),
+    "bounded": (5.0, 3.5, 2.0, 1.5, -2.0, -2.0, -2.0),
+    "origin": (5.0, 3.5, 2.0, 1.5, -2.5, -2.5, -2.0),
+    "notebook": (5.0, 3.5, 2.0, 1.5, -2.5, -4.5, -2.0),
 }
+"""What ``check_answer`` pays: equal, equal but for spaces, within 10 and 20 percent, wrong, not a number, missing."""
 NUMBER_TABLES = {
-    "bounded": NumberTable(3.0, 2.5, 1.5, -1.5, -1.5, -1.5),
-    "origin": NumberTable(4.0, 2.5, 1.5, -2.0, -2.0, -1.5),
-    "notebook": NumberTable(3.5, -1.5, -1.5, -1.5, 0.0, -2.5),
+    "bounded": (3.0, 2.5, 1.5, -1.5, -1.5, -1.5),
+    "origin": (4.0, 2.5, 1.5, -2.0, -2.0, -1.5),
+    "notebook": (3.5, -1.5, -1.5, -1.5, 0.0, -2.5),
 }
+"""What ``check_numbers`` pays: equal, within 10 and 20 percent, wrong, not a number, missing."""
 
 
-Table = TypeVar("Table", AnswerTable, NumberTable)
+def _range(tables: Mapping[str, Sequence[float]]) -> Callable[..., tuple[float, float]]:
+    return lambda variant: (min(tables[variant]), max(tables[variant]))
 
 
-def _table(name: str, tables: dict[str, Table], variant: str) -> Table:
-    if variant not in tables:
-        raise ConfigError(
-            f"reward '{name}' has no variant '{variant}'.{nearest(variant, tables)} Known: {', '.join(tables)}"
-        )
-    return tables[variant]
-
-
-def _answer_bounds(*, variant: str) -> tuple[float, float]:
-    values = astuple(_table("check_answer", ANSWER_TABLES, variant))
-    return min(values), max(values)
-
-
-def _number_bounds(*, variant: str) -> tuple[float, float]:
-    values = astuple(_table("check_numbers", NUMBER_TABLES, variant))
-    return min(values), max(values)
-
-
-def _band(value: float, truth: float) -> str:
-    """Return which band of value / truth the value falls in; with truth 0 only 0 itself is right."""
+def _band(value: float, truth: float, paid: Sequence[float]) -> float:
+    """Return what of (equal, within 10 percent, within 20, wrong) is paid; with truth 0 only 0 itself is right."""
     if truth == 0:
-        return "equal" if value == 0 else "wrong"
+        return paid[0] if value == 0 else paid[3]
     ratio = value / truth
     if 0.9 <= ratio <= 1.1:
-        return "within_10"
-    return "within_20" if 0.8 <= ratio <= 1.2 else "wrong"
+        return paid[1]
+    return paid[2] if 0.8 <= ratio <= 1.2 else paid[3]
 
 
-@reward("check_answer", low=-2.0, high=5.0, bounds=_answer_bounds, source="S1.41, S1.43–S1.44, section 6.3")
-def check_answer(completion: str, *, gold: str, tags: Tags = WORKING_TAGS, variant: str = "bounded") -> float:
+@reward(
+    "check_answer", low=-2.0, high=5.0, bounds=_range(ANSWER_TABLES), source="S1.41, S1.43–S1.44, section 6.3"
+)
+def check_answer(
+    completion: str, *, gold: str, tags: Tags = WORKING_TAGS, variant: Variant = "bounded"
+) -> float:
     """5 for the gold text, 3.5 when only spaces differ, 2 or 1.5 for numbers within 10 or 20 percent, else -2.
 
     Variants "origin" (wrong -2.5) and "notebook" (wrong -2.5, no number -4.5; the block is compared as it is, so
     surrounding whitespace already costs 1.5) leave the documented range.
     """
-    table = _table("check_answer", ANSWER_TABLES, variant)
+    exact, spaces, *bands, not_a_number, missing = ANSWER_TABLES[variant]
     block = first_block(completion, tags.answer_open, tags.answer_close)
     if block is None:
-        return table.missing
+        return missing
     truth = gold.strip()
     if (block if variant == "notebook" else block.strip()) == truth:
-        return table.exact
+        return exact
     squeezed = block.strip() if variant == "notebook" else "".join(block.split())
     if squeezed == (truth if variant == "notebook" else "".join(truth.split())):
-        return table.spaces
+        return spaces
     value, expected = plain_float(block), plain_float(truth)
     if value is None or expected is None:
-        return table.not_a_number
-    band = _band(value, expected)
-    return table.exact if band == "equal" else float(getattr(table, band))
+        return not_a_number
+    return _band(value, expected, (exact, *bands))
 
 
-@reward("check_numbers", low=-1.5, high=3.0, bounds=_number_bounds, source="S1.42–S1.44, section 6.3")
+@reward("check_numbers", low=-1.5, high=3.0, bounds=_range(NUMBER_TABLES), source="S1.42–S1.44, section 6.3")
 def check_numbers(
-    completion: str, *, gold: str, tags: Tags = WORKING_TAGS, variant: str = "bounded"
+    completion: str, *, gold: str, tags: Tags = WORKING_TAGS, variant: Variant = "bounded"
 ) -> float:
     """3 when the first number of the solution is the gold number, 2.5 or 1.5 within 10 or 20 percent, else -1.5.
 
     Variants: "origin" (4, wrong -2) and "notebook" (3.5, no bands, commas dropped, none -2.5, gold no number 0).
     """
-    table = _table("check_numbers", NUMBER_TABLES, variant)
+    equal, *bands, not_a_number, missing = NUMBER_TABLES[variant]
     block = first_block(completion, tags.answer_open, tags.answer_close)
     numbers = numbers_in(block or "")
     if not numbers:
-        return table.missing
+        return missing
     first, truth = numbers[0], gold.strip()
     if variant == "notebook":
         first, truth = first.replace(",", ""), truth.replace(",", "")
     value, expected = plain_float(first), plain_float(truth)
     if value is None or expected is None:
-        return table.not_a_number
+        return not_a_number
     if abs(value - expected) <= 1e-6:
-        return table.equal
-    return float(getattr(table, _band(value, expected)))
+        return equal
+    return _band(value, expected, (equal, *bands))
 
 
 Truth = str | int | float | Sequence[str | int | float]
