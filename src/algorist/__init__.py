@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "config": "load_recipe",
-    "data.gsm8k": "extract_hash_answer",
+    "data.golds": "extract_hash_answer",
     "grading": "grade grade_completion",
     "models.load": "load_policy",
     "objectives": "advantage loss policy_loss token_losses",
