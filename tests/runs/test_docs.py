@@ -507,15 +507,15 @@ def test_every_rule_is_explained() -> None:
 
 
 WRITTEN_BY_COMMANDS = ("settings", "troubleshooting", "recipes", "rewards", "estimators")
-MOST_WORDS = {"by hand": 14_000, "by commands": 10_600}
-"""Ceilings of README and docs/; they may only go down."""
+MOST_WORDS = {"by hand": 12_000, "by commands": 9_700}
+"""Ceilings of README and docs/, without the bars of tables; they may only go down."""
 
 
 def test_the_documents_stay_short() -> None:
     words = {"by hand": 0, "by commands": 0}
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
         kind = "by commands" if page.stem in WRITTEN_BY_COMMANDS else "by hand"
-        words[kind] += len(page.read_text(encoding="utf-8").split())
+        words[kind] += len(re.findall(r"\S*\w\S*", page.read_text(encoding="utf-8")))
     assert all(words[kind] <= most for kind, most in MOST_WORDS.items()), words
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(readme.split()) <= 350 and len(readme.splitlines()) <= 80
