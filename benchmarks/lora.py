@@ -26,7 +26,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
 from algorist.data.arithmetic import word_problems
-from algorist.models.quantized import keep_as_trained
+from algorist.extensions.quantization import keep_as_trained
 from algorist.prompts import get_format
 from algorist.prompts.chat import encode_prompt
 from algorist.rollouts import SamplingParams, make_engine

@@ -23,13 +23,13 @@ from trl import GRPOTrainer
 
 from algorist.config.schema import GRPOSection
 from algorist.errors import ConfigError
+from algorist.extensions.toolkit.oneshot import trl_config
 from algorist.grading import grade_completion
 from algorist.models.precision import mixed_precision
 from algorist.prompts import PromptFormat
 from algorist.prompts.chat import render_prompt
 from algorist.rewards import RewardSet
 from algorist.rollouts.base import RolloutEngine, SamplingParams
-from algorist.toolkit.oneshot import trl_config
 from algorist.training.checkpoint import ExactCheckpoints
 from algorist.training.faults import FiniteSteps
 from algorist.training.grpo import SEED_STRIDE

@@ -9,6 +9,8 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
+from algorist import extensions
+
 # transformers must not pull TensorFlow in; only set when the user has not decided.
 for _name, _value in (("TRANSFORMERS_NO_TF", "1"), ("TRANSFORMERS_NO_TENSORFLOW", "1"), ("USE_TF", "0")):
     os.environ.setdefault(_name, _value)
@@ -18,6 +20,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from algorist.config import load_recipe as load_recipe
     from algorist.data.golds import extract_hash_answer as extract_hash_answer
+    from algorist.extensions import *  # noqa: F403
     from algorist.grading import grade as grade
     from algorist.grading import grade_completion as grade_completion
     from algorist.models.load import load_policy as load_policy
@@ -39,33 +42,6 @@ if TYPE_CHECKING:
     from algorist.rollouts.base import SamplingParams as SamplingParams
     from algorist.rollouts.collect import collect as collect
     from algorist.runs.pipeline import run_recipe as run_recipe
-    from algorist.toolkit import compute_entropy as compute_entropy
-    from algorist.toolkit import compute_group_normalized_rewards as compute_group_normalized_rewards
-    from algorist.toolkit import compute_grpo_clip_loss as compute_grpo_clip_loss
-    from algorist.toolkit import compute_naive_policy_gradient_loss as compute_naive_policy_gradient_loss
-    from algorist.toolkit import compute_per_instance_dpo_loss as compute_per_instance_dpo_loss
-    from algorist.toolkit import compute_policy_gradient_loss as compute_policy_gradient_loss
-    from algorist.toolkit import get_packed_sft_dataset as get_packed_sft_dataset
-    from algorist.toolkit import get_response_log_probs as get_response_log_probs
-    from algorist.toolkit import grpo_microbatch_train_step as grpo_microbatch_train_step
-    from algorist.toolkit import iterate_batches as iterate_batches
-    from algorist.toolkit import masked_mean as masked_mean
-    from algorist.toolkit import masked_normalize as masked_normalize
-    from algorist.toolkit import parse_gsm8k_response as parse_gsm8k_response
-    from algorist.toolkit import parse_mmlu_response as parse_mmlu_response
-    from algorist.toolkit import sft_microbatch_train_step as sft_microbatch_train_step
-    from algorist.toolkit import tokenize_prompt_and_output as tokenize_prompt_and_output
-    from algorist.toolkit.oneshot import DEFAULT_GRPO_ARGS as DEFAULT_GRPO_ARGS
-    from algorist.toolkit.oneshot import MathTrainingSetup as MathTrainingSetup
-    from algorist.toolkit.oneshot import TrainingArtifacts as TrainingArtifacts
-    from algorist.toolkit.oneshot import build_chat_prompt as build_chat_prompt
-    from algorist.toolkit.oneshot import build_text_generator as build_text_generator
-    from algorist.toolkit.oneshot import create_math_training_setup as create_math_training_setup
-    from algorist.toolkit.oneshot import format_for_grpo as format_for_grpo
-    from algorist.toolkit.oneshot import generate_math_solution as generate_math_solution
-    from algorist.toolkit.oneshot import load_gsm8k as load_gsm8k
-    from algorist.toolkit.oneshot import run_training as run_training
-    from algorist.toolkit.oneshot import save_prompt_and_response as save_prompt_and_response
     from algorist.training.batch import Batch as Batch
     from algorist.training.log_probs import LogProbs as LogProbs
 
@@ -83,16 +59,12 @@ _MODULES = {
     "rollouts.base": "SamplingParams",
     "rollouts.collect": "collect",
     "runs.pipeline": "run_recipe",
-    "toolkit": "compute_entropy compute_group_normalized_rewards compute_grpo_clip_loss compute_naive_policy_gradient_loss "
-    "compute_per_instance_dpo_loss compute_policy_gradient_loss get_packed_sft_dataset get_response_log_probs "
-    "grpo_microbatch_train_step iterate_batches masked_mean masked_normalize parse_gsm8k_response parse_mmlu_response "
-    "sft_microbatch_train_step tokenize_prompt_and_output",
-    "toolkit.oneshot": "DEFAULT_GRPO_ARGS MathTrainingSetup TrainingArtifacts build_chat_prompt build_text_generator "
-    "create_math_training_setup format_for_grpo generate_math_solution load_gsm8k run_training save_prompt_and_response",
     "training.batch": "Batch",
     "training.log_probs": "LogProbs",
 }
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
+_MODULE_OF = {
+    name: module for module, names in _MODULES.items() for name in names.split()
+} | extensions.PUBLIC
 __all__ = [*_MODULE_OF]
 
 

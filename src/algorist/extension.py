@@ -362,6 +362,11 @@ def _add_keys(cls: type[Extension]) -> None:
             model.model_rebuild(force=True)
 
 
+def keys_added_to(section: str) -> set[str]:
+    """Return the keys that extensions add to a section."""
+    return {key for owner, key in _OWNERS if owner == section}
+
+
 def leave_out_unused(values: dict[str, Any]) -> None:
     """Take the keys of extensions from outside the package out of a recipe's ``values`` where all of them are the defaults.
 

@@ -1,4 +1,4 @@
-"""The keywords that ``models/unsloth.py`` gives, against the source of Unsloth's newest wheel (which a CPU cannot import)."""
+"""The keywords that ``extensions/unsloth.py`` gives, against the source of Unsloth's newest wheel (which a CPU cannot import)."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from algorist.extensions.toolkit import grpo_microbatch_train_step, sft_microbatch_train_step
 from algorist.objectives import (
     group_centered,
     group_normalized,
@@ -18,7 +19,6 @@ from algorist.objectives import (
     masked_mean,
     policy_loss,
 )
-from algorist.toolkit import grpo_microbatch_train_step, sft_microbatch_train_step
 
 KINDS = ["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "gspo", "sapo", "luspo", "vespo"]
 SEEDS = st.integers(0, 2**31 - 1)

@@ -136,7 +136,7 @@ SHOWN_BY = {
     "model.backend": "unit/test_unsloth.py::test_unsloth_gets_what_the_recipe_says",
     "model.lora.in_several_processes": "unit/test_models_load.py::test_the_adapter_goes_with_more_than_one_process_only",
     "model.name": "slow/test_runs.py::test_real_gsm8k_rows_and_a_model_folder_by_path",
-    "model.quantization": "unit/test_quantized.py::test_a_run_on_a_4_bit_base_trains_the_adapter_alone_and_plain_peft_answers_the_same",
+    "model.quantization": "unit/test_quantization.py::test_a_run_on_a_4_bit_base_trains_the_adapter_alone_and_plain_peft_answers_the_same",
     "model.revision": "slow/test_hub.py::test_without_the_hub_the_run_ends_well_and_says_how_to_upload_later",
     "model.trust_remote_code": "runs/test_hostile_runs.py::test_remote_code_of_a_foreign_run_is_not_obeyed",
     "output_dir": "runs/test_training_log.py::test_the_log_tells_the_run_in_order",

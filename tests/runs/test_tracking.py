@@ -22,6 +22,7 @@ import algorist
 from algorist.config.load import load_recipe
 from algorist.config.schema import Recipe
 from algorist.errors import ConfigError, DataError, MissingExtraError
+from algorist.extensions.toolkit.oneshot import DEFAULT_GRPO_ARGS
 from algorist.extensions.tracking.trackers import (
     TensorBoardTracker,
     Trackers,
@@ -31,7 +32,6 @@ from algorist.extensions.tracking.trackers import (
 )
 from algorist.runs.pipeline import Quiet, run_recipe
 from algorist.store.write import MetricsWriter
-from algorist.toolkit.oneshot import DEFAULT_GRPO_ARGS
 from tests.tiny import tiny_policy
 
 NAMES = ("wandb", "tensorboard", "trackio", "mlflow")

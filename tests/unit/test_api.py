@@ -17,9 +17,9 @@ import algorist
 from algorist.config.load import load_recipe
 from algorist.config.model_section import ModelSection
 from algorist.errors import ConfigError, DataError, EngineError, MissingExtraError
+from algorist.extensions.toolkit.oneshot import DEFAULT_GRPO_ARGS, _grpo_section
 from algorist.models.load import make_policy
 from algorist.prompts import get_format
-from algorist.toolkit.oneshot import DEFAULT_GRPO_ARGS, _grpo_section
 
 CS336 = """tokenize_prompt_and_output compute_group_normalized_rewards compute_entropy get_response_log_probs
     compute_naive_policy_gradient_loss compute_grpo_clip_loss compute_policy_gradient_loss masked_mean masked_normalize
@@ -93,7 +93,7 @@ def test_every_name_is_there_and_documented(name: str) -> None:
 
 
 def test_s3_functions_are_importable() -> None:
-    from algorist import toolkit
+    from algorist.extensions import toolkit
 
     assert set(CS336) <= set(algorist.__all__)
     assert all(getattr(algorist, name) is getattr(toolkit, name) for name in CS336)

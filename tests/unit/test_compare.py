@@ -24,7 +24,7 @@ from algorist.evaluation.artifact import (
 )
 from algorist.evaluation.compare import compare, flipped, paired_metrics
 from algorist.evaluation.estimators import mcnemar, summarise
-from algorist.evaluation.harness import harness_samples
+from algorist.extensions.lm_eval.samples import harness_samples
 
 
 def make_samples(

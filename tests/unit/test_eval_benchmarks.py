@@ -22,11 +22,11 @@ from algorist.evaluation.benchmark_option import read_benchmarks
 from algorist.evaluation.compare import paired_metrics
 from algorist.evaluation.console import summary_line, trend_line
 from algorist.evaluation.estimators import Interval, summarise
-from algorist.evaluation.harness import export_harness, harness_samples
 from algorist.evaluation.protocols import protocol_name, samples_for, too_few, with_protocol
 from algorist.evaluation.record import finished_evaluation, mark_of, record_evaluation
 from algorist.evaluation.rollout_notes import RolloutNotes
 from algorist.evaluation.run import EvaluationSetting, Progress, evaluate, fingerprint
+from algorist.extensions.lm_eval.samples import export_harness, harness_samples
 from algorist.models.load import Policy, make_policy
 from algorist.preflight.run import preflight
 from algorist.prompts import get_format

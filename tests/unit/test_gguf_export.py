@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from algorist.errors import ConfigError
-from algorist.extensions.hub.gguf import SOURCE, modelfile
+from algorist.extensions.gguf.write import SOURCE, modelfile
 from algorist.models.tiny import tiny_model
 from algorist.prompts import get_format
 from algorist.prompts.attached import Asked, attach
@@ -66,7 +66,7 @@ def test_mistakes_in_the_command_are_told_before_anything_is_loaded(verb: Any, t
 def test_files_answer_as_the_model_and_the_loss_is_printed(
     verb: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from algorist.rollouts.llama_cpp import LlamaCppEngine
+    from algorist.extensions.gguf.llama_cpp import LlamaCppEngine
 
     folder = model_folder(tmp_path / "m")
     data = "arithmetic,params={count: 4, seed: 3}"
@@ -96,7 +96,7 @@ def test_files_answer_as_the_model_and_the_loss_is_printed(
 def test_a_broken_file_a_wrong_folder_and_an_unknown_architecture_are_told(
     verb: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from algorist.rollouts.llama_cpp import LlamaCppEngine
+    from algorist.extensions.gguf.llama_cpp import LlamaCppEngine
 
     (tmp_path / "broken.gguf").write_bytes(b"GGUF" + bytes(100))
     with pytest.raises(ConfigError, match=r"llama.cpp cannot load .*broken.gguf"):

@@ -11,7 +11,7 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "algorist"
 ROWS = [
-    {"cli", "toolkit"},
+    {"cli"},
     {"extensions"},
     {"preflight"},
     {"runs"},
@@ -44,7 +44,7 @@ SAME_ROW = {
 LIGHT = {"types", "errors", "registry", "config", "prompts", "grading", "store", "cli"}
 HEAVY = {"torch", "transformers", "trl", "peft", "datasets", "vllm"}
 ONLY_IN = {
-    "trl": {"training/sft.py", "training/trl_seam.py", "toolkit/oneshot.py"},
+    "trl": {"training/sft.py", "training/trl_seam.py", "extensions/toolkit/oneshot.py"},
     "vllm": {"extensions/vllm/engine.py", "diagnosis/environment.py"},
 }
 

@@ -14,7 +14,13 @@ from algorist.cli.main import main
 from algorist.config.model_section import ModelSection
 from algorist.data import overlap
 from algorist.errors import DataError
-from algorist.evaluation.memory import memory_lines, probe_memory, rouge_l, truncated, with_other_numbers
+from algorist.extensions.memory_probe.probe import (
+    memory_lines,
+    probe_memory,
+    rouge_l,
+    truncated,
+    with_other_numbers,
+)
 from algorist.models.load import make_policy
 from algorist.rollouts.transformers import TransformersEngine
 from algorist.types import Problem

@@ -10,6 +10,17 @@ import torch
 from numpy.typing import NDArray
 
 from algorist.errors import ConfigError
+from algorist.extensions.toolkit import (
+    compute_entropy,
+    compute_group_normalized_rewards,
+    compute_grpo_clip_loss,
+    compute_naive_policy_gradient_loss,
+    compute_policy_gradient_loss,
+    dpo_loss,
+    grpo_microbatch_train_step,
+    sft_microbatch_train_step,
+    token_log_probs,
+)
 from algorist.objectives import (
     LOSSES,
     k1,
@@ -27,17 +38,6 @@ from algorist.objectives import (
     token_weights,
     truncated_weights,
     useful_groups,
-)
-from algorist.toolkit import (
-    compute_entropy,
-    compute_group_normalized_rewards,
-    compute_grpo_clip_loss,
-    compute_naive_policy_gradient_loss,
-    compute_policy_gradient_loss,
-    dpo_loss,
-    grpo_microbatch_train_step,
-    sft_microbatch_train_step,
-    token_log_probs,
 )
 
 Array = NDArray[np.float64]
@@ -78,7 +78,7 @@ def test_entropy_value_and_gradient() -> None:
 
 def test_entropy_in_chunks_and_at_the_edges(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = compute_entropy(t(LOGITS))
-    monkeypatch.setattr("algorist.toolkit.entropy._CHUNK_ELEMENTS", 3 * V)
+    monkeypatch.setattr("algorist.extensions.toolkit.entropy._CHUNK_ELEMENTS", 3 * V)
     logits = t(LOGITS, grad=True)
     chunked = compute_entropy(logits)
     close(chunked, whole.numpy())

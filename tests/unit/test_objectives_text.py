@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from algorist.models.tiny import tiny_model, train_tokenizer
-from algorist.toolkit import (
+from algorist.extensions.toolkit import (
     compute_entropy,
     compute_per_instance_dpo_loss,
     get_packed_sft_dataset,
@@ -22,6 +21,7 @@ from algorist.toolkit import (
     parse_mmlu_response,
     tokenize_prompt_and_output,
 )
+from algorist.models.tiny import tiny_model, train_tokenizer
 
 PROMPTS = ["What is 1 + 1?", "Name a number.", ""]
 OUTPUTS = [" It is 2.", "7", " forty-two, as everybody knows"]

@@ -155,7 +155,7 @@ def _parts(artifact: Artifact, by: list[str]) -> Parts:
 def _entry(done: Evaluated, folder: Path, parts: Parts, export: tuple[str, Path] | None) -> dict[str, Any]:
     """Return an evaluation for JSON, and export it where that was asked for."""
     from algorist.evaluation.artifact import plain_numbers
-    from algorist.evaluation.harness import export_harness
+    from algorist.evaluation.doors import EXPORTERS
 
     artifact = done.artifact
     entry = {
@@ -170,7 +170,7 @@ def _entry(done: Evaluated, folder: Path, parts: Parts, export: tuple[str, Path]
         },
     }
     if export is not None:
-        entry["export"] = str(export_harness(done.artifact, export[1], task=done.label))
+        entry["export"] = str(EXPORTERS.get(export[0])(done.artifact, export[1], done.label))
     return entry
 
 
@@ -182,26 +182,25 @@ def _probe(
     folder: Path,
     as_json: bool,
 ) -> int:
-    """Probe a model on each benchmark; what it wrote goes to ``MODEL-BENCHMARK-memory.json`` beside the evaluations."""
-    if probe != "memory":
-        raise ConfigError(
-            f"--probe {probe} is not known.{nearest(probe, ['memory'])} Expected: --probe memory"
-        )
+    """Probe a model on each benchmark; what it wrote goes to ``MODEL-BENCHMARK-PROBE.json`` beside the evaluations."""
+    from algorist.evaluation.doors import PROBES
 
+    PROBES.get(probe)  # before anything is loaded
     import_quietly("algorist.runs.solve")
-    from algorist.evaluation.memory import memory_json, memory_lines
     from algorist.runs.solve import probe_benchmarks
 
-    display, told = TerminalDisplay(), []
+    display, probes = TerminalDisplay(), []
     progress = None if as_json else display.progress
-    for path, found in probe_benchmarks(where, benchmarks, recipe, folder=folder, on_progress=progress):
+    for path, probed in probe_benchmarks(
+        probe, where, benchmarks, recipe, folder=folder, on_progress=progress
+    ):
         display.finished(path.stem)
-        told.append({"artifact": str(path), **memory_json(found), "rows": len(found.rows)})
+        probes.append({"artifact": str(path), **probed.values, "rows": len(probed.rows)})
         if not as_json:
-            for line in [f"{path.stem}:", *memory_lines(found), f"  every completion: {path}"]:
+            for line in [f"{path.stem}:", *probed.lines, f"  every completion: {path}"]:
                 display.say(line)
     if as_json:
-        print(json.dumps({"model": str(where), "probes": told}))
+        print(json.dumps({"model": str(where), "probes": probes}))
     return 0
 
 
@@ -272,11 +271,13 @@ def _hints(done: Evaluated, artifact: str) -> list[str]:
 
 
 def _check(by: list[str], export: tuple[str, Path] | None) -> None:
+    from algorist.evaluation.doors import EXPORTERS
+
     for column in by:
         if column not in BY:
             raise ConfigError(f"cannot break down by '{column}'.{nearest(column, BY)} Known: {', '.join(BY)}")
-    if export is not None and export[0] != "lm-eval":
-        raise ConfigError(f"--export {export[0]} is not known; expected: --export lm-eval FOLDER")
+    if export is not None:
+        EXPORTERS.get(export[0])
 
 
 def _benchmarks(

@@ -119,7 +119,7 @@ def _gguf(
     """Write GGUF files and a Modelfile, and verify the files if wanted."""
     from algorist.config.schema import Recipe
     from algorist.evaluation.benchmark_option import read_benchmarks
-    from algorist.extensions.hub.gguf import check_kinds, write_gguf
+    from algorist.extensions.gguf.write import check_kinds, write_gguf
 
     kinds = check_kinds(types)
     folder, run = find_model(model)
@@ -156,7 +156,7 @@ def _gguf(
 
 
 def _verify(solver: Solver, files: list[Path], section: DatasetSection, recipe: Recipe, target: Path) -> None:
-    from algorist.runs.verify_gguf import verify_gguf
+    from algorist.extensions.gguf.verify import verify_gguf
 
     display = TerminalDisplay()
     found = verify_gguf(solver, files, section, recipe, target / "eval", on_progress=display.progress)

@@ -87,14 +87,9 @@ class ModelSection(Section):
     ``flash_attention_2`` on CUDA with 16-bit products where the package flash_attn is installed, else transformers chooses."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model. Off unless you trust the model's author."""
-    backend: Literal["transformers", "unsloth"] = "transformers"
-    """Loader of the model; ``unsloth`` needs an NVIDIA GPU and an environment with Unsloth."""
     chat_template: str | None = None
     """A Jinja2 chat template, or the path of a file that holds one; the tokenizer's own when left out."""
     lora: LoraSection | None = None
     """Train an adapter instead of all weights."""
-    quantization: Literal["4bit", "8bit"] | None = None
-    """Keep the base of an adapter, or a model that is only evaluated, in 4-bit NF4 (QLoRA) or 8-bit numbers, through
-    bitsandbytes; embeddings, norms and head stay in ``dtype``."""
     tiny: TinySection = Field(default_factory=TinySection)
     """Shape of the model when ``model.name`` is ``tiny``."""

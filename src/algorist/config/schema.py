@@ -478,20 +478,6 @@ class Recipe(Section):
             self.grpo.stop_strings = list(self.eval.stop_strings)
         if not self.rewards and self.grpo.enabled:
             raise ValueError("rewards is empty while grpo.enabled is true; name at least one reward")
-        if self.model.quantization and (self.sft.enabled or self.grpo.enabled) and self.model.lora is None:
-            raise ValueError(
-                f"model.quantization is {self.model.quantization} without model.lora; quantised weights are not trained, an "
-                "adapter on them is: model.lora={rank: 16}"
-            )
-        if self.model.quantization and (self.model.name == "tiny" or self.model.backend == "unsloth"):
-            raise ValueError(
-                f"model.quantization is {self.model.quantization}, which quantises saved models through transformers; take "
-                "model.name=FOLDER or a hub name, and model.backend=transformers"
-            )
-        if self.model.name == "tiny" and self.model.backend == "unsloth":
-            raise ValueError(
-                "model.backend is unsloth while model.name is tiny; unsloth loads hub models only"
-            )
         return self
 
 

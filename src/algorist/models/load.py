@@ -20,17 +20,17 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+import algorist.config.schema  # noqa: F401  # finds the extensions, whose keys the model section has
 from algorist.config.model_section import LoraSection, ModelSection
 from algorist.errors import DAMAGED, AlgoristError, CheckpointError, ConfigError, is_out_of_memory
+from algorist.extension import keys_added_to
 from algorist.models.attention import pick_attention, set_attention
 from algorist.models.families import lora_targets
-from algorist.models.gguf import loadable_name, without_hub_hint
 from algorist.models.host_memory import keep_freed_memory
+from algorist.models.loaders import loadable_name, loaders, own_loader
 from algorist.models.precision import Precision, pick_precision, set_compute
-from algorist.models.quantized import is_quantized, keep_as_trained, quantized_loading
 from algorist.models.templates import check_template
 from algorist.models.tiny import tiny_model, train_tokenizer
-from algorist.models.unsloth import check_unsloth, load_unsloth
 from algorist.models.weights import check_adapter, check_loaded, check_sizes
 from algorist.prompts.attached import own_template
 
@@ -86,26 +86,30 @@ def make_policy(
         seed: Seed of a model from scratch.
         texts: Training texts for the tokenizer of a model from scratch.
         tags: Tags that this tokenizer keeps whole.
-        longest: Gives the most tokens of a prompt with its completion, for Unsloth, which sets room aside; None for the
+        longest: Gives the most tokens of a prompt with its completion, for a loader that sets room aside; None for the
             model's context.
         trained: The weights may be trained; else they lie in the type of the products.
 
     Raises:
         ConfigError: The model cannot be found or has no tokenizer; the message names the way out.
-        MissingExtraError: The backend is unsloth, which is not installed or has no GPU here.
+        MissingExtraError: What the recipe's loader needs is not here.
     """
     if device.type == "cpu":
         keep_freed_memory()
     precision = pick_precision(section, device, trained=trained)
-    if section.backend == "unsloth":
-        return _through_unsloth(section, device, precision.master, seed, longest)
+    if other := own_loader(section):
+        other.check(section, device)
+        tokenizer = _tokenizer(section.name, section.revision, section.trust_remote_code)
+        tokenizer = prepare_tokenizer(tokenizer, section.chat_template)
+        most = (longest(tokenizer) if longest else None) or _context(section)
+        return Policy(other.make(section, device, precision.master, seed=seed, longest=most), tokenizer)
     if section.name == "tiny":
         made = train_tokenizer(texts, vocab_size=section.tiny.vocab_size, tags=tags)
         model: Any = tiny_model(made, seed=seed, **section.tiny.model_dump())
         model.to(device, precision.master)
         set_attention(model, section, device, precision.compute)
         set_compute(model, precision.compute)
-        tokenizer: PreTrainedTokenizerBase = made
+        tokenizer = made
     else:
         model, tokenizer = _pretrained(section, device, precision)
     policy = Policy(model, prepare_tokenizer(tokenizer, section.chat_template))
@@ -139,11 +143,11 @@ def load_policy(
     """
     if device.type == "cpu":
         keep_freed_memory()
-    folder, kept = Path(path), {"dtype", "compute_dtype", "attn_implementation", "trust_remote_code"}
+    folder, of_run = Path(path), {"dtype", "compute_dtype", "attn_implementation", "trust_remote_code"}
     is_adapter = (folder / "adapter_config.json").is_file()
     if is_adapter:
-        kept.add("quantization")
-    section = ModelSection(**like.model_dump(include=kept)) if like else ModelSection()
+        of_run |= keys_added_to("model")  # how the base is loaded
+    section = ModelSection(**like.model_dump(include=of_run)) if like else ModelSection()
     precision = (
         Precision(dtype, dtype)
         if dtype
@@ -251,6 +255,7 @@ def _pretrained(
         check_sizes(PreTrainedConfig.get_config_dict(name, revision=section.revision or "main")[0])
     tokenizer = _tokenizer(name, section.revision, section.trust_remote_code)
     pick_attention(section, device, precision.compute)
+    more = {k: v for one in loaders() for k, v in one.arguments(section, device, precision.compute).items()}
     with _in_words(name):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             name,
@@ -260,7 +265,7 @@ def _pretrained(
             attn_implementation=section.attn_implementation,
             ignore_mismatched_sizes=True,  # refused below, with the shapes
             output_loading_info=True,
-            **quantized_loading(section, device, precision.compute),
+            **more,
         )
     moved, info = loaded
     check_loaded(name, info, moved.named_parameters())
@@ -275,9 +280,9 @@ def _pretrained(
         )
     if converted:  # an adapter names its base as the recipe does, not by a folder in this machine's cache
         moved.name_or_path = section.name
-    if is_quantized(moved):
-        keep_as_trained(moved)
-    else:
+    for one in loaders():
+        one.loaded(moved)
+    if getattr(moved, "hf_quantizer", None) is None:  # quantised weights are where they were loaded
         moved.to(device)
     set_attention(moved, section, device, precision.compute)
     set_compute(moved, precision.compute)
@@ -324,10 +329,10 @@ def _in_words(name: str) -> Iterator[None]:
 def _adapter_settings(adapter: Path) -> dict[str, Any]:
     file = adapter / "adapter_config.json"
     try:
-        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        if isinstance(found["base_model_name_or_path"], str):
-            return found
-        raise TypeError(f"base_model_name_or_path is {found['base_model_name_or_path']!r}")
+        settings: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        if isinstance(settings["base_model_name_or_path"], str):
+            return settings
+        raise TypeError(f"base_model_name_or_path is {settings['base_model_name_or_path']!r}")
     except DAMAGED as error:
         raise CheckpointError(
             f"{file} does not say which model the adapter belongs to ({type(error).__name__}: {str(error)[:200]}); "
@@ -340,8 +345,8 @@ def _not_loaded(name: str, error: Exception) -> str:
     reason = " ".join(lines[:2] if lines[0].endswith(":") else lines[:1])[:300]
     if not isinstance(error, (OSError, ValueError, ImportError)):
         reason = f"{type(error).__name__}: {reason}"
-    if name.lower().endswith(".gguf"):
-        return f"cannot read the GGUF file '{name}': {reason}\nIt is damaged, or of a family that transformers does not read from GGUF; take the model's folder instead"
+    if advice := next(filter(None, (one.advice(name) for one in loaders())), ""):
+        return f"cannot load the model '{name}': {reason}\n{advice}"
     if Path(name).is_dir():
         return (
             f"cannot load the model '{name}': {reason}\nThe folder is damaged or not in the hub's layout (config.json, "
@@ -350,7 +355,7 @@ def _not_loaded(name: str, error: Exception) -> str:
     return (
         f"cannot load the model '{name}': {reason}\nIf this machine has no network, download the model elsewhere "
         f"(hf download {name} --local-dir FOLDER) and give the folder: model.name=/path/to/FOLDER. "
-        f"For a model from scratch: model.name=tiny.{without_hub_hint(name)}"
+        f"For a model from scratch: model.name=tiny."
     )
 
 
@@ -373,20 +378,6 @@ def keep_base(policy: Policy, folder: Path) -> None:
     base.save_pretrained(partial, state_dict=weights)
     policy.tokenizer.save_pretrained(partial)
     partial.rename(folder)
-
-
-def _through_unsloth(
-    section: ModelSection,
-    device: torch.device,
-    dtype: torch.dtype,
-    seed: int,
-    longest: Callable[[PreTrainedTokenizerBase], int | None] | None,
-) -> Policy:
-    check_unsloth(section, device)
-    tokenizer = _tokenizer(section.name, section.revision, section.trust_remote_code)
-    tokenizer = prepare_tokenizer(tokenizer, section.chat_template)
-    most = (longest(tokenizer) if longest else None) or _context(section)
-    return Policy(load_unsloth(section, dtype=dtype, seed=seed, longest=most), tokenizer)
 
 
 def _context(section: ModelSection) -> int:

@@ -14,8 +14,8 @@ from transformers import AutoConfig
 from algorist.config.schema import Recipe
 from algorist.diagnosis.findings import Finding
 from algorist.grading import why_unreadable
-from algorist.models.gguf import loadable_name
 from algorist.models.load import Policy, load_policy, make_policy
+from algorist.models.loaders import loadable_name, own_loader
 from algorist.models.precision import compute_dtype, pick_precision, weight_dtype
 from algorist.preflight.advice import advise
 from algorist.preflight.completions import sample
@@ -216,7 +216,7 @@ def _plan_unloaded(recipe: Recipe, device: Any, limit: int) -> tuple[dict[str, l
     be read is left to the loader, which says why.
     """
     section = recipe.model
-    if section.name == "tiny" or section.backend == "unsloth":
+    if section.name == "tiny" or own_loader(section):
         return {}, True
     try:
         name = loadable_name(section.name, section.revision)

@@ -16,6 +16,7 @@ from algorist.config.load import validate
 from algorist.config.yaml_text import one_line_yaml, read_yaml
 from algorist.data import load_problems
 from algorist.errors import ConfigError, DataError
+from algorist.models.loaders import loaders
 from algorist.runs.first_look import DataFile
 from algorist.store.safe_text import one_line
 
@@ -116,7 +117,7 @@ def sizes_for(file: DataFile, model: str, hardware: Hardware) -> Sizes:
     if not whole:
         section["lora"] = {"rank": 32, "alpha": 32, "target_modules": "all-linear"}
         if size is not None and per_weight * size + ROOM_GB > memory:
-            section["quantization"] = "4bit"
+            section |= {key: value for one in loaders() for key, value in one.smaller.items()}
     if not hardware.gpu and whole and has_bfloat16():
         section["compute_dtype"] = "bfloat16"
     why = "all weights are trained" if whole else "an adapter is trained"

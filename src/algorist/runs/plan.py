@@ -214,15 +214,15 @@ def check_machine(recipe: Recipe, device: torch.device) -> None:
 
     Raises:
         ConfigError: An attention kernel that does not work here.
-        MissingExtraError: Unsloth without a GPU, or not installed.
+        MissingExtraError: What the recipe's loader needs is not here.
     """
     from algorist.models.attention import pick_attention
+    from algorist.models.loaders import own_loader
     from algorist.models.precision import pick_precision
-    from algorist.models.unsloth import check_unsloth
 
     precision = pick_precision(recipe.model, device)
-    if recipe.model.backend == "unsloth":
-        check_unsloth(recipe.model, device)
+    if other := own_loader(recipe.model):
+        other.check(recipe.model, device)
     else:
         pick_attention(recipe.model, device, precision.compute)
 

@@ -14,8 +14,8 @@ from algorist.config.schema import Recipe
 from algorist.data import load_problems
 from algorist.evaluation.artifact import Artifact
 from algorist.evaluation.benchmark_option import Benchmark
+from algorist.evaluation.doors import PROBES, Probed
 from algorist.evaluation.estimators import elect
-from algorist.evaluation.memory import Memory, memory_json, probe_memory
 from algorist.evaluation.record import finished_evaluation, mark_of, record_evaluation
 from algorist.evaluation.run import EvaluationSetting
 from algorist.grading import grade
@@ -213,28 +213,31 @@ def evaluate_benchmarks(
 
 
 def probe_benchmarks(
+    name: str,
     model: Path | str,
     benchmarks: Sequence[Benchmark],
     recipe: Recipe | None,
     *,
     folder: Path,
     on_progress: Callable[[str, int, int], None] | None = None,
-) -> Iterator[tuple[Path, Memory]]:
-    """Probe what a model remembers of each benchmark, and yield the file with its completions and the result.
+) -> Iterator[tuple[Path, Probed]]:
+    """Ask a model the probe ``name`` on each benchmark, and yield the file with its completions and the result.
 
     Raises:
-        AlgoristError: A dataset or the model cannot be loaded, no question fits, or the disk refuses.
+        AlgoristError: No such probe, a dataset or the model cannot be loaded, no question fits, or the disk refuses.
     """
+    probe = PROBES.get(name)
     loaded = [(benchmark, load_problems(benchmark.section)) for benchmark in benchmarks]
     policy = Solver.load(model, recipe=recipe).policy
     engine = make_engine("auto", policy.model, policy.tokenizer)
     folder.mkdir(parents=True, exist_ok=True)
     for benchmark, problems in loaded:
-        title = f"{_model_title(model, recipe is not None)}-{benchmark.label}-memory"
-        said = partial(on_progress, title) if on_progress else None
-        found = probe_memory(engine, policy.tokenizer, problems, on_progress=said)
-        replace_text(folder / f"{title}.json", json.dumps(memory_json(found), ensure_ascii=False) + "\n")
-        yield folder / f"{title}.json", found
+        title = f"{_model_title(model, recipe is not None)}-{benchmark.label}-{name}"
+        probed = probe(
+            engine, policy.tokenizer, problems, partial(on_progress, title) if on_progress else None
+        )
+        replace_text(folder / f"{title}.json", json.dumps(probed.values, ensure_ascii=False) + "\n")
+        yield folder / f"{title}.json", probed
 
 
 def _plain(text: str) -> str:

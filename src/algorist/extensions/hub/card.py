@@ -18,7 +18,7 @@ from algorist.config.yaml_text import read_yaml
 from algorist.errors import DAMAGED, CheckpointError, ConfigError
 from algorist.evaluation.artifact import read_artifact
 from algorist.evaluation.console import solved_question
-from algorist.models.gguf import HUB_NAME, SMOLLM2
+from algorist.models.loaders import hub_name
 from algorist.prompts.attached import attached
 from algorist.prompts.of_recipe import how_to_ask
 from algorist.store.redact import redact_tree
@@ -34,7 +34,7 @@ LICENCES = {
         "Qwen/Qwen2.5-7B",
         "Qwen/Qwen2.5-Math-1.5B",
         "Qwen/Qwen3-",
-        HUB_NAME,
+        "HuggingFaceTB/SmolLM2-135M-Instruct",
     ),
     "llama3.2": ("meta-llama/Llama-3.2-",),
 }
@@ -131,7 +131,7 @@ def _front_matter(
         "pipeline_tag": "text-generation",
         "tags": ["algorist", "math", *stages],
     }
-    base = HUB_NAME if base == SMOLLM2 else base
+    base = hub_name(base) if base else None
     if base and _is_hub_name(base) and not Path(base).exists():
         found = {"base_model": base} | found
     if base and (licence := _licence(base)):

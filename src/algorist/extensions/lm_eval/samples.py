@@ -71,9 +71,9 @@ def _row(
     number: int, problem: str, name: str, rows: list[dict[str, Any]], protocol: dict[str, Any]
 ) -> dict[str, Any]:
     first = rows[0]
-    labels = {"subject": first.get("subject"), "level": first.get("level")}
+    topic = {"subject": first.get("subject"), "level": first.get("level")}
     doc = {"id": problem, "question": first.get("question"), "answer": first.get("gold")}
-    doc |= {key: value for key, value in labels.items() if value}
+    doc |= {key: value for key, value in topic.items() if value}
     prompt, target = str(first.get("prompt") or first.get("question") or ""), str(first.get("gold") or "")
     answers = [r.get("extracted") or NO_ANSWER for r in rows]
     right = sum(bool(r["correct"]) for r in rows)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from algorist.extensions.toolkit.policy_gradient import BasicLoss, compute_policy_gradient_loss
 from algorist.objectives.masks import masked_mean, masked_normalize, masked_sum
-from algorist.toolkit.policy_gradient import BasicLoss, compute_policy_gradient_loss
 
 
 def sft_microbatch_train_step(

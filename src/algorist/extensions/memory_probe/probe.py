@@ -76,24 +76,24 @@ def probe_memory(
         groups = collect(
             engine,
             tokenizer,
-            [Problem(f"{name}/{kind}", beginning, rest) for name, kind, beginning, rest in cut],
+            [Problem(f"{name}/{kind}", begun, rest) for name, kind, begun, rest in cut],
             form,
             SamplingParams(temperature=0.0, max_new_tokens=longest + longest // 4 + 4),
             1,
             graded=False,
         )
-        for (name, kind, beginning, rest), group in zip(cut, groups, strict=True):
-            rest_words = _words(rest)
-            written = _words(group.rollouts[0].text)[: len(rest_words)]
-            score = rouge_l(written, rest_words)
+        for (name, kind, begun, rest), group in zip(cut, groups, strict=True):
+            missing = _words(rest)
+            written = _words(group.rollouts[0].text)[: len(missing)]
+            score = rouge_l(written, missing)
             row = {
                 "problem_id": name,
                 "kind": kind,
-                "given": beginning,
+                "given": begun,
                 "rest": rest,
                 "completion": group.rollouts[0].text,
             }
-            rows.append(row | {"rouge_l": score, "exact": written == rest_words, "near": score >= NEAR})
+            rows.append(row | {"rouge_l": score, "exact": written == missing, "near": score >= NEAR})
         if on_progress:
             on_progress(min(start + batch_size, len(pairs)), len(pairs))
     n = len(pairs)
@@ -125,29 +125,29 @@ def with_other_numbers(question: str) -> str:
     return _NUMBER.sub(lambda match: other[match[0]], question)
 
 
-def rouge_l(written: Sequence[str], reference: Sequence[str]) -> float:
+def rouge_l(written: Sequence[str], expected: Sequence[str]) -> float:
     """Return the F1 of the longest common subsequence of two word sequences. Source: Lin (2004), ROUGE-L with beta 1."""
-    if not written or not reference:
+    if not written or not expected:
         return 0.0
-    row = [0] * (len(reference) + 1)
+    row = [0] * (len(expected) + 1)
     for word in written:
         before = row
         row = [0]
-        for place, other in enumerate(reference):
+        for place, other in enumerate(expected):
             row.append(before[place] + 1 if word == other else max(row[-1], before[place + 1]))
-    return 2 * row[-1] / (len(written) + len(reference))
+    return 2 * row[-1] / (len(written) + len(expected))
 
 
 def memory_lines(memory: Memory) -> list[str]:
-    """Return what the probe found, for the terminal."""
+    """Return what the probe saw, for the terminal."""
     left_out = f", {memory.left_out} without a number or too short left out" if memory.left_out else ""
     lines = [f"{memory.n} questions, the first {SHARE:.0%} given as bare text{left_out}"]
-    for name, sentence in (
+    for name, how in (
         ("exact", "completed word for word"),
         ("near", f"completed nearly (ROUGE-L ≥ {NEAR})"),
     ):
         lines.append(
-            f"  {sentence:<32} {memory.original[name].text('format')} · with other numbers {memory.rewritten[name].text('format')} · "
+            f"  {how:<32} {memory.original[name].text('format')} · with other numbers {memory.rewritten[name].text('format')} · "
             f"difference {memory.difference[name].text('format', signed=True)}"
         )
     remembered = memory.difference["exact"].low > 0 or memory.difference["near"].low > 0

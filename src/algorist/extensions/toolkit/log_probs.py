@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from algorist.toolkit.entropy import compute_entropy
+from algorist.extensions.toolkit.entropy import compute_entropy
 
 
 def token_log_probs(logits: Tensor, labels: Tensor, temperature: float = 1.0) -> Tensor:

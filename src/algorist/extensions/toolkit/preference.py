@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from algorist.toolkit.log_probs import token_log_probs
-from algorist.toolkit.packed_dataset import INSTRUCTION_TEMPLATE
-from algorist.toolkit.tokenize import tokenize_prompt_and_output
+from algorist.extensions.toolkit.log_probs import token_log_probs
+from algorist.extensions.toolkit.packed_dataset import INSTRUCTION_TEMPLATE
+from algorist.extensions.toolkit.tokenize import tokenize_prompt_and_output
 
 
 def dpo_loss(

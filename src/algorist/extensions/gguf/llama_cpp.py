@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from algorist.errors import ConfigError, MissingExtraError
+from algorist.errors import ConfigError
+from algorist.extensions.gguf.write import bindings
 from algorist.rollouts.base import Completions, Prompts, SamplingParams, Turns
 from algorist.rollouts.row_state import Rows, check_request
 
@@ -31,12 +32,7 @@ class LlamaCppEngine:
     name = "llama_cpp"
 
     def __init__(self, file: Path, tokenizer: Any, *, context: int = 4096) -> None:
-        try:
-            import llama_cpp
-        except (ImportError, OSError, RuntimeError):
-            raise MissingExtraError(
-                "GGUF files need llama-cpp-python: pip install 'algorist[llama-cpp]'"
-            ) from None
+        llama_cpp = bindings()
         try:
             with _plain_buffers():
                 self.llama: Any = llama_cpp.Llama(model_path=str(file), n_ctx=context, verbose=False)

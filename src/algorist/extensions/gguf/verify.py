@@ -12,10 +12,10 @@ from algorist.evaluation.artifact import Artifact
 from algorist.evaluation.compare import Comparison, compare
 from algorist.evaluation.record import record_evaluation
 from algorist.evaluation.run import EvaluationSetting
+from algorist.extensions.gguf.llama_cpp import LlamaCppEngine
 from algorist.prompts.chat import encode_prompt
 from algorist.rollouts import make_engine
 from algorist.rollouts.base import RolloutEngine
-from algorist.rollouts.llama_cpp import LlamaCppEngine
 from algorist.runs.plan import fitting_problems
 from algorist.runs.solve import Solver
 
@@ -66,7 +66,7 @@ def verify_gguf(
         )
 
     plain = evaluated("model", make_engine("auto", solver.policy.model, tokenizer), "model")
-    found = []
+    pairs = []
     longest = max(len(encode_prompt(form, tokenizer, p.question)) for p in problems)
     context = longest + setting.max_completion_tokens
     for file in files:
@@ -75,5 +75,5 @@ def verify_gguf(
             artifact = evaluated(file.stem, engine, file.name)
         finally:
             engine.llama.close()
-        found.append((artifact, compare(plain, artifact)))
-    return found
+        pairs.append((artifact, compare(plain, artifact)))
+    return pairs

@@ -1,7 +1,7 @@
-"""Conversion and quantisation by llama.cpp, in a process of their own: ``python -m algorist.extensions.hub.gguf_child convert|quantize …``.
+"""Conversion and quantisation by llama.cpp, in a process of their own: ``python -m algorist.extensions.gguf.child convert|quantize …``.
 
 llama.cpp's converter knows a tokenizer's way of splitting text by a hash; one that it does not know is compared with the splits
-below, and what llama.cpp then makes of texts is compared with the tokenizer, token by token (``hub.gguf``).
+below, and what llama.cpp then makes of texts is compared with the tokenizer, token by token (``write.py``).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ SPLITS = {SPLIT: "smollm"}
 
 def split_of(folder: Path) -> str | None:
     """Return llama.cpp's name for the split of a tokenizer that its converter does not know, or None."""
-    found = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8")).get("pre_tokenizer") or {}
-    parts = found.get("pretokenizers", [found])
+    split = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8")).get("pre_tokenizer") or {}
+    parts = split.get("pretokenizers", [split])
     pattern = next((p["pattern"].get("Regex") for p in parts if p.get("type") == "Split"), None)
     if pattern is not None:
         return SPLITS.get(pattern)

@@ -34,14 +34,14 @@ def check_kinds(kinds: Sequence[str]) -> list[str]:
         ConfigError: A type is unknown.
         MissingExtraError: llama-cpp-python is not installed.
     """
-    found = [kind.upper() for text in kinds for kind in text.split(",") if kind]
-    for kind in found:
+    names = [kind.upper() for text in kinds for kind in text.split(",") if kind]
+    for kind in names:
         if kind not in KINDS:
             raise ConfigError(
                 f"--gguf {kind} is unknown.{nearest(kind, KINDS)} Expected some of {', '.join(KINDS)}"
             )
     bindings()
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(names))
 
 
 def bindings() -> Any:
@@ -85,7 +85,7 @@ def converter() -> Path:
 
 def _fetch(version: str, folder: Path) -> None:
     """Unpack the converter of the source package of llama-cpp-python into ``folder``."""
-    wanted = ("convert_hf_to_gguf.py", "conversion/", "gguf-py/gguf/")
+    needed = ("convert_hf_to_gguf.py", "conversion/", "gguf-py/gguf/")
     with tempfile.TemporaryDirectory(prefix="algorist-gguf-") as temporary:
         download = "-m pip download -q --no-deps --no-binary llama-cpp-python -d".split()
         done = subprocess.run(
@@ -104,14 +104,14 @@ def _fetch(version: str, folder: Path) -> None:
         with tarfile.open(archive) as source:
             for member in source.getmembers():
                 _, mark, inside = member.name.partition("/vendor/llama.cpp/")
-                if mark and member.isfile() and inside.startswith(wanted):
+                if mark and member.isfile() and inside.startswith(needed):
                     member.name = inside
                     source.extract(member, partial, filter="data")
         partial.rename(folder)
 
 
 def write_gguf(
-    folder: Path, target: Path, name: str, kinds: Sequence[str], asked: Asked, tokenizer: Any
+    folder: Path, target: Path, name: str, kinds: Sequence[str], form: Asked, tokenizer: Any
 ) -> list[Path]:
     """Write one GGUF file per type and a Modelfile for Ollama.
 
@@ -120,7 +120,7 @@ def write_gguf(
         target: Gets ``NAME-TYPE.gguf`` and ``Modelfile``, which names the last type.
         name: Name of the model.
         kinds: Names of ``KINDS``.
-        asked: How the model is asked; the Modelfile's prompt is that of its training, to the character.
+        form: How the model is asked; the Modelfile's prompt is that of its training, to the character.
         tokenizer: The model's.
 
     Raises:
@@ -133,7 +133,7 @@ def write_gguf(
     with tempfile.TemporaryDirectory(dir=target, prefix=".gguf-") as temporary:
         whole = Path(temporary) / f"{first}.gguf"
         _child("convert", source, folder, whole, first.lower(), what=f"convert {folder}")
-        _same_tokens(whole, tokenizer, asked)
+        _same_tokens(whole, tokenizer, form)
         for kind, file in files.items():
             if kind == first:
                 continue
@@ -145,7 +145,7 @@ def write_gguf(
             made.replace(file)
         if first in files:
             whole.replace(files[first])
-    (target / "Modelfile").write_text(modelfile(files[kinds[-1]].name, asked, tokenizer), encoding="utf-8")
+    (target / "Modelfile").write_text(modelfile(files[kinds[-1]].name, form, tokenizer), encoding="utf-8")
     return list(files.values())
 
 
@@ -156,7 +156,7 @@ def _own_type(folder: Path) -> str:
 
 
 def _child(verb: str, *words: Any, what: str) -> None:
-    command = [sys.executable, "-m", "algorist.extensions.hub.gguf_child", verb, *map(str, words)]
+    command = [sys.executable, "-m", "algorist.extensions.gguf.child", verb, *map(str, words)]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment)
     if done.returncode:
@@ -170,14 +170,14 @@ def _child(verb: str, *words: Any, what: str) -> None:
         )
 
 
-def _same_tokens(file: Path, tokenizer: Any, asked: Asked) -> None:
+def _same_tokens(file: Path, tokenizer: Any, form: Asked) -> None:
     """Refuse a file whose tokenizer in llama.cpp reads a prompt differently from the model's."""
     with closing(bindings().Llama(model_path=str(file), vocab_only=True, verbose=False)) as llama:
-        _compare_tokens(llama, tokenizer, asked)
+        _compare_tokens(llama, tokenizer, form)
 
 
-def _compare_tokens(llama: Any, tokenizer: Any, asked: Asked) -> None:
-    for text in (*(render_prompt(asked.prompt_format, tokenizer, q) for q in _TEXTS), *_TEXTS[:1]):
+def _compare_tokens(llama: Any, tokenizer: Any, form: Asked) -> None:
+    for text in (*(render_prompt(form.prompt_format, tokenizer, q) for q in _TEXTS), *_TEXTS[:1]):
         ours = list(tokenizer(text)["input_ids"])
         start = bool(ours) and ours[0] == tokenizer.bos_token_id
         theirs = llama.tokenize(text.encode(), add_bos=start, special=True)
@@ -192,14 +192,14 @@ def _compare_tokens(llama: Any, tokenizer: Any, asked: Asked) -> None:
             )
 
 
-def modelfile(file: str, asked: Asked, tokenizer: Any) -> str:
+def modelfile(file: str, form: Asked, tokenizer: Any) -> str:
     """Return Ollama's Modelfile: the trained prompt to the character, where an answer ends, greedy as evaluated."""
-    prompt = render_prompt(asked.prompt_format, tokenizer, _PLACE)
+    prompt = render_prompt(form.prompt_format, tokenizer, _PLACE)
     prompt = prompt.replace("{{", '{{ "{{" }}').replace(_PLACE, "{{ .Prompt }}")
-    stops = dict.fromkeys(filter(None, (tokenizer.eos_token, *asked.stop_strings)))
+    stops = dict.fromkeys(filter(None, (tokenizer.eos_token, *form.stop_strings)))
     lines = [f"FROM ./{file}", f'TEMPLATE """{prompt}{{{{ .Response }}}}"""']
     lines += [f'PARAMETER stop "{stop}"' for stop in stops]
     return (
-        "\n".join([*lines, "PARAMETER temperature 0", f"PARAMETER num_predict {asked.max_completion_tokens}"])
+        "\n".join([*lines, "PARAMETER temperature 0", f"PARAMETER num_predict {form.max_completion_tokens}"])
         + "\n"
     )

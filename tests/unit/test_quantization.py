@@ -14,11 +14,12 @@ from algorist.config.load import load_recipe
 from algorist.config.model_section import LoraSection, ModelSection
 from algorist.errors import ConfigError, MissingExtraError
 from algorist.models.load import load_policy, make_policy
-from algorist.models.quantized import is_quantized, quantized_loading
+from algorist.models.loaders import LOADERS
 from algorist.models.tiny import tiny_model
 from algorist.rollouts import make_engine
 from algorist.rollouts.base import SamplingParams
 from algorist.runs.pipeline import run_recipe
+from algorist.runs.plan import make_plan
 from algorist.store.read import query
 from tests.tiny import QUESTIONS, TOKENIZER
 
@@ -38,21 +39,27 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def is_quantized(model: Any) -> bool:
+    return getattr(model.get_base_model(), "hf_quantizer", None) is not None
+
+
 def test_what_cannot_be_quantised_is_told_with_the_recipe() -> None:
     for words, why in (
         (["model.quantization=4bit", "model.name=a/b"], "quantised weights are not trained"),
         (["model.quantization=4bit", "model.lora={rank: 4}"], "quantises saved models through transformers"),
     ):
         with pytest.raises(ConfigError, match=why):
-            load_recipe("smoke-cpu", words)
+            make_plan(load_recipe("smoke-cpu", [*words, "device=cpu"]).recipe, in_folder=False)
     with pytest.raises(ConfigError, match="no kernels for Apple's GPU"):
-        quantized_loading(ModelSection(quantization="4bit"), torch.device("mps"), torch.float32)
+        LOADERS.get("quantization").arguments(
+            ModelSection(quantization="4bit"), torch.device("mps"), torch.float32
+        )
 
 
 @pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is not None, reason="bitsandbytes is here")
 def test_without_bitsandbytes_the_way_out_is_named() -> None:
     with pytest.raises(MissingExtraError, match=r"pip install 'algorist\[quantization\]'"):
-        quantized_loading(ModelSection(quantization="4bit"), CPU, torch.float32)
+        LOADERS.get("quantization").arguments(ModelSection(quantization="4bit"), CPU, torch.float32)
 
 
 @needs_bitsandbytes

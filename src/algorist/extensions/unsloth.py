@@ -3,25 +3,45 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-
-from algorist.config.model_section import ModelSection
+from algorist.config.section import Section
 from algorist.errors import ConfigError, MissingExtraError, is_out_of_memory
-from algorist.models.families import lora_targets
+from algorist.extension import Extension, extension
+from algorist.models.loaders import Loader, loader
+
+if TYPE_CHECKING:
+    import torch
 
 # Without its dependencies: its releases ask for trl <= 1.15, which no installer puts beside trl 1.16.
 INSTALL = "pip install --no-deps 'unsloth>=2025.11.3' unsloth_zoo 'torch-c-dlpack-ext>=0.1.3'"
 
 
-def check_unsloth(section: ModelSection, device: torch.device) -> None:
-    """Refuse what Unsloth cannot do, before any model is loaded.
+class _Keys(Section):
+    backend: Literal["transformers", "unsloth"] = "transformers"
+    """Loader of the model; ``unsloth`` needs an NVIDIA GPU and an environment with Unsloth."""
 
-    Raises:
-        MissingExtraError: The device is no NVIDIA GPU, or Unsloth cannot be imported.
-        ConfigError: A setting that Unsloth has not.
-    """
+
+@extension
+class Unsloth(Extension):
+    name, keys = "unsloth", {"model": _Keys}
+
+
+@loader("unsloth")
+class _Loader(Loader):
+    def takes(self, section: Any) -> bool:
+        return bool(section.backend == "unsloth")
+
+    def check(self, section: Any, device: torch.device) -> None:
+        if self.takes(section):
+            _check(section, device)
+
+    def make(self, section: Any, device: torch.device, dtype: torch.dtype, *, seed: int, longest: int) -> Any:
+        return _load(section, dtype=dtype, seed=seed, longest=longest)
+
+
+def _check(section: Any, device: torch.device) -> None:
+    """Refuse what Unsloth does not support (ConfigError), and machines that cannot run it (MissingExtraError)."""
     if section.name == "tiny":
         raise ConfigError(
             "model.backend is unsloth while model.name is tiny; unsloth loads hub models and model folders only. Take "
@@ -45,7 +65,7 @@ def check_unsloth(section: ModelSection, device: torch.device) -> None:
     _fast_language_model()
 
 
-def load_unsloth(section: ModelSection, *, dtype: torch.dtype, seed: int, longest: int) -> Any:
+def _load(section: Any, *, dtype: torch.dtype, seed: int, longest: int) -> Any:
     """Return the model with its adapter, if it has one; all weights are trained without.
 
     Unsloth's own tokenizer is not used, so that prompts are the same with both backends.
@@ -55,6 +75,10 @@ def load_unsloth(section: ModelSection, *, dtype: torch.dtype, seed: int, longes
     Raises:
         ConfigError: Unsloth cannot load the model.
     """
+    import torch
+
+    from algorist.models.families import lora_targets
+
     fast, lora = _fast_language_model(), section.lora
     with torch.random.fork_rng(devices=[]):  # Unsloth seeds the process
         try:

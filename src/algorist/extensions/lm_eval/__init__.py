@@ -1,0 +1,15 @@
+"""Samples of an evaluation in the form of lm-evaluation-harness: ``algorist eval … --export lm-eval FOLDER``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from algorist.evaluation.doors import exporter
+
+
+@exporter("lm-eval")
+def _export(artifact: Any, folder: Path, task: str) -> Path:
+    from algorist.extensions.lm_eval.samples import export_harness
+
+    return export_harness(artifact, folder, task=task)
