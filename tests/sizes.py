@@ -13,7 +13,12 @@ BESIDE = {"diagnosis", "report", "preflight", "cli", "recipes", "extensions"}
 BUDGET = {"core": 17_500, "all": 27_000, "an extension": 600, "vllm": 900}
 HELD = {"core": 21_242, "all": 33_329}
 """What the house has now. While it is above the budget it may only go down: lower these when you take something out."""
-HELD_EXTENSIONS = {"extensions/tools": 949, "extensions/hub": 619, "extensions/toolkit": 676, "extensions/teacher": 602}
+HELD_EXTENSIONS = {
+    "extensions/tools": 949,
+    "extensions/hub": 619,
+    "extensions/toolkit": 676,
+    "extensions/teacher": 602,
+}
 """Extensions above their budget, held in the same way."""
 SILENT = {
     tokenize.COMMENT,

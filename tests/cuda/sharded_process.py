@@ -20,8 +20,8 @@ from algorist.rollouts.native.engine import NativeEngine
 from algorist.rollouts.transformers import TransformersEngine
 from algorist.training import part_size
 from algorist.training.batch import Batch
+from algorist.training.distributed import whole_weights
 from algorist.training.log_probs import packed_log_probs
-from algorist.training.processes import whole_weights
 
 rank = int(os.environ["RANK"])
 torch.set_num_threads(1)

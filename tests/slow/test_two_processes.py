@@ -28,7 +28,7 @@ from algorist.rollouts.native.engine import NativeEngine
 from algorist.runs.pipeline import Quiet, run_recipe
 from algorist.store.stages import step_of
 from algorist.training.checkpoint import damage, processes_of
-from algorist.training.processes import is_sharded, whole_weights
+from algorist.training.distributed import is_sharded, whole_weights
 
 ROOT = Path(__file__).resolve().parents[2]
 # Some groups have no useful reward, so that a process may meet a micro-batch without any signal.

@@ -23,8 +23,8 @@ from algorist.models.tiny import tiny_model, train_tokenizer
 from algorist.prompts import get_format
 from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
+from algorist.training.distributed import Processes
 from algorist.training.grpo_setup import make_grpo_trainer
-from algorist.training.processes import Processes
 from algorist.training.sft import AlgoristSFTTrainer
 from algorist.types import Problem
 

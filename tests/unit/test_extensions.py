@@ -35,7 +35,6 @@ WORDS = {
 """Names that are words of the subject too: of these only keys of a recipe's section count."""
 SECTIONS = {"recipe", "section", "grpo", "sft", "eval", "model", "held_out"}
 EXCEPTIONS = {
-    "config/resume.py": "keys that a continued run may change, by name",
     "config/other_names.py": "what other programs call a key is answered with ours",
     "data/load.py": "the key hub of a dataset is its name there",
     "data/reasoning_traces.py": "unsloth is who published the dataset",
@@ -83,6 +82,21 @@ def test_the_core_names_no_extension() -> None:
     assert set(EXCEPTIONS) <= set(hits), "an exception that is none"
 
 
+TOGETHER = {("iterate", "hub"): "a round's model is exported as one that is given away"}
+"""Extensions that import another one."""
+
+
+def test_no_extension_imports_another() -> None:
+    pairs = set()
+    for path in sorted((SOURCE / "extensions").rglob("*.py")):
+        own = path.relative_to(SOURCE / "extensions").parts[0].removesuffix(".py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
+            if module.startswith("algorist.extensions.") and own != "__init__":
+                pairs.add((own, module.split(".")[2]))
+    assert {(one, other) for one, other in pairs if one != other} == set(TOGETHER)
+
+
 SMALL = """
 from algorist.config.load import load_recipe
 from algorist.runs.pipeline import run_recipe
@@ -92,21 +106,44 @@ run_recipe(load_recipe("smoke-cpu", ["device=cpu", "threads=1", f"output_dir={sy
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("part", [*PARTS, "all"])
-def test_an_extension_can_be_deleted(part: str, tmp_path: Path) -> None:
-    """SFT, GRPO and evaluations of a copy in which the extension's folder is not there."""
-    copy = shutil.copytree(SOURCE, tmp_path / "algorist", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in PARTS if part == "all" else [part]:
+def without(parts: list[str], folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run Python with a copy of the package in which the folders of these extensions are not there."""
+    copy = shutil.copytree(SOURCE, folder / "algorist", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in parts:
         place = copy / "extensions" / name
         shutil.rmtree(place) if place.is_dir() else place.unlink()
-    done = subprocess.run(
-        [sys.executable, "-c", SMALL, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"},
-        cwd=tmp_path,
+    return subprocess.run(
+        [sys.executable, *command, str(folder)],
+        env={**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"},
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=240,
     )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert {p.name for p in (tmp_path / "runs/smoke-cpu/eval").glob("*.json")} >= {"sft.json", "grpo.json"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parts", [PARTS, PARTS[::2], PARTS[1::2]], ids=["all", "one half", "the other half"])
+def test_extensions_can_be_deleted(parts: list[str], tmp_path: Path) -> None:
+    """SFT, GRPO and evaluations where these folders are not there; where that fails, each alone says which one is to blame."""
+    done = without(parts, tmp_path / "group", "-c", SMALL)
+    if done.returncode:
+        alone = [part for part in parts if without([part], tmp_path / part, "-c", SMALL).returncode]
+        raise AssertionError(f"not without {alone or 'all of them together'}: {done.stderr[-2000:]}")
+    artifacts = {path.name for path in (tmp_path / "group/runs/smoke-cpu/eval").glob("*.json")}
+    assert artifacts >= {"sft.json", "grpo.json"}
+
+
+@pytest.mark.parametrize(("verb", "part"), [("export", "hub"), ("iterate", "iterate")])
+def test_a_verb_of_a_deleted_extension_says_so(verb: str, part: str, tmp_path: Path) -> None:
+    words = {"export": ["--to", "x"], "iterate": []}[verb]
+    model = {"export": str(SOURCE), "iterate": "smoke-cpu"}[verb]
+    code = f"import sys; sys.argv = ['algorist', {verb!r}, {model!r}, *{words}]; from algorist.cli.main import main; main()"
+    done = without([part], tmp_path, "-c", code)
+    assert done.returncode == 2, done.stderr
+    assert f"error: this installation is without the extension '{part}'" in done.stderr
+
+
+def test_the_package_is_imported_without_the_extension_that_gives_it_names(tmp_path: Path) -> None:
+    code = "import algorist; print(hasattr(algorist, 'compute_entropy'), hasattr(algorist, 'load_recipe'))"
+    assert without(["toolkit"], tmp_path, "-c", code).stdout == "False True\n"

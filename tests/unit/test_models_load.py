@@ -21,7 +21,7 @@ from algorist.errors import ConfigError
 from algorist.extensions.vllm.engine import llm_arguments
 from algorist.extensions.vllm.section import ColocatedVLLMSection, VLLMServerSection
 from algorist.extensions.vllm.sleep import SLEEPS_WITH_SEGMENTS, why_no_sleep
-from algorist.models.attention import FLASH, pick_attention, set_attention, takes_flash, told
+from algorist.models.attention import FLASH, describe, pick_attention, set_attention, takes_flash
 from algorist.models.load import load_policy, make_policy
 from algorist.models.precision import Precision, mixed_precision, pick_precision, set_compute
 from algorist.prompts.chat import encode_prompt
@@ -79,10 +79,10 @@ def test_a_folder_is_loaded_like_the_run_it_belongs_to(tmp_path: Path) -> None:
     made = make_policy(tiny(), device=CPU, seed=0, texts=TEXTS)
     made.model.save_pretrained(tmp_path)
     made.tokenizer.save_pretrained(tmp_path)
-    assert told(load_policy(tmp_path, device=CPU).model) == "float32 on cpu, attention sdpa"
+    assert describe(load_policy(tmp_path, device=CPU).model) == "float32 on cpu, attention sdpa"
     section = tiny(dtype="bfloat16", attn_implementation="eager")
     found = load_policy(tmp_path, device=CPU, like=section)
-    assert told(found.model) == "bfloat16 on cpu, attention eager"
+    assert describe(found.model) == "bfloat16 on cpu, attention eager"
 
 
 # --- attention kernel (S2.19)
@@ -121,7 +121,7 @@ def test_a_kernel_that_is_named_is_used_and_computes_the_same() -> None:
     models = {}
     for name in ("sdpa", "eager"):
         policy = make_policy(tiny(attn_implementation=name), device=CPU, seed=0, texts=TEXTS)
-        assert told(policy.model).endswith(f"attention {name}")
+        assert describe(policy.model).endswith(f"attention {name}")
         models[name] = policy.model
     ids = torch.tensor([[5, 6, 7, 8]])
     with torch.no_grad():
@@ -151,7 +151,7 @@ def test_flash_attention_gives_the_log_probs_of_sdpa() -> None:
     for asked in (None, "sdpa"):
         section = tiny(dtype="bfloat16", attn_implementation=asked)
         model = make_policy(section, device=CUDA, seed=0, texts=TEXTS).model
-        assert told(model).endswith(f"attention {asked or FLASH}")
+        assert describe(model).endswith(f"attention {asked or FLASH}")
         with torch.no_grad():
             found.append(model(torch.arange(5, 40, device=CUDA)[None]).logits.float().log_softmax(-1))
     torch.testing.assert_close(found[0], found[1], atol=5e-2, rtol=0)

@@ -194,6 +194,12 @@ def _tell(error: Exception) -> int:
 
     text, code = str(error), error.exit_code if isinstance(error, AlgoristError) else None
     network = isinstance(error, (ConnectionError, TimeoutError))
+    package, mark, missing = str(getattr(error, "name", "")).partition("algorist.extensions.")
+    if isinstance(error, ModuleNotFoundError) and mark and not package:
+        text, code = (
+            f"this installation is without the extension '{missing.partition('.')[0]}', which this verb needs",
+            2,
+        )
     if isinstance(error, OSError) and error.strerror and not network:  # said where it happened
         text, code = f"{error.filename or 'a file'}: {error.strerror}", 2
     elif is_disk_full(error):

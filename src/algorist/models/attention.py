@@ -36,12 +36,12 @@ def pick_attention(section: ModelSection, device: torch.device, dtype: torch.dty
     Raises:
         ConfigError: The recipe names flash_attention_2, which cannot run here.
     """
-    asked = section.attn_implementation
+    kernel = section.attn_implementation
     on_cuda, half, installed = device.type == "cuda", dtype in HALF, flash_works(device)
-    if asked is None:
+    if kernel is None:
         return FLASH if on_cuda and half and installed else None
-    if asked != FLASH:
-        return asked
+    if kernel != FLASH:
+        return kernel
     way_out = "or leave model.attn_implementation out (sdpa)"
     if not on_cuda:
         raise ConfigError(
@@ -58,7 +58,7 @@ def pick_attention(section: ModelSection, device: torch.device, dtype: torch.dty
             f"model.attn_implementation is {FLASH}, which takes bfloat16 and float16 only, but the weights are "
             f"{str(dtype).removeprefix('torch.')}; take model.dtype=bfloat16, {way_out}"
         )
-    return asked
+    return kernel
 
 
 def flash_works(device: torch.device) -> bool:
@@ -103,7 +103,7 @@ def takes_flash(model: Any) -> bool:
     return bool(getattr(model, "_supports_flash_attn", False)) and 0 < size <= _LARGEST_HEAD and size % 8 == 0
 
 
-def told(model: Any) -> str:
+def describe(model: Any) -> str:
     """Return weights' type, device and attention of a loaded model in words."""
     base = unwrap(model)
     weight = base.get_input_embeddings().weight
@@ -133,6 +133,6 @@ class _Float32Attention(TorchFunctionMode):
 def float32_attention(model: Any) -> Iterator[None]:
     """Run sdpa of a model with 16-bit products in float32 on the CPU, whose 16-bit kernel goes backward two to eight times as long."""
     weight = model.get_input_embeddings().weight
-    wanted = weight.device.type == "cpu" and compute_dtype(model) in HALF
-    with _Float32Attention() if wanted else nullcontext():
+    half_on_cpu = weight.device.type == "cpu" and compute_dtype(model) in HALF
+    with _Float32Attention() if half_on_cpu else nullcontext():
         yield

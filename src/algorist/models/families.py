@@ -17,21 +17,21 @@ FAMILIES: dict[str, dict[str, list[str]]] = {
 }
 
 
-def lora_targets(model: Any, wanted: str | list[str]) -> str | list[str]:
+def lora_targets(model: Any, modules: str | list[str]) -> str | list[str]:
     """Return PEFT's target modules for ``attention``, ``attention+mlp``, ``all-linear`` or a list of names.
 
     Raises:
         ConfigError: None of the names exists in the model.
     """
-    if wanted == "all-linear":
-        return wanted
+    if modules == "all-linear":
+        return modules
     family = FAMILIES.get(model.config.model_type, LLAMA_LIKE)
-    names = wanted if isinstance(wanted, list) else [n for part in wanted.split("+") for n in family[part]]
-    there = {name.rpartition(".")[2] for name, _ in model.named_modules()}
-    found = [n for n in names if n.rpartition(".")[2] in there]
-    if not found:
+    names = modules if isinstance(modules, list) else [n for part in modules.split("+") for n in family[part]]
+    own = {name.rpartition(".")[2] for name, _ in model.named_modules()}
+    targets = [n for n in names if n.rpartition(".")[2] in own]
+    if not targets:
         raise ConfigError(
             f"model.lora.target_modules {names}: the model ({model.config.model_type}) has none of these modules; "
             "take all-linear"
         )
-    return found
+    return targets

@@ -1,4 +1,4 @@
-"""Models whose weights lie in parts on several processes: FSDP and DeepSpeed ZeRO-3."""
+"""Sharded models (FSDP, DeepSpeed ZeRO-3), and what DDP, DeepSpeed and PEFT wrap around a model."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from algorist.evaluation.record import mark_of, record_evaluation
 from algorist.evaluation.run import Alone, EvaluationSetting, Peers
 from algorist.rollouts import make_engine
 from algorist.rollouts.engines import ENGINES, auto_engine
-from algorist.training.processes import model_on, whole_weights
+from algorist.training.distributed import model_on, whole_weights
 
 if TYPE_CHECKING:
     from algorist.runs.pipeline import Run

@@ -27,7 +27,7 @@ from algorist.data import overlap
 from algorist.evaluation.rollout_notes import RolloutNotes
 from algorist.extension import Control, Event
 from algorist.models import products
-from algorist.models.attention import told
+from algorist.models.attention import describe
 from algorist.models.load import Policy, keep_base, load_policy, make_policy
 from algorist.prompts import PromptFormat
 from algorist.prompts.attached import attach
@@ -62,8 +62,8 @@ from algorist.training.callbacks import (
     StopSignal,
 )
 from algorist.training.checkpoint import newest_checkpoint, train_from
+from algorist.training.distributed import Processes, is_sharded, whole_weights
 from algorist.training.grpo_setup import check_enough_problems, make_grpo_trainer
-from algorist.training.processes import Processes, is_sharded, whole_weights
 from algorist.types import Group, Problem
 
 log = logging.getLogger("algorist.runs.pipeline")
@@ -307,7 +307,7 @@ def _load_start(run: Run) -> None:
     trained = sum(p.numel() for p in every if p.requires_grad)
     run.display.say(
         f"model {run.recipe.model.name}: {count / 1e6:.2f} M parameters, {trained / 1e6:.2f} M trained, "
-        f"{told(run.policy.model)}"
+        f"{describe(run.policy.model)}"
     )
     if run.processes.count > 1 and hasattr(run.policy.model, "peft_config"):
         run.display.say(

@@ -38,8 +38,8 @@ from algorist.types import Problem
 if TYPE_CHECKING:
     import torch
 
+    from algorist.training.distributed import Processes
     from algorist.training.objective import Objective
-    from algorist.training.processes import Processes
 
 log = logging.getLogger("algorist.runs.plan")
 
@@ -121,8 +121,8 @@ def make_plan(
     """
     from algorist.models.load import pick_device
     from algorist.runs.pass_rates import with_pass_rates
+    from algorist.training.distributed import Processes, check_eval_device, run_device
     from algorist.training.grpo_setup import objective_of
-    from algorist.training.processes import Processes, check_eval_device, run_device
 
     with kept_records() as notes:
         check_names(recipe)

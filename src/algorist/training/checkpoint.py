@@ -30,7 +30,7 @@ from algorist.store.atomic import sync_folder
 from algorist.store.safe_text import first_line
 from algorist.store.stages import checkpoints, step_of
 from algorist.training import trl_seam
-from algorist.training.sharding import ShardedTraining
+from algorist.training.distributed import ShardedTraining
 
 log = logging.getLogger("algorist.training.checkpoint")
 

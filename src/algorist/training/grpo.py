@@ -29,6 +29,7 @@ from algorist.rollouts.base import RolloutEngine, SamplingParams
 from algorist.rollouts.collect import collect
 from algorist.training.batch import Batch
 from algorist.training.checkpoint import ExactCheckpoints
+from algorist.training.distributed import average_gradients, passes_of_all, reminder
 from algorist.training.faults import FiniteSteps
 from algorist.training.group_rewards import useful
 from algorist.training.lm_head import OfHead
@@ -38,8 +39,6 @@ from algorist.training.objective import Objective, deal, rows_to_compute, single
 from algorist.training.order import ProblemOrder, Reserve, Schedule, join_groups, parts_of
 from algorist.training.part_size import tokens_that_fit
 from algorist.training.policy_engine import PolicyEngine
-from algorist.training.processes import reminder
-from algorist.training.sharding import average_gradients, passes_of_all
 from algorist.training.step import train_step
 from algorist.types import Group, Problem
 

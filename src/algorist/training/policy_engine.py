@@ -8,7 +8,7 @@ import torch
 
 from algorist.rollouts.base import Completions, Prompts, RolloutEngine, SamplingParams, Turns
 from algorist.rollouts.model_info import eval_mode
-from algorist.training.processes import rank_draws, whole_weights
+from algorist.training.distributed import rank_draws, whole_weights
 
 
 class PolicyEngine:

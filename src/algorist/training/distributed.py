@@ -1,7 +1,8 @@
 """One run in several processes: who writes, what is gathered, which random numbers a process samples with.
 
 The main process (rank 0) reads and writes the run folder, evaluates and decides; the others wait for it and take its
-answer. Every process samples and updates its own share of each batch. One process alone meets none of this.
+answer. Every process samples and updates its own share of each batch; its gradients are averaged under DDP, and the numbers of passes
+are equal under FSDP2 and DeepSpeed. A single process skips all of this.
 """
 
 from __future__ import annotations
@@ -21,16 +22,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 
 from algorist.errors import ConfigError, nearest
 from algorist.models.attention import FLASH
-from algorist.models.sharding import is_sharded
+from algorist.models.sharding import is_sharded, wrapped_module
 from algorist.rollouts.base import SamplingParams
 from algorist.rollouts.engines import ENGINES
 from algorist.training.callbacks import StopSignal
 
 T = TypeVar("T")
-log = logging.getLogger("algorist.training.processes")
+log = logging.getLogger("algorist.training.distributed")
 
 # The others wait for the main process while it evaluates or saves, and for the slowest while it samples.
 _PATIENCE = timedelta(days=1)
@@ -151,15 +153,15 @@ class _StopTogether(StopSignal):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """Ask every trainer to save and stop when one process was told to."""
-        asked = os.environ.get(STOP_FILE)
-        self.stopped = any(self.processes.gather(self.stopped or bool(asked and Path(asked).exists())))
+        file = os.environ.get(STOP_FILE)
+        self.stopped = any(self.processes.gather(self.stopped or bool(file and Path(file).exists())))
         return super().on_step_end(args, state, control, **kwargs)
 
 
 def run_device(device: torch.device) -> torch.device:
     """Return the CPU where the launcher asks for it (``ACCELERATE_USE_CPU``), else ``device``."""
-    asked = os.environ.get("ACCELERATE_USE_CPU", "").lower() in {"1", "true", "yes", "y", "on", "t"}
-    return torch.device("cpu") if asked else device
+    on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in {"1", "true", "yes", "y", "on", "t"}
+    return torch.device("cpu") if on_cpu else device
 
 
 def check_eval_device(name: str | None, engine: str) -> None:
@@ -167,15 +169,12 @@ def check_eval_device(name: str | None, engine: str) -> None:
     if name is None:
         return
     cuda = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-    there = [
-        "cpu",
-        *(["cuda", *cuda] if cuda else []),
-        *(["mps"] if torch.backends.mps.is_available() else []),
-    ]
-    if name not in there:
+    mps = ["mps"] if torch.backends.mps.is_available() else []
+    devices = ["cpu", *(["cuda", *cuda] if cuda else []), *mps]
+    if name not in devices:
         raise ConfigError(
-            f"eval.device is '{name}', but torch {torch.__version__} has no such device here.{nearest(name, there)} "
-            f"There is: {', '.join(there)}; left out, evaluations run where the training runs"
+            f"eval.device is '{name}', but torch {torch.__version__} has no such device here.{nearest(name, devices)} "
+            f"There is: {', '.join(devices)}; left out, evaluations run where the training runs"
         )
     if ENGINES.get(engine).own_device:
         raise ConfigError(
@@ -189,9 +188,7 @@ def model_on(model: Any, device: str | None) -> Any:
     if device is None:
         return model
     if is_sharded(model):
-        log.warning(
-            "the model lies in parts on several processes: evaluated there, not on eval.device=%s", device
-        )
+        log.warning("the model is sharded, so it is evaluated in place, not on eval.device=%s", device)
         return model
     known: dict[int, Any] = {}
     for tensor in itertools.chain(model.parameters(), model.buffers()):
@@ -264,3 +261,71 @@ def whole_weights(model: Any) -> Iterator[None]:
             yield
     else:
         yield
+
+
+class ShardedTraining:
+    """Mixin for Hugging Face trainers: autocast that keeps no copies of the weights; FSDP2 with sums in float32, also on the CPU."""
+
+    args: Any
+    accelerator: Any
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Make the accelerator as the library does, then keep what FSDP2 adds up and returns in float32."""
+        from accelerate import PartialState
+        from accelerate.utils import AutocastKwargs, DistributedType
+
+        if self.args.device.type == "cpu" and os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true":
+            # accelerate 1.15 shards only what it counts as GPUs, and takes DDP on the CPU without a word.
+            PartialState().distributed_type = DistributedType.MULTI_GPU
+        super().create_accelerator_and_postprocess()  # type: ignore[misc]
+        # A pass reads each weight once: cached, all 16-bit copies would be held until it ends, also where layers are computed again.
+        self.accelerator.autocast_handler = AutocastKwargs(cache_enabled=False)
+        if not shares_passes(self.accelerator):
+            return
+        gather = self.accelerator.get_state_dict
+
+        def without_copies(model: Any, unwrap: bool = True) -> Any:
+            """Return the whole weights, those of a tied head once; None where DeepSpeed gives them to the first process only."""
+            state, seen = gather(model, unwrap) or {}, set()
+            for name, weight in wrapped_module(model).named_parameters(remove_duplicate=False):
+                if id(weight) in seen:
+                    state.pop(name, None)
+                seen.add(id(weight))
+            return state or None
+
+        self.accelerator.get_state_dict = without_copies
+        if not self.accelerator.is_fsdp2 or self.accelerator.mixed_precision == "no":
+            return
+        from torch.distributed.fsdp import MixedPrecisionPolicy
+
+        plugin = self.accelerator.state.fsdp_plugin
+        # accelerate's policy rounds log-probs, and the sums of gradients over the processes, to 16 bit.
+        compute = plugin.mixed_precision_policy.param_dtype
+        plugin.mixed_precision_policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
+
+
+def passes_of_all(accelerator: Any, passes: int) -> int:
+    """Return the number of passes of every process: the largest, where each pass gathers weights or adds up gradients."""
+    if accelerator.num_processes == 1 or not shares_passes(accelerator):
+        return passes
+    needed = torch.tensor([passes], device=accelerator.device)
+    return int(accelerator.gather(needed).max())
+
+
+def shares_passes(accelerator: Any) -> bool:
+    """Whether a pass waits for the other processes: FSDP2 and DeepSpeed gather weights in it, or add its gradients up."""
+    return bool(accelerator.is_fsdp2) or getattr(accelerator.state, "deepspeed_plugin", None) is not None
+
+
+def average_gradients(model: torch.nn.Module) -> None:
+    """Replace each gradient by its mean over all processes; every process must call this."""
+    grads = []
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            grads.append(parameter.grad)
+    for work in [dist.all_reduce(grad, async_op=True) for grad in grads]:
+        work.wait()
+    for grad in grads:
+        grad /= dist.get_world_size()
