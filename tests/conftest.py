@@ -53,6 +53,7 @@ def _signals_stay() -> Iterator[None]:
 @pytest.fixture
 def registrations_undone() -> Iterator[None]:
     """Take out again what a test registers in this process: names, and the keys of its extensions."""
+    import algorist.diagnosis.evaluation  # noqa: F401  # whose rules are registered once, when it is first imported
     from algorist import extension, user_code
     from algorist.registry import Registry
 

@@ -18,6 +18,7 @@ from algorist.config.load import load_run_recipe
 from algorist.errors import ConfigError
 from algorist.runs.pipeline import Quiet, run_recipe
 from algorist.runs.plan import make_plan
+from tests.tiny import tiny_policy
 
 pytestmark = pytest.mark.usefixtures("registrations_undone")
 
@@ -225,3 +226,49 @@ def test_an_edited_plugin_replaces_what_it_registered(tmp_path: Path, files: dic
         recipe_of(tmp_path, f"plugins=[{file}]", "grpo.process_weight=3")
     file.write_text(PROCESS_REWARD)
     recipe_of(tmp_path, f"plugins=[{file}]", "grpo.process_weight=3")
+
+
+DOORS = """
+from algorist.evaluation.doors import Probed, exporter, probe
+from algorist.models.loaders import Loader, loader
+
+
+@loader("shelf")
+class Shelf(Loader):
+    def place(self, name, revision):
+        return {model!r} if name == "shelf:1" else None
+
+    def advice(self, name):
+        return "the shelf has one model: model.name=shelf:1" if name.startswith("shelf:") else ""
+
+
+@exporter("count")
+def count(artifact, folder, task):
+    folder.mkdir(parents=True)
+    (folder / f"{{task}}.txt").write_text(str(len(artifact.samples)))
+    return folder / f"{{task}}.txt"
+
+
+@probe("digits")
+def digits(engine, tokenizer, problems, on_progress):
+    return Probed({{"n": len(problems)}}, [], [f"{{len(problems)}} problems"])
+"""
+
+
+def test_a_source_of_models_an_export_and_a_probe_of_a_file(tmp_path: Path, verb: Any) -> None:
+    policy = tiny_policy()
+    policy.model.save_pretrained(tmp_path / "model")
+    policy.tokenizer.save_pretrained(tmp_path / "model")
+    file = tmp_path / "doors.py"
+    file.write_text(DOORS.format(model=str(tmp_path / "model")))
+    own = (f"plugins=[{file}]", "sft.learning_rate=1e-4", "grpo.enabled=false", "run_name=r")
+    run = str(run_recipe(recipe_of(tmp_path, *own, "model.name=shelf:1"), display=Quiet()).folder.path)
+    code, _, errors = verb("eval", run, "--limit", "2", "--export", "count", str(tmp_path / "out"))
+    assert code == 0, errors
+    assert [path.read_text() for path in (tmp_path / "out").iterdir()] == ["6"]  # greedy and two sampled
+    code, output, errors = verb("eval", run, "--limit", "2", "--probe", "digits")
+    assert code == 0 and "2 problems" in output, errors
+    code, _, errors = verb("eval", run, "--probe", "digit")
+    assert code == 2 and "unknown probe 'digit'. Did you mean 'digits'?" in errors
+    with pytest.raises(ConfigError, match=r"(?s)cannot load the model 'shelf:2'.*the shelf has one model"):
+        run_recipe(recipe_of(tmp_path, *own, "model.name=shelf:2", "run_name=s"), display=Quiet())

@@ -10,7 +10,7 @@ import pytest
 from algorist.errors import EngineError
 from algorist.rollouts.base import SamplingParams
 from algorist.rollouts.native.engine import NativeEngine
-from algorist.training import processes
+from algorist.training import distributed
 from tests.tiny import make_model
 
 
@@ -42,11 +42,11 @@ def test_rollouts_of_zero_3_call_no_module() -> None:
 def test_a_process_that_waits_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(processes, "REMINDER_S", 0.05)
+    monkeypatch.setattr(distributed, "REMINDER_S", 0.05)
     monkeypatch.setenv("RANK", "1")
     for world, said in (("1", False), ("2", True)):
         monkeypatch.setenv("WORLD_SIZE", world)
-        with processes.reminder("for the rollouts of the other processes"):
+        with distributed.reminder("for the rollouts of the other processes"):
             text, until = "", time.monotonic() + (60 if said else 0.2)
             while time.monotonic() < until and "--resume" not in text:
                 time.sleep(0.02)
