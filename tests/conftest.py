@@ -53,10 +53,11 @@ def _signals_stay() -> Iterator[None]:
 @pytest.fixture
 def registrations_undone() -> Iterator[None]:
     """Take out again what a test registers in this process: names, and the keys of its extensions."""
-    import algorist.diagnosis.evaluation  # noqa: F401  # whose rules are registered once, when it is first imported
     from algorist import extension, user_code
+    from algorist.diagnosis.rule import all_rules
     from algorist.registry import Registry
 
+    all_rules()  # which are registered once, when their modules are first imported
     modules = [module for name, module in sys.modules.items() if name.startswith("algorist")]
     things = [thing for module in modules for thing in vars(module).values()]
     registries = list({id(thing): thing for thing in things if isinstance(thing, Registry)}.values())
