@@ -37,7 +37,7 @@ SECTIONS = {"recipe", "section", "grpo", "sft", "eval", "model", "held_out"}
 EXCEPTIONS = {
     "config/other_names.py": "what other programs call a key is answered with ours",
     "data/load.py": "the key hub of a dataset is its name there",
-    "data/reasoning_traces.py": "unsloth is who published the dataset",
+    "data/adapters.py": "unsloth is who published the dataset",
     "diagnosis/rules_training.py": "a rule proposes whichever key of the recipe cures a fault",
     "diagnosis/environment.py": "which releases of foreign packages fit each other",
     "evaluation/protocols.py": "where a protocol comes from: lm_eval/tasks",

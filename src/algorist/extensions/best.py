@@ -267,13 +267,13 @@ class KeepBest(Extension):
         if not self.processes.main or self.best is None:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        told = {
+        state = {
             "checkpoint": self.best.checkpoint,
             "step": self.best.step,
             "greedy_accuracy": self.best.accuracy,
             "ended": self.ended,
         }
-        replace_text(self.folder / FILE, json.dumps(told) + "\n")
+        replace_text(self.folder / FILE, json.dumps(state) + "\n")
 
     def finish(self, trainer: Any, say: Callable[[str], None]) -> None:
         """Take the best weights where the run was ended, and say what became of the best checkpoint."""

@@ -111,8 +111,8 @@ def compute_dtype(model: Any) -> torch.dtype:
 
 def weight_dtype(model: Any) -> torch.dtype:
     """Return the type of a model's weights (of an adapter's base)."""
-    found: torch.dtype = unwrap(model).get_input_embeddings().weight.dtype
-    return found
+    dtype: torch.dtype = unwrap(model).get_input_embeddings().weight.dtype
+    return dtype
 
 
 def round_stochastically(value: Tensor, seed: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -120,9 +120,9 @@ def round_stochastically(value: Tensor, seed: int, dtype: torch.dtype = torch.bf
     cut = 1 << (16 if dtype == torch.bfloat16 else 13)  # the last bits of float32 that the type does not have
     generator = torch.Generator(value.device).manual_seed(seed)
     noise = torch.randint(cut, value.shape, generator=generator, device=value.device, dtype=torch.int32)
-    kept = (value.view(torch.int32) + noise) & -cut
+    rounded = (value.view(torch.int32) + noise) & -cut
     # Infinity and NaN have no neighbours.
-    return torch.where(value.isfinite(), kept.view(torch.float32), value).to(dtype)
+    return torch.where(value.isfinite(), rounded.view(torch.float32), value).to(dtype)
 
 
 def mixed_precision(model: Any, device: torch.device) -> dict[str, bool]:

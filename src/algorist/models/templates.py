@@ -22,17 +22,17 @@ def check_template(template: str, where: str) -> None:
 
     child = Child("algorist.models.templates:prepare", memory_mb=LIMIT_MB)
     try:
-        found = child.ask(template.encode("utf-8", errors="surrogatepass"), LIMIT_S)
+        reply = child.ask(template.encode("utf-8", errors="surrogatepass"), LIMIT_S)
     finally:
         child.close()
     reasons = {
         "timeout": f"it does not render a short chat within {LIMIT_S:g} s",
         "memory": f"it needs more than {LIMIT_MB} MiB for a short chat",
     }
-    said = found.value if not found.error else reasons.get(found.error, found.detail.partition("\n")[0])
-    if said:
+    reason = reply.value if not reply.error else reasons.get(reply.error, reply.detail.partition("\n")[0])
+    if reason:
         raise ConfigError(
-            f"the chat template of {where} cannot be used: {said}. Correct it, or give another: model.chat_template=FILE"
+            f"the chat template of {where} cannot be used: {reason}. Correct it, or give another: model.chat_template=FILE"
         )
 
 
@@ -55,12 +55,12 @@ def prepare() -> tuple[Callable[[bytes], str | None], None]:
         )
         environment.globals |= {"raise_exception": refuse, "strftime_now": lambda form: "1 Jan 2026"}
         environment.filters["tojson"] = lambda value, **options: json.dumps(value, **options)
-        given: dict[str, Any] = dict.fromkeys(("tools", "documents"))
-        given |= {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "", "unk_token": ""}
+        names: dict[str, Any] = dict.fromkeys(("tools", "documents"))
+        names |= {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "", "unk_token": ""}
         chat = [{"role": "user", "content": "1 + 1"}]
         try:
             template = environment.from_string(request.decode("utf-8", errors="surrogatepass"))
-            text = template.render(messages=chat, add_generation_prompt=True, **given)
+            text = template.render(messages=chat, add_generation_prompt=True, **names)
         except TemplateSyntaxError as error:
             return f"line {error.lineno}: {error.message}"
         except TemplateError:

@@ -26,6 +26,6 @@ def why_no_triton() -> str | None:
     try:
         _one_kernel[(1,)](torch.zeros(1, dtype=torch.int32, device="cuda"))
     except Exception as error:  # of the compiler, the linker or the driver, as each likes
-        found = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        return f"{found} (Triton builds its starter with a C compiler: apt install gcc python3-dev)"
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        return f"{reason} (Triton builds its starter with a C compiler: apt install gcc python3-dev)"
     return None

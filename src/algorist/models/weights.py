@@ -107,12 +107,12 @@ def _integers(folder: Path, loaded: Mapping[str, torch.Tensor]) -> list[str]:
             raise CheckpointError(
                 f"{index} names {outside}, which lies outside its folder; copy the model again"
             )
-    found = []
+    integers: list[str] = []
     for path in folder.glob("*.safetensors"):
         with safe_open(path, framework="pt") as weights:
             names = [name for name in weights.keys() if name in loaded and loaded[name].is_floating_point()]  # noqa: SIM118
-            found += [name for name in names if weights.get_slice(name).get_dtype()[0] in "IU"]
-    return found
+            integers += [name for name in names if weights.get_slice(name).get_dtype()[0] in "IU"]
+    return integers
 
 
 def check_adapter(where: Path, model: Any) -> None:
@@ -124,17 +124,19 @@ def check_adapter(where: Path, model: Any) -> None:
     from peft import get_peft_model_state_dict
     from peft.utils import load_peft_weights
 
-    given = load_peft_weights(str(where), device="cpu")
+    tensors = load_peft_weights(str(where), device="cpu")
     known = get_peft_model_state_dict(model, save_embedding_layers=False)
     base = set(model.get_base_model().state_dict())
-    unexpected = [n for n in given if n not in known and n.removeprefix("base_model.model.") not in base]
-    shapes = {name: (tuple(given[name].shape), tuple(known[name].shape)) for name in given if name in known}
+    unexpected = [n for n in tensors if n not in known and n.removeprefix("base_model.model.") not in base]
+    shapes = {
+        name: (tuple(tensors[name].shape), tuple(known[name].shape)) for name in tensors if name in known
+    }
     check_weights(
         where,
-        missing=[name for name in known if name not in given],
+        missing=[name for name in known if name not in tensors],
         unexpected=unexpected,
         mismatched=[(name, *pair) for name, pair in shapes.items() if pair[0] != pair[1]],
-        tensors=given.items(),
+        tensors=tensors.items(),
         whole=False,
     )
 

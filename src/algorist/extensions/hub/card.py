@@ -96,8 +96,8 @@ def _fenced(text: str, language: str) -> str:
 def base_of(folder: Path) -> str | None:
     """Return the base model that an adapter's folder names."""
     try:
-        found = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-        return found.get("base_model_name_or_path")
+        settings = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+        return settings.get("base_model_name_or_path")
     except DAMAGED:
         return None
 
@@ -126,18 +126,18 @@ def without_home(text: str | None) -> str:
 def _front_matter(
     recipe: Recipe | None, base: str | None, is_adapter: bool, stages: Iterable[str]
 ) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    head: dict[str, Any] = {
         "library_name": "peft" if is_adapter else "transformers",
         "pipeline_tag": "text-generation",
         "tags": ["algorist", "math", *stages],
     }
     base = hub_name(base) if base else None
     if base and _is_hub_name(base) and not Path(base).exists():
-        found = {"base_model": base} | found
+        head = {"base_model": base} | head
     if base and (licence := _licence(base)):
-        found = {"license": licence} | found
+        head = {"license": licence} | head
     data = [s.hub for s in _datasets(recipe).values() if s.hub and not s.path]
-    return found | ({"datasets": sorted(set(data))} if data else {})
+    return head | ({"datasets": sorted(set(data))} if data else {})
 
 
 def _licence(base: str) -> str | None:
@@ -164,8 +164,8 @@ def _licence(base: str) -> str | None:
 def _datasets(recipe: Recipe | None) -> dict[str, DatasetSection]:
     if recipe is None:
         return {}
-    found = {"GRPO": recipe.data.train, "SFT": recipe.data.sft or recipe.data.train}
-    used = {k: v for k, v in found.items() if getattr(recipe, k.lower()).enabled}
+    sections = {"GRPO": recipe.data.train, "SFT": recipe.data.sft or recipe.data.train}
+    used = {k: v for k, v in sections.items() if getattr(recipe, k.lower()).enabled}
     return used | ({"held out": recipe.data.eval} if recipe.eval.enabled else {})
 
 
@@ -174,11 +174,11 @@ def question_of(run: Path | None) -> str:
     for stage in reversed(EVALUATED):
         if run is not None and (run / "eval" / f"{stage}.json").is_file():
             try:
-                found = solved_question(read_artifact(run / "eval", stage).samples)
+                example = solved_question(read_artifact(run / "eval", stage).samples)
             except CheckpointError:
                 continue
-            if found:
-                return found
+            if example:
+                return example
     return "Sam has 17 coins. Sam loses 2. Sam gives 2 to Lea. How many coins does Sam have now?"
 
 
@@ -189,10 +189,10 @@ def _how_to_load(folder: Path, recipe: Recipe | None, name: str, is_adapter: boo
     else:
         kind = "AutoModelForCausalLM"
         imports = f"from transformers import {kind}, AutoTokenizer"
-    asked = attached(folder)
+    form = attached(folder)
     limit, prompt = "256", f'inputs = tokenizer({question!r}, return_tensors="pt")\n'
-    if asked is not None or recipe is not None:
-        how = how_to_ask(recipe, None, asked)
+    if form is not None or recipe is not None:
+        how = how_to_ask(recipe, None, form)
         limit, message = str(how.max_completion_tokens), repr({"role": "user", "content": question.strip()})
         if how.stop_strings:
             limit += f", stop_strings={list(how.stop_strings)}, tokenizer=tokenizer"
@@ -234,17 +234,17 @@ def _of_run(run: Path, recipe: Recipe) -> list[str]:
 
 def _evaluations(run: Path) -> str:
     """Return a table of the stages' evaluations: value and 95 % interval."""
-    found = {}
+    evaluations = {}
     for name in EVALUATED:
         with suppress(CheckpointError):
-            found[name] = read_artifact(run / "eval", name)
-    if not found:
+            evaluations[name] = read_artifact(run / "eval", name)
+    if not evaluations:
         return ""
-    metrics = list(dict.fromkeys(m for evaluation in found.values() for m in evaluation.metrics))
-    last = list(found.values())[-1]
-    lines = [f"| | {' | '.join(found)} |", "|---" * (len(found) + 1) + "|"]
+    metrics = list(dict.fromkeys(m for evaluation in evaluations.values() for m in evaluation.metrics))
+    last = list(evaluations.values())[-1]
+    lines = [f"| | {' | '.join(evaluations)} |", "|---" * (len(evaluations) + 1) + "|"]
     for metric in metrics:
-        cells = [e.metrics[metric].text(metric) if metric in e.metrics else "–" for e in found.values()]
+        cells = [e.metrics[metric].text(metric) if metric in e.metrics else "–" for e in evaluations.values()]
         lines.append(f"| {markdown(metric.replace('_', ' '))} | {' | '.join(cells)} |")
     count = len({row["problem_id"] for row in last.samples})
     return (
@@ -273,9 +273,11 @@ def _curves(run: Path) -> str:
 
 def _versions(run: Path) -> str:
     try:
-        found = json.loads((run / "environment.json").read_text(encoding="utf-8"))
+        environment = json.loads((run / "environment.json").read_text(encoding="utf-8"))
     except DAMAGED:
         return ""
-    versions = found.get("versions") or found.get("libraries") or {}
-    told = ", ".join(markdown(f"{name} {version}") for name, version in versions.items() if version)
-    return f"## Versions\n\n{told}; Python {markdown(found.get('python', '?'))}" if told else ""
+    versions = environment.get("versions") or environment.get("libraries") or {}
+    libraries = ", ".join(markdown(f"{name} {version}") for name, version in versions.items() if version)
+    return (
+        f"## Versions\n\n{libraries}; Python {markdown(environment.get('python', '?'))}" if libraries else ""
+    )

@@ -78,8 +78,8 @@ def _trainer_state(folder: Path) -> Path | None:
     """Return the trainer's state of the newest checkpoint beside a stage's ``final``."""
     if folder.name != "final":
         return None
-    found = [path / "trainer_state.json" for path in checkpoints(folder.parent)]
-    return next((path for path in found if path.is_file()), None)
+    states = [path / "trainer_state.json" for path in checkpoints(folder.parent)]
+    return next((path for path in states if path.is_file()), None)
 
 
 def put_file(source: Path, target: Path, links: bool) -> None:
@@ -169,8 +169,8 @@ def tried(folder: Path, question: str) -> str:
         return f"not tried in plain transformers: {first_line(error)}"
     prompt = inputs["input_ids"][0].tolist()
     text = one_line(str(tokenizer.decode(output[0, len(prompt) :], skip_special_tokens=True)), 200)
-    asked = attached(folder)
-    same = asked is not None and prompt == encode_prompt(asked.prompt_format, tokenizer, question)
+    form = attached(folder)
+    same = form is not None and prompt == encode_prompt(form.prompt_format, tokenizer, question)
     how = (
         "its chat template makes the prompt of the training"
         if same
@@ -198,9 +198,9 @@ def _merge(folder: Path, target: Path, dtype: str) -> None:
         )
     policy = load_policy(folder, device=torch.device("cpu"), dtype=torch.float32)
     base = policy.model.get_base_model().config.name_or_path
-    wanted = DTYPES[dtype] if dtype != "auto" else AutoConfig.from_pretrained(base).dtype or torch.float32
-    merged = policy.model.merge_and_unload(safe_merge=True).to(wanted)
-    merged.config.dtype = wanted
+    kind = DTYPES[dtype] if dtype != "auto" else AutoConfig.from_pretrained(base).dtype or torch.float32
+    merged = policy.model.merge_and_unload(safe_merge=True).to(kind)
+    merged.config.dtype = kind
     merged.save_pretrained(str(target))
     policy.tokenizer.save_pretrained(str(target))
 

@@ -228,10 +228,10 @@ class HubUpload:
 
     def _add_checkpoints(self, staging: Path) -> None:
         """Add checkpoints that did not get through during training."""
-        found = [c for stage in STAGES for c in reversed(checkpoints(self.run / stage))]
+        newest = [c for stage in STAGES for c in reversed(checkpoints(self.run / stage))]
         if self.section.strategy == "checkpoint":
-            found = found[-1:]
-        for checkpoint in found:
+            newest = newest[-1:]
+        for checkpoint in newest:
             if self._key(checkpoint) not in self._done:
                 self._add_whole(checkpoint, staging)
 

@@ -24,8 +24,8 @@ def token_log_probs(logits: Tensor, labels: Tensor, temperature: float = 1.0) ->
     scaled = logits if logits.dtype == torch.float64 else logits.float()
     if temperature != 1.0:
         scaled = scaled / temperature
-    chosen = scaled.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
-    return chosen - torch.logsumexp(scaled, dim=-1)
+    of_labels = scaled.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    return of_labels - torch.logsumexp(scaled, dim=-1)
 
 
 def get_response_log_probs(

@@ -193,10 +193,10 @@ def create_math_training_setup(
             if len(encode_prompt(form, policy.tokenizer, p.question)) <= merged["max_prompt_length"]
         ]
     )
-    kept = {p.question for p in problems}
+    usable = {p.question for p in problems}
     rows = load_gsm8k(split, path=path) if dataset is None else dataset
-    chosen = [dict(row) for row in rows if str(row["question"]).strip() in kept]
-    formatted = format_for_grpo(Dataset.from_list(chosen), system_prompt)
+    fitting = [dict(row) for row in rows if str(row["question"]).strip() in usable]
+    formatted = format_for_grpo(Dataset.from_list(fitting), system_prompt)
     names = [report_to] if isinstance(report_to, str) else list(report_to)
     artifacts = _build(
         policy,
@@ -322,13 +322,13 @@ def _grpo_section(merged: Mapping[str, Any]) -> GRPOSection:
         raise ConfigError(f"grpo_args: {error}") from None
 
 
-def _known(given: Mapping[str, Any], valid: Sequence[str], what: str) -> dict[str, Any]:
-    for name in given:
+def _known(arguments: Mapping[str, Any], valid: Sequence[str], what: str) -> dict[str, Any]:
+    for name in arguments:
         if name not in valid:
             raise ConfigError(
                 f"{what} has the key '{name}'.{nearest(name, valid)} Expected: {', '.join(valid)}"
             )
-    return dict(given)
+    return dict(arguments)
 
 
 def _rewards(
@@ -338,15 +338,15 @@ def _rewards(
 ) -> RewardSet:
     defaults = DEFAULT_REWARD_WEIGHTS if functions is None else [1.0] * len(functions)
     functions = list(DEFAULT_REWARDS) if functions is None else list(functions)
-    chosen = list(defaults if weights is None else weights)
-    if len(chosen) != len(functions):
+    values = list(defaults if weights is None else weights)
+    if len(values) != len(functions):
         names = [f if isinstance(f, str) else getattr(f, "__name__", str(f)) for f in functions]
         raise ConfigError(
-            f"reward_weights has {len(chosen)} values, expected {len(functions)}: one each for {', '.join(names)}, such as "
+            f"reward_weights has {len(values)} values, expected {len(functions)}: one each for {', '.join(names)}, such as "
             f"{list(defaults)}"
         )
     built = build_rewards(functions, form, matcher="numeric")  # a function of the caller runs in this process
-    for reward, weight in zip(built, chosen, strict=True):
+    for reward, weight in zip(built, values, strict=True):
         reward.weight = weight
     return built
 
@@ -362,15 +362,15 @@ def _problems(rows: Sequence[Mapping[str, Any]], limit: int | None) -> list[Prob
     return to_problems(table, columns, where="dataset")[:limit]
 
 
-def _check_bf16(wanted: bool | None, device: Any) -> None:
+def _check_bf16(bf16: bool | None, device: Any) -> None:
     import torch
 
     from algorist.models.precision import has_tensor_cores_for
 
-    found = has_tensor_cores_for(torch.bfloat16, device)
-    if wanted is not None and wanted != found:
+    native = has_tensor_cores_for(torch.bfloat16, device)
+    if bf16 is not None and bf16 != native:
         raise ConfigError(
-            f"grpo_args has bf16={wanted}, but bfloat16 follows the device: it is {found} on {device}. Leave bf16 out, or "
+            f"grpo_args has bf16={bf16}, but bfloat16 follows the device: it is {native} on {device}. Leave bf16 out, or "
             "take another device (device='cpu')"
         )
 

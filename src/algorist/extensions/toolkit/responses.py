@@ -32,5 +32,5 @@ def parse_mmlu_response(mmlu_example: Mapping[str, Any], model_output: str) -> s
 
 def parse_gsm8k_response(model_output: str) -> str | None:
     """Return the last number of a response, without commas, or None."""
-    found = _NUMBER.findall(model_output)
-    return found[-1].replace(",", "") if found else None
+    numbers = _NUMBER.findall(model_output)
+    return numbers[-1].replace(",", "") if numbers else None

@@ -298,12 +298,12 @@ def check_trackers(names: Sequence[str], section: TrackingSection | None = None)
         ConfigError: wandb refuses the project's name, from ``tracking.project`` or WANDB_PROJECT.
     """
     if "wandb" in names:
-        given = section.project if section else None
-        _check_wandb_project(given or os.environ.get("WANDB_PROJECT") or DEFAULT_PROJECT, bool(given))
+        project = section.project if section else None
+        _check_wandb_project(project or os.environ.get("WANDB_PROJECT") or DEFAULT_PROJECT, bool(project))
     for name in names:
-        found = importlib.util.find_spec(name)
+        spec = importlib.util.find_spec(name)
         if (
-            found is None or found.origin is None
+            spec is None or spec.origin is None
         ):  # a folder of that name in the working directory has no origin
             extra = "wandb" if name == "wandb" else "tracking"
             install = "mlflow" if name == "mlflow" else f"'algorist[{extra}]'"
@@ -364,8 +364,8 @@ def _redacted_command() -> Iterator[None]:
 
 def _read_ids(folder: Path) -> dict[str, str]:
     try:
-        found = json.loads((folder / IDS).read_text(encoding="utf-8"))
-        return {str(key): str(value) for key, value in found.items()}
+        ids = json.loads((folder / IDS).read_text(encoding="utf-8"))
+        return {str(key): str(value) for key, value in ids.items()}
     except DAMAGED:
         return {}
 

@@ -179,13 +179,13 @@ class VLLMEngine(VLLMRollouts):
         """Return the vLLM of this process, made for this model's shape at the first use."""
         base = unwrap(self.model)
         shape = f"{type(base).__name__} {self._dtype} {base.config.to_json_string(use_diff=False)}"
-        wanted = self.settings or ColocatedVLLMSection()
-        other = self.settings is not None and _running and _running[0].settings != wanted
+        section = self.settings or ColocatedVLLMSection()
+        other = self.settings is not None and _running and _running[0].settings != section
         if _running and (other or _running[0].shape != shape):
-            log.info("vLLM starts again for %s with %s", type(base).__name__, wanted)
+            log.info("vLLM starts again for %s with %s", type(base).__name__, section)
             _running.pop().close()
         if not _running:
-            _running.append(_Running(base, self.tokenizer, self._dtype, shape, wanted))
+            _running.append(_Running(base, self.tokenizer, self._dtype, shape, section))
         return _running[0]
 
 
@@ -250,15 +250,15 @@ def llm_arguments(settings: ColocatedVLLMSection, device: str, dtype: torch.dtyp
         device: Type of the device, such as ``cuda``.
         dtype: Of the policy's products.
     """
-    given = settings.model_dump(include=set(_FOR_VLLM), exclude_none=True)
-    chosen: dict[str, Any] = {_VLLMS_NAMES.get(key, key): value for key, value in given.items()}
+    values = settings.model_dump(include=set(_FOR_VLLM), exclude_none=True)
+    arguments: dict[str, Any] = {_VLLMS_NAMES.get(key, key): value for key, value in values.items()}
     if device == "cpu":
         # vLLM's default is most of the machine's memory.
         cache = min(_CPU_CACHE_MOST, psutil.virtual_memory().available // _CPU_CACHE_SHARE)
-        chosen.setdefault("kv_cache_memory_bytes", cache)
-        chosen.setdefault("enforce_eager", True)
+        arguments.setdefault("kv_cache_memory_bytes", cache)
+        arguments.setdefault("enforce_eager", True)
     return {
-        **chosen,
+        **arguments,
         "runner": "generate",
         "load_format": "dummy",
         "dtype": str(dtype).removeprefix("torch."),
@@ -412,14 +412,14 @@ def _random_state_kept() -> Iterator[None]:
     """vLLM seeds the generators of the process it starts in."""
     import numpy
 
-    kept = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
+    states = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     try:
         yield
     finally:
-        random.setstate(kept[0])
-        numpy.random.set_state(kept[1])
-        torch.set_rng_state(kept[2])
+        random.setstate(states[0])
+        numpy.random.set_state(states[1])
+        torch.set_rng_state(states[2])
         if cuda:
             torch.cuda.set_rng_state_all(cuda)
 

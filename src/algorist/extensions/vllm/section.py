@@ -58,8 +58,8 @@ class VLLMServerSection(Section):
         return value
 
 
-def _with_mode(given: Any) -> Any:
-    return {"mode": "colocate", **given} if isinstance(given, dict) else given
+def _with_mode(values: Any) -> Any:
+    return {"mode": "colocate", **values} if isinstance(values, dict) else values
 
 
 VLLMSection = Annotated[

@@ -79,12 +79,12 @@ class VLLMServerEngine(VLLMRollouts):
         together: bool = False,
     ) -> None:
         super().__init__(model, tokenizer)
-        given = settings or VLLMServerSection()
-        url = given.server_base_url or f"http://{given.server_host or 'localhost'}:{given.server_port}"
+        section = settings or VLLMServerSection()
+        url = section.server_base_url or f"http://{section.server_host or 'localhost'}:{section.server_port}"
         self.url = url.rstrip("/").removesuffix("/v1")
-        self.sync_folder = Path(given.sync_folder).expanduser().absolute() if given.sync_folder else None
+        self.sync_folder = Path(section.sync_folder).expanduser().absolute() if section.sync_folder else None
         self.together = together and torch.distributed.is_initialized()
-        self._patience = given.server_timeout or _STARTING_SECONDS
+        self._patience = section.server_timeout or _STARTING_SECONDS
         self._served: _Served | None = None
         self._compared = False
 
@@ -146,7 +146,7 @@ class VLLMServerEngine(VLLMRollouts):
 
     def _wait(self) -> None:
         """Wait for a server that is still starting (EngineError)."""
-        until, told = time.monotonic() + self._patience, False
+        until, warned = time.monotonic() + self._patience, False
         while True:
             try:
                 with urllib.request.urlopen(f"{self.url}/health", timeout=_LOOK_SECONDS):
@@ -159,13 +159,13 @@ class VLLMServerEngine(VLLMRollouts):
                         f"no vLLM server answers at {self.url} ({_reason(error)}; waited {self._patience:g} s). Start one: "
                         f"{START}, or correct grpo.vllm.server_base_url, or take grpo.engine=native"
                     ) from None
-            if not told:
+            if not warned:
                 log.info(
                     "waiting up to %g s for the vLLM server at %s (grpo.vllm.server_timeout)",
                     self._patience,
                     self.url,
                 )
-                told = True
+                warned = True
             time.sleep(min(1.0, self._patience))
 
     def _look(self) -> _Served:
@@ -255,13 +255,13 @@ class VLLMServerEngine(VLLMRollouts):
             _Refused: The server answered with an error.
             EngineError: The server is gone.
         """
-        asked = urllib.request.Request(
+        request = urllib.request.Request(
             self.url + path,
             data=None if body is None else json.dumps(body).encode(),
             headers={"Content-Type": "application/json"},
         )
         try:
-            with urllib.request.urlopen(asked, timeout=_ANSWER_SECONDS) as answer:
+            with urllib.request.urlopen(request, timeout=_ANSWER_SECONDS) as answer:
                 return json.loads(answer.read() or b"{}")
         except urllib.error.HTTPError as error:
             raise _Refused(self.url + path, error.code, error.read(2000).decode(errors="replace")) from None
@@ -340,9 +340,9 @@ def write_weights(model: Any, folder: Path) -> None:
 
 def _shape(config: Any) -> dict[str, Any]:
     """Return what a config says of the shape; what it leaves out has the family's default."""
-    found = json.loads(config.to_json_string())
-    found = {**found, **found.get("text_config", {})}
-    return {key: found[key] for key in _SHAPE if key in found}
+    values = json.loads(config.to_json_string())
+    values = {**values, **values.get("text_config", {})}
+    return {key: values[key] for key in _SHAPE if key in values}
 
 
 def _shape_of(model: str) -> dict[str, Any]:

@@ -28,8 +28,8 @@ def why_no_sleep(settings: ColocatedVLLMSection | VLLMServerSection, device: tor
         device: Where the policy lies; vLLM sleeps on CUDA only.
     """
     name = next((n for n in _ALLOCATOR_VARIABLES if os.environ.get(n)), None)
-    asked = isinstance(settings, ColocatedVLLMSection) and settings.enable_sleep_mode
-    if not asked or name is None or device.type != "cuda":
+    sleeps = isinstance(settings, ColocatedVLLMSection) and settings.enable_sleep_mode
+    if not sleeps or name is None or device.type != "cuda":
         return ""
     value = os.environ[name]
     version = _vllm_version()
