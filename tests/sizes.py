@@ -11,12 +11,12 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "algorist"
 BESIDE = {"diagnosis", "report", "preflight", "cli", "recipes", "extensions"}
 """Rooms beside the core."""
 BUDGET = {"core": 17_500, "all": 27_000, "an extension": 600, "vllm": 900}
-HELD = {"core": 21_255, "all": 33_297}
+HELD = {"core": 21_055, "all": 33_095}
 """What the house has now. While it is above the budget it may only go down: lower these when you take something out."""
 HELD_EXTENSIONS = {
     "extensions/tools": 949,
     "extensions/hub": 621,
-    "extensions/toolkit": 676,
+    "extensions/toolkit": 674,
     "extensions/teacher": 602,
 }
 """Extensions above their budget, held in the same way."""
