@@ -98,7 +98,9 @@ def make_engine(
             takes ``model.generate``; or a name that an extension or a plug-in registers.
         model: A causal language model of transformers or PEFT.
         tokenizer: Gives end and pad tokens; stop strings need it.
-        token_budget, section, together: See ``EngineSettings``.
+        token_budget: See ``EngineSettings``.
+        section: The same.
+        together: The same.
 
     Raises:
         ConfigError: Unknown name.
