@@ -104,13 +104,15 @@ def test_protocol_names_are_read_back() -> None:
 
 def test_a_reference_protocol_fixes_prompt_sampling_limit_and_extraction() -> None:
     form = get_format("gsm8k_cot_zeroshot")
-    section = with_protocol(EvalSection(samples=3), "gsm8k_cot_zeroshot")
-    setting = EvaluationSetting.from_section(section, max_tokens=9, matcher="symbolic", seed=0)
+    name = "gsm8k_cot_zeroshot"
+    section = with_protocol(EvalSection(samples=3), name)
+    setting = EvaluationSetting.from_section(section, max_tokens=9, matcher="symbolic", seed=0, protocol=name)
     recorded = setting.recorded(form)
     assert recorded["name"] == "gsm8k_cot_zeroshot@3.0"
     assert (recorded["samples"], recorded["max_completion_tokens"]) == (0, 256)
     assert recorded["stop_strings"] == ["Q:", "</s>", "<|im_end|>"]
-    assert replace(setting, max_completion_tokens=99).recorded(form)["name"] == "greedy"
+    changed = replace(setting, max_completion_tokens=99)
+    assert changed.recorded(form)["name"] == "greedy, graded as gsm8k_cot_zeroshot@3.0"
     assert form.render("How many?") == "Q: How many?\nA: Let's think step by step."
     for text, answer in [
         (" 3 + 4 = 7. The answer is 7.", "7"),

@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     """Column, value, metric."""
 
 app = typer.Typer(add_completion=False)
+PROTOCOLS = (
+    "greedy, sampled-N, sampled-N@TEMPERATURE, or as others do: gsm8k, gsm8k_cot_zeroshot, minerva_math500 (lm-eval), math_500, aime_avg "
+    "(lighteval), matharena, matharena_aime; the run's when left out."
+)
 BY = ("subject", "level", "dataset", "reason")
 
 
@@ -62,9 +66,7 @@ def evaluate_model(
     limit: Annotated[int | None, typer.Option(help="Only the first N problems of each.", min=1)] = None,
     protocol: Annotated[
         str | None,
-        typer.Option(
-            help="greedy, sampled-N, sampled-N@TEMPERATURE, or a reference: gsm8k_cot_zeroshot; the run's when left out."
-        ),
+        typer.Option(help=PROTOCOLS),
     ] = None,
     samples: Annotated[
         int | None,
@@ -115,6 +117,7 @@ def evaluate_model(
     if not as_json:
         _announce(where, recipe if run else None, prompt_format, evaluation.max_completion_tokens)
     import_quietly("algorist.runs.solve")
+    from algorist.evaluation.protocols import REFERENCES
     from algorist.runs.solve import evaluate_benchmarks
 
     display = TerminalDisplay()
@@ -128,6 +131,7 @@ def evaluate_model(
         prompt_format=prompt_format,
         template_kwargs=read_template(template),
         tools=read_tools(tools, no_tools),
+        protocol=protocol if protocol in REFERENCES else "",
         again=again,
         on_progress=None if as_json else display.progress,
     )

@@ -202,12 +202,13 @@ class EvaluationSetting:
     matcher: str
     seed: int
     stop_strings: tuple[str, ...] = ()
+    protocol: str = ""
 
     @classmethod
     def from_section(
-        cls, section: EvalSection, *, max_tokens: int, matcher: str, seed: int
+        cls, section: EvalSection, *, max_tokens: int, matcher: str, seed: int, protocol: str = ""
     ) -> EvaluationSetting:
-        """Return the setting of a recipe's ``eval`` section."""
+        """Return the setting of a recipe's ``eval`` section; a reference protocol reads and compares as its original does."""
         return cls(
             section.samples,
             section.temperature,
@@ -217,18 +218,19 @@ class EvaluationSetting:
             matcher,
             seed,
             tuple(section.stop_strings),
+            protocol,
         )
 
     def recorded(self, prompt_format: PromptFormat) -> dict[str, Any]:
         """Return what an artifact says of the protocol: its name, the settings, the prompt format."""
         name = protocol_name(self.samples, self.temperature, self.top_p)
-        for key, known in REFERENCES.items():
-            here = (prompt_format.name, self.samples, self.max_completion_tokens, self.stop_strings)
-            if here == (known.prompt_format, 0, known.max_completion_tokens, known.stop_strings):
-                name = f"{key}@{known.version}"
+        if known := REFERENCES.get(self.protocol):
+            graded = f"{self.protocol}@{known.version}"
+            name = graded if known.is_kept_by(self, prompt_format.name) else f"{name}, graded as {graded}"
         settings = asdict(self) | {"stop_strings": list(self.stop_strings)}
-        if not self.stop_strings:  # as artifacts without them say it
-            del settings["stop_strings"]
+        for key in ("stop_strings", "protocol"):  # as artifacts without them say it
+            if not settings[key]:
+                del settings[key]
         switches = (
             {"template_kwargs": dict(prompt_format.template_kwargs)} if prompt_format.template_kwargs else {}
         )
@@ -310,7 +312,7 @@ def evaluate(
                 groups = _collect(
                     engine, tokenizer, batches[start], prompt_format, setting, start, greedy, rewards, pulse
                 )
-                sampled[start] = [row for group in groups for row in _rows(group, greedy)]
+                sampled[start] = [row for group in groups for row in _rows(group, greedy, setting.protocol)]
             for start, rows in sorted(item for part in peers.gather(sampled) for item in part.items()):
                 done[start] = rows
                 if progress:
@@ -366,10 +368,16 @@ def _collect(
     ]
 
 
-def _rows(group: Group, greedy: bool) -> list[dict[str, Any]]:
+def _rows(group: Group, greedy: bool, protocol: str) -> list[dict[str, Any]]:
     rows, problem = rows_of(group), group.problem.columns()
     for row in rows:
-        row["lenient"] = bool(row["correct"]) or is_right_leniently(row["completion"], row["gold"], problem)
+        if known := REFERENCES.get(protocol):
+            row["extracted"], row["correct"], row["lenient"] = known.score(row["completion"], problem)
+            row["reason"] = "equal_symbolic" if row["correct"] else "different"
+        else:
+            row["lenient"] = bool(row["correct"]) or is_right_leniently(
+                row["completion"], row["gold"], problem
+            )
         row["greedy"] = greedy and row["sample"] == 0
         row["seconds"] = group.seconds / len(rows)
         row["rewards"] = {name: value for name, value in row["rewards"].items() if value is not None}

@@ -16,6 +16,7 @@ from algorist.evaluation.artifact import Artifact
 from algorist.evaluation.benchmark_option import Benchmark
 from algorist.evaluation.doors import PROBES, Probed
 from algorist.evaluation.estimators import elect
+from algorist.evaluation.protocols import with_shots
 from algorist.evaluation.record import finished_evaluation, mark_of, record_evaluation
 from algorist.evaluation.run import EvaluationSetting
 from algorist.grading import grade
@@ -141,6 +142,7 @@ def evaluate_benchmarks(
     prompt_format: str | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
     tools: Mapping[str, Any] | None = None,
+    protocol: str = "",
     again: bool = False,
     on_progress: Callable[[str, int, int], None] | None = None,
 ) -> Iterator[Evaluated]:
@@ -159,6 +161,7 @@ def evaluate_benchmarks(
         prompt_format: Another prompt format.
         template_kwargs: Other switches of the chat template; the artifact is named after them.
         tools: Settings of other tools than those of the training; empty for none. The artifact is named after them.
+        protocol: A reference protocol, whose shots, reading and comparison count; ``recipe`` has its sampling.
         again: Evaluate anew what is already there.
         on_progress: Called with (name, problems done, problems in all).
 
@@ -175,15 +178,16 @@ def evaluate_benchmarks(
     )
     tokenizer, form = solver.policy.tokenizer, solver.prompt_format
     rewards = build_rewards(recipe.rewards if of_run else [], form, matcher=recipe.matcher)
-    protocol = recipe.eval.model_copy(
-        update={"stop_strings": recipe.eval.stop_strings or list(solver.stop_strings)}
+    drawn = recipe.eval.model_copy(
+        update={"stop_strings": recipe.eval.stop_strings or ([] if protocol else list(solver.stop_strings))}
     )
     setting = EvaluationSetting.from_section(
-        protocol, max_tokens=solver.max_new_tokens, matcher=recipe.matcher, seed=recipe.seed
+        drawn, max_tokens=solver.max_new_tokens, matcher=recipe.matcher, seed=recipe.seed, protocol=protocol
     )
     engine = make_engine("auto", solver.policy.model, tokenizer)
     for benchmark, problems in loaded:
         section = benchmark.section
+        form = with_shots(solver.prompt_format, protocol, section, problems)
         problems = fitting_problems(section, problems, form, tokenizer)
         switches = "".join(f"-{key}-{value}" for key, value in (template_kwargs or {}).items())
         switches += "" if tools is None else f"-{'-'.join(tools['tools']['use']) if tools else 'no-tools'}"
