@@ -37,10 +37,10 @@ class Published(QuestionOnly):
         return f" {reasoning.strip()}{self.closing.replace('{answer}', answer.strip())}"
 
     def parse(self, text: str) -> Parsed:
-        """Read the first match of ``stated``; a completion without one has no answer."""
-        if not self.stated:
+        """Read the first match of ``stated``, else the last box where answers are boxed."""
+        match = re.search(self.stated, text) if self.stated else None
+        if match is None and "\\boxed" in self.closing:
             return super().parse(text)
-        match = re.search(self.stated, text)
         answer = match[1].strip().rstrip(".,") if match else ""
         reasoning = (text[: match.start()] if match else text).strip()
         return Parsed(reasoning or None, answer or None, bool(answer), () if answer else ("no_answer",))
@@ -128,6 +128,7 @@ _add(
     message="\nSolve the following math problem efficiently and clearly.  The last line of your response should be of the following format: "
     "'Therefore, the final answer is: $\\boxed{ANSWER}$. I hope it is correct' (without quotes) where ANSWER is just the final number or "
     "expression that solves the problem. Think step by step before answering.\n\n{question}\n",
+    stated=r"\nTherefore, the final answer is: \$\\boxed\{(.*)\}\$",
     closing="\nTherefore, the final answer is: $\\boxed{{answer}}$. I hope it is correct",
 )
 _add("boxed", message="Put your final answer within \\boxed{}.\n\n{question}")

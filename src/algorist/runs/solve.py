@@ -191,6 +191,7 @@ def evaluate_benchmarks(
         problems = fitting_problems(section, problems, form, tokenizer)
         switches = "".join(f"-{key}-{value}" for key, value in (template_kwargs or {}).items())
         switches += "" if tools is None else f"-{'-'.join(tools['tools']['use']) if tools else 'no-tools'}"
+        switches += f"-{protocol}" if protocol else ""
         title = name or f"{_model_title(model, of_run)}-{benchmark.label}{_plain(switches)}"
         mark = mark_of(model, problems, form, setting, recipe.eval.ks, rewards)
         if again:
