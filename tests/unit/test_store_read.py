@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet
 import pytest
 
 from algorist.errors import CheckpointError, ConfigError
@@ -181,6 +182,18 @@ def test_an_empty_run_has_the_same_columns(tmp_path: Path, run: Path) -> None:
     columns = "SELECT column_name, column_type FROM (DESCRIBE rollouts)"
     assert query(tmp_path, columns) == query(run, columns)
     assert query(tmp_path, "SELECT count(*) AS n FROM samples") == [{"n": 0}]
+
+
+def test_a_part_of_another_version_is_refused(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+    with RolloutWriter(folder.rollouts, rows_per_part=25) as writer:
+        writer.write([row(0, i) for i in range(12)])
+    (part,) = folder.rollouts.glob("part-*.parquet")
+    pyarrow.parquet.write_table(pyarrow.parquet.read_table(part).drop_columns(["truncated"]), part)
+    with pytest.raises(
+        CheckpointError, match=r"not written by this version .*columns that differ: truncated"
+    ):
+        rollouts(folder.path)
 
 
 def test_a_damaged_part_is_named(tmp_path: Path) -> None:

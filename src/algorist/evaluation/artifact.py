@@ -20,7 +20,7 @@ from algorist.errors import DAMAGED, CheckpointError, ConfigError, DataError
 from algorist.evaluation.console import breakdown
 from algorist.evaluation.estimators import Interval
 from algorist.store.atomic import replace_file, replace_text
-from algorist.store.rows import SCHEMA, upgraded
+from algorist.store.rows import SCHEMA
 
 _NEEDED = ("problem_id", "greedy", "correct")
 
@@ -94,9 +94,11 @@ def read_artifact(folder: Path, name: str) -> Artifact:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         metrics = {key: _from_json(value) for key, value in content["metrics"].items()}
-        samples = upgraded(pyarrow.parquet.ParquetFile(folder / f"{name}.parquet").read()).to_pylist()
+        samples = pyarrow.parquet.ParquetFile(folder / f"{name}.parquet").read().to_pylist()
+        if samples and (lacking := set(SCHEMA.names) - samples[0].keys()):
+            raise KeyError(f"no column {', '.join(sorted(lacking))}")
         for row in samples:
-            row["rewards"] = dict(row.get("rewards") or ())
+            row["rewards"] = dict(row["rewards"] or ())
         return Artifact(name, content["model"], content["dataset"], content["protocol"], metrics, samples)
     except (*DAMAGED, pyarrow.ArrowException) as error:
         raise CheckpointError(

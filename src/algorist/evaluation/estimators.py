@@ -34,7 +34,7 @@ MEANS = {
     "reward": "reward",
 }
 OPTIONAL = {"lenient", "has_reasoning", "reasoning_characters", "reward"}
-"""Columns that former versions and some evaluations lack."""
+"""Columns that some evaluations lack."""
 
 
 @dataclass(frozen=True, slots=True)

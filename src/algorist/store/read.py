@@ -17,7 +17,7 @@ import pyarrow
 
 from algorist.errors import CheckpointError, ConfigError, nearest
 from algorist.store.rows import SCHEMA
-from algorist.store.write import part_paths, part_schema, read_metrics, read_part
+from algorist.store.write import part_paths, read_metrics, read_part
 
 Sort = Literal[
     "step", "reward", "-reward", "advantage", "-advantage", "completion_tokens", "-completion_tokens", "-step"
@@ -167,9 +167,7 @@ def _make_rollouts(connection: duckdb.DuckDBPyConnection, run: Path) -> None:
     outside = next((part for part in parts if not part.resolve().is_relative_to(run.resolve())), None)
     if outside is not None:
         raise CheckpointError(f"{outside} is a link that leads out of the run folder; it is not read")
-    # Parts of a former version are copied too, with the names of now.
-    former = len(parts) > 1 and part_schema(parts[0]).names != SCHEMA.names
-    copied, viewed = (parts, []) if former else (parts[-1:], parts[:-1])
+    copied, viewed = parts[-1:], parts[:-1]
     tail = pyarrow.concat_tables([SCHEMA.empty_table(), *(read_part(part) for part in copied)])
     numbers = pyarrow.array(range(tail.num_rows), pyarrow.int64())
     connection.register("_arrow", tail.append_column("file_row_number", numbers))

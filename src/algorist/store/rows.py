@@ -130,20 +130,3 @@ def call_lines(row: Mapping[str, Any]) -> list[str]:
 def _sampled_sum(rollout: Rollout) -> float:
     pairs = zip(rollout.log_probs or (), rollout.sampled_mask, strict=True)
     return float(sum(value for value, own in pairs if own))
-
-
-def upgraded(table: pyarrow.Table) -> pyarrow.Table:
-    """Return a table of a former version with the columns of this one: those it lacks are null, ``tokens`` has its name of now."""
-    names = {"tokens": "completion_tokens"}
-    columns = {names.get(name, name): table.column(name) for name in table.column_names}
-    arrays = [
-        columns[field.name].cast(field.type)
-        if field.name in columns
-        else pyarrow.nulls(table.num_rows, field.type)
-        for field in SCHEMA
-    ]
-    completed = pyarrow.table(arrays, schema=SCHEMA)
-    for name, column in columns.items():
-        if name not in SCHEMA.names:
-            completed = completed.append_column(name, column)
-    return completed

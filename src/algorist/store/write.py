@@ -21,8 +21,7 @@ import pyarrow.parquet
 
 from algorist.errors import DAMAGED, CheckpointError, DataError
 from algorist.store.atomic import PARTIAL, replace_file, replace_text, sync_folder
-from algorist.store.metric_names import with_names_of_now
-from algorist.store.rows import SCHEMA, upgraded
+from algorist.store.rows import SCHEMA
 
 _PART_CHARACTERS = 32_000_000
 
@@ -226,7 +225,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
                 continue
             if isinstance(row, dict) and _is_line(row):
                 large = {k: math.inf for k, v in row.items() if isinstance(v, int) and abs(v) >= 2**63}
-                rows.append(with_names_of_now(row | large))
+                rows.append(row | large)
     return rows
 
 
@@ -281,18 +280,19 @@ def read_part(path: Path, columns: list[str] | None = None) -> pyarrow.Table:
     """Return a part, read through one open file: a writer that replaces it meanwhile does no harm.
 
     Raises:
-        CheckpointError: It is damaged.
+        CheckpointError: It is damaged, or of another version.
     """
     try:
         table = _opened(path).read(columns=columns)
     except (OSError, pyarrow.ArrowException) as error:
         raise _damaged(path, error) from None
-    return table if columns is not None or table.schema.equals(SCHEMA) else upgraded(table)
-
-
-def part_schema(path: Path) -> pyarrow.Schema:
-    """Return the schema of a part (CheckpointError when it is damaged)."""
-    return _opened(path).schema_arrow
+    if columns is None and not table.schema.equals(SCHEMA):
+        lacks = ", ".join(sorted(set(SCHEMA.names) ^ set(table.column_names))) or "their types"
+        raise CheckpointError(
+            f"{path} was not written by this version of algorist (columns that differ: {lacks}); read it with the version in "
+            f"{path.parent.parent / 'environment.json'}"
+        )
+    return table
 
 
 def _opened(path: Path) -> pyarrow.parquet.ParquetFile:
