@@ -235,38 +235,25 @@ def zero_gradient(f: Facts) -> bool:
     return f.stage == "grpo" and len(norms) >= MIN_STEPS and not any(norms)
 
 
-@fact("{weights_compared}: at most {} of the elements of any tensor differ")
-def moved_share(f: Facts) -> Share | None:
-    change = f.signals.weights.get(f.stage)
-    return Share(change.share) if change else None
+for _name, _shows in (
+    ("share", "{weights_compared}: at most {} of the elements of any tensor differ"),
+    ("relative", "relative change of the weights {:.1e}"),
+    ("empty_adapter", "every lora_B matrix is zero, so that the adapter does nothing: {}"),
+    ("half", "the weights are stored in 16 bit: {}"),
+):
+
+    @fact(_shows, {"share": "moved_share", "relative": "moved_relative"}.get(_name, _name))
+    def _(f: Facts, part: str = _name) -> Any:
+        change = f.signals.weights.get(f.stage)
+        value = getattr(change, part) if change else None
+        return Share(value) if change and part == "share" else value
 
 
 @fact("{}")
 def weights_compared(f: Facts) -> str | None:
-    change = f.signals.weights.get(f.stage)
-    return (
-        f"{change.tensors} tensors of {change.start or 'the start'} and {f.stage}/{change.end}"
-        if change
-        else None
-    )
-
-
-@fact("relative change of the weights {:.1e}")
-def moved_relative(f: Facts) -> float | None:
-    change = f.signals.weights.get(f.stage)
-    return change.relative if change else None
-
-
-@fact("every lora_B matrix is zero, so that the adapter does nothing: {}")
-def empty_adapter(f: Facts) -> bool | None:
-    change = f.signals.weights.get(f.stage)
-    return change.empty_adapter if change else None
-
-
-@fact("the weights are stored in 16 bit: {}")
-def half(f: Facts) -> bool | None:
-    change = f.signals.weights.get(f.stage)
-    return change.half if change else None
+    if (change := f.signals.weights.get(f.stage)) is None:
+        return None
+    return f"{change.tensors} tensors of {change.start or 'the start'} and {f.stage}/{change.end}"
 
 
 @fact("largest KL to the reference {:.1e} nats per token")
