@@ -9,8 +9,7 @@ import pytest
 
 from algorist.config import load_recipe
 from algorist.config.load import parse_override
-from algorist.diagnosis.diagnose import find_causes
-from algorist.diagnosis.evaluation import findings
+from algorist.diagnosis.diagnose import find_causes, of_evaluation
 from algorist.diagnosis.findings import Settings
 from algorist.diagnosis.rule import FACTS, Facts, Share, all_rules, apply
 from algorist.diagnosis.signals import Signals
@@ -103,7 +102,7 @@ def test_one_fault_has_one_text_and_one_threshold_in_preflight_and_in_an_evaluat
     }
     rows = [{**row, "step": 0, "group": n, "problem_id": str(n), "truncated": n < 15} for n in range(20)]
     protocol = {"max_completion_tokens": 5, "prompt_format": "reasoning_answer"}
-    (of_eval,) = findings(rows, protocol)
+    (of_eval,) = of_evaluation(rows, protocol)
     values = {"truncated": Share(0.75), "limit": 5, "where": "20 completions"}
     (of_preflight,) = look(values)
     assert of_eval.name == of_preflight.name == "truncated" and of_eval.sentence == of_preflight.sentence
@@ -128,7 +127,7 @@ def test_an_evaluation_without_the_format_names_it() -> None:
         "truncated": False,
     }
     rows = [{**row, "step": 0, "group": n, "problem_id": str(n)} for n in range(6)]
-    (finding,) = findings(rows, {"max_completion_tokens": 24, "prompt_format": "reasoning_answer"})
+    (finding,) = of_evaluation(rows, {"max_completion_tokens": 24, "prompt_format": "reasoning_answer"})
     assert finding.name == "nothing_answered"
     assert "the model does not write the prompt format reasoning_answer." in finding.sentence
 

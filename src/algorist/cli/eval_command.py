@@ -257,13 +257,13 @@ OPTIONS = {"grpo.max_completion_tokens": "--max-new-tokens"}
 
 def _hints(done: Evaluated, artifact: str) -> list[str]:
     """Return what the rules say of an evaluation, and whether it is too small."""
-    from algorist.diagnosis.evaluation import findings
+    from algorist.diagnosis.diagnose import of_evaluation
     from algorist.evaluation.protocols import too_few
 
     rows, protocol = done.artifact.samples, done.artifact.protocol
     few = too_few(len({r["problem_id"] for r in rows}), protocol.get("samples") or 0)
     lines = [few] if few else []
-    for finding in findings(rows, protocol):
+    for finding in of_evaluation(rows, protocol):
         changes = (line.partition("=") for line in finding.change)
         ways = [f"{OPTIONS[key]} {value}" for key, _, value in changes if key in OPTIONS]
         other = [

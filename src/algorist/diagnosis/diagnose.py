@@ -1,18 +1,20 @@
-"""From a run folder, or from signals, to the findings in order of severity."""
+"""From a run folder, from signals, or from the completions of an evaluation, to the findings in order of severity."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from algorist.diagnosis.findings import Finding
-from algorist.diagnosis.rule import Facts, all_rules, apply
+from algorist.diagnosis.findings import Finding, Settings
+from algorist.diagnosis.rule import Facts, Share, all_rules, apply
 from algorist.diagnosis.rules_training import MOVING_STEPS
-from algorist.diagnosis.signals import Signals, read_signals
+from algorist.diagnosis.signals import MIN_GROUPS, MIN_STEPS, Signals, make_batch, read_signals, recent
 from algorist.diagnosis.weights import MOVED_SHARE
-from algorist.diagnosis.windows import MIN_GROUPS, MIN_STEPS, recent
 from algorist.store.stages import STAGES
 
-__all__ = ["diagnose", "find_causes", "too_little"]
+__all__ = ["diagnose", "find_causes", "of_evaluation", "too_little"]
 
 
 def diagnose(run_folder: str | Path) -> list[Finding]:
@@ -46,3 +48,33 @@ def too_little(signals: Signals) -> str:
     if recent(signals.batches):
         return ""
     return f"it takes {MIN_STEPS} GRPO steps and {MIN_GROUPS} groups of completions"
+
+
+RULES_OF_EVALUATION = ("nothing_answered", "truncated", "no_stop")
+"""What a few completions of a model show, whether or not it was trained."""
+
+
+def of_evaluation(rows: Sequence[Mapping[str, Any]], protocol: Mapping[str, Any]) -> list[Finding]:
+    """Return what the rules say of the completions of an evaluation.
+
+    Args:
+        rows: Its samples, with the columns of ``store.rows.SCHEMA``.
+        protocol: How they were drawn.
+    """
+    if not rows:
+        return []
+    batch, count = make_batch(rows), len(rows)
+    facts = {
+        "where": f"{count} completions",
+        "completions": count,
+        "silent": batch.unreadable,
+        "unreadable": Share(batch.unreadable / count),
+        "truncated": Share(batch.truncated / count),
+        "truncated_answered": Share(batch.truncated_answered / max(1, batch.truncated)),
+        "end_of_turn": Share(batch.end_of_turn / count),
+        "reasons": dict(Counter(batch.reasons).most_common(4)),
+        "limit": protocol.get("max_completion_tokens"),
+        "prompt_format": protocol.get("prompt_format"),
+    }
+    rules = all_rules()
+    return apply([rules[name] for name in RULES_OF_EVALUATION], Facts(Settings(), facts))

@@ -10,10 +10,11 @@ from collections import Counter
 from typing import Any
 
 from algorist.diagnosis.rule import Facts, Share, Unknown, fact
-from algorist.diagnosis.signals import Batch, Moments
-from algorist.diagnosis.windows import (
+from algorist.diagnosis.signals import (
     MIN_STEPS,
+    Batch,
     Break,
+    Moments,
     ends,
     last_quarter,
     middle,

@@ -125,7 +125,7 @@ class Facts:
             of = FACTS.get(name).of
             return of(self) if of is not None else None
         if "/" in name:
-            from algorist.diagnosis.windows import last_quarter
+            from algorist.diagnosis.signals import last_quarter
 
             return last_quarter(self.signals.series(name, self.stage))
         return self.settings.get(name)

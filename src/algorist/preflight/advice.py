@@ -8,7 +8,7 @@ from algorist.config.schema import Recipe
 from algorist.diagnosis.facts import ENOUGH, ENOUGH_ENDED
 from algorist.diagnosis.findings import Finding, Settings
 from algorist.diagnosis.rule import Facts, Share, all_rules, apply
-from algorist.diagnosis.windows import MIN_GROUPS
+from algorist.diagnosis.signals import MIN_GROUPS
 from algorist.store.stages import STAGES
 
 if TYPE_CHECKING:
