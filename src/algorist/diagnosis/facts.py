@@ -246,8 +246,9 @@ for _name, _shows in (
     @fact(_shows, {"share": "moved_share", "relative": "moved_relative"}.get(_name, _name))
     def _(f: Facts, part: str = _name) -> Any:
         change = f.signals.weights.get(f.stage)
-        value = getattr(change, part) if change else None
-        return Share(value) if change and part == "share" else value
+        if change is None:
+            return None
+        return Share(change.share) if part == "share" else getattr(change, part)
 
 
 @fact("{}")
