@@ -12,6 +12,7 @@ the evaluation on SVAMP's 300 with and without it, and the paired difference.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -20,10 +21,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 
 from algorist.config.model_section import ModelSection
+from algorist.evaluation.artifact import read_artifact
+from algorist.evaluation.compare import on_common_problems, paired_metrics
 from algorist.extensions.tools.base import TOOLS, Limits, Tool
 from algorist.models.load import make_policy
 from algorist.rollouts.base import SamplingParams
@@ -102,42 +106,122 @@ def calls(count: int) -> None:
         print(f"{name}: {count} calls in {took:.2f} s, {errors} errors")
 
 
-def worth(seeds: int, out: Path, steps: int) -> None:
-    """Train and evaluate both arms of each seed, then compare them."""
+ARMS = {"tool": [], "plain": ["tools=null"]}
+LENGTH = 96
+
+
+def worth(asked: argparse.Namespace) -> None:
+    """Train and evaluate both arms of each seed: first both after SFT, then both after GRPO; what is there already is not done again."""
 
     def algorist(*arguments: str) -> None:
-        print("algorist", *arguments, flush=True)
-        subprocess.run([sys.executable, "-m", "algorist", *arguments], check=True)
+        print(time.strftime("%H:%M:%S"), "algorist", *arguments, flush=True)
+        subprocess.run([sys.executable, "-m", "algorist", *arguments], check=True, stdin=subprocess.DEVNULL)
 
-    for seed in range(seeds):
-        for name, change in (("tool", []), ("plain", ["tools=null"])):
-            run = out / f"{name}-{seed}"
-            resume = ["--resume"] if run.exists() else []
-            algorist(
-                "run",
-                "smollm2-tool",
-                f"output_dir={out}",
-                f"run_name={name}-{seed}",
-                f"seed={seed}",
-                f"grpo.max_steps={steps}",
+    def train(name: str, seed: int, *changes: str) -> None:
+        run = asked.out / name
+        resume = ["--resume"] if run.exists() else []
+        if not (run / "report.html").exists():
+            common = [f"output_dir={asked.out}", f"run_name={name}", f"seed={seed}", "eval.enabled=false"]
+            algorist("run", "smollm2-tool", *common, *changes, *asked.change, *resume)
+
+    chain = {"min_terms": 2, "max_terms": 3, "min_digits": 3, "max_digits": 4}
+    params = json.dumps({"generator": "chain_sum", "count": asked.chains, "seed": 7, "config": chain})
+    sets = {"svamp": "svamp_300", "chain": f"reasoning_gym,params={params}"}
+    if asked.svamp:
+        sets["rest"] = f"svamp,path={rest_of_svamp(asked.svamp, asked.out)}"
+
+    def evaluate(run: str, *names: str) -> None:
+        for name in names:
+            if name in sets:
+                options = ["--data", sets[name], "--name", name, "--max-new-tokens", str(LENGTH)]
+                algorist("eval", str(asked.out / run), *options)
+
+    for seed in range(asked.seeds):
+        for arm, change in ARMS.items():
+            train(
+                f"{arm}-sft-{seed}", seed, "grpo.enabled=false", f"sft.max_steps={asked.sft_steps}", *change
+            )
+            evaluate(f"{arm}-sft-{seed}", "svamp", "chain")
+            table(asked.out)
+        for arm in ARMS:
+            evaluate(f"{arm}-sft-{seed}", "rest")
+        for arm, change in ARMS.items():
+            start = f"model.name={asked.out / f'{arm}-sft-{seed}' / 'sft' / 'final'}"
+            train(
+                f"{arm}-grpo-{seed}",
+                seed,
+                "sft.enabled=false",
+                start,
+                f"grpo.max_steps={asked.steps}",
                 *change,
-                *resume,
             )
-            algorist("eval", str(run), "--data", "svamp_300", "--name", "svamp")
-            algorist(
-                "eval", str(run), "--data", "story_problems,params={count: 300, seed: 9}", "--name", "story"
-            )
+            evaluate(f"{arm}-grpo-{seed}", "svamp", "chain")
+            table(asked.out)
+        for arm in ARMS:
+            evaluate(f"{arm}-grpo-{seed}", "rest")
+        run = str(asked.out / f"tool-grpo-{seed}")
         algorist(
-            "eval", str(out / f"tool-{seed}"), "--data", "svamp_300", "--name", "svamp-no-tools", "--no-tools"
+            "eval",
+            run,
+            "--data",
+            "svamp_300",
+            "--name",
+            "without",
+            "--no-tools",
+            "--max-new-tokens",
+            str(LENGTH),
         )
-        algorist(
-            "compare", str(out / f"plain-{seed}/eval/svamp.json"), str(out / f"tool-{seed}/eval/svamp.json")
+        table(asked.out)
+
+
+def rest_of_svamp(whole: Path, folder: Path) -> Path:
+    """Write SVAMP without the 300 problems that come with the package, and return the file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rest = folder / "svamp_rest.jsonl"
+    rest.write_text(
+        "".join(whole.read_text(encoding="utf-8").splitlines(keepends=True)[300:]), encoding="utf-8"
+    )
+    return rest
+
+
+def table(folder: Path) -> None:
+    """Print what the stored evaluations of ``worth`` say so far; shares are percent, ``gold`` of the last calls got the right answer."""
+    stored = {
+        (path.parent.parent.name, path.stem): read_artifact(path.parent, path.stem)
+        for path in sorted(folder.glob("*-*-*/eval/*.json"))
+    }
+    print("seed set      after    n  plain   tool  difference [95 %]      calls  failed   gold")
+    for (run, name), artifact in sorted(stored.items(), key=lambda item: item[0][::-1]):
+        arm, stage, seed = run.split("-")
+        if arm == "tool":
+            rows, plain = artifact.samples, stored.get((f"plain-{stage}-{seed}", name))
+            line = f"{seed:<4} {name:<8} {stage:<5} {len(rows):>4} {_right(plain.samples) if plain else '':>6} {_right(rows):>6}  "
+            if plain:
+                _, second, _ = on_common_problems(plain, artifact)
+                gain = paired_metrics(plain.samples, second.samples)["greedy_accuracy"]
+                line += f"{100 * gain.value:+5.1f} [{100 * gain.low:+5.1f}, {100 * gain.high:+5.1f}]"
+            print(f"{line:<54}{_calls(rows)}")
+    for path in sorted(folder.glob("*-*-*/metrics.jsonl")):
+        times = [json.loads(line)["time"] for line in path.read_text(encoding="utf-8").splitlines()]
+        print(
+            f"{path.parent.name}: {(times[-1] - times[0]) / 60:.1f} minutes from the first to the last logged step"
         )
-        algorist(
-            "compare",
-            str(out / f"tool-{seed}/eval/svamp-no-tools.json"),
-            str(out / f"tool-{seed}/eval/svamp.json"),
-        )
+    print(flush=True)
+
+
+def _right(rows: list[dict[str, Any]]) -> str:
+    return f"{100 * sum(bool(row['correct']) for row in rows) / len(rows):.1f}"
+
+
+def _calls(rows: list[dict[str, Any]]) -> str:
+    """Return calls for each answer, the share that failed, and the share of last calls whose output is the gold answer."""
+    called = [row for row in rows if row.get("turns")]
+    calls = [turn for row in called for turn in row["turns"]]
+    if not calls:
+        return ""
+    failed = sum(bool(turn["error"]) for turn in calls) / len(calls)
+    gold = sum(row["turns"][-1]["reply"].strip() == str(row["gold"]) for row in called) / len(called)
+    return f"{len(calls) / len(rows):>7.2f} {100 * failed:>7.1f} {100 * gold:>6.1f}"
 
 
 def main() -> None:
@@ -155,14 +239,23 @@ def main() -> None:
     second = verbs.add_parser("worth")
     second.add_argument("--seeds", type=int, default=3)
     second.add_argument("--out", type=Path, default=Path("runs/tools"))
+    second.add_argument("--sft-steps", type=int, default=240)
     second.add_argument("--steps", type=int, default=60)
+    second.add_argument("--chains", type=int, default=300)
+    second.add_argument(
+        "--svamp", type=Path, help="file of all 1,000 problems; without it only the first 300"
+    )
+    second.add_argument("--change", action="append", default=[], metavar="KEY=VALUE", help="of both arms")
+    verbs.add_parser("table").add_argument("--out", type=Path, default=Path("runs/tools"))
     asked = parser.parse_args()
     if asked.verb == "calls":
         calls(asked.count)
     elif asked.verb == "cost":
         cost(asked.model, asked.rows, asked.tokens, asked.rounds)
+    elif asked.verb == "table":
+        table(asked.out)
     else:
-        worth(asked.seeds, asked.out, asked.steps)
+        worth(asked)
 
 
 if __name__ == "__main__":
