@@ -278,7 +278,7 @@ def test_own_tools_run_in_a_process_that_can_be_ended(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     file.write_text(OWN)
     form = form_with(use=[f"{file}:shout"], seconds=0.5)
-    assert form.turns is not None and "<shout>input of shout</shout>" in form.system_prompt
+    assert form.turns is not None and "<shout>a word</shout>" in form.system_prompt
     form.turns.check()  # type: ignore[attr-defined]
     text = "<shout>hello</shout><shout>raise</shout><shout>hang</shout><shout>again</shout>"
     turns = rollouts_of(form, text)[0].turns

@@ -45,7 +45,7 @@ class ToolUse(Extension):
         return turn_metrics(groups)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"failing": self.failing.count}
+        return {"failing": self.failing.counts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.failing.count = state["failing"]
+        self.failing.counts = state["failing"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import math
+import operator
 import re
 from collections.abc import Callable
 from fractions import Fraction
@@ -13,9 +15,9 @@ from algorist.extensions.tools.base import Limits, Output, tool
 MOST_CHARACTERS, MOST_DIGITS, MOST_DEPTH = 200, 100, 20
 """Longest expression, longest number that is computed, deepest nesting of brackets and signs."""
 DECIMALS = 4
-_TOKEN = re.compile(r"\s*(?:(\d[\d,]*\.?\d*|\.\d+)|(\*\*|//|[-+*/%^()×÷·−]))")
-_SPELLINGS = {"×": "*", "·": "*", "÷": "/", "−": "-", "^": "**"}
-_LEVELS = (("+", "-"), ("*", "/", "//", "%"))
+_SPELLINGS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "^": "**"})
+_ZEROS = re.compile(r"(?<![\d.])0+(?=\d)")
+_OTHER = re.compile(r"[^-+*/%()\d. ]", re.ASCII)
 
 
 class NotArithmetic(ValueError):
@@ -28,7 +30,17 @@ def value_of(expression: str) -> Fraction:
     Raises:
         NotArithmetic: It is none, divides by zero, or a number in it gets longer than ``MOST_DIGITS`` digits.
     """
-    return _Reader(expression).value()
+    if len(expression) > MOST_CHARACTERS:
+        raise NotArithmetic(f"the expression is longer than {MOST_CHARACTERS} characters")
+    text = re.sub(r"(?<=\d),", "", expression.translate(_SPELLINGS))
+    text = " ".join(_ZEROS.sub("", text).split())
+    if odd := _OTHER.search(text):
+        raise NotArithmetic(f"'{text[odd.start() :][:20]}' is not arithmetic")
+    try:
+        tree = ast.parse(text, mode="eval").body
+    except (SyntaxError, MemoryError, RecursionError):
+        raise NotArithmetic(f"'{text[:40]}' is not a whole expression") from None
+    return _value(tree, text)
 
 
 def as_text(value: Fraction) -> str:
@@ -44,111 +56,58 @@ def as_text(value: Fraction) -> str:
     return f"-{text}" if rounded < 0 else text
 
 
-class _Reader:
-    """Reads an expression by precedence, left to right."""
-
-    def __init__(self, expression: str) -> None:
-        if len(expression) > MOST_CHARACTERS:
-            raise NotArithmetic(f"the expression is longer than {MOST_CHARACTERS} characters")
-        self.tokens: list[str] = []
-        place, text = 0, expression.strip()
-        while place < len(text):
-            match = _TOKEN.match(text, place)
-            if match is None:
-                raise NotArithmetic(f"'{text[place:].strip()[:20]}' is not arithmetic")
-            number, sign = match.groups()
-            self.tokens.append(number.replace(",", "") if number else _SPELLINGS.get(sign, sign))
-            place = match.end()
-        self.at, self.depth = 0, 0
-
-    def value(self) -> Fraction:
-        value = self._level(0)
-        if self.at < len(self.tokens):
-            raise NotArithmetic(f"'{self.tokens[self.at]}' is out of place")
-        return value
-
-    def _next(self, *signs: str) -> str | None:
-        if self.at < len(self.tokens) and self.tokens[self.at] in signs:
-            self.at += 1
-            return self.tokens[self.at - 1]
-        return None
-
-    def _level(self, level: int) -> Fraction:
-        if level == len(_LEVELS):
-            return self._signed()
-        value = self._level(level + 1)
-        while sign := self._next(*_LEVELS[level]):
-            value = _checked(_OPERATIONS[sign], value, self._level(level + 1))
-        return value
-
-    def _signed(self) -> Fraction:
-        self.depth += 1
-        if self.depth > MOST_DEPTH:
-            raise NotArithmetic(f"it is nested deeper than {MOST_DEPTH} levels")
-        sign = self._next("-", "+")
-        value = self._signed() if sign else self._power()
-        self.depth -= 1
-        return -value if sign == "-" else value
-
-    def _power(self) -> Fraction:
-        value = self._number()
-        return _checked(_power, value, self._signed()) if self._next("**") else value
-
-    def _number(self) -> Fraction:
-        if self._next("("):
-            value = self._level(0)
-            if not self._next(")"):
-                raise NotArithmetic("a bracket is not closed")
-            return value
-        if self.at == len(self.tokens) or not self.tokens[self.at].strip(".")[:1].isdigit():
-            raise NotArithmetic("a number is missing")
-        self.at += 1
-        return _checked(lambda a, b: a, Fraction(self.tokens[self.at - 1]), Fraction(0))
+def _value(node: ast.expr, text: str, depth: int = 0) -> Fraction:
+    """Return the value of a part of an expression that Python's own parser has read."""
+    if depth > MOST_DEPTH:
+        raise NotArithmetic(f"it is nested deeper than {MOST_DEPTH} levels")
+    if isinstance(node, ast.Constant):
+        return _bearable(Fraction(text[node.col_offset : node.end_col_offset]))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
+        value = _value(node.operand, text, depth + 1)
+        return -value if isinstance(node.op, ast.USub) else value
+    if isinstance(node, ast.BinOp):
+        # Long sums lean to the left: they are no deeper than they look.
+        left = _value(node.left, text, depth + (not isinstance(node.left, ast.BinOp)))
+        right = _value(node.right, text, depth + 1)
+        try:
+            return _bearable(Fraction(_OPERATIONS[type(node.op)](left, right)))
+        except ZeroDivisionError:
+            raise NotArithmetic("division by zero") from None
+    raise NotArithmetic(f"'{ast.get_source_segment(text, node)}' is not arithmetic")
 
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
+    if exponent.denominator == 2 and abs(exponent) <= 10 and base >= 0:
+        root = Fraction(math.isqrt(base.numerator), math.isqrt(base.denominator))
+        if root**2 == base:
+            return _power(root, 2 * exponent)
     if exponent.denominator != 1:
-        root = _root(base, exponent)
-        if root is None:
-            raise NotArithmetic("the power is not rational")
-        return root
-    digits = abs(exponent) * max(_digits(base), 1)
-    if digits > MOST_DIGITS and abs(base) != 1 and base:
+        raise NotArithmetic("the power is not rational")
+    if abs(base) == 1:
+        return base ** (int(exponent) % 2)
+    if base and abs(exponent) * max(_digits(base), 1) > MOST_DIGITS:
         raise NotArithmetic(f"the number has more than {MOST_DIGITS} digits")
-    return base ** (int(exponent) % 2 if abs(base) == 1 else int(exponent))
-
-
-def _root(base: Fraction, exponent: Fraction) -> Fraction | None:
-    """Return ``base ** exponent`` for halves, where the square root is exact."""
-    if exponent.denominator != 2 or base < 0 or abs(exponent) > 10:
-        return None
-    above, below = math.isqrt(base.numerator), math.isqrt(base.denominator)
-    if above**2 != base.numerator or below**2 != base.denominator:
-        return None
-    return _checked(_power, Fraction(above, below), Fraction(exponent.numerator))
+    return base ** int(exponent)
 
 
 def _digits(value: Fraction) -> int:
     return int(max(value.numerator.bit_length(), value.denominator.bit_length()) * math.log10(2))
 
 
-def _checked(operation: Callable[[Fraction, Fraction], Any], left: Fraction, right: Fraction) -> Fraction:
-    try:
-        value = Fraction(operation(left, right))
-    except ZeroDivisionError:
-        raise NotArithmetic("division by zero") from None
+def _bearable(value: Fraction) -> Fraction:
     if _digits(value) > MOST_DIGITS:
         raise NotArithmetic(f"the number has more than {MOST_DIGITS} digits")
     return value
 
 
-_OPERATIONS: dict[str, Callable[[Fraction, Fraction], Any]] = {
-    "+": lambda a, b: a + b,
-    "-": lambda a, b: a - b,
-    "*": lambda a, b: a * b,
-    "/": lambda a, b: a / b,
-    "//": lambda a, b: a // b,
-    "%": lambda a, b: a % b,
+_OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: _power,
 }
 
 

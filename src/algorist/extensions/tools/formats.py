@@ -89,7 +89,9 @@ class CallFormat:
         """Return an output without the markers of calls, answers and ends: they are the policy's to write."""
         for marker in (*self.markers, *more):
             if marker and len(marker) > 1:
-                output = output.replace(marker, marker.replace("<", "[").replace(">", "]"))
+                harmless = marker.replace("<", "[").replace(">", "]")
+                harmless = harmless if harmless != marker else f"{marker[0]} {marker[1:]}"
+                output = output.replace(marker, harmless)
         return output
 
     # ---- demonstrations ------------------------------------------------------------------------------------------------

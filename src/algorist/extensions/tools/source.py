@@ -32,8 +32,12 @@ def make_tools(names: tuple[str, ...], limits: Limits) -> dict[str, Tool]:
     tools: dict[str, Tool] = {}
     for name in names:
         own = ".py:" in name
-        made: Tool = UserTool(name, limits) if own else TOOLS.get(name)(limits)
-        tools[name.rpartition(":")[2] if own else name] = made
+        short = name.rpartition(":")[2] if own else name
+        if short in tools:
+            raise ConfigError(
+                f"tools.use names two tools that are called '{short}': {', '.join(names)}; rename one of them"
+            )
+        tools[short] = UserTool(name, limits) if own else TOOLS.get(name)(limits)
     return tools
 
 
@@ -87,11 +91,8 @@ class Tools:
             )
 
         def encode(text: str, plain: bool) -> list[int]:
-            return (
-                list(tokenizer(text, add_special_tokens=False, split_special_tokens=plain)["input_ids"])
-                if text
-                else []
-            )
+            text = text.encode(errors="replace").decode()  # no tokenizer takes half of a surrogate pair
+            return list(tokenizer(text, add_special_tokens=False, split_special_tokens=plain)["input_ids"])
 
         section = self.section or ToolsSection()
         return Replies(
@@ -120,23 +121,27 @@ class Tools:
         return {"kind": "tools", **tools, **({"environment": self.environment} if self.environment else {})}
 
     def instructed(self, prompt_format: PromptFormat) -> PromptFormat:
-        system = "\n".join(filter(None, [prompt_format.system_prompt, self.instructions()]))
+        taken = {tag.strip("</>") for tag in prompt_format.tags.all()} | {"output"}
+        if self.section is not None and (clash := taken & set(self.tools)):
+            raise ConfigError(
+                f"tools.use names '{clash.pop()}', whose tag the prompt format or an output has already; rename the function"
+            )
+        # A model that was trained with them knows them from its own system prompt.
+        lines = [line for line in self.instructions() if line not in prompt_format.system_prompt]
+        system = "\n".join(filter(None, [prompt_format.system_prompt, *lines]))
         switches = dict(prompt_format.template_kwargs)
         if self.section is not None and self.section.format == "chat" and self.section.instructions:
             switches["tools"] = [schema_of(name, tool.description) for name, tool in self.tools.items()]
         return replace(prompt_format, turns=self, system_prompt=system, template_kwargs=switches)
 
-    def instructions(self) -> str:
-        """Return what the system prompt says of the tools."""
-        if self.section is None or not self.section.instructions or self.section.format == "chat":
-            return ""
-        if self.section.format == "equals":
-            return ""
-        lines = [
+    def instructions(self) -> list[str]:
+        """Return what the system prompt says of the tools, a line each."""
+        if self.section is None or not self.section.instructions or self.section.format != "tags":
+            return []
+        return [
             f"You may call a tool: write <{name}>{tool.description}</{name}> and read <output>…</output> after it."
             for name, tool in self.tools.items()
         ]
-        return "\n".join(lines)
 
 
 @TURN_SOURCES.register("tools")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
@@ -59,12 +61,16 @@ class UserTool:
     def __init__(self, target: str, limits: Limits) -> None:
         self.limits = limits
         self.file = _File(target, f"tools: {target}", max(limits.memory_mb, 256))
+        # Read, not run: the prompt is made before the file is imported.
         self.description = f"input of {self.file.name}"
+        with suppress(SyntaxError, ValueError):  # named when the file is imported
+            for made in ast.parse(self.file.path.read_bytes()).body:
+                if isinstance(made, ast.FunctionDef) and made.name == self.file.name:
+                    self.description = (ast.get_docstring(made) or self.description).partition("\n")[0]
 
     def check(self) -> None:
         """Import the file."""
         self.file.check()
-        self.description = str(self.file.ask(START_S, what="describe").value or self.description)
 
     def call(self, request: str, session: Any) -> Output:
         """Return what the function returns, as text."""

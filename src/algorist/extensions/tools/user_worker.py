@@ -27,8 +27,6 @@ def prepare(file: str) -> tuple[Callable[[bytes], Any], list[str]]:
     def answer(request: bytes) -> Any:
         asked = json.loads(request)
         what, entry = asked["what"], getattr(module, asked["name"])
-        if what == "describe":
-            return (inspect.getdoc(entry) or "").partition("\n")[0]
         if what == "call":
             return _text(entry(asked["request"]))
         if what == "forget":

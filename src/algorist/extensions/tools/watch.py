@@ -9,9 +9,6 @@ from algorist.errors import TrainingError
 from algorist.extensions.tools.replies import REFUSED
 from algorist.types import ENVIRONMENT, Group, Rollout, Turn
 
-OURS = ("Sandbox", "Crashed")
-"""Error classes that say that the tool is broken, whatever was called."""
-
 
 def turn_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Return the metrics of a rollout batch: shares are of calls or of rollouts, seconds of a call."""
@@ -56,28 +53,28 @@ def without_void(groups: Sequence[Group]) -> list[Group]:
 
 
 class FailingBatches:
-    """Counts rollout batches in a row in which every call failed."""
+    """Counts for each tool the rollout batches in a row in which every call of it failed."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.counts: dict[str, int] = {}
 
     def see(self, groups: Sequence[Group], most: int) -> None:
         """Take a rollout batch.
 
         Raises:
-            TrainingError: It is the ``most``-th in a row in which every call failed; at once where the tool itself is broken.
+            TrainingError: It is the ``most``-th in a row in which every call of a tool failed.
         """
         calls = [turn for turn in _calls(groups) if turn.error != REFUSED]
-        if not calls:
-            return
-        failed = [turn for turn in calls if turn.error]
-        self.count = self.count + 1 if len(failed) == len(calls) else 0
-        if self.count >= most:
-            last = failed[-1]
-            broken = " The tool itself is broken." if last.error in OURS else ""
+        for name in {turn.source for turn in calls}:
+            errors = [turn.error for turn in calls if turn.source == name]
+            self.counts[name] = self.counts.get(name, 0) + 1 if all(errors) else 0
+            if self.counts[name] < most:
+                continue
+            last = next(turn for turn in reversed(calls) if turn.source == name)
+            broken = " The tool itself is broken." if last.error == "Crashed" else ""
             raise TrainingError(
-                f"every call of a tool failed in {self.count} rollout batches in a row ({len(calls)} calls in the last one).{broken} The "
-                f"last: {last.source} got {last.request[:200]!r} and answered {last.reply[:200]!r} ({last.error}). Look at the calls: "
+                f"every call of {name} failed in {most} rollout batches in a row ({len(errors)} calls in the last one).{broken} The "
+                f"last: it got {last.request[:200]!r} and answered {last.reply[:200]!r} ({last.error}). Look at the calls: "
                 "algorist inspect RUN --sql 'select turns from rollouts'; correct the tool, teach the model to call it (sft.enabled), "
                 "or let it go on: tools.fail_steps=1000000"
             )
