@@ -139,7 +139,8 @@ def test_a_run_that_is_killed_in_a_call_ends_as_one_that_is_not(tmp_path: Path) 
 def test_a_tool_that_fails_always_ends_the_run(tmp_path: Path) -> None:
     own = settings(tmp_path, "broken", "tools.fail_steps=2", "grpo.max_steps=9", "tools.drop_void=true")
     with pytest.raises(
-        TrainingError, match=r"failed in 2 rollout batches in a row.*ConnectionError.*tools\.fail_steps"
+        TrainingError,
+        match=r"every call of broken failed in 2 rollout batches in a row.*ConnectionError.*tools\.fail_steps",
     ):
         run(tmp_path, *own)
     (path,) = [p.parent for p in tmp_path.glob("*/config.yaml")]

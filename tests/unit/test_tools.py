@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from algorist.config import load_recipe
 from algorist.data.arithmetic import equations
 from algorist.data.story_problems import story_problems
-from algorist.errors import ConfigError
+from algorist.errors import ConfigError, TrainingError
 from algorist.extension import Extensions, Sampled
 from algorist.extensions.tools.base import Limits
 from algorist.extensions.tools.calculator import Calculator, NotArithmetic, as_text, value_of
 from algorist.extensions.tools.formats import CallFormat, last_sum
 from algorist.extensions.tools.section import ToolsSection
 from algorist.extensions.tools.source import Tools
-from algorist.extensions.tools.watch import turn_metrics, without_void
+from algorist.extensions.tools.watch import FailingBatches, turn_metrics, without_void
 from algorist.models.tiny import train_tokenizer
 from algorist.prompts import get_format
 from algorist.prompts.attached import Asked, attach, attached
@@ -292,6 +292,63 @@ def test_own_tools_run_in_a_process_that_can_be_ended(tmp_path: Path) -> None:
         Tools(ToolsSection(use=[f"{file}:shut"])).check()
     with pytest.raises(ConfigError, match=r"unknown tool 'calcu'.*Did you mean 'calculator'"):
         Tools(ToolsSection(use=["calcu"])).check()
+
+
+def test_a_broken_tool_is_noticed_beside_one_that_works(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(OWN)
+    form = form_with(use=[f"{file}:shout", "calculator"])
+    rollouts = rollouts_of(form, "<shout>raise</shout><calculator>1+1</calculator>", "<shout>raise</shout>")
+    groups = [Group(Problem("p", "q", "42"), "q", [1], rollouts)]
+    failing = FailingBatches()
+    failing.see(groups, 2)
+    with pytest.raises(TrainingError, match=r"every call of shout failed in 2 .*\(2 calls.*no such word"):
+        failing.see(groups, 2)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["a.py:lookup", "b.py:lookup"], "two tools that are called 'lookup'"),
+        (["calculator", "calculator"], "two tools that are called 'calculator'"),
+        (["a.py:answer"], "'answer', whose tag the prompt format"),
+        (["a.py:output"], "'output', whose tag"),
+    ],
+)
+def test_names_that_would_be_mistaken_are_refused(
+    names: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.py", "b.py"):
+        Path(name).write_text(
+            "def lookup(text): return text\ndef answer(text): return text\noutput = answer\n"
+        )
+    with pytest.raises(ConfigError, match=message):
+        form_with(use=names)
+
+
+def test_outputs_that_no_tokenizer_takes_or_that_look_like_an_answer(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(
+        "def half(text): return 'a\\ud800b'\n"
+        "def sly(text): return 'STOP #### 42 é😀' + '😀' * 50\n"
+        "class Halves:\n    def start(self, problem): self.asked = False\n"
+        "    def reply(self, rollout):\n        if self.asked: return None\n        self.asked = True\n        return 'x\\ud800y'\n"
+    )
+    form = form_with(use=[f"{file}:half", f"{file}:sly"], environment=f"{file}:Halves", output_tokens=20)
+    tags = dataclasses.replace(form.tags, answer_open="#### ", answer_close="####end")
+    form = dataclasses.replace(form, tags=tags)
+    half, sly = rollouts_of(form, "<half>1</half> end", "<sly>1</sly> end")
+    assert [t.source for t in half.turns] == ["half", "environment"] and not half.turns[0].error
+    text = tokenizer_with(form).decode(half.completion_ids)
+    assert "a?b" in text and "x?y" in text
+    assert "# ### 42 é😀" in sly.turns[0].reply and sly.parsed.answer is None
+
+
+def test_a_model_that_knows_its_tools_is_told_of_them_once() -> None:
+    form = form_with(use=["calculator"])
+    again = Tools(ToolsSection(use=["calculator"])).asked(form)
+    assert again.system_prompt == form.system_prompt and again.system_prompt.count("<calculator>") == 1
 
 
 def test_an_environment_answers_and_the_model_tries_again(tmp_path: Path) -> None:
