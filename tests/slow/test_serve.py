@@ -8,9 +8,10 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def url(run: Path) -> Iterator[str]:
     """The address of a server with that model."""
+    with serving(run) as (address, _):
+        yield address
+
+
+@contextlib.contextmanager
+def serving(run: Path) -> Iterator[tuple[str, Callable[[], str]]]:
+    """Start a server; give its address, and what reads what it said on standard error."""
     pytest.importorskip("fastapi", reason="the server needs: pip install 'transformers[serving]'")
     with socket.socket() as free:
         free.bind(("localhost", 0))
@@ -63,9 +71,10 @@ def url(run: Path) -> Iterator[str]:
         "--port",
         str(port),
     ]
+    log = tempfile.TemporaryFile("w+")  # noqa: SIM115
     process = subprocess.Popen(
         [*command, "--device", "cpu"],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        stdout=subprocess.DEVNULL, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
     )  # fmt: skip
     try:
         for _ in range(240):
@@ -73,10 +82,11 @@ def url(run: Path) -> Iterator[str]:
             with contextlib.suppress(OSError), urllib.request.urlopen(f"http://localhost:{port}/health"):
                 break
             time.sleep(0.5)
-        yield f"http://localhost:{port}"
+        yield f"http://localhost:{port}", lambda: (log.seek(0), log.read())[1]  # type: ignore[return-value]
     finally:
         process.terminate()
         process.wait(30)
+        log.close()
 
 
 def test_greedy_answers_are_the_same(cli: Cli, run: Path, url: str) -> None:
@@ -98,3 +108,29 @@ def test_mistakes_say_the_way_out(cli: Cli, tmp_path: Path) -> None:
     adapter = cli("serve", str(tmp_path))
     assert adapter.returncode == 2 and "--merge" in adapter.stderr
     assert "Did you mean 'vllm'" in cli("serve", str(tmp_path), "--engine", "vlm").stderr
+
+
+def test_the_example_answers_the_calls_that_a_server_does_not(
+    cli: Cli, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """``examples/tool_loop.py`` around a real server writes what ``solve`` writes, and the server says that it answers no calls."""
+    folder = tmp_path_factory.mktemp("calls")
+    settings = [
+        "tools={use: [calculator], format: equals}",
+        "run_name=t",
+        f"output_dir={folder}",
+        "threads=1",
+    ]
+    more = ["sft.max_steps=150", "grpo.enabled=false", "eval.enabled=false", "grpo.max_completion_tokens=64"]
+    run_recipe(load_recipe("smoke-cpu", [*settings, *more]).recipe)
+    run = folder / "t"
+    here = json.loads(cli("solve", QUESTIONS[0], "--model", str(run), "--json").stdout)
+    assert here["turns"]
+    with serving(run) as (url, said):
+        example = Path(__file__).parents[2] / "examples" / "tool_loop.py"
+        command = [sys.executable, str(example), url, str(run / "sft" / "final"), QUESTIONS[0]]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        there = cli("solve", QUESTIONS[0], "--model", str(run), "--json", "--endpoint", url)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.rstrip("\n") == here["completion"]
+    assert "answers no calls of calculator" in there.stderr and "answers no calls of calculator" in said()

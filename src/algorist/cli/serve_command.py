@@ -42,6 +42,14 @@ def serve(
         "limits",
         stderr=True,
     )
+    from algorist.prompts.attached import attached
+
+    asked = attached(Path(path))
+    if asked is not None and asked.prompt_format.turns is not None:
+        say(
+            f"warning: {asked.prompt_format.turns.unanswered()}; the model's card has the loop around a server",
+            stderr=True,
+        )
     os.execv(command[0], [*command, *context.args])
 
 

@@ -161,6 +161,8 @@ def _server(
         served = served or str(path)
     how = how_to_ask(recipe, prompt_format, attached(tokenizer) if tokenizer else None, template_kwargs)
     note(f"asking {url} …")
+    if how.prompt_format.turns:
+        note(f"warning: {how.prompt_format.turns.unanswered()}")
     return Endpoint(url, how.prompt_format, tokenizer, served), how.max_completion_tokens
 
 

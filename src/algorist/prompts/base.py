@@ -62,6 +62,12 @@ class TurnSource(Protocol):
     def check(self) -> None:
         """Try it once; raises an AlgoristError where it cannot run."""
 
+    def unanswered(self) -> str:
+        """Say who stays silent where a server writes, and what to do."""
+
+    def card(self) -> str:
+        """Return what a model's card says of it, as Markdown."""
+
 
 TURN_SOURCES: Registry[Callable[[Mapping[str, Any], bool], TurnSource]] = Registry("turn source")
 """By the key ``kind`` of their settings: what makes one of them, and whether the settings may name code to run."""

@@ -76,6 +76,7 @@ def model_card(
         f"---\n{head}---\n\n# {markdown(title)}",
         f"{what} {origin} on mathematical problems with algorist ({' → '.join(s.upper() for s in stages)}).",
         _how_to_load(folder, recipe, name or place, is_adapter, question_of(run)),
+        _tools(folder),
         *(_of_run(run, recipe) if run and recipe else []),
     ]
     return printable("\n\n".join(part for part in parts if part) + "\n")
@@ -210,6 +211,11 @@ def _how_to_load(folder: Path, recipe: Recipe | None, name: str, is_adapter: boo
         'print(tokenizer.decode(output[0, inputs["input_ids"].shape[1]:], skip_special_tokens=True))\n```\n\n'
         f"Or:\n\n```\nalgorist solve {shlex.quote(one_line(question)).replace('`', '')} --model {name}\n```"
     )
+
+
+def _tools(folder: Path) -> str:
+    asked = attached(folder)
+    return asked.prompt_format.turns.card() if asked and asked.prompt_format.turns else ""
 
 
 def _of_run(run: Path, recipe: Recipe) -> list[str]:

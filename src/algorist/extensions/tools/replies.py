@@ -8,22 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 from algorist.extensions.tools.base import Output, Tool
 from algorist.extensions.tools.formats import Call, CallFormat
+from algorist.extensions.tools.user import UserEnvironment
 from algorist.types import ENVIRONMENT, Problem, Turn
 
 REFUSED = "TooManyCalls"
 """Error class of a call beyond the limit of its rollout."""
-
-
-class Environment(Protocol):
-    """Answers a rollout that has ended; see ``environment.py``."""
-
-    def begin(self) -> None: ...
-    def start(self, row: int, problem: Problem) -> None: ...
-    def reply(self, row: int, completion: str, turns: Sequence[Turn]) -> Output | None: ...
 
 
 @dataclass
@@ -64,7 +57,7 @@ class Replies:
         encode: Callable[[str, bool], list[int]],
         decode: Callable[[list[int]], str],
         closing: tuple[str, ...] = (),
-        environment: Environment | None = None,
+        environment: UserEnvironment | None = None,
         message: Callable[[str], tuple[str, str]] | None = None,
     ) -> None:
         self.problems, self.tools, self.calls = problems, tools, calls

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from importlib.resources import files
 from typing import Any
 
 from pydantic import ValidationError
@@ -133,6 +134,18 @@ class Tools:
         if self.section is not None and self.section.format == "chat" and self.section.instructions:
             switches["tools"] = [schema_of(name, tool.description) for name, tool in self.tools.items()]
         return replace(prompt_format, turns=self, system_prompt=system, template_kwargs=switches)
+
+    def unanswered(self) -> str:
+        use = [name.rpartition(":")[2] for name in self.section.use] if self.section else []
+        names = " and ".join(use + ([f"the environment {self.environment}"] if self.environment else []))
+        return f"a server answers no calls of {names}: algorist solve answers them where it loads the model itself (without --endpoint)"
+
+    def card(self) -> str:
+        section, said = self.section, f"## Tools\n\nThis model was trained with tools; {self.unanswered()}."
+        if section is not None and section.format == "equals":
+            loop = (files(__package__) / "tool_loop.txt").read_text(encoding="utf-8")
+            return f"{said} Elsewhere, a GGUF file in llama-server included, this fills in what follows an equals sign:\n\n```python\n{loop}```"
+        return f"{said} Elsewhere: stop at the end of a call, run it, append its output (docs/tools.md has the form), continue."
 
     def instructions(self) -> list[str]:
         """Return what the system prompt says of the tools, a line each."""

@@ -1,0 +1,1 @@
+../src/algorist/extensions/tools/tool_loop.txt
