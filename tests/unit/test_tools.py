@@ -347,7 +347,7 @@ def test_outputs_that_no_tokenizer_takes_or_that_look_like_an_answer(tmp_path: P
 
 def test_a_model_that_knows_its_tools_is_told_of_them_once() -> None:
     form = form_with(use=["calculator"])
-    again = Tools(ToolsSection(use=["calculator"])).asked(form)
+    again = Tools(ToolsSection(use=["calculator"])).instructed(form)
     assert again.system_prompt == form.system_prompt and again.system_prompt.count("<calculator>") == 1
 
 
