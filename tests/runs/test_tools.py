@@ -13,10 +13,12 @@ import pytest
 from safetensors.torch import load_file
 
 from algorist.config import load_recipe
+from algorist.config.load import load_run_recipe
 from algorist.errors import ConfigError, TrainingError
 from algorist.evaluation.artifact import read_artifact
 from algorist.prompts.attached import attached
 from algorist.runs.pipeline import run_recipe
+from algorist.runs.solve import Solver
 from algorist.store.read import query
 from algorist.store.run_log import Quiet
 from algorist.store.write import read_metrics
@@ -105,6 +107,11 @@ def test_a_run_with_calls_and_an_environment(tmp_path: Path) -> None:
     algorist("eval", str(path), "--no-tools", "--limit", "3")
     without = next((path / "eval").glob("*no-tools.json"))
     assert "turns" not in json.loads(without.read_text())["protocol"]
+    (row,) = Solver.load(path / "sft" / "final", recipe=load_run_recipe(path)).solve(
+        ["2 + 1"], on_text=(seen := []).append
+    )
+    assert row["turns"][0]["source"] == "lookup" and row["turns"][0]["reply"] == "3"
+    assert "<output>\n3\n</output>" in "".join(seen)  # the call is shown while it is answered
     assert "[lookup, " in algorist("inspect", str(path), "--limit", "20")
 
 

@@ -131,6 +131,7 @@ def test_the_example_answers_the_calls_that_a_server_does_not(
         command = [sys.executable, str(example), url, str(run / "sft" / "final"), QUESTIONS[0]]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
         there = cli("solve", QUESTIONS[0], "--model", str(run), "--json", "--endpoint", url)
+        started = said()
     assert done.returncode == 0, done.stderr
     assert done.stdout.rstrip("\n") == here["completion"]
-    assert "answers no calls of calculator" in there.stderr and "answers no calls of calculator" in said()
+    assert "answers no calls of calculator" in there.stderr and "answers no calls of calculator" in started

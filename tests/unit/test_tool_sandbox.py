@@ -14,6 +14,9 @@ from typing import Any
 import psutil
 import pytest
 
+from algorist.errors import MissingExtraError
+from algorist.extensions.full_python import FullPython
+from algorist.extensions.full_python.worker import prepare
 from algorist.extensions.tools.base import Limits, Output
 from algorist.extensions.tools.python import Python
 
@@ -110,6 +113,72 @@ def test_calls_share_their_variables_and_are_repeatable() -> None:
     assert late.error == "TimeoutError" and python.call("x", late.session).text == "[1, 3.0]"
     again = python.call("import random\nrandom.random(), __import__ if 0 else 1", None)
     assert again.text == python.call("import random\nrandom.random(), __import__ if 0 else 1", None).text
+
+
+def confined(**limits: Any) -> FullPython:
+    python = FullPython(Limits(**limits))
+    try:
+        python.check()
+    except MissingExtraError as error:
+        pytest.skip(str(error))
+    return python
+
+
+def test_full_python_runs_all_fair_code_and_shares_variables() -> None:
+    python = confined(seconds=10, memory_mb=256)
+    for code, expected in [pair for pairs in SNIPPETS["fair"].values() for pair in pairs]:
+        assert python.call(code, None).text == expected, code
+    first = python.call("from sympy import *\nx = symbols('x')\nprint(factor(x**2 - 1))", None)
+    assert first.text == "(x - 1)*(x + 1)"
+    second = python.call("y = solve(x**2 - 4)\ny", first.session)
+    assert (second.text, second.error) == ("[-2, 2]", "")
+    assert python.call("1 / 0", second.session).error == "ZeroDivisionError"
+    assert python.call("y", second.session).text == "[-2, 2]" and python.call("y", None).error == "NameError"
+    drawn = [
+        python.call("import random\nrandom.random(), list({'a', 'b', 'c'})", None).text for _ in range(2)
+    ]
+    assert drawn[0] == drawn[1]
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("open('{secret}').read()", "PermissionError"),
+        ("open('{out}', 'w')", "PermissionError"),
+        ("import socket\nsocket.socket()", "PermissionError"),
+        ("import os\nos.fork()", "PermissionError"),
+        ("import os\nos.kill(os.getppid(), 9)", "PermissionError"),
+        ("import os\nos.execv('/bin/sh', ['sh'])", "PermissionError"),
+        ("import ctypes\nassert ctypes.CDLL(None).system(b'touch {out}') == 0", "AssertionError"),
+        ("import threading\nthreading.Thread(target=print).start()", "RuntimeError"),
+        ("import ctypes\nctypes.string_at(0)", "Died"),
+        ("while True: pass", "TimeoutError"),
+        ("[0] * 10**9", "MemoryError"),
+        ("import os\nassert '{canary}' not in str(os.environ)", ""),
+    ],
+)
+def test_full_python_is_confined_by_the_system(code: str, error: str, trap: Any) -> None:
+    output = confined(seconds=1.0, memory_mb=64).call(code_of(code, **trap, canary=CANARY), None)
+    assert output.error == error, output
+    assert CANARY not in output.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", SNIPPETS["hostile"])
+def test_hostile_code_gets_nowhere_in_full_python(kind: str, trap: Any) -> None:
+    python = confined(seconds=0.6, memory_mb=64, output_characters=500)
+    for snippet in SNIPPETS["hostile"][kind]:
+        began = time.perf_counter()
+        output = python.call(code_of(snippet, **trap), None)
+        assert time.perf_counter() - began < 0.6 + 2.0, snippet
+        assert CANARY not in output.text and len(output.text) <= 501 and output.error != "Crashed", snippet
+        output.text.encode()
+
+
+def test_full_python_is_refused_where_nothing_confines_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "riscv64")
+    with pytest.raises(OSError, match="needs Linux on x86-64 to confine code"):
+        prepare()
 
 
 @pytest.mark.slow

@@ -33,12 +33,13 @@ def make_tools(names: tuple[str, ...], limits: Limits) -> dict[str, Tool]:
     tools: dict[str, Tool] = {}
     for name in names:
         own = ".py:" in name
-        short = name.rpartition(":")[2] if own else name
+        made = UserTool(name, limits) if own else TOOLS.get(name)(limits)
+        short = getattr(made, "called", name.rpartition(":")[2])
         if short in tools:
             raise ConfigError(
                 f"tools.use names two tools that are called '{short}': {', '.join(names)}; rename one of them"
             )
-        tools[short] = UserTool(name, limits) if own else TOOLS.get(name)(limits)
+        tools[short] = made
     return tools
 
 
