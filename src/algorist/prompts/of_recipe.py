@@ -48,10 +48,8 @@ def recipe_format(recipe: Recipe) -> PromptFormat:
 
 def with_turns(prompt_format: PromptFormat, turns: Mapping[str, Any] | None) -> PromptFormat:
     """Return the format with who replies as the user's settings say, tried once; an empty mapping: nobody, None: as it is."""
-    if turns is None:
-        return prompt_format
     if not turns:
-        return replace(prompt_format, turns=None)
+        return prompt_format if turns is None else replace(prompt_format, turns=None)
     source = turn_source(turns, trusted=True)
     source.check()
     return source.instructed(prompt_format)

@@ -58,7 +58,7 @@ def model_card(
         place: What to load where there is no repository.
         base: The base model; read from the adapter or the recipe when left out.
     """
-    recipe = load_run_recipe(run) if run else None
+    recipe, asked = load_run_recipe(run) if run else None, attached(folder)
     is_adapter = (folder / "adapter_config.json").is_file()
     base = base or (base_of(folder) if is_adapter else None) or (recipe.model.name if recipe else None)
     stages = [s for s in STAGES if run and (run / s / "final").is_dir()] or [*STAGES]
@@ -70,13 +70,12 @@ def model_card(
         if base
         else "a model"
     )
-    what = "A LoRA adapter for" if is_adapter else "Trained from"
     head = yaml.safe_dump(redact_tree(_front_matter(recipe, base, is_adapter, stages)), sort_keys=False)
     parts = [
         f"---\n{head}---\n\n# {markdown(title)}",
-        f"{what} {origin} on mathematical problems with algorist ({' → '.join(s.upper() for s in stages)}).",
+        f"{'A LoRA adapter for' if is_adapter else 'Trained from'} {origin} on mathematical problems with algorist ({' → '.join(s.upper() for s in stages)}).",
         _how_to_load(folder, recipe, name or place, is_adapter, question_of(run)),
-        _tools(folder),
+        asked.prompt_format.turns.card() if asked and asked.prompt_format.turns else "",
         *(_of_run(run, recipe) if run and recipe else []),
     ]
     return printable("\n\n".join(part for part in parts if part) + "\n")
@@ -211,11 +210,6 @@ def _how_to_load(folder: Path, recipe: Recipe | None, name: str, is_adapter: boo
         'print(tokenizer.decode(output[0, inputs["input_ids"].shape[1]:], skip_special_tokens=True))\n```\n\n'
         f"Or:\n\n```\nalgorist solve {shlex.quote(one_line(question)).replace('`', '')} --model {name}\n```"
     )
-
-
-def _tools(folder: Path) -> str:
-    asked = attached(folder)
-    return asked.prompt_format.turns.card() if asked and asked.prompt_format.turns else ""
 
 
 def _of_run(run: Path, recipe: Recipe) -> list[str]:
