@@ -82,7 +82,10 @@ def test_the_core_names_no_extension() -> None:
     assert set(EXCEPTIONS) <= set(hits), "an exception that is none"
 
 
-TOGETHER = {("iterate", "hub"): "a round's model is exported as one that is given away"}
+TOGETHER = {
+    ("iterate", "hub"): "a round's model is exported as one that is given away",
+    ("full_python", "tools"): "it is one of the tools",
+}
 """Extensions that import another one."""
 
 
