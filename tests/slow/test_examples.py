@@ -192,3 +192,18 @@ def test_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     pages = [output["data"]["text/html"] for output in outputs if "data" in output]
     assert len(pages) == 1 and pages[0].startswith("<iframe srcdoc=") and "algorist report" in pages[0]
+
+
+def test_notebook_of_your_own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a CSV to an exported model: every cell runs in a real kernel."""
+    client, form = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    monkeypatch.setenv("ALGORIST_SETTINGS", "threads=1 device=cpu sft.max_steps=2 grpo.max_steps=2")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    notebook = form.read(EXAMPLES / "your_own_data.ipynb", as_version=4)
+    assert not any(cell.get("outputs") for cell in notebook.cells)
+    place = {"metadata": {"path": str(tmp_path)}}
+    done = client.NotebookClient(notebook, timeout=360, resources=place).execute()
+    printed = "".join(output.get("text", "") for cell in done.cells for output in cell.get("outputs", []))
+    assert "Written by `algorist new`" in printed and "my-model: README.md" in printed
+    assert "grpo 2/2 · loss" in printed and "\x1b[2K" not in printed  # a kernel's pipe has colours, no moving bars
+    assert (tmp_path / "my-model" / "config.json").is_file() and (tmp_path / "mine_reward.py").is_file()

@@ -53,6 +53,11 @@ class Screen(Console):
             else:
                 self.lines(as_typed(line), style)
 
+    @property
+    def can_redraw(self) -> bool:
+        """Whether a bar can move here: on a terminal. FORCE_COLOR, which notebooks set, only colours a pipe."""
+        return self.is_terminal and self.file.isatty()
+
     def lines(self, text: str, style: str | None = None) -> None:
         """Print a text as it is; where a line is too long, the rest is indented as it is."""
         for line in text.split("\n"):
@@ -139,7 +144,7 @@ class TerminalDisplay(Lines):
         )
         self._tasks: dict[str, TaskID] = {}
         self._drawing = ExitStack()
-        self._live = self.console.is_terminal
+        self._live = self.console.can_redraw
 
     def say(self, text: str) -> None:
         self._work.last = time.monotonic()

@@ -61,7 +61,7 @@ def watch(
         _serve(folder, port, every)
         return
     drawn = console()
-    if once or not drawn.is_terminal:
+    if once or not drawn.can_redraw:
         drawn.print(picture(state(folder)))
         return
     live = Live(
