@@ -1,11 +1,12 @@
 """How much of the gap to its teacher a student closes, and GRPO in the same processor seconds, on the quickstart.
 
-    python benchmarks/teacher.py --out runs/teacher --seeds 3            # trains student and teacher first: minutes
-    python benchmarks/teacher.py --out runs/teacher --seeds 2 --teacher-steps 30 --steps 20
+    python benchmarks/teacher.py --out runs/teacher --seeds 5            # trains student and teacher first: minutes
+    python benchmarks/teacher.py --out runs/teacher --seeds 2 --steps 20
 
-The student is the quickstart after SFT, the teacher the same after GRPO. GRPO, with the quickstart's own settings, gets as many steps as
-take the processor seconds of the slowest distillation of that seed, by a trial of 8 steps. Gap closed: (student after - before) / (teacher - before), in pass@1 of the sampled
-completions on the quickstart's held-out problems. Seconds are processor seconds of the stage without evaluation; one thread.
+The teacher is the quickstart's model after SFT and GRPO; the student a model of a third of its parameters after the same SFT (--width 96:
+of the same size). GRPO, with the quickstart's own settings, gets as many steps as take the processor seconds of the slowest distillation of
+that seed, by two trials. Gap closed: (student after - before) / (teacher - before), in pass@1 of the sampled completions on the
+quickstart's held-out problems. Seconds are processor seconds of the stage without evaluation; one thread.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from algorist.evaluation.artifact import read_artifact
 from algorist.evaluation.estimators import paired_difference, sampled_groups
 from algorist.runs.pipeline import run_recipe
 
-TRIAL = 8
-"""Steps of GRPO that say what one takes."""
+TRIALS = 4, 20
+"""Steps of the two trials of GRPO that say what one takes, and what the start."""
 
 
 def rates(run: Path, name: str) -> list[float]:
@@ -47,10 +48,15 @@ def train(out: Path, name: str, recipe: str, *settings: str) -> tuple[Path, floa
 def score(out: Path, run: Path, seed: int) -> list[float]:
     """Evaluate a run's final model on the quickstart's held-out problems."""
     name = f"{run.name}-eval"
-    settings = [f"model.name={run / 'grpo' / 'final'}", "sft.enabled=false", "grpo.enabled=false"]
+    final = next(path for stage in ("grpo", "sft") if (path := run / stage / "final").is_dir())
+    settings = [f"model.name={final}", "sft.enabled=false", "grpo.enabled=false"]
     base = ["eval.baseline=true", f"output_dir={out}", f"run_name={name}", "device=cpu", "threads=1"]
     run_recipe(load_recipe("quickstart", [*settings, *base, f"seed={seed}"]).recipe)
     return rates(out / name, "base")
+
+
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values)
 
 
 def main() -> None:
@@ -58,52 +64,65 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=Path("runs/teacher"))
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--teacher-steps", type=int, default=120, help="GRPO steps of the teacher")
-    parser.add_argument("--steps", type=int, default=40, help="steps of distillation")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument(
+        "--width", type=int, default=48, help="hidden size of the student; the teacher's is 96"
+    )
+    parser.add_argument("--steps", type=int, help="steps of distillation; the recipe's when left out")
     parser.add_argument("--losses", nargs="+", default=["sampled", "full"])
     options = parser.parse_args()
     out = options.out.resolve()
     first, teacher = out / "student", out / "teacher"
-    place = [f"output_dir={out}", "device=cpu", "threads=1"]
+    place = [f"output_dir={out}", "device=cpu", "threads=1", "eval.enabled=false"]
     if not (first / "sft" / "final").exists():
-        only_sft = ["run_name=student", "grpo.enabled=false", "eval.enabled=false"]
-        run_recipe(load_recipe("quickstart", [*place, *only_sft]).recipe)
+        small = ["run_name=student", f"model.tiny.hidden_size={options.width}", "grpo.enabled=false"]
+        run_recipe(load_recipe("quickstart", [*place, *small]).recipe)
+    if not (teacher / "grpo" / "final").exists():
+        run_recipe(load_recipe("quickstart", [*place, "run_name=teacher"]).recipe)
     student = [f"model.name={first / 'sft' / 'final'}", "sft.enabled=false"]
-    if not (teacher / "eval" / "grpo.json").exists():
-        own = ["run_name=teacher", f"grpo.max_steps={options.teacher_steps}", "eval.baseline=true"]
-        run_recipe(load_recipe("quickstart", [*place, *student, *own]).recipe)
-    before, best = rates(teacher, "base"), rates(teacher, "grpo")
-    start, goal = sum(before) / len(before), sum(best) / len(best)
-    print(f"student {start:.1%}, teacher {goal:.1%} of {len(before)} problems × 8")
-    _, seconds = train(out, "trial", "quickstart", *student, f"grpo.max_steps={TRIAL}")
-    of_grpo = seconds / TRIAL
+    before, best = score(out, first, 42), score(out, teacher, 42)
+    start, goal = mean(before), mean(best)
+    print(f"student {start:.1%}, teacher {goal:.1%} of {len(before)} problems × 8", flush=True)
+    short, long = (train(out, f"trial-{n}", "quickstart", *student, f"grpo.max_steps={n}")[1] for n in TRIALS)
+    of_step = (long - short) / (TRIALS[1] - TRIALS[0])
+    own = [] if options.steps is None else [f"grpo.max_steps={options.steps}"]
     result: dict[str, Any] = {"before": start, "teacher": goal, "runs": []}
     for seed in range(1, options.seeds + 1):
         slowest = 0.0
         for loss in [*options.losses, "grpo"]:
             name = f"{loss}-{seed}"
             if loss == "grpo":
-                count = max(1, round(slowest / of_grpo))
-                run, seconds = train(
-                    out, name, "quickstart", *student, f"seed={seed}", f"grpo.max_steps={count}"
-                )
+                count = max(1, round(TRIALS[0] + (slowest - short) / of_step))
+                own_steps = [f"seed={seed}", f"grpo.max_steps={count}"]
+                run, seconds = train(out, name, "quickstart", *student, *own_steps)
             else:
-                count = options.steps
-                settings = [f"seed={seed}", f"grpo.max_steps={count}"]
-                settings.append(f"grpo.teacher={{model: '{teacher}', loss: {loss}}}")
-                run, seconds = train(out, name, "quickstart-distill", *student, *settings)
+                settings = [f"seed={seed}", f"grpo.teacher.model='{teacher}'", f"grpo.teacher.loss={loss}"]
+                run, seconds = train(out, name, "quickstart-distill", *student, *settings, *own)
                 slowest = max(slowest, seconds)
             after = score(out, run, seed)
-            rate = sum(after) / len(after)
             gain = paired_difference(before, after)
-            row = {"name": loss, "seed": seed, "steps": count, "seconds": seconds, "pass@1": rate}
-            row |= {"gap_closed": (rate - start) / (goal - start), "gain": [gain.value, gain.low, gain.high]}
+            row = {"name": loss, "seed": seed, "seconds": seconds, "pass@1": mean(after)}
+            row |= {
+                "gap_closed": (mean(after) - start) / (goal - start),
+                "gain": [gain.value, gain.low, gain.high],
+            }
             result["runs"].append(row)
             print(
-                f"{loss:8} seed {seed}: {count} steps, {seconds:.0f} s, pass@1 {rate:.1%} "
+                f"{loss:8} seed {seed}: {seconds:.0f} s, pass@1 {mean(after):.1%} "
                 f"({gain.value:+.1%} [{gain.low:+.1%}, {gain.high:+.1%}]), gap closed {row['gap_closed']:.0%}",
                 flush=True,
+            )
+    for loss in options.losses:
+        closed = {
+            name: [row["gap_closed"] for row in result["runs"] if row["name"] == name]
+            for name in (loss, "grpo")
+        }
+        if options.seeds > 1:
+            more = paired_difference(closed["grpo"], closed[loss])
+            result[f"{loss} - grpo"] = [more.value, more.low, more.high]
+            print(
+                f"{loss} closes {mean(closed[loss]):.0%}, {100 * more.value:+.0f} points more than GRPO "
+                f"[{100 * more.low:+.0f}, {100 * more.high:+.0f}] over {options.seeds} seeds"
             )
     (out / "teacher.json").write_text(json.dumps(result, indent=2) + "\n")
 

@@ -10,6 +10,7 @@ hook           when                                   what it gives
 form           a plan is made                         the prompt format, with instructions, with who replies (``turns``)
 check          before anything is loaded              refusals, each a sentence
 preview        preflight has sampled                  rows of its table, advice, numbers
+memory         a step of GRPO is planned              its bytes
 problems       a rollout batch begins                 the problems that are sampled
 avoid          problems are drawn beyond the loader's ids that are not drawn now
 groups         the groups are sampled                 others in their place (``Sampled`` is changed)
@@ -228,6 +229,18 @@ class Extension:
     def preview(self, look: Any) -> Mapping[str, Any] | None:
         """Return what a look (``preflight/look.py``) before the run shows: ``rows`` and ``advice`` (``why``, ``change``), and numbers."""
         return None
+
+    def memory(self, model: Any, rows: int, width: int, tokens: int, *, loaded: bool) -> tuple[int, int]:
+        """Return the bytes that it takes on the policy's device in an update, and at another time, beside what is loaded.
+
+        Args:
+            model: The policy, or its shapes.
+            rows: Completions of a step.
+            width: Tokens of the longest.
+            tokens: Completion tokens of one forward and backward.
+            loaded: Its own models are counted already.
+        """
+        return 0, 0
 
     def prepare(self, model: Any, trainer: Policy) -> None:
         """Take the policy as it is before the first step of GRPO; the trainer has its problems and its engine."""
@@ -449,6 +462,11 @@ class Extensions:
 
     def preview(self, look: Any) -> dict[str, dict[str, Any]]:
         return {part.name: dict(seen) for part in self.parts if (seen := part.preview(look)) is not None}
+
+    def memory(self, model: Any, rows: int, width: int, tokens: int, *, loaded: bool) -> tuple[int, int]:
+        """Return the bytes of all in an update, which are there together, and the most of one at another time."""
+        sizes = [part.memory(model, rows, width, tokens, loaded=loaded) for part in self.parts]
+        return sum(held for held, _ in sizes), max((alone for _, alone in sizes), default=0)
 
     def prepare(self, model: Any, trainer: Policy) -> None:
         for part in self.parts:

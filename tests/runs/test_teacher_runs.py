@@ -66,6 +66,27 @@ def test_what_preflight_prints(runs: Path, verb: Any) -> None:
 
 
 @pytest.mark.parametrize("loss", ["sampled", "full", "top_k"])
+def test_planned_memory_is_near_the_measured_one(tmp_path: Path, loss: str) -> None:
+    """Within 10 %, of all and of what the step adds; the teacher is planned before it is loaded too."""
+    from tests.runs.test_preflight import planned
+
+    shape = "model.tiny={hidden_size: 64, layers: 2, vocab_size: 700}"
+    for name, tiny in (
+        ("teacher", "model.tiny={hidden_size: 768, layers: 4, vocab_size: 700}"),
+        ("student", shape),
+    ):
+        run_recipe(
+            recipe(tmp_path, name, "sft.max_steps=1", "grpo.enabled=false", "eval.enabled=false", tiny)
+        )
+    memory = planned(
+        f"model.name={tmp_path}/student/sft/final", f"grpo.teacher={{model: '{tmp_path}/teacher', loss: {loss}}}",
+        "sft.enabled=false", "grpo.loss=dapo", "grpo.batch_size=64", "device=cpu",
+    )["grpo"]["memory"]  # fmt: skip
+    print(memory)
+    assert memory["peak"] == pytest.approx(memory["measured_peak"], rel=0.1), memory
+
+
+@pytest.mark.parametrize("loss", ["sampled", "full", "top_k"])
 def test_a_student_learns_without_a_reward(runs: Path, loss: str) -> None:
     done = run_recipe(
         recipe(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import shutil
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,15 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from algorist.config import load_recipe
+from algorist.config.model_section import ModelSection
 from algorist.config.schema import Recipe
 from algorist.errors import ConfigError
 from algorist.extension import Extensions
-from algorist.extensions.teacher import Distillation
-from algorist.extensions.teacher.model import check_same_tokenizer, cut_vocabulary
+from algorist.extensions.teacher import Distillation, TeacherSection
+from algorist.extensions.teacher.model import Teacher, check_same_tokenizer, cut_vocabulary
 from algorist.models.load import load_policy
 from algorist.objectives import policy_loss
+from algorist.preflight.memory import memory_now
 from algorist.runs.plan import make_plan
 from algorist.training.objective import rows_to_compute
 from tests.tiny import TOKENIZER, make_model, make_trainer, parameters_of, rewards_of
@@ -72,10 +75,18 @@ def test_the_sampled_form_is_unbiased() -> None:
     assert ((mean - exact).abs() < 3 * error).all() and exact.norm() > 0.1
 
 
-def test_the_advantage_of_a_token_is_the_teachers_disagreement(tmp_path: Path) -> None:
+@pytest.mark.parametrize("temperature", [None, 0.4])
+def test_the_advantage_of_a_token_is_the_teachers_disagreement(
+    tmp_path: Path, temperature: float | None
+) -> None:
     trainer, part = taught(
         tmp_path / "run",
-        teacher={"model": save(tmp_path / "teacher", 1), "weight": 0.7, "device": "cpu"},
+        teacher={
+            "model": save(tmp_path / "teacher", 1),
+            "weight": 0.7,
+            "device": "cpu",
+            "temperature": temperature,
+        },
         max_steps=1,
     )
     before = parameters_of(trainer).clone()
@@ -87,16 +98,61 @@ def test_the_advantage_of_a_token_is_the_teachers_disagreement(tmp_path: Path) -
         prompt = batch.prompts[batch.prompt_of[row]]
         tokens = torch.tensor([prompt + ids])
         logs = [
-            model(tokens)
-            .logits[0, len(prompt) - 1 : -1]
+            (model(tokens).logits[0, len(prompt) - 1 : -1] / divisor)
             .log_softmax(-1)
             .gather(1, torch.tensor(ids)[:, None])[:, 0]
-            for model in (student, teacher)
+            for model, divisor in ((student, 1.0), (teacher, temperature or 1.0))
         ]
         expected = -0.7 * (logs[0] - logs[1])
         assert batch.advantages[row, : len(ids)].tolist() == pytest.approx(expected.tolist(), abs=2e-4)
     assert log["teacher/reverse_kl"] > 0 and 0 <= log["teacher/surer_share"] <= 1
     assert float((parameters_of(trainer) - before).norm()) > 0, "no reward, and still it learns"
+
+
+@pytest.mark.parametrize("loss", ["full", "top_k"])
+def test_the_divergence_is_that_to_the_teacher_at_its_temperature(tmp_path: Path, loss: str) -> None:
+    rows = 1 + max(TOKENIZER.get_vocab().values())
+    trainer, part = taught(
+        tmp_path / "run",
+        teacher={"model": save(tmp_path / "t", 1), "loss": loss, "temperature": 0.4}
+        | ({"top_k": rows - 1} if loss == "top_k" else {}),
+        max_steps=1,
+    )
+    trainer.train()
+    batch, sums = trainer.rollouts, []
+    for row, ids in enumerate(batch.completions):
+        prompt = batch.prompts[batch.prompt_of[row]]
+        p, q = (
+            (model.double()(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1, :rows] / divisor).log_softmax(-1)
+            for model, divisor in ((make_model(), 1.0), (copy.deepcopy(part.teacher.model), 0.4))
+        )  # fmt: skip
+        sums += (p.exp() * (p - q)).sum(-1).tolist()
+    logged = trainer.state.log_history[0]["teacher/divergence"]
+    assert logged == pytest.approx(sum(sums) / len(sums), rel=1e-3)
+
+
+def test_a_swapped_teacher_leaves_nothing_beside_the_student(tmp_path: Path) -> None:
+    """Its copies are there while it scores and freed after it; what it says does not change. Measured with the host as the device."""
+    config = make_model().config
+    config.hidden_size, config.intermediate_size, config.head_dim = 512, 4096, 64
+    big = type(make_model())(config)
+    big.save_pretrained(tmp_path / "big")
+    TOKENIZER.save_pretrained(tmp_path / "big")
+    size = sum(p.numel() * p.element_size() for p in big.parameters())
+    del big
+    section = TeacherSection(model=str(tmp_path / "big"), device="swap")
+    teacher = Teacher.load(section, make_model(), TOKENIZER, like=ModelSection())
+    ids = torch.tensor([[3, 4, 5]])
+    with torch.no_grad():
+        at_rest, before = teacher.model(ids).logits, memory_now()
+        with teacher.awake():
+            places = [weakref.ref(p.untyped_storage()) for p in teacher.model.parameters()]
+            assert torch.equal(teacher.model(ids).logits, at_rest)
+            awake = memory_now()
+        after = memory_now()
+        assert torch.equal(teacher.model(ids).logits, at_rest)
+    assert 0.9 * size < awake - before < 1.3 * size and after - before < 0.1 * size
+    assert not any(place() is not None for place in places)
 
 
 def test_the_students_own_base_teaches_without_further_memory(tmp_path: Path) -> None:
@@ -153,6 +209,15 @@ def test_another_tokenizer_is_refused() -> None:
     ("settings", "message"),
     [
         (["grpo.teacher.model=base"], r"grpo\.teacher\.model is base.*model\.lora is not set"),
+        (
+            ["grpo.teacher={model: base, device: swap}", "model.lora={rank: 4}"],
+            r"grpo\.teacher\.model is base.*grpo\.teacher\.device says nothing of it; leave it out",
+        ),
+        (
+            ["grpo.teacher={model: big, device: swap, quantization: 4bit}"],
+            "swap cannot move a teacher in 4bit",
+        ),
+        (["grpo.teacher={model: big, device: swap}", "device=cpu"], "this run computes on the CPU"),
         (["grpo.teacher.model=tiny"], "made from scratch, it has nothing to teach"),
         (["grpo.teacher.model=runs/nowhere"], "there is no runs/nowhere"),
         (["rewards=[{name: correct, weight: 0}]"], r"every weight in rewards is 0.*name a teacher"),

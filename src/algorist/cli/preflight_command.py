@@ -180,9 +180,9 @@ def _costs(found: Preflight) -> dict[str, str]:
             continue
         memory = tried["memory"]
         parts = ", ".join(
-            f"{part.replace('_', ' ')} {memory[part] / 1e6:.0f}"
-            for part in ("base", "gradients", "optimizer", "activations", "logits", "kv_cache")
-            if memory[part]
+            f"{part.replace('_', ' ')} {size / 1e6:.0f}"
+            for part, size in memory.items()
+            if size and part not in ("allocator", "peak", "measured_peak")
         )
         minutes, seconds = divmod(int(tried["seconds"]), 60)
         rows[f"{name} time"] = f"{tried['seconds_per_step']:.3g} s per step, {minutes}:{seconds:02d} in all"

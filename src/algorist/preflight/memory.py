@@ -10,7 +10,7 @@ import contextlib
 import ctypes
 import gc
 import weakref
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from algorist.config.schema import GRPOSection, SFTSection
+from algorist.extension import Extensions
 from algorist.models.precision import HALF, Precision, compute_dtype, on_gpu, weight_dtype
 from algorist.models.sharding import unwrap
 from algorist.rollouts.native.decoder import cache_dtype
@@ -41,7 +42,8 @@ _slopes: weakref.WeakKeyDictionary[nn.Module, dict[bool, float]] = weakref.WeakK
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes at the peak of a stage. ``base`` is what the process holds already, weights included (device: weights only)."""
+    """Bytes at the peak of a stage. ``base`` is what the process holds already, weights included (device: weights only);
+    ``extensions`` what extensions hold in an update, ``scoring`` what one takes between sampling and update."""
 
     base: int
     gradients: int
@@ -50,12 +52,14 @@ class MemoryPlan:
     logits: int
     kv_cache: int
     allocator: int = 0
+    extensions: int = 0
+    scoring: int = 0
 
     @property
     def peak(self) -> int:
-        """Rollouts and updates take turns: the larger of the two counts."""
-        resident = self.base + self.optimizer
-        return resident + max(self.gradients + self.activations + self.allocator + self.logits, self.kv_cache)
+        """Rollouts, scoring and updates take turns: the largest counts."""
+        update = self.gradients + self.activations + self.allocator + self.logits + self.extensions
+        return self.base + self.optimizer + max(update, self.kv_cache, self.scoring)
 
     def as_dict(self) -> dict[str, int]:
         """Return the parts and the peak in bytes."""
@@ -85,6 +89,7 @@ def plan_step(
     recompute: bool | None = None,
     precision: Precision | None = None,
     part_tokens: int | None = None,
+    extensions: Extensions | None = None,
 ) -> MemoryPlan:
     """Return the plan of a step: of SFT, padded rows and the head at completions only; of GRPO, with its sampling.
 
@@ -96,6 +101,7 @@ def plan_step(
         recompute: Plan with gradient checkpointing, or without; as the model is set when left out.
         precision: Types of weights and products, for a model of shapes only, which has the products' type.
         part_tokens: Most tokens of one forward and backward of GRPO.
+        extensions: Those that take part in GRPO; with ``base_bytes`` their models are not in it.
     """
     base = unwrap(model)
     precision = precision or Precision(weight_dtype(model), compute_dtype(model))
@@ -111,7 +117,13 @@ def plan_step(
     logits = _head_bytes(base, completions, precision)
     cache = _sampling_bytes(base, shape.prompt_tokens, grpo, precision) if grpo is not None else 0
     activations = _activations(base, tokens, recompute, precision, packed=grpo is not None)
-    return _plan(model, activations, logits, cache, base_bytes, precision, section.optim)
+    plan = _plan(model, activations, logits, cache, base_bytes, precision, section.optim)
+    if grpo is None or extensions is None:
+        return plan
+    rows = shape.rows * grpo.gradient_accumulation_steps
+    sizes = rows, shape.completion_tokens, completions
+    held, scoring = extensions.memory(base, *sizes, loaded=base_bytes is None)
+    return replace(plan, extensions=held, scoring=scoring)
 
 
 def _sampling_bytes(base: Any, prompt_tokens: int, section: GRPOSection, precision: Precision) -> int:

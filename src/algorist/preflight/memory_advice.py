@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from algorist.config.model_section import LoraSection
 from algorist.config.schema import GRPOSection, Recipe, SFTSection
+from algorist.extension import Extensions
 from algorist.models.load import add_lora
 from algorist.models.precision import Precision
 from algorist.preflight.memory import MemoryPlan, Shape, plan_step
@@ -66,7 +67,7 @@ def plan_from_config(
         base_bytes: What the process takes beside the weights.
     """
     precision = Precision(dtype, compute or dtype)
-    model = _shapes(config, precision.compute, recipe.model.lora)
+    model = model_of_shapes(config, precision.compute, recipe.model.lora)
     sizes = (
         (p.numel(), dtype.itemsize if p.dtype == precision.compute else p.element_size())
         for p in model.parameters()
@@ -88,6 +89,7 @@ def plan_from_config(
         recompute=section.gradient_checkpointing,
         precision=precision,
         part_tokens=grpo.micro_batch_tokens,
+        extensions=Extensions.of(recipe),
     )
 
 
@@ -175,7 +177,7 @@ def _smaller_batch(recipe: Recipe, stage: Stage, plan: Plan, limit: int) -> tupl
 
 def _smaller_model(recipe: Recipe, config: Any, plan: Plan, now: MemoryPlan, limit: int) -> Step:
     """Advise an adapter where all weights are trained, and say how large a model would fit."""
-    weights = sum(p.numel() for p in _shapes(config, torch.bfloat16).parameters())
+    weights = sum(p.numel() for p in model_of_shapes(config, torch.bfloat16).parameters())
     fixed = now.base + now.optimizer + now.gradients
     room = ROOM * limit - (now.peak - fixed)
     fits = max(0.0, room / fixed * weights)
@@ -210,7 +212,7 @@ def _zero(now: MemoryPlan, limit: int) -> Step:
     )
 
 
-def _shapes(config: Any, dtype: torch.dtype, lora: LoraSection | None = None) -> Any:
+def model_of_shapes(config: Any, dtype: torch.dtype, lora: LoraSection | None = None) -> Any:
     """Return the model on the meta device, each made once."""
     key = (config.to_json_string(), dtype, repr(lora))
     if key not in _known_shapes:

@@ -13,6 +13,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from algorist.config.schema import GRPOSection, Recipe, SFTSection
+from algorist.extension import Extensions
 from algorist.models.load import Policy
 from algorist.preflight.memory import MemoryPlan, Shape, peak, plan_step, reset_peak
 from algorist.prompts import PromptFormat
@@ -117,6 +118,7 @@ def try_grpo(
             output_dir=Path(folder),
             seed=recipe.seed,
             device=device,
+            extensions=Extensions.of(Recipe(grpo=section, model=recipe.model)),
             callbacks=[clock],
         )
         longest = max(len(encode_prompt(prompt_format, tokenizer, p.question)) for p in problems[:200])
@@ -129,7 +131,9 @@ def try_grpo(
             total_tokens=int(total),
         )
         part_tokens = getattr(trainer, "part_tokens", section.micro_batch_tokens)
-        plan = plan_step(trainer.model, shape, section, part_tokens=part_tokens)
+        plan = plan_step(
+            trainer.model, shape, section, part_tokens=part_tokens, extensions=trainer.extensions
+        )
         return _train(trainer, clock, steps, plan)
 
 

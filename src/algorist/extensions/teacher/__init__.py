@@ -55,8 +55,11 @@ class TeacherSection(Section):
     """Of ``top_k``: the teacher's tokens that are compared one by one."""
     quantization: Literal["4bit", "8bit"] | None = None
     """Keep the teacher in 4-bit NF4 or 8-bit numbers, through bitsandbytes."""
-    device: Literal["same", "cpu"] = "same"
-    """Where it computes: beside the student, or on the CPU."""
+    device: Literal["same", "cpu", "swap"] = "same"
+    """Where it computes: beside the student; on the CPU; or ``swap``, on the student's GPU, but in the host's memory while it does not
+    score."""
+    temperature: float | None = Field(None, gt=0)
+    """Its logits are divided by it; by ``grpo.temperature``, as the student's, when left out."""
 
 
 class _Keys(Section):
@@ -118,6 +121,11 @@ class Distillation(Extension):
         from algorist.extensions.teacher.preview import preview
 
         return preview(self.recipe, look)
+
+    def memory(self, model: Any, rows: int, width: int, tokens: int, *, loaded: bool) -> tuple[int, int]:
+        from algorist.extensions.teacher.memory import taken
+
+        return taken(self.recipe, model, rows, width, tokens, loaded)
 
     def open(self, run: Any) -> None:
         self.say = run.display.say
@@ -197,7 +205,8 @@ class Distillation(Extension):
             weight, bias = (at.weight_VH, at.bias_V) if head is None else head
             assert weight is not None
             bias = None if bias is None else bias.detach()
-            logs = from_states(own, weight.detach(), bias, rows, at.temperature)
+            temperature = self.section.temperature or at.temperature
+            logs = from_states(own, weight.detach(), bias, rows, temperature)
             return at_head(at, logs, rows=rows, beta=beta)
 
         return compare

@@ -212,7 +212,7 @@ def mass_beyond(at: AtHead, rest_VH: Tensor, rest_bias_V: Tensor | None) -> Tens
     for part in at.hidden_MH.split(max(1, CHUNK_ELEMENTS // at.weight_VH.shape[0])):
         sums = [
             (F.linear(part.to(w.dtype), w, b).float() / at.temperature).logsumexp(1)
-            for w, b in ((at.weight_VH, at.bias_V), (rest_VH, rest_bias_V))
+            for w, b in ((at.weight_VH, at.bias_V), (rest_VH.to(part.device), rest_bias_V))
         ]
         out.append((sums[1] - sums[0]).sigmoid())
     return torch.cat(out)

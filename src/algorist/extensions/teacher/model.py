@@ -23,7 +23,7 @@ from algorist.training.batch import Batch
 from algorist.training.lm_head import AtHead, OfHead
 
 
-def _place(name: str) -> Path | str:
+def place_of(name: str) -> Path | str:
     """Return the folder with the weights of a run, or the name as it is."""
     folder = Path(name).expanduser()
     finals = [folder / stage / "final" for stage in LAST_FIRST if (folder / stage / "final").is_dir()]
@@ -50,6 +50,8 @@ class Teacher:
     """The rows of its head that no token id uses."""
     home: torch.device | None = None
     """Where the student computes."""
+    temperature: float | None = None
+    swaps: bool = False
 
     @classmethod
     def load(cls, section: TeacherSection, student: Any, tokenizer: Any, *, like: ModelSection) -> Teacher:
@@ -61,9 +63,9 @@ class Teacher:
         home = next(student.parameters()).device
         rows = 1 + max(tokenizer.get_vocab().values())
         if section.model == BASE:
-            return cls(BASE, None, home, rows, home=home)
+            return cls(BASE, None, home, rows, home=home, temperature=section.temperature)
         device = torch.device("cpu") if section.device == "cpu" else home
-        place = _place(section.model)
+        place = place_of(section.model)
         shaped = like.model_copy(
             update={
                 "name": str(place),
@@ -84,7 +86,10 @@ class Teacher:
                 f"grpo.teacher.model={section.model} has {own} rows in its head, but the student's tokens have ids up to {rows - 1}; take "
                 "a teacher whose tokenizer and weights belong together"
             )
-        return cls(str(place), model, device, rows, cut_vocabulary(model, rows), home)
+        rest = cut_vocabulary(model, rows)
+        if swaps := section.device == "swap":
+            model.to("cpu")
+        return cls(str(place), model, device, rows, rest, home, section.temperature, swaps)
 
     def line(self) -> str:
         """Return what is said of it when GRPO begins."""
@@ -96,15 +101,36 @@ class Teacher:
             if self.rest is not None
             else ""
         )
-        return f"teacher {self.name}: {size / 1e6:.2f} M parameters on {self.device}{unused}"
+        swapped = ", in the host's memory while it does not score" if self.swaps else ""
+        return f"teacher {self.name}: {size / 1e6:.2f} M parameters on {self.device}{swapped}{unused}"
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """Have its weights where it computes: with ``swap`` as copies, which go again; those on the host stay."""
+        parts = [*self.model.parameters(), *self.model.buffers()] if self.swaps else []
+        on_host = [part.data for part in parts]
+        try:
+            for part in parts:
+                part.data = part.data.to(self.device, copy=True)
+            yield
+        finally:
+            for part, data in zip(parts, on_host, strict=True):
+                part.data = data
 
     def log_probs(self, batch: Batch, policy: Policy, of_head: OfHead | None = None) -> Tensor:
-        """Return log π_teacher (B, T) of the batch's tokens, at the temperature of the rollouts; or what ``of_head`` computes."""
+        """Return log π_teacher (B, T) of the batch's tokens, at its temperature; or what ``of_head`` computes."""
+        if (temperature := self.temperature) is not None:
+            compute = of_head or (lambda at: top_of(at, 1, self.rows)[:, 1])
+
+            def of_head(at: AtHead) -> Tensor:
+                return compute(at._replace(temperature=temperature))
+
         if self.model is None:
             with without_adapter(policy.unwrapped()):
                 return policy.log_probs_of(batch, of_head=of_head)
         home = batch.mask.device
-        return policy.log_probs_of(batch.to(self.device), model=self.model, of_head=of_head).to(home)
+        with self.awake():
+            return policy.log_probs_of(batch.to(self.device), model=self.model, of_head=of_head).to(home)
 
     def states(self, batch: Batch, policy: Policy) -> Tensor:
         """Return the hidden states (B, T, H) that predict the batch's tokens."""

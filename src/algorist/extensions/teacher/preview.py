@@ -46,22 +46,24 @@ def preview(recipe: Any, look: Any) -> dict[str, Any] | None:
     student = look.policy
     look.say(f"sampling from the teacher {section.model}")
     teacher = Teacher.load(section, student.model, student.tokenizer, like=recipe.model)
-    groups = collect(
-        make_engine("auto", teacher.model, student.tokenizer),
-        student.tokenizer,
-        look.problems,
-        look.form,
-        sampling_params(recipe.grpo, recipe.seed),
-        look.samples,
-        matcher=recipe.matcher,
-    )
+    with teacher.awake():
+        groups = collect(
+            make_engine("auto", teacher.model, student.tokenizer),
+            student.tokenizer,
+            look.problems,
+            look.form,
+            sampling_params(recipe.grpo, recipe.seed),
+            look.samples,
+            matcher=recipe.matcher,
+        )
     rates = [
         sum(bool(r.grade and r.grade.correct) for r in group.rollouts) / look.samples for group in groups
     ]
     own = [look.rates[group.problem.id] for group in groups]
     rollouts = sum(len(group.rollouts) for group in groups)
     batch = Batch.from_groups(groups, torch.zeros(rollouts))
-    theirs = _read(teacher.model, batch.to(teacher.device), teacher.rows, recipe.grpo.temperature)
+    with teacher.awake():
+        theirs = _read(teacher.model, batch.to(teacher.device), teacher.rows, recipe.grpo.temperature)
     ours = _read(student.model, batch.to(look.device), teacher.rows, recipe.grpo.temperature)
     shared = _shared(ours[1], theirs[1])[batch.mask].mean()
     numbers = {

@@ -17,6 +17,19 @@ def refusals(recipe: Any, plan: Any) -> Iterator[str]:
             "grpo.teacher.model is base, the base of the student's adapter, but model.lora is not set; name a model, or take "
             "model.lora={rank: 16}"
         )
+    elsewhere = "grpo.teacher.quantization" if section.quantization else "grpo.teacher.device"
+    if section.model == BASE and (section.quantization or section.device != "same"):
+        yield f"grpo.teacher.model is base, which computes inside the student, so {elsewhere} says nothing of it; leave it out"
+    elif section.device == "swap" and section.quantization:
+        yield (
+            f"grpo.teacher.device=swap cannot move a teacher in {section.quantization}, which bitsandbytes holds on its GPU; leave out one "
+            "of the two"
+        )
+    elif section.device == "swap" and plan.device.type == "cpu":
+        yield (
+            "grpo.teacher.device=swap keeps the teacher in the host's memory until it scores on the student's GPU, but this run "
+            "computes on the CPU; leave device out"
+        )
     if section.model == "tiny":
         yield "grpo.teacher.model is tiny: made from scratch, it has nothing to teach; name a trained model or a run"
     folder = Path(section.model).expanduser()

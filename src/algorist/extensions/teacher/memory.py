@@ -1,0 +1,58 @@
+"""The memory that a teacher takes, from its configuration. A file of its own: it needs preflight's shapes, training does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftConfig
+from torch import nn
+from transformers import AutoConfig
+
+from algorist.extensions.teacher import BASE, TeacherSection
+from algorist.extensions.teacher.model import place_of
+from algorist.models.load import pick_device
+from algorist.models.precision import pick_precision
+from algorist.preflight.memory_advice import model_of_shapes
+from algorist.training.lm_head import CACHE_BYTES, CHUNK_ELEMENTS
+
+BYTES = {"8bit": 1.0, "4bit": 0.52}
+"""Of a weight that is quantised; in 4 bit with its scales, which are quantised too."""
+COPIES = 4
+"""Tensors of a chunk's logits that are there at once: log-probs of both, their difference, the slope."""
+
+
+def taken(recipe: Any, student: Any, rows: int, width: int, tokens: int, loaded: bool) -> tuple[int, int]:
+    """Return the bytes in an update, and between sampling and update, on the student's device; see ``Extension.memory``."""
+    section: TeacherSection = recipe.grpo.teacher
+    device = pick_device(recipe.device)
+    size = pick_precision(recipe.model, device, trained=False).compute.itemsize
+    config, weights = student.config, 0
+    if section.model != BASE:
+        place = place_of(section.model)
+        if (Path(place) / "adapter_config.json").is_file():
+            place = PeftConfig.from_pretrained(str(place)).base_model_name_or_path or ""
+        config = AutoConfig.from_pretrained(str(place), trust_remote_code=recipe.model.trust_remote_code)
+        weights = _weights(config, section.quantization, size)
+    text = config.get_text_config()
+    forward = 4 * size * tokens * (text.intermediate_size + text.hidden_size)
+    if device.type != "cpu" and section.device == "cpu":
+        weights = forward = 0
+    numbers = logits = 0
+    if section.loss != "sampled":
+        of_token = text.hidden_size * size if section.loss == "full" else 8 + 8 * section.top_k
+        numbers, every = rows * width * of_token, tokens * text.vocab_size
+        logits = COPIES * 4 * min(CHUNK_ELEMENTS, every) + (4 * every if 4 * every <= CACHE_BYTES else 0)
+    stays = 0 if loaded or section.device == "swap" else weights
+    comes = weights if section.device == "swap" else 0
+    return stays + numbers + logits, stays + comes + numbers + forward
+
+
+def _weights(config: Any, quantization: str | None, size: int) -> int:
+    """Return the bytes of the weights; head and embeddings are not quantised."""
+    model = model_of_shapes(config, torch.bfloat16)
+    head = model.get_output_embeddings()
+    inner = [m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear) and m is not head]
+    total, small = sum(p.numel() for p in model.parameters()), sum(inner) if quantization else 0
+    return int((total - small) * size + small * BYTES.get(quantization or "", 0))
