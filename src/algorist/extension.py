@@ -194,6 +194,8 @@ class Extension:
     """Section of the recipe (``""`` the recipe itself, ``grpo``, ``model``, …) → a ``Section`` whose fields are added to it."""
     order: ClassVar[int] = 50
     """Place among the hooks of others; a smaller number comes first."""
+    charts: ClassVar[Sequence[tuple[Any, ...]]] = ()
+    """Of its metrics in the report: title, what a healthy curve looks like, patterns of names, and more of ``report/curves.py: Chart``."""
     rules: ClassVar[Sequence[Rule]] = ()
     """What ``preflight``, ``diagnose`` and the warnings of a running training recognise of it."""
     teaches: bool = False

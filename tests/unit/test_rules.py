@@ -137,6 +137,22 @@ OF_EXTENSIONS: dict[str, tuple[dict[str, Any], list[dict[str, float]]]] = {
     "tool_fails": (TOOLS, [{"tools/failed_share": 0.95, "tools/called_share": 0.5}] * 6),
     "tool_unused": (TOOLS, [{"tools/called_share": 0.0}] * 6),
     "teacher_knows_nothing": ({}, [{"teacher/log_prob": -5.2, "teacher/reverse_kl": 3.0}] * 12),
+    "teacher_kl_rises": ({}, [{"teacher/reverse_kl": 0.1 + 0.02 * n} for n in range(12)]),
+    "teacher_is_worse": (
+        {},
+        [{"teacher/reverse_kl": 0.5 - 0.04 * n, "rewards/correct/mean": 0.8 - 0.03 * n} for n in range(12)],
+    ),
+    "teacher_shortens": (
+        {"grpo": {"teacher": {"model": "big", "loss": "sampled"}}},
+        [
+            {
+                "teacher/reverse_kl": 0.5 - 0.02 * n,
+                "completions/mean_length": 60 / (1 + n),
+                "rewards/correct/mean": 0.8 - 0.03 * n,
+            }
+            for n in range(12)
+        ],
+    ),
 }
 """Rule of an extension → settings, and metrics of the logged steps."""
 
@@ -153,9 +169,16 @@ def test_extensions_bring_their_rules(name: str) -> None:
 
     assert names(lines, settings) == [name]
     assert names(lines[:2], settings) == []
-    healthy = {"tools/failed_share": 0.2, "tools/called_share": 0.5, "teacher/log_prob": -0.8}
+    healthy = {
+        "tools/failed_share": 0.2,
+        "tools/called_share": 0.5,
+        "teacher/log_prob": -0.8,
+        "teacher/reverse_kl": 0.2,
+        "rewards/correct/mean": 0.8,
+        "completions/mean_length": 60,
+    }
     assert names([healthy] * 12, settings) == []
-    if settings:
+    if name.startswith("tool"):
         assert names(lines, {}) == []
 
 

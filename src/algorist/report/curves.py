@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from algorist.extension import registered
+
 POINTS = 600
 MAIN_CHARTS = 4
 """So many charts of a stage are open; the others are folded."""
@@ -106,12 +108,17 @@ CHARTS = (
 )
 
 
+def every_chart() -> list[Chart]:
+    """Return the charts of a stage, then those that extensions bring."""
+    return [*CHARTS, *(Chart(*chart) for cls in registered() for chart in cls.charts)]
+
+
 def charts(lines: Sequence[dict[str, Any]], stage: str) -> list[dict[str, Any]]:
     """Return the charts of a stage that have at least two points: title, note, share, curves with x and y lists."""
     series = metric_series(lines, stage)
     taken: set[str] = set()
     plots = []
-    for chart in CHARTS:
+    for chart in every_chart():
         curves = []
         for name in [n for p in chart.patterns for n in sorted(series) if fnmatchcase(n, p)]:
             if name in taken:

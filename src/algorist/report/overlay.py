@@ -14,7 +14,7 @@ from algorist.errors import CheckpointError, DataError
 from algorist.evaluation.artifact import Artifact, artifact_names, read_artifact
 from algorist.report.build import render
 from algorist.report.collect import compared, facts
-from algorist.report.curves import CHARTS, curve_of, metric_series, short_label
+from algorist.report.curves import curve_of, every_chart, metric_series, short_label
 from algorist.store.atomic import replace_text
 from algorist.store.read import metrics
 from algorist.store.run_folder import RunFolder
@@ -96,7 +96,7 @@ def _charts(
     """Return one chart per metric with a curve for each run that has it."""
     series = [metric_series(of_run, stage) for of_run in lines]
     plots = []
-    for chart in CHARTS:
+    for chart in every_chart():
         metric_names = sorted(
             {n for of_run in series for n in of_run if any(fnmatchcase(n, p) for p in chart.patterns)}
         )

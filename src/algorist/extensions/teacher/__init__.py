@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from algorist.config.section import Section
-from algorist.diagnosis.rule import Facts, make_rule
 from algorist.extension import Extension, Policy, extension
+from algorist.extensions.teacher.rules import RULES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,35 +67,11 @@ class _Keys(Section):
     """Learn from a stronger model: each sampled token is scored by it; left out, rewards alone teach."""
 
 
-LEAST_LOG_PROB, STEPS, RISEN = -3.0, 12, 0.5
-"""Nats per token under the teacher below which it finds one token in twenty likely; logged steps before it is said; and the rise from the
-first of them that shows a student on its way."""
-
-
-def teacher_knows_nothing(f: Facts) -> bool:
-    """The teacher finds what the student writes unlikely, and that does not change: it does not know the task or the prompt format, so
-    its term pulls the policy to noise.
-
-    **Recognised**: after at least {STEPS} logged steps the mean log-prob of a token under the teacher is below {LEAST_LOG_PROB} nats in
-    the last quarter, and no more than {RISEN} above the first steps.
-
-    **Change**: a teacher that was trained on the format (`grpo.teacher.model`), or none: rewards alone.
-    """
-    steps = [value for _, value in f.signals.series("teacher/log_prob")]
-    if len(steps) < STEPS:
-        return False
-    last = f["teacher/log_prob"]
-    return bool(last < LEAST_LOG_PROB and last < sorted(steps[:3])[1] + RISEN)
-
-
-KNOWS_NOTHING = make_rule(
-    teacher_knows_nothing,
-    2,
-    facts="teacher/log_prob teacher/reverse_kl accuracy_by_step",
-    says="The teacher finds what the student writes unlikely, and that does not change: it does not know the task or the prompt format.",
-    change={"grpo.teacher": None},
-    explains="learning_rate_too_large entropy_collapse all_wrong nothing_answered unparseable truncated kl_blow_up",
-    samples="any",
+CHART = (
+    "Teacher",
+    "Reverse KL should fall; agreement is the share of tokens of nearly equal probability, surer that of tokens more likely for the teacher.",
+    ("teacher/reverse_kl", "teacher/agreement", "teacher/surer_share"),
+    ("teacher/",),
 )
 
 
@@ -103,7 +79,7 @@ KNOWS_NOTHING = make_rule(
 class Distillation(Extension):
     name, keys, order = "teacher", {"grpo": _Keys}, 60
     teaches = True
-    rules = (KNOWS_NOTHING,)
+    rules, charts = RULES, (CHART,)
     say: Callable[[str], None] = log.info
 
     def __init__(self, recipe: Any) -> None:
