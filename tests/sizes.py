@@ -17,7 +17,7 @@ HELD_EXTENSIONS = {
     "extensions/tools": 934,
     "extensions/hub": 621,
     "extensions/toolkit": 674,
-    "extensions/teacher": 602,
+    "extensions/teacher": 745,
 }
 """Extensions above their budget, held in the same way."""
 SILENT = {

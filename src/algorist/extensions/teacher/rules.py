@@ -114,9 +114,11 @@ RULES = (
         2,
         facts="completions/mean_length rewards/correct/mean",
         says="Completions collapse under the teacher, and fewer answers are right.",
-        change={"grpo.teacher.loss": "full"},
+        change={
+            "grpo.teacher.loss": lambda f: "full" if f.get("grpo.teacher.loss") == "sampled" else None,
+            "grpo.learning_rate": lambda f: _slower(f) if f.get("grpo.teacher.loss") != "sampled" else None,
+        },
         explains="teacher_is_worse",
-        example="grpo.teacher.loss=full",
         samples="any",
     ),
 )
