@@ -91,8 +91,8 @@ def _read(model: Any, batch: Batch, rows: int, temperature: float) -> tuple[Tens
     for start in range(0, len(order), PART):
         part = order[start : start + PART]
         piece = batch.take(part)
-        found, _ = log_probs(model, piece, of_head={"top": lambda at: top_of(at, LIKELY, rows)})
-        values[part, : piece.width] = found.float().cpu()
+        of_part, _ = log_probs(model, piece, of_head={"top": lambda at: top_of(at, LIKELY, rows)})
+        values[part, : piece.width] = of_part.float().cpu()
         tops[part, : piece.width] = piece.extra["top"].cpu()
     return values, tops
 
