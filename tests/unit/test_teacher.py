@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from transformers import Qwen2Config
 
 from algorist.config import load_recipe
 from algorist.config.model_section import ModelSection
@@ -22,9 +23,11 @@ from algorist.extensions.teacher.model import Teacher, check_same_tokenizer, cut
 from algorist.models.load import load_policy
 from algorist.objectives import policy_loss
 from algorist.preflight.memory import memory_now
+from algorist.preflight.memory_advice import plan_from_config
 from algorist.runs.plan import make_plan
 from algorist.training.objective import rows_to_compute
 from tests.tiny import TOKENIZER, make_model, make_trainer, parameters_of, rewards_of
+from tests.unit.test_memory_advice import SHAPES, numina
 
 
 def never(completion_ids: list[list[int]], **_: Any) -> list[float]:
@@ -153,6 +156,21 @@ def test_a_swapped_teacher_leaves_nothing_beside_the_student(tmp_path: Path) -> 
         assert torch.equal(teacher.model(ids).logits, at_rest)
     assert 0.9 * size < awake - before < 1.3 * size and after - before < 0.1 * size
     assert not any(place() is not None for place in places)
+
+
+@pytest.mark.parametrize(("quantization", "weights"), [("null", 15.2e9), ("8bit", 8.7e9), ("4bit", 5.5e9)])
+def test_a_teacher_is_planned_before_it_is_loaded(tmp_path: Path, quantization: str, weights: float) -> None:
+    """Qwen2.5-7B's shapes: 7.62 billion weights, 1.09 of them in head and embeddings, which stay in 16 bit."""
+    Qwen2Config(**SHAPES["7B"]).save_pretrained(tmp_path / "big")
+    teacher = f"grpo.teacher={{model: '{tmp_path / 'big'}', quantization: {quantization}}}"
+    without, with_teacher = (
+        plan_from_config(
+            numina("model.dtype=bfloat16", "device=cpu", *more), "grpo", Qwen2Config(**SHAPES["0.5B"]), dtype=torch.bfloat16
+        )
+        for more in ((), (teacher,))
+    )  # fmt: skip
+    assert with_teacher.extensions == pytest.approx(weights, rel=0.03)
+    assert with_teacher.peak - without.peak == pytest.approx(weights, rel=0.05)
 
 
 def test_the_students_own_base_teaches_without_further_memory(tmp_path: Path) -> None:
