@@ -306,8 +306,29 @@ def test_without_dollars(text: object, inside: str) -> None:
     assert without_dollars(text) == inside
 
 
+def test_a_set_of_matharena_and_gsm8k_platinum(tmp_path: Path) -> None:
+    """Columns as the sets have them (eth-sri/matharena ``runner.py``; lm-evaluation-harness ``gsm8k-platinum.yaml``)."""
+    arena, platinum = tmp_path / "arena.jsonl", tmp_path / "platinum.jsonl"
+    rows = [
+        {
+            "problem_idx": 1,
+            "problem": "Find $x$.",
+            "answer": "$\\frac{1}{2}$",
+            "problem_type": ["Algebra", "Geometry"],
+        },
+        {"problem_idx": 2, "problem": "Find all.", "answer": "1, 2", "problem_type": None},
+    ]
+    arena.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    first, second = load("matharena_hmmt_feb_2026", arena)
+    assert (first.id, first.answer, first.subject) == ("1", "\\frac{1}{2}", "Algebra, Geometry")
+    assert (second.answer, second.subject) == ("1, 2", "")
+    row = {"question": "2 + 2?", "answer": "2 + 2 = <<2+2=4>>4\n#### 4", "cleaning_status": "verified"}
+    platinum.write_text(json.dumps(row) + "\n", encoding="utf-8")
+    assert [p.answer for p in load("gsm8k_platinum", platinum)] == ["4"]
+
+
 def test_wrong_params_are_named() -> None:
-    with pytest.raises(DataError, match="Expected year: 24 or year: 25"):
+    with pytest.raises(DataError, match="Expected year: 24, 25 or 26"):
         load("aime", params={"year": 1999})
     with pytest.raises(DataError, match="Did you mean 'year'"):
         load("aime", params={"yaer": 24})
@@ -326,6 +347,8 @@ def test_own_hub_datasets_are_asked_for_by_name(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     asked = {
         "aime": ("math-ai/aime25", "test", {"params": {"year": 2025}}),
+        "gsm8k_platinum": ("madrylab/gsm8k-platinum", "test", {}),
+        "matharena_hmmt_feb_2026": ("MathArena/hmmt_feb_2026", "train", {}),
         "openmath_reasoning": ("unsloth/OpenMathReasoning-mini", "cot", {}),
         "gaokao": ("MARIO-Math-Reasoning/Gaokao2023-Math-En", "train", {}),
         "numina_tir": ("AI-MO/NuminaMath-TIR", "test", {}),

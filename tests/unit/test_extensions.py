@@ -71,7 +71,16 @@ def test_the_core_names_no_extension() -> None:
     own = [cls for cls in registered() if cls.__module__.startswith("algorist.extensions")]
     keys = {key for cls in own for section in cls.keys.values() for key in section.model_fields} | WORDS
     names = {cls.name for cls in own} | {part.removesuffix(".py") for part in PARTS}
-    assert {"quantization", "unsloth", "gguf", "lm_eval", "memory_probe", "toolkit", "vllm"} <= names
+    assert {
+        "quantization",
+        "unsloth",
+        "gguf",
+        "inspect_log",
+        "lm_eval",
+        "memory_probe",
+        "toolkit",
+        "vllm",
+    } <= names
     names = names - WORDS | {f"key {key}" for key in keys}
     hits = {}
     for path in sorted(SOURCE.rglob("*.py")):

@@ -24,7 +24,9 @@ from algorist.grading import last_boxed
 from algorist.prompts import get_format
 from algorist.types import Problem
 
-AIME_HUBS = {24: "math-ai/aime24", 25: "math-ai/aime25"}
+AIME_HUBS = {24: "math-ai/aime24", 25: "math-ai/aime25", 26: "math-ai/aime26"}
+MATHARENA = ("aime_2026", "hmmt_feb_2025", "hmmt_feb_2026", "brumo_2025", "apex_2025")
+"""Sets of MathArena with final answers; each is the hub's ``MathArena/NAME``."""
 BEFORE = re.compile(r"\A\s*Solve the following math problem step by step\..*?\n\n", re.DOTALL)
 AFTER = re.compile(
     r"\n\n(?:Remember to put your answer on its own line|Please reason step by step).*\Z", re.DOTALL
@@ -190,7 +192,7 @@ PUBLISHED = {
         known_gaps=0,
     ),
     "aime": Published(
-        about="""AIME 2024 or 2025 (params: ``year`` 24 or 25); golds are integers without leading zeros.""",
+        about="""AIME 2024, 2025 or 2026 (params: ``year`` 24, 25 or 26); golds are integers without leading zeros.""",
         hub=AIME_HUBS[24],
         reshape=_verl_row,
         question=("question", "problem"),
@@ -327,6 +329,23 @@ PUBLISHED = {
         extra=_demonstrated("shown"),
     ),
 }
+PUBLISHED["gsm8k_platinum"] = replace(
+    PUBLISHED["gsm8k"],
+    about="""GSM8K-Platinum (madrylab/gsm8k-platinum): GSM8K's test questions with wrong and ambiguous ones taken out.""",
+    hub="madrylab/gsm8k-platinum",
+)
+PUBLISHED |= {
+    f"matharena_{name}": Published(
+        about=f"""MathArena's {name} (MathArena/{name}): final answers, several of them joined by commas.""",
+        hub=f"MathArena/{name}",
+        split="train",
+        question="problem",
+        answer=lambda row: without_dollars(row.get("answer")),
+        subject=lambda row: ", ".join(row.get("problem_type") or ()),
+        identity="problem_idx",
+    )
+    for name in MATHARENA
+}
 
 
 def _register(name: str, published: Published) -> None:
@@ -340,10 +359,10 @@ def _register(name: str, published: Published) -> None:
 
 def _aime_hub(params: dict[str, Any]) -> str:
     year, wrong = params.get("year", 24), sorted(set(params) - {"year"})
-    if year not in (24, 25, 2024, 2025) or wrong:
-        near = nearest(wrong[0], ["year"]) if wrong else nearest(str(year), ["24", "25"])
+    if not isinstance(year, int) or year not in (*AIME_HUBS, *(2000 + key for key in AIME_HUBS)) or wrong:
+        near = nearest(wrong[0], ["year"]) if wrong else nearest(str(year), map(str, AIME_HUBS))
         raise DataError(
-            f"aime: data.….params is {params}.{near} Expected year: 24 or year: 25; for another year give "
+            f"aime: data.….params is {params}.{near} Expected year: 24, 25 or 26; for another year give "
             "data.….path or data.….hub"
         )
     return AIME_HUBS[year % 100]

@@ -1,0 +1,96 @@
+"""The ``.eval`` file of inspect_ai (log version 2): a zip with a header, a summary and one JSON file per completion."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import zipfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from algorist.evaluation.artifact import Artifact
+from algorist.store.atomic import replace_file
+from algorist.store.redact import redact_tree
+
+
+def export_inspect(artifact: Artifact, folder: Path, task: str) -> Path:
+    """Write an evaluation as ``FOLDER/TIME_TASK_ID.eval`` and return the file.
+
+    Each completion is a sample, the greedy one epoch 1; scores are ``correct`` and ``lenient``, and the metrics carry their intervals.
+
+    Raises:
+        CheckpointError: The disk refuses.
+    """
+    created = datetime.now(UTC).isoformat(timespec="seconds")
+    samples = redact_tree([_sample(row, artifact.model) for row in artifact.samples])
+    mark = hashlib.sha256(json.dumps([created, artifact.name, samples]).encode()).hexdigest()[:22]
+    spec = {
+        "eval_id": mark,
+        "run_id": mark,
+        "task_id": mark,
+        "created": created,
+        "task": task,
+        "dataset": {"name": artifact.dataset, "samples": len({s["id"] for s in samples})},
+        "model": f"algorist/{artifact.model}",
+        "config": {"epochs": max((s["epoch"] for s in samples), default=1)},
+        "metadata": artifact.protocol,
+    }
+    metrics = {
+        name: {"name": name, "value": i.value, "params": {"low": i.low, "high": i.high, "n": i.n}}
+        for name, i in artifact.metrics.items()
+        if all(map(math.isfinite, (i.value, i.low, i.high)))
+    }
+    counts = {"total_samples": len(samples), "completed_samples": len(samples)}
+    scores = [{"name": "correct", "scorer": "correct", "metrics": metrics}]
+    start = redact_tree({"version": 2, "eval": spec, "plan": {"name": "plan", "steps": [], "config": {}}})
+    header = start | {"status": "success", "results": counts | {"scores": scores}, "stats": {}}
+    keys = ("id", "epoch", "input", "target", "scores", "metadata")
+    files = {f"samples/{_plain(s['id'])}_epoch_{s['epoch']}.json": s for s in samples}
+    summaries = [{key: s[key] for key in keys} | {"completed": True} for s in samples]
+    files |= {"_journal/start.json": start, "summaries.json": summaries, "header.json": header}
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{_plain(created.replace(':', '-'))}_{_plain(task)}_{mark}.eval"
+
+    def write(partial: Path) -> None:
+        with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, content in files.items():
+                archive.writestr(name, json.dumps(content, default=str))
+
+    replace_file(path, write)
+    return path
+
+
+def _sample(row: dict[str, Any], model: str) -> dict[str, Any]:
+    text = row.get("completion") or ""
+    message = {"role": "assistant", "source": "generate", "content": text}
+    stop = "max_tokens" if row.get("truncated") else "stop"
+    scores = {
+        name: {
+            "value": "C" if row[name] else "I",
+            "answer": row.get("extracted"),
+            "explanation": row.get("reason"),
+        }
+        for name in ("correct", "lenient")
+        if row.get(name) is not None
+    }
+    return {
+        "id": row["problem_id"],
+        "epoch": (row.get("sample") or 0) + 1,
+        "input": row.get("prompt") or row.get("question") or "",
+        "target": row.get("gold") or "",
+        "messages": [{"role": "user", "content": row.get("question") or ""}, message],
+        "output": {
+            "model": model,
+            "choices": [{"message": message, "stop_reason": stop}],
+            "completion": text,
+        },
+        "scores": scores,
+        "metadata": {key: row[key] for key in ("greedy", "subject", "level") if row.get(key) is not None},
+    }
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[^\w.+-]+", "-", text)
