@@ -294,6 +294,32 @@ def test_own_tools_run_in_a_process_that_can_be_ended(tmp_path: Path) -> None:
         Tools(ToolsSection(use=["calcu"])).check()
 
 
+def test_all_rows_of_a_batch_may_call_at_once() -> None:
+    """Each row gets the outputs of its own calls and variables, however many wait for a worker."""
+    pytest.importorskip("pydantic_monty")
+    form = form_with(use=["python"])
+    texts = [f"<python>x = {n}</python><python>x * 2</python>" for n in range(40)]
+    rows = rollouts_of(form, *texts)
+    assert [[turn.reply for turn in row.turns] for row in rows] == [["", str(2 * n)] for n in range(40)]
+
+
+def test_a_stop_string_that_ends_a_call_ends_the_row() -> None:
+    """The request's stop string wins over the call that it completes; one inside an output ends nothing."""
+    form = form_with(use=["calculator"])
+    text = "<calculator>12 + 30</calculator> so <answer>42</answer> and more"
+    tokenizer = tokenizer_with(form)
+
+    def row(*stops: str) -> Rollout:
+        params = SamplingParams(temperature=0.0, max_new_tokens=200, stop_strings=stops)
+        problem = [Problem("p", "q", "42")]
+        return collect(Script(tokenizer, text), tokenizer, problem, form, params, 1)[0].rollouts[0]
+
+    ended, inside = row("/calculator>"), row("<output>", "</answer>")
+    assert ended.turns == () and ended.text == "<calculator>12 + 30</calculator>"
+    assert [turn.reply for turn in inside.turns] == ["42"]
+    assert inside.text == "<calculator>12 + 30</calculator><output>42</output> so <answer>42</answer>"
+
+
 def test_a_broken_tool_is_noticed_beside_one_that_works(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     file.write_text(OWN)
