@@ -42,7 +42,7 @@ def gsm8k(strict: str) -> Score:
 
 
 def _bare(text: str) -> str:
-    """Return what exact_match compares: without commas, dollars, what stands before ``####`` and one final point."""
+    """Return what exact_match compares: without commas, dollars, what comes before ``####`` and one final point."""
     return re.sub(r"\.$", "", re.sub(r"(?s).*#### ", "", text.replace(",", "").replace("$", ""))).lower()
 
 
@@ -53,8 +53,8 @@ def minerva(text: str, problem: Mapping[str, Any]) -> tuple[str | None, bool, bo
     )
     answer = minerva_form(stated[1].strip()) if stated else None
     gold = minerva_form(next(iter(boxed(problem["solution"])[-1:]), ""))
-    exact = bool(answer) and (answer == gold or asked("same_latex", str(answer), gold).value)
-    return answer, bool(exact), bool(asked("same_texts", text, problem["solution"]).value)
+    exact = bool(answer) and (answer == gold or ask_published("same_latex", str(answer), gold).value)
+    return answer, bool(exact), bool(ask_published("same_texts", text, problem["solution"]).value)
 
 
 _UNITS = (
@@ -117,7 +117,7 @@ def lighteval_aime(text: str, problem: Mapping[str, Any]) -> tuple[str | None, b
 
 
 def _lighteval(text: str, gold: str) -> tuple[str | None, bool, bool]:
-    right = bool(asked("same_texts", _last_boxes(text.strip()), _last_boxes(gold)).value)
+    right = bool(ask_published("same_texts", _last_boxes(text.strip()), _last_boxes(gold)).value)
     return _last_box(text), right, right
 
 
@@ -136,7 +136,7 @@ def _last_boxes(text: str) -> str:
     )
 
 
-def asked(function: str, text: str, gold: str) -> Answer:
+def ask_published(function: str, text: str, gold: str) -> Answer:
     """Return what a function of ``grading.math_verify`` says in a worker process with limits."""
     pool = pool_for(f"algorist.grading.math_verify:{function}", WORK_S, 1024)
     return pool.ask(text, json.dumps({"gold": gold}))
@@ -227,5 +227,5 @@ def _same_part(answer: str, gold: str) -> bool | None:
     )
     if left is not None and right is not None:
         return abs(left - right) < 1e-10
-    found = asked("same_latex", answer, gold) if _balanced(answer) else Answer(None, "raised")
-    return None if found.error == "raised" else bool(found.value)
+    reply = ask_published("same_latex", answer, gold) if _balanced(answer) else Answer(None, "raised")
+    return None if reply.error == "raised" else bool(reply.value)

@@ -17,7 +17,7 @@ class Published(QuestionOnly):
     """A prompt without tags.
 
     ``message`` is the text of a chat's only message, with ``{question}``. The answer is the first match of ``stated``, or the last box
-    where there is no such pattern; ``closing`` states one in a demonstration. ``shots`` has by question what stands before it.
+    where there is no such pattern; ``closing`` states one in a demonstration. ``shots`` has by question what comes before it.
     """
 
     message: str = ""
