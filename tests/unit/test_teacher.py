@@ -24,6 +24,7 @@ from algorist.models.load import load_policy
 from algorist.objectives import policy_loss
 from algorist.preflight.memory import memory_now
 from algorist.preflight.memory_advice import plan_from_config
+from algorist.report.curves import charts
 from algorist.runs.plan import make_plan
 from algorist.training.objective import rows_to_compute
 from tests.tiny import TOKENIZER, make_model, make_trainer, parameters_of, rewards_of
@@ -261,6 +262,14 @@ def test_another_tokenizer_is_refused() -> None:
 def test_what_cannot_teach_is_refused_before_anything_is_loaded(settings: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_plan(load_recipe("smoke-cpu", settings).recipe, in_folder=False)
+
+
+def test_the_report_draws_the_teacher() -> None:
+    line = {"stage": "grpo", "teacher/reverse_kl": 0.5, "teacher/agreement": 0.4, "teacher/surer_share": 0.3}
+    drawn = charts([{**line, "step": step} for step in range(4)], "grpo")
+    (chart,) = [chart for chart in drawn if chart["title"] == "Teacher"]
+    assert {curve["label"] for curve in chart["curves"]} == {"reverse kl", "agreement", "surer share"}
+    assert "should fall" in chart["note"]
 
 
 @pytest.mark.parametrize("loss", ["sampled", "full", "top_k"])
