@@ -70,7 +70,7 @@ def _ends(f: Facts, name: str) -> tuple[float, float]:
     Raises:
         Unknown: Fewer than ``STEPS`` steps, or no teacher.
     """
-    from algorist.diagnosis.windows import ends, middle
+    from algorist.diagnosis.signals import ends, middle
 
     series, taught = f.signals.series(name), f.signals.series("teacher/reverse_kl")
     if len(series) < STEPS or not taught:
