@@ -44,10 +44,10 @@ def serve(
     )
     from algorist.prompts.attached import attached
 
-    asked = attached(Path(path))
-    if asked is not None and asked.prompt_format.turns is not None:
+    trained = attached(Path(path))
+    if trained is not None and trained.prompt_format.turns is not None:
         say(
-            f"warning: {asked.prompt_format.turns.unanswered()}; the model's card has the loop around a server",
+            f"warning: {trained.prompt_format.turns.unanswered()}; the model's card has the loop around a server",
             stderr=True,
         )
     os.execv(command[0], [*command, *context.args])

@@ -100,11 +100,11 @@ def _sample(
 def _read(
     completion: Completion, tokenizer: Any, prompt_format: PromptFormat, sampling: SamplingParams
 ) -> Rollout:
-    first = _last_part(completion)
-    text = str(tokenizer.decode(completion.token_ids[first:], skip_special_tokens=True))
+    ids, first = completion.token_ids, _last_part(completion)
+    text = str(tokenizer.decode(ids[first:], skip_special_tokens=True))
     # Only what was sampled since the last reply can end a row; the token that completes a stop string may have more text after it.
     replied = max((i for i, own in enumerate(completion.sampled or (), start=1) if not own), default=first)
-    start = len(str(tokenizer.decode(completion.token_ids[first:replied], skip_special_tokens=True)))
+    start = len(str(tokenizer.decode(ids[first:replied], skip_special_tokens=True)))
     ends = [text.index(stop, start) + len(stop) for stop in sampling.stop_strings if stop in text[start:]]
     text = text[: min(ends)] if ends else text
     return Rollout(

@@ -55,17 +55,17 @@ def prepare() -> tuple[Callable[[bytes], Any], str]:
 
 def answer(request: bytes) -> list[str]:
     """Run the last code in a fork after the others; return its output and the class of its error."""
-    asked = json.loads(request)
+    settings = json.loads(request)
     source, sink = os.pipe()
     pid = os.fork()
     if not pid:
         try:
-            _confine(sink, asked["memory_mb"], asked["seconds"])
-            os.write(sink, json.dumps(_ran(asked["codes"])).encode())
+            _confine(sink, settings["memory_mb"], settings["seconds"])
+            os.write(sink, json.dumps(_ran(settings["codes"])).encode())
         finally:
             os._exit(0)
     os.close(sink)
-    body, until = b"", time.monotonic() + asked["seconds"]
+    body, until = b"", time.monotonic() + settings["seconds"]
     try:
         while (left := until - time.monotonic()) > 0 and len(body) <= 8 * MOST_OUTPUT:
             if select.select([source], [], [], left)[0]:
