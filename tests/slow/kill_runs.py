@@ -39,12 +39,19 @@ SETTINGS = [
 ]  # fmt: skip
 
 
-def recipe(folder: Path) -> Recipe:
-    """Return the recipe of the run in ``folder/r``."""
-    return load_recipe("smoke-cpu", [*SETTINGS, f"output_dir={folder}", "run_name=r"]).recipe
+def recipe(folder: Path, *more: str) -> Recipe:
+    """Return the recipe of the run in ``folder/r``; with a teacher where one lies beside ``folder``, for the loss in its name."""
+    for teacher in folder.parent.glob("teacher-*"):
+        loss = teacher.name.partition("-")[2]
+        more = (
+            f"grpo.teacher={{model: '{teacher}/r', loss: {loss}}}",
+            "grpo.resample=null",
+            "grpo.replay=null",
+        )
+    return load_recipe("smoke-cpu", [*SETTINGS, f"output_dir={folder}", "run_name=r", *more]).recipe
 
 
-def live(folder: Path) -> int:
+def live(folder: Path, *more: str) -> int:
     """Start or resume the run in a forked child; return its process id."""
     sys.stdout.flush()
     child = os.fork()
@@ -55,7 +62,7 @@ def live(folder: Path) -> int:
         with (folder / "life.log").open("a", encoding="utf-8") as log:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
-            run_recipe(recipe(folder), resume=(folder / "r" / "config.yaml").exists())
+            run_recipe(recipe(folder, *more), resume=(folder / "r" / "config.yaml").exists())
             code = 0
     except BaseException:
         traceback.print_exc()
@@ -132,8 +139,15 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--teacher", choices=["sampled", "full", "top_k"], help="with a teacher, for this loss"
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
+    if given.teacher:
+        (made := given.folder / "made").mkdir(parents=True)
+        os.waitpid(live(made, "grpo.enabled=false"), 0)
+        made.rename(given.folder / f"teacher-{given.teacher}")
     whole = given.folder / "whole"
     whole.mkdir(parents=True)
     began = time.monotonic()
@@ -160,6 +174,7 @@ def main() -> None:
     print(json.dumps({
         "kills": sum(kills.values()), "runs": runs, "where": dict(kills), "seconds_uninterrupted": round(seconds, 2),
         "rollouts": len(expected["rollouts"]), "metric_lines": len(expected["metrics"]), "different": different,
+        "taught_steps": sum("teacher/reverse_kl" in json.dumps(line) for line in expected["metrics"]),
     }))  # fmt: skip
 
 
