@@ -37,7 +37,7 @@ def test_rollouts_and_update_of_a_sharded_model() -> None:
         assert found["same_tokens"]
         assert len(found["refused"]) == 2
         for words in found["refused"]:
-            assert "the run would hang" in words and "--config ddp" in words
+            assert "the run would hang" in words and "--launch ddp" in words
         assert found["tokens"][0] == 1 and found["tokens"][1] > 10, (
             "each completion would be a pass of its own"
         )

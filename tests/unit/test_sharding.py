@@ -35,7 +35,7 @@ def test_rollouts_of_zero_3_call_no_module() -> None:
     expected = NativeEngine(make_model()).generate([[5, 6, 7]], 3, params)
     model = as_zero_3_leaves_it(make_model())
     assert NativeEngine(model).generate([[5, 6, 7]], 3, params) == expected
-    with pytest.raises(EngineError, match=r"the run would hang.*--config ddp"):
+    with pytest.raises(EngineError, match=r"the run would hang.*--launch ddp"):
         NativeEngine(model, tier="module")
 
 
