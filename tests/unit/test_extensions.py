@@ -121,7 +121,7 @@ run_recipe(load_recipe("smoke-cpu", ["device=cpu", "threads=1", f"output_dir={sy
 def without(parts: list[str], folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     """Run Python with a copy of the package in which the folders of these extensions are not there."""
     copy = shutil.copytree(SOURCE, folder / "algorist", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in parts:
+    for name in {*parts, *(one for one, other in TOGETHER if other in parts and one in PARTS)}:
         place = copy / "extensions" / name
         shutil.rmtree(place) if place.is_dir() else place.unlink()
     return subprocess.run(
