@@ -103,6 +103,7 @@ SHOWN_BY = {
     "grpo.teacher.loss": "unit/test_teacher_divergence.py::test_a_step_of_training_takes_the_exact_gradient",
     "grpo.teacher.model": "unit/test_teacher.py::test_the_advantage_of_a_token_is_the_teachers_disagreement",
     "grpo.teacher.quantization": "unit/test_teacher.py::test_a_teacher_may_be_quantised",
+    "grpo.teacher.temperature": "unit/test_teacher.py::test_the_divergence_is_that_to_the_teacher_at_its_temperature",
     "grpo.teacher.top_k": "unit/test_teacher_divergence.py::test_a_teacher_without_the_packed_pass_is_refused_for_full_only",
     "grpo.teacher.weight": "unit/test_teacher.py::test_the_advantage_of_a_token_is_the_teachers_disagreement",
     "plugins": "runs/test_plugins.py::test_a_process_reward_moves_the_weights_and_resumes_exactly",
