@@ -238,11 +238,11 @@ def _reward_interval(values: Sequence[float], problems: Sequence[Hashable]) -> I
 
 
 def measured(metrics: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Return (metric, column) of those that all ``rows`` tell, or that every evaluation has."""
+    """Return (metric, column) of those that all ``rows`` have; without rows, those that every evaluation has."""
     return [
         (name, column)
         for name, column in metrics.items()
-        if column not in OPTIONAL or (rows and all(row.get(column) is not None for row in rows))
+        if (all(row.get(column) is not None for row in rows) if rows else column not in OPTIONAL)
     ]
 
 
