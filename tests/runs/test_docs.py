@@ -7,7 +7,6 @@ holds a small finished run called ``runs/quickstart``."""
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import json
 import logging
@@ -27,7 +26,7 @@ import pytest
 import typer.main
 import yaml
 
-from algorist.cli.main import VERBS, main
+from algorist.cli.main import VERBS, app_of, main
 from algorist.config.load import load_recipe, recipe_names, sections_of
 from algorist.config.schema import Recipe
 from algorist.objectives import LOSSES
@@ -146,7 +145,7 @@ def command_of(arguments: list[str]) -> tuple[Any, list[str]]:
     """
     verb, *rest = arguments[: arguments.index("--")] if "--" in arguments else arguments
     assert verb in VERBS, f"there is no verb '{verb}'"
-    command = typer.main.get_command(importlib.import_module(f"algorist.cli.{verb}_command").app)
+    command = typer.main.get_command(app_of(verb))
     inner = getattr(command, "commands", None)
     if inner is None:
         return command, rest
@@ -393,7 +392,7 @@ def test_commands_in_the_text_exist(name: str) -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_example_of_a_verb_parses(verb: str) -> None:
-    command = typer.main.get_command(importlib.import_module(f"algorist.cli.{verb}_command").app)
+    command = typer.main.get_command(app_of(verb))
     told = [command.epilog, *(c.epilog for c in getattr(command, "commands", {}).values())]
     lines = [part for text in told if text for part in re.findall(r"algorist (.+?)(?: · |$)", text)]
     assert lines, f"algorist {verb} shows no example"

@@ -158,7 +158,7 @@ def test_ctrl_c_before_the_first_step_says_how_to_start_again(verb: Any, tmp_pat
 
 
 def test_ctrl_c_later_names_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from algorist.cli.interrupt import stopped_at_once
+    from algorist.cli.session import stopped_at_once
 
     run_recipe(load_recipe(SFT_ONLY[0], [*SFT_ONLY[1:], f"output_dir={tmp_path}", "run_name=r"]).recipe)
     monkeypatch.setattr(
@@ -180,11 +180,12 @@ def test_ctrl_c_later_names_what_is_kept(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_rewards_explain_takes_overrides(verb: Any) -> None:
-    words = ["rewards", "explain", "--completion", "<answer>7</answer>", "--answer", "7"]
+    words = ["rewards", "explain", "--completion", "<answer>7</answer>", "--answer", "7", "--json"]
     code, out, _ = verb(*words, "rewards=[{name: correct, weight: 3}]")
     assert code == 0 and json.loads(out) == {
         "total": 3.0,
         "rewards": {"correct": {"value": 1.0, "weight": 3.0}},
+        "failed": {},
     }
     code, out, _ = verb(*words, "prompt.format=thoughts")
     assert code == 2
@@ -302,7 +303,7 @@ def test_nothing_to_show_is_said(verb: Any, tmp_path: Path) -> None:
     code, out, err = verb("inspect", "r", "--contains", "no such words")
     assert (code, out) == (0, "") and err.endswith("no rows: no rollout passes these filters")
     code, out, err = verb("inspect", "r", "--wrong", "--limit", "2", "--json")
-    assert code == 0 and not err and [json.loads(x)["correct"] for x in out.splitlines()] == [False, False]
+    assert code == 0 and not err and [row["correct"] for row in json.loads(out)["rows"]] == [False, False]
     code, out, err = verb("inspect", "r", "--sql", "SELECT * FROM rollouts WHERE step = 99")
     assert (code, out, err) == (0, "", "no rows: the SELECT finds none")
 

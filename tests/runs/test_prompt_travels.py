@@ -54,7 +54,7 @@ def test_an_export_answers_as_the_run_does(run: Path, output_of: Any, tmp_path: 
     output_of("export", str(run), "--to", "given")
     shutil.copytree(run / "sft" / "final", tmp_path / "copied")
     rows = [
-        json.loads(output_of("solve", QUESTION, "--json", "--model", str(model), *more))
+        json.loads(output_of("solve", QUESTION, "--json", "--model", str(model), *more))["answers"]
         for model in (run, "given", "copied")
         for more in ([], ["--format", "reasoning_answer"])
     ]

@@ -24,6 +24,7 @@ from algorist.models.load import make_policy
 from algorist.prompts import get_format
 from algorist.runs.pipeline import Quiet, Run, run_recipe
 from algorist.runs.solve import Solver
+from algorist.store.stages import STAGES
 from tests.conftest import Cli
 from tests.tiny import smoke_recipe
 
@@ -180,7 +181,7 @@ def test_answers_from_an_adapter_are_saved(
         app(words, standalone_mode=False)
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     assert rows == [told, told] and told["completion"]
-    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == rows
+    assert [json.loads(line)["answers"][0] for line in capsys.readouterr().out.splitlines()] == rows
 
 
 @pytest.mark.slow
@@ -192,7 +193,7 @@ def test_eval_on_the_command_line_leaves_an_artifact(
     done = call(
         *command, "--limit", "2", "--samples", "0", "--out", str(tmp_path), "--name", "test", "--json"
     )
-    told = json.loads(done.stdout.splitlines()[-1])
+    (told,) = json.loads(done.stdout)["evaluations"]
     found = read_artifact(tmp_path, "test")
     right = sum(row["correct"] for row in found.samples)
     assert told["metrics"]["greedy_accuracy"]["value"] == right / 2, done.stderr
@@ -275,12 +276,14 @@ def test_the_process_group_is_destroyed_at_the_end(tmp_path: Path, monkeypatch: 
     given = ["device=cpu", *off, "eval.baseline=true", "eval.samples=0", "eval.max_completion_tokens=8"]
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
     try:
-        code = work("smoke-cpu", given, False, ("sft", "grpo"), run_stages)
-        assert code == 0 and destroyed == [1] and not distributed.is_initialized()
+        code = work(
+            "smoke-cpu", given, False, STAGES, lambda: run_stages("smoke-cpu", given, False, STAGES, False)
+        )
+        assert code.code() == 0 and destroyed == [1] and not distributed.is_initialized()
         distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/again", rank=0, world_size=1)
         with pytest.raises(DataError):
-            own = ["run_name=b", "data.train={name: gsm8k, path: nowhere}"]
-            work("smoke-cpu", [*given, *own], False, (), run_stages)
+            own = [*given, "run_name=b", "data.train={name: gsm8k, path: nowhere}"]
+            work("smoke-cpu", own, False, (), lambda: run_stages("smoke-cpu", own, False, (), False))
         assert destroyed == [1, 1] and not distributed.is_initialized()
     finally:
         if distributed.is_initialized():

@@ -32,11 +32,11 @@ def test_a_run_is_told(tmp_path: Path, call: Cli) -> None:
     run_recipe(load_recipe("smoke-cpu", [f"output_dir={tmp_path}", "run_name=r", "threads=1"]).recipe)
     folder = RunFolder.open(tmp_path / "r")
     now = state(folder)
-    assert not now["running"] and now["stage"] == "grpo" and now["step"] == now["steps"] == 2
-    assert {"reward", "accuracy", "tokens"} <= now["curves"].keys() and len(now["curves"]["reward"]) == 2
-    assert now["finished_stages"] == ["sft", "eval-sft", "grpo", "eval-grpo"]
+    assert not now.running and now.stage == "grpo" and now.step == now.steps == 2
+    assert {"reward", "accuracy", "tokens"} <= now.curves.keys() and len(now.curves["reward"]) == 2
+    assert now.finished_stages == ["sft", "eval-sft", "grpo", "eval-grpo"]
     with folder.lock():
-        assert state(folder)["running"]
+        assert state(folder).running
         assert json.loads(call("watch", str(tmp_path / "r"), "--json").stdout)["running"] is True
     shown = call("watch", str(tmp_path / "r"), "--once")
     assert "not running" in shown.stdout and "grpo 2/2" in shown.stdout and "accuracy" in shown.stdout
@@ -48,12 +48,12 @@ def test_a_stage_measured_in_epochs_shows_its_steps_as_far_as_they_are_known(tmp
     run_recipe(load_recipe("smoke-cpu", words).recipe)
     folder = RunFolder.open(tmp_path / "r")
     now = state(folder)
-    assert now["stage"] == "sft" and now["step"] == now["steps"] == 3  # a quarter of 10 batches of 16
+    assert now.stage == "sft" and now.step == now.steps == 3  # a quarter of 10 batches of 16
     assert "sft 3/3 ·" in shown(picture(now))
     for checkpoint in (tmp_path / "r" / "sft").glob("checkpoint-*"):
         checkpoint.rename(tmp_path / checkpoint.name)
     now = state(folder)
-    assert now["steps"] is None and "sft 3 ·" in shown(picture(now)) and "?" not in shown(picture(now))
+    assert now.steps is None and "sft 3 ·" in shown(picture(now)) and "?" not in shown(picture(now))
 
 
 def shown(picture: RenderableType) -> str:
@@ -143,7 +143,7 @@ def test_a_run_that_has_just_begun_has_a_live_page(small_run: Path, tmp_path: Pa
     folder.mkdir()
     shutil.copy2(small_run / "config.yaml", folder)
     run = RunFolder.open(folder)
-    live = LivePage(run, lambda: state(run), 2.0)
+    live = LivePage(run, lambda: vars(state(run)), 2.0)
     assert 'id="live"' in live.page() and json.loads(live.state())["stage"] is None
     assert [p.name for p in folder.iterdir()] == ["config.yaml"]
 

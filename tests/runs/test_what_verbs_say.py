@@ -53,7 +53,7 @@ def test_sql_gives_a_table(run: Path, verb: Any) -> None:
     head, first, *_ = out.splitlines()
     assert code == 0 and head.split() == ["step", "name", "value"] and first.split()[:2] == ["1", "loss"]
     code, out, _ = verb("inspect", str(run), "--sql", "select 1 as a", "--json")
-    assert json.loads(out) == {"a": 1}
+    assert json.loads(out) == {"rows": [{"a": 1}]}
 
 
 def test_solve_does_not_ask_the_hub_for_a_folder(run: Path, verb: Any) -> None:
@@ -241,7 +241,7 @@ def test_rewards_explain_counts_tokens_and_says_a_failure_once(verb: Any, tmp_pa
         "def broken(completion):\n    return 1 / 0\n"
         "def level(rollout, problem):\n    return rollout.grade.correct + int(problem['level']) + problem['size']\n"
     )
-    words = ["rewards", "explain", "--completion", "a b c d", "--answer", "1"]
+    words = ["rewards", "explain", "--completion", "a b c d", "--answer", "1", "--json"]
     code, out, _ = verb(*words, "rewards=[{name: 'r.py:brief'}]")
     assert code == 0 and json.loads(out)["total"] == 0.25
     code, out, _ = verb(*words, "rewards=[{name: 'r.py:brief'}]", "--tokens", "10")

@@ -126,7 +126,7 @@ def test_a_killed_evaluation_continues_and_ends_the_same(
     words = (str(run), "--protocol", "sampled-4", "--name", "x", "--json", "--out")
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     evaluate(*words, str(whole))
-    expected = json.loads(capsys.readouterr().out)["metrics"]
+    expected = json.loads(capsys.readouterr().out)["evaluations"][0]["metrics"]
     progress = killed / "x.progress.jsonl"
     command = [sys.executable, "-m", "algorist.cli.main", "eval", *words, str(killed)]
     victim = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL)
@@ -138,7 +138,7 @@ def test_a_killed_evaluation_continues_and_ends_the_same(
     done = [json.loads(line) for line in progress.read_bytes().split(b"\n")[1:-1]]
     assert 3 <= len(done) < 24
     evaluate(*words, str(killed))
-    assert json.loads(capsys.readouterr().out)["metrics"] == expected
+    assert json.loads(capsys.readouterr().out)["evaluations"][0]["metrics"] == expected
     assert samples(killed, "x") == samples(whole, "x") and len(samples(whole, "x")) == 48 * 5
     times = {row["problem_id"]: row["seconds"] for row in read_artifact(killed, "x").samples}
     kept = {row["problem_id"]: row["seconds"] for batch in done for row in batch["rows"]}

@@ -63,10 +63,10 @@ def test_the_whole_job_learns(cli: Cli, tmp_path: Path) -> None:
     )
     check_advantages_and_losses(run, longest=80)
     solved = cli("solve", "--json", "Tom has 9 pens. Tom loses 4. How many pens does Tom have now?")
-    answer = json.loads(solved.stdout)
+    (answer,) = json.loads(solved.stdout)["answers"]
     assert answer["well_formed"] and answer["answer"].isdigit()
     piped = cli("solve", "--json", stdin="Tom has 9 pens. Tom loses 4.\n\nMia has 3 eggs. Mia gets 4 more.\n")
-    assert len(piped.stdout.splitlines()) == 2
+    assert len(json.loads(piped.stdout)["answers"]) == 2
 
 
 def test_real_gsm8k_rows_and_a_model_folder_by_path(cli: Cli, tmp_path: Path, real_data: Path) -> None:

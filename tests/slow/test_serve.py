@@ -96,8 +96,8 @@ def test_greedy_answers_are_the_same(cli: Cli, run: Path, url: str) -> None:
         "solve", *QUESTIONS, "--json", "--endpoint", url, "--max-new-tokens", "24", "--served-model", str(run / "sft" / "final")
     )  # fmt: skip
     assert there.returncode == 0, there.stderr
-    assert there.stdout == here.stdout and len(there.stdout.splitlines()) == 2
-    assert by_chat.returncode == 0 and "completion" in json.loads(by_chat.stdout.splitlines()[0])
+    assert there.stdout == here.stdout and len(json.loads(there.stdout)["answers"]) == 2
+    assert by_chat.returncode == 0 and "completion" in json.loads(by_chat.stdout)["answers"][0]
 
 
 def test_mistakes_say_the_way_out(cli: Cli, tmp_path: Path) -> None:

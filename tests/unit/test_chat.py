@@ -48,11 +48,13 @@ def test_a_conversation_answers_line_by_line_and_saves(
 ) -> None:
     solver = load_solver(str(model), "question_only", None)
     monkeypatch.setattr("sys.stdin", io.StringIO("1+1\n7*8\n\nnot asked\n"))
-    assert converse(solver, 6, 0.0, tmp_path / "a.jsonl") == 0
+    answers = converse(solver, 6, 0.0, tmp_path / "a.jsonl")
     out, err = capsys.readouterr()
     assert "Ctrl-C stops an answer" in err
     rows = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
-    assert [row["question"] for row in rows] == ["1+1", "7*8"] and out.count("answer: ") == 2
+    assert (
+        rows == answers and [row["question"] for row in rows] == ["1+1", "7*8"] and out.count("answer: ") == 2
+    )
     assert out.count("answer: no answer in the format question_only") == sum(
         row["answer"] is None for row in rows
     )
@@ -70,10 +72,10 @@ def test_a_vote_counts_equal_answers_together() -> None:
 def test_solve_votes_and_says_why_it_cannot(verb: Any, model: Path) -> None:
     words = ("solve", "1+1", "--model", str(model), "--format", "question_only", "--max-new-tokens", "4")
     code, out, _ = verb(*words, "--n", "3", "--vote", "--json")
-    row = json.loads(out)
+    (row,) = json.loads(out)["answers"]
     assert code == 0 and row["samples"] == 3 and row["votes"] == 0 and row["answer"] is None
     code, out, _ = verb(*words, "--n", "3", "--json")
-    assert code == 0 and len({json.loads(line)["completion"] for line in out.splitlines()}) > 1
+    assert code == 0 and len({row["completion"] for row in json.loads(out)["answers"]}) > 1
     for more, why in (
         (("--vote",), "--vote needs several samples"),
         (("--n", "3", "--temperature", "0"), "the same completion"),

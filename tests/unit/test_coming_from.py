@@ -14,7 +14,7 @@ import pytest
 import typer.main
 from pydantic import BaseModel
 
-from algorist.cli.main import VERBS
+from algorist.cli.main import VERBS, app_of
 from algorist.config.load import load_recipe, parse_override, recipe_names
 from algorist.config.schema import Recipe
 from algorist.rewards import REWARDS
@@ -38,7 +38,7 @@ def parse(words: list[str]) -> None:
     """Let the command line read a command without doing it."""
     verb, *arguments = words
     assert verb in VERBS, f"no verb {verb}"
-    command: Any = typer.main.get_command(importlib.import_module(f"algorist.cli.{verb}_command").app)
+    command: Any = typer.main.get_command(app_of(verb))
     if hasattr(command, "commands"):
         assert arguments and arguments[0] in command.commands, f"algorist {verb} has no {arguments[:1]}"
         command, arguments = command.commands[arguments[0]], arguments[1:]

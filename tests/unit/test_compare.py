@@ -180,7 +180,8 @@ def test_a_difference_of_shares_is_in_points(tmp_path: Path) -> None:
     first, second = (read_artifact(tmp_path, name) for name in ("sft", "grpo"))
     console = Console(width=140, record=True, file=io.StringIO())
     paired = paired_metrics(first.samples, second.samples)
-    closing_table(console, first.metrics, second.metrics, paired)
+    drawn = closing_table(140, first.metrics, second.metrics, paired)
+    console.print(drawn)
     lines = [re.split(r" {2,}", line.strip()) for line in console.export_text().splitlines()]
     cells = {row[0]: row[1:] for row in lines if len(row) == 4}
     before, after, difference = cells["greedy accuracy"]

@@ -27,7 +27,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from algorist.cli.quiet import import_quietly
+from algorist.cli.session import import_quietly
 from algorist.config.load import load_recipe, load_run_recipe
 from algorist.config.yaml_text import read_yaml
 from algorist.data.files import read_rows

@@ -99,7 +99,7 @@ def test_the_verb_shows_lines_and_paper() -> None:
     said = CliRunner().invoke(app, ["presets"]).output
     assert "https://arxiv.org/abs/2512.16649" in said and "advantage: batch_normalized" in said
     assert all(len(line) <= 80 for line in said.split("\n"))
-    rows = json.loads(CliRunner().invoke(app, ["presets", "--json"]).output)
+    rows = json.loads(CliRunner().invoke(app, ["presets", "--json"]).output)["presets"]
     assert [row["name"] for row in rows] == preset_names()
     shown = CliRunner().invoke(app, ["show", "quickstart", "grpo.preset=lite_ppo"]).output
     assert "advantage: batch_normalized  # preset lite_ppo, 2508.08221" in shown

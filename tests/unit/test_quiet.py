@@ -8,7 +8,7 @@ import sys
 import pytest
 
 CODE = """
-from algorist.cli.quiet import import_quietly
+from algorist.cli.session import import_quietly
 import_quietly("algorist.runs.pipeline")
 import gc, triton
 print(gc.get_freeze_count() > 100_000)

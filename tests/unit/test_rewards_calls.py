@@ -401,7 +401,7 @@ def test_a_reward_of_weight_zero_is_told_and_not_counted() -> None:
 
 def test_rewards_explain_on_the_command_line(call: Cli) -> None:
     completion = "<think>\nStep 1: a\nStep 2: b\nStep 3: c\n</think>\n\n<answer>\n4\n</answer>"
-    command = ("rewards", "explain", "--recipe", "r1-zero-numina")
+    command = ("rewards", "explain", "--json", "--recipe", "r1-zero-numina")
     done = call(*command, "--completion", completion, "--answer", "$4$")
     told = json.loads(done.stdout)
     assert list(told["rewards"]) == ["accuracy", "format", "reasoning_steps", "cosine", "repetition"]

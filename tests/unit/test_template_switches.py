@@ -224,7 +224,7 @@ def test_a_run_its_evaluations_and_its_model_have_the_switch(
     asked = attached(run / "grpo" / "final")
     assert asked is not None and asked.prompt_format.template_kwargs == {"enable_thinking": False}
     told = [
-        json.loads(output_of("eval", str(run), *DATA, "--json", *more))
+        json.loads(output_of("eval", str(run), *DATA, "--json", *more))["evaluations"][0]
         for more in ([], ["--template", "enable_thinking=true"])
     ]
     names = [Path(entry["artifact"]).stem for entry in told]

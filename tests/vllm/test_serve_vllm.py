@@ -23,7 +23,7 @@ def solved(*arguments: str, folder: Path) -> list[str]:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     # vLLM leaves out a character that is cut off at the end.
-    return [json.loads(line)["completion"].rstrip("\ufffd") for line in done.stdout.splitlines()]
+    return [row["completion"].rstrip("\ufffd") for row in json.loads(done.stdout)["answers"]]
 
 
 def test_a_served_model_answers_as_in_this_process(tmp_path: Path) -> None:

@@ -23,8 +23,6 @@ Overrides = Annotated[
     ),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in the same folder.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-AsJsonObject = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 _WHICH_MODEL = "Run, checkpoint, model folder or hub name; the newest run when left out."
 ModelArgument = Annotated[str | None, typer.Argument(help=_WHICH_MODEL)]
 ModelOption = Annotated[str | None, typer.Option(help=_WHICH_MODEL)]

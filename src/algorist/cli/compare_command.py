@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from algorist.cli.terminal import closing_table, console, say
+from algorist.cli.terminal import Line, Result, View, closing_table, verb
 from algorist.errors import DataError, nearest
-from algorist.store.safe_text import json_text, one_line
+from algorist.store.safe_text import one_line
 from algorist.store.stages import EVALUATED, STAGES
-
-if TYPE_CHECKING:
-    from algorist.evaluation.compare import Comparison
 
 app = typer.Typer(add_completion=False)
 
@@ -27,12 +24,61 @@ SHOWN = 10
 """Flipped problems that are shown of each kind; ``--json`` has all of them."""
 
 
-@app.command(epilog="Example: algorist compare runs/quickstart/eval/sft.json runs/quickstart/eval/grpo.json")
-def compare(
-    before: ArtifactPath,
-    after: ArtifactPath,
-    as_json: Annotated[bool, typer.Option("--json", help="The comparison as one JSON object.")] = False,
-) -> None:
+@dataclass(frozen=True)
+class Compared(Result):
+    """Two evaluations of the same problems."""
+
+    first: Annotated[str, "the evaluation before"]
+    second: Annotated[str, "the evaluation after"]
+    n: Annotated[int, "problems that both have"]
+    differences: Annotated[dict[str, Any], "metric → paired difference: value, low, high (95 %), n"]
+    gained: Annotated[list[str], "ids of problems that turned right (greedy)"]
+    lost: Annotated[list[str], "ids of problems that turned wrong (greedy)"]
+    p_value: Annotated[float, "McNemar's exact test of the greedy answers"]
+    sampled_p_value: Annotated[float | None, "permutation test of the sampled accuracy"]
+    warnings: Annotated[list[str], "what makes the two hard to compare"]
+    settings: Annotated[dict[str, list[str]], "key → its values, where two runs differ"]
+    next: Annotated[str | None, "the command for one page about both runs"]
+    questions: dict[str, str]
+    before: Any
+    after: Any
+    names: Sequence[str]
+    draws: int
+
+    def view(self, width: int) -> View:
+        from algorist.evaluation.compare import without_the_form
+        from algorist.evaluation.protocols import too_few
+
+        for key, values in self.settings.items():
+            yield f"{key}: {one_line(values[0], 60)} → {one_line(values[1], 60)}"
+        yield closing_table(width, self.before, self.after, self.differences, self.names, only=None)
+        yield (
+            f"{self.n} problems · greedy answers: {len(self.gained)} turned right, {len(self.lost)} turned wrong, "
+            f"McNemar's exact p = {self.p_value:.2g}"
+        )
+        if remains := without_the_form(self.differences):
+            yield remains
+        if self.sampled_p_value is not None:
+            yield f"sampled accuracy: permutation test p = {self.sampled_p_value:.2g}"
+        for what, problems in (("turned right", self.gained), ("turned wrong", self.lost)):
+            if problems:
+                yield f"{what}:"
+            for name in problems[:SHOWN]:
+                yield Line(f"  {name}  {one_line(self.questions[name], 90)}")
+            if len(problems) > SHOWN:
+                yield f"  … and {len(problems) - SHOWN} more (--json has them all)"
+        few = too_few(self.n, self.draws)
+        for text in [*([few] if few else []), *self.warnings]:
+            yield f"warning: {text}"
+        if self.next:
+            yield f"both runs in one page: {self.next}"
+
+
+@verb(
+    app,
+    epilog="Example: algorist compare runs/quickstart/eval/sft.json runs/quickstart/eval/grpo.json",
+)
+def compare(before: ArtifactPath, after: ArtifactPath) -> Compared:
     """Compare two evaluations on the problems that both have: paired differences, McNemar's test, flipped problems."""
     from algorist.evaluation.artifact import read_artifact
     from algorist.evaluation.compare import compare as compare_artifacts
@@ -40,50 +86,27 @@ def compare(
 
     places = [_evaluation(path) for path in (before, after)]
     first, second = (read_artifact(folder, name) for folder, name in places)
-    found = compare_artifacts(first, second)
+    comparison = compare_artifacts(first, second)
     first, second, _ = on_common_problems(first, second)
-    if as_json:
-        print(json_text(asdict(found)))
-        return
     parents = [parent for folder, _ in places for parent in (folder.resolve(), folder.resolve().parent)]
     runs = list(dict.fromkeys(p for p in parents if (p / "metrics.jsonl").is_file()))
+    settings: dict[str, list[str]] = {}
     if len(runs) == 2:
         from algorist.report.overlay import differing
 
-        for key, values in differing(runs):
-            say(f"{key}: {one_line(values[0], 60)} → {one_line(values[1], 60)}")
-    closing_table(
-        console(), first.metrics, second.metrics, found.differences, (before.stem, after.stem), only=None
+        settings = {key: list(values) for key, values in differing(runs)}
+    questions = {row["problem_id"]: str(row["question"]) for row in second.samples}
+    problem = next(iter(questions), None)
+    return Compared(
+        **{f.name: getattr(comparison, f.name) for f in fields(comparison)},
+        settings=settings,
+        next=f"algorist report {shlex.join(map(str, runs))}" if len(runs) == 2 else None,
+        questions=questions,
+        before=first.metrics,
+        after=second.metrics,
+        names=(before.stem, after.stem),
+        draws=sum(row["problem_id"] == problem for row in second.samples) - 1,
     )
-    say(_told(found, second.samples))
-    if len(runs) == 2:
-        say(f"both runs in one page: algorist report {shlex.join(map(str, runs))}")
-
-
-def _told(found: Comparison, samples: Sequence[Mapping[str, Any]]) -> str:
-    from algorist.evaluation.compare import without_the_form
-    from algorist.evaluation.protocols import too_few
-
-    questions = {row["problem_id"]: row["question"] for row in samples}
-    lines = [
-        f"{found.n} problems · greedy answers: {len(found.gained)} turned right, {len(found.lost)} turned wrong, "
-        f"McNemar's exact p = {found.p_value:.2g}"
-    ]
-    remains = without_the_form(found.differences)
-    lines += [remains] if remains else []
-    if found.sampled_p_value is not None:
-        lines.append(f"sampled accuracy: permutation test p = {found.sampled_p_value:.2g}")
-    for what, problems in (("turned right", found.gained), ("turned wrong", found.lost)):
-        if problems:
-            lines.append(f"{what}:")
-            lines += [f"  {name}  {one_line(str(questions[name]), 90)}" for name in problems[:SHOWN]]
-        if len(problems) > SHOWN:
-            lines.append(f"  … and {len(problems) - SHOWN} more (--json has them all)")
-    first = next(iter(questions), None)
-    draws = sum(row["problem_id"] == first for row in samples) - 1
-    few = too_few(found.n, draws)
-    lines += [f"warning: {few}"] if few else []
-    return "\n".join([*lines, *(f"warning: {text}" for text in found.warnings)])
 
 
 def _evaluation(path: Path) -> tuple[Path, str]:
@@ -103,5 +126,5 @@ def _evaluation(path: Path) -> tuple[Path, str]:
     if not path.is_dir():
         return path.parent, path.name.removesuffix(".json")
     folder = path / "eval" if (path / "eval").is_dir() else path
-    there = artifact_names(folder)
-    return folder, next((name for name in reversed(EVALUATED) if name in there), (there or [STAGES[-1]])[-1])
+    names = artifact_names(folder)
+    return folder, next((name for name in reversed(EVALUATED) if name in names), (names or [STAGES[-1]])[-1])

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from algorist.cli.arguments import AsJson, Overrides, find_model, read_pairs, read_recipe
-from algorist.cli.quiet import import_quietly
-from algorist.cli.terminal import TerminalDisplay, listing, say
+from algorist.cli.arguments import Overrides, find_model, read_pairs, read_recipe
+from algorist.cli.session import import_quietly
+from algorist.cli.terminal import Line, Result, Rows, TerminalDisplay, View, verb
 from algorist.store.safe_text import json_text, one_line
 
 if TYPE_CHECKING:
@@ -36,72 +35,118 @@ Column = Annotated[
 ]
 
 
-@app.command("list", epilog="Example: algorist data list")
-def list_datasets(as_json: AsJson = False) -> None:
+@verb(app, "list", epilog="Example: algorist data list")
+def list_datasets() -> Rows:
     """List the adapters. Next: algorist data show NAME."""
     from algorist.data import DATASETS
 
     first = {name: (DATASETS.get(name).__doc__ or "").strip().partition("\n")[0] for name in DATASETS}
-    listing(
-        [{"dataset": name, "what it is": text.replace("``", "")} for name, text in first.items()], as_json
-    )
+    return Rows([{"dataset": name, "what it is": text.replace("``", "")} for name, text in first.items()])
 
 
-@app.command("show", epilog="Example: algorist data show local --path sums.csv --column question=Frage -n 2")
+@dataclass(frozen=True)
+class Shown(Result):
+    """Problems of a dataset."""
+
+    problems: Annotated[
+        list[dict[str, Any]], "per problem: id, question, answer, solution, subject, level and more"
+    ]
+
+    def view(self, width: int) -> View:
+        for problem in self.problems:
+            yield Line(json_text(problem, indent=2, default=str), whole=True)
+
+
+@verb(app, "show", epilog="Example: algorist data show local --path sums.csv --column question=Frage -n 2")
 def show(
     name: Name,
     path: PathOption = None,
     split: SplitOption = "train",
     column: Column = None,
     count: Annotated[int, typer.Option("-n", "--count", help="Problems to show.", min=1)] = 3,
-) -> None:
+) -> Shown:
     """Show the first problems of a dataset. Next: algorist data check NAME."""
-    for problem in _load(name, path, split, column)[:count]:
-        print(json_text(asdict(problem), indent=2, default=str))
+    return Shown([asdict(problem) for problem in _load(name, path, split, column)[:count]])
 
 
-@app.command("check", epilog="Example: algorist data check gsm8k --path data/gsm8k --split test")
+@dataclass(frozen=True)
+class Checked(Result):
+    """What the grader makes of gold answers."""
+
+    problems: Annotated[int, "problems that were read"]
+    repeated_questions: Annotated[int, "questions that are there more than once"]
+    unreadable: Annotated[list[dict[str, str]], "golds that the grader cannot read: id, gold, reason"]
+    text_only: Annotated[list[dict[str, str]], "golds that are right in the same words only: id, gold"]
+    decimal_commas: Annotated[list[dict[str, str]], "golds that may have a decimal comma: id, gold"]
+    reasons: Annotated[dict[str, int], "reason → golds, most frequent first"]
+
+    def view(self, width: int) -> View:
+        yield (
+            f"{self.problems} problems, {self.repeated_questions} repeated questions, {len(self.unreadable)} gold answers the "
+            "grader cannot read"
+        )
+        yield "  " + ", ".join(f"{reason} {n}" for reason, n in self.reasons.items())
+        for row in self.unreadable[:50]:
+            yield Line(f"  {row['id']}: {row['gold']!r} ({row['reason']})")
+        if self.decimal_commas:
+            yield (
+                f"  {len(self.decimal_commas)} may be decimal commas but are read as two numbers, right in the same order only; "
+                "for 12.5 and 1234.5 write\n    params: {decimal: ','} into the data section (adapter local), such as:"
+            )
+            yield from self._some(self.decimal_commas)
+        if self.text_only:
+            yield (
+                f"  {len(self.text_only)} are compared as text only, so only the same words are right (never with matcher "
+                "numeric), such as:"
+            )
+            yield from self._some(self.text_only)
+
+    @staticmethod
+    def _some(rows: list[dict[str, str]]) -> View:
+        return [Line(f"    {row['id']}: {row['gold']!r}") for row in rows[:5]]
+
+    def code(self) -> int:
+        return 1 if self.unreadable else 0
+
+
+@verb(app, "check", epilog="Example: algorist data check gsm8k --path data/gsm8k --split test")
 def check(
-    name: Name,
-    path: PathOption = None,
-    split: SplitOption = "train",
-    column: Column = None,
-    as_json: AsJson = False,
-) -> int:
+    name: Name, path: PathOption = None, split: SplitOption = "train", column: Column = None
+) -> Checked:
     """Run every gold answer through the grader and list what it cannot read. Exit 1 if there is any."""
     from algorist.data.golds import check_golds
 
     problems = _load(name, path, split, column)
     golds = check_golds(problems)
-    unreadable, text_only, commas = golds.unreadable, golds.text_only, golds.decimal_commas
-    if as_json:
-        rows = [{"id": p.id, "gold": p.answer, "reason": why} for p, why in unreadable]
-        found = {"problems": len(problems), "repeated_questions": golds.repeated, "unreadable": rows}
-        for kind, listed in (("text_only", text_only), ("decimal_commas", commas)):
-            found[kind] = [{"id": p.id, "gold": p.answer} for p in listed]
-        print(json.dumps(found))
-        return 1 if unreadable else 0
-    lines = [
-        f"{len(problems)} problems, {golds.repeated} repeated questions, {len(unreadable)} gold answers the grader cannot read",
-        "  " + ", ".join(f"{reason} {n}" for reason, n in golds.reasons.most_common()),
-        *(f"  {problem.id}: {problem.answer!r} ({why})" for problem, why in unreadable[:50]),
-    ]
-    if commas:
-        lines.append(
-            f"  {len(commas)} may be decimal commas but are read as two numbers, right in the same order only; for 12.5 and 1234.5 write\n"
-            "    params: {decimal: ','} into the data section (adapter local), such as:"
-        )
-        lines += [f"    {problem.id}: {problem.answer!r}" for problem in commas[:5]]
-    if text_only:
-        lines.append(
-            f"  {len(text_only)} are compared as text only, so only the same words are right (never with matcher numeric), such as:"
-        )
-        lines += [f"    {problem.id}: {problem.answer!r}" for problem in text_only[:5]]
-    say("\n".join(lines))
-    return 1 if unreadable else 0
+    return Checked(
+        problems=len(problems),
+        repeated_questions=golds.repeated,
+        unreadable=[{"id": p.id, "gold": p.answer, "reason": why} for p, why in golds.unreadable],
+        text_only=[{"id": p.id, "gold": p.answer} for p in golds.text_only],
+        decimal_commas=[{"id": p.id, "gold": p.answer} for p in golds.decimal_commas],
+        reasons=dict(golds.reasons.most_common()),
+    )
 
 
-@app.command(
+@dataclass(frozen=True)
+class Rated(Result):
+    """How often a model solves each training problem."""
+
+    table: Annotated[str, "the file of pass rates"]
+    problems: Annotated[int, "problems in it"]
+    samples: Annotated[int, "completions per problem"]
+    right: Annotated[dict[int, int], "right completions → problems"]
+    next: str
+
+    def view(self, width: int) -> View:
+        for count in range(self.samples + 1):
+            problems = self.right.get(count, 0)
+            yield f"{count:>4} of {self.samples} right  {problems:>7}  {problems / self.problems:6.1%}"
+        yield f"{self.problems} problems in {self.table}\nNext: {self.next}"
+
+
+@verb(
+    app,
     "rate",
     epilog="Example: algorist data rate oneshot-gsm8k --model runs/oneshot-gsm8k/sft/final --samples 8",
 )
@@ -113,8 +158,7 @@ def rate(
         str | None,
         typer.Option(help="A run, checkpoint, model folder or hub name instead of the recipe's model."),
     ] = None,
-    as_json: AsJson = False,
-) -> int:
+) -> Rated:
     """Sample each training problem as GRPO would and write its pass rate. Next: data.train.pass_rate=[0.1,0.9]."""
     loaded = read_recipe(recipe, overrides)
     where = None if model is None else find_model(model)[0]
@@ -130,28 +174,37 @@ def rate(
         display.close()
     entries = read_table(path)["problems"].values()
     right = Counter(entry["right"] for entry in entries)
-    if as_json:
-        print(
-            json.dumps(
-                {
-                    "table": str(path),
-                    "problems": len(entries),
-                    "samples": samples,
-                    "right": dict(sorted(right.items())),
-                }
-            )
+    file = f" data.train.pass_rates={path}" if model is not None else ""
+    again = f"algorist run {recipe} 'data.train.pass_rate=[0.1,0.9]'{file}"
+    return Rated(str(path), len(entries), samples, dict(sorted(right.items())), again)
+
+
+@dataclass(frozen=True)
+class Sampled(Result):
+    """What was drawn, and what was written."""
+
+    path: Annotated[str, "the dataset"]
+    problems: Annotated[int, "problems that were asked"]
+    completions: Annotated[int, "completions that were drawn"]
+    right: Annotated[int, "right completions"]
+    solved: Annotated[int, "problems with a right completion"]
+    repeated: Annotated[int, "left out: a text that is there already"]
+    unreadable: Annotated[int, "left out: does not follow the prompt format"]
+    written: Annotated[int, "demonstrations that were written"]
+    provenance: Annotated[str, "where it comes from: a file beside it"]
+    recipe: str
+
+    def view(self, width: int) -> View:
+        yield (
+            f"{self.right} of {self.completions} completions are right, for {self.solved} of {self.problems} problems\n"
+            f"left out are {self.repeated} repeated and {self.unreadable} that do not follow the prompt format\n"
+            f"{self.written} demonstrations in {self.path}, where they come from in {self.provenance}\n"
+            f"Next: algorist run {self.recipe} --only sft run_name=NAME 'data.sft={{name: local, path: {self.path}}}'"
         )
-        return 0
-    for count in range(samples + 1):
-        say(f"{count:>4} of {samples} right  {right[count]:>7}  {right[count] / len(entries):6.1%}")
-    named = f" data.train.pass_rates={path}" if model is not None else ""
-    say(
-        f"{len(entries)} problems in {path}\nNext: algorist run {recipe} 'data.train.pass_rate=[0.1,0.9]'{named}"
-    )
-    return 0
 
 
-@app.command(
+@verb(
+    app,
     "sample",
     epilog="Example: algorist data sample quickstart --model runs/quickstart --samples 8 --out data/right.jsonl",
 )
@@ -169,8 +222,7 @@ def sample(
         str | None,
         typer.Option(help="A run, checkpoint, model folder or hub name instead of the recipe's model."),
     ] = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Sampled:
     """Sample a model's own completions, or a teacher's, and write the right ones as a dataset for SFT."""
     loaded = read_recipe(recipe, overrides)
     where = None if model is None else find_model(model)[0]
@@ -191,24 +243,48 @@ def sample(
         )
     finally:
         display.close()
-    if as_json:
-        print(json.dumps(asdict(done) | {"provenance": str(provenance_of(out))}))
-        return
-    say(
-        f"{done.right} of {done.completions} completions are right, for {done.solved} of {done.problems} problems\n"
-        f"left out are {done.repeated} repeated and {done.unreadable} that do not follow the prompt format\n"
-        f"{done.written} demonstrations in {out}, where they come from in {provenance_of(out)}\n"
-        f"Next: algorist run {recipe} --only sft run_name=NAME 'data.sft={{name: local, path: {out}}}'"
-    )
+    return Sampled(**asdict(done), provenance=str(provenance_of(out)), recipe=recipe)
 
 
-@app.command("overlap", epilog="Example: algorist data overlap gsm8k,split=train gsm8k,split=test")
+OVERLAPS = {
+    "exact": "the same question",
+    "numbers_changed": "the same but for numbers",
+    "ngram": "{words} words in a row",
+}
+
+
+@dataclass(frozen=True)
+class Overlap(Result):
+    """Held-out questions that training has as well."""
+
+    train: Annotated[int, "problems of training"]
+    held_out: Annotated[int, "held-out problems"]
+    exact: Annotated[dict[str, Any], "word for word: share, low, high (95 %), pairs of ids"]
+    numbers_changed: Annotated[dict[str, Any], "the same but for numbers: share, low, high, pairs"]
+    ngram: Annotated[dict[str, Any], "a run of words in common: share, low, high, pairs"]
+    words: int
+    shown: Any = field(repr=False)
+
+    def view(self, width: int) -> View:
+        yield f"{self.held_out} held-out problems against {self.train} of training"
+        for kind, name in OVERLAPS.items():
+            row = getattr(self, kind)
+            share, low, high = (100 * row[key] for key in ("share", "low", "high"))
+            name = name.format(words=self.words)
+            yield f"  {name:<26} {len(row['pairs']):>6}  {share:.1f} % [{low:.1f}, {high:.1f}]"
+            for held, trained in self.shown[kind][:2]:
+                yield Line(f"    {one_line(held.id, 30)}: {one_line(held.question, 100)}")
+                yield Line(
+                    f"      in training, {one_line(trained.id, 30)}: {one_line(trained.question, 100)}"
+                )
+
+
+@verb(app, "overlap", epilog="Example: algorist data overlap gsm8k,split=train gsm8k,split=test")
 def overlap(
     train: Annotated[str, typer.Argument(help="What is trained on: an adapter or a file, then ,key=value.")],
     held_out: Annotated[str, typer.Argument(help="What is measured on, written the same way.")],
     words: Annotated[int, typer.Option(help="Words in a row that count as shared.", min=3)] = 8,
-    as_json: AsJson = False,
-) -> None:
+) -> Overlap:
     """Count the questions of B that stand in A: word for word, with other numbers, or sharing a run of words."""
     from algorist.data import load_problems, shared_questions
     from algorist.evaluation.benchmark_option import read_benchmarks
@@ -218,34 +294,13 @@ def overlap(
         load_problems(read_benchmarks([text], split=split)[0].section)
         for text, split in ((train, "train"), (held_out, "test"))
     )
-    found = shared_questions(first, second, words=words)
-    shares = {kind: wilson(len(pairs), len(second)) for kind, pairs in found.items()}
-    if as_json:
-        rows = {
-            kind: {
-                "share": shares[kind].value,
-                "low": shares[kind].low,
-                "high": shares[kind].high,
-                "pairs": [{"held_out": p.id, "train": q.id} for p, q in pairs],
-            }
-            for kind, pairs in found.items()
-        }
-        print(json.dumps({"train": len(first), "held_out": len(second), **rows}))
-        return
-    say(f"{len(second)} held-out problems against {len(first)} of training")
-    names = {
-        "exact": "the same question",
-        "numbers_changed": "the same but for numbers",
-        "ngram": f"{words} words in a row",
-    }
-    for kind, pairs in found.items():
-        share = shares[kind]
-        say(
-            f"  {names[kind]:<26} {len(pairs):>6}  {100 * share.value:.1f} % [{100 * share.low:.1f}, {100 * share.high:.1f}]"
-        )
-        for held, trained in pairs[:2]:
-            say(f"    {one_line(held.id, 30)}: {one_line(held.question, 100)}")
-            say(f"      in training, {one_line(trained.id, 30)}: {one_line(trained.question, 100)}")
+    shared = shared_questions(first, second, words=words)
+    rows = {}
+    for kind, pairs in shared.items():
+        share = wilson(len(pairs), len(second))
+        ids = [{"held_out": p.id, "train": q.id} for p, q in pairs]
+        rows[kind] = {"share": share.value, "low": share.low, "high": share.high, "pairs": ids}
+    return Overlap(len(first), len(second), **rows, words=words, shown=shared)
 
 
 def _load(name: str, path: str | None, split: str, column: list[str] | None) -> list[Problem]:

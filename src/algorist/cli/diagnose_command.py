@@ -1,32 +1,68 @@
-"""``algorist diagnose RUN``."""
+"""``algorist diagnose RUN`` and ``doctor``: what is wrong with a run, and with this machine."""
 
 from __future__ import annotations
 
-import json
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from algorist.cli.arguments import AsJsonObject
-from algorist.cli.terminal import Screen, console
+from algorist.cli.terminal import Line, Result, View, table, verb
 
 if TYPE_CHECKING:
     from algorist.diagnosis.findings import Finding
     from algorist.diagnosis.signals import Signals
 
 app = typer.Typer(add_completion=False)
+doctor_app = typer.Typer(add_completion=False)
 
 
-@app.command(
-    epilog="Example: algorist diagnose runs/quickstart · Next: change the lines it prints and run again"
+@dataclass(frozen=True)
+class Diagnosis(Result):
+    """What is wrong with a run."""
+
+    run: Annotated[str, "the run folder"]
+    healthy: Annotated[bool | None, "true: no finding; null: too little to judge yet"]
+    looked_at: Annotated[dict[str, int], "grpo_steps, rollouts, metric_lines"]
+    findings: Annotated[
+        list[dict[str, Any]],
+        "most severe first: name, stage, severity (1 to 3), explanation, evidence, samples, change (recipe lines)",
+    ]
+    why_too_little: str
+    shown: Any
+
+    def view(self, width: int) -> View:
+        from algorist.diagnosis.rule import all_rules
+
+        seen = self.looked_at
+        looked = f"{seen['rollouts']} rollouts of {seen['grpo_steps']} GRPO steps, {seen['metric_lines']} metric lines"
+        if self.healthy is None:
+            yield (
+                f"{self.run}: too little to judge yet: {self.why_too_little} (looked at {looked}); look again after a few steps"
+            )
+        elif self.healthy:
+            yield Line(f"{self.run}: nothing is wrong", "bold green")
+            yield f"None of {len(all_rules())} rules applies: {', '.join(sorted(all_rules()))}. Looked at {looked}."
+        else:
+            count = len(self.shown)
+            yield f"{self.run}: {count} finding{'s' if count > 1 else ''} (looked at {looked})"
+            for number, finding in enumerate(self.shown, start=1):
+                yield from view_of(finding, f"{number}. ")
+            yield f"\nEach cause is explained in docs/troubleshooting.md. The rollouts: algorist inspect {self.run}"
+
+    def code(self) -> int:
+        return 1 if self.findings else 0
+
+
+@verb(
+    app, epilog="Example: algorist diagnose runs/quickstart · Next: change the lines it prints and run again"
 )
 def diagnose(
     run: Annotated[Path, typer.Argument(help="A run folder, finished or still training.")],
-    as_json: AsJsonObject = False,
-) -> int:
-    """Say why a run does not learn: causes, evidence, what to change. Exit 1 when something was found, else 0."""
+) -> Diagnosis:
+    """Say why a run does not learn: causes, evidence, what to change. Exit 1 when there is a finding, else 0."""
     from algorist.diagnosis.diagnose import find_causes, too_little
     from algorist.diagnosis.signals import read_signals
     from algorist.store.run_folder import RunFolder
@@ -34,36 +70,25 @@ def diagnose(
     RunFolder.open(run)
     signals = read_signals(run)
     findings = find_causes(signals)
-    if as_json:
-        print(
-            json.dumps(
-                {
-                    "run": str(run),
-                    "healthy": None if not findings and too_little(signals) else not findings,
-                    "looked_at": _counts(signals),
-                    "findings": [f.as_dict() for f in findings],
-                }
-            )
-        )
-    else:
-        _show(console(), run, signals, findings)
-    return 1 if findings else 0
+    why = "" if findings else too_little(signals)
+    healthy = None if why else not findings
+    return Diagnosis(str(run), healthy, _counts(signals), [f.as_dict() for f in findings], why, findings)
 
 
-def show_finding(screen: Screen, finding: Finding, number: str = "") -> None:
-    """Print a finding: its sentence, evidence, completions, and the lines to change, quoted for the shell, with the value in force."""
-    colour = "bold red" if finding.severity == 1 else "bold yellow"
-    screen.say(f"\n{number}{finding.name} ({finding.stage})", style=colour)
-    screen.say(f"   {finding.sentence}")
+def view_of(finding: Finding, number: str = "") -> View:
+    """Return a finding: its sentence, evidence, completions, and the lines to change, quoted for the shell, with the value in force."""
+    yield Line(
+        f"\n{number}{finding.name} ({finding.stage})", "bold red" if finding.severity == 1 else "bold yellow"
+    )
+    yield f"   {finding.sentence}"
     for text in finding.evidence:
-        screen.say(f"   · {text}")
+        yield f"   · {text}"
     for sample in finding.samples:
-        screen.say(f"   > {sample}", style="dim")
+        yield Line(f"   > {sample}", "dim")
     if finding.change:
-        screen.say("   change, as words after algorist run RECIPE:")
+        yield "   change, as words after algorist run RECIPE:"
     for line, now in zip(finding.change, finding.before, strict=True):
-        remark = f"  # is {now}" if now else ""
-        screen.print(f"     {shlex.quote(line)}{remark}", style="cyan", soft_wrap=True)
+        yield Line(f"     {shlex.quote(line)}{f'  # is {now}' if now else ''}", "cyan", whole=True)
 
 
 def _counts(signals: Signals) -> dict[str, int]:
@@ -74,26 +99,38 @@ def _counts(signals: Signals) -> dict[str, int]:
     }
 
 
-def _show(screen: Screen, run: Path, signals: Signals, findings: list[Finding]) -> None:
-    from algorist.diagnosis.diagnose import too_little
-    from algorist.diagnosis.rule import all_rules
+@dataclass(frozen=True)
+class Environment(Result):
+    """What this machine can run."""
 
-    seen = _counts(signals)
-    looked = (
-        f"{seen['rollouts']} rollouts of {seen['grpo_steps']} GRPO steps, {seen['metric_lines']} metric lines"
-    )
-    if not findings and (why := too_little(signals)):
-        screen.say(
-            f"{run}: too little to judge yet: {why} (looked at {looked}); look again after a few steps"
-        )
-        return
-    if not findings:
-        screen.say(f"{run}: nothing is wrong", style="bold green")
-        screen.say(
-            f"None of {len(all_rules())} rules applies: {', '.join(sorted(all_rules()))}. Looked at {looked}."
-        )
-        return
-    screen.say(f"{run}: {len(findings)} finding{'s' if len(findings) > 1 else ''} (looked at {looked})")
-    for number, finding in enumerate(findings, start=1):
-        show_finding(screen, finding, f"{number}. ")
-    screen.say(f"\nEach cause is explained in docs/troubleshooting.md. The rollouts: algorist inspect {run}")
+    versions: Annotated[dict[str, str | None], "package → version, null where it is not installed"]
+    device: Annotated[str, "what torch computes on"]
+    vllm: Annotated[str, "whether vLLM can be used"]
+    disk: Annotated[str, "free space"]
+    hub: Annotated[str, "whether the hub can be reached"]
+    problems: Annotated[list[str], "what is broken, and what to do"]
+
+    def view(self, width: int) -> View:
+        from algorist.diagnosis.environment import TESTED
+
+        rows = {}
+        for name, version in self.versions.items():
+            tested = TESTED.get(name)
+            note = "" if tested is None or version == tested else f" (tests pass with {tested})"
+            rows[name] = f"{version or 'not installed'}{note}"
+        rows |= {"device": self.device, "vllm": self.vllm, "disk": self.disk, "hub": self.hub}
+        yield table(("", ""), rows.items())
+        yield "\n".join(f"problem: {text}" for text in self.problems) or "everything needed is there"
+
+    def code(self) -> int:
+        return 1 if self.problems else 0
+
+
+@verb(doctor_app, epilog="Example: algorist doctor --json · Next: algorist run quickstart")
+def doctor(
+    hub: Annotated[bool, typer.Option(help="Try to reach the hub (two seconds).")] = True,
+) -> Environment:
+    """Check versions, devices, the vLLM / TRL pair, disk space and hub access. Exit 1 if something is broken."""
+    from algorist.diagnosis.environment import environment
+
+    return Environment(**environment(hub))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from algorist.cli.arguments import (
-    AsJsonObject,
     Format,
     Length,
     ModelArgument,
@@ -21,8 +20,8 @@ from algorist.cli.arguments import (
     read_template,
     read_tools,
 )
-from algorist.cli.quiet import import_quietly
-from algorist.cli.terminal import TerminalDisplay, say
+from algorist.cli.session import import_quietly
+from algorist.cli.terminal import Line, Result, TerminalDisplay, View, say, verb
 from algorist.config.load import load_run_recipe
 from algorist.errors import ConfigError, nearest
 
@@ -44,9 +43,28 @@ PROTOCOLS = (
 BY = ("subject", "level", "dataset", "reason")
 
 
-@app.command(
+@dataclass(frozen=True)
+class Evaluations(Result):
+    """Evaluations of one model."""
+
+    model: Annotated[str, "what was evaluated"]
+    evaluations: Annotated[
+        list[dict[str, Any]],
+        "per benchmark: artifact, dataset, n, protocol, metrics (value, low, high), by (column → value → metrics), export",
+    ]
+    probes: Annotated[
+        list[dict[str, Any]], "with --probe memory, per benchmark: artifact, what it knows by heart, rows"
+    ]
+    lines: list[str]
+
+    def view(self, width: int) -> View:
+        return (Line(line) if not line.startswith("  hint:") else line for line in self.lines)
+
+
+@verb(
+    app,
     epilog="Example: algorist eval runs/quickstart --data gsm8k,limit=200 --data test.jsonl --protocol sampled-8@1 "
-    "· Next: algorist compare A B"
+    "· Next: algorist compare A B",
 )
 def evaluate_model(
     model: ModelArgument = None,
@@ -95,8 +113,7 @@ def evaluate_model(
         typer.Option(metavar="memory", help="Instead: does the model know the questions by heart?"),
     ] = None,
     again: Annotated[bool, typer.Option(help="Evaluate anew what is already there.")] = False,
-    as_json: AsJsonObject = False,
-) -> int:
+) -> Evaluations:
     """Evaluate a run, a checkpoint or a model: greedy accuracy, pass@k, format, length, each with a 95 % interval.
 
     An evaluation that was stopped or killed continues when the same command is given again.
@@ -111,16 +128,15 @@ def evaluate_model(
         recipe = recipe.model_copy(update={"matcher": "symbolic"})
     folder = out or (run / "eval" if run else Path("eval"))
     if probe is not None:
-        return _probe(probe, where, recipe if run else None, benchmarks, folder, as_json)
+        return _probe(probe, where, recipe if run else None, benchmarks, folder)
     prompt_format = _format_of(protocol, prompt_format)
     evaluation = _with_options(recipe.eval, protocol, samples, max_new_tokens)
-    if not as_json:
-        _announce(where, recipe if run else None, prompt_format, evaluation.max_completion_tokens)
+    _announce(where, recipe if run else None, prompt_format, evaluation.max_completion_tokens)
     import_quietly("algorist.runs.solve")
     from algorist.evaluation.protocols import REFERENCES
     from algorist.runs.solve import evaluate_benchmarks
 
-    display = TerminalDisplay()
+    display = TerminalDisplay(stderr=True)
     evaluated = evaluate_benchmarks(
         where,
         benchmarks,
@@ -133,19 +149,19 @@ def evaluate_model(
         tools=read_tools(tools, no_tools),
         protocol=protocol if protocol in REFERENCES else "",
         again=again,
-        on_progress=None if as_json else display.progress,
+        on_progress=display.progress,
     )
-    told: list[dict[str, Any]] = []
-    for done in _named_as_given(evaluated, data or []):
+    entries: list[dict[str, Any]] = []
+    lines: list[str] = []
+    for done in _named_as_on_command_line(evaluated, data or []):
         display.finished(done.artifact.name)
         parts = _parts(done.artifact, by or [])
-        told.append(_entry(done, folder, parts, export))
-        if not as_json:
-            _show(display, done, told[-1], parts)
-    if as_json:
-        alone = {"model": str(where), "evaluations": told, **(told[0] if len(told) == 1 else {})}
-        print(json.dumps(alone, allow_nan=False))
-    return 0
+        entries.append(_entry(done, folder, parts, export))
+        shown = _lines(done, entries[-1], parts)
+        if len(benchmarks) > 1:  # the next one may take hours
+            display.say(shown[1].strip())
+        lines += shown
+    return Evaluations(str(where), entries, [], lines)
 
 
 def _parts(artifact: Artifact, by: list[str]) -> Parts:
@@ -179,33 +195,25 @@ def _entry(done: Evaluated, folder: Path, parts: Parts, export: tuple[str, Path]
 
 
 def _probe(
-    probe: str,
-    where: Path | str,
-    recipe: Recipe | None,
-    benchmarks: list[Benchmark],
-    folder: Path,
-    as_json: bool,
-) -> int:
+    probe: str, where: Path | str, recipe: Recipe | None, benchmarks: list[Benchmark], folder: Path
+) -> Evaluations:
     """Probe a model on each benchmark; what it wrote goes to ``MODEL-BENCHMARK-PROBE.json`` beside the evaluations."""
     from algorist.evaluation.doors import PROBES
+
 
     PROBES.get(probe)  # before anything is loaded
     import_quietly("algorist.runs.solve")
     from algorist.runs.solve import probe_benchmarks
 
-    display, probes = TerminalDisplay(), []
-    progress = None if as_json else display.progress
+    display = TerminalDisplay(stderr=True)
+    entries, lines = [], []
     for path, probed in probe_benchmarks(
-        probe, where, benchmarks, recipe, folder=folder, on_progress=progress
+        probe, where, benchmarks, recipe, folder=folder, on_progress=display.progress
     ):
         display.finished(path.stem)
-        probes.append({"artifact": str(path), **probed.values, "rows": len(probed.rows)})
-        if not as_json:
-            for line in [f"{path.stem}:", *probed.lines, f"  every completion: {path}"]:
-                display.say(line)
-    if as_json:
-        print(json.dumps({"model": str(where), "probes": probes}))
-    return 0
+        entries.append({"artifact": str(path), **probed.values, "rows": len(probed.rows)})
+        lines += [f"{path.stem}:", *probed.lines, f"  every completion: {path}"]
+    return Evaluations(str(where), [], entries, lines)
 
 
 def _format_of(protocol: str | None, prompt_format: str | None) -> str | None:
@@ -226,8 +234,8 @@ def _with_options(
     from algorist.evaluation.protocols import with_protocol
 
     section = section if protocol is None else with_protocol(section, protocol)
-    given = {"samples": samples, "max_completion_tokens": max_new_tokens}
-    return section.model_copy(update={key: value for key, value in given.items() if value is not None})
+    options = {"samples": samples, "max_completion_tokens": max_new_tokens}
+    return section.model_copy(update={key: value for key, value in options.items() if value is not None})
 
 
 def _announce(where: Path | str, recipe: Recipe | None, name: str | None, limit: int | None) -> None:
@@ -236,7 +244,7 @@ def _announce(where: Path | str, recipe: Recipe | None, name: str | None, limit:
     from algorist.prompts.of_recipe import how_to_ask
 
     of_model = attached(where) if isinstance(where, Path) else None
-    asked = how_to_ask(recipe, name, of_model)
+    how = how_to_ask(recipe, name, of_model)
     origin = (
         "the option"
         if name
@@ -244,15 +252,16 @@ def _announce(where: Path | str, recipe: Recipe | None, name: str | None, limit:
         if of_model or recipe
         else "the default; another: --format NAME"
     )
-    length = limit or asked.max_completion_tokens
+    length = limit or how.max_completion_tokens
     say(
-        f"loading {where} · prompt format {asked.prompt_format.name} ({origin}) · completions of up to {length} tokens"
-        + ("" if limit else " (--max-new-tokens N)")
+        f"loading {where} · prompt format {how.prompt_format.name} ({origin}) · completions of up to {length} tokens"
+        + ("" if limit else " (--max-new-tokens N)"),
+        stderr=True,
     )
 
 
 OPTIONS = {"grpo.max_completion_tokens": "--max-new-tokens"}
-"""Key of the recipe → the option of ``eval`` that stands for it."""
+"""Key of the recipe → the option of ``eval`` with the same meaning."""
 
 
 def _hints(done: Evaluated, artifact: str) -> list[str]:
@@ -297,45 +306,48 @@ def _benchmarks(
     from algorist.evaluation.benchmark_option import Benchmark, read_benchmarks
 
     if data:
-        found = read_benchmarks(data, split=split, path=path, limit=limit)
-        if name is not None and len(found) > 1:
+        benchmarks = read_benchmarks(data, split=split, path=path, limit=limit)
+        if name is not None and len(benchmarks) > 1:
             raise ConfigError(
-                f"--name {name} would name {len(found)} artifacts; leave it out, or take --out FOLDER"
+                f"--name {name} would name {len(benchmarks)} artifacts; leave it out, or take --out FOLDER"
             )
-        return found
+        return benchmarks
     if path is not None:
         raise ConfigError(f"--path needs the dataset it belongs to: --data NAME --path {path}")
     section = recipe.data.eval.model_copy(update={"limit": limit or recipe.data.eval.limit})
     return [Benchmark(f"{section.name}-{section.split}", section)]
 
 
-def _named_as_given(evaluated: Iterator[Evaluated], data: list[str]) -> Iterator[Evaluated]:
+def _named_as_on_command_line(evaluated: Iterator[Evaluated], data: list[str]) -> Iterator[Evaluated]:
     """Pass the evaluations on; a column that is missing is named as ``--data`` takes it."""
     from algorist.data.columns import ColumnError
 
     try:
         yield from evaluated
     except ColumnError as error:
-        given = next((text for text in data if error.where in text), error.where)
+        option = next((text for text in data if error.where in text), error.where)
         columns = ", ".join(f"{name}: COLUMN" for name in error.fields)
-        way = f"--data '{given},columns={{{columns}}}'"
-        raise error.named_by(f"{columns} as well in columns={{…}}" if ",columns=" in given else way) from None
+        way = f"--data '{option},columns={{{columns}}}'"
+        raise error.named_by(
+            f"{columns} as well in columns={{…}}" if ",columns=" in option else way
+        ) from None
 
 
-def _show(display: TerminalDisplay, done: Evaluated, entry: dict[str, Any], parts: Parts) -> None:
+def _lines(done: Evaluated, entry: dict[str, Any], parts: Parts) -> list[str]:
+    """Return an evaluation as text: how, each metric, the parts, hints."""
     artifact = done.artifact
     known = " · already evaluated (--again: anew)" if done.reused else ""
-    told = artifact.protocol
-    how = f"{told.get('name', '')}, {told.get('prompt_format')}, up to {told.get('max_completion_tokens')} tokens"
-    display.say(f"{artifact.name}: {artifact.dataset}, {entry['n']} problems, {how}{known}")
-    for key, interval in artifact.metrics.items():
-        display.say(f"  {key.replace('_', ' '):<26} {interval.text(key)}")
+    protocol = artifact.protocol
+    how = f"{protocol.get('name', '')}, {protocol.get('prompt_format')}, up to {protocol.get('max_completion_tokens')} tokens"
+    lines = [f"{artifact.name}: {artifact.dataset}, {entry['n']} problems, {how}{known}"]
+    lines += [
+        f"  {key.replace('_', ' '):<26} {interval.text(key)}" for key, interval in artifact.metrics.items()
+    ]
     for column, groups in parts.items():
-        display.say(f"  greedy accuracy by {column}:")
+        lines.append(f"  greedy accuracy by {column}:")
         for label, metrics in groups.items():
-            found = metrics["greedy_accuracy"]
-            display.say(f"    {label:<24} {found.text('greedy_accuracy')} of {found.n}")
-    for text in _hints(done, entry["artifact"]):
-        display.say(f"  hint: {text}")
+            accuracy = metrics["greedy_accuracy"]
+            lines.append(f"    {label:<24} {accuracy.text('greedy_accuracy')} of {accuracy.n}")
+    lines += [f"  hint: {text}" for text in _hints(done, entry["artifact"])]
     exported = f", {entry['export']}" if "export" in entry else ""
-    display.say(f"  written to {entry['artifact']} and .parquet{exported}")
+    return [*lines, f"  written to {entry['artifact']} and .parquet{exported}"]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from algorist.cli.arguments import find_model
-from algorist.cli.quiet import import_quietly
-from algorist.cli.terminal import TerminalDisplay, say
+from algorist.cli.session import import_quietly
+from algorist.cli.terminal import Result, TerminalDisplay, View, say, verb
 from algorist.config.load import load_run_recipe
 from algorist.errors import ConfigError, nearest
 
@@ -22,8 +23,27 @@ app = typer.Typer(add_completion=False)
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
-@app.command(
-    epilog="Example: algorist export runs/quickstart --to my-model · Next: algorist solve 'Sam has 17 coins. Sam loses 2. Sam gives 2 to Lea. How many coins does Sam have now?' --model my-model"
+@dataclass(frozen=True)
+class Exported(Result):
+    """What was written and uploaded."""
+
+    folder: Annotated[str | None, "the folder that was written"]
+    files: Annotated[list[str], "its files"]
+    uploaded: Annotated[str | None, "the repository"]
+    warning: Annotated[str | None, "what its licence or base asks for"]
+    verified: Annotated[
+        list[dict[str, Any]],
+        "with --verify, per GGUF file: type, difference (points: value, low, high), accuracy, problems, gained, lost",
+    ] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+
+    def view(self, width: int) -> View:
+        return self.lines
+
+
+@verb(
+    app,
+    epilog="Example: algorist export runs/quickstart --to my-model · Next: algorist solve 'Sam has 17 coins. Sam loses 2. Sam gives 2 to Lea. How many coins does Sam have now?' --model my-model",
 )
 def export(
     words: Annotated[
@@ -58,7 +78,7 @@ def export(
         str | None, typer.Option("--data", help="Problems of --verify; the run's held-out set when left out.")
     ] = None,
     limit: Annotated[int, typer.Option(help="Most problems of --verify.", min=1)] = 200,
-) -> int:
+) -> Exported:
     """Write a model with its card into a folder, merged if wanted; upload it, or write GGUF files, if wanted."""
 
     model, types = words[0], [*(gguf or []), *words[1:]]
@@ -96,26 +116,31 @@ def export(
         target = pushed.hub
         require_token("--push-to-hub")
     source = folder if isinstance(folder, Path) else fetch(folder)
+    lines, uploaded = [], None
     if merge and not (source / "adapter_config.json").is_file():
-        say("nothing to merge: this is a whole model already")
+        lines.append("nothing to merge: this is a whole model already")
     with tempfile.TemporaryDirectory(prefix="algorist-export-") as temporary:
         place = to if to is not None else Path(temporary) / "model"
         names = write_folder(source, place, run=run, merge=merge, dtype=dtype, name=push_to_hub)
         if warning := base_warning(place):
-            say(warning)
+            lines.append(warning)
         if to is not None:
-            say(f"wrote {place}: {', '.join(names)}")
-            say(tried(place, question_of(run)))
+            lines += [f"wrote {place}: {', '.join(names)}", tried(place, question_of(run))]
         if target is not None:
             stage = source.parent.name if source.name == "final" or run else "export"
             message = target.commit_message or commit_message(recipe, stage, run.name if run else model)
-            say(f"uploaded to {upload(place, target, name=str(push_to_hub), message=message, say=say)}")
-    return 0
+            uploaded = upload(place, target, name=str(push_to_hub), message=message, say=_note)
+            lines.append(f"uploaded to {uploaded}")
+    return Exported(None if to is None else str(to), list(names), uploaded, warning or None, lines=lines)
+
+
+def _note(text: str) -> None:
+    say(text, stderr=True)
 
 
 def _gguf(
     model: str, types: list[str], to: Path | None, *, verify: bool, data: str | None, limit: int
-) -> int:
+) -> Exported:
     """Write GGUF files and a Modelfile, and verify the files if wanted."""
     from algorist.config.schema import Recipe
     from algorist.evaluation.benchmark_option import read_benchmarks
@@ -136,37 +161,52 @@ def _gguf(
 
     with tempfile.TemporaryDirectory(prefix="algorist-gguf-") as temporary:
         whole = Path(temporary) / "model"
-        say(f"loading {folder} …")
+        _note(f"loading {folder} …")
         write_folder(folder if isinstance(folder, Path) else fetch(folder), whole, merge=True)
         solver = Solver.load(whole, recipe=recipe if run else None)
-        asked = Asked(solver.prompt_format, solver.max_new_tokens, solver.stop_strings)
-        say(f"writing {', '.join(kinds)} …")
-        files = write_gguf(whole, target, name, kinds, asked, solver.policy.tokenizer)
-        for file in files:
-            say(f"wrote {file} ({file.stat().st_size / 1e6:.1f} MB)")
-        say(f"with Ollama: cd {target} && ollama create {name.lower()} -f Modelfile")
+        form = Asked(solver.prompt_format, solver.max_new_tokens, solver.stop_strings)
+        _note(f"writing {', '.join(kinds)} …")
+        files = write_gguf(whole, target, name, kinds, form, solver.policy.tokenizer)
+        lines = [f"wrote {file} ({file.stat().st_size / 1e6:.1f} MB)" for file in files]
+        lines.append(f"with Ollama: cd {target} && ollama create {name.lower()} -f Modelfile")
+        verified: list[dict[str, Any]] = []
         if verify:
             section = recipe.data.eval
             if data:
                 section = read_benchmarks([data], split="test", path=None, limit=None)[0].section
                 recipe = recipe.model_copy(update={"matcher": "symbolic"})
             section = section.model_copy(update={"limit": min(limit, section.limit or limit)})
-            _verify(solver, files, section, recipe, target)
-    return 0
+            verified = _verify(solver, files, section, recipe, target)
+            lines += [_loss_line(row) for row in verified]
+            lines.append(f"paired, with 95 % intervals; compare A B shows which: {target / 'eval'}")
+    return Exported(str(target), [file.name for file in files], None, None, verified, lines)
 
 
-def _verify(solver: Solver, files: list[Path], section: DatasetSection, recipe: Recipe, target: Path) -> None:
+def _verify(
+    solver: Solver, files: list[Path], section: DatasetSection, recipe: Recipe, target: Path
+) -> list[dict[str, Any]]:
     from algorist.extensions.gguf.verify import verify_gguf
 
-    display = TerminalDisplay()
-    found = verify_gguf(solver, files, section, recipe, target / "eval", on_progress=display.progress)
+    display = TerminalDisplay(stderr=True)
+    pairs = verify_gguf(solver, files, section, recipe, target / "eval", on_progress=display.progress)
     display.close()
-    for file, (artifact, pair) in zip(files, found, strict=True):
-        loss, now = pair.differences["greedy_accuracy"], artifact.metrics["greedy_accuracy"].value
-        low, value, high = (f"{100 * x:+.1f}".replace("-", "−") for x in (loss.low, loss.value, loss.high))
-        kind = file.stem.rpartition("-")[2]
-        say(
-            f"{kind}: {value} points [{low}, {high}] of {100 * (now - loss.value):.1f} % through llama.cpp: {100 * now:.1f} %, "
-            f"{pair.n} problems, {len(pair.gained)} turned right, {len(pair.lost)} wrong"
-        )
-    say(f"paired, with 95 % intervals; compare A B shows which: {target / 'eval'}")
+    return [
+        {
+            "type": file.stem.rpartition("-")[2],
+            "difference": pair.differences["greedy_accuracy"],
+            "accuracy": artifact.metrics["greedy_accuracy"].value,
+            "problems": pair.n,
+            "gained": len(pair.gained),
+            "lost": len(pair.lost),
+        }
+        for file, (artifact, pair) in zip(files, pairs, strict=True)
+    ]
+
+
+def _loss_line(row: dict[str, Any]) -> str:
+    loss, now = row["difference"], row["accuracy"]
+    low, value, high = (f"{100 * x:+.1f}".replace("-", "−") for x in (loss.low, loss.value, loss.high))
+    return (
+        f"{row['type']}: {value} points [{low}, {high}] of {100 * (now - loss.value):.1f} % through llama.cpp: {100 * now:.1f} %, "
+        f"{row['problems']} problems, {row['gained']} turned right, {row['lost']} wrong"
+    )

@@ -1,21 +1,55 @@
-"""``algorist grade``."""
+"""``algorist grade``, ``regrade`` and ``rewards``: what answers and completions are worth."""
 
 from __future__ import annotations
 
+import inspect
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from algorist.cli.arguments import Overrides, read_pairs
+from algorist.cli.session import without_warnings
+from algorist.cli.terminal import Line, Result, Rows, View, say, table, verb
 from algorist.errors import ConfigError
 
 app = typer.Typer(add_completion=False)
+regrade_app = typer.Typer(add_completion=False)
+rewards_app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    help="List the rewards; explain the reward of a completion.",
+    epilog="Example: algorist rewards explain --completion '<answer>7</answer>' --answer 7",
+)
 
 
-@app.command(
-    epilog="Example: algorist grade --answer 0.5 --gold 1/2 · algorist grade --completion '<answer>0.5</answer>' --gold 1/2 · Next: algorist rewards explain --help"
+@dataclass(frozen=True)
+class Graded(Result):
+    """The verdicts of the grader."""
+
+    verdicts: Annotated[
+        list[dict[str, Any]], "per answer: correct, reason, extracted (what was read) and the details"
+    ]
+
+    def view(self, width: int) -> View:
+        for verdict in self.verdicts:
+            rest = [
+                f"{key} {value}"
+                for key, value in verdict.items()
+                if key not in ("correct", "reason", "seconds") and value
+            ]
+            word = "right" if verdict["correct"] else "wrong"
+            yield Line(" · ".join([f"{word}: {verdict['reason']}", *rest]))
+
+    def code(self) -> int:
+        return 0 if all(verdict["correct"] for verdict in self.verdicts) else 1
+
+
+@verb(
+    app,
+    epilog="Example: algorist grade --answer 0.5 --gold 1/2 · algorist grade --completion '<answer>0.5</answer>' --gold 1/2 · Next: algorist rewards explain --help",
 )
 def grade_one(
     answer: Annotated[str | None, typer.Option(help="An extracted answer.")] = None,
@@ -31,14 +65,14 @@ def grade_one(
         str,
         typer.Option(help="How answers are compared: symbolic, numeric, exact and others (docs/grading.md)."),
     ] = "symbolic",
-) -> int:
+) -> Graded:
     """Grade an answer or a completion, with the reason. Exit 0 when all are right, 1 otherwise."""
     from algorist.data.files import read_rows
     from algorist.grading import grade, grade_completion
     from algorist.prompts import get_format
 
     rows = read_rows(file) if file else [{"answer": answer, "completion": completion, "gold": gold}]
-    right = True
+    verdicts = []
     for number, row in enumerate(rows):
         truth, text = row.get("gold"), row.get("completion")
         if truth is None or (row.get("answer") is None and text is None):
@@ -50,6 +84,155 @@ def grade_one(
             verdict = grade_completion(str(text), str(truth), parsed=parsed, matcher=matcher)
         else:
             verdict = grade(str(row["answer"]), str(truth), matcher=matcher)
-        right = right and verdict.correct
-        print(json.dumps(asdict(verdict), ensure_ascii=True))
-    return 0 if right else 1
+        verdicts.append(asdict(verdict))
+    return Graded(verdicts)
+
+
+@dataclass(frozen=True)
+class Regraded(Result):
+    """What grading a store again changes."""
+
+    rollouts: Annotated[int, "rollouts that were graded again"]
+    matcher: Annotated[str, "how answers were compared"]
+    changed: Annotated[int, "rollouts whose verdict or reward changes"]
+    verdicts_changed: Annotated[int, "verdicts that change"]
+    rewards_changed: Annotated[int, "rewards that change"]
+    accuracy_before: Annotated[float, "as stored"]
+    accuracy_after: Annotated[float, "as graded now"]
+    moves: Annotated[dict[str, int], "'reason → reason' and how often"]
+    shown: list[dict[str, Any]]
+
+    def view(self, width: int) -> View:
+        verdicts, rewards = self.verdicts_changed, self.rewards_changed
+        yield (
+            f"{self.rollouts} rollouts graded again with '{self.matcher}': {verdicts} verdict{'s' * (verdicts != 1)} and "
+            f"{rewards} reward{'s' * (rewards != 1)} change; accuracy {self.accuracy_before:.4f} → {self.accuracy_after:.4f}"
+        )
+        for move, count in self.moves.items():
+            yield f"  {move}: {count}"
+        for row in self.shown:
+            yield Line(
+                f"step {row['step']} · problem {row['problem_id']} · gold {row['gold']} · read {row['extracted']} · "
+                f"{row['reason']} → {row['new_reason']} · reward {row['reward']:.3f} → {row['new_reward']:.3f}"
+            )
+
+    def code(self) -> int:
+        return 1 if self.changed else 0
+
+
+@verb(
+    regrade_app,
+    epilog="Example: algorist regrade runs/quickstart --matcher symbolic --changed changed.jsonl "
+    "· Next: matcher=NAME in the next run",
+)
+def regrade(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    matcher: Annotated[
+        str | None,
+        typer.Option(
+            help="How answers are compared (docs/grading.md lists the names); as the run did when left out."
+        ),
+    ] = None,
+    changed: Annotated[
+        Path | None, typer.Option(help="Write the rollouts whose verdict or reward changes as JSONL.")
+    ] = None,
+    show: Annotated[int, typer.Option(help="Changed rollouts to print.", min=0)] = 5,
+) -> Regraded:
+    """Grade the stored rollouts again and say what changes; the store is not touched. Exit 1 if anything does."""
+    from algorist.evaluation.regrade import differences
+
+    result = differences(run, matcher)
+    rows = result.pop("changed")
+    if changed is not None:
+        changed.write_text("".join(json.dumps(r, ensure_ascii=True) + "\n" for r in rows), encoding="utf-8")
+    return Regraded(changed=len(rows), shown=rows[:show], **result)
+
+
+@verb(rewards_app, "list", epilog="Example: algorist rewards list · Next: algorist rewards explain --help")
+def list_rewards() -> Rows:
+    """List the registered rewards with their range; another name of a reward stands beside it."""
+    from algorist.rewards import REWARDS
+
+    names: dict[Any, list[str]] = {}
+    for name in REWARDS:
+        names.setdefault(REWARDS.get(name).function, []).append(name)
+    rows = [
+        {
+            "reward": ", ".join(same),
+            "range": f"{REWARDS.get(same[0]).low:g} … {REWARDS.get(same[0]).high:g}",
+            "what it pays": (inspect.getdoc(function) or "").partition("\n")[0].replace("``", ""),
+        }
+        for function, same in names.items()
+    ]
+    return Rows(rows)
+
+
+@dataclass(frozen=True)
+class Explained(Result):
+    """What a completion earns."""
+
+    total: Annotated[float, "the weighted sum"]
+    rewards: Annotated[dict[str, dict[str, Any]], "name → value, weight"]
+    failed: Annotated[dict[str, str], "name → error, of rewards that failed and got their floor"]
+
+    def view(self, width: int) -> View:
+        rows = [[name, str(row["value"]), f"{row['weight']:g}"] for name, row in self.rewards.items()]
+        yield table(("reward", "value", "weight"), [*rows, ["total", f"{self.total:g}", ""]])
+
+    def code(self) -> int:
+        return 1 if self.failed else 0
+
+
+@verb(
+    rewards_app,
+    "explain",
+    epilog="Example: algorist rewards explain --completion '<answer>7</answer>' --answer 7 --recipe quickstart "
+    "'rewards=[ correct, {name: \"my_rewards.py:brevity\", weight: 0.1}]'",  # rich takes [c for markup
+)
+def explain(
+    completion: Annotated[str, typer.Option(help="The completion.")],
+    answer: Annotated[str, typer.Option(help="The gold answer.")],
+    overrides: Overrides = None,
+    recipe: Annotated[
+        str,
+        typer.Option(
+            help="The recipe (a shipped one or a .yaml file) whose rewards, prompt format and matcher are used."
+        ),
+    ] = "quickstart",
+    row: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="A column of the problem's row under your data's name (also question, subject, level); may be repeated.",
+        ),
+    ] = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="Length in tokens, for rewards that count them; the number of words when left out.", min=0
+        ),
+    ] = None,
+) -> Explained:
+    """Show each reward of a completion, its weight and the total; exit 1 if one fails. Next: algorist rewards list."""
+    from algorist.config import load_recipe
+    from algorist.prompts import get_format
+    from algorist.rewards import build_rewards
+
+    for word in overrides or []:
+        if "=" not in word:
+            raise ConfigError(f"'{word}' is not key=value; a recipe follows --recipe: --recipe {word}")
+    columns = read_pairs("--row", row, "level=easy")
+    resolved = load_recipe(recipe, overrides or []).recipe
+    form = get_format(resolved.prompt.format, tags=resolved.prompt.tags)
+    rewards = build_rewards(resolved.rewards, form, matcher=resolved.matcher)
+    length = len(completion.split()) if tokens is None else tokens
+    with without_warnings():  # a failure is shown below, once
+        breakdown = rewards.explain(completion, answer, completion_ids=[0] * length, **columns)
+    failed = {reward.__name__: str(reward.first_failure) for reward in rewards if reward.failures}
+    for name, why in failed.items():
+        say(f"error: reward '{name}' failed and got its floor: {why}", stderr=True)
+    values = {
+        name: {"value": value, "weight": breakdown.weights[name]}
+        for name, value in breakdown.components.items()
+    }
+    return Explained(breakdown.total, values, failed)

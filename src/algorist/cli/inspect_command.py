@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from algorist.cli.terminal import console, say, table
+from algorist.cli.terminal import Line, Result, View, say, table, verb
 from algorist.store.safe_text import one_line
 
 app = typer.Typer(add_completion=False)
 
 
-@app.command(
+@dataclass(frozen=True)
+class Inspected(Result):
+    """Rows of a store."""
+
+    rows: Annotated[
+        list[dict[str, Any]], "per rollout, completion of an evaluation, or row of --sql: its columns"
+    ]
+    kind: str
+
+    def view(self, width: int) -> View:
+        if self.kind == "sql":
+            if self.rows:
+                cells = [[one_line(_cell(value)) for value in row.values()] for row in self.rows]
+                yield table([one_line(name) for name in self.rows[0]], cells)
+            return
+        for row in self.rows:
+            yield Line(_sample(row) if self.kind == "evaluation" else _rollout(row))
+
+
+@verb(
+    app,
     epilog="Example: algorist inspect runs/quickstart --sql 'select step, avg(reward) from rollouts group by 1 order by 1' "
-    "· algorist inspect runs/quickstart --wrong --sort=-reward --limit 3 · Next: algorist diagnose runs/quickstart"
+    "· algorist inspect runs/quickstart --wrong --sort=-reward --limit 3 · Next: algorist diagnose runs/quickstart",
 )
 def inspect(
     run: Annotated[Path, typer.Argument(help="A run folder, or an evaluation: RUN/eval/NAME.json.")],
@@ -46,8 +66,8 @@ def inspect(
             "columns: --sql 'describe rollouts'."
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per row.")] = False,
-) -> None:
+    as_json: bool = False,
+) -> Inspected:
     """Browse or query the stored rollouts of a run, or the completions of an evaluation."""
     from algorist.store.read import query, rollouts
 
@@ -71,15 +91,7 @@ def inspect(
         rows = _once(rows)[:limit] if every else rows
     if not rows:
         say(f"no rows: {_why_none(run, sql)}", stderr=True)
-    screen = console()
-    if as_json:
-        print("".join(json.dumps(row, default=str) + "\n" for row in rows), end="")
-    elif sql is None:
-        for row in rows:
-            screen.lines(_sample(row) if of_evaluation else _told(row))
-    elif rows:
-        cells = [[one_line(_cell(value)) for value in row.values()] for row in rows]
-        screen.print(table([one_line(name) for name in rows[0]], cells))
+    return Inspected(rows, "sql" if sql is not None else "evaluation" if of_evaluation else "rollouts")
 
 
 def _samples(
@@ -88,11 +100,11 @@ def _samples(
     """Return the completions of an evaluation that pass the filters."""
     from algorist.evaluation.artifact import read_artifact
 
-    wanted = {"problem_id": problem, "reason": reason, "correct": correct}
+    values = {"problem_id": problem, "reason": reason, "correct": correct}
     return [
         row
         for row in read_artifact(file.parent, file.stem).samples
-        if all(value is None or row[key] == value for key, value in wanted.items())
+        if all(value is None or row[key] == value for key, value in values.items())
         and (contains or "").lower() in row["completion"].lower()
     ]
 
@@ -126,13 +138,13 @@ def _why_none(run: Path, sql: str | None) -> str:
     if run.suffix:
         return "no completion passes these filters"
     if query(run, "SELECT count(*) AS n FROM rollouts")[0]["n"] == 0:
-        there = sorted(run.glob("eval/*.json"))
-        of = f"; its evaluations have completions too: algorist inspect {there[-1]} --wrong" if there else ""
+        files = sorted(run.glob("eval/*.json"))
+        of = f"; its evaluations have completions too: algorist inspect {files[-1]} --wrong" if files else ""
         return f"{run} has no rollouts (GRPO stores them, and algorist iterate){of}"
     return "no rollout passes these filters"
 
 
-def _told(row: dict[str, Any]) -> str:
+def _rollout(row: dict[str, Any]) -> str:
     head = (
         f"step {row['step']} · problem {row['problem_id']} · reward {row['reward']:.3f} · advantage {row['advantage']:+.3f} · "
         f"{row['reason']} · {row['completion_tokens']} tokens"

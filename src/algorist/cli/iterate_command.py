@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import glob
-import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from algorist.cli.arguments import AsJsonObject, Overrides, RecipeArgument, read_recipe
-from algorist.cli.interrupt import Stopped, command_again
-from algorist.cli.quiet import import_quietly
-from algorist.cli.terminal import TerminalDisplay, table
+from algorist.cli.arguments import Overrides, RecipeArgument, read_recipe
+from algorist.cli.session import Stopped, command_again, import_quietly
+from algorist.cli.terminal import Result, TerminalDisplay, View, render, table, verb
 from algorist.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,9 +22,44 @@ app = typer.Typer(add_completion=False)
 DECIDED = ("sft.epochs", "sft.max_steps")
 
 
-@app.command(
+@dataclass(frozen=True)
+class Iterated(Result):
+    """Rounds of expert iteration."""
+
+    start: Annotated[dict[str, Any], "metrics of the first model"]
+    rounds: Annotated[
+        list[dict[str, Any]], "per round: number, folder, questions, completions, right, solved, metrics"
+    ]
+    stopped: Annotated[bool, "whether Ctrl-C ended it"]
+    done: Any
+
+    def view(self, width: int) -> View:
+        """A line per round: what was sampled and right, and the held-out accuracy of the model."""
+        if not self.done.rounds:
+            return
+
+        def held_out(metrics: dict[str, Any]) -> list[str]:
+            pairs = [(name, metrics.get(name)) for name in ("greedy_accuracy", "format")]
+            return [interval.text(name) if interval else "" for name, interval in pairs]
+
+        rows = [("start", "", "", "", *held_out(self.done.start), "")] if self.done.start else []
+        for r in self.done.rounds:
+            share = f"{r.right} ({100 * r.right / r.completions:.1f} %)"
+            solved = f"{r.solved} of {r.questions}"
+            rows.append(
+                (str(r.number), str(r.completions), share, solved, *held_out(r.metrics), r.folder.name)
+            )
+        headings = ("round", "completions", "right", "problems solved", "accuracy", "format", "run")
+        yield table(headings, rows, "expert iteration; held-out greedy accuracy, 95 % intervals")
+        last = self.done.rounds[-1].folder
+        yield f"The last model is in {last}, its report in {last / 'report.html'}. {_best(self.done)}Next:"
+        yield f"algorist inspect {last}"
+
+
+@verb(
+    app,
     epilog="Example: algorist iterate quickstart model.name=runs/first/sft/final run_name=better --rounds 2 "
-    "· Next: algorist inspect runs/better-round-1"
+    "· Next: algorist inspect runs/better-round-1",
 )
 def iterate(
     recipe: RecipeArgument,
@@ -43,8 +76,8 @@ def iterate(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the rounds in the same folders.")
     ] = False,
-    as_json: AsJsonObject = False,
-) -> int:
+    as_json: bool = False,
+) -> Iterated:
     """Expert iteration: sample, keep the right completions, SFT on them, evaluate; again from the model that came out.
 
     Each round is a run of its own, NAME-round-1, NAME-round-2, …
@@ -55,31 +88,33 @@ def iterate(
     for key in (text.partition("=")[0].strip() for text in overrides or []):
         if key in DECIDED:
             raise ConfigError(f"{key} is decided by --epochs here; give --epochs N instead")
-    display, loaded = TerminalDisplay(), None
+    from algorist.evaluation.artifact import plain_numbers
+
+    display, loaded = TerminalDisplay(stderr=as_json), None
     try:
         loaded = read_recipe(recipe, overrides)
         import_quietly("algorist.extensions.iterate.rounds", display.say)
         from algorist.extensions.iterate.rounds import Drawing
         from algorist.extensions.iterate.rounds import iterate as do_rounds
-        from algorist.store.run_log import Quiet
 
         done = do_rounds(
             loaded,
             rounds=rounds,
             drawing=Drawing(samples, questions, epochs),
-            display=Quiet() if as_json else display,
+            display=display,
             resume=resume,
         )
     except KeyboardInterrupt:
         display.close()
         raise Stopped(_stopped_at_once(loaded)) from None
-    if as_json:
-        print(json.dumps(_as_dict(done), allow_nan=False))
-    elif done.rounds:
-        _show(display, done)
+    rounds_as_json = [
+        asdict(r) | {"folder": str(r.folder), "metrics": plain_numbers(r.metrics)} for r in done.rounds
+    ]
+    result = Iterated(plain_numbers(done.start), rounds_as_json, done.stopped, done)
     if done.stopped:
+        render(result, as_json=as_json)
         raise Stopped(f"stopped; everything is saved. Continue: {command_again(resume=True)}")
-    return 0
+    return result
 
 
 def _stopped_at_once(recipe: Recipe | None) -> str:
@@ -90,37 +125,9 @@ def _stopped_at_once(recipe: Recipe | None) -> str:
     return f"stopped in round {rounds}; what was drawn and trained before is kept. Continue: {command_again(resume=True)}"
 
 
-def _as_dict(done: Iteration) -> dict[str, Any]:
-    """Return the rounds as plain values, None for NaN."""
-    from algorist.evaluation.artifact import plain_numbers
-
-    rounds = [asdict(r) | {"folder": str(r.folder), "metrics": plain_numbers(r.metrics)} for r in done.rounds]
-    return {"start": plain_numbers(done.start), "rounds": rounds, "stopped": done.stopped}
-
-
-def _show(display: Any, done: Iteration) -> None:
-    """Print a line per round: what was sampled and right, and the held-out accuracy of the model."""
-
-    def held_out(metrics: dict[str, Any]) -> list[str]:
-        found = [(name, metrics.get(name)) for name in ("greedy_accuracy", "format")]
-        return [interval.text(name) if interval else "" for name, interval in found]
-
-    rows = [("start", "", "", "", *held_out(done.start), "")] if done.start else []
-    for r in done.rounds:
-        share = f"{r.right} ({100 * r.right / r.completions:.1f} %)"
-        solved = f"{r.solved} of {r.questions}"
-        rows.append((str(r.number), str(r.completions), share, solved, *held_out(r.metrics), r.folder.name))
-    headings = ("round", "completions", "right", "problems solved", "accuracy", "format", "run")
-    title = "expert iteration; held-out greedy accuracy, 95 % intervals"
-    display.console.print(table(headings, rows, title))
-    last = done.rounds[-1].folder
-    display.say(f"The last model is in {last}, its report in {last / 'report.html'}. {_best(done)}Next:")
-    display.say(f"algorist inspect {last}")
-
-
 def _best(done: Iteration) -> str:
     """Return which model did best where it is not the last one."""
-    found = [
+    scores = [
         (metrics["greedy_accuracy"].value, where)
         for metrics, where in [
             (done.start, "the model at the start"),
@@ -128,9 +135,9 @@ def _best(done: Iteration) -> str:
         ]
         if "greedy_accuracy" in metrics
     ]
-    if not found or found[-1][0] >= max(value for value, _ in found):
+    if not scores or scores[-1][0] >= max(value for value, _ in scores):
         return ""
-    value, where = max(found, key=lambda pair: pair[0])
+    value, where = max(scores, key=lambda pair: pair[0])
     return (
         f"Held out, {where} was best ({100 * value:.1f} %); where rounds make it worse, lower sft.learning_rate or draw more "
         "(--samples, --questions). "

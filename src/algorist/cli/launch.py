@@ -17,11 +17,10 @@ from collections.abc import Callable
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from algorist.cli.arguments import read_recipe
-from algorist.cli.interrupt import Stopped, command_again
-from algorist.cli.quiet import import_quietly
+from algorist.cli.session import Stopped, command_again, import_quietly
+from algorist.cli.terminal import Result
 from algorist.errors import ConfigError, MissingExtraError, nearest
 
 CONFIGS = ("ddp", "fsdp2", "zero2", "zero3")
@@ -185,20 +184,17 @@ def _call(command: list[str], environment: dict[str, str]) -> int:
 
 
 def work(
-    recipe: str,
-    settings: list[str],
-    resume: bool,
-    stages: tuple[str, ...],
-    run_stages: Callable[[str, list[str], bool, tuple[str, ...]], int],
-) -> int:
-    """Do one process's part; the main process also shows the run and writes the report."""
+    recipe: str, settings: list[str], resume: bool, stages: tuple[str, ...], run: Callable[[], Result | None]
+) -> Result | int:
+    """Do one process's part; the main process runs with ``run``, which also shows it, and returns what it has to show."""
     sys.argv[1:] = shlex.split(os.environ.get(_COMMAND, shlex.join(sys.argv[1:])))
+    result, code = None, 0
     try:
         if os.environ.get("RANK", "0") == "0":
             try:
-                code: Any = run_stages(recipe, settings, resume, stages)
+                result = run()
             except Stopped as stopped:
-                print(stopped, flush=True)
+                print(stopped, flush=True, file=sys.stderr if "--json" in sys.argv else sys.stdout)
                 code = 130
         else:
             import_quietly("algorist.training.grpo_setup")
@@ -213,7 +209,7 @@ def work(
             torch.distributed.destroy_process_group()
     stop = os.environ.get(STOP_FILE)
     if stop and Path(stop).exists():
-        return 0  # the launcher knows; torchrun would show a failure
+        return result or 0  # the launcher knows; torchrun would show a failure
     if code == 130:
         raise Stopped
-    return int(code)
+    return result or code

@@ -39,6 +39,13 @@ VERBS = {
 
 WITH_RECIPE = ("preflight", "run", "iterate")
 """Verbs that take a recipe and settings."""
+TOGETHER = {
+    "regrade": "grade",
+    "rewards": "grade",
+    "report": "watch",
+    "doctor": "diagnose",
+}
+"""Verbs that stand in another one's file, as ``VERB_app``."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C; typer returns it in place of the exception."""
 _AFTER_CTRL_C = {
@@ -77,6 +84,12 @@ def main() -> None:
     with contextlib.suppress(ValueError):  # the end itself is not interrupted
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.exit(code)
+
+
+def app_of(verb: str) -> Any:
+    """Return a verb's typer application."""
+    module = importlib.import_module(f"algorist.cli.{TOGETHER.get(verb, verb)}_command")
+    return getattr(module, f"{verb}_app" if verb in TOGETHER else "app")
 
 
 def _let_gpu_memory_grow() -> None:
@@ -129,7 +142,7 @@ def _help() -> str:
 def _call(arguments: list[str], debug: bool) -> int:
     from typer import Abort
 
-    from algorist.cli.interrupt import Stopped
+    from algorist.cli.session import Stopped
     from algorist.errors import nearest
 
     verb = arguments[0]
@@ -137,11 +150,10 @@ def _call(arguments: list[str], debug: bool) -> int:
         known = f"Verbs: {', '.join(VERBS)}. Help: algorist --help"
         print(f"error: no verb '{verb}'.{nearest(verb, VERBS)} {known}", file=sys.stderr)
         return 2
-    from algorist.cli.program import as_typed, program
-    from algorist.cli.terminal import say
+    from algorist.cli.terminal import as_typed, program, say
 
     try:
-        app = importlib.import_module(f"algorist.cli.{verb}_command").app
+        app = app_of(verb)
         for help_of in (app.info, *app.registered_commands):
             help_of.epilog = as_typed(help_of.epilog or "")
         result = app(arguments[1:], prog_name=f"{program()} {verb}", standalone_mode=False)

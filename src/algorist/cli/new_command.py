@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from algorist.cli.arguments import AsJsonObject
-from algorist.cli.quiet import without_warnings
-from algorist.cli.terminal import console, say, table
+from algorist.cli.session import without_warnings
+from algorist.cli.terminal import Line, Result, View, console, say, table, verb
 from algorist.errors import DataError, nearest
 from algorist.store.safe_text import one_line, printable
 
@@ -23,11 +22,45 @@ app = typer.Typer(add_completion=False)
 FEW = 30
 """Held-out problems of which one is more than 3 points."""
 NONE = "-"
-"""What stands for no column."""
+"""No column."""
 
 
-@app.command(
-    epilog="Example: algorist new sums.csv · algorist new sums.csv --question Frage --answer Antwort --model tiny"
+@dataclass(frozen=True)
+class Written(Result):
+    """The recipe, reward and test that were written for a data file."""
+
+    files: Annotated[list[str], "the recipe, a reward to change, its test"]
+    columns: Annotated[dict[str, str], "question, answer, solution → the column that is read"]
+    rows: Annotated[int, "rows of the file"]
+    train: Annotated[int, "problems to train on"]
+    held_out: Annotated[int, "problems to measure with"]
+    left_out: Annotated[int, "rows without a question or an answer"]
+    unreadable: Annotated[int, "answers that cannot be graded"]
+    decimal: Annotated[str, "decimal sign of the answers"]
+    model: Annotated[str, "the model of the recipe"]
+    memory_gb: Annotated[float, "memory that the recipe is written for"]
+    gpu: Annotated[bool, "whether it is a GPU's"]
+    next: Annotated[list[str], "commands"]
+    data: Any
+    hardware: str
+
+    def view(self, width: int) -> View:
+        yield from _answers(self.data)
+        yield f"{self.train} to train on, {self.held_out} held out to measure with"
+        if self.held_out < FEW:
+            again = "; repeated questions are never held out" if self.data.golds.repeated else ""
+            yield Line(f"warning: so few held-out problems say little about the gain{again}", "yellow")
+        yield f"model {self.model} for {self.hardware}"
+        recipe, reward, test = self.files
+        yield f"written: {recipe} (the recipe), {reward} (a reward to change), {test} (its test)"
+        yield "Next: does it fit, will it learn, how long; then the run:"
+        for step in self.next:
+            yield f"  {step}"
+
+
+@verb(
+    app,
+    epilog="Example: algorist new sums.csv · algorist new sums.csv --question Frage --answer Antwort --model tiny",
 )
 @without_warnings()  # rows that are left out are counted in what it shows
 def new(
@@ -55,8 +88,8 @@ def new(
         str | None, typer.Option(help="Name of recipe and run; that of the file when left out.")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Take every guess and ask nothing.")] = False,
-    as_json: AsJsonObject = False,
-) -> None:
+    as_json: bool = False,
+) -> Written:
     """Write NAME.yaml, NAME_reward.py and its test for a data file; on a terminal, ask what was not named."""
     from algorist.runs.first_look import FIELDS, look_at, read_problems
     from algorist.runs.first_recipe import name_for, write_files
@@ -78,39 +111,25 @@ def new(
     if asks and decimal is None and file.decimal == ",":
         commas = "12,5 is 12.5, 1.234,5 is 1234.5 (, or .)"
         read_problems(file, _ask(f"decimal sign of the answers: {commas}", ","))
-    hardware, chosen = _hardware(memory, gpu), model
-    if chosen is None:
-        chosen = _choose_model(hardware, asks)
-    written = write_files(file, name or name_for(data), chosen, hardware)
-    files, recipe = written.files, written.files[0]
-    steps = [f"algorist preflight {recipe}", f"algorist run {recipe}"]
-    if as_json:
-        shown = {
-            "files": list(map(str, files)),
-            "columns": file.columns,
-            "rows": len(file.rows),
-            "train": written.train,
-            "held_out": written.held_out,
-            "left_out": file.left_out,
-            "unreadable": len(file.golds.unreadable),
-            "decimal": file.decimal,
-            "model": chosen,
-            "memory_gb": round(hardware.memory_gb, 1),
-            "gpu": hardware.gpu,
-            "next": steps,
-        }
-        print(json.dumps(shown))
-        return
-    _show_answers(file)
-    say(f"{written.train} to train on, {written.held_out} held out to measure with")
-    if written.held_out < FEW:
-        again = "; repeated questions are never held out" if file.golds.repeated else ""
-        say(f"warning: so few held-out problems say little about the gain{again}", "yellow")
-    say(f"model {chosen} for {hardware}")
-    say(f"written: {recipe} (the recipe), {files[1]} (a reward to change), {files[2]} (its test)")
-    say("Next: does it fit, will it learn, how long; then the run:")
-    for step in steps:
-        say(f"  {step}")
+    hardware = _hardware(memory, gpu)
+    name_of_model = _choose_model(hardware, asks) if model is None else model
+    written = write_files(file, name or name_for(data), name_of_model, hardware)
+    return Written(
+        files=list(map(str, written.files)),
+        columns=file.columns,
+        rows=len(file.rows),
+        train=written.train,
+        held_out=written.held_out,
+        left_out=file.left_out,
+        unreadable=len(file.golds.unreadable),
+        decimal=file.decimal,
+        model=name_of_model,
+        memory_gb=round(hardware.memory_gb, 1),
+        gpu=hardware.gpu,
+        next=[f"algorist {verb} {written.files[0]}" for verb in ("preflight", "run")],
+        data=file,
+        hardware=str(hardware),
+    )
 
 
 def _first_data_file() -> str | None:
@@ -134,8 +153,8 @@ def _show_columns(file: DataFile) -> None:
     screen.print(table(("column", "first row", "used as"), list(zip(names, cells, uses, strict=True))))
 
 
-def _show_answers(file: DataFile) -> None:
-    """Print what the grader makes of the gold answers, and which rows are left out."""
+def _answers(file: DataFile) -> View:
+    """Return what the grader makes of the gold answers, and which rows are left out."""
     golds, column = file.golds, file.columns["answer"]
     solved = "with worked solutions" if file.has_solutions else "no worked solutions, so no SFT"
     lines = [f"{len(file.problems)} problems, answers compared as {file.matcher}, {solved}"]
@@ -164,7 +183,7 @@ def _show_answers(file: DataFile) -> None:
         lines.append(f"{len(golds.text_only)} answers are right in the same words only, such as {example!r}")
     if golds.repeated:
         lines.append(f"{golds.repeated} questions are repeated")
-    say("\n".join(lines))
+    return lines
 
 
 def _hardware(memory: float | None, gpu: bool | None) -> Hardware:
@@ -206,7 +225,9 @@ def _ask_column(file: DataFile, field: str) -> None:
 
 def _ask(what: str, guess: Any = None) -> str:
     """Return what is typed; an empty line is the guess, the end of the input is Ctrl-C."""
-    shown = printable(f"{what} [{guess}]: " if guess is not None else f"{what}: ")
+    shown = printable(
+        f"{what} [{guess}]: " if guess is not None else f"{what}: "
+    )  # input() writes past SafeStream
     try:
         return input(shown).strip() or ("" if guess is None else str(guess))
     except EOFError:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from algorist.cli.arguments import AsJsonObject, Overrides, find_model, read_recipe
-from algorist.cli.diagnose_command import show_finding
-from algorist.cli.quiet import import_quietly
-from algorist.cli.terminal import Screen, console
+from algorist.cli.arguments import Overrides, find_model, read_recipe
+from algorist.cli.diagnose_command import view_of
+from algorist.cli.session import import_quietly
+from algorist.cli.terminal import Line, Result, View, console, verb
 from algorist.errors import ConfigError
 from algorist.store.safe_text import one_line
 
@@ -22,9 +22,59 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False)
 
 
-@app.command(
+@dataclass(frozen=True)
+class Preflighted(Result):
+    """What can be known before training."""
+
+    model: Annotated[str | None, "what was sampled from"]
+    batch: Annotated[dict[str, Any], "sft, grpo: steps, what a step takes, passes"]
+    prompts: Annotated[dict[str, Any], "lengths in tokens, and the context"]
+    golds: Annotated[dict[str, Any], "whether the grader can read the gold answers"]
+    sampling: Annotated[
+        dict[str, Any], "pass rate, useful groups, lengths, tags, rewards, grading reasons, completions"
+    ]
+    sft: Annotated[dict[str, Any] | None, "trial steps: seconds, memory"]
+    grpo: Annotated[dict[str, Any] | None, "trial steps: seconds, memory"]
+    memory_limit: Annotated[int, "bytes of the device"]
+    planned: Annotated[dict[str, Any], "stage → what to change where it cannot fit; it is not tried"]
+    tokenization: Annotated[dict[str, Any], "what the tokenizer does to prompt and tags"]
+    extensions: Annotated[dict[str, Any], "name → rows of the table, advice, numbers"]
+    advice: Annotated[list[dict[str, Any]], "findings, as those of `algorist diagnose --json`"]
+    result: Any
+    recipe: Any
+
+    def view(self, width: int) -> View:
+        from rich.table import Table
+
+        rows = Table(show_header=False, box=None, pad_edge=False)
+        of_extensions = {
+            name: text for part in self.extensions.values() for name, text in part["rows"].items()
+        }
+        for row in {
+            **_counts(self.result),
+            **_sampled(self.result),
+            **of_extensions,
+            **_costs(self.result),
+            **_evaluations(self.recipe),
+        }.items():
+            rows.add_row(*row)
+        yield rows
+        for shown in self.sampling.get("shown", ()):
+            text = one_line(shown["completion"], 400)
+            yield Line(f"  {shown['reason']}, gold {one_line(shown['gold'], 40)}: {text}", "dim")
+        if not self.advice and self.batch.get("sft"):
+            rates = "; pass rates above are those of the start" if self.sampling else ""
+            yield f"nothing to change that can be known before SFT{rates}"
+        elif not self.advice:
+            yield Line("nothing to change", "bold green")
+        for finding in self.result.advice:
+            yield from view_of(finding)
+
+
+@verb(
+    app,
     epilog="Example: algorist preflight quickstart · algorist preflight quickstart --model runs/quickstart/sft/final · Next: "
-    "change the lines it advises, then algorist run RECIPE"
+    "change the lines it advises, then algorist run RECIPE",
 )
 def preflight(
     recipe: Annotated[
@@ -46,8 +96,8 @@ def preflight(
             help="Sample from this run, checkpoint, adapter, model folder or hub name, after its SFT."
         ),
     ] = None,
-    as_json: AsJsonObject = False,
-) -> int:
+    as_json: bool = False,
+) -> Preflighted:
     """Before GRPO, on this machine: batch arithmetic, prompts, pass rates, useful groups, variety, tags, memory, time, advice."""
     loaded, where = _what(recipe, overrides, model)
 
@@ -55,7 +105,7 @@ def preflight(
     import_quietly("algorist.preflight", screen.say)
     from algorist.preflight import preflight as look
 
-    found = look(
+    result = look(
         loaded,
         problems=problems,
         samples=samples,
@@ -64,11 +114,7 @@ def preflight(
         minutes=minutes,
         say=lambda text: screen.print(f"{text} …", style="dim"),
     )
-    if as_json:
-        print(json.dumps(found.as_dict()))
-    else:
-        _show(screen, found, loaded)
-    return 0
+    return Preflighted(**result.as_dict(), result=result, recipe=loaded)
 
 
 def _what(name: str, overrides: list[str] | None, model: str | None) -> tuple[Recipe, Path | str | None]:
@@ -82,40 +128,14 @@ def _what(name: str, overrides: list[str] | None, model: str | None) -> tuple[Re
     folder = Path(name).expanduser()
     if name in recipe_names() or not folder.is_dir():
         return read_recipe(name, overrides), None if model is None else find_model(model)[0]
-    found, run = find_model(name)
+    start, run = find_model(name)
     if run is None:
         raise ConfigError(
             f"{name} is a folder that belongs to no run, so it has no recipe. Name one: algorist preflight RECIPE --model {name}"
         )
     if model is not None:
-        found = find_model(model)[0]
-    return read_recipe(str(run / "config.yaml"), overrides), found
-
-
-def _show(screen: Screen, found: Preflight, recipe: Recipe) -> None:
-    from rich.table import Table
-
-    table = Table(show_header=False, box=None, pad_edge=False)
-    seen = {name: text for part in found.extensions.values() for name, text in part["rows"].items()}
-    for row in {
-        **_counts(found),
-        **_sampled(found),
-        **seen,
-        **_costs(found),
-        **_evaluations(recipe),
-    }.items():
-        table.add_row(*row)
-    screen.print(table)
-    for shown in found.sampling.get("shown", ()):
-        text = one_line(shown["completion"], 400)
-        screen.say(f"  {shown['reason']}, gold {one_line(shown['gold'], 40)}: {text}", style="dim")
-    if not found.advice and found.batch.get("sft"):
-        rates = "; pass rates above are those of the start" if found.sampling else ""
-        screen.say(f"nothing to change that can be known before SFT{rates}")
-    elif not found.advice:
-        screen.say("nothing to change", style="bold green")
-    for finding in found.advice:
-        show_finding(screen, finding)
+        start = find_model(model)[0]
+    return read_recipe(str(run / "config.yaml"), overrides), start
 
 
 def _evaluations(recipe: Recipe) -> dict[str, str]:
@@ -125,30 +145,30 @@ def _evaluations(recipe: Recipe) -> dict[str, str]:
     return {"evaluations": f"{times} of them, {each}; their time comes on top"} if times else {}
 
 
-def _counts(found: Preflight) -> dict[str, str]:
+def _counts(seen: Preflight) -> dict[str, str]:
     rows = {}
-    if sft := found.batch.get("sft"):
+    if sft := seen.batch.get("sft"):
         rows["SFT"] = (
             f"{sft['steps']} steps of {sft['demonstrations_per_step']} demonstrations, {sft['passes']:g} passes "
             f"over {sft['demonstrations']}"
         )
-    if grpo := found.batch.get("grpo"):
+    if grpo := seen.batch.get("grpo"):
         rows["GRPO"] = (
             f"{grpo['steps']} steps of {grpo['problems_per_step']:g} problems × {grpo['completions_per_problem']} "
             f"completions, {grpo['rollouts']} rollouts, {grpo['passes']:g} passes over {grpo['problems']}"
         )
-    p = found.prompts
+    p = seen.prompts
     if not p:
         return rows | {"model": "its weights alone do not fit into memory; it was not loaded"}
     rows["prompts"] = (
         f"median {p['p50']}, 90 % ≤ {p['p90']}, longest {p['p100']} tokens; context {p['context']}"
     )
-    rows["gold answers"] = f"{found.golds['readable_share']:.1%} readable"
+    rows["gold answers"] = f"{seen.golds['readable_share']:.1%} readable"
     return rows
 
 
-def _sampled(found: Preflight) -> dict[str, str]:
-    s = found.sampling
+def _sampled(seen: Preflight) -> dict[str, str]:
+    s = seen.sampling
     if not s:
         return {}
     tags = ", ".join(f"{tag} {share:.0%}" for tag, share in s["tags"].items())
@@ -161,21 +181,21 @@ def _sampled(found: Preflight) -> dict[str, str]:
         "variety": f"temperature {s['temperature']:g}: {s['distinct']:.0%} of a group's texts differ, "
         f"{s['identical_groups']:.0%} of the groups hold one text only",
         "tags": f"{tags or 'none'} of {s['ended']} that ended; {s['well_formed']:.0%} of all are well formed",
-        "rewards": ", ".join(_rewarded(name, told) for name, told in s["rewards"].items()),
+        "rewards": ", ".join(_rewarded(name, row) for name, row in s["rewards"].items()),
         "grading": ", ".join(f"{name} {count}" for name, count in s["reasons"].items()),
     }
 
 
-def _rewarded(name: str, told: dict[str, Any]) -> str:
-    mean = "no value" if told["mean"] is None else f"{told['mean']:.3f}"
-    failed = f" ({told['failures']} of {told['completions']} failed)" if told["failures"] else ""
+def _rewarded(name: str, row: dict[str, Any]) -> str:
+    mean = "no value" if row["mean"] is None else f"{row['mean']:.3f}"
+    failed = f" ({row['failures']} of {row['completions']} failed)" if row["failures"] else ""
     return f"{name} {mean}{failed}"
 
 
-def _costs(found: Preflight) -> dict[str, str]:
+def _costs(seen: Preflight) -> dict[str, str]:
     rows = {}
-    limit = f" of {found.memory_limit / 1e9:.1f}" if found.memory_limit else ""
-    for name, tried in (("SFT", found.sft), ("GRPO", found.grpo)):
+    limit = f" of {seen.memory_limit / 1e9:.1f}" if seen.memory_limit else ""
+    for name, tried in (("SFT", seen.sft), ("GRPO", seen.grpo)):
         if not tried:
             continue
         memory = tried["memory"]

@@ -1,15 +1,15 @@
-"""``algorist recipes list`` and ``algorist recipes show NAME``."""
+"""``algorist recipes``: what is shipped, what a recipe resolves to, and the pages that are made from code."""
 
 from __future__ import annotations
 
-import json
 import textwrap
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import typer
 
-from algorist.cli.arguments import AsJson, Overrides
-from algorist.cli.terminal import listing
+from algorist.cli.arguments import Overrides
+from algorist.cli.terminal import Line, Result, Rows, View, keys_of, render, verb
 
 app = typer.Typer(
     add_completion=False,
@@ -22,16 +22,15 @@ app = typer.Typer(
 def recipes(context: typer.Context) -> None:
     """List and show recipes, and where each value comes from."""
     if context.invoked_subcommand is None:
-        list_recipes()
+        render(list_recipes(), as_json=False)
 
 
-@app.command("list", epilog="Example: algorist recipes list")
-def list_recipes(as_json: AsJson = False) -> None:
+@verb(app, "list", epilog="Example: algorist recipes list")
+def list_recipes() -> Rows:
     """List the shipped recipes. Next: algorist recipes show NAME."""
     from algorist.config.load import load_recipe, recipe_names
 
-    names = recipe_names()
-    listing([{"name": n, "description": load_recipe(n).recipe.description} for n in names], as_json)
+    return Rows([{"name": n, "description": load_recipe(n).recipe.description} for n in recipe_names()])
 
 
 @app.command("settings", epilog="Example: algorist recipes settings")
@@ -50,32 +49,6 @@ def overview() -> None:
     print(recipes_page(), end="")
 
 
-@app.command("presets", epilog="Example: algorist recipes presets")
-def presets(as_json: AsJson = False) -> None:
-    """Show what each grpo.preset stands for, with its paper. Next: algorist recipes show RECIPE grpo.preset=NAME."""
-    from algorist.config.presets import preset_named, preset_names
-    from algorist.config.yaml_text import one_line_yaml
-
-    rows = [preset_named(name) for name in preset_names()]
-    if as_json:
-        print(
-            json.dumps(
-                [
-                    {"name": p.name, "paper": p.paper, "description": p.description, "lines": p.lines}
-                    for p in rows
-                ]
-            )
-        )
-        return
-    for preset in rows:
-        print(f"# {preset.name}, https://arxiv.org/abs/{preset.paper}")
-        print(textwrap.fill(preset.description, 78, initial_indent="# ", subsequent_indent="# "))
-        print("grpo:")
-        for key, value in preset.lines["grpo"].items():
-            print(f"  {key}: {one_line_yaml(value)}")
-        print()
-
-
 @app.command("rules", epilog="Example: algorist recipes rules")
 def rules() -> None:
     """Print the rules of preflight, diagnose and the warnings of a running training as a Markdown page."""
@@ -84,7 +57,85 @@ def rules() -> None:
     print(troubleshooting_page(), end="")
 
 
-@app.command("show", epilog="Example: algorist recipes show quickstart grpo.max_steps=20 --resolved")
+@app.command("json", epilog="Example: algorist recipes json")
+def json_keys() -> None:
+    """Print the keys of each verb's --json as a Markdown page."""
+    print(json_page(), end="")
+
+
+def json_page() -> str:
+    """Return ``docs/json.md``: the keys of each verb's object, from the types that the verbs return."""
+    from algorist.cli.main import VERBS, app_of
+
+    lines = [
+        "# What `--json` prints",
+        "",
+        "One JSON object on standard output; progress, notes and errors go to standard error. A number that is not defined",
+        "(NaN) is null. Written by `algorist recipes json` from the types that the verbs return.",
+    ]
+    for name in VERBS:
+        for command in app_of(name).registered_commands:
+            returned = vars(command.callback).get("returns")
+            if returned is None:
+                continue
+            lines += ["", f"## {name}{f' {command.name}' if command.name else ''}", ""]
+            lines += [
+                textwrap.fill(f"- `{key}`: {meaning}", 118, subsequent_indent="  ", break_on_hyphens=False)
+                for key, meaning in keys_of(returned).items()
+            ]
+    return "\n".join(lines) + "\n"
+
+
+@dataclass(frozen=True)
+class Presets(Result):
+    """What each preset is."""
+
+    presets: Annotated[
+        list[dict[str, Any]], "per preset: name, paper (arXiv), description, lines (of a recipe)"
+    ]
+
+    def view(self, width: int) -> View:
+        from algorist.config.yaml_text import one_line_yaml
+
+        for preset in self.presets:
+            about = textwrap.fill(preset["description"], 78, initial_indent="# ", subsequent_indent="# ")
+            lines = [f"  {key}: {one_line_yaml(value)}" for key, value in preset["lines"]["grpo"].items()]
+            yield Line(
+                "\n".join(
+                    [
+                        f"# {preset['name']}, https://arxiv.org/abs/{preset['paper']}",
+                        about,
+                        "grpo:",
+                        *lines,
+                        "",
+                    ]
+                ),
+                whole=True,
+            )
+
+
+@verb(app, "presets", epilog="Example: algorist recipes presets")
+def presets() -> Presets:
+    """Show the lines of each grpo.preset, with its paper. Next: algorist recipes show RECIPE grpo.preset=NAME."""
+    from algorist.config.presets import preset_named, preset_names
+
+    every = [preset_named(name) for name in preset_names()]
+    keys = ("name", "paper", "description", "lines")
+    return Presets([{key: getattr(preset, key) for key in keys} for preset in every])
+
+
+@dataclass(frozen=True)
+class Resolved(Result):
+    """The values of a recipe."""
+
+    values: Annotated[list[dict[str, Any]], "per key: key, value, from (file, command line, default)"]
+    page: str
+
+    def view(self, width: int) -> View:
+        yield Line(self.page.rstrip("\n"), whole=True)
+
+
+@verb(app, "show", epilog="Example: algorist recipes show quickstart grpo.max_steps=20 --resolved")
 def show(
     name: Annotated[str, typer.Argument(help="A shipped recipe or a .yaml file.")],
     overrides: Overrides = None,
@@ -92,8 +143,7 @@ def show(
     describe: Annotated[
         bool, typer.Option("--describe", help="Say what each key means and which values it takes.")
     ] = False,
-    as_json: AsJson = False,
-) -> None:
+) -> Resolved:
     """Show a recipe's values and where each comes from, as a file that can be changed and run. Next: algorist run NAME."""
     from algorist.config.explain import annotated_yaml, explain
     from algorist.config.explain import describe as meaning_of
@@ -101,8 +151,6 @@ def show(
 
     loaded = load_recipe(name, overrides or [])
     rows = [r for r in explain(loaded) if resolved or r[2] != "default"]
-    if as_json:
-        print(json.dumps([{"key": k, "value": v, "from": o} for k, v, o in rows]))
-        return
     loss = loaded.recipe.grpo.loss.name
-    print(annotated_yaml(rows, lambda key: meaning_of(key, loss) if describe else ""), end="")
+    page = annotated_yaml(rows, lambda key: meaning_of(key, loss) if describe else "")
+    return Resolved([dict(zip(("key", "value", "from"), row, strict=True)) for row in rows], page)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from algorist.cli.arguments import Overrides, RecipeArgument, Resume, read_recipe
-from algorist.cli.interrupt import Stopped, command_again, stopped_at_once
 from algorist.cli.launch import CONFIGS, launch, work
-from algorist.cli.quiet import import_quietly
-from algorist.cli.terminal import TerminalDisplay, closing_table
+from algorist.cli.session import Stopped, command_again, import_quietly, stopped_at_once
+from algorist.cli.terminal import Line, Result, TerminalDisplay, View, closing_table, render, verb
 from algorist.errors import ConfigError, nearest
 from algorist.store.safe_text import one_line, printable
 from algorist.store.stages import EVALUATED, STAGES
@@ -25,9 +26,37 @@ app = typer.Typer(add_completion=False)
 _HEADINGS = {"base": "base", "sft": "SFT", "grpo": "GRPO"}
 
 
-@app.command(
+@dataclass(frozen=True)
+class Ran(Result):
+    """A finished run."""
+
+    run: Annotated[str | None, "the run folder; null with --seeds"]
+    report: Annotated[str | None, "its page"]
+    evaluations: Annotated[dict[str, Any], "base, sft, grpo → metrics: value, low, high (95 %)"]
+    differences: Annotated[dict[str, Any], "the last two evaluations, paired: metric → value, low, high"]
+    next: Annotated[list[str], "commands"]
+    seeds: Annotated[dict[str, Any] | None, "with --seeds: mean, spread and the runs"] = None
+    before: Any = ()
+    after: Any = ()
+    """Samples of the last two evaluations."""
+    lines: Sequence[str] = ()
+
+    def view(self, width: int) -> View:
+        yield from self.lines
+        if self.differences:
+            (first, before), (second, after) = list(self.evaluations.items())[-2:]
+            names = [_HEADINGS[first], _HEADINGS[second]]
+            yield closing_table(width, before, after, self.differences, names)
+            yield from _examples(self.before, self.after, names)
+        if self.run is not None:
+            yield f"\nThe run is in {self.run}, its report in {self.report}. Next:"
+            yield "\n".join(self.next)
+
+
+@verb(
+    app,
     epilog="Example: algorist run quickstart · algorist run quickstart --only sft run_name=first · algorist run -n 2 smoke-cpu "
-    "grpo.batch_size=8 · Next: algorist solve 'Sam has 17 coins. Sam loses 2. Sam gives 2 to Lea. How many coins does Sam have now?'"
+    "grpo.batch_size=8 · Next: algorist solve 'Sam has 17 coins. Sam loses 2. Sam gives 2 to Lea. How many coins does Sam have now?'",
 )
 def run(
     recipe: RecipeArgument,
@@ -75,7 +104,8 @@ def run(
         str | None, typer.Option(help="Repository owner/name; turns the upload on (hub.model_id).")
     ] = None,
     worker: Annotated[bool, typer.Option("--worker", hidden=True)] = False,
-) -> int:
+    as_json: bool = False,
+) -> Ran | Result | int | None:
     """Run a recipe: data → model → SFT → evaluation → GRPO → evaluation → closing table.
 
     Batch sizes in a recipe are per process.
@@ -98,17 +128,19 @@ def run(
         hub_model_id=hub_model_id,
     )
     if worker:
-        return work(recipe, settings, resume, stages, run_stages)
+        return work(
+            recipe, settings, resume, stages, lambda: run_stages(recipe, settings, resume, stages, as_json)
+        )
     if processes is not None or config is not None or flags:
         if seeds is not None:
             raise ConfigError(
                 "--seeds runs one process after another: leave --processes, --launch and words after -- out"
             )
-        own = [*(["--resume"] if resume else []), *(["--only", only] if only else [])]
+        own = [*(["--resume"] * resume), *(["--only", only] if only else []), *(["--json"] * as_json)]
         return launch(recipe, settings, flags, processes, config or "ddp", own)
     if seeds is not None:
-        return _run_seeds(recipe, settings, resume, stages, seeds)
-    return run_stages(recipe, settings, resume, stages)
+        return _run_seeds(recipe, settings, resume, stages, seeds, as_json)
+    return run_stages(recipe, settings, resume, stages, as_json)
 
 
 def tracking_and_hub(
@@ -137,37 +169,43 @@ def tracking_and_hub(
     return added
 
 
-def _run_seeds(name: str, settings: list[str], resume: bool, stages: tuple[str, ...], count: int) -> int:
+def _run_seeds(
+    name: str, settings: list[str], resume: bool, stages: tuple[str, ...], count: int, as_json: bool
+) -> Ran:
     """Run a recipe once per seed and say mean and spread; with ``resume``, finished seeds are not repeated."""
     from algorist.runs.plan import check_folder, run_path
     from algorist.runs.seeds import lines_of_seeds, recipes_of_seeds, summarise_seeds
 
     loaded = read_recipe(name, settings)
-    recipes, display = recipes_of_seeds(loaded, count), TerminalDisplay()
+    recipes, display = recipes_of_seeds(loaded, count), TerminalDisplay(stderr=as_json)
     begun = [resume and (run_path(r) / "config.yaml").is_file() for r in recipes]
     for recipe, continues in zip(recipes, begun, strict=True):
         check_folder(recipe, resume=continues)  # before the first seed has taken its hours
     for number, (recipe, continues) in enumerate(zip(recipes, begun, strict=True), start=1):
         display.say(f"seed {recipe.seed} ({number} of {count})")
-        _run(recipe, display, continues, stages)
+        done = _run(recipe, display, continues, stages)
+        if done is not None and not as_json:
+            render(done, as_json=False)
     summary = summarise_seeds(loaded, [run_path(recipe) for recipe in recipes])
     place = run_path(loaded)
-    for line in lines_of_seeds(summary):
-        display.say(line)
-    display.say(f"written to {place}-seeds.json{f' and {place}-seeds.html' if count > 1 else ''}")
-    return 0
+    files = f"{place}-seeds.json{f' and {place}-seeds.html' if count > 1 else ''}"
+    return Ran(None, None, {}, {}, [], seeds=summary, lines=[*lines_of_seeds(summary), f"written to {files}"])
 
 
-def run_stages(name: str, overrides: list[str] | None, resume: bool, stages: tuple[str, ...]) -> int:
+def run_stages(
+    name: str, settings: list[str], resume: bool, stages: tuple[str, ...], as_json: bool
+) -> Ran | None:
     """Run the given stages of a recipe with a terminal display; shared by ``run`` and its workers.
+
+    Returns:
+        The finished run; None in a process that is not the main one.
 
     Raises:
         Stopped: Ctrl-C or SIGTERM ended it.
     """
-
-    display, folder = TerminalDisplay(), None
+    display, folder = TerminalDisplay(stderr=as_json), None
     try:
-        loaded = read_recipe(name, overrides)
+        loaded = read_recipe(name, settings)
         run = Path(loaded.output_dir) / (loaded.run_name or loaded.name)
         folder = run if resume or not (run / "config.yaml").is_file() else None  # else it will be refused
         return _run(loaded, display, resume, stages)
@@ -176,7 +214,7 @@ def run_stages(name: str, overrides: list[str] | None, resume: bool, stages: tup
         raise Stopped(stopped_at_once(folder)) from None
 
 
-def _run(loaded: Recipe, display: TerminalDisplay, resume: bool, stages: tuple[str, ...]) -> int:
+def _run(loaded: Recipe, display: TerminalDisplay, resume: bool, stages: tuple[str, ...]) -> Ran | None:
     from algorist.runs.plan import Problems, check_folder, check_names, check_stages, run_path
 
     check_stages(loaded, stages)
@@ -191,13 +229,12 @@ def _run(loaded: Recipe, display: TerminalDisplay, resume: bool, stages: tuple[s
 
     state = run_recipe(loaded, display=display, resume=resume, stages=stages, problems=problems)
     if not state.processes.main:
-        return 0
+        return None
     if state.stopped:
         raise Stopped(
             f"stopped; everything is saved in {state.folder.path}. Continue: {command_again(resume=True)}"
         )
-    _close(display, state)
-    return 0
+    return _finished(state)
 
 
 def _has_files(recipe: Recipe) -> bool:
@@ -206,46 +243,44 @@ def _has_files(recipe: Recipe) -> bool:
 
     data = recipe.data
     sections = [section for section in (data.train, data.sft, data.eval) if section is not None]
-    found = any(section.path or section.name not in DATASETS for section in sections)
-    return found and data.train.pass_rate is None  # the table of pass rates is found by the model
+    from_file = any(section.path or section.name not in DATASETS for section in sections)
+    return from_file and data.train.pass_rate is None  # the table of pass rates is found by the model
 
 
-def _close(display: Any, state: Any) -> None:
+def _finished(state: Any) -> Ran:
     from algorist.evaluation.artifact import read_artifact
     from algorist.evaluation.compare import paired_metrics
     from algorist.evaluation.console import solved_question
-
-    folder = state.folder.path
-    done = [s for s in EVALUATED if (folder / "eval" / f"{s}.json").is_file()]
-    if done[1:]:
-        first, last = (read_artifact(folder / "eval", name) for name in done[-2:])
-        paired = paired_metrics(first.samples, last.samples)
-        names = [_HEADINGS[name] for name in done[-2:]]
-        closing_table(display.console, first.metrics, last.metrics, paired, names)
-        _examples(display, first.samples, last.samples, names)
     from algorist.report.build import build_report
 
-    solved = solved_question(read_artifact(folder / "eval", done[-1]).samples) if done else None
+    folder = state.folder.path
+    names = [s for s in EVALUATED if (folder / "eval" / f"{s}.json").is_file()]
+    artifacts = [read_artifact(folder / "eval", name) for name in names]
+    last = [artifact.samples for artifact in artifacts[-2:]]
+    solved = solved_question(last[-1]) if last else None
     question = solved or min((p.question for p in state.held_out or state.train), key=len)
     then = [f"solve {shlex.quote(printable(question))} --model {folder}"]
     then += [f"inspect {folder} --sort=-reward"] if list((folder / "rollouts").glob("*.parquet")) else []
-    then += [f"compare {folder}/eval/{done[-2]}.json {folder}/eval/{done[-1]}.json"] if done[1:] else []
-    display.say(f"\nThe run is in {folder}, its report in {build_report(folder)}. Next:")
-    display.say("\n".join(f"algorist {command}" for command in then))
+    then += [f"compare {folder}/eval/{names[-2]}.json {folder}/eval/{names[-1]}.json"] if names[1:] else []
+    return Ran(
+        run=str(folder),
+        report=str(build_report(folder)),
+        evaluations={name: artifact.metrics for name, artifact in zip(names, artifacts, strict=True)},
+        differences=paired_metrics(*last) if names[1:] else {},
+        next=[f"algorist {command}" for command in then],
+        before=last[0] if last else (),
+        after=last[-1] if last else (),
+    )
 
 
-def _examples(
-    display: Any, before: list[dict[str, Any]], after: list[dict[str, Any]], names: list[str]
-) -> None:
-    """Show three problems whose greedy answer changed, before and after."""
+def _examples(before: list[dict[str, Any]], after: list[dict[str, Any]], names: list[str]) -> View:
+    """Return three problems whose greedy answer changed, before and after."""
     last = {r["problem_id"]: r for r in after if r["greedy"]}
     pairs = [(r, last[r["problem_id"]]) for r in before if r["greedy"] and r["problem_id"] in last]
     changed = [(old, new) for old, new in pairs if old["correct"] != new["correct"]]
     changed.sort(key=lambda pair: bool(pair[0]["correct"]))
     for old, new in changed[:3] or pairs[:1]:
-        display.console.print(f"\n{one_line(old['question'], 400)}  (answer {old['gold']})", style="bold")
+        yield Line(f"\n{one_line(old['question'], 400)}  (answer {old['gold']})", "bold")
         for name, row in zip(names, (old, new), strict=True):
             verdict = "right" if row["correct"] else f"wrong: {row['reason']}"
-            display.console.print(
-                f"{name} ({verdict}): {one_line(row['completion'].strip(), 300) or 'nothing'}"
-            )
+            yield Line(f"{name} ({verdict}): {one_line(row['completion'].strip(), 300) or 'nothing'}")

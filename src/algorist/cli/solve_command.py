@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,11 +22,10 @@ from algorist.cli.arguments import (
     read_template,
     read_tools,
 )
-from algorist.cli.quiet import import_quietly
-from algorist.cli.terminal import console, say
+from algorist.cli.session import import_quietly
+from algorist.cli.terminal import Line, Result, View, say, verb
 from algorist.config.load import load_run_recipe
 from algorist.errors import ConfigError, DataError, nearest
-from algorist.store.safe_text import json_text, printable
 
 if TYPE_CHECKING:
     from algorist.prompts.base import Tags
@@ -35,9 +35,26 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False)
 
 
-@app.command(
+@dataclass(frozen=True)
+class Answers(Result):
+    """What a model answered."""
+
+    answers: Annotated[
+        list[dict[str, Any]],
+        "per question: question, completion, reasoning, answer (null: none in the format), truncated, tools it called; with "
+        "--vote also votes and samples",
+    ]
+    shown: bool = False
+    """In a conversation, already."""
+
+    def view(self, width: int) -> View:
+        return [] if self.shown else [Line(_text(row)) for row in self.answers]
+
+
+@verb(
+    app,
     epilog="Example: algorist solve 'Sam has 17 coins. Sam loses 2. Sam gives 2 to Lea. How many coins does Sam have now?' --json "
-    "· a conversation: algorist solve --model runs/quickstart"
+    "· a conversation: algorist solve --model runs/quickstart",
 )
 def solve(
     questions: Annotated[
@@ -73,8 +90,8 @@ def solve(
         str | None,
         typer.Option(help="The model's name at the server; that of --model, else the first it lists."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per question.")] = False,
-) -> int:
+    as_json: bool = False,
+) -> Answers:
     """Answer questions: the reasoning and the answer, in the format the model was trained with."""
     if vote and samples == 1:
         raise ConfigError("--vote needs several samples to count; write for example --n 8 --vote")
@@ -87,30 +104,25 @@ def solve(
         raise ConfigError(f"--n {samples}: {why}; leave --{'endpoint' if endpoint else 'temperature'} out")
 
     heat = temperature if temperature is not None else 0.0 if samples == 1 else 1.0
-    if not questions and file is None and sys.stdin.isatty() and endpoint is None:
+    if not questions and file is None and sys.stdin.isatty() and endpoint is None and not as_json:
         solver = load_solver(model, prompt_format, template, read_tools(tools, no_tools))
-        return converse(solver, max_new_tokens, heat, save)
-    asked = _questions(questions, file)
+        return Answers(converse(solver, max_new_tokens, heat, save), shown=True)
+    texts = _questions(questions, file)
     if endpoint is not None:
         server, longest = _server(endpoint, served_model, model, prompt_format, read_template(template))
-        rows = server.solve(asked, max_new_tokens=max_new_tokens or longest, temperature=heat)
+        rows = server.solve(texts, max_new_tokens=max_new_tokens or longest, temperature=heat)
     else:
         solver = load_solver(model, prompt_format, template, read_tools(tools, no_tools))
         each = f", {samples} samples each" if samples > 1 else ""
-        note(f"answering {len(asked)} question{'s' if len(asked) > 1 else ''}{each} …")
+        note(f"answering {len(texts)} question{'s' if len(texts) > 1 else ''}{each} …")
         rows = solver.solve(
-            asked, max_new_tokens=max_new_tokens, temperature=heat, samples=samples, vote=vote
+            texts, max_new_tokens=max_new_tokens, temperature=heat, samples=samples, vote=vote
         )
-    for row in rows:
-        if as_json:
-            print(json_text(row))
-        else:
-            console().lines(_told(row))
     if save:
         from algorist.runs.solve import append_jsonl
 
         append_jsonl(save, rows)
-    return 0
+    return Answers(rows)
 
 
 def load_solver(
@@ -174,22 +186,22 @@ def _questions(questions: list[str] | None, file: Path | None) -> list[str]:
         from algorist.data.files import read_rows
 
         rows = read_rows(file)
-        asked = [str(row.get("question") or row.get("prompt") or "") for row in rows]
-        for number, (row, question) in enumerate(zip(rows, asked, strict=True), start=1):
+        texts = [str(row.get("question") or row.get("prompt") or "") for row in rows]
+        for number, (row, question) in enumerate(zip(rows, texts, strict=True), start=1):
             if not question.strip():
                 raise DataError(f"{file}: row {number} has no 'question'; columns: {', '.join(row)}")
-        return asked
+        return texts
     if questions and questions != ["-"]:
         return questions
     if sys.stdin.isatty():
         raise ConfigError("no question; write algorist solve 'QUESTION', or pipe one question per line")
-    found = [line.strip() for line in sys.stdin if line.strip()]
-    if not found:
+    texts = [line.strip() for line in sys.stdin if line.strip()]
+    if not texts:
         raise ConfigError("standard input has no question; expected one per line")
-    return found
+    return texts
 
 
-def _told(row: dict[str, Any]) -> str:
+def _text(row: dict[str, Any]) -> str:
     answer = row["answer"] if row["answer"] is not None else f"no answer found in: {row['completion'][:200]}"
     votes = f" ({row['votes']} of {row['samples']} votes)" if "votes" in row else ""
     return (
@@ -197,10 +209,13 @@ def _told(row: dict[str, Any]) -> str:
     )
 
 
-def converse(solver: Solver, max_new_tokens: int | None, temperature: float, save: Path | None) -> int:
+def converse(
+    solver: Solver, max_new_tokens: int | None, temperature: float, save: Path | None
+) -> list[dict[str, Any]]:
     """Answer what is typed until an empty line or Ctrl-D; Ctrl-C stops an answer."""
     from algorist.runs.solve import append_jsonl
 
+    answers = []
     note("one question per line, each by itself; Ctrl-C stops an answer, an empty line or Ctrl-D ends")
     while question := _typed():
         live = _Live(solver.prompt_format.tags)
@@ -213,10 +228,11 @@ def converse(solver: Solver, max_new_tokens: int | None, temperature: float, sav
             continue
         cut = " (cut off at the limit: --max-new-tokens N)" if row["truncated"] else ""
         none = f"no answer in the format {solver.prompt_format.name}{cut}"
-        print(f"\nanswer: {printable(row['answer']) if row['answer'] is not None else none}\n", flush=True)
+        print(f"\nanswer: {row['answer'] if row['answer'] is not None else none}\n", flush=True)
+        answers.append(row)
         if save:
             append_jsonl(save, [row])
-    return 0
+    return answers
 
 
 def _typed() -> str:
@@ -244,7 +260,7 @@ class _Live:
             body = body.replace(tag, "") if tag else body
         begun = max((_begun(body, tag) for tag in self.tags.all()), default=0) if not answer else 0
         body = body[: len(body) - begun].rstrip().lstrip("\n")
-        print(printable(body[self.shown :]), end="", flush=True)
+        print(body[self.shown :], end="", flush=True)
         self.shown = max(self.shown, len(body))
 
 

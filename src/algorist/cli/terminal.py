@@ -1,14 +1,23 @@
-"""What verbs show on a terminal: one console that everything is drawn with, bars, a line per step, tables."""
+"""What verbs show: one renderer for what they return, as text or as JSON; one console, bars, tables, commands as they can be typed."""
 
 from __future__ import annotations
 
+import functools
+import inspect
+import math
+import re
+import shlex
+import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, TextIO, cast
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, TextIO, TypeVar, cast, get_args, get_origin, get_type_hints
 
-from rich.console import Console
+import typer
+from rich.console import Console, RenderableType
 from rich.file_proxy import FileProxy
 from rich.padding import Padding
 from rich.progress import (
@@ -23,15 +32,46 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from algorist.cli.program import COMMAND, as_typed
+from algorist.cli.main import VERBS
 from algorist.store.run_log import Lines, step_line
 from algorist.store.safe_text import SafeStream, json_text, printable
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object; its keys: docs/json.md.")]
 PIPE = 1_000_000
 """Columns where no terminal is: nothing is wrapped, so that a line can be searched for."""
 ROOMY = 96
 """Columns from which two intervals and that of their difference fit beside each other."""
 CLOSING = ("greedy_accuracy", "lenient_accuracy", "pass@1", "format", "truncated", "mean_tokens")
+
+
+COMMAND = re.compile(rf"(?<![\w/.-])algorist(?= (?:{'|'.join(VERBS)})\b)")
+
+
+def program() -> str:
+    """Return what starts this program from the folder that it was started in."""
+    script = next(
+        (p for p in (Path(sys.argv[0]), Path(sys.executable).with_name("algorist")) if _is_script(p)), None
+    )
+    if script is None:
+        return f"{_short(Path(sys.executable))} -m algorist"
+    known = shutil.which("algorist")
+    return "algorist" if known and Path(known).samefile(script) else _short(script)
+
+
+def as_typed(text: str) -> str:
+    """Return a text with each ``algorist VERB`` as it can be typed."""
+    return COMMAND.sub(lambda _: program(), text)
+
+
+def _is_script(path: Path) -> bool:
+    return path.name == "algorist" and path.is_file()
+
+
+def _short(path: Path) -> str:
+    place, here = path.absolute(), Path.cwd()
+    text = str(place.relative_to(here)) if place.is_relative_to(here) else str(place)
+    return shlex.quote(text if "/" in text else f"./{text}")
 
 
 class Screen(Console):
@@ -83,12 +123,108 @@ def say(text: str, style: str | None = None, *, stderr: bool = False) -> None:
     (sys.stderr if stderr else sys.stdout).flush()
 
 
-def listing(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
-    """Print rows of the same keys: as a table, or as one JSON array."""
+class Line(NamedTuple):
+    """A text of a view: as it is, so that commands in it, which a model may have written, are not replaced."""
+
+    text: str
+    style: str | None = None
+    whole: bool = False
+    """To be copied or read by a program: never broken."""
+
+
+View = Iterable["str | Line | RenderableType"]
+"""What a verb shows: messages, lines as they are, tables."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a verb returns. A field with a text in ``Annotated`` is a key of ``--json``; others serve the view alone."""
+
+    def view(self, width: int) -> View:
+        """Return what a terminal of ``width`` columns shows."""
+        raise NotImplementedError
+
+    def code(self) -> int:
+        """Return the exit code."""
+        return 0
+
+
+@dataclass(frozen=True)
+class Rows(Result):
+    """Rows of the same keys, shown as a table."""
+
+    rows: Annotated[list[dict[str, Any]], "one object for each line of the table, with its headings as keys"]
+
+    def view(self, width: int) -> View:
+        if self.rows:
+            yield table(list(self.rows[0]), [[str(v) for v in row.values()] for row in self.rows])
+
+
+def keys_of(result: type[Result]) -> dict[str, str]:
+    """Return the keys of a result's JSON with their meaning."""
+    hints = get_type_hints(result, include_extras=True)
+    return {
+        f.name: hints[f.name].__metadata__[0]
+        for f in fields(result)
+        if get_origin(hints[f.name]) is Annotated
+    }
+
+
+def render(result: Result, *, as_json: bool) -> int:
+    """Print what a verb returned, and return the exit code: the only place where results are printed."""
     if as_json:
-        print(json_text(rows))
-    elif rows:
-        console().print(table(list(rows[0]), [[str(value) for value in row.values()] for row in rows]))
+        print(json_text({key: plain(getattr(result, key)) for key in keys_of(type(result))}))
+        return result.code()
+    screen = console()
+    for part in result.view(screen.width):
+        if isinstance(part, str):
+            screen.say(part)
+        elif not isinstance(part, Line):
+            screen.print(part)
+        elif part.whole:
+            screen.print(part.text, style=part.style, soft_wrap=True)
+        else:
+            screen.lines(part.text, part.style)
+    sys.stdout.flush()
+    return result.code()
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON has it: None for NaN and infinity, text for paths and dates."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set)):
+        return [plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, (str, int)) else str(value)
+
+
+def verb(app: typer.Typer, name: str | None = None, **options: Any) -> Callable[[Function], Function]:
+    """Register a function that returns a ``Result`` as a verb with ``--json``; it stays a function that returns it."""
+
+    def register(function: Function) -> Function:
+        signature = inspect.signature(function, eval_str=True)
+        parameters = [p for p in signature.parameters.values() if p.name != "as_json"]
+        knows = len(parameters) < len(signature.parameters)
+
+        def call(*, as_json: bool, **values: Any) -> int:
+            result = function(**values, **({"as_json": as_json} if knows else {}))
+            return render(result, as_json=as_json) if isinstance(result, Result) else result or 0
+
+        functools.update_wrapper(call, function)
+        option = inspect.Parameter(
+            "as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson
+        )
+        vars(call)["__signature__"] = inspect.Signature([*parameters, option], return_annotation=int)
+        returned = signature.return_annotation
+        vars(call)["returns"] = next((t for t in get_args(returned) if t is not type(None)), returned)
+        app.command(name, **options)(call)
+        return function
+
+    return register
 
 
 @contextmanager
@@ -190,18 +326,18 @@ class TerminalDisplay(Lines):
 
 
 def closing_table(
-    drawn: Console,
+    width: int,
     before: dict[str, Any],
     after: dict[str, Any],
     paired: dict[str, Any],
     names: Sequence[str] = ("SFT", "GRPO"),
     only: Sequence[str] | None = CLOSING,
-) -> None:
-    """Print two evaluations of the same problems, each with a 95 % interval, and the paired difference.
+) -> Table:
+    """Return two evaluations of the same problems, each with a 95 % interval, and the paired difference.
 
     Where the terminal is narrow, only the difference has its interval. ``only`` names the metrics; None is all of them.
     """
-    roomy = drawn.width >= ROOMY
+    roomy = width >= ROOMY
 
     def text(interval: Any, name: str) -> str:
         return str(interval.text(name) if roomy else interval.text(name).partition(" [")[0])
@@ -217,4 +353,4 @@ def closing_table(
         if name in before and name in after
     ]
     what = "95 % intervals" if roomy else "95 % interval of the difference"
-    drawn.print(table(("", *names, "paired difference"), rows, title=f"held-out problems, {what}"))
+    return table(("", *names, "paired difference"), rows, title=f"held-out problems, {what}")

@@ -1,16 +1,17 @@
-"""``algorist watch RUN``."""
+"""``algorist watch RUN`` and ``report``: a run as it trains, and its page."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from algorist.cli.terminal import console, printing_above, say
+from algorist.cli.terminal import Result, View, console, printing_above, say, verb
 from algorist.errors import DAMAGED
 from algorist.store.run_log import clock
 from algorist.store.safe_text import printable
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from algorist.store.run_folder import RunFolder
 
 app = typer.Typer(add_completion=False)
+report_app = typer.Typer(add_completion=False)
 BARS = "▁▂▃▄▅▆▇█"
 CURVES = (
     ("loss", "loss"),
@@ -35,53 +37,90 @@ CURVES = (
 )
 
 
-@app.command(
-    epilog="Example: algorist watch runs/quickstart · algorist watch runs/quickstart --web · Next: algorist diagnose runs/quickstart"
+@dataclass(frozen=True)
+class State(Result):
+    """Where a run is."""
+
+    run: Annotated[str, "the run folder"]
+    running: Annotated[bool, "whether a process trains there"]
+    finished_stages: Annotated[list[str], "in their order"]
+    stage: Annotated[str | None, "of the last line of metrics"]
+    step: Annotated[int | None, "of the last line"]
+    steps: Annotated[int | None, "of the stage, as planned"]
+    seconds_left: Annotated[float | None, "of the stage, by the pace so far"]
+    seconds_since_last_line: Annotated[float | None, "age of the last line"]
+    curves: Annotated[dict[str, list[float]], "label → values of the stage"]
+    findings: Annotated[list[str], "what diagnose finds, one line each"]
+
+    def view(self, width: int) -> View:
+        """A head, a line per curve, drawn in blocks, with its first, best and last value, the findings."""
+        from rich.table import Table
+        from rich.text import Text
+
+        age, total = self.seconds_since_last_line, f"/{self.steps}" if self.steps else ""
+        where = f"{self.stage} {self.step}{total}" if self.stage else "no step yet"
+        head = (
+            f"{self.run} · {'running' if self.running else 'not running'} · {where}"
+            + (f" · last line {clock(age)} ago" if age is not None else "")
+            + f" · finished: {', '.join(self.finished_stages) or 'nothing'}"
+        )
+        curves = Table(box=None, pad_edge=False)
+        for name in ("", "first", "last", "low", "high", ""):
+            curves.add_column(name, justify="right" if name else "left", no_wrap=True)
+        for label, values in self.curves.items():
+            numbers = (f"{v:.3g}" for v in (values[0], values[-1], min(values), max(values)))
+            curves.add_row(label, *numbers, blocks(values))
+        yield Text(printable(head), style="bold")
+        yield curves
+        for line in self.findings:
+            yield Text(printable(line), style="yellow")
+
+
+@verb(
+    app,
+    epilog="Example: algorist watch runs/quickstart · algorist watch runs/quickstart --web · Next: algorist diagnose runs/quickstart",
 )
 def watch(
     run: Annotated[Path, typer.Argument(help="A run folder; the run may be in another window.")],
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Look once, print one JSON object.")] = False,
     web: Annotated[
         bool, typer.Option("--web", help="A live page for a browser on this machine, until Ctrl-C.")
     ] = False,
     port: Annotated[int, typer.Option(help="Port of --web; 0: any that is free.", min=0, max=65535)] = 0,
-) -> None:
+    as_json: bool = False,
+) -> State:
     """Watch a run from another window: where it is, its curves, what is wrong. Ends with the run, or with Ctrl-C."""
     from rich.live import Live
 
     from algorist.store.run_folder import RunFolder
 
     folder = RunFolder.open(run)
-    if as_json:
-        print(json.dumps(state(folder)))
-        return
     if web:
         _serve(folder, port, every)
-        return
     drawn = console()
-    if once or not drawn.can_redraw:
-        drawn.print(picture(state(folder)))
-        return
+    if web or once or as_json or not drawn.can_redraw:
+        return state(folder)
     live = Live(
         picture(state(folder)),
         console=drawn,
         refresh_per_second=4,
         redirect_stdout=False,
         redirect_stderr=False,
+        transient=True,
     )
     with printing_above(drawn), live:
         while folder.is_running():
             time.sleep(every)
             live.update(picture(state(folder)))
+    return state(folder)
 
 
 def _serve(folder: RunFolder, port: int, every: float) -> None:
     """Serve the live page until Ctrl-C."""
     from algorist.report.live import HOST, LivePage, make_server
 
-    server, address = make_server(LivePage(folder, lambda: state(folder), every), port)
+    server, address = make_server(LivePage(folder, lambda: vars(state(folder)), every), port)
     number = server.server_address[1]
     say(
         f"{folder.path}, live, for this machine only and whoever knows the token (Ctrl-C ends the page, not the run):"
@@ -92,8 +131,8 @@ def _serve(folder: RunFolder, port: int, every: float) -> None:
         server.serve_forever()
 
 
-def state(folder: RunFolder) -> dict[str, Any]:
-    """Return where a run is: running or not, stage, step, age of its last line in seconds, curves, findings."""
+def state(folder: RunFolder) -> State:
+    """Return where a run is."""
     from algorist.diagnosis.diagnose import diagnose
     from algorist.store.read import metrics
 
@@ -104,18 +143,19 @@ def state(folder: RunFolder) -> dict[str, Any]:
         label: [line[name] for line in lines if line.get("stage") == stage and line.get(name) is not None]
         for name, label in CURVES
     }
-    return {
-        "run": str(folder.path),
-        "running": folder.is_running(),
-        "finished_stages": list(folder.stages()),
-        "stage": stage,
-        "step": last.get("step"),
-        "steps": _steps(folder, stage),
-        "seconds_left": _seconds_left(lines, _steps(folder, stage)),
-        "seconds_since_last_line": round(time.time() - last["time"], 1) if "time" in last else None,
-        "curves": {label: values for label, values in curves.items() if values},
-        "findings": [finding.one_line() for finding in diagnose(folder.path)],
-    }
+    steps = _steps(folder, stage)
+    return State(
+        run=str(folder.path),
+        running=folder.is_running(),
+        finished_stages=list(folder.stages()),
+        stage=stage,
+        step=last.get("step"),
+        steps=steps,
+        seconds_left=_seconds_left(lines, steps),
+        seconds_since_last_line=round(time.time() - last["time"], 1) if "time" in last else None,
+        curves={label: values for label, values in curves.items() if values},
+        findings=[finding.one_line() for finding in diagnose(folder.path)],
+    )
 
 
 def _seconds_left(lines: list[dict[str, Any]], steps: int | None) -> float | None:
@@ -147,28 +187,11 @@ def _steps(folder: RunFolder, stage: str | None) -> int | None:
         return None
 
 
-def picture(now: dict[str, Any]) -> RenderableType:
-    """Return the state as a table: one line per curve, drawn in blocks, with its first, best and last value."""
+def picture(now: State) -> RenderableType:
+    """Return the state as one drawing, to be drawn again."""
     from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
 
-    age = now["seconds_since_last_line"]
-    total = f"/{now['steps']}" if now["steps"] else ""
-    where = f"{now['stage']} {now['step']}{total}" if now["stage"] else "no step yet"
-    head = (
-        f"{now['run']} · {'running' if now['running'] else 'not running'} · {where}"
-        + (f" · last line {clock(age)} ago" if age is not None else "")
-        + f" · finished: {', '.join(now['finished_stages']) or 'nothing'}"
-    )
-    table = Table(box=None, pad_edge=False)
-    for name in ("", "first", "last", "low", "high", ""):
-        table.add_column(name, justify="right" if name else "left", no_wrap=True)
-    for label, values in now["curves"].items():
-        numbers = (f"{v:.3g}" for v in (values[0], values[-1], min(values), max(values)))
-        table.add_row(label, *numbers, blocks(values))
-    found = [Text(printable(line), style="yellow") for line in now["findings"]]
-    return Group(Text(printable(head), style="bold"), table, *found)
+    return Group(*cast(Any, now.view(console().width)))
 
 
 def blocks(values: list[float]) -> str:
@@ -179,3 +202,25 @@ def blocks(values: list[float]) -> str:
     low, high = min(means), max(means)
     scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(BARS[round((mean - low) * scale)] for mean in means)
+
+
+@dataclass(frozen=True)
+class Report(Result):
+    """The page that was written."""
+
+    report: Annotated[str, "the HTML file"]
+
+    def view(self, width: int) -> View:
+        yield self.report
+
+
+@verb(report_app, epilog="Example: algorist report runs/quickstart · Next: open runs/quickstart/report.html")
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="A run folder; several are laid over each other.")],
+    to: Annotated[Path | None, typer.Option(help="File of the page about several runs.")] = None,
+) -> Report:
+    """Write a run's report.html, or one page about several runs: curves, final figures, paired differences. Opens offline."""
+    from algorist.report.build import build_report
+    from algorist.report.overlay import build_overlay
+
+    return Report(str(build_report(runs[0]) if len(runs) == 1 and to is None else build_overlay(runs, to)))

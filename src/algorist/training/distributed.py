@@ -144,7 +144,7 @@ class Processes:
 class _StopTogether(StopSignal):
     """A signal reaches the processes in different steps; they agree at the end of each.
 
-    ``algorist run -n N`` asks with a file, because torchrun ends its workers soon after a signal.
+    ``algorist run -n 2 RECIPE`` asks with a file, because torchrun ends its workers soon after a signal.
     """
 
     def __init__(self, say: Callable[[str], None], processes: Processes) -> None:

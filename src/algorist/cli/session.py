@@ -1,4 +1,4 @@
-"""The import of the heavy libraries, which say less while a verb shows its own progress."""
+"""The process of a verb: quiet imports of the heavy libraries, and what is said when Ctrl-C ends it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,20 @@ import gc
 import importlib
 import logging
 import os
+import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from algorist.errors import ConfigError
+from algorist.cli.terminal import program
+from algorist.errors import CheckpointError, ConfigError
+from algorist.store.stages import STAGES, checkpoints
+
+if TYPE_CHECKING:
+    from algorist.store.run_folder import RunFolder
 
 _NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
 _PRECISION = "ACCELERATE_MIXED_PRECISION"
@@ -105,3 +113,55 @@ def without_warnings() -> Iterator[None]:
         yield
     finally:
         logging.disable(before)
+
+
+class Stopped(Exception):
+    """Ctrl-C ended a verb: exit code 130; the message, if any, says what is kept and how to go on."""
+
+
+def command_again(*, resume: bool) -> str:
+    """Return the command of this process, with ``--resume`` (before a ``--``) or without it."""
+    words = [word for word in sys.argv[1:] if word != "--resume"]
+    if resume:
+        place = words.index("--") if "--" in words else len(words)
+        words.insert(place, "--resume")
+    return f"{program()} {shlex.join(words)}"
+
+
+def stopped_at_once(run: Path | None) -> str:
+    """Return one line for a run that ended in the middle of something: what ``run`` keeps and how to go on.
+
+    None is a run that this command has not touched.
+    """
+    from algorist.store.run_folder import RunFolder
+
+    folder = RunFolder(run) if run else None
+    if folder is None or not folder.config.is_file() or not folder.has_begun():
+        only = f" ({run} holds only its settings)" if folder and folder.config.is_file() else ""
+        return f"stopped before the first training step: nothing was trained{only}. Start again: " + (
+            command_again(resume="--resume" in sys.argv)
+        )
+    saved = _saved(folder)
+    if not saved:
+        return (
+            f"stopped before the first checkpoint: nothing that was trained is kept in {run}. "
+            f"Begin again there: {command_again(resume=True)}"
+        )
+    return (
+        f"stopped at once; {run} keeps {', '.join(saved)}, what came after is done again. "
+        f"Continue: {command_again(resume=True)}"
+    )
+
+
+def _saved(folder: RunFolder) -> list[str]:
+    """Return the finished stages, and the newest checkpoint of each stage that is not finished."""
+    try:
+        finished = list(folder.stages())
+    except CheckpointError:
+        finished = []
+    names = [f"finished {stage}" for stage in finished]
+    for stage in STAGES:
+        newest = next(iter(checkpoints(folder.path / stage)), None)
+        if newest is not None and stage not in finished:
+            names.append(f"{stage}/{newest.name}")
+    return names
