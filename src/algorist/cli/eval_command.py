@@ -200,7 +200,6 @@ def _probe(
     """Probe a model on each benchmark; what it wrote goes to ``MODEL-BENCHMARK-PROBE.json`` beside the evaluations."""
     from algorist.evaluation.doors import PROBES
 
-
     PROBES.get(probe)  # before anything is loaded
     import_quietly("algorist.runs.solve")
     from algorist.runs.solve import probe_benchmarks
