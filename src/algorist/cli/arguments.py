@@ -13,8 +13,16 @@ from algorist.store.stages import LAST_FIRST, STAGES
 if TYPE_CHECKING:
     from algorist.config.schema import Recipe
 
+
+def _recipes(incomplete: str) -> list[str]:
+    from algorist.config.load import recipe_names
+
+    return [name for name in recipe_names() if name.startswith(incomplete)]
+
+
 RecipeArgument = Annotated[
-    str, typer.Argument(help="A shipped recipe (algorist recipes list) or a .yaml file.")
+    str,
+    typer.Argument(help="A shipped recipe (algorist recipes list) or a .yaml file.", autocompletion=_recipes),
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -121,10 +129,10 @@ def find_model(model: str | None, runs: Path = Path("runs")) -> tuple[Path | str
         CheckpointError: There is no run, or the run has no finished stage.
     """
     if model is None:
-        found = sorted(runs.glob("*/config.yaml"), key=lambda p: p.stat().st_mtime, reverse=True)
-        if not found:
+        newest = sorted(runs.glob("*/config.yaml"), key=lambda p: p.stat().st_mtime, reverse=True)
+        if not newest:
             raise CheckpointError(f"no run under {runs}/; give --model, or make one: algorist run quickstart")
-        folder = next((p.parent for p in found if _model_in(p.parent)), found[0].parent)
+        folder = next((p.parent for p in newest if _model_in(p.parent)), newest[0].parent)
     elif model == "smollm2":
         return model, None
     else:

@@ -21,7 +21,7 @@ from algorist.cli.arguments import (
     read_tools,
 )
 from algorist.cli.session import import_quietly
-from algorist.cli.terminal import Line, Result, TerminalDisplay, View, say, verb
+from algorist.cli.terminal import Line, Result, TerminalDisplay, View, note, verb
 from algorist.config.load import load_run_recipe
 from algorist.errors import ConfigError, nearest
 
@@ -174,7 +174,6 @@ def _parts(artifact: Artifact, by: list[str]) -> Parts:
 
 def _entry(done: Evaluated, folder: Path, parts: Parts, export: tuple[str, Path] | None) -> dict[str, Any]:
     """Return an evaluation for JSON, and export it where that was asked for."""
-    from algorist.evaluation.artifact import plain_numbers
     from algorist.evaluation.doors import EXPORTERS
 
     artifact = done.artifact
@@ -183,11 +182,8 @@ def _entry(done: Evaluated, folder: Path, parts: Parts, export: tuple[str, Path]
         "dataset": artifact.dataset,
         "n": len({row["problem_id"] for row in artifact.samples}),
         "protocol": artifact.protocol,
-        "metrics": plain_numbers(artifact.metrics),
-        "by": {
-            column: {value: plain_numbers(metrics) for value, metrics in groups.items()}
-            for column, groups in parts.items()
-        },
+        "metrics": artifact.metrics,
+        "by": parts,
     }
     if export is not None:
         entry["export"] = str(EXPORTERS.get(export[0])(done.artifact, export[1], done.label))
@@ -252,10 +248,9 @@ def _announce(where: Path | str, recipe: Recipe | None, name: str | None, limit:
         else "the default; another: --format NAME"
     )
     length = limit or how.max_completion_tokens
-    say(
+    note(
         f"loading {where} · prompt format {how.prompt_format.name} ({origin}) · completions of up to {length} tokens"
-        + ("" if limit else " (--max-new-tokens N)"),
-        stderr=True,
+        + ("" if limit else " (--max-new-tokens N)")
     )
 
 

@@ -11,7 +11,7 @@ import typer
 
 from algorist.cli.arguments import find_model
 from algorist.cli.session import import_quietly
-from algorist.cli.terminal import Result, TerminalDisplay, View, say, verb
+from algorist.cli.terminal import Result, TerminalDisplay, View, note, verb
 from algorist.config.load import load_run_recipe
 from algorist.errors import ConfigError, nearest
 
@@ -129,13 +129,9 @@ def export(
         if target is not None:
             stage = source.parent.name if source.name == "final" or run else "export"
             message = target.commit_message or commit_message(recipe, stage, run.name if run else model)
-            uploaded = upload(place, target, name=str(push_to_hub), message=message, say=_note)
+            uploaded = upload(place, target, name=str(push_to_hub), message=message, say=note)
             lines.append(f"uploaded to {uploaded}")
     return Exported(None if to is None else str(to), list(names), uploaded, warning or None, lines=lines)
-
-
-def _note(text: str) -> None:
-    say(text, stderr=True)
 
 
 def _gguf(
@@ -161,11 +157,11 @@ def _gguf(
 
     with tempfile.TemporaryDirectory(prefix="algorist-gguf-") as temporary:
         whole = Path(temporary) / "model"
-        _note(f"loading {folder} …")
+        note(f"loading {folder} …")
         write_folder(folder if isinstance(folder, Path) else fetch(folder), whole, merge=True)
         solver = Solver.load(whole, recipe=recipe if run else None)
         form = Asked(solver.prompt_format, solver.max_new_tokens, solver.stop_strings)
-        _note(f"writing {', '.join(kinds)} …")
+        note(f"writing {', '.join(kinds)} …")
         files = write_gguf(whole, target, name, kinds, form, solver.policy.tokenizer)
         lines = [f"wrote {file} ({file.stat().st_size / 1e6:.1f} MB)" for file in files]
         lines.append(f"with Ollama: cd {target} && ollama create {name.lower()} -f Modelfile")

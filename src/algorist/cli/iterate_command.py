@@ -88,8 +88,6 @@ def iterate(
     for key in (text.partition("=")[0].strip() for text in overrides or []):
         if key in DECIDED:
             raise ConfigError(f"{key} is decided by --epochs here; give --epochs N instead")
-    from algorist.evaluation.artifact import plain_numbers
-
     display, loaded = TerminalDisplay(stderr=as_json), None
     try:
         loaded = read_recipe(recipe, overrides)
@@ -107,10 +105,7 @@ def iterate(
     except KeyboardInterrupt:
         display.close()
         raise Stopped(_stopped_at_once(loaded)) from None
-    rounds_as_json = [
-        asdict(r) | {"folder": str(r.folder), "metrics": plain_numbers(r.metrics)} for r in done.rounds
-    ]
-    result = Iterated(plain_numbers(done.start), rounds_as_json, done.stopped, done)
+    result = Iterated(dict(done.start), [asdict(r) for r in done.rounds], done.stopped, done)
     if done.stopped:
         render(result, as_json=as_json)
         raise Stopped(f"stopped; everything is saved. Continue: {command_again(resume=True)}")

@@ -46,6 +46,8 @@ TOGETHER = {
     "doctor": "diagnose",
 }
 """Verbs that stand in another one's file, as ``VERB_app``."""
+COMPLETE = "_ALGORIST_COMPLETE"
+"""Variable by which a shell asks for completions."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C; typer returns it in place of the exception."""
 _AFTER_CTRL_C = {
@@ -56,6 +58,10 @@ _AFTER_CTRL_C = {
 
 def main() -> None:
     """Entry point: exit 2 for a user's mistake (one screen, no traceback unless --debug), 1 for a failure."""
+    if COMPLETE in os.environ:
+        from algorist.cli.completion_command import complete
+
+        return complete()
     arguments, rest = sys.argv[1:], []
     if "--" in arguments:  # what follows is text
         arguments, rest = arguments[: arguments.index("--")], arguments[arguments.index("--") :]

@@ -99,19 +99,11 @@ class Presets(Result):
 
         for preset in self.presets:
             about = textwrap.fill(preset["description"], 78, initial_indent="# ", subsequent_indent="# ")
-            lines = [f"  {key}: {one_line_yaml(value)}" for key, value in preset["lines"]["grpo"].items()]
-            yield Line(
-                "\n".join(
-                    [
-                        f"# {preset['name']}, https://arxiv.org/abs/{preset['paper']}",
-                        about,
-                        "grpo:",
-                        *lines,
-                        "",
-                    ]
-                ),
-                whole=True,
+            lines = "\n".join(
+                f"  {key}: {one_line_yaml(value)}" for key, value in preset["lines"]["grpo"].items()
             )
+            head = f"# {preset['name']}, https://arxiv.org/abs/{preset['paper']}"
+            yield Line(f"{head}\n{about}\ngrpo:\n{lines}\n", whole=True)
 
 
 @verb(app, "presets", epilog="Example: algorist recipes presets")

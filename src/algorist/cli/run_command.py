@@ -119,13 +119,7 @@ def run(
     split = next((i for i, word in enumerate(words) if word.startswith("-")), len(words))
     settings, flags = words[:split], words[split:]
     settings += tracking_and_hub(
-        recipe,
-        settings,
-        wandb_project=wandb_project,
-        wandb_entity=wandb_entity,
-        no_wandb=no_wandb,
-        push_to_hub=push_to_hub,
-        hub_model_id=hub_model_id,
+        recipe, settings, wandb_project, wandb_entity, no_wandb, push_to_hub, hub_model_id
     )
     if worker:
         return work(
@@ -146,7 +140,6 @@ def run(
 def tracking_and_hub(
     recipe: str,
     settings: list[str],
-    *,
     wandb_project: str | None = None,
     wandb_entity: str | None = None,
     no_wandb: bool = False,

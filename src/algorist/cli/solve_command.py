@@ -23,7 +23,7 @@ from algorist.cli.arguments import (
     read_tools,
 )
 from algorist.cli.session import import_quietly
-from algorist.cli.terminal import Line, Result, View, say, verb
+from algorist.cli.terminal import Line, Result, View, note, verb
 from algorist.config.load import load_run_recipe
 from algorist.errors import ConfigError, DataError, nearest
 
@@ -142,12 +142,6 @@ def load_solver(
     return Solver.load(
         path, recipe=recipe, prompt_format=prompt_format, template_kwargs=switches, tools=tools
     )
-
-
-def note(text: str) -> None:
-    """Say on standard error what takes its time."""
-
-    say(text, stderr=True)
 
 
 def _server(

@@ -227,6 +227,11 @@ def verb(app: typer.Typer, name: str | None = None, **options: Any) -> Callable[
     return register
 
 
+def note(text: str) -> None:
+    """Say on standard error what takes its time."""
+    say(text, stderr=True)
+
+
 @contextmanager
 def printing_above(drawn: Console) -> Iterator[None]:
     """While ``drawn`` draws something that moves, let what others print come out above it, in whole lines.
