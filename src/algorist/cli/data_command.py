@@ -48,9 +48,7 @@ def list_datasets() -> Rows:
 class Shown(Result):
     """Problems of a dataset."""
 
-    problems: Annotated[
-        list[dict[str, Any]], "per problem: id, question, answer, solution, subject, level and more"
-    ]
+    problems: Annotated[list[Any], "per problem: id, question, answer, solution, subject, level and more"]
 
     def view(self, width: int) -> View:
         for problem in self.problems:

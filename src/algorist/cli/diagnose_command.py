@@ -26,10 +26,7 @@ class Diagnosis(Result):
     run: Annotated[str, "the run folder"]
     healthy: Annotated[bool | None, "true: no finding; null: too little to judge yet"]
     looked_at: Annotated[dict[str, int], "grpo_steps, rollouts, metric_lines"]
-    findings: Annotated[
-        list[dict[str, Any]],
-        "most severe first: name, stage, severity (1 to 3), explanation, evidence, samples, change (recipe lines)",
-    ]
+    findings: Annotated[list[Any], "name, stage, severity (1 to 3), explanation, evidence, samples, change"]
     why_too_little: str
     shown: Any
 

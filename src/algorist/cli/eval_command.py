@@ -48,13 +48,8 @@ class Evaluations(Result):
     """Evaluations of one model."""
 
     model: Annotated[str, "what was evaluated"]
-    evaluations: Annotated[
-        list[dict[str, Any]],
-        "per benchmark: artifact, dataset, n, protocol, metrics (value, low, high), by (column → value → metrics), export",
-    ]
-    probes: Annotated[
-        list[dict[str, Any]], "with --probe memory, per benchmark: artifact, what it knows by heart, rows"
-    ]
+    evaluations: Annotated[list[Any], "per benchmark: artifact, dataset, n, protocol, metrics, by, export"]
+    probes: Annotated[list[Any], "with --probe, per benchmark: artifact, its numbers, rows"]
     lines: list[str]
 
     def view(self, width: int) -> View:

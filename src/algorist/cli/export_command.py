@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,11 +31,8 @@ class Exported(Result):
     files: Annotated[list[str], "its files"]
     uploaded: Annotated[str | None, "the repository"]
     warning: Annotated[str | None, "what its licence or base asks for"]
-    verified: Annotated[
-        list[dict[str, Any]],
-        "with --verify, per GGUF file: type, difference (points: value, low, high), accuracy, problems, gained, lost",
-    ] = field(default_factory=list)
-    lines: list[str] = field(default_factory=list)
+    verified: Annotated[list[Any], "per GGUF file: type, difference, accuracy, problems, gained, lost"]
+    lines: list[str]
 
     def view(self, width: int) -> View:
         return self.lines
@@ -131,7 +128,7 @@ def export(
             message = target.commit_message or commit_message(recipe, stage, run.name if run else model)
             uploaded = upload(place, target, name=str(push_to_hub), message=message, say=note)
             lines.append(f"uploaded to {uploaded}")
-    return Exported(None if to is None else str(to), list(names), uploaded, warning or None, lines=lines)
+    return Exported(None if to is None else str(to), list(names), uploaded, warning or None, [], lines)
 
 
 def _gguf(

@@ -29,9 +29,7 @@ rewards_app = typer.Typer(
 class Graded(Result):
     """The verdicts of the grader."""
 
-    verdicts: Annotated[
-        list[dict[str, Any]], "per answer: correct, reason, extracted (what was read) and the details"
-    ]
+    verdicts: Annotated[list[dict[str, Any]], "per answer: correct, reason, extracted, gold, seconds"]
 
     def view(self, width: int) -> View:
         for verdict in self.verdicts:

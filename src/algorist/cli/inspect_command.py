@@ -18,9 +18,7 @@ app = typer.Typer(add_completion=False)
 class Inspected(Result):
     """Rows of a store."""
 
-    rows: Annotated[
-        list[dict[str, Any]], "per rollout, completion of an evaluation, or row of --sql: its columns"
-    ]
+    rows: Annotated[list[dict[str, Any]], "per rollout, completion or row of --sql: its columns"]
     kind: str
 
     def view(self, width: int) -> View:

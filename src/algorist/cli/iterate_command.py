@@ -27,9 +27,7 @@ class Iterated(Result):
     """Rounds of expert iteration."""
 
     start: Annotated[dict[str, Any], "metrics of the first model"]
-    rounds: Annotated[
-        list[dict[str, Any]], "per round: number, folder, questions, completions, right, solved, metrics"
-    ]
+    rounds: Annotated[list[Any], "per round: number, folder, questions, completions, right, solved, metrics"]
     stopped: Annotated[bool, "whether Ctrl-C ended it"]
     done: Any
 

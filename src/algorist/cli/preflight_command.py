@@ -30,9 +30,7 @@ class Preflighted(Result):
     batch: Annotated[dict[str, Any], "sft, grpo: steps, what a step takes, passes"]
     prompts: Annotated[dict[str, Any], "lengths in tokens, and the context"]
     golds: Annotated[dict[str, Any], "whether the grader can read the gold answers"]
-    sampling: Annotated[
-        dict[str, Any], "pass rate, useful groups, lengths, tags, rewards, grading reasons, completions"
-    ]
+    sampling: Annotated[dict[str, Any], "pass rate, useful groups, lengths, tags, rewards, completions"]
     sft: Annotated[dict[str, Any] | None, "trial steps: seconds, memory"]
     grpo: Annotated[dict[str, Any] | None, "trial steps: seconds, memory"]
     memory_limit: Annotated[int, "bytes of the device"]

@@ -90,9 +90,7 @@ def json_page() -> str:
 class Presets(Result):
     """What each preset is."""
 
-    presets: Annotated[
-        list[dict[str, Any]], "per preset: name, paper (arXiv), description, lines (of a recipe)"
-    ]
+    presets: Annotated[list[dict[str, Any]], "per preset: name, paper, description, lines"]
 
     def view(self, width: int) -> View:
         from algorist.config.yaml_text import one_line_yaml

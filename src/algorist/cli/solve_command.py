@@ -39,11 +39,7 @@ app = typer.Typer(add_completion=False)
 class Answers(Result):
     """What a model answered."""
 
-    answers: Annotated[
-        list[dict[str, Any]],
-        "per question: question, completion, reasoning, answer (null: none in the format), truncated, tools it called; with "
-        "--vote also votes and samples",
-    ]
+    answers: Annotated[list[Any], "per question: question, completion, reasoning, answer, truncated, votes"]
     shown: bool = False
     """In a conversation, already."""
 
