@@ -34,13 +34,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_eval_says_limit_and_format_and_what_to_do(run: Path, verb: Any) -> None:
     code, out, err = verb("eval", str(run), *DATA, "--out", "e", "--name", "n")
     assert code == 0, err
-    assert "prompt format reasoning_answer (its training) · completions of up to 24 tokens" in out
+    assert "prompt format reasoning_answer (its training) · completions of up to 24 tokens" in err
     assert "reasoning_answer, up to 24 tokens" in out
     assert (
         "hint: truncated: Most completions are cut off at 24 tokens" in out and "--max-new-tokens 96" in out
     )
-    code, out, _ = verb("eval", str(run), *DATA, "--out", "f", "--name", "n", "--max-new-tokens", "5")
-    assert "completions of up to 5 tokens" in out and "cut off at 5 tokens" in out
+    code, out, err = verb("eval", str(run), *DATA, "--out", "f", "--name", "n", "--max-new-tokens", "5")
+    assert "completions of up to 5 tokens" in err and "cut off at 5 tokens" in out
     assert "--max-new-tokens 20" in out
     code, out, _ = verb("inspect", "e/n.json", "--wrong", "--limit", "2")
     assert code == 0 and out.count("· gold ") == 2 and "→ " in out
@@ -309,13 +309,31 @@ def test_what_recipes_show_prints_is_a_recipe(verb: Any, tmp_path: Path, options
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_knows_verbs_options_and_recipes(verb: Any, shell: str) -> None:
+def test_a_completion_script_asks_this_program(verb: Any, shell: str) -> None:
     code, out, _ = verb("completion", shell)
-    assert code == 0 and all(word in out for word in ("preflight", "--max-new-tokens", "quickstart"))
-    if shell == "bash":
-        asked = "COMP_WORDS=(algorist run qui); COMP_CWORD=2; _algorist; echo ${COMPREPLY[@]}"
-        told = subprocess.run(["bash", "-c", f"{out}\n{asked}"], capture_output=True, text=True, check=True)
-        assert "quickstart" in told.stdout.split()
+    assert code == 0 and "_ALGORIST_COMPLETE" in out
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("pref", "preflight"),
+        ("eval --max", "--max-new-tokens"),
+        ("run quickst", "quickstart"),
+        ("data ov", "overlap"),
+    ],
+)
+def test_completion_knows_verbs_options_and_recipes(typed: str, offered: str) -> None:
+    words = f"algorist {typed}"
+    asked = {
+        "_ALGORIST_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split()) - 1),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "algorist"], capture_output=True, text=True, env={**os.environ, **asked}
+    )
+    assert offered in done.stdout.split(), done.stderr
 
 
 def test_an_unknown_shell_is_refused(verb: Any) -> None:

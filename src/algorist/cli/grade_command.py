@@ -87,7 +87,7 @@ def grade_one(
 
 
 @dataclass(frozen=True)
-class Regrading(Result):
+class GradedAgain(Result):
     """What grading a store again changes."""
 
     rollouts: Annotated[int, "rollouts that were graded again"]
@@ -135,7 +135,7 @@ def regrade(
         Path | None, typer.Option(help="Write the rollouts whose verdict or reward changes as JSONL.")
     ] = None,
     show: Annotated[int, typer.Option(help="Changed rollouts to print.", min=0)] = 5,
-) -> Regrading:
+) -> GradedAgain:
     """Grade the stored rollouts again and say what changes; the store is not touched. Exit 1 if anything does."""
     from algorist.evaluation.regrade import differences
 
@@ -143,7 +143,7 @@ def regrade(
     rows = result.pop("changed")
     if changed is not None:
         changed.write_text("".join(json.dumps(r, ensure_ascii=True) + "\n" for r in rows), encoding="utf-8")
-    return Regrading(changed=len(rows), shown=rows[:show], **result)
+    return GradedAgain(changed=len(rows), shown=rows[:show], **result)
 
 
 @verb(rewards_app, "list", epilog="Example: algorist rewards list · Next: algorist rewards explain --help")
