@@ -151,7 +151,7 @@ def test_wrong_words_are_refused_before_the_model_is_loaded(run: Path) -> None:
         (("--data", "gsm8j"), "Did you mean 'gsm8k'"),
         (("--protocol", "gredy"), "Did you mean 'greedy'"),
         (("--by", "subjekt"), "Did you mean 'subject'"),
-        (("--export", "helm", "x"), "--export lm-eval FOLDER"),
+        (("--export", "helm", "x"), "unknown export 'helm'. Known: inspect, lm-eval"),
         (("--path", "x.jsonl"), "--data NAME --path x.jsonl"),
         (("--data", "gsm8k", "--data", "math", "--name", "x"), "would name 2 artifacts"),
     ):

@@ -65,6 +65,12 @@ def _settings(form: PromptFormat) -> Iterator[str]:
     for key, value in form.template_kwargs.items():
         assert key.isidentifier(), key
         yield f"set {key} = {key} if {key} is defined else {_literal(value)}"
+    if form.message:
+        before, after = map(_literal, form.message.split("{question}", 1))
+        last = "messages[-1]['content']"
+        yield f"if messages and messages[-1]['role'] == 'user' and {last} is string and not {last}.startswith({before})"
+        yield f"set messages = messages[:-1] + [{{'role': 'user', 'content': {before} + ({last} | trim) + {after}}}]"
+        yield "endif"
     if not form.system_prompt:
         return
     system, first = _literal(form.system_prompt), "messages[0]['content']"

@@ -89,7 +89,7 @@ class PromptFormat:
     """A prompt format with reasoning and answer blocks.
 
     ``raw_template`` None means chat: the prompt is a system and a user message. A string means raw text, where
-    ``{question}`` is replaced. ``prefilled_start`` says that the prompt already ends with the opening reasoning tag,
+    ``{question}`` is replaced. ``message`` is the text of the user's message around ``{question}``; empty: the question alone. ``prefilled_start`` says that the prompt already ends with the opening reasoning tag,
     so that a completion starts inside the reasoning. ``block_join`` comes between the two blocks, ``inner`` between
     a tag and its content, in what we render; parsing accepts any whitespace there. ``template_kwargs`` are switches of
     the chat template (``enable_thinking``); ``system_role`` user puts the system prompt before the question. ``turns`` replies
@@ -106,6 +106,7 @@ class PromptFormat:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
     system_role: Literal["system", "user"] = "system"
     turns: TurnSource | None = field(default=None, hash=False)
+    message: str = ""
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -134,11 +135,12 @@ class PromptFormat:
         """Return the prompt of a question: chat messages, or the raw text of a raw format."""
         if self.raw_template is not None:
             return self.raw_template.replace("{question}", question.strip())
-        last: Message = {"role": "user", "content": question.strip()}
+        content = self.message.replace("{question}", question.strip()) or question.strip()
+        last: Message = {"role": "user", "content": content}
         if not self.system_prompt:
             return [last]
         if self.system_role == "user":
-            return [{"role": "user", "content": f"{self.system_prompt}\n\n{question.strip()}"}]
+            return [{"role": "user", "content": f"{self.system_prompt}\n\n{content}"}]
         return [{"role": "system", "content": self.system_prompt}, last]
 
     def prefill(self) -> str:

@@ -16,21 +16,18 @@ from algorist.types import Message, Parsed, Problem
 class Published(QuestionOnly):
     """A prompt without tags.
 
-    ``message`` is the text of a chat's only message, with ``{question}``. The answer is the first match of ``stated``, or the last box
+    The answer is the first match of ``stated``, or the last box
     where there is no such pattern; ``closing`` states one in a demonstration. ``shots`` has by question what comes before it.
     """
 
-    message: str = ""
     stated: str = ""
     closing: str = "\n\\boxed{{answer}}"
     shots: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def render(self, question: str) -> list[Message] | str:
         """Return the prompt of a question."""
-        text = (self.raw_template or self.message).replace("{question}", question.strip())
-        if self.raw_template is None:
-            return [{"role": "user", "content": text}]
-        return self.shots.get(question.strip(), "") + text
+        prompt = super().render(question)
+        return self.shots.get(question.strip(), "") + prompt if isinstance(prompt, str) else prompt
 
     def demonstrate(self, reasoning: str, answer: str) -> str:
         """Return the reasoning and the sentence that states the answer."""
