@@ -68,9 +68,9 @@ def _settings(form: PromptFormat) -> Iterator[str]:
     if form.message:
         before, after = map(_literal, form.message.split("{question}", 1))
         last = "messages[-1]['content']"
-        yield f"if messages and messages[-1]['role'] == 'user' and {last} is string and not {last}.startswith({before})"
-        yield f"set messages = messages[:-1] + [{{'role': 'user', 'content': {before} + ({last} | trim) + {after}}}]"
-        yield "endif"
+        bare = f"messages and messages[-1]['role'] == 'user' and {last} is string and not {last}.startswith({before})"
+        message = f"[{{'role': 'user', 'content': {before} + ({last} | trim) + {after}}}]"
+        yield f"set messages = messages[:-1] + {message} if {bare} else messages"
     if not form.system_prompt:
         return
     system, first = _literal(form.system_prompt), "messages[0]['content']"

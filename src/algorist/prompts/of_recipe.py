@@ -31,10 +31,8 @@ def recipe_format(recipe: Recipe) -> PromptFormat:
         except OSError as error:
             raise ConfigError(f"prompt.system_prompt_path: {error}") from None
         except UnicodeDecodeError as error:
-            raise ConfigError(
-                f"prompt.system_prompt_path: {section.system_prompt_path} is not UTF-8 (byte {error.start}); save it as "
-                "UTF-8, for instance with: iconv -f latin1 -t utf-8 FILE"
-            ) from None
+            where = f"{section.system_prompt_path} is not UTF-8 (byte {error.start})"
+            raise ConfigError(f"prompt.system_prompt_path: {where}; save it as UTF-8") from None
     form = replace(
         get_format(section.format, system_prompt=system, tags=section.tags),
         template_kwargs=section.template_kwargs,
