@@ -171,7 +171,7 @@ def test_without_the_hub_the_run_ends_well_and_says_how_to_upload_later(
     assert repository.commits[-1].message == "Trial 7"
     assert "model.safetensors" in repository.branches["trial"] and not repository.branches["main"]
     again = cli(*later.split()[1:], "--private")
-    assert again.returncode == 0 and "is public; hub.private changes new ones only" in again.stdout
+    assert again.returncode == 0 and "is public; hub.private changes new ones only" in again.stderr
     assert not repository.private and len(repository.commits) == 1  # nothing new: no empty commit
     words = (
         "run",

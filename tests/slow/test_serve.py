@@ -124,7 +124,7 @@ def test_the_example_answers_the_calls_that_a_server_does_not(
     more = ["sft.max_steps=150", "grpo.enabled=false", "eval.enabled=false", "grpo.max_completion_tokens=64"]
     run_recipe(load_recipe("smoke-cpu", [*settings, *more]).recipe)
     run = folder / "t"
-    here = json.loads(cli("solve", QUESTIONS[0], "--model", str(run), "--json").stdout)
+    (here,) = json.loads(cli("solve", QUESTIONS[0], "--model", str(run), "--json").stdout)["answers"]
     assert here["turns"]
     with serving(run) as (url, said):
         example = Path(__file__).parents[2] / "examples" / "tool_loop.py"
