@@ -76,7 +76,7 @@ def start(folder: Path, *arguments: str, program: tuple[str, ...] = ALGORIST) ->
 
 def call(folder: Path, *arguments: str, code: int = 0, program: tuple[str, ...] = ALGORIST) -> str:
     process = start(folder, *arguments, program=program)
-    output, _ = process.communicate(timeout=240)
+    output, _ = process.communicate(timeout=480)
     assert process.returncode == code, output
     return output
 
