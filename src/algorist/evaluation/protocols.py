@@ -92,7 +92,7 @@ REFERENCES = {
     "math_500": Reference(
         "2", f"{_LIGHTEVAL}math_500.py: pass@1 of one greedy completion", lighteval_math_500, "lighteval_math_500", 32768
     ),
-    # aime24_avg and aime25_avg average 64 samples and leave temperature, top_p and limit to the caller: here those of open-r1's figures.
+    # aime24_avg and aime25_avg average 64 samples and leave temperature, top_p and limit to the caller; these are our choice (open-r1's, from memory).
     "aime_avg": Reference(
         "2", f"{_LIGHTEVAL}aime.py: aime24_avg, aime25_avg", lighteval_aime, "lighteval_aime", 32768, samples=64,
         temperature=0.6, top_p=0.95,
