@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
-
 from algorist.errors import ConfigError, nearest
 
 REQUIRED = inspect.Parameter.empty
@@ -32,6 +30,8 @@ class Parameter:
         Raises:
             ValueError: It is of another type, or out of bounds.
         """
+        from pydantic import ConfigDict, TypeAdapter, ValidationError
+
         try:
             return TypeAdapter(self.kind, config=ConfigDict(allow_inf_nan=False)).validate_python(value)
         except ValidationError as error:
@@ -41,7 +41,7 @@ class Parameter:
 
 def parameters_of(function: Callable[..., Any], without: Iterable[str] = ()) -> dict[str, Parameter]:
     """Return what a function can be set to, by name; ``without`` are the arguments that its caller fills in."""
-    meanings = _meanings(inspect.getdoc(function) or "")
+    meanings = meanings_of(inspect.getdoc(function) or "")
     return {
         p.name: Parameter(p.name, p.default, _kind(p, function), meanings.get(p.name, ""))
         for p in inspect.signature(function).parameters.values()
@@ -91,7 +91,7 @@ def _kind(parameter: inspect.Parameter, function: Callable[..., Any]) -> Any:
     return float if kind is int and parameter.annotation is parameter.empty else kind
 
 
-def _meanings(doc: str) -> dict[str, str]:
+def meanings_of(doc: str) -> dict[str, str]:
     """Return what the ``Args:`` of a docstring say of each parameter, on one line."""
     listed = re.search(r"^Args:\n((?:[ \n].*\n?)+)", doc, re.MULTILINE)
     pairs = re.findall(r"^    (\w+): ((?:.+\n?(?:     +.+\n?)*))", listed[1], re.MULTILINE) if listed else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,7 +24,6 @@ SHOWN = 10
 """Flipped problems that are shown of each kind; ``--json`` has all of them."""
 
 
-@dataclass(frozen=True)
 class Compared(Result):
     """Two evaluations of the same problems."""
 
@@ -74,12 +73,12 @@ class Compared(Result):
             yield f"both runs in one page: {self.next}"
 
 
-@verb(
-    app,
-    epilog="Example: algorist compare runs/quickstart/eval/sft.json runs/quickstart/eval/grpo.json",
-)
+@verb(app)
 def compare(before: ArtifactPath, after: ArtifactPath) -> Compared:
-    """Compare two evaluations on the problems that both have: paired differences, McNemar's test, flipped problems."""
+    """Compare two evaluations on the problems that both have: paired differences, McNemar's test, flipped problems.
+
+    Example: algorist compare runs/quickstart/eval/sft.json runs/quickstart/eval/grpo.json
+    """
     from algorist.evaluation.artifact import read_artifact
     from algorist.evaluation.compare import compare as compare_artifacts
     from algorist.evaluation.compare import on_common_problems

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -35,16 +35,18 @@ Column = Annotated[
 ]
 
 
-@verb(app, "list", epilog="Example: algorist data list")
+@verb(app, "list")
 def list_datasets() -> Rows:
-    """List the adapters. Next: algorist data show NAME."""
+    """List the adapters. Next: algorist data show NAME.
+
+    Example: algorist data list
+    """
     from algorist.data import DATASETS
 
     first = {name: (DATASETS.get(name).__doc__ or "").strip().partition("\n")[0] for name in DATASETS}
     return Rows([{"dataset": name, "what it is": text.replace("``", "")} for name, text in first.items()])
 
 
-@dataclass(frozen=True)
 class Shown(Result):
     """Problems of a dataset."""
 
@@ -55,19 +57,24 @@ class Shown(Result):
             yield Line(json_text(problem, indent=2, default=str), whole=True)
 
 
-@verb(app, "show", epilog="Example: algorist data show local --path sums.csv --column question=Frage -n 2")
+@verb(app, "show")
 def show(
     name: Name,
     path: PathOption = None,
     split: SplitOption = "train",
     column: Column = None,
-    count: Annotated[int, typer.Option("-n", "--count", help="Problems to show.", min=1)] = 3,
+    count: Annotated[int, typer.Option("-n", "--count", min=1)] = 3,
 ) -> Shown:
-    """Show the first problems of a dataset. Next: algorist data check NAME."""
+    """Show the first problems of a dataset. Next: algorist data check NAME.
+
+    Args:
+        count: Problems to show.
+
+    Example: algorist data show local --path sums.csv --column question=Frage -n 2
+    """
     return Shown([asdict(problem) for problem in _load(name, path, split, column)[:count]])
 
 
-@dataclass(frozen=True)
 class Checked(Result):
     """What the grader makes of gold answers."""
 
@@ -107,11 +114,14 @@ class Checked(Result):
         return 1 if self.unreadable else 0
 
 
-@verb(app, "check", epilog="Example: algorist data check gsm8k --path data/gsm8k --split test")
+@verb(app, "check")
 def check(
     name: Name, path: PathOption = None, split: SplitOption = "train", column: Column = None
 ) -> Checked:
-    """Run every gold answer through the grader and list what it cannot read. Exit 1 if there is any."""
+    """Run every gold answer through the grader and list what it cannot read. Exit 1 if there is any.
+
+    Example: algorist data check gsm8k --path data/gsm8k --split test
+    """
     from algorist.data.golds import check_golds
 
     problems = _load(name, path, split, column)
@@ -126,7 +136,6 @@ def check(
     )
 
 
-@dataclass(frozen=True)
 class Rated(Result):
     """How often a model solves each training problem."""
 
@@ -143,21 +152,22 @@ class Rated(Result):
         yield f"{self.problems} problems in {self.table}\nNext: {self.next}"
 
 
-@verb(
-    app,
-    "rate",
-    epilog="Example: algorist data rate oneshot-gsm8k --model runs/oneshot-gsm8k/sft/final --samples 8",
-)
+@verb(app, "rate")
 def rate(
-    recipe: Annotated[str, typer.Argument(help="A shipped recipe or a .yaml file.")],
+    recipe: str,
     overrides: Overrides = None,
-    samples: Annotated[int, typer.Option(help="Completions per problem.", min=1)] = 8,
-    model: Annotated[
-        str | None,
-        typer.Option(help="A run, checkpoint, model folder or hub name instead of the recipe's model."),
-    ] = None,
+    samples: Annotated[int, typer.Option(min=1)] = 8,
+    model: str | None = None,
 ) -> Rated:
-    """Sample each training problem as GRPO would and write its pass rate. Next: data.train.pass_rate=[0.1,0.9]."""
+    """Sample each training problem as GRPO would and write its pass rate. Next: data.train.pass_rate=[0.1,0.9].
+
+    Args:
+        recipe: A shipped recipe or a .yaml file.
+        samples: Completions per problem.
+        model: A run, checkpoint, model folder or hub name instead of the recipe's model.
+
+    Example: algorist data rate oneshot-gsm8k --model runs/oneshot-gsm8k/sft/final --samples 8
+    """
     loaded = read_recipe(recipe, overrides)
     where = None if model is None else find_model(model)[0]
 
@@ -177,7 +187,6 @@ def rate(
     return Rated(str(path), len(entries), samples, dict(sorted(right.items())), again)
 
 
-@dataclass(frozen=True)
 class Sampled(Result):
     """What was drawn, and what was written."""
 
@@ -201,27 +210,26 @@ class Sampled(Result):
         )
 
 
-@verb(
-    app,
-    "sample",
-    epilog="Example: algorist data sample quickstart --model runs/quickstart --samples 8 --out data/right.jsonl",
-)
+@verb(app, "sample")
 def sample(
-    recipe: Annotated[
-        str, typer.Argument(help="A shipped recipe or a .yaml file: problems, prompt, sampling.")
-    ],
+    recipe: str,
     overrides: Overrides = None,
-    out: Annotated[Path, typer.Option(help="The dataset that is written (JSONL).")] = Path("right.jsonl"),
-    samples: Annotated[int, typer.Option(help="Completions per problem.", min=1)] = 8,
-    per_problem: Annotated[
-        int | None, typer.Option(help="Most demonstrations of a problem, the shortest.", min=1)
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="A run, checkpoint, model folder or hub name instead of the recipe's model."),
-    ] = None,
+    out: Path = Path("right.jsonl"),
+    samples: Annotated[int, typer.Option(min=1)] = 8,
+    per_problem: Annotated[int | None, typer.Option(min=1)] = None,
+    model: str | None = None,
 ) -> Sampled:
-    """Sample a model's own completions, or a teacher's, and write the right ones as a dataset for SFT."""
+    """Sample a model's own completions, or a teacher's, and write the right ones as a dataset for SFT.
+
+    Args:
+        recipe: A shipped recipe or a .yaml file: problems, prompt, sampling.
+        out: The dataset that is written (JSONL).
+        samples: Completions per problem.
+        per_problem: Most demonstrations of a problem, the shortest.
+        model: A run, checkpoint, model folder or hub name instead of the recipe's model.
+
+    Example: algorist data sample quickstart --model runs/quickstart --samples 8 --out data/right.jsonl
+    """
     loaded = read_recipe(recipe, overrides)
     where = None if model is None else find_model(model)[0]
 
@@ -251,7 +259,6 @@ OVERLAPS = {
 }
 
 
-@dataclass(frozen=True)
 class Overlap(Result):
     """Held-out questions that training has as well."""
 
@@ -277,13 +284,17 @@ class Overlap(Result):
                 )
 
 
-@verb(app, "overlap", epilog="Example: algorist data overlap gsm8k,split=train gsm8k,split=test")
-def overlap(
-    train: Annotated[str, typer.Argument(help="What is trained on: an adapter or a file, then ,key=value.")],
-    held_out: Annotated[str, typer.Argument(help="What is measured on, written the same way.")],
-    words: Annotated[int, typer.Option(help="Words in a row that count as shared.", min=3)] = 8,
-) -> Overlap:
-    """Count the questions of B that stand in A: word for word, with other numbers, or sharing a run of words."""
+@verb(app, "overlap")
+def overlap(train: str, held_out: str, words: Annotated[int, typer.Option(min=3)] = 8) -> Overlap:
+    """Count the questions of B that stand in A: word for word, with other numbers, or sharing a run of words.
+
+    Args:
+        train: What is trained on: an adapter or a file, then ,key=value.
+        held_out: What is measured on, written the same way.
+        words: Words in a row that count as shared.
+
+    Example: algorist data overlap gsm8k,split=train gsm8k,split=test
+    """
     from algorist.data import load_problems, shared_questions
     from algorist.evaluation.benchmark_option import read_benchmarks
     from algorist.evaluation.estimators import wilson

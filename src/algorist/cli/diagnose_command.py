@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +18,6 @@ app = typer.Typer(add_completion=False)
 doctor_app = typer.Typer(add_completion=False)
 
 
-@dataclass(frozen=True)
 class Diagnosis(Result):
     """What is wrong with a run."""
 
@@ -53,13 +51,15 @@ class Diagnosis(Result):
         return 1 if self.findings else 0
 
 
-@verb(
-    app, epilog="Example: algorist diagnose runs/quickstart · Next: change the lines it prints and run again"
-)
-def diagnose(
-    run: Annotated[Path, typer.Argument(help="A run folder, finished or still training.")],
-) -> Diagnosis:
-    """Say why a run does not learn: causes, evidence, what to change. Exit 1 when there is a finding, else 0."""
+@verb(app)
+def diagnose(run: Path) -> Diagnosis:
+    """Say why a run does not learn: causes, evidence, what to change. Exit 1 when there is a finding, else 0.
+
+    Args:
+        run: A run folder, finished or still training.
+
+    Example: algorist diagnose runs/quickstart · Next: change the lines it prints and run again
+    """
     from algorist.diagnosis.diagnose import find_causes, too_little
     from algorist.diagnosis.signals import read_signals
     from algorist.store.run_folder import RunFolder
@@ -96,7 +96,6 @@ def _counts(signals: Signals) -> dict[str, int]:
     }
 
 
-@dataclass(frozen=True)
 class Environment(Result):
     """What this machine can run."""
 
@@ -123,11 +122,15 @@ class Environment(Result):
         return 1 if self.problems else 0
 
 
-@verb(doctor_app, epilog="Example: algorist doctor --json · Next: algorist run quickstart")
-def doctor(
-    hub: Annotated[bool, typer.Option(help="Try to reach the hub (two seconds).")] = True,
-) -> Environment:
-    """Check versions, devices, the vLLM / TRL pair, disk space and hub access. Exit 1 if something is broken."""
+@verb(doctor_app)
+def doctor(hub: bool = True) -> Environment:
+    """Check versions, devices, the vLLM / TRL pair, disk space and hub access. Exit 1 if something is broken.
+
+    Args:
+        hub: Try to reach the hub (two seconds).
+
+    Example: algorist doctor --json · Next: algorist run quickstart
+    """
     from algorist.diagnosis.environment import environment
 
     return Environment(**environment(hub))

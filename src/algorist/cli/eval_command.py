@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -43,7 +42,6 @@ PROTOCOLS = (
 BY = ("subject", "level", "dataset", "reason")
 
 
-@dataclass(frozen=True)
 class Evaluations(Result):
     """Evaluations of one model."""
 
@@ -56,35 +54,15 @@ class Evaluations(Result):
         return (Line(line) if not line.startswith("  hint:") else line for line in self.lines)
 
 
-@verb(
-    app,
-    epilog="Example: algorist eval runs/quickstart --data gsm8k,limit=200 --data test.jsonl --protocol sampled-8@1 "
-    "· Next: algorist compare A B",
-)
+@verb(app)
 def evaluate_model(
     model: ModelArgument = None,
-    data: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--data",
-            "--dataset",
-            help="Adapter (algorist data list) or file, then ,key=value (path, limit, split, columns, …); may be "
-            "repeated. The run's own held-out set when left out.",
-        ),
-    ] = None,
-    path: Annotated[
-        str | None, typer.Option(help="The --data adapter's local file or folder instead of the hub.")
-    ] = None,
-    split: Annotated[str, typer.Option(help="Split of the datasets.")] = "test",
-    limit: Annotated[int | None, typer.Option(help="Only the first N problems of each.", min=1)] = None,
-    protocol: Annotated[
-        str | None,
-        typer.Option(help=PROTOCOLS),
-    ] = None,
-    samples: Annotated[
-        int | None,
-        typer.Option(help="Sampled completions per problem for pass@k; the run's when left out.", min=0),
-    ] = None,
+    data: Annotated[list[str] | None, typer.Option("--data", "--dataset")] = None,
+    path: str | None = None,
+    split: str = "test",
+    limit: Annotated[int | None, typer.Option(min=1)] = None,
+    protocol: Annotated[str | None, typer.Option(help=PROTOCOLS)] = None,
+    samples: Annotated[int | None, typer.Option(min=0)] = None,
     prompt_format: Format = None,
     template: Template = None,
     tools: Tools = None,
@@ -93,25 +71,31 @@ def evaluate_model(
     by: Annotated[
         list[str] | None, typer.Option(help=f"Break down by {', '.join(BY)}; may be repeated.")
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the artifact; else model and dataset.")] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of the artifact; the run's eval/ when left out.")
-    ] = None,
-    export: Annotated[
-        tuple[str, Path] | None,
-        typer.Option(
-            metavar="lm-eval FOLDER", help="Also write the samples in lm-evaluation-harness's form."
-        ),
-    ] = None,
-    probe: Annotated[
-        str | None,
-        typer.Option(metavar="memory", help="Instead: does the model know the questions by heart?"),
-    ] = None,
-    again: Annotated[bool, typer.Option(help="Evaluate anew what is already there.")] = False,
+    name: str | None = None,
+    out: Path | None = None,
+    export: Annotated[tuple[str, Path] | None, typer.Option(metavar="lm-eval FOLDER")] = None,
+    probe: Annotated[str | None, typer.Option(metavar="memory")] = None,
+    again: Annotated[bool, typer.Option("--again")] = False,
 ) -> Evaluations:
     """Evaluate a run, a checkpoint or a model: greedy accuracy, pass@k, format, length, each with a 95 % interval.
 
     An evaluation that was stopped or killed continues when the same command is given again.
+
+    Args:
+        data: Adapter (algorist data list) or file, then ,key=value (path, limit, split, columns, …); may be repeated.
+            The run's own held-out set when left out.
+        path: The --data adapter's local file or folder instead of the hub.
+        split: Split of the datasets.
+        limit: Only the first N problems of each.
+        samples: Sampled completions per problem for pass@k; the run's when left out.
+        name: Name of the artifact; else model and dataset.
+        out: Folder of the artifact; the run's eval/ when left out.
+        export: Also write the samples in lm-evaluation-harness's form.
+        probe: Instead: does the model know the questions by heart?
+        again: Evaluate anew what is already there.
+
+    Example: algorist eval runs/quickstart --data gsm8k,limit=200 --data test.jsonl --protocol sampled-8@1 · Next:
+    algorist compare A B
     """
     from algorist.config.schema import Recipe
 

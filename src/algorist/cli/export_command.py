@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,7 +22,6 @@ app = typer.Typer(add_completion=False)
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
-@dataclass(frozen=True)
 class Exported(Result):
     """What was written and uploaded."""
 
@@ -38,45 +36,37 @@ class Exported(Result):
         return self.lines
 
 
-@verb(
-    app,
-    epilog="Example: algorist export runs/quickstart --to my-model · Next: algorist solve 'Sam has 17 coins. Sam loses 2. Sam gives 2 to Lea. How many coins does Sam have now?' --model my-model",
-)
+@verb(app)
 def export(
-    words: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="MODEL",
-            help="Run, stage folder, checkpoint, model folder or hub name. After --gguf: more types.",
-        ),
-    ],
-    to: Annotated[Path | None, typer.Option("--to", help="A new folder for the model and its card.")] = None,
-    merge: Annotated[bool, typer.Option("--merge", help="Merge an adapter into its base model.")] = False,
+    words: Annotated[list[str], typer.Argument(metavar="MODEL")],
+    to: Path | None = None,
+    merge: bool = False,
     dtype: Annotated[
         str, typer.Option(help=f"Type of merged weights: {', '.join(_DTYPES)}; auto is the base model's.")
     ] = "auto",
-    push_to_hub: Annotated[
-        str | None, typer.Option("--push-to-hub", metavar="OWNER/NAME", help="Upload it as well.")
-    ] = None,
-    private: Annotated[
-        bool | None, typer.Option("--private/--public", help="Of a new repository; default: private.")
-    ] = None,
-    gguf: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--gguf", metavar="TYPE…", help="Write GGUF files for llama.cpp and Ollama: Q8_0 Q4_K_M …"
-        ),
-    ] = None,
-    verify: Annotated[
-        bool,
-        typer.Option("--verify", help="Evaluate each GGUF file through llama.cpp and print what it loses."),
-    ] = False,
-    data: Annotated[
-        str | None, typer.Option("--data", help="Problems of --verify; the run's held-out set when left out.")
-    ] = None,
-    limit: Annotated[int, typer.Option(help="Most problems of --verify.", min=1)] = 200,
+    push_to_hub: Annotated[str | None, typer.Option(metavar="OWNER/NAME")] = None,
+    private: Annotated[bool | None, typer.Option("--private/--public")] = None,
+    gguf: Annotated[list[str] | None, typer.Option(metavar="TYPE…")] = None,
+    verify: bool = False,
+    data: str | None = None,
+    limit: Annotated[int, typer.Option(min=1)] = 200,
 ) -> Exported:
-    """Write a model with its card into a folder, merged if wanted; upload it, or write GGUF files, if wanted."""
+    """Write a model with its card into a folder, merged if wanted; upload it, or write GGUF files, if wanted.
+
+    Args:
+        words: Run, stage folder, checkpoint, model folder or hub name. After --gguf: more types.
+        to: A new folder for the model and its card.
+        merge: Merge an adapter into its base model.
+        push_to_hub: Upload it as well.
+        private: Of a new repository; default: private.
+        gguf: Write GGUF files for llama.cpp and Ollama: Q8_0 Q4_K_M …
+        verify: Evaluate each GGUF file through llama.cpp and print what it loses.
+        data: Problems of --verify; the run's held-out set when left out.
+        limit: Most problems of --verify.
+
+    Example: algorist export runs/quickstart --to my-model · Next: algorist solve 'Sam has 17 coins. Sam loses 2. Sam
+    gives 2 to Lea. How many coins does Sam have now?' --model my-model
+    """
 
     model, types = words[0], [*(gguf or []), *words[1:]]
     if gguf is None and (types or verify):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,7 +25,6 @@ rewards_app = typer.Typer(
 )
 
 
-@dataclass(frozen=True)
 class Graded(Result):
     """The verdicts of the grader."""
 
@@ -45,26 +44,28 @@ class Graded(Result):
         return 0 if all(verdict["correct"] for verdict in self.verdicts) else 1
 
 
-@verb(
-    app,
-    epilog="Example: algorist grade --answer 0.5 --gold 1/2 · algorist grade --completion '<answer>0.5</answer>' --gold 1/2 · Next: algorist rewards explain --help",
-)
+@verb(app)
 def grade_one(
-    answer: Annotated[str | None, typer.Option(help="An extracted answer.")] = None,
-    completion: Annotated[str | None, typer.Option(help="A whole completion, read in --format.")] = None,
-    gold: Annotated[str | None, typer.Option(help="The gold answer.")] = None,
-    file: Annotated[
-        Path | None, typer.Option("--file", help="A JSONL file with answer or completion, and gold.")
-    ] = None,
-    prompt_format: Annotated[
-        str, typer.Option("--format", help="Prompt format of completions; algorist eval --help names them.")
-    ] = "reasoning_answer",
-    matcher: Annotated[
-        str,
-        typer.Option(help="How answers are compared: symbolic, numeric, exact and others (docs/grading.md)."),
-    ] = "symbolic",
+    answer: str | None = None,
+    completion: str | None = None,
+    gold: str | None = None,
+    file: Path | None = None,
+    prompt_format: Annotated[str, typer.Option("--format")] = "reasoning_answer",
+    matcher: str = "symbolic",
 ) -> Graded:
-    """Grade an answer or a completion, with the reason. Exit 0 when all are right, 1 otherwise."""
+    """Grade an answer or a completion, with the reason. Exit 0 when all are right, 1 otherwise.
+
+    Args:
+        answer: An extracted answer.
+        completion: A whole completion, read in --format.
+        gold: The gold answer.
+        file: A JSONL file with answer or completion, and gold.
+        prompt_format: Prompt format of completions; algorist eval --help names them.
+        matcher: How answers are compared: symbolic, numeric, exact and others (docs/grading.md).
+
+    Example: algorist grade --answer 0.5 --gold 1/2 · algorist grade --completion '<answer>0.5</answer>' --gold 1/2 ·
+    Next: algorist rewards explain --help
+    """
     from algorist.data.files import read_rows
     from algorist.grading import grade, grade_completion
     from algorist.prompts import get_format
@@ -86,7 +87,6 @@ def grade_one(
     return Graded(verdicts)
 
 
-@dataclass(frozen=True)
 class GradedAgain(Result):
     """What grading a store again changes."""
 
@@ -118,25 +118,24 @@ class GradedAgain(Result):
         return 1 if self.changed else 0
 
 
-@verb(
-    regrade_app,
-    epilog="Example: algorist regrade runs/quickstart --matcher symbolic --changed changed.jsonl "
-    "· Next: matcher=NAME in the next run",
-)
+@verb(regrade_app)
 def regrade(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
-    matcher: Annotated[
-        str | None,
-        typer.Option(
-            help="How answers are compared (docs/grading.md lists the names); as the run did when left out."
-        ),
-    ] = None,
-    changed: Annotated[
-        Path | None, typer.Option(help="Write the rollouts whose verdict or reward changes as JSONL.")
-    ] = None,
-    show: Annotated[int, typer.Option(help="Changed rollouts to print.", min=0)] = 5,
+    run: Path,
+    matcher: str | None = None,
+    changed: Path | None = None,
+    show: Annotated[int, typer.Option(min=0)] = 5,
 ) -> GradedAgain:
-    """Grade the stored rollouts again and say what changes; the store is not touched. Exit 1 if anything does."""
+    """Grade the stored rollouts again and say what changes; the store is not touched. Exit 1 if anything does.
+
+    Args:
+        run: A run folder.
+        matcher: How answers are compared (docs/grading.md lists the names); as the run did when left out.
+        changed: Write the rollouts whose verdict or reward changes as JSONL.
+        show: Changed rollouts to print.
+
+    Example: algorist regrade runs/quickstart --matcher symbolic --changed changed.jsonl · Next: matcher=NAME in the
+    next run
+    """
     from algorist.evaluation.regrade import differences
 
     result = differences(run, matcher)
@@ -146,9 +145,12 @@ def regrade(
     return GradedAgain(changed=len(rows), shown=rows[:show], **result)
 
 
-@verb(rewards_app, "list", epilog="Example: algorist rewards list · Next: algorist rewards explain --help")
+@verb(rewards_app, "list")
 def list_rewards() -> Rows:
-    """List the registered rewards with their range; another name of a reward stands beside it."""
+    """List the registered rewards with their range; another name of a reward stands beside it.
+
+    Example: algorist rewards list · Next: algorist rewards explain --help
+    """
     from algorist.rewards import REWARDS
 
     names: dict[Any, list[str]] = {}
@@ -165,7 +167,6 @@ def list_rewards() -> Rows:
     return Rows(rows)
 
 
-@dataclass(frozen=True)
 class Explained(Result):
     """What a completion earns."""
 
@@ -181,37 +182,27 @@ class Explained(Result):
         return 1 if self.failed else 0
 
 
-@verb(
-    rewards_app,
-    "explain",
-    epilog="Example: algorist rewards explain --completion '<answer>7</answer>' --answer 7 --recipe quickstart "
-    "'rewards=[ correct, {name: \"my_rewards.py:brevity\", weight: 0.1}]'",  # rich takes [c for markup
-)
+@verb(rewards_app, "explain")
 def explain(
-    completion: Annotated[str, typer.Option(help="The completion.")],
-    answer: Annotated[str, typer.Option(help="The gold answer.")],
+    completion: Annotated[str, typer.Option()],
+    answer: Annotated[str, typer.Option()],
     overrides: Overrides = None,
-    recipe: Annotated[
-        str,
-        typer.Option(
-            help="The recipe (a shipped one or a .yaml file) whose rewards, prompt format and matcher are used."
-        ),
-    ] = "quickstart",
-    row: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE",
-            help="A column of the problem's row under your data's name (also question, subject, level); may be repeated.",
-        ),
-    ] = None,
-    tokens: Annotated[
-        int | None,
-        typer.Option(
-            help="Length in tokens, for rewards that count them; the number of words when left out.", min=0
-        ),
-    ] = None,
+    recipe: str = "quickstart",
+    row: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE")] = None,
+    tokens: Annotated[int | None, typer.Option(min=0)] = None,
 ) -> Explained:
-    """Show each reward of a completion, its weight and the total; exit 1 if one fails. Next: algorist rewards list."""
+    """Show each reward of a completion, its weight and the total; exit 1 if one fails. Next: algorist rewards list.
+
+    Args:
+        completion: The completion.
+        answer: The gold answer.
+        recipe: The recipe (a shipped one or a .yaml file) whose rewards, prompt format and matcher are used.
+        row: A column of the problem's row under your data's name (also question, subject, level); may be repeated.
+        tokens: Length in tokens, for rewards that count them; the number of words when left out.
+
+    Example: algorist rewards explain --completion '<answer>7</answer>' --answer 7 --recipe quickstart 'rewards=[
+    correct, {name: "my_rewards.py:brevity", weight: 0.1}]'
+    """
     from algorist.config import load_recipe
     from algorist.prompts import get_format
     from algorist.rewards import build_rewards

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +13,6 @@ from algorist.store.safe_text import one_line
 app = typer.Typer(add_completion=False)
 
 
-@dataclass(frozen=True)
 class Inspected(Result):
     """Rows of a store."""
 
@@ -31,42 +29,36 @@ class Inspected(Result):
             yield Line(_sample(row) if self.kind == "evaluation" else _rollout(row))
 
 
-@verb(
-    app,
-    epilog="Example: algorist inspect runs/quickstart --sql 'select step, avg(reward) from rollouts group by 1 order by 1' "
-    "· algorist inspect runs/quickstart --wrong --sort=-reward --limit 3 · Next: algorist diagnose runs/quickstart",
-)
+@verb(app)
 def inspect(
-    run: Annotated[Path, typer.Argument(help="A run folder, or an evaluation: RUN/eval/NAME.json.")],
-    step: Annotated[int | None, typer.Option(help="Only this step.")] = None,
-    problem: Annotated[str | None, typer.Option(help="Only this problem id, across steps.")] = None,
-    reason: Annotated[
-        str | None,
-        typer.Option(help="Only this grading reason, such as different, no_answer or equal_number."),
-    ] = None,
-    correct: Annotated[
-        bool | None, typer.Option("--correct/--wrong", help="Only right or only wrong completions.")
-    ] = None,
-    contains: Annotated[
-        str | None, typer.Option(help="Only completions with this text, case ignored.")
-    ] = None,
-    sort: Annotated[
-        str,
-        typer.Option(
-            help="step, reward, advantage or completion_tokens; downwards with a minus: --sort=-reward."
-        ),
-    ] = "step",
-    limit: Annotated[int, typer.Option(help="Rows to show.", min=1)] = 10,
-    sql: Annotated[
-        str | None,
-        typer.Option(
-            help="A SELECT over the views rollouts, metrics and samples (all evaluations), in place of the filters; their "
-            "columns: --sql 'describe rollouts'."
-        ),
-    ] = None,
+    run: Path,
+    step: int | None = None,
+    problem: str | None = None,
+    reason: str | None = None,
+    correct: Annotated[bool | None, typer.Option("--correct/--wrong")] = None,
+    contains: str | None = None,
+    sort: str = "step",
+    limit: Annotated[int, typer.Option(min=1)] = 10,
+    sql: str | None = None,
     as_json: bool = False,
 ) -> Inspected:
-    """Browse or query the stored rollouts of a run, or the completions of an evaluation."""
+    """Browse or query the stored rollouts of a run, or the completions of an evaluation.
+
+    Args:
+        run: A run folder, or an evaluation: RUN/eval/NAME.json.
+        step: Only this step.
+        problem: Only this problem id, across steps.
+        reason: Only this grading reason, such as different, no_answer or equal_number.
+        correct: Only right or only wrong completions.
+        contains: Only completions with this text, case ignored.
+        sort: step, reward, advantage or completion_tokens; downwards with a minus: --sort=-reward.
+        limit: Rows to show.
+        sql: A SELECT over the views rollouts, metrics and samples (all evaluations), in place of the filters; their
+            columns: --sql 'describe rollouts'.
+
+    Example: algorist inspect runs/quickstart --sql 'select step, avg(reward) from rollouts group by 1 order by 1' ·
+    algorist inspect runs/quickstart --wrong --sort=-reward --limit 3 · Next: algorist diagnose runs/quickstart
+    """
     from algorist.store.read import query, rollouts
 
     of_evaluation = run.suffix in (".json", ".parquet")

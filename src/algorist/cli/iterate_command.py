@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import glob
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,7 +22,6 @@ app = typer.Typer(add_completion=False)
 DECIDED = ("sft.epochs", "sft.max_steps")
 
 
-@dataclass(frozen=True)
 class Iterated(Result):
     """Rounds of expert iteration."""
 
@@ -54,31 +53,30 @@ class Iterated(Result):
         yield f"algorist inspect {last}"
 
 
-@verb(
-    app,
-    epilog="Example: algorist iterate quickstart model.name=runs/first/sft/final run_name=better --rounds 2 "
-    "· Next: algorist inspect runs/better-round-1",
-)
+@verb(app)
 def iterate(
     recipe: RecipeArgument,
     overrides: Overrides = None,
-    rounds: Annotated[int, typer.Option(help="How many rounds.", min=1)] = 5,
-    samples: Annotated[int, typer.Option(help="Completions per problem.", min=1)] = 8,
-    questions: Annotated[
-        int, typer.Option(help="Training problems of a round, chosen anew in each.", min=1)
-    ] = 1024,
-    epochs: Annotated[
-        float,
-        typer.Option(help="Passes over the right completions; in place of sft.epochs and sft.max_steps."),
-    ] = 2.0,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the rounds in the same folders.")
-    ] = False,
+    rounds: Annotated[int, typer.Option(min=1)] = 5,
+    samples: Annotated[int, typer.Option(min=1)] = 8,
+    questions: Annotated[int, typer.Option(min=1)] = 1024,
+    epochs: float = 2.0,
+    resume: bool = False,
     as_json: bool = False,
 ) -> Iterated:
     """Expert iteration: sample, keep the right completions, SFT on them, evaluate; again from the model that came out.
 
     Each round is a run of its own, NAME-round-1, NAME-round-2, …
+
+    Args:
+        rounds: How many rounds.
+        samples: Completions per problem.
+        questions: Training problems of a round, chosen anew in each.
+        epochs: Passes over the right completions; in place of sft.epochs and sft.max_steps.
+        resume: Continue the rounds in the same folders.
+
+    Example: algorist iterate quickstart model.name=runs/first/sft/final run_name=better --rounds 2 · Next: algorist
+    inspect runs/better-round-1
     """
 
     if not epochs > 0:

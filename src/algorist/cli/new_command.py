@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +24,6 @@ NONE = "-"
 """No column."""
 
 
-@dataclass(frozen=True)
 class Written(Result):
     """The recipe, reward and test that were written for a data file."""
 
@@ -58,39 +56,37 @@ class Written(Result):
             yield f"  {step}"
 
 
-@verb(
-    app,
-    epilog="Example: algorist new sums.csv · algorist new sums.csv --question Frage --answer Antwort --model tiny",
-)
+@verb(app)
 @without_warnings()  # rows that are left out are counted in what it shows
 def new(
-    data: Annotated[
-        str | None, typer.Argument(metavar="FILE", help="A CSV, JSONL, JSON or Parquet file.")
-    ] = None,
-    question: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the questions.")] = None,
-    answer: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the gold answers.")] = None,
-    solution: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Column of worked solutions, for SFT; - for none.")
-    ] = None,
-    decimal: Annotated[
-        str | None, typer.Option(metavar=". or ,", help="Decimal sign of the gold answers.")
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="tiny, smollm2, a hub name or a folder; one that fits the memory when left out."),
-    ] = None,
-    memory: Annotated[
-        float | None,
-        typer.Option(metavar="GB", help="Memory of the GPU, or of the machine without one.", min=0.5),
-    ] = None,
-    gpu: Annotated[bool | None, typer.Option("--gpu/--cpu", help="Where it will run.")] = None,
-    name: Annotated[
-        str | None, typer.Option(help="Name of recipe and run; that of the file when left out.")
-    ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Take every guess and ask nothing.")] = False,
+    data: Annotated[str | None, typer.Argument(metavar="FILE")] = None,
+    question: Annotated[str | None, typer.Option(metavar="COLUMN")] = None,
+    answer: Annotated[str | None, typer.Option(metavar="COLUMN")] = None,
+    solution: Annotated[str | None, typer.Option(metavar="COLUMN")] = None,
+    decimal: Annotated[str | None, typer.Option(metavar=". or ,")] = None,
+    model: str | None = None,
+    memory: Annotated[float | None, typer.Option(metavar="GB", min=0.5)] = None,
+    gpu: Annotated[bool | None, typer.Option("--gpu/--cpu")] = None,
+    name: str | None = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y")] = False,
     as_json: bool = False,
 ) -> Written:
-    """Write NAME.yaml, NAME_reward.py and its test for a data file; on a terminal, ask what was not named."""
+    """Write NAME.yaml, NAME_reward.py and its test for a data file; on a terminal, ask what was not named.
+
+    Args:
+        data: A CSV, JSONL, JSON or Parquet file.
+        question: Column of the questions.
+        answer: Column of the gold answers.
+        solution: Column of worked solutions, for SFT; - for none.
+        decimal: Decimal sign of the gold answers.
+        model: tiny, smollm2, a hub name or a folder; one that fits the memory when left out.
+        memory: Memory of the GPU, or of the machine without one.
+        gpu: Where it will run.
+        name: Name of recipe and run; that of the file when left out.
+        yes: Take every guess and ask nothing.
+
+    Example: algorist new sums.csv · algorist new sums.csv --question Frage --answer Antwort --model tiny
+    """
     from algorist.runs.first_look import FIELDS, look_at, read_problems
     from algorist.runs.first_recipe import name_for, write_files
 

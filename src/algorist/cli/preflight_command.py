@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False)
 
 
-@dataclass(frozen=True)
 class Preflighted(Result):
     """What can be known before training."""
 
@@ -69,34 +67,30 @@ class Preflighted(Result):
             yield from view_of(finding)
 
 
-@verb(
-    app,
-    epilog="Example: algorist preflight quickstart · algorist preflight quickstart --model runs/quickstart/sft/final · Next: "
-    "change the lines it advises, then algorist run RECIPE",
-)
+@verb(app)
 def preflight(
-    recipe: Annotated[
-        str,
-        typer.Argument(
-            help="A shipped recipe, a .yaml file, or a run or checkpoint folder: its recipe and its model."
-        ),
-    ],
+    recipe: str,
     overrides: Overrides = None,
-    problems: Annotated[int, typer.Option(min=1, help="Training problems to sample from.")] = 24,
-    samples: Annotated[int, typer.Option(min=2, help="Completions per problem.")] = 8,
-    trial: Annotated[bool, typer.Option(help="Also take a few real steps of each stage.")] = True,
-    minutes: Annotated[
-        float, typer.Option(min=0, help="About how long it may take once the model is loaded.")
-    ] = 1.0,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="Sample from this run, checkpoint, adapter, model folder or hub name, after its SFT."
-        ),
-    ] = None,
+    problems: Annotated[int, typer.Option(min=1)] = 24,
+    samples: Annotated[int, typer.Option(min=2)] = 8,
+    trial: bool = True,
+    minutes: Annotated[float, typer.Option(min=0)] = 1.0,
+    model: str | None = None,
     as_json: bool = False,
 ) -> Preflighted:
-    """Before GRPO, on this machine: batch arithmetic, prompts, pass rates, useful groups, variety, tags, memory, time, advice."""
+    """Before GRPO, on this machine: batch arithmetic, prompts, pass rates, useful groups, variety, tags, memory, time, advice.
+
+    Args:
+        recipe: A shipped recipe, a .yaml file, or a run or checkpoint folder: its recipe and its model.
+        problems: Training problems to sample from.
+        samples: Completions per problem.
+        trial: Also take a few real steps of each stage.
+        minutes: About how long it may take once the model is loaded.
+        model: Sample from this run, checkpoint, adapter, model folder or hub name, after its SFT.
+
+    Example: algorist preflight quickstart · algorist preflight quickstart --model runs/quickstart/sft/final · Next:
+    change the lines it advises, then algorist run RECIPE
+    """
     loaded, where = _what(recipe, overrides, model)
 
     screen = console(stderr=as_json)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -25,9 +24,12 @@ def recipes(context: typer.Context) -> None:
         render(list_recipes(), as_json=False)
 
 
-@verb(app, "list", epilog="Example: algorist recipes list")
+@verb(app, "list")
 def list_recipes() -> Rows:
-    """List the shipped recipes. Next: algorist recipes show NAME."""
+    """List the shipped recipes. Next: algorist recipes show NAME.
+
+    Example: algorist recipes list
+    """
     from algorist.config.load import load_recipe, recipe_names
 
     return Rows([{"name": n, "description": load_recipe(n).recipe.description} for n in recipe_names()])
@@ -86,7 +88,6 @@ def json_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-@dataclass(frozen=True)
 class Presets(Result):
     """What each preset is."""
 
@@ -104,9 +105,12 @@ class Presets(Result):
             yield Line(f"{head}\n{about}\ngrpo:\n{lines}\n", whole=True)
 
 
-@verb(app, "presets", epilog="Example: algorist recipes presets")
+@verb(app, "presets")
 def presets() -> Presets:
-    """Show the lines of each grpo.preset, with its paper. Next: algorist recipes show RECIPE grpo.preset=NAME."""
+    """Show the lines of each grpo.preset, with its paper. Next: algorist recipes show RECIPE grpo.preset=NAME.
+
+    Example: algorist recipes presets
+    """
     from algorist.config.presets import preset_named, preset_names
 
     every = [preset_named(name) for name in preset_names()]
@@ -114,7 +118,6 @@ def presets() -> Presets:
     return Presets([{key: getattr(preset, key) for key in keys} for preset in every])
 
 
-@dataclass(frozen=True)
 class Resolved(Result):
     """The values of a recipe."""
 
@@ -125,16 +128,17 @@ class Resolved(Result):
         yield Line(self.page.rstrip("\n"), whole=True)
 
 
-@verb(app, "show", epilog="Example: algorist recipes show quickstart grpo.max_steps=20 --resolved")
-def show(
-    name: Annotated[str, typer.Argument(help="A shipped recipe or a .yaml file.")],
-    overrides: Overrides = None,
-    resolved: Annotated[bool, typer.Option("--resolved", help="Show all values, defaults included.")] = False,
-    describe: Annotated[
-        bool, typer.Option("--describe", help="Say what each key means and which values it takes.")
-    ] = False,
-) -> Resolved:
-    """Show a recipe's values and where each comes from, as a file that can be changed and run. Next: algorist run NAME."""
+@verb(app, "show")
+def show(name: str, overrides: Overrides = None, resolved: bool = False, describe: bool = False) -> Resolved:
+    """Show a recipe's values and where each comes from, as a file that can be changed and run. Next: algorist run NAME.
+
+    Args:
+        name: A shipped recipe or a .yaml file.
+        resolved: Show all values, defaults included.
+        describe: Say what each key means and which values it takes.
+
+    Example: algorist recipes show quickstart grpo.max_steps=20 --resolved
+    """
     from algorist.config.explain import annotated_yaml, explain
     from algorist.config.explain import describe as meaning_of
     from algorist.config.load import load_recipe

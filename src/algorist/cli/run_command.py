@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,7 +25,6 @@ app = typer.Typer(add_completion=False)
 _HEADINGS = {"base": "base", "sft": "SFT", "grpo": "GRPO"}
 
 
-@dataclass(frozen=True)
 class Ran(Result):
     """A finished run."""
 
@@ -53,31 +51,13 @@ class Ran(Result):
             yield "\n".join(self.next)
 
 
-@verb(
-    app,
-    epilog="Example: algorist run quickstart · algorist run quickstart --only sft run_name=first · algorist run -n 2 smoke-cpu "
-    "grpo.batch_size=8 · Next: algorist solve 'Sam has 17 coins. Sam loses 2. Sam gives 2 to Lea. How many coins does Sam have now?'",
-)
+@verb(app)
 def run(
     recipe: RecipeArgument,
     overrides: Overrides = None,
     resume: Resume = False,
-    only: Annotated[
-        str | None,
-        typer.Option(
-            metavar="sft|grpo",
-            help="Only this stage; grpo starts from the finished SFT stage with --resume, else from the recipe's model.",
-        ),
-    ] = None,
-    processes: Annotated[
-        int | None,
-        typer.Option(
-            "-n",
-            "--processes",
-            min=1,
-            help="Several processes, through accelerate; words after -- are its flags.",
-        ),
-    ] = None,
+    only: Annotated[str | None, typer.Option(metavar="sft|grpo")] = None,
+    processes: Annotated[int | None, typer.Option("-n", "--processes", min=1)] = None,
     config: Annotated[
         str | None,
         typer.Option(
@@ -86,29 +66,32 @@ def run(
             help=f"How they share the model: {', '.join(CONFIGS)} or an accelerate file; without -n one per GPU.",
         ),
     ] = None,
-    seeds: Annotated[
-        int | None,
-        typer.Option(help="Run it with N seeds, seed … seed + N - 1: mean, spread, one page.", min=1),
-    ] = None,
-    wandb_project: Annotated[
-        str | None, typer.Option(help="Track with wandb, in this project (tracking.project).")
-    ] = None,
-    wandb_entity: Annotated[str | None, typer.Option(help="User or team in wandb (tracking.entity).")] = None,
-    no_wandb: Annotated[
-        bool, typer.Option("--no-wandb", help="Leave wandb out, whatever the recipe says.")
-    ] = False,
-    push_to_hub: Annotated[
-        bool, typer.Option("--push-to-hub", help="Upload the model after the run (hub.push).")
-    ] = False,
-    hub_model_id: Annotated[
-        str | None, typer.Option(help="Repository owner/name; turns the upload on (hub.model_id).")
-    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1)] = None,
+    wandb_project: str | None = None,
+    wandb_entity: str | None = None,
+    no_wandb: bool = False,
+    push_to_hub: bool = False,
+    hub_model_id: str | None = None,
     worker: Annotated[bool, typer.Option("--worker", hidden=True)] = False,
     as_json: bool = False,
 ) -> Ran | Result | int | None:
     """Run a recipe: data → model → SFT → evaluation → GRPO → evaluation → closing table.
 
     Batch sizes in a recipe are per process.
+
+    Args:
+        only: Only this stage; grpo starts from the finished SFT stage with --resume, else from the recipe's model.
+        processes: Several processes, through accelerate; words after -- are its flags.
+        seeds: Run it with N seeds, seed … seed + N - 1: mean, spread, one page.
+        wandb_project: Track with wandb, in this project (tracking.project).
+        wandb_entity: User or team in wandb (tracking.entity).
+        no_wandb: Leave wandb out, whatever the recipe says.
+        push_to_hub: Upload the model after the run (hub.push).
+        hub_model_id: Repository owner/name; turns the upload on (hub.model_id).
+
+    Example: algorist run quickstart · algorist run quickstart --only sft run_name=first · algorist run -n 2 smoke-cpu
+    grpo.batch_size=8 · Next: algorist solve 'Sam has 17 coins. Sam loses 2. Sam gives 2 to Lea. How many coins does
+    Sam have now?'
     """
     if only is not None and only not in STAGES:
         raise ConfigError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False)
 
 
-@dataclass(frozen=True)
 class Answers(Result):
     """What a model answered."""
 
@@ -47,48 +45,38 @@ class Answers(Result):
         return [] if self.shown else [Line(_text(row)) for row in self.answers]
 
 
-@verb(
-    app,
-    epilog="Example: algorist solve 'Sam has 17 coins. Sam loses 2. Sam gives 2 to Lea. How many coins does Sam have now?' --json "
-    "· a conversation: algorist solve --model runs/quickstart",
-)
+@verb(app)
 def solve(
-    questions: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Questions; without any, one per line from stdin, or on a terminal a conversation."
-        ),
-    ] = None,
+    questions: Annotated[list[str] | None, typer.Argument()] = None,
     model: ModelOption = None,
     prompt_format: Format = None,
     template: Template = None,
     tools: Tools = None,
     no_tools: NoTools = False,
-    samples: Annotated[
-        int, typer.Option("--n", help="Completions per question; more than one are sampled.", min=1, max=1024)
-    ] = 1,
-    vote: Annotated[
-        bool, typer.Option("--vote", help="Give the answer that most of the --n samples agree on.")
-    ] = False,
-    file: Annotated[Path | None, typer.Option("--file", help="A JSONL file with a question column.")] = None,
+    samples: Annotated[int, typer.Option("--n", min=1, max=1024)] = 1,
+    vote: bool = False,
+    file: Path | None = None,
     save: Save = None,
     max_new_tokens: Length = None,
-    temperature: Annotated[
-        float | None,
-        typer.Option(
-            help="Sampling temperature; 0 is greedy, and the default for one completion; else 1.", min=0
-        ),
-    ] = None,
-    endpoint: Annotated[
-        str | None, typer.Option(help="Ask an OpenAI-compatible server, such as http://localhost:8000.")
-    ] = None,
-    served_model: Annotated[
-        str | None,
-        typer.Option(help="The model's name at the server; that of --model, else the first it lists."),
-    ] = None,
+    temperature: Annotated[float | None, typer.Option(min=0)] = None,
+    endpoint: str | None = None,
+    served_model: str | None = None,
     as_json: bool = False,
 ) -> Answers:
-    """Answer questions: the reasoning and the answer, in the format the model was trained with."""
+    """Answer questions: the reasoning and the answer, in the format the model was trained with.
+
+    Args:
+        questions: Questions; without any, one per line from stdin, or on a terminal a conversation.
+        samples: Completions per question; more than one are sampled.
+        vote: Give the answer that most of the --n samples agree on.
+        file: A JSONL file with a question column.
+        temperature: Sampling temperature; 0 is greedy, and the default for one completion; else 1.
+        endpoint: Ask an OpenAI-compatible server, such as http://localhost:8000.
+        served_model: The model's name at the server; that of --model, else the first it lists.
+
+    Example: algorist solve 'Sam has 17 coins. Sam loses 2. Sam gives 2 to Lea. How many coins does Sam have now?'
+    --json · a conversation: algorist solve --model runs/quickstart
+    """
     if vote and samples == 1:
         raise ConfigError("--vote needs several samples to count; write for example --n 8 --vote")
     if samples > 1 and (endpoint is not None or temperature == 0):

@@ -14,7 +14,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TextIO, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    NamedTuple,
+    TextIO,
+    TypeVar,
+    cast,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import typer
 from rich.console import Console, RenderableType
@@ -33,6 +44,7 @@ from rich.table import Table
 from rich.text import Text
 
 from algorist.cli.main import VERBS
+from algorist.parameters import meanings_of
 from algorist.store.run_log import Lines, step_line
 from algorist.store.safe_text import SafeStream, json_text, printable
 
@@ -136,9 +148,13 @@ View = Iterable["str | Line | RenderableType"]
 """What a verb shows: messages, lines as they are, tables."""
 
 
+@dataclass_transform(frozen_default=True)
 @dataclass(frozen=True)
 class Result:
     """What a verb returns. A field with a text in ``Annotated`` is a key of ``--json``; others serve the view alone."""
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True)(cls)
 
     def view(self, width: int) -> View:
         """Return what a terminal of ``width`` columns shows."""
@@ -149,7 +165,6 @@ class Result:
         return 0
 
 
-@dataclass(frozen=True)
 class Rows(Result):
     """Rows of the same keys, shown as a table."""
 
@@ -202,12 +217,18 @@ def plain(value: Any) -> Any:
     return value if value is None or isinstance(value, (str, int)) else str(value)
 
 
-def verb(app: typer.Typer, name: str | None = None, **options: Any) -> Callable[[Function], Function]:
-    """Register a function that returns a ``Result`` as a verb with ``--json``; it stays a function that returns it."""
+def verb(app: typer.Typer, name: str | None = None) -> Callable[[Function], Function]:
+    """Register a function that returns a ``Result`` as a verb with ``--json``; it stays a function that returns it.
+
+    Its help is its docstring: what comes before ``Args:``, what these say of each argument, and the example at the end.
+    """
 
     def register(function: Function) -> Function:
-        signature = inspect.signature(function, eval_str=True)
-        parameters = [p for p in signature.parameters.values() if p.name != "as_json"]
+        signature, doc = inspect.signature(function, eval_str=True), inspect.getdoc(function) or ""
+        meanings = meanings_of(doc)
+        parameters = [
+            _with_help(p, meanings.get(p.name)) for p in signature.parameters.values() if p.name != "as_json"
+        ]
         knows = len(parameters) < len(signature.parameters)
 
         def call(*, as_json: bool, **values: Any) -> int:
@@ -221,10 +242,24 @@ def verb(app: typer.Typer, name: str | None = None, **options: Any) -> Callable[
         vars(call)["__signature__"] = inspect.Signature([*parameters, option], return_annotation=int)
         returned = signature.return_annotation
         vars(call)["returns"] = next((t for t in get_args(returned) if t is not type(None)), returned)
-        app.command(name, **options)(call)
+        what, example = re.split(r"\n\n(?=Args:|Example:)", doc)[0], doc.rpartition("\n\nExample: ")
+        epilog = f"Example: {' '.join(example[2].split())}" if example[1] else None
+        app.command(name, help=what, epilog=epilog)(call)
         return function
 
     return register
+
+
+def _with_help(parameter: inspect.Parameter, meaning: str | None) -> inspect.Parameter:
+    """Return a parameter with its help; what has a default is an option, and one that is False a flag without its opposite."""
+    kind = parameter.annotation
+    if get_origin(kind) is Annotated:
+        (info,) = kind.__metadata__
+        info.help = info.help or meaning
+        return parameter
+    flag = [f"--{parameter.name.replace('_', '-')}"] if parameter.default is False else []
+    made = typer.Option if parameter.default is not parameter.empty else typer.Argument
+    return parameter.replace(annotation=Annotated[kind, made(*flag, help=meaning)])
 
 
 def note(text: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -37,7 +36,6 @@ CURVES = (
 )
 
 
-@dataclass(frozen=True)
 class State(Result):
     """Where a run is."""
 
@@ -76,21 +74,27 @@ class State(Result):
             yield Text(printable(line), style="yellow")
 
 
-@verb(
-    app,
-    epilog="Example: algorist watch runs/quickstart · algorist watch runs/quickstart --web · Next: algorist diagnose runs/quickstart",
-)
+@verb(app)
 def watch(
-    run: Annotated[Path, typer.Argument(help="A run folder; the run may be in another window.")],
-    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
-    web: Annotated[
-        bool, typer.Option("--web", help="A live page for a browser on this machine, until Ctrl-C.")
-    ] = False,
-    port: Annotated[int, typer.Option(help="Port of --web; 0: any that is free.", min=0, max=65535)] = 0,
+    run: Path,
+    every: Annotated[float, typer.Option(min=0.1)] = 2.0,
+    once: bool = False,
+    web: bool = False,
+    port: Annotated[int, typer.Option(min=0, max=65535)] = 0,
     as_json: bool = False,
 ) -> State:
-    """Watch a run from another window: where it is, its curves, what is wrong. Ends with the run, or with Ctrl-C."""
+    """Watch a run from another window: where it is, its curves, what is wrong. Ends with the run, or with Ctrl-C.
+
+    Args:
+        run: A run folder; the run may be in another window.
+        every: Seconds between two looks.
+        once: Look once and end.
+        web: A live page for a browser on this machine, until Ctrl-C.
+        port: Port of --web; 0: any that is free.
+
+    Example: algorist watch runs/quickstart · algorist watch runs/quickstart --web · Next: algorist diagnose
+    runs/quickstart
+    """
     from rich.live import Live
 
     from algorist.store.run_folder import RunFolder
@@ -204,7 +208,6 @@ def blocks(values: list[float]) -> str:
     return "".join(BARS[round((mean - low) * scale)] for mean in means)
 
 
-@dataclass(frozen=True)
 class Report(Result):
     """The page that was written."""
 
@@ -214,12 +217,16 @@ class Report(Result):
         yield self.report
 
 
-@verb(report_app, epilog="Example: algorist report runs/quickstart · Next: open runs/quickstart/report.html")
-def report(
-    runs: Annotated[list[Path], typer.Argument(help="A run folder; several are laid over each other.")],
-    to: Annotated[Path | None, typer.Option(help="File of the page about several runs.")] = None,
-) -> Report:
-    """Write a run's report.html, or one page about several runs: curves, final figures, paired differences. Opens offline."""
+@verb(report_app)
+def report(runs: list[Path], to: Path | None = None) -> Report:
+    """Write a run's report.html, or one page about several runs: curves, final figures, paired differences. Opens offline.
+
+    Args:
+        runs: A run folder; several are laid over each other.
+        to: File of the page about several runs.
+
+    Example: algorist report runs/quickstart · Next: open runs/quickstart/report.html
+    """
     from algorist.report.build import build_report
     from algorist.report.overlay import build_overlay
 
