@@ -38,7 +38,7 @@ EXCEPTIONS = {
     "config/other_names.py": "what other programs call a key is answered with ours",
     "data/load.py": "the key hub of a dataset is its name there",
     "data/adapters.py": "unsloth is who published the dataset",
-    "diagnosis/rules_training.py": "a rule proposes whichever key of the recipe cures a fault",
+    "diagnosis/rules.py": "a rule proposes whichever key of the recipe cures a fault",
     "diagnosis/environment.py": "which releases of foreign packages fit each other",
     "evaluation/protocols.py": "where a protocol comes from: lm_eval/tasks",
     "store/run_folder.py": "the packages whose versions a run records",

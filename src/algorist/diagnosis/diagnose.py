@@ -9,7 +9,7 @@ from typing import Any
 
 from algorist.diagnosis.findings import Finding, Settings
 from algorist.diagnosis.rule import Facts, Share, all_rules, apply
-from algorist.diagnosis.rules_training import MOVING_STEPS
+from algorist.diagnosis.rules import MOVING_STEPS
 from algorist.diagnosis.signals import MIN_GROUPS, MIN_STEPS, Signals, make_batch, read_signals, recent
 from algorist.diagnosis.weights import MOVED_SHARE
 from algorist.store.stages import STAGES

@@ -8,9 +8,9 @@ from pathlib import Path
 from algorist.diagnosis.rule import Rule, all_rules
 
 ROOMS = {
-    "rules_start": "What shows before training",
-    "rules_rollouts": "What shows in the rollouts",
-    "rules_training": "What shows in the training",
+    "start": "What shows before training",
+    "rollouts": "What shows in the rollouts",
+    "training": "What shows in the training",
     "": "What extensions look at",
 }
 """Module of a rule → heading; other modules are extensions."""
@@ -22,8 +22,7 @@ def troubleshooting_page() -> str:
     text = Path(__file__).with_name("troubleshooting.md").read_text(encoding="utf-8")
     rooms: dict[str, list[Rule]] = {room: [] for room in ROOMS}
     for rule in all_rules().values():
-        module = rule.when.__module__.rpartition(".")[2]
-        rooms[module if module in rooms else ""].append(rule)
+        rooms[rule.room].append(rule)
     parts = [
         f"## {ROOMS[room]}\n\n" + "\n".join(map(_section, rules)) for room, rules in rooms.items() if rules
     ]

@@ -172,6 +172,7 @@ class Rule:
         every_stage: Each stage that shows it counts.
         text: Markdown of its section in the page: what it means, how it is recognised, what to do.
         example: Lines of the recipe for the page.
+        room: Its chapter of the page: start, rollouts, training; none for rules of extensions and users.
     """
 
     name: str
@@ -186,6 +187,7 @@ class Rule:
     every_stage: bool = False
     text: str = ""
     example: tuple[str, ...] = ()
+    room: str = ""
 
     def look(self, facts: Facts) -> Finding | None:
         """Return what the rule says of these facts, or None."""
@@ -221,19 +223,27 @@ class Rule:
 RULES: Registry[Rule] = Registry("rule")
 
 
-def make_rule(when: Callable[[Facts], bool], severity: Literal[1, 2, 3], **parts: Any) -> Rule:
+def make_rule(
+    when: Callable[[Facts], bool],
+    severity: Literal[1, 2, 3],
+    *,
+    name: str = "",
+    text: str = "",
+    thresholds: Mapping[str, Any] | None = None,
+    **parts: Any,
+) -> Rule:
     """Return a rule with the name of ``when``, and with its docstring, thresholds by name filled in, as text."""
     named = {
         key: Share(v) if isinstance(v, float) and 0.005 <= v < 1 else v
-        for key, v in when.__globals__.items()
+        for key, v in (thresholds or when.__globals__).items()
         if key.isupper()
     }
-    text = inspect.cleandoc(when.__doc__ or "")
+    text = text or inspect.cleandoc(when.__doc__ or "")
     text = re.sub(r"\{([A-Z_]+)(?::(\w+|\.\w+))?\}", lambda m: _constant(named[m[1]], m[2]), text)
     for key in ("facts", "explains", "samples", "stages", "example"):
         if isinstance(parts.get(key), str):
             parts[key] = tuple(parts[key].split("; " if key == "example" else None))
-    return Rule(name=when.__name__, severity=severity, when=when, text=text, **parts)
+    return Rule(name=name or when.__name__, severity=severity, when=when, text=text, **parts)
 
 
 def rule(severity: Literal[1, 2, 3], **parts: Any) -> Callable[[F], F]:
@@ -249,7 +259,7 @@ def rule(severity: Literal[1, 2, 3], **parts: Any) -> Callable[[F], F]:
 def all_rules() -> dict[str, Rule]:
     """Return the rules by name: the core's and a user's, then those that extensions bring."""
     from algorist.config.schema import Recipe  # noqa: F401 (with the schema the extensions are registered)
-    from algorist.diagnosis import facts, rules_rollouts, rules_start, rules_training  # noqa: F401 (they register what they define)
+    from algorist.diagnosis import facts, rules  # noqa: F401 (they register what they define)
     from algorist.extension import registered
 
     own = [RULES.get(name) for name in RULES]

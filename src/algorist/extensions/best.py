@@ -228,7 +228,7 @@ class KeepBest(Extension):
 
     def _signs_of_collapse(self, values: Mapping[str, float]) -> dict[str, str]:
         """Return for each sign that ``values`` has a say in: what shows it, or an empty text when it is not there."""
-        from algorist.diagnosis.rules_training import (
+        from algorist.diagnosis.rules import (
             COLLAPSED,
             ENTROPY_NATS,
             ENTROPY_TIMES,
