@@ -31,8 +31,8 @@ from models import LONGEST, load_model, make_model, make_tokenizer
 from transformers.trainer_callback import PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from algorist.config.model_section import ModelSection
 from algorist.config.schema import GRPOSection
+from algorist.config.section import ModelSection
 from algorist.models.load import make_policy
 from algorist.models.precision import set_compute
 from algorist.prompts import get_format

@@ -32,7 +32,7 @@ from algorist.data import load_problems
 from algorist.evaluation.estimators import mean_interval, paired_difference, pass_at_k
 from algorist.evaluation.run import EvaluationSetting, evaluate
 from algorist.models.load import load_policy
-from algorist.prompts.of_recipe import recipe_format
+from algorist.prompts.attached import recipe_format
 from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
 from algorist.runs.pipeline import run_recipe

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 
-from algorist.training.hardware import Hardware
+from algorist.training.callbacks import Hardware
 
 
 def main() -> None:

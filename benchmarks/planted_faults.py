@@ -26,7 +26,7 @@ import torch
 
 from algorist.config import load_recipe
 from algorist.diagnosis.diagnose import find_causes
-from algorist.diagnosis.findings import Finding
+from algorist.diagnosis.rule import Finding
 from algorist.diagnosis.signals import read_signals
 from algorist.errors import AlgoristError
 from algorist.runs.pipeline import run_recipe

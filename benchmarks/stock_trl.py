@@ -31,13 +31,12 @@ from algorist.prompts.chat import render_prompt
 from algorist.rewards import RewardSet
 from algorist.rollouts.base import RolloutEngine, SamplingParams
 from algorist.training.checkpoint import ExactCheckpoints
+from algorist.training.distributed import PolicyEngine
 from algorist.training.faults import FiniteSteps
 from algorist.training.grpo import SEED_STRIDE
 from algorist.training.grpo_setup import objective_of, sampling_params
 from algorist.training.objective import advantages_of
-from algorist.training.policy_engine import PolicyEngine
-from algorist.training.rounding import bare_optimizer
-from algorist.training.training_arguments import optim_arguments
+from algorist.training.training_arguments import bare_optimizer, optim_arguments
 from algorist.types import Group, Problem, Rollout
 
 

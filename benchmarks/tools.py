@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from algorist.config.model_section import ModelSection
+from algorist.config.section import ModelSection
 from algorist.evaluation.artifact import read_artifact
 from algorist.evaluation.compare import on_common_problems, paired_metrics
 from algorist.extensions.tools.base import TOOLS, Limits, Tool

@@ -14,8 +14,7 @@ from algorist.config.schema import DatasetSection
 from algorist.data import load_problems
 from algorist.models.load import load_policy
 from algorist.objectives import group_centered, policy_loss
-from algorist.prompts.attached import attached
-from algorist.prompts.of_recipe import how_to_ask
+from algorist.prompts.attached import attached, how_to_ask
 from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
 from algorist.rollouts.base import SamplingParams

@@ -10,8 +10,8 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from algorist.config import load_recipe
-from algorist.config.model_section import ModelSection
 from algorist.config.schema import GRPOSection, Recipe
+from algorist.config.section import ModelSection
 from algorist.extension import Extensions
 from algorist.extensions.reference import KLPenalty
 from algorist.models.load import Policy, make_policy

@@ -229,7 +229,7 @@ class Extension:
         return ()
 
     def preview(self, look: Any) -> Mapping[str, Any] | None:
-        """Return what a look (``preflight/look.py``) before the run shows: ``rows`` and ``advice`` (``why``, ``change``), and numbers."""
+        """Return what a look (``preflight/completions.py``) before the run shows: ``rows`` and ``advice`` (``why``, ``change``), and numbers."""
         return None
 
     def memory(self, model: Any, rows: int, width: int, tokens: int, *, loaded: bool) -> tuple[int, int]:

@@ -11,8 +11,8 @@ import torch
 import transformers as hf
 
 from algorist.config import load_recipe
-from algorist.config.model_section import LoraSection
 from algorist.config.schema import GRPOSection
+from algorist.config.section import LoraSection
 from algorist.models.load import add_lora
 from algorist.models.precision import set_compute
 from algorist.preflight.memory import MIXED_BYTES

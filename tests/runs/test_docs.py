@@ -238,7 +238,7 @@ def call(monkeypatch: pytest.MonkeyPatch) -> Iterator[Call]:
     from algorist.data import DATASETS
     from algorist.diagnosis.rule import FACTS, RULES
     from algorist.grading import MATCHERS
-    from algorist.models.families import FAMILIES
+    from algorist.models.loaders import FAMILIES
     from algorist.prompts import FORMATS
     from algorist.rewards import REWARDS
 

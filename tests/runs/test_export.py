@@ -19,8 +19,8 @@ from algorist.cli.export_command import app
 from algorist.cli.run_command import tracking_and_hub
 from algorist.config.explain import to_yaml
 from algorist.config.load import load_recipe
-from algorist.config.model_section import ModelSection, TinySection
 from algorist.config.schema import Recipe
+from algorist.config.section import ModelSection, TinySection
 from algorist.errors import CheckpointError, ConfigError
 from algorist.extensions.hub.card import model_card
 from algorist.extensions.hub.export import export

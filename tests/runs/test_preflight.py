@@ -17,7 +17,7 @@ from algorist.config import load_recipe
 from algorist.errors import ConfigError
 from algorist.models.load import load_policy
 from algorist.preflight import preflight
-from algorist.preflight.passrates import PassRates, fit_pass_rates
+from algorist.preflight.completions import PassRates, fit_pass_rates
 
 TINY = "model.tiny={vocab_size: 300, hidden_size: 32, layers: 1}"
 

@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from algorist.cli.launch import work
 from algorist.cli.run_command import run_stages
 from algorist.config.load import load_recipe
-from algorist.config.model_section import ModelSection
 from algorist.config.schema import Recipe
+from algorist.config.section import ModelSection
 from algorist.errors import ConfigError, DataError
 from algorist.evaluation.artifact import read_artifact
 from algorist.models.load import make_policy

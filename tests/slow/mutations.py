@@ -29,7 +29,7 @@ ADVANTAGES, LOSSES, RATIOS, KL, STEP = (
     "objectives/advantages.py",
     "objectives/losses.py",
     "objectives/ratios.py",
-    "objectives/kl.py",
+    "objectives/ratios.py",
     "training/step.py",
 )
 MUTATIONS = {

@@ -15,7 +15,7 @@ import torch
 
 import algorist
 from algorist.config.load import load_recipe
-from algorist.config.model_section import ModelSection
+from algorist.config.section import ModelSection
 from algorist.errors import ConfigError, DataError, EngineError, MissingExtraError
 from algorist.extensions.toolkit.oneshot import DEFAULT_GRPO_ARGS, _grpo_section
 from algorist.models.load import make_policy

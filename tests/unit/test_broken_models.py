@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from algorist.config.model_section import ModelSection
+from algorist.config.section import ModelSection
 from algorist.errors import AlgoristError, CheckpointError
 from algorist.extensions.hub.export import export
 from algorist.models.load import load_policy, make_policy

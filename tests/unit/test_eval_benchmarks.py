@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from algorist.config.load import load_recipe
-from algorist.config.model_section import ModelSection, TinySection
 from algorist.config.schema import EvalSection
+from algorist.config.section import ModelSection, TinySection
 from algorist.errors import ConfigError
 from algorist.evaluation.artifact import Artifact, read_artifact
 from algorist.evaluation.benchmark_option import read_benchmarks

@@ -13,7 +13,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from algorist.cli.arguments import find_model
-from algorist.config.model_section import ModelSection
+from algorist.config.section import ModelSection
 from algorist.errors import CheckpointError, ConfigError, MissingExtraError
 from algorist.extensions.gguf import HUB_NAME
 from algorist.models.load import load_policy, load_tokenizer, make_policy

@@ -18,7 +18,7 @@ from algorist.report.build import build_report
 from algorist.report.collect import collect
 from algorist.runs.pipeline import run_recipe
 from algorist.store.run_folder import RunFolder
-from algorist.training.hardware import Hardware, own_memory
+from algorist.training.callbacks import Hardware, own_memory
 
 
 def busy(seconds: float) -> None:

@@ -19,7 +19,7 @@ WITHOUT = {"GLIBC_TUNABLES": "glibc.malloc.perturb=0"}
 FAULTS_OF_A_BLOCK = """
 import ctypes, resource, sys, torch
 from algorist import load_policy
-from algorist.config.model_section import ModelSection
+from algorist.config.section import ModelSection
 from algorist.models.load import make_policy
 
 ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # no huge pages

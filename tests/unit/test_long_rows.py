@@ -11,7 +11,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config, Qwen3MoeConfig
 
 from algorist.errors import TrainingError
-from algorist.training import long_rows
+from algorist.training import packed as long_rows
 from algorist.training.batch import Batch
 from algorist.training.log_probs import LogProbs, packed_log_probs
 from tests.tiny import make_model, make_trainer, parameters_of

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from algorist.cli.main import main
-from algorist.config.model_section import ModelSection
+from algorist.config.section import ModelSection
 from algorist.data import overlap
 from algorist.errors import DataError
 from algorist.extensions.memory_probe.probe import (

@@ -15,8 +15,8 @@ from transformers.utils import is_flash_attn_2_available
 
 from algorist.config.explain import to_yaml
 from algorist.config.load import load_recipe
-from algorist.config.model_section import ModelSection
 from algorist.config.schema import GRPOSection, Recipe, SFTSection
+from algorist.config.section import ModelSection
 from algorist.errors import ConfigError
 from algorist.extensions.vllm.engine import llm_arguments
 from algorist.extensions.vllm.section import ColocatedVLLMSection, VLLMServerSection
@@ -24,8 +24,8 @@ from algorist.extensions.vllm.sleep import SLEEPS_WITH_SEGMENTS, why_no_sleep
 from algorist.models.attention import FLASH, describe, pick_attention, set_attention, takes_flash
 from algorist.models.load import load_policy, make_policy
 from algorist.models.precision import Precision, mixed_precision, pick_precision, set_compute
+from algorist.prompts.attached import recipe_format
 from algorist.prompts.chat import encode_prompt
-from algorist.prompts.of_recipe import recipe_format
 from algorist.rollouts.base import SamplingParams
 from algorist.rollouts.native.engine import NativeEngine
 from algorist.runs.pipeline import run_recipe

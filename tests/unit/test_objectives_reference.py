@@ -78,7 +78,7 @@ def test_entropy_value_and_gradient() -> None:
 
 def test_entropy_in_chunks_and_at_the_edges(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = compute_entropy(t(LOGITS))
-    monkeypatch.setattr("algorist.extensions.toolkit.entropy._CHUNK_ELEMENTS", 3 * V)
+    monkeypatch.setattr("algorist.extensions.toolkit.policy_gradient._CHUNK_ELEMENTS", 3 * V)
     logits = t(LOGITS, grad=True)
     chunked = compute_entropy(logits)
     close(chunked, whole.numpy())

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from algorist.config.model_section import ModelSection
 from algorist.config.schema import GRPOSection
+from algorist.config.section import ModelSection
 from algorist.errors import ConfigError, EngineError
 from algorist.extensions.reference import Reference
 from algorist.extensions.vllm.engine import named_weights
@@ -23,7 +23,7 @@ from algorist.models.precision import compute_dtype, mixed_precision, pick_preci
 from algorist.rollouts import SamplingParams, make_engine
 from algorist.training.batch import Batch
 from algorist.training.log_probs import packed_log_probs
-from algorist.training.rounding import RoundingAdamW, bare_optimizer
+from algorist.training.training_arguments import RoundingAdamW, bare_optimizer
 from tests.tiny import make_trainer
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from algorist.config.load import load_recipe
-from algorist.config.model_section import ModelSection
+from algorist.config.section import ModelSection
 from algorist.errors import ConfigError
 from algorist.models.load import make_policy, prepare_tokenizer
 from algorist.prompts import FORMATS, get_format, missing_tags
+from algorist.prompts.attached import recipe_format
 from algorist.prompts.chat import render_prompt
-from algorist.prompts.of_recipe import recipe_format
 
 TAGGED = [name for name in FORMATS if FORMATS.get(name).tags.all()]
 words = st.text(alphabet="abc 0123456789+-*/=.\n", min_size=1).filter(lambda s: s.strip())

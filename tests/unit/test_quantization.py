@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from algorist.config.load import load_recipe
-from algorist.config.model_section import LoraSection, ModelSection
+from algorist.config.section import LoraSection, ModelSection
 from algorist.errors import ConfigError, MissingExtraError
 from algorist.models.load import load_policy, make_policy
 from algorist.models.loaders import LOADERS

@@ -11,9 +11,9 @@ from algorist.config.load import load_recipe, recipe_names
 from algorist.config.schema import Recipe
 from algorist.data import DATASETS
 from algorist.grading import MATCHERS
-from algorist.models.families import lora_targets
+from algorist.models.loaders import lora_targets
 from algorist.prompts import FORMATS
-from algorist.prompts.of_recipe import recipe_format
+from algorist.prompts.attached import recipe_format
 from algorist.rewards import build_rewards
 from algorist.runs.plan import check_names
 

@@ -10,8 +10,7 @@ from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from algorist.errors import ConfigError
 from algorist.rollouts import SamplingParams
-from algorist.rollouts.padded_batches import plan_waves
-from algorist.rollouts.sampling import candidate_weights, draw_uniforms, pick, sample
+from algorist.rollouts.sampling import candidate_weights, draw_uniforms, pick, plan_waves, sample
 from algorist.rollouts.stop_strings import StopStrings
 
 

@@ -10,8 +10,7 @@ import pytest
 from algorist.config import load_recipe
 from algorist.config.load import parse_override
 from algorist.diagnosis.diagnose import find_causes, of_evaluation
-from algorist.diagnosis.findings import Settings
-from algorist.diagnosis.rule import FACTS, Facts, Share, all_rules, apply
+from algorist.diagnosis.rule import FACTS, Facts, Settings, Share, all_rules, apply
 from algorist.diagnosis.signals import Signals
 
 RECIPE = load_recipe("quickstart").recipe

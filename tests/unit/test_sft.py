@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from algorist.config.load import load_recipe
-from algorist.config.model_section import ModelSection
+from algorist.config.section import ModelSection
 from algorist.models.load import make_policy
 from algorist.training.sft import AlgoristSFTTrainer, Demonstration, make_sft_trainer, tokenize_demonstrations
 from tests.tiny import CPU, smoke_recipe, tiny_policy

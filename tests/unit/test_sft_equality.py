@@ -113,7 +113,7 @@ def test_a_batch_without_labels_is_left_to_trl(tmp_path: Path) -> None:
 
 
 def test_the_head_sees_only_positions_with_a_label(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from algorist.training import sft_head
+    from algorist.training import sft as sft_head
 
     seen: list[int] = []
     real = sft_head.completion_log_probs

@@ -14,8 +14,8 @@ from peft import LoraConfig, get_peft_model
 from transformers import Qwen2Config
 
 from algorist.config import load_recipe
-from algorist.config.model_section import ModelSection
 from algorist.config.schema import Recipe
+from algorist.config.section import ModelSection
 from algorist.errors import ConfigError
 from algorist.extension import Extensions
 from algorist.extensions.teacher import Distillation, TeacherSection

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from algorist.config.model_section import LoraSection, ModelSection
+from algorist.config.section import LoraSection, ModelSection
 from algorist.models.load import load_policy, make_policy
 from algorist.prompts import get_format
 from algorist.prompts.chat import encode_prompt, render_prompt

@@ -20,7 +20,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from algorist.config.load import load_recipe
-from algorist.config.model_section import ModelSection
+from algorist.config.section import ModelSection
 from algorist.errors import ConfigError, MissingExtraError
 from algorist.models.load import make_policy
 from algorist.runs.pipeline import run_recipe

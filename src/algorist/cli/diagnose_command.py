@@ -11,7 +11,7 @@ import typer
 from algorist.cli.terminal import Line, Result, View, table, verb
 
 if TYPE_CHECKING:
-    from algorist.diagnosis.findings import Finding
+    from algorist.diagnosis.rule import Finding
     from algorist.diagnosis.signals import Signals
 
 app = typer.Typer(add_completion=False)

@@ -9,9 +9,8 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from algorist.config.model_section import ModelSection
 from algorist.config.presets import preset_names
-from algorist.config.section import Section
+from algorist.config.section import ModelSection, Section
 from algorist.errors import MissingExtraError, nearest
 from algorist.extension import open_schema
 from algorist.objectives import ADVANTAGES, LOSSES

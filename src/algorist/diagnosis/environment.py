@@ -51,7 +51,7 @@ def device() -> str:
         memory = torch.cuda.get_device_properties(0).total_memory / 2**30
         variables = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
         allocator = next((f"{v} {os.environ[v]}" for v in variables if v in os.environ), "allocator as it is")
-        from algorist.models.triton_works import why_no_triton
+        from algorist.models.products import why_no_triton
 
         reason = why_no_triton()
         kernels = "Triton works" if reason is None else f"slower without Triton: {reason}"

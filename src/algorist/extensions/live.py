@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from algorist.extension import Control, Event, Extension, extension
 
 if TYPE_CHECKING:
-    from algorist.diagnosis.live import LiveDiagnosis
+    from algorist.diagnosis.diagnose import LiveDiagnosis
 
 
 @extension
@@ -16,7 +16,7 @@ class LiveWarnings(Extension):
     watch: LiveDiagnosis | None = None
 
     def open(self, run: Any) -> None:
-        from algorist.diagnosis.live import LiveDiagnosis
+        from algorist.diagnosis.diagnose import LiveDiagnosis
 
         if run.processes.main:
             self.watch = LiveDiagnosis(self.recipe, run.display.say, str(run.folder.path))

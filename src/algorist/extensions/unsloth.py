@@ -77,7 +77,7 @@ def _load(section: Any, *, dtype: torch.dtype, seed: int, longest: int) -> Any:
     """
     import torch
 
-    from algorist.models.families import lora_targets
+    from algorist.models.loaders import lora_targets
 
     fast, lora = _fast_language_model(), section.lora
     with torch.random.fork_rng(devices=[]):  # Unsloth seeds the process

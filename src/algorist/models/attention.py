@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 from transformers.utils import is_flash_attn_2_available
 
-from algorist.config.model_section import ModelSection
+from algorist.config.section import ModelSection
 from algorist.errors import ConfigError, nearest
 from algorist.models.precision import HALF, compute_dtype
 from algorist.models.sharding import unwrap

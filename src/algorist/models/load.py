@@ -21,13 +21,12 @@ from transformers import (
 )
 
 import algorist.config.schema  # noqa: F401  # finds the extensions, whose keys the model section has
-from algorist.config.model_section import LoraSection, ModelSection
+from algorist.config.section import LoraSection, ModelSection
 from algorist.errors import DAMAGED, AlgoristError, CheckpointError, ConfigError, is_out_of_memory
 from algorist.extension import keys_added_to
 from algorist.models.attention import pick_attention, set_attention
-from algorist.models.families import lora_targets
 from algorist.models.host_memory import keep_freed_memory
-from algorist.models.loaders import loadable_name, loaders, own_loader
+from algorist.models.loaders import loadable_name, loaders, lora_targets, own_loader
 from algorist.models.precision import Precision, pick_precision, set_compute
 from algorist.models.templates import check_template
 from algorist.models.tiny import tiny_model, train_tokenizer

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from algorist.errors import ConfigError
 from algorist.registry import Registry
 
 if TYPE_CHECKING:
     import torch
 
-    from algorist.config.model_section import ModelSection
+    from algorist.config.section import ModelSection
 
 
 class Loader:
@@ -92,3 +93,36 @@ def loadable_name(name: str, revision: str | None = None) -> str:
 def hub_name(name: str) -> str:
     """Return the name on the hub of a model that a recipe names otherwise."""
     return next((one.aliases[name] for one in loaders() if name in one.aliases), name)
+
+
+# ---- what differs between model families: where LoRA adapters go. One entry per family that is not Llama-like
+
+LLAMA_LIKE = {
+    "attention": ["q_proj", "k_proj", "v_proj", "o_proj"],
+    "mlp": ["gate_proj", "up_proj", "down_proj"],
+}
+FAMILIES: dict[str, dict[str, list[str]]] = {
+    "gpt2": {"attention": ["c_attn"], "mlp": ["c_fc"]},
+    "phi3": {"attention": ["qkv_proj", "o_proj"], "mlp": ["gate_up_proj", "down_proj"]},
+    "gpt_neox": {"attention": ["query_key_value", "dense"], "mlp": ["dense_h_to_4h", "dense_4h_to_h"]},
+}
+
+
+def lora_targets(model: Any, modules: str | list[str]) -> str | list[str]:
+    """Return PEFT's target modules for ``attention``, ``attention+mlp``, ``all-linear`` or a list of names.
+
+    Raises:
+        ConfigError: None of the names exists in the model.
+    """
+    if modules == "all-linear":
+        return modules
+    family = FAMILIES.get(model.config.model_type, LLAMA_LIKE)
+    names = modules if isinstance(modules, list) else [n for part in modules.split("+") for n in family[part]]
+    own = {name.rpartition(".")[2] for name, _ in model.named_modules()}
+    targets = [n for n in names if n.rpartition(".")[2] in own]
+    if not targets:
+        raise ConfigError(
+            f"model.lora.target_modules {names}: the model ({model.config.model_type}) has none of these modules; "
+            "take all-linear"
+        )
+    return targets

@@ -12,7 +12,7 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from algorist.config.model_section import TinySection
+from algorist.config.section import TinySection
 
 PAD, BOS, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 

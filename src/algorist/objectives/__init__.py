@@ -20,7 +20,6 @@ from algorist.objectives.advantages import (
     reinforce_plus_plus_baseline,
     useful_groups,
 )
-from algorist.objectives.kl import k1, k2, k3
 from algorist.objectives.losses import (
     LOSSES,
     Loss,
@@ -40,6 +39,9 @@ from algorist.objectives.masks import (
     top_entropy_mask,
 )
 from algorist.objectives.ratios import (
+    k1,
+    k2,
+    k3,
     log_ratio,
     on_policy_sequences,
     sampler_weights,

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 from pydantic import Field
 
 from algorist.errors import ConfigError, nearest
-from algorist.objectives.kl import k3
 from algorist.objectives.masks import masked_sum
-from algorist.objectives.ratios import log_ratio, sequence_ratio, token_ratio
+from algorist.objectives.ratios import k3, log_ratio, sequence_ratio, token_ratio
 from algorist.parameters import REQUIRED, Parameter, check_values, parameters_of
 from algorist.registry import Registry
 from algorist.user_code import load_function

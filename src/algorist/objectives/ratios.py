@@ -118,3 +118,22 @@ def on_policy_sequences(
     )
     advantage = masked_sum(advantages.expand(mask.shape), mask, -1)[:, None] / tokens
     return (advantage >= 0) | (moved <= threshold)
+
+
+# ---- estimates of KL(policy ‖ reference) per token, from samples of the policy
+
+
+def k1(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
+    """Return -log r: unbiased, high variance, negative for half of the tokens. Shapes (B, T) → (B, T)."""
+    return log_probs - ref_log_probs
+
+
+def k2(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
+    """Return (log r)² / 2: low variance, biased; its gradient is that of the true KL. Shapes (B, T) → (B, T)."""
+    return 0.5 * (log_probs - ref_log_probs).square()
+
+
+def k3(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
+    """Return r - 1 - log r: unbiased, low variance, never negative; GRPO's penalty. Shapes (B, T) → (B, T)."""
+    difference = ref_log_probs - log_probs
+    return difference.expm1() - difference

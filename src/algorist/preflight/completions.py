@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from statistics import mean
 from typing import Any
@@ -12,7 +14,6 @@ from algorist.config.schema import Recipe
 from algorist.diagnosis.signals import END_OF_TURN, UNREADABLE
 from algorist.errors import RewardError
 from algorist.models.load import Policy
-from algorist.preflight.passrates import GROUP_SIZES, fit_pass_rates
 from algorist.prompts import PromptFormat
 from algorist.rewards import RewardSet, build_rewards
 from algorist.rollouts.collect import collect
@@ -122,3 +123,81 @@ def _values(
             "low": reward.floor,
         }
     return by_reward
+
+
+# ---- what an extension may look at before a run. A file of its own: extensions need it, and nothing else of the preflight
+
+
+@dataclass(frozen=True)
+class Look:
+    """The policy before any training, and what it solved.
+
+    Attributes:
+        policy: The model that was sampled, with its tokenizer.
+        problems: Those that were sampled.
+        form: The prompt format.
+        samples: Completions of each problem.
+        rates: Share of right completions by the problem's id.
+        before_sft: SFT is still to come, so that GRPO will start from another model.
+        device: Of the policy.
+        say: Shows what is being done.
+    """
+
+    policy: Policy
+    problems: Sequence[Problem]
+    form: PromptFormat
+    samples: int
+    rates: Mapping[str, float]
+    before_sft: bool
+    device: Any
+    say: Callable[[str], None]
+
+
+# ---- from a few samples per problem to the share of useful groups for any group size
+
+GROUP_SIZES = (4, 8, 16, 32)
+
+
+@dataclass(frozen=True, slots=True)
+class PassRates:
+    """The fitted distribution of pass rates: Beta(a, b)."""
+
+    a: float
+    b: float
+
+    def useful_share(self, group_size: int) -> float:
+        """Return the expected share of groups of this size with right and wrong completions."""
+        all_right = math.exp(_log_beta(self.a + group_size, self.b) - _log_beta(self.a, self.b))
+        all_wrong = math.exp(_log_beta(self.a, self.b + group_size) - _log_beta(self.a, self.b))
+        return max(0.0, 1.0 - all_right - all_wrong)
+
+
+def fit_pass_rates(right: Sequence[int], samples: int) -> PassRates:
+    """Fit Beta(a, b) to how many of ``samples`` completions were right, per problem.
+
+    Half a right and half a wrong completion are added over all problems, so that nothing right at all is not taken for
+    impossible.
+
+    Raises:
+        ValueError: No problems, or a count outside 0 … samples.
+    """
+    if not right or samples < 1 or not all(0 <= k <= samples for k in right):
+        raise ValueError(f"expected counts in 0 … {samples}, got {list(right)[:8]}")
+    mean = (sum(right) + 0.5) / (len(right) * samples + 1)
+    best, fitted = -math.inf, PassRates(mean, 1 - mean)
+    for step in range(61):
+        # a + b from 0.03 (all or nothing) to 1000 (all problems alike)
+        spread = 10 ** (-1.5 + 4.5 * step / 60)
+        for shift in (-0.4, -0.2, 0.0, 0.2, 0.4):
+            centre = 1 / (1 + math.exp(-(math.log(mean / (1 - mean)) + shift)))
+            rates = PassRates(centre * spread, (1 - centre) * spread)
+            likelihood = sum(
+                _log_beta(rates.a + k, rates.b + samples - k) - _log_beta(rates.a, rates.b) for k in right
+            )
+            if likelihood > best:
+                best, fitted = likelihood, rates
+    return fitted
+
+
+def _log_beta(a: float, b: float) -> float:
+    return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)

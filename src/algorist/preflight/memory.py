@@ -24,7 +24,7 @@ from algorist.models.precision import HALF, Precision, compute_dtype, on_gpu, we
 from algorist.models.sharding import unwrap
 from algorist.rollouts.native.decoder import cache_dtype
 from algorist.training.batch import Batch
-from algorist.training.hardware import own_memory
+from algorist.training.callbacks import own_memory
 from algorist.training.lm_head import CACHE_BYTES, CHUNK_ELEMENTS, TILE_COLUMNS, TILE_ROWS
 from algorist.training.log_probs import LogProbs, packed_log_probs, recomputes
 from algorist.training.part_size import saved_bytes, state_bytes

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from algorist.config.model_section import LoraSection
 from algorist.config.schema import GRPOSection, Recipe, SFTSection
+from algorist.config.section import LoraSection
 from algorist.extension import Extensions
 from algorist.models.load import add_lora
 from algorist.models.precision import Precision

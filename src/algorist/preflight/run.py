@@ -12,14 +12,14 @@ from typing import Any
 from transformers import AutoConfig
 
 from algorist.config.schema import Recipe
-from algorist.diagnosis.findings import Finding
+from algorist.diagnosis.facts import ENOUGH, ENOUGH_ENDED
+from algorist.diagnosis.rule import Facts, Finding, Settings, Share, all_rules, apply
+from algorist.diagnosis.signals import MIN_GROUPS
 from algorist.grading import why_unreadable
 from algorist.models.load import Policy, load_policy, make_policy
 from algorist.models.loaders import loadable_name, own_loader
 from algorist.models.precision import compute_dtype, pick_precision, weight_dtype
-from algorist.preflight.advice import advise
-from algorist.preflight.completions import sample
-from algorist.preflight.look import Look
+from algorist.preflight.completions import Look, sample
 from algorist.preflight.memory import memory_limit
 from algorist.preflight.memory_advice import ROOM, measured_steps, memory_steps, plan_from_config
 from algorist.preflight.tokenization import out_of_vocabulary, tokenization_facts
@@ -306,3 +306,86 @@ def gold_coverage(problems: Sequence[Problem]) -> dict[str, Any]:
         "readable_share": 1 - len(unread) / max(1, len(problems)),
         "unreadable": [f"{p.id}: {p.answer[:60]} ({why})" for p, why in unread[:5]],
     }
+
+
+# ---- what the preflight measured as facts; the rules say what is wrong and what to change
+
+
+SHARES = {
+    "truncated": "truncated",
+    "truncated_so_far": "truncated",
+    "truncated_answered": "truncated_answered",
+    "end_of_turn": "end_of_turn_as_text",
+    "identical": "identical_groups",
+    "broken_characters": "broken_characters",
+    "pass_rate": "pass_rate",
+    "all_right": "all_right",
+    "all_wrong": "all_wrong",
+}
+"""Fact → what ``completions.sample`` calls it."""
+AFTER_SFT = (
+    "truncated", "truncated_so_far", "finished_unreadable", "broken_characters", "useful_here", "all_right", "all_wrong", "unreadable",
+)  # fmt: skip
+"""Facts that say nothing while SFT is still to come: before it a model from scratch or a base model knows no format."""
+
+
+def advise(recipe: Recipe, look: Preflight) -> list[Finding]:
+    """Return what the rules say, the most severe first; empty when nothing is wrong."""
+    settings, common = Settings(recipe.model_dump()), _facts(recipe, look)
+    views = [
+        Facts(settings, {**common, **_memory(look.planned.get(stage, []))}, stage=stage) for stage in STAGES
+    ]
+    own = [
+        Finding(f"{name}_preview", item["why"], 2, ())
+        for name, seen in look.extensions.items()
+        for item in seen["advice"]
+    ]
+    return [*apply(list(all_rules().values()), *views), *own]
+
+
+def _memory(steps: list[dict[str, Any]]) -> dict[str, Any]:
+    change = {key: value for step in steps for key, value in step["change"].items()}
+    return {"memory_steps": [step["why"] for step in steps] or None, "memory_change": change}
+
+
+def _facts(recipe: Recipe, look: Preflight) -> dict[str, Any]:
+    prompts, golds, sampled = look.prompts, look.golds, look.sampling
+    facts = {**look.tokenization, "do_not_fit": prompts.get("do_not_fit"), "context": prompts.get("context")}
+    facts |= {"looked_at": prompts.get("looked_at"), "golds_unread": 1 - golds.get("readable_share", 1.0)}
+    facts["gold_example"] = next(iter(golds.get("unreadable", ())), "")
+    if sampled:
+        facts |= _sampled(recipe, sampled)
+    if recipe.sft.enabled and look.model is None:
+        facts = {name: value for name, value in facts.items() if name not in AFTER_SFT}
+    return facts
+
+
+def _sampled(recipe: Recipe, sampled: dict[str, Any]) -> dict[str, Any]:
+    facts: dict[str, Any] = {name: Share(sampled[key]) for name, key in SHARES.items()}
+    count = sampled["problems"] * sampled["samples"]
+    facts |= {
+        "where": f"{sampled['problems']} problems × {sampled['samples']}",
+        "reasons": sampled["reasons"],
+    }
+    facts |= {"completions": count, "silent": sampled["unreadable"], "graded": count}
+    if count >= ENOUGH:
+        facts["unreadable"] = Share(sampled["unreadable"] / count)
+    if sampled["problems"] < MIN_GROUPS:
+        del facts["all_right"], facts["all_wrong"]
+    if sampled["ended"] >= ENOUGH_ENDED:
+        facts["finished_unreadable"] = Share(sampled["ended_unreadable"] / sampled["ended"])
+        facts["tags"] = {tag: f"{share:.0%}" for tag, share in sampled["tags"].items()}
+    shares, size = sampled["useful_share"], recipe.grpo.group_size
+    nearest = min(shares, key=lambda g: abs(int(g) - size))
+    facts |= {"useful_share": shares, "useful_here": (nearest, shares[nearest])}
+    rewards = sampled["rewards"]
+    hanging = next((name for name, reward in rewards.items() if reward["hangs"]), None)
+    facts["failures"] = {name: reward["failures"] for name, reward in rewards.items() if reward["failures"]}
+    worst = max(facts["failures"], key=facts["failures"].__getitem__, default=None)
+    if name := hanging or worst:
+        facts |= {
+            "hanging_reward": hanging,
+            "failing_reward": worst,
+            "first_failure": rewards[name]["first_failure"],
+        }
+    return facts

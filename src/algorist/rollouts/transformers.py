@@ -19,8 +19,8 @@ from algorist.errors import EngineError
 from algorist.models.sharding import is_sharded, unwrap, why_not_by_forward
 from algorist.rollouts.base import Completions, Prompts, SamplingParams, Turns
 from algorist.rollouts.model_info import ModelSetting
-from algorist.rollouts.padded_batches import left_pad, plan_waves
 from algorist.rollouts.row_state import Rows
+from algorist.rollouts.sampling import left_pad, plan_waves
 
 
 class TransformersEngine:

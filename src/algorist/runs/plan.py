@@ -24,8 +24,8 @@ from algorist.errors import CheckpointError, ConfigError, nearest
 from algorist.extension import Extensions
 from algorist.grading import MATCHERS, why_unreadable
 from algorist.prompts import PromptFormat, get_format
+from algorist.prompts.attached import recipe_format
 from algorist.prompts.chat import encode_prompt
-from algorist.prompts.of_recipe import recipe_format
 from algorist.rewards import build_rewards
 from algorist.rollouts.engines import ENGINES
 from algorist.store.run_folder import RunFolder

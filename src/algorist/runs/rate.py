@@ -12,8 +12,7 @@ from algorist.data.load import key_of, read_table
 from algorist.errors import ConfigError
 from algorist.evaluation.run import EvaluationSetting, Progress, evaluate, fingerprint
 from algorist.models.load import policy_of
-from algorist.prompts.attached import attach
-from algorist.prompts.of_recipe import asked_in_training
+from algorist.prompts.attached import asked_in_training, attach
 from algorist.rollouts import make_engine
 from algorist.runs.pass_rates import protocol_of, table_path
 from algorist.runs.plan import fitting_problems, make_plan

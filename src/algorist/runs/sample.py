@@ -19,8 +19,7 @@ from algorist.evaluation.record import mark_of
 from algorist.evaluation.run import EvaluationSetting, Progress, evaluate
 from algorist.models.load import Policy, policy_of
 from algorist.prompts import PromptFormat
-from algorist.prompts.attached import attach
-from algorist.prompts.of_recipe import asked_in_training
+from algorist.prompts.attached import asked_in_training, attach
 from algorist.rewards import RewardSet
 from algorist.rollouts import make_engine
 from algorist.runs.plan import fitting_problems, make_plan

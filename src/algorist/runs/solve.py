@@ -22,9 +22,8 @@ from algorist.evaluation.run import EvaluationSetting
 from algorist.grading import grade
 from algorist.models.load import Policy, pick_device, policy_of
 from algorist.prompts import PromptFormat
-from algorist.prompts.attached import attached
+from algorist.prompts.attached import attached, how_to_ask, with_turns
 from algorist.prompts.base import answer_row
-from algorist.prompts.of_recipe import how_to_ask, with_turns
 from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
 from algorist.rollouts.base import SamplingParams

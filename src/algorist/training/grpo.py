@@ -29,16 +29,14 @@ from algorist.rollouts.base import RolloutEngine, SamplingParams
 from algorist.rollouts.collect import collect
 from algorist.training.batch import Batch
 from algorist.training.checkpoint import ExactCheckpoints
-from algorist.training.distributed import average_gradients, passes_of_all, reminder
+from algorist.training.distributed import PolicyEngine, average_gradients, passes_of_all, reminder
 from algorist.training.faults import FiniteSteps
-from algorist.training.group_rewards import useful
 from algorist.training.lm_head import OfHead
 from algorist.training.log_probs import LogProbs
 from algorist.training.metrics import Averages, Metrics, rollout_metrics
-from algorist.training.objective import Objective, deal, rows_to_compute, single_rewards
+from algorist.training.objective import Objective, deal, rows_to_compute, single_rewards, useful
 from algorist.training.order import ProblemOrder, Reserve, Schedule, join_groups, parts_of
 from algorist.training.part_size import tokens_that_fit
-from algorist.training.policy_engine import PolicyEngine
 from algorist.training.step import train_step
 from algorist.types import Group, Problem
 

@@ -23,8 +23,7 @@ from algorist.rollouts.base import RolloutEngine, SamplingParams
 from algorist.training.grpo import AlgoristGRPOTrainer, OnRollouts
 from algorist.training.log_probs import stop_recomputing
 from algorist.training.objective import Objective
-from algorist.training.rounding import bare_optimizer
-from algorist.training.training_arguments import optim_arguments
+from algorist.training.training_arguments import bare_optimizer, optim_arguments
 from algorist.types import Problem
 
 

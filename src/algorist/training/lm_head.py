@@ -15,8 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from algorist.models.products import row_bucket, times_transposed, weight_gradient
-from algorist.models.triton_works import why_no_triton
+from algorist.models.products import row_bucket, times_transposed, weight_gradient, why_no_triton
 
 CHUNK_ELEMENTS = 8_000_000
 """Logits of one chunk (32 MB in float32): large enough for the matrix product, small against the weights."""

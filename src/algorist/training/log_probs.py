@@ -24,8 +24,7 @@ from algorist.models.sharding import unwrap, wrapped_module
 from algorist.rollouts.model_info import eval_mode
 from algorist.training.batch import Batch
 from algorist.training.lm_head import AtHead, OfHead, altered_logits, completion_log_probs
-from algorist.training.long_rows import tiles
-from algorist.training.packed import Layout, NotPackable, pack
+from algorist.training.packed import Layout, NotPackable, pack, tiles
 from algorist.training.shared_prefix import packed_attention
 
 log = logging.getLogger("algorist.training.log_probs")

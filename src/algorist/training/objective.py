@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,10 +12,9 @@ import torch
 from torch import Tensor
 
 from algorist.extension import Extensions
-from algorist.objectives import Loss, token_losses, token_weights
+from algorist.objectives import Loss, token_losses, token_weights, useful_groups
 from algorist.objectives.advantages import Advantage, checked
 from algorist.training.batch import Batch
-from algorist.training.group_rewards import components_of, rewards_of
 from algorist.training.metrics import Metrics
 from algorist.types import Group
 
@@ -147,3 +147,31 @@ def loss_of(
     loss = (per_token * weights).sum()
     # An infinite loss may have a gradient of zeros: NaN, so that the step is left out and counted like any other of its kind.
     return loss * torch.where(loss.detach().isfinite(), 1.0, torch.nan)
+
+
+# ---- the rewards of groups as tensors, and which groups carry a signal
+
+
+def rewards_of(groups: Sequence[Group]) -> Tensor:
+    """Return the rewards (P, G) of P groups of one size; NaN where none applies."""
+    return torch.tensor(
+        [[math.nan if r.reward is None else r.reward for r in group.rollouts] for group in groups]
+    )
+
+
+def components_of(groups: Sequence[Group], weights: Mapping[str, float]) -> Tensor:
+    """Return the single rewards (P, G, K) in the order of ``weights``; NaN where one does not apply."""
+    rows = [[[r.rewards.get(name) for name in weights] for r in group.rollouts] for group in groups]
+    return torch.tensor([[[math.nan if v is None else v for v in row] for row in group] for group in rows])
+
+
+def useful(groups: Sequence[Group], weights: Mapping[str, float] | None = None) -> list[bool]:
+    """Return which groups carry a signal: their rewards differ, or with ``weights`` a single reward whose weight is not 0."""
+    if not groups:
+        return []
+    carries_P = useful_groups(rewards_of(groups))
+    if weights is not None:
+        counted = {name: weight for name, weight in weights.items() if weight}
+        for component_PG in components_of(groups, counted).unbind(-1):
+            carries_P |= useful_groups(component_PG)
+    return carries_P.tolist()  # type: ignore[no-any-return]

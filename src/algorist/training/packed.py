@@ -7,14 +7,17 @@ Linear layers, norms and the feed-forward see one row without padding or repeate
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from algorist.errors import EngineError
+from algorist.models.precision import on_gpu
 from algorist.models.products import row_bucket
 from algorist.training.batch import Batch
 
@@ -175,3 +178,58 @@ def _self_block(spans: list[Span]) -> SelfBlock:
     real = (offsets_L[None] < size_n[:, None]).view(-1).nonzero()[:, 0]
     packed = index.view(-1)[real]
     return SelfBlock(int(prompt[1].max()), index, real, packed, torch.stack(prompt, 1))
+
+
+# ---- the last resort for a completion that does not fit by itself: its MLPs in tiles, its layers' inputs in the host's memory
+
+TILE_TOKENS = 4096
+"""Tokens of a tile: enough for the products, a quarter of a row of 16,384."""
+
+
+def tiles(mlp: Any, tokens: int) -> int:
+    """Return in how many tiles an MLP is computed: 1 below two tiles' tokens, and for anything but a dense gated MLP."""
+    dense = all(hasattr(mlp, name) for name in ("gate_proj", "up_proj", "down_proj"))
+    return -(-tokens // TILE_TOKENS) if dense and tokens >= 2 * TILE_TOKENS else 1
+
+
+@contextmanager
+def mlp_in_tiles(layer: Any, tokens: int) -> Iterator[None]:
+    """Let ``layer`` compute its MLP of ``tokens`` tokens in tiles, where it has one that can be; None: nothing changes."""
+    mlp: Any = getattr(layer, "mlp", None)
+    if tiles(mlp, tokens) == 1:
+        yield
+        return
+    own, plain = vars(mlp).get("forward"), mlp.forward
+
+    def forward(hidden_BTH: Tensor) -> Tensor:
+        parts = hidden_BTH.split(TILE_TOKENS, dim=1)
+        return torch.cat([checkpoint(plain, part, use_reentrant=False) for part in parts], dim=1)
+
+    mlp.forward = forward
+    try:
+        yield
+    finally:
+        if own is None:
+            del mlp.forward
+        else:
+            mlp.forward = own
+
+
+@contextmanager
+def input_on_host(hidden: Any) -> Iterator[None]:
+    """Let what a checkpointed layer keeps of its input ``hidden`` (1, N, H) wait in the host's memory; nothing changes without a GPU."""
+    if not isinstance(hidden, Tensor) or not on_gpu(hidden.device):
+        yield
+        return
+
+    shape, device = hidden.shape, hidden.device
+
+    def pack(tensor: Tensor) -> Tensor | tuple[Tensor]:
+        # Detached: the graph would hold itself, and stay after a pass that fails.
+        return (tensor.detach().to("cpu"),) if tensor.shape == shape else tensor.detach()
+
+    def unpack(kept: Tensor | tuple[Tensor]) -> Tensor:
+        return kept if isinstance(kept, Tensor) else kept[0].to(device)
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        yield

@@ -6,7 +6,9 @@ is exactly what GRPO samples: prompt tokens, then completion tokens, then the en
 
 from __future__ import annotations
 
+import functools
 import logging
+import types
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +16,11 @@ from typing import Any, Literal
 
 import torch
 from datasets import Dataset
+from torch import Tensor, nn
 from transformers import PrinterCallback
+
+from algorist.training.lm_head import altered_logits, completion_log_probs
+from algorist.training.trl_seam import FusedCausalLMOutput
 
 from algorist.training import trl_seam  # isort: skip  (sets TRL's telemetry switch before TRL is imported)
 from trl import SFTConfig, SFTTrainer
@@ -31,9 +37,7 @@ from algorist.prompts.chat import render_prompt
 from algorist.training.checkpoint import ExactCheckpoints
 from algorist.training.faults import FiniteSteps, until_it_fits
 from algorist.training.log_probs import recomputes
-from algorist.training.rounding import bare_optimizer
-from algorist.training.sft_head import score_labels_only
-from algorist.training.training_arguments import optim_arguments
+from algorist.training.training_arguments import bare_optimizer, optim_arguments
 from algorist.types import Problem
 
 log = logging.getLogger("algorist.training.sft")
@@ -261,3 +265,63 @@ def make_sft_trainer(
     trainer.optimizer_cls_and_kwargs = bare_optimizer(model, section)
     trainer.remove_callback(PrinterCallback)  # the display shows the lines
     return trainer
+
+
+# ---- SFT's loss without the head's work at prompt and padding: on the CPU TRL scores every position of the batch
+
+
+def score_labels_only(base: nn.Module) -> None:
+    """Let TRL's fused forward of ``base`` score only positions that have a label, where this gives the same numbers.
+
+    Covered: CPU, plain logits (no scale, no soft-capping), labels that are not shifted yet. Everything else, and every
+    call without ``fused_lm_head``, goes to the forward that is there.
+    """
+    original = base.forward
+
+    @functools.wraps(original)
+    def forward(self: Any, *args: Any, fused_lm_head: bool = False, **kwargs: Any) -> Any:
+        labels = kwargs.get("labels")
+        if (
+            not fused_lm_head
+            or labels is None
+            or labels.device.type != "cpu"
+            or kwargs.get("shift_labels") is not None
+            or kwargs.get("output_router_logits")
+            or getattr(self.config.get_text_config(), "output_router_logits", False)
+            or not bool((labels[:, 1:] != -100).any())
+            or altered_logits(self.config.get_text_config()) is not None
+        ):
+            return original(*args, **kwargs, **({"fused_lm_head": True} if fused_lm_head else {}))
+        kwargs.pop("num_items_in_batch", None)
+        return _score(self, kwargs.pop("labels"), *args, **kwargs)
+
+    base.forward = types.MethodType(forward, base)  # type: ignore[method-assign]
+
+
+def _score(base: Any, labels_BT: Tensor, *args: Any, **kwargs: Any) -> FusedCausalLMOutput:
+    hidden_BTH = base.base_model(*args, **{**kwargs, "use_cache": False}).last_hidden_state
+    mask = labels_BT[:, 1:] != -100
+    head = base.get_output_embeddings()
+    found = completion_log_probs(
+        hidden_BTH[:, :-1][mask],
+        head.weight,
+        getattr(head, "bias", None),
+        labels_BT[:, 1:][mask],
+        compute_entropy=True,
+        compute_top1=True,
+    )
+
+    def spread(values: Tensor) -> Tensor:
+        return values.new_zeros(mask.shape).masked_scatter(mask, values)
+
+    log_probs, entropy, is_top1 = (spread(value) for value in found if value is not None)
+    return FusedCausalLMOutput(
+        loss=-log_probs.sum() / mask.sum(),
+        log_probs=log_probs,
+        entropy=entropy,
+        log_sum_sq_probs=None,
+        mean_logits=None,
+        is_top1=is_top1,
+        label_mask=mask,
+        aux_loss=None,
+    )

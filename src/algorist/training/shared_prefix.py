@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from algorist.models.precision import HALF, has_tensor_cores_for, on_gpu
-from algorist.training.long_rows import input_on_host, mlp_in_tiles
-from algorist.training.packed import Layout, NotPackable, SelfBlock, in_one_copy
+from algorist.training.packed import Layout, NotPackable, SelfBlock, in_one_copy, input_on_host, mlp_in_tiles
 from algorist.training.trl_seam import RECOMPUTE
 
 ATTENTION_NAME = "algorist_shared_prefix"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from algorist.config.schema import GRPOSection, SFTSection
-from algorist.models.precision import on_gpu
+from algorist.config.schema import GRPOSection, OptimSection, SFTSection
+from algorist.errors import ConfigError
+from algorist.models.precision import on_gpu, round_stochastically
 
 SAME_NAMES = {
     "learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "max_grad_norm", "optim", "logging_steps", "save_steps",
@@ -46,3 +47,80 @@ def optim_arguments(
         "disable_tqdm": True,
         "dataloader_pin_memory": on_gpu(device),
     }
+
+
+# ---- adamW for bare bfloat16 weights: moments in float32, weights rounded up or down at random
+
+OPTIMIZERS = ("adamw_torch", "adamw_torch_fused")
+
+
+def bare_optimizer(model: Any, section: OptimSection) -> tuple[type, dict[str, Any]] | None:
+    """Return the optimizer for a model whose trained weights are bfloat16, or None where they are float32.
+
+    Raises:
+        ConfigError: Such weights with another optimizer than AdamW, which would round their updates away.
+    """
+    if torch.bfloat16 not in {p.dtype for p in model.parameters() if p.requires_grad}:
+        return None
+    if section.optim not in OPTIMIZERS:
+        raise ConfigError(
+            f"optim is {section.optim} for trained bfloat16 weights, which lose nearly every update without stochastic rounding; "
+            f"only {OPTIMIZERS[0]} rounds so here. Leave model.dtype out (float32 weights, 16-bit products), or optim"
+        )
+    betas = (section.adam_beta1, section.adam_beta2)
+    return RoundingAdamW, {"lr": section.learning_rate, "betas": betas, "eps": 1e-8}
+
+
+class RoundingAdamW(torch.optim.Optimizer):
+    """AdamW with decoupled weight decay whose results are rounded stochastically to bfloat16.
+
+    The random numbers depend on the step and the parameter only, so that a continued run draws the same.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-5,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        number = 0
+        for group in self.param_groups:
+            first, second = group["betas"]
+            for parameter in group["params"]:
+                number += 1
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state["step"] = torch.zeros(())
+                    state["exp_avg"] = torch.zeros_like(parameter, dtype=torch.float32)
+                    state["exp_avg_sq"] = torch.zeros_like(parameter, dtype=torch.float32)
+                state["step"] += 1
+                count = int(state["step"])
+                grad = parameter.grad.float()
+                mean = state["exp_avg"].lerp_(grad, 1 - first)
+                square = state["exp_avg_sq"].lerp_(grad.square(), 1 - second)
+                size = (square / (1 - second**count)).sqrt_().add_(group["eps"])
+                value = parameter.float().mul_(1 - group["lr"] * group["weight_decay"])
+                value.addcdiv_(mean, size, value=-group["lr"] / (1 - first**count))
+                seed = count * 1_000_003 + number
+                parameter.copy_(
+                    round_stochastically(value, seed) if parameter.dtype == torch.bfloat16 else value
+                )
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load without torch's cast of the moments to the weights' type."""
+        super().load_state_dict(state_dict)
+        saved = state_dict["state"]
+        order = [p for group in self.param_groups for p in group["params"]]
+        numbers = [n for group in state_dict["param_groups"] for n in group["params"]]
+        for parameter, number in zip(order, numbers, strict=True):
+            for name in ("exp_avg", "exp_avg_sq"):
+                if number in saved:
+                    self.state[parameter][name] = saved[number][name].to(parameter.device, copy=True)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from algorist.config.model_section import ModelSection
+from algorist.config.section import ModelSection
 from algorist.errors import ConfigError
 from algorist.extension import Policy
 from algorist.extensions.teacher import BASE, TeacherSection

@@ -13,14 +13,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from algorist.extensions.toolkit.entropy import *
-    from algorist.extensions.toolkit.log_probs import *
-    from algorist.extensions.toolkit.microbatch import *
     from algorist.extensions.toolkit.oneshot import *
-    from algorist.extensions.toolkit.packed_dataset import *
     from algorist.extensions.toolkit.policy_gradient import *
-    from algorist.extensions.toolkit.preference import *
-    from algorist.extensions.toolkit.responses import *
     from algorist.extensions.toolkit.tokenize import *
     from algorist.objectives.masks import masked_mean as masked_mean
     from algorist.objectives.masks import masked_normalize as masked_normalize

@@ -14,17 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from algorist.config.load import load_recipe
-from algorist.config.model_section import ModelSection
 from algorist.config.other_names import TRL_NAMES
 from algorist.config.schema import DatasetSection, GRPOSection
+from algorist.config.section import ModelSection
 from algorist.data import Source, load_problems
 from algorist.data.columns import Columns, load_source, pick_columns, to_problems
 from algorist.data.golds import extract_hash_answer
 from algorist.errors import ConfigError, DataError, EngineError, nearest
 from algorist.prompts import PromptFormat, get_format
-from algorist.prompts.attached import Asked, attach
+from algorist.prompts.attached import Asked, attach, warn_of_missing_tags
 from algorist.prompts.chat import encode_prompt
-from algorist.prompts.of_recipe import warn_of_missing_tags
 from algorist.rewards import DEFAULT_REWARD_WEIGHTS, DEFAULT_REWARDS, RewardSet, build_rewards
 from algorist.runs.plan import fitting_problems, tokenizer_texts
 from algorist.store.run_log import Display, Lines

@@ -17,8 +17,8 @@ from algorist.models.products import bucket
 from algorist.rollouts.base import Prompts
 from algorist.rollouts.native.decoder import Decoder, GroupMap
 from algorist.rollouts.native.weights import read_weights
-from algorist.rollouts.padded_batches import too_small
 from algorist.rollouts.row_state import Rows
+from algorist.rollouts.sampling import too_small
 
 _FIRST_TIMES = 64
 _PREFILL_TOKENS = 8192

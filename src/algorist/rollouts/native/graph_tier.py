@@ -21,7 +21,7 @@ from torch import Tensor
 
 from algorist.errors import EngineError, is_out_of_memory
 from algorist.models.precision import on_gpu, unused_gpu_bytes
-from algorist.models.triton_works import why_no_triton
+from algorist.models.products import why_no_triton
 from algorist.rollouts.base import SamplingParams
 from algorist.rollouts.native.decode_attention import DecodeAttention, PlainAttention, StepState
 from algorist.rollouts.native.decoder import Decoder

@@ -17,8 +17,8 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from algorist.models.sharding import unwrap
 from algorist.rollouts.base import Prompts
-from algorist.rollouts.padded_batches import Wave, left_pad, plan_waves
 from algorist.rollouts.row_state import Rows
+from algorist.rollouts.sampling import Wave, left_pad, plan_waves
 
 
 def why_no_module_tier(model: Any) -> str | None:
