@@ -357,5 +357,5 @@ def _when(text: str) -> Callable[[Facts], bool]:
 
 for _name, _row in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")).items():
     _condition = _when(_row.pop("when")) if "when" in _row else globals()[_name]
-    _dynamic = {key: table[_name] for key, table in (("says", SAYS), ("change", CHANGE)) if _name in table}
-    RULES.register(_name)(make_rule(_condition, name=_name, thresholds=globals(), **_row, **_dynamic))
+    _row |= {key: table[_name] for key, table in (("says", SAYS), ("change", CHANGE)) if _name in table}
+    RULES.register(_name)(make_rule(_condition, name=_name, thresholds=globals(), **_row))

@@ -354,13 +354,13 @@ def _facts(recipe: Recipe, look: Preflight) -> dict[str, Any]:
     facts |= {"looked_at": prompts.get("looked_at"), "golds_unread": 1 - golds.get("readable_share", 1.0)}
     facts["gold_example"] = next(iter(golds.get("unreadable", ())), "")
     if sampled:
-        facts |= _sampled(recipe, sampled)
+        facts |= _sampled_facts(recipe, sampled)
     if recipe.sft.enabled and look.model is None:
         facts = {name: value for name, value in facts.items() if name not in AFTER_SFT}
     return facts
 
 
-def _sampled(recipe: Recipe, sampled: dict[str, Any]) -> dict[str, Any]:
+def _sampled_facts(recipe: Recipe, sampled: dict[str, Any]) -> dict[str, Any]:
     facts: dict[str, Any] = {name: Share(sampled[key]) for name, key in SHARES.items()}
     count = sampled["problems"] * sampled["samples"]
     facts |= {
