@@ -99,6 +99,23 @@ def test_hendrycks_sympy(answer: str, gold: str, correct: bool) -> None:
     assert grade(answer, gold, matcher="hendrycks_sympy").correct is correct
 
 
+@pytest.mark.parametrize(
+    ("answer", "gold"),
+    [
+        (r"\infty-\infty", "0"),
+        (r"5+\infty-\infty", "5"),
+        (r"\infty/\infty", "1"),
+        (r"1^\infty", "1"),
+        (r"\infty^0", "1"),
+        (r"0\cdot\infty", "0"),
+        (r"x\infty/\infty", "x"),
+    ],
+)
+def test_infinity_is_not_a_letter(answer: str, gold: str) -> None:
+    assert not grade(answer, gold).correct
+    assert grade(r"\pm\infty", r"\pm \infty").correct and grade("x<3", r"(-\infty,3)").correct
+
+
 def test_unknown_matcher() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'symbolic'"):
         grade("1", "1", matcher="symbolc")

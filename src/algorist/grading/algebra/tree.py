@@ -31,6 +31,8 @@ ZERO: Node = ("num", Fraction(0))
 ONE: Node = ("num", Fraction(1))
 MINUS: Node = ("num", Fraction(-1))
 HALF: Node = ("num", Fraction(1, 2))
+INFINITY: Node = ("sym", "infty")
+_SIGNS: frozenset[Node] = frozenset({("sym", "pm"), ("sym", "mp")})
 SCALARS = frozenset({"num", "sym", "add", "mul", "pow", "fn"})
 
 
@@ -90,10 +92,15 @@ def _coefficient(term: Node) -> tuple[Fraction, Node]:
 def add(terms: Iterable[Node]) -> Node:
     """Return the sum; like terms are collected."""
     sums: dict[Node, Fraction] = {}
+    infinite = count = 0
     for term in terms:
         for one in term[1] if term[0] == "add" else (term,):
             factor, rest = _coefficient(one)
+            count += 1
+            infinite += rest == INFINITY or (rest[0] == "mul" and INFINITY in rest[1])
             sums[rest] = sums.get(rest, Fraction(0)) + factor
+    if infinite and count > 1:
+        raise Unreadable("a sum with infinity")
     nonzero = [_scaled(factor, rest) for rest, factor in sums.items() if factor]
     if not nonzero:
         return ZERO
@@ -133,6 +140,10 @@ def mul(factors: Iterable[Node]) -> Node:
             others.append(one)
         else:
             powers[one] = powers.get(one, Fraction(0)) + 1
+    if INFINITY in powers and (
+        abs(number) != 1 or powers[INFINITY] != 1 or others or powers.keys() - _SIGNS != {INFINITY}
+    ):
+        raise Unreadable("a product with infinity")
     if number == 0:
         return ZERO
     for exponent, base in roots.items():
@@ -177,6 +188,8 @@ def divide(top: Node, bottom: Node) -> Node:
 
 def power(base: Node, exponent: Node) -> Node:
     """Return the power; rational ones are computed, square roots of rationals are reduced."""
+    if (base == INFINITY and exponent != ONE) or (exponent == INFINITY and base == ONE):
+        raise Unreadable("a power with infinity")
     if exponent == ONE or base == ONE:
         return base
     if exponent == ZERO:
