@@ -30,6 +30,7 @@ Hooks run in the order of ``order``, then of registration. The state of every ex
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,6 +38,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
 from algorist.errors import ConfigError
@@ -419,11 +421,37 @@ def _equal_rewards_teach(part: Extension) -> Iterable[str]:
         )
 
 
+_RETURNED: Mapping[str, tuple[type, ...]] = {
+    "check": (Iterable,), "problems": (Sequence,), "sampled": (Mapping,), "updated": (Mapping,), "batch": (), "update": (),
+    "groups": (NoneType,), "seen": (Control, NoneType), "state_dict": (dict,),
+}  # fmt: skip
+"""What hooks return; of ``()`` the type of their first argument."""
+
+
+def _checked(part: Extension, hook: str, kinds: tuple[type, ...]) -> Any:
+    method = getattr(part, hook)
+
+    @functools.wraps(method)
+    def call(*arguments: Any) -> Any:
+        value, expected = method(*arguments), kinds or (type(arguments[0]),)
+        if isinstance(value, expected) and not isinstance(value, str):
+            return value
+        raise ConfigError(
+            f"extension '{part.name}': {hook}() returned {type(value).__name__}; expected "
+            + " or ".join(kind.__name__ for kind in expected)
+        )
+
+    return call
+
+
 class Extensions:
     """The extensions that take part in a run; each hook asks all of them in order."""
 
     def __init__(self, parts: Sequence[Extension] = ()) -> None:
         self.parts = list(parts)
+        for part in self.parts:
+            for hook, kinds in _RETURNED.items():
+                setattr(part, hook, _checked(part, hook, kinds))
 
     @classmethod
     def of(cls, recipe: Recipe) -> Extensions:
@@ -476,7 +504,9 @@ class Extensions:
 
     def problems(self, problems: Sequence[Problem], sampler: Sampler) -> list[Problem]:
         for part in self.parts:
-            problems = part.problems(problems, sampler)
+            before, problems = len(problems), part.problems(problems, sampler)
+            if len(problems) != before:
+                raise ConfigError(f"extension '{part.name}': problems() returned {len(problems)} of {before}")
         return list(problems)
 
     def avoid(self) -> set[str]:

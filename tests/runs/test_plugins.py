@@ -272,3 +272,35 @@ def test_a_source_of_models_an_export_and_a_probe_of_a_file(tmp_path: Path, verb
     assert code == 2 and "unknown probe 'digit'. Did you mean 'digits'?" in errors
     with pytest.raises(ConfigError, match=r"(?s)cannot load the model 'shelf:2'.*the shelf has one model"):
         run_recipe(recipe_of(tmp_path, *own, "model.name=shelf:2", "run_name=s"), display=Quiet())
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (
+            "def check(self, plan): raise KeyError('x')",
+            r"own.py:5 raised KeyError: 'x' (the traceback: add --debug)",
+        ),
+        ("def check(self, plan): raise SystemExit(0)", "own.py:5 raised SystemExit: 0"),
+        ("def check(self, plan): return 'too small'", "'wrong': check() returned str; expected Iterable"),
+        ("def batch(self, batch, policy): return None", "'wrong': batch() returned NoneType; expected Batch"),
+        (
+            "def groups(self, sampled, sampler): return []",
+            "'wrong': groups() returned list; expected NoneType",
+        ),
+        ("def problems(self, problems, sampler): return []", "'wrong': problems() returned 0 of 4"),
+    ],
+)
+def test_a_hook_that_raises_or_returns_something_else_is_named(
+    tmp_path: Path, verb: Any, body: str, message: str
+) -> None:
+    lines = ["from algorist.extension import Extension, extension", "@extension", "class Wrong(Extension):"]
+    (tmp_path / "own.py").write_text("\n".join([*lines, "    name = 'wrong'", f"    {body}"]))
+    code, _, errors = verb("run", "smoke-cpu", "plugins=[own.py]", "sft.enabled=false", "eval.baseline=false")
+    assert (code, message in errors) == (2, True), errors
+
+
+def test_a_plugin_that_ends_the_program_is_named(tmp_path: Path, verb: Any) -> None:
+    (tmp_path / "own.py").write_text("import sys\nsys.exit(0)\n")
+    code, _, errors = verb("recipes", "show", "smoke-cpu", "plugins=[own.py]")
+    assert code == 2 and "own.py:2 raised SystemExit: 0" in errors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from dataclasses import asdict, field
 from functools import partial
@@ -206,7 +207,8 @@ class Sampled(Result):
             f"{self.right} of {self.completions} completions are right, for {self.solved} of {self.problems} problems\n"
             f"left out are {self.repeated} repeated and {self.unreadable} that do not follow the prompt format\n"
             f"{self.written} demonstrations in {self.path}, where they come from in {self.provenance}\n"
-            f"Next: algorist run {self.recipe} --only sft run_name=NAME 'data.sft={{name: local, path: {self.path}}}'"
+            f"Next: algorist run {shlex.quote(self.recipe)} --only sft run_name=NAME "
+            + shlex.quote(f"data.sft={{name: local, path: {self.path}}}")
         )
 
 

@@ -10,6 +10,7 @@ import platform
 import signal
 import sys
 import traceback
+from pathlib import Path
 from typing import Any
 
 from algorist import __version__
@@ -175,6 +176,10 @@ def _call(arguments: list[str], debug: bool) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         return 0
+    except SystemExit as error:
+        if not _line_of_user(error):
+            raise
+        return _tell(error)
     except Exception as error:
         if hasattr(error, "show") and hasattr(error, "exit_code"):  # a usage error of the command line
             ours = _ours_for(arguments, error) if verb in WITH_RECIPE else ""
@@ -205,7 +210,17 @@ def _ours_for(arguments: list[str], error: Any) -> str:
     return ours_for(str(getattr(error, "option_name", "")), *where)
 
 
-def _tell(error: Exception) -> int:
+def _line_of_user(error: BaseException) -> str:
+    """Return the last line of a user's own file that an error came through, as ``mine.py:12``, or nothing."""
+    own = [
+        f"{Path(frame.f_code.co_filename).name}:{line}"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if frame.f_globals.get("__name__", "").startswith("algorist_user_")
+    ]
+    return own[-1] if own else ""
+
+
+def _tell(error: BaseException) -> int:
     """Say what happened, and how to report it where it is no error of ours; return the exit code."""
     from algorist.cli.terminal import say
     from algorist.errors import AlgoristError, is_disk_full, is_out_of_memory
@@ -225,6 +240,11 @@ def _tell(error: Exception) -> int:
     elif code is None and is_out_of_memory(error):  # asks torch, which a mistake need not wait for
         text = f"out of memory ({text[:300] or 'no room'}); algorist preflight RECIPE says what fits, and what to make smaller"
         code = 1
+    if code is None and (line := _line_of_user(error)):
+        text, code = (
+            f"{line} raised {type(error).__name__}: {text or 'no message'} (the traceback: add --debug)",
+            2,
+        )
     if code is not None:
         say(f"error: {_shown(text)}", stderr=True)
         return code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -122,7 +123,7 @@ def new(
         model=name_of_model,
         memory_gb=round(hardware.memory_gb, 1),
         gpu=hardware.gpu,
-        next=[f"algorist {verb} {written.files[0]}" for verb in ("preflight", "run")],
+        next=[f"algorist {verb} {shlex.quote(str(written.files[0]))}" for verb in ("preflight", "run")],
         data=file,
         hardware=str(hardware),
     )

@@ -235,9 +235,10 @@ def _finished(state: Any) -> Ran:
     last = [artifact.samples for artifact in artifacts[-2:]]
     solved = solved_question(last[-1]) if last else None
     question = solved or min((p.question for p in state.held_out or state.train), key=len)
-    then = [f"solve {shlex.quote(printable(question))} --model {folder}"]
-    then += [f"inspect {folder} --sort=-reward"] if list((folder / "rollouts").glob("*.parquet")) else []
-    then += [f"compare {folder}/eval/{names[-2]}.json {folder}/eval/{names[-1]}.json"] if names[1:] else []
+    typed = shlex.quote(str(folder))
+    then = [f"solve {shlex.quote(printable(question))} --model {typed}"]
+    then += [f"inspect {typed} --sort=-reward"] if list((folder / "rollouts").glob("*.parquet")) else []
+    then += [f"compare {typed}/eval/{names[-2]}.json {typed}/eval/{names[-1]}.json"] if names[1:] else []
     return Ran(
         run=str(folder),
         report=str(build_report(folder)),

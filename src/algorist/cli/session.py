@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from algorist.cli.terminal import program
 from algorist.errors import CheckpointError, ConfigError
 from algorist.store.stages import STAGES, checkpoints
 
@@ -120,12 +119,12 @@ class Stopped(Exception):
 
 
 def command_again(*, resume: bool) -> str:
-    """Return the command of this process, with ``--resume`` (before a ``--``) or without it."""
+    """Return the command of this process, with ``--resume`` (before a ``--``) or without it, for ``say``."""
     words = [word for word in sys.argv[1:] if word != "--resume"]
     if resume:
         place = words.index("--") if "--" in words else len(words)
         words.insert(place, "--resume")
-    return f"{program()} {shlex.join(words)}"
+    return f"algorist {shlex.join(words)}"
 
 
 def stopped_at_once(run: Path | None) -> str:
