@@ -434,11 +434,15 @@ def _checked(part: Extension, hook: str, kinds: tuple[type, ...]) -> Any:
     @functools.wraps(method)
     def call(*arguments: Any) -> Any:
         value, expected = method(*arguments), kinds or (type(arguments[0]),)
-        if isinstance(value, expected) and not isinstance(value, str):
+        numbers = kinds != (Mapping,) or all(
+            hasattr(v, "__float__") for v in getattr(value, "values", list)()
+        )
+        if isinstance(value, expected) and not isinstance(value, str) and numbers:
             return value
         raise ConfigError(
             f"extension '{part.name}': {hook}() returned {type(value).__name__}; expected "
             + " or ".join(kind.__name__ for kind in expected)
+            + " of numbers" * (not numbers)
         )
 
     return call

@@ -288,6 +288,10 @@ def test_a_source_of_models_an_export_and_a_probe_of_a_file(tmp_path: Path, verb
             "def groups(self, sampled, sampler): return []",
             "'wrong': groups() returned list; expected NoneType",
         ),
+        (
+            "def sampled(self, groups): return {'x': 'text'}",
+            "sampled() returned dict; expected Mapping of numbers",
+        ),
         ("def problems(self, problems, sampler): return []", "'wrong': problems() returned 0 of 4"),
     ],
 )
