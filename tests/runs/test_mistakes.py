@@ -47,6 +47,8 @@ def folder_without_tokenizer(where: Path) -> Path:
             ["would do nothing", "eval.baseline", "algorist eval"],
         ),
         (["solve", "1 + 1?"], ["no run under runs/"]),
+        (["solve", "1 + \udcff?"], ["the question '1 + \\udcff?' is empty or not UTF-8"]),
+        (["solve", " "], ["the question ' ' is empty or not UTF-8"]),
         (["eval", "runs/nothing/here"], ["no run or model"]),
         (["run", "quickstart", "--only", "grpo", "--resume"], ["nothing to resume"]),
         (["frobnicate"], ["no verb 'frobnicate'"]),

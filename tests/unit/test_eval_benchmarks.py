@@ -131,6 +131,7 @@ def test_a_reference_protocol_fixes_prompt_sampling_limit_and_extraction() -> No
 def test_small_benchmarks_are_told_to_average() -> None:
     assert [samples_for(n) for n in (30, 40, 272, 500, 1319)] == [32, 32, 4, 0, 0]
     assert "one of them is 3.3 points" in too_few(30, 0) and "sampled-32@0.6/0.95" in too_few(30, 8)
+    assert "sampled" not in too_few(30, 0, "gsm8k") and "--protocol gsm8k fixes" in too_few(30, 0, "gsm8k")
     assert not too_few(30, 32) and not too_few(1319, 0) and not too_few(0, 0)
 
 

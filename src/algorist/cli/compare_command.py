@@ -43,6 +43,7 @@ class Compared(Result):
     after: Any
     names: Sequence[str]
     draws: int
+    reference: str
 
     def view(self, width: int) -> View:
         from algorist.evaluation.compare import without_the_form
@@ -66,7 +67,7 @@ class Compared(Result):
                 yield Line(f"  {name}  {one_line(self.questions[name], 90)}")
             if len(problems) > SHOWN:
                 yield f"  … and {len(problems) - SHOWN} more (--json has them all)"
-        few = too_few(self.n, self.draws)
+        few = too_few(self.n, self.draws, self.reference)
         for text in [*([few] if few else []), *self.warnings]:
             yield f"warning: {text}"
         if self.next:
@@ -104,6 +105,7 @@ def compare(before: ArtifactPath, after: ArtifactPath) -> Compared:
         before=first.metrics,
         after=second.metrics,
         names=(before.stem, after.stem),
+        reference=second.protocol.get("protocol") or "",
         draws=sum(row["problem_id"] == problem for row in second.samples) - 1,
     )
 
@@ -118,7 +120,7 @@ def _evaluation(path: Path) -> tuple[Path, str]:
 
     if not path.is_dir() and not (path.parent.is_dir() and artifact_names(path.parent)):
         missing = next(p for p in (path, *path.parents) if p.parent.is_dir())
-        beside = [p.name for p in missing.parent.iterdir()]
+        beside = [p.name for p in missing.parent.iterdir() if p != missing]
         raise DataError(
             f"no run or evaluation at {path}.{nearest(missing.name, beside)} Expected a run folder or RUN/eval/NAME.json"
         )

@@ -242,7 +242,9 @@ def _hints(done: Evaluated, artifact: str) -> list[str]:
     from algorist.evaluation.protocols import too_few
 
     rows, protocol = done.artifact.samples, done.artifact.protocol
-    few = too_few(len({r["problem_id"] for r in rows}), protocol.get("samples") or 0)
+    few = too_few(
+        len({r["problem_id"] for r in rows}), protocol.get("samples") or 0, protocol.get("protocol") or ""
+    )
     lines = [few] if few else []
     for finding in of_evaluation(rows, protocol):
         changes = (line.partition("=") for line in finding.change)

@@ -169,6 +169,9 @@ def _questions(questions: list[str] | None, file: Path | None) -> list[str]:
                 raise DataError(f"{file}: row {number} has no 'question'; columns: {', '.join(row)}")
         return texts
     if questions and questions != ["-"]:
+        for question in questions:
+            if not question.strip() or any("\ud800" <= letter <= "\udfff" for letter in question):
+                raise DataError(f"the question {question!a} is empty or not UTF-8")
         return questions
     if sys.stdin.isatty():
         raise ConfigError("no question; write algorist solve 'QUESTION', or pipe one question per line")
