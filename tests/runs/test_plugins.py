@@ -308,3 +308,20 @@ def test_a_plugin_that_ends_the_program_is_named(tmp_path: Path, verb: Any) -> N
     (tmp_path / "own.py").write_text("import sys\nsys.exit(0)\n")
     code, _, errors = verb("recipes", "show", "smoke-cpu", "plugins=[own.py]")
     assert code == 2 and "own.py:2 raised SystemExit: 0" in errors
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        ("None", "dataset 'own' made None; expected a list of Problem"),
+        ("['a']", "dataset 'own' made 'a'; expected"),
+        ("[Problem('1', 'q', 5)]", "each field of it a text: answer"),
+        ("(Problem(str(n), f'q{n}', str(n)) for n in range(3))", ""),
+    ],
+)
+def test_what_an_own_dataset_makes_is_looked_at(tmp_path: Path, verb: Any, made: str, message: str) -> None:
+    lines = ["from algorist.data import dataset", "from algorist.types import Problem", "@dataset('own')"]
+    (tmp_path / "own.py").write_text("\n".join([*lines, f"def own(source): return {made}"]))
+    (tmp_path / "r.yaml").write_text("extends: smoke-cpu\nplugins: [own.py]\ndata: {train: {name: own}}\n")
+    code, _, errors = verb("run", "r.yaml", "--only", "grpo", "grpo.batch_size=64")
+    assert (code, message in errors) == (2, True), errors

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from algorist.data.files import SUFFIXES
 from algorist.errors import DAMAGED, DataError, GradingError
 from algorist.grading import grade, grade_many, hash_answer, last_boxed, numeric_value
 from algorist.grading.checkers import ask
-from algorist.types import Problem
+from algorist.types import PROBLEM_COLUMNS, Problem
 
 log = logging.getLogger("algorist.data")
 
@@ -40,7 +40,7 @@ def load_problems(
             f"the dataset's name is '{section.name}', a file; write name: local and path: {section.name} "
             f"(data.train.name=local data.train.path={section.name})"
         )
-    problems = DATASETS.get(section.name)(source)
+    problems = _problems(DATASETS.get(section.name)(source), section.name)
     if code := next((p for p in problems if ".py:" in p.checker and not section.checker), None):
         raise DataError(
             f"dataset '{section.name}': problem {code.id} names code to run, checker '{code.checker[:200]}'; rows may name registered "
@@ -75,6 +75,20 @@ def load_problems(
             f"dataset '{section.name}' ({section.path or section.split}) is empty; expected at least one problem"
         )
     return problems
+
+
+def _problems(rows: Any, dataset: str) -> list[Problem]:
+    """Return what an adapter made as a list; a user's own may have made something else (DataError)."""
+    texts = ("id", *PROBLEM_COLUMNS)
+    rows = list(rows) if isinstance(rows, Iterable) else [rows]
+    for row in rows:
+        wrong = [name for name in texts if not isinstance(getattr(row, name, None), str)]
+        if wrong:
+            raise DataError(
+                f"dataset '{dataset}' made {ascii(row)[:200]}; expected a list of Problem, each field of it a text: "
+                f"{', '.join(wrong)}"
+            )
+    return rows
 
 
 def _try_checkers(problems: list[Problem], dataset: str) -> None:

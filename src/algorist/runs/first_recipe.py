@@ -176,7 +176,7 @@ def recipe_text(file: DataFile, name: str, model: str, hardware: Hardware) -> tu
         train[0], f"{100 * share:.0f} % of the {len(file.problems)} rows; the rest measures the gain"
     )
     if file.has_solutions:
-        steps = max(1, min(600, 10 * rows // 8) if model == "tiny" else min(240, 3 * rows // 8))
+        steps = max(100, min(600, 10 * rows // 8)) if model == "tiny" else max(1, min(240, 3 * rows // 8))
         sft = f"sft: {{max_steps: {steps}, batch_size: 8, learning_rate: {_rate(sizes.sft_rate)}, max_length: 1024}}"
         sft = _comment(sft, "imitate the solutions first")
     else:
