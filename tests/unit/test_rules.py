@@ -186,3 +186,9 @@ def test_a_student_on_its_way_to_its_teacher_is_left_in_peace() -> None:
     for step in range(16):
         signals.add_metrics("grpo", step, {"teacher/log_prob": -6.0 + 0.15 * step})
     assert find_causes(signals) == []
+
+
+def test_the_rewards_in_force_are_said_without_defaults() -> None:
+    now = {"name": "correct", "weight": 1.0, "params": {}, "timeout_s": 30.0, "environment": []}
+    _, before = Settings({"rewards": [now]}).changed({"rewards": [{"name": "well_formed"}]})
+    assert before == ("[{name: correct}]",)

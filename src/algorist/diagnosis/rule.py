@@ -350,11 +350,17 @@ class Settings:
 
     def changed(self, values: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return lines ``key=value`` without what is so already, and the value in force of each as text ("": none)."""
-        from algorist.config.yaml_text import (
-            one_line_yaml,
-        )  # here, because extensions are read with the schema and bring rules
+        # here, because extensions are read with the schema and bring rules
+        from algorist.config.schema import RewardSection
+        from algorist.config.yaml_text import one_line_yaml
 
-        now = {key: self.get(key) for key in values}
+        def short(value: Any) -> Any:
+            if isinstance(value, list) and all(isinstance(r, Mapping) and "name" in r for r in value):
+                return [RewardSection.model_validate(r).model_dump(exclude_defaults=True) for r in value]
+            return value
+
+        values = {key: short(value) for key, value in values.items()}
+        now = {key: short(self.get(key)) for key in values}
         keys = [key for key, value in values.items() if now[key] != value]
         texts = tuple(one_line_yaml(now[key]) if now[key] is not None else "" for key in keys)
         return tuple(f"{key}={one_line_yaml(values[key])}" for key in keys), texts
