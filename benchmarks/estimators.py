@@ -1,21 +1,29 @@
-"""Estimators after equal processor seconds on the quickstart's task: pass@1 and pass@8, three seeds, differences to GRPO.
+"""Estimators after equal processor seconds from the same SFT model: pass@1 and pass@8, three seeds, differences to GRPO.
 
-    python benchmarks/estimators.py [--seconds 120] [--seeds 3] [--arms GRPO RLOO …] [--save] [--picture docs/estimators.svg]
+    python benchmarks/estimators.py --out runs/estimators [--seconds 120] [--seeds 3] [--arms GRPO RLOO …] [--save] [--picture FILE.svg]
+    python benchmarks/estimators.py --out runs/stories --task story_problems --start runs/smollm2-demo/sft/final --seconds 1800
 
-The quickstart: its word problems, its model after its SFT, its GRPO with a constant learning rate, the reward ``correct`` alone, two
-updates for each rollout batch (with one, all losses are the same). The arms take turns, seed after seed, from the same SFT model, and
-stop after the first step that ends beyond ``--seconds`` of the processor (one thread); evaluation is left out. pass@k is estimated from
-``--samples`` of each held-out problem at temperature 1; a problem's value is its mean over seeds, and differences are paired over problems.
+The quickstart, or SmolLM2 on generated word problems or bare sums: problems, model after SFT and GRPO of the recipe with a constant
+learning rate, the reward ``correct`` alone, two updates for each rollout batch (with one, all losses are the same). The arms take turns,
+seed after seed, and stop after the first step that ends beyond ``--seconds`` of the processor (one thread); evaluation is left out.
+pass@k is estimated from ``--samples`` of each held-out problem at temperature 1; a problem's value is its mean over seeds, and
+differences are paired over problems.
+
+Each finished run is a file of its own in ``--out``; the same command continues where it was stopped, and refuses the files of other
+settings or another processor.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import os
-import tempfile
+import re
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from html import escape
 from pathlib import Path
 from statistics import mean
@@ -37,6 +45,7 @@ from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
 from algorist.runs.pipeline import run_recipe
 from algorist.runs.plan import Problems
+from algorist.store.atomic import replace_text
 from algorist.store.run_log import Quiet
 from algorist.training.grpo_setup import make_grpo_trainer
 
@@ -50,17 +59,30 @@ ARMS = {
     "CISPO": ["grpo.loss=cispo", "grpo.advantage=group_normalized"],
     "DAPO": ["grpo.loss={name: dapo, clip_high: 0.28}", "grpo.advantage=group_normalized", "grpo.resample={when_below: 1}"],
 }  # fmt: skip
+TASKS = {
+    "quickstart": ("quickstart", []),
+    "story_problems": ("smollm2-grpo", [
+        "data.eval.name=story_problems", "data.eval.params={count: 200, seed: 3, traps: true}",
+        "threads=1",
+    ]),
+    "equations": ("smollm2-grpo", [
+        "data.train.name=equations", "data.train.params={count: 2000, seed: 2}",
+        "data.eval.name=equations", "data.eval.params={count: 200, seed: 3}", "threads=1",
+    ]),
+}  # fmt: skip
+"""Task → recipe and what differs from it."""
 FIRST = "GRPO"
 KS = (1, 8)
 
 
-def recipe_of(folder: Path, *changes: str) -> Any:
-    """Return the quickstart with what all arms share."""
+def recipe_of(task: str, folder: Path, *changes: str) -> Any:
+    """Return the task's recipe with what all arms share."""
+    name, own = TASKS[task]
     common = (
         "eval.enabled=false", f"output_dir={folder}", "rewards=[correct]", "grpo.max_steps=100000", "grpo.save_steps=100000",
         "grpo.lr_scheduler=constant_with_warmup", "grpo.num_iterations=2",
     )  # fmt: skip
-    return load_recipe("quickstart", [*common, *changes]).recipe
+    return load_recipe(name, [*own, *common, *changes]).recipe
 
 
 class Budget(TrainerCallback):
@@ -80,25 +102,25 @@ class Budget(TrainerCallback):
         return control
 
 
-def train(arm: str, seed: int, start: Path, folder: Path, seconds: float, samples: int) -> dict[str, Any]:
-    """Train one arm for ``seconds``; return for each k the pass@k of every held-out problem."""
-    recipe = recipe_of(folder, *ARMS[arm], f"seed={seed}")
+def train(arm: str, seed: int, start: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Train one arm for the budget; return for each k the pass@k of every held-out problem."""
+    recipe = recipe_of(arguments.task, arguments.out, *ARMS[arm], f"seed={seed}")
     form, device = recipe_format(recipe), torch.device("cpu")
     policy = load_policy(start, device=device, trainable=True, like=recipe.model)
-    problems, budget = Problems.load(recipe), Budget(seconds)
+    problems, budget = Problems.load(recipe), Budget(arguments.seconds)
     trainer = make_grpo_trainer(
         model=policy.model, tokenizer=policy.tokenizer, problems=problems.train, prompt_format=form, section=recipe.grpo,
         rewards=build_rewards(recipe.rewards, form, matcher=recipe.matcher), device=device, seed=seed, callbacks=[budget],
-        engine=make_engine("auto", policy.model, policy.tokenizer), output_dir=folder / f"{arm}-{seed}",
+        engine=make_engine("auto", policy.model, policy.tokenizer), output_dir=arguments.out / "trainer",
     )  # fmt: skip
-    if seconds:
+    if arguments.seconds:
         trainer.train()
-    setting = EvaluationSetting(samples, 1.0, 1.0, recipe.grpo.max_completion_tokens, 250, recipe.matcher, 7)
+    tokens, samples = recipe.grpo.max_completion_tokens, arguments.samples
+    setting = EvaluationSetting(samples, 1.0, 1.0, tokens, recipe.eval.batch_size, recipe.matcher, 7)
     engine = make_engine("auto", policy.model, policy.tokenizer)
     right: dict[str, list[bool]] = defaultdict(list)
-    for row in evaluate(
-        engine, policy.tokenizer, load_problems(recipe.data.eval), form, setting, greedy=False
-    ):
+    held_out = load_problems(recipe.data.eval)
+    for row in evaluate(engine, policy.tokenizer, held_out, form, setting, greedy=False):
         right[row["problem_id"]].append(bool(row["correct"]))
     values = {k: [pass_at_k(len(r), sum(r), k) for _, r in sorted(right.items())] for k in KS}
     return {
@@ -108,6 +130,45 @@ def train(arm: str, seed: int, start: Path, folder: Path, seconds: float, sample
         "seconds": budget.seconds,
         "pass_at": values,
     }
+
+
+def stored(path: Path, same: Mapping[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return the run in the file, or make it and write it there before anything else happens.
+
+    Raises:
+        SystemExit: The file is of other settings.
+    """
+    if path.is_file():
+        run: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if other := sorted(key for key in same if run["same"].get(key) != same[key]):
+            raise SystemExit(f"{path} was made with another {', '.join(other)}; take another --out")
+    else:
+        run = make() | {"same": dict(same), "environment": measure.environment()}
+        replace_text(path, json.dumps(run, indent=1) + "\n")
+    run["pass_at"] = {int(k): values for k, values in run["pass_at"].items()}
+    return run
+
+
+def digest(folder: Path) -> str:
+    """Return the first digits of the hash of a model's weights."""
+    total = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        total.update(path.read_bytes())
+    return total.hexdigest()[:12]
+
+
+def start_of(arguments: argparse.Namespace) -> Path:
+    """Return the model that all arms start from: ``--start``, or the recipe's after its SFT."""
+    if arguments.start:
+        return arguments.start
+    final = arguments.out / "sft" / "sft" / "final"
+    if not final.is_dir():
+        fewer = [f"sft.max_steps={arguments.sft_steps}"] if arguments.sft_steps else []
+        recipe = recipe_of(arguments.task, arguments.out, "grpo.enabled=false", "run_name=sft", *fewer)
+        resume = (arguments.out / "sft" / "config.yaml").is_file()
+        if run_recipe(recipe, display=Quiet(), resume=resume).stopped:
+            raise SystemExit("stopped in the SFT; the same command continues it")
+    return final
 
 
 def over_seeds(runs: Sequence[Mapping[str, Any]], arm: str, k: int) -> list[float]:
@@ -175,32 +236,43 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--out", type=Path, default=Path("runs/estimators"))
+    parser.add_argument("--task", default="quickstart", choices=list(TASKS))
+    parser.add_argument(
+        "--start", type=Path, help="a model after SFT; the recipe's own is made when left out"
+    )
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--samples", type=int, default=16)
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS))
-    parser.add_argument("--sft-steps", type=int, help="fewer than the quickstart's, to try the benchmark out")
+    parser.add_argument("--sft-steps", type=int, help="fewer than the recipe's, to try the benchmark out")
     parser.add_argument("--picture", type=Path)
     parser.add_argument("--save", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    arguments.out = arguments.out.resolve()
+    (arguments.out / "runs").mkdir(parents=True, exist_ok=True)
     arms = sorted(arguments.arms, key=lambda arm: arm != FIRST)
-    runs: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        fewer = [f"sft.max_steps={arguments.sft_steps}"] if arguments.sft_steps else []
-        run_recipe(recipe_of(folder, "grpo.enabled=false", "run_name=sft", *fewer), display=Quiet())
-        for seed in range(1, arguments.seeds + 1):
-            turn = seed % len(arms)
-            for arm in arms[turn:] + arms[:turn]:
-                start = folder / "sft" / "sft" / "final"
-                runs.append(train(arm, seed, start, folder, arguments.seconds, arguments.samples))
-                last = runs[-1]
-                shares = ", ".join(f"pass@{k} {mean(last['pass_at'][k]):.3f}" for k in KS)
-                print(
-                    f"{arm:12} seed {seed}: {last['steps']:4} steps, {last['seconds']:.0f} s, {shares}",
-                    flush=True,
-                )
+    start, runs = start_of(arguments), []
+    now = measure.environment()
+    same = {key: getattr(arguments, key) for key in ("task", "seconds", "samples")}
+    same |= {"start": digest(start), "cpu": now["cpu"], "libraries": now["libraries"]}
+    before = stored(
+        arguments.out / "runs" / "start.json",
+        {**same, "seconds": 0.0},
+        lambda: train(FIRST, 0, start, argparse.Namespace(**{**vars(arguments), "seconds": 0.0})),
+    )
+    print("start: " + shares_of(before), flush=True)
+    for seed in range(1, arguments.seeds + 1):
+        turn = seed % len(arms)
+        for arm in arms[turn:] + arms[:turn]:
+            path = arguments.out / "runs" / f"{re.sub(r'[^A-Za-z]+', '-', arm).strip('-')}-{seed}.json"
+            runs.append(stored(path, same, partial(train, arm, seed, start, arguments)))
+            last = runs[-1]
+            print(
+                f"{arm:12} seed {seed}: {last['steps']:4} steps, {last['seconds']:.0f} s, {shares_of(last)}",
+                flush=True,
+            )
     results = results_of(runs, arms)
     for arm, row in results.items():
         for metric, value in row.items():
@@ -209,11 +281,17 @@ def main() -> None:
                     f"{arm:12} {metric:22} {value['value']:+.3f} [{value['low']:+.3f}, {value['high']:+.3f}]"
                 )
     if arguments.picture:
-        title = f"quickstart, {arguments.seconds:g} processor seconds, {arguments.seeds} seeds"
+        title = f"{arguments.task}, {arguments.seconds:g} processor seconds, {arguments.seeds} seeds"
         arguments.picture.write_text(picture(results, title), encoding="utf-8")
     if arguments.save:
-        settings = {**vars(arguments), "picture": str(arguments.picture or "")}
-        measure.save_json("estimators-1t", {"settings": settings, "results": results, "runs": runs})
+        settings = {**same, "seeds": arguments.seeds, "arms": arms}
+        start_pass = {f"pass@{k}": vars_of(mean_interval(before["pass_at"][k])) for k in KS}
+        payload = {"settings": settings, "start": start_pass, "results": results, "runs": runs}
+        measure.save_json(f"estimators-{arguments.task}-1t", payload)
+
+
+def shares_of(run: Mapping[str, Any]) -> str:
+    return ", ".join(f"pass@{k} {mean(run['pass_at'][k]):.3f}" for k in KS)
 
 
 if __name__ == "__main__":
