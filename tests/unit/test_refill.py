@@ -153,6 +153,13 @@ def test_useless_groups_are_replaced_and_every_sampled_group_is_handed_on(tmp_pa
         assert line["num_tokens"] > 0
 
 
+def test_groups_of_equal_rewards_count_as_useful_where_they_teach(tmp_path: Path) -> None:
+    for advantage, share in (("reinforce", 1.0), ("group_normalized", 0.0)):
+        trainer, _ = train(tmp_path / advantage, rewards=rewards_of(never), max_steps=1, advantage=advantage)
+        line = next(line for line in trainer.state.log_history if "groups/useful_share" in line)
+        assert line["groups/useful_share"] == share and (line["grad_norm"] > 0) == bool(share), advantage
+
+
 def test_without_any_signal_it_ends_at_the_limits(tmp_path: Path) -> None:
     _, batches = train(tmp_path / "a", rewards=rewards_of(never), resample={"max_share": 2.5}, max_steps=1)
     assert len(batches[0][1]) == 2 + 5

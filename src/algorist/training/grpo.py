@@ -46,6 +46,8 @@ OnRollouts = Callable[[int, list[Group], Tensor], None]
 LIMITS = ("timeout", "memory", "crashed")
 """Answers of a rollout batch that the grader could not decide within its limits, by reason: metrics ``grading/…``."""
 SEED_STRIDE = 1_000_003
+ROUNDING = 1e-3
+"""Advantages below it may be rounding, divided by the small number that keeps a deviation from being 0."""
 
 
 class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
@@ -294,6 +296,11 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
         groups = [*(sampled.groups[place] for place in fresh), *sampled.spare]
         self.averages.add(self.extensions.sampled(groups))
         self.averages.add(rollout_metrics(groups, self.rewards.names, sampled.seconds))
+        if advantages_PG.shape[1] > 1:
+            useful = torch.tensor(self.useful(groups))
+            # Without a baseline a group of equal rewards teaches too; with one its advantages are 0 up to rounding.
+            useful[: len(fresh)] |= (advantages_PG[fresh].abs().amax(1) > ROUNDING).cpu()
+            self.averages.add({"groups/useful_share": float(useful.float().mean())})
         if self.extensions.change_groups:
             useful = self.useful(sampled.groups)
             self.averages.add(

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from algorist.objectives import useful_groups
 from algorist.types import Group
 
 _LEAST, _GREATEST = ("_min", "/min"), ("_max", "/max")
@@ -59,8 +58,7 @@ class Metrics:
 
 
 def rollout_metrics(groups: Sequence[Group], reward_names: Sequence[str], seconds: float) -> dict[str, float]:
-    """Return the metrics of all groups sampled in ``seconds``, under TRL's names; ``groups/useful_share`` is the share whose rewards
-    differ."""
+    """Return the metrics of all groups sampled in ``seconds``, under TRL's names."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     lengths = torch.tensor([float(sum(r.sampled_mask)) for r in rollouts])
     decoded = sum(len(r.completion_ids) for r in rollouts)
@@ -80,9 +78,6 @@ def rollout_metrics(groups: Sequence[Group], reward_names: Sequence[str], second
         values = torch.tensor([_number(r.rewards.get(name)) for r in rollouts])
         metrics[f"rewards/{name}/mean"] = float(values.nanmean())
         metrics[f"rewards/{name}/std"] = _deviation(values)
-    size = len(groups[0].rollouts)
-    if all(len(group.rollouts) == size for group in groups) and size > 1:
-        metrics["groups/useful_share"] = float(useful_groups(rewards.view(-1, size)).float().mean())
     return metrics
 
 
