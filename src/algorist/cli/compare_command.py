@@ -6,20 +6,20 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from algorist.cli.terminal import Line, Result, View, closing_table, verb
-from algorist.errors import DataError, nearest
+from algorist.errors import ConfigError, DataError, nearest
 from algorist.store.safe_text import one_line
 from algorist.store.stages import EVALUATED, STAGES
 
+if TYPE_CHECKING:
+    from algorist.evaluation.artifact import Artifact
+
 app = typer.Typer(add_completion=False)
 
-ArtifactPath = Annotated[
-    Path, typer.Argument(help="An evaluation, RUN/eval/NAME.json, or a run: that of its last stage.")
-]
 SHOWN = 10
 """Flipped problems that are shown of each kind; ``--json`` has all of them."""
 
@@ -33,7 +33,7 @@ class Compared(Result):
     differences: Annotated[dict[str, Any], "metric → paired difference: value, low, high (95 %), n"]
     gained: Annotated[list[str], "ids of problems that turned right (greedy)"]
     lost: Annotated[list[str], "ids of problems that turned wrong (greedy)"]
-    p_value: Annotated[float, "McNemar's exact test of the greedy answers"]
+    p_value: Annotated[float | None, "McNemar's exact test of the greedy answers"]
     sampled_p_value: Annotated[float | None, "permutation test of the sampled accuracy"]
     warnings: Annotated[list[str], "what makes the two hard to compare"]
     settings: Annotated[dict[str, list[str]], "key → its values, where two runs differ"]
@@ -52,10 +52,8 @@ class Compared(Result):
         for key, values in self.settings.items():
             yield f"{key}: {one_line(values[0], 60)} → {one_line(values[1], 60)}"
         yield closing_table(width, self.before, self.after, self.differences, self.names, only=None)
-        yield (
-            f"{self.n} problems · greedy answers: {len(self.gained)} turned right, {len(self.lost)} turned wrong, "
-            f"McNemar's exact p = {self.p_value:.2g}"
-        )
+        flips = f" · greedy answers: {len(self.gained)} turned right, {len(self.lost)} turned wrong, McNemar's exact p = "
+        yield f"{self.n} problems" + ("" if self.p_value is None else f"{flips}{self.p_value:.2g}")
         if remains := without_the_form(self.differences):
             yield remains
         if self.sampled_p_value is not None:
@@ -75,20 +73,35 @@ class Compared(Result):
 
 
 @verb(app)
-def compare(before: ArtifactPath, after: ArtifactPath) -> Compared:
+def compare(
+    before: Path, after: Path, score: list[str] | None = None, plugin: list[str] | None = None
+) -> Compared:
     """Compare two evaluations on the problems that both have: paired differences, McNemar's test, flipped problems.
+
+    Args:
+        before: An evaluation, RUN/eval/NAME.json; a run: that of its last stage; a log of inspect_ai (.eval, .json); samples of lm-eval
+            (samples_TASK_TIME.jsonl).
+        after: The other one.
+        score: Which score of another program's file counts; given twice: of the first, of the second.
+        plugin: A Python file of yours with an @importer for further files.
 
     Example: algorist compare runs/quickstart/eval/sft.json runs/quickstart/eval/grpo.json
     """
-    from algorist.evaluation.artifact import read_artifact
+    import algorist.config.schema  # noqa: F401  (finds the extensions, and so who reads other files)
     from algorist.evaluation.compare import compare as compare_artifacts
     from algorist.evaluation.compare import on_common_problems
+    from algorist.user_code import load_plugins
 
-    places = [_evaluation(path) for path in (before, after)]
-    first, second = (read_artifact(folder, name) for folder, name in places)
+    load_plugins(plugin or [])
+    paths, scores = (before, after), score or []
+    if len(scores) > 2:
+        raise ConfigError("--score is given more than twice; expected one for both files, or one for each")
+    first, second = (
+        _read(path, scores[i if len(scores) == 2 else 0] if scores else None) for i, path in enumerate(paths)
+    )
     comparison = compare_artifacts(first, second)
     first, second, _ = on_common_problems(first, second)
-    parents = [parent for folder, _ in places for parent in (folder.resolve(), folder.resolve().parent)]
+    parents = [parent for path in paths for parent in (path.resolve(), *path.resolve().parents[:2])]
     runs = list(dict.fromkeys(p for p in parents if (p / "metrics.jsonl").is_file()))
     settings: dict[str, list[str]] = {}
     if len(runs) == 2:
@@ -104,10 +117,25 @@ def compare(before: ArtifactPath, after: ArtifactPath) -> Compared:
         questions=questions,
         before=first.metrics,
         after=second.metrics,
-        names=(before.stem, after.stem),
+        names=[
+            a.name if "imported" in a.protocol else path.stem
+            for a, path in zip((first, second), paths, strict=True)
+        ],
         reference=second.protocol.get("protocol") or "",
         draws=sum(row["problem_id"] == problem for row in second.samples) - 1,
     )
+
+
+def _read(path: Path, score: str | None) -> Artifact:
+    """Return an evaluation of algorist's, or of another program's file."""
+    from algorist.evaluation.artifact import read_artifact
+    from algorist.evaluation.imported import fits, forms, read_imported
+
+    if path.is_file() and not path.with_suffix(".parquet").is_file():
+        if fits(path):
+            return read_imported(path, score)
+        raise DataError(f"{path} is no evaluation; expected a run folder, RUN/eval/NAME.json, {forms()}")
+    return read_artifact(*_evaluation(path))
 
 
 def _evaluation(path: Path) -> tuple[Path, str]:

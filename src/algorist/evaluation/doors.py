@@ -1,12 +1,13 @@
-"""What ``algorist eval`` does beside evaluating, by name: ``@exporter`` for ``--export NAME FOLDER``, ``@probe`` for ``--probe NAME``.
+"""What ``algorist eval`` does beside evaluating, by name: ``@exporter`` for ``--export NAME FOLDER``, ``@probe`` for ``--probe NAME``;
+and whose evaluations ``algorist compare`` reads: ``@importer`` with the names of their files.
 
 Light: what they need is imported when they are used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,11 @@ class Probed:
     lines: list[str]
 
 
+EXPORTED = (
+    "greedy", "sample", "correct", "lenient", "well_formed", "truncated", "has_reasoning", "reasoning_characters", "completion_tokens",
+    "reward", "rewards", "extracted", "reason", "subject", "level",
+)  # fmt: skip
+"""Columns of a completion that an export keeps, so that what is read back is compared as the original."""
 Exporter = Callable[["Artifact", Path, str], Path]
 """Called with an evaluation, a folder and the name of the task; writes its samples there and returns the file."""
 Probe = Callable[["RolloutEngine", Any, Sequence[Problem], Callable[[int, int], None] | None], Probed]
@@ -34,3 +40,42 @@ Probe = Callable[["RolloutEngine", Any, Sequence[Problem], Callable[[int, int], 
 EXPORTERS: Registry[Exporter] = Registry("export")
 PROBES: Registry[Probe] = Registry("probe")
 exporter, probe = EXPORTERS.register, PROBES.register
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """An evaluation that another program made.
+
+    Attributes:
+        task: Name of the task, for tables.
+        model: Its model.
+        rows: One for each scored completion: ``problem_id``, ``question``, ``gold``, ``completion``, and ``scores``: name → number, None
+            where it was not scored. Rows with ``greedy`` are taken for algorist's own.
+        protocol: How it was made, as far as the file says.
+    """
+
+    task: str
+    model: str
+    rows: list[dict[str, Any]]
+    protocol: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Importer:
+    """``read`` returns the evaluation in a file whose name fits one of ``patterns``; it raises DataError."""
+
+    patterns: tuple[str, ...]
+    read: Callable[[Path], Foreign]
+
+
+IMPORTERS: Registry[Importer] = Registry("import")
+
+
+def importer(name: str, *patterns: str) -> Callable[[Callable[[Path], Foreign]], Callable[[Path], Foreign]]:
+    """Register a reader of other programs' evaluations, for files such as ``*.eval``."""
+
+    def register(read: Callable[[Path], Foreign]) -> Callable[[Path], Foreign]:
+        IMPORTERS.register(name)(Importer(patterns, read))
+        return read
+
+    return register

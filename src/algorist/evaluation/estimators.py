@@ -52,7 +52,7 @@ class Interval:
             return "–"
         factor = 100 if is_share(metric) else 1
         unit = "" if factor == 1 else " points" if signed else " %"
-        form = f"{'+' if signed else ''}.{2 if 'reward' in metric else 1}f"
+        form = f"{'+' if signed else ''}.{1 if is_share(metric) or 'mean' in metric else 2}f"
         value = f"{factor * self.value:{form}}{unit}"
         if math.isnan(self.low):
             return value
@@ -61,7 +61,9 @@ class Interval:
 
 def is_share(metric: str) -> bool:
     """Return whether a metric lies between 0 and 1 and is shown in percent."""
-    return not any(word in metric for word in ("tokens", "length", "characters", "seconds", "reward"))
+    return not any(
+        word in metric for word in ("tokens", "length", "characters", "seconds", "reward", "score")
+    )
 
 
 NOTHING = Interval(math.nan, math.nan, math.nan, 0)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from algorist.evaluation.artifact import Artifact
+from algorist.evaluation.doors import EXPORTED
 from algorist.store.atomic import replace_file
 from algorist.store.redact import redact_tree
 
@@ -88,7 +89,7 @@ def _sample(row: dict[str, Any], model: str) -> dict[str, Any]:
             "completion": text,
         },
         "scores": scores,
-        "metadata": {key: row[key] for key in ("greedy", "subject", "level") if row.get(key) is not None},
+        "metadata": {key: row[key] for key in EXPORTED if row.get(key) is not None},
     }
 
 

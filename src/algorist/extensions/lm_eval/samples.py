@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from algorist.evaluation.artifact import Artifact
+from algorist.evaluation.doors import EXPORTED
 from algorist.evaluation.estimators import pass_at_k
 from algorist.store.atomic import replace_text
 from algorist.store.redact import redact, redact_tree
@@ -50,7 +51,7 @@ def harness_samples(artifact: Artifact) -> list[dict[str, Any]]:
 
     ``resps`` has one list of raw completions per request, ``filtered_resps`` one answer (or list of answers) per request,
     ``[invalid]`` where none was read; ``metrics`` names the keys that hold values: ``exact_match`` (the share of right
-    completions) and, with samples, ``pass@N``.
+    completions) and, with samples, ``pass@N``. ``algorist`` has what ``compare`` needs of each completion beside.
     """
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in artifact.samples:
@@ -92,6 +93,7 @@ def _row(
         "doc_hash": _hash(json.dumps(doc, indent=2, ensure_ascii=False)),
         "prompt_hash": _hash(prompt),
         "target_hash": _hash(target),
+        "algorist": [{key: r[key] for key in EXPORTED if r.get(key) is not None} for r in rows],
         **metrics,
     }
 
