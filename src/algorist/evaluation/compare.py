@@ -256,13 +256,12 @@ def _rate_name(samples: Samples) -> str:
 
 def _warnings(first: Artifact, second: Artifact) -> list[str]:
     warnings = []
-    names = first.protocol.keys() | second.protocol.keys()
+    names = {*first.protocol, *second.protocol}
     if first.dataset != second.dataset and "imported" not in names:  # others name tasks as they like
         warnings.append(f"the datasets are named '{first.dataset}' and '{second.dataset}'")
     if "imported" in names:  # what one of the two does not say is not known
         names = (first.protocol.keys() & second.protocol.keys()) | (names & {"score", "unscored"})
-    names = sorted(names - NOT_PROTOCOL)
-    for name in names:
+    for name in sorted(names - NOT_PROTOCOL):
         a, b = first.protocol.get(name), second.protocol.get(name)
         if a != b:
             warnings.append(f"the protocol differs: {name} is {a!r} in the first and {b!r} in the second")

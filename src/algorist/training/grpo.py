@@ -297,10 +297,10 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
         self.averages.add(self.extensions.sampled(groups))
         self.averages.add(rollout_metrics(groups, self.rewards.names, sampled.seconds))
         if advantages_PG.shape[1] > 1:
-            useful = torch.tensor(self.useful(groups))
+            signal = torch.tensor(self.useful(groups))
             # Without a baseline a group of equal rewards teaches too; with one its advantages are 0 up to rounding.
-            useful[: len(fresh)] |= (advantages_PG[fresh].abs().amax(1) > ROUNDING).cpu()
-            self.averages.add({"groups/useful_share": float(useful.float().mean())})
+            signal[: len(fresh)] |= (advantages_PG[fresh].abs().amax(1) > ROUNDING).cpu()
+            self.averages.add({"groups/useful_share": float(signal.float().mean())})
         if self.extensions.change_groups:
             useful = self.useful(sampled.groups)
             self.averages.add(

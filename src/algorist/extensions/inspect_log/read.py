@@ -88,15 +88,12 @@ def _content(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
 
 
 def _row(sample: dict[str, Any], own: bool) -> dict[str, Any]:
-    texts = [
-        _text(message["content"]) for message in sample.get("messages") or () if message["role"] == "user"
-    ]
     question = sample["input"] if isinstance(sample["input"], str) else "\n".join(_inputs(sample["input"]))
     target = sample.get("target") or ""
     row = {
         "problem_id": str(sample["id"]),
         "sample": sample["epoch"] - 1,
-        "question": texts[0] if own and texts else question,
+        "question": question,
         "gold": target if isinstance(target, str) else ", ".join(map(str, target)),
         "completion": (sample.get("output") or {}).get("completion") or "",
         "scores": dict(_scores(sample.get("scores") or {})),

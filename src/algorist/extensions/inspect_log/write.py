@@ -7,7 +7,7 @@ import json
 import math
 import re
 import zipfile
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,14 @@ def export_inspect(artifact: Artifact, folder: Path, task: str) -> Path:
     Raises:
         CheckpointError: The disk refuses.
     """
-    created = datetime.now(UTC).isoformat(timespec="seconds")
-    samples = redact_tree([_sample(row, artifact.model) for row in artifact.samples])
+    ended, took = datetime.now(UTC), float(artifact.protocol.get("seconds") or 0.0)
+    created, completed = (
+        time.isoformat(timespec="seconds") for time in (ended - timedelta(seconds=took), ended)
+    )
+    model = (
+        "/".join(Path(artifact.model).parts[-3:]) if Path(artifact.model).is_absolute() else artifact.model
+    )
+    samples = redact_tree([_sample(row, model) for row in artifact.samples])
     mark = hashlib.sha256(json.dumps([created, artifact.name, samples]).encode()).hexdigest()[:22]
     spec = {
         "eval_id": mark,
@@ -35,7 +41,7 @@ def export_inspect(artifact: Artifact, folder: Path, task: str) -> Path:
         "created": created,
         "task": task,
         "dataset": {"name": artifact.dataset, "samples": len({s["id"] for s in samples})},
-        "model": f"algorist/{artifact.model}",
+        "model": f"algorist/{model}",
         "config": {"epochs": max((s["epoch"] for s in samples), default=1)},
         "metadata": artifact.protocol,
     }
@@ -47,10 +53,14 @@ def export_inspect(artifact: Artifact, folder: Path, task: str) -> Path:
     counts = {"total_samples": len(samples), "completed_samples": len(samples)}
     scores = [{"name": "correct", "scorer": "correct", "metrics": metrics}]
     start = redact_tree({"version": 2, "eval": spec, "plan": {"name": "plan", "steps": [], "config": {}}})
-    header = start | {"status": "success", "results": counts | {"scores": scores}, "stats": {}}
-    keys = ("id", "epoch", "input", "target", "scores", "metadata")
+    header = start | {"status": "success", "results": counts | {"scores": scores}}
+    header["stats"] = {"started_at": created, "completed_at": completed, "model_usage": {}}
+    keys = ("id", "epoch", "input", "target", "scores", "metadata", "model_usage", "total_time")
     files = {f"samples/{_plain(s['id'])}_epoch_{s['epoch']}.json": s for s in samples}
-    summaries = [{key: s[key] for key in keys} | {"completed": True} for s in samples]
+    summaries = [
+        {key: s[key] for key in keys} | {"completed": True, "message_count": len(s["messages"])}
+        for s in samples
+    ]
     files |= {"_journal/start.json": start, "summaries.json": summaries, "header.json": header}
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{_plain(created.replace(':', '-'))}_{_plain(task)}_{mark}.eval"
@@ -77,19 +87,25 @@ def _sample(row: dict[str, Any], model: str) -> dict[str, Any]:
         for name in ("correct", "lenient")
         if row.get(name) is not None
     }
+    read, wrote = (row.get(f"{part}_tokens") or 0 for part in ("prompt", "completion"))
+    usage = {"input_tokens": read, "output_tokens": wrote, "total_tokens": read + wrote}
+    question = row.get("question") or ""
     return {
         "id": row["problem_id"],
         "epoch": (row.get("sample") or 0) + 1,
-        "input": row.get("prompt") or row.get("question") or "",
+        "input": question,
         "target": row.get("gold") or "",
-        "messages": [{"role": "user", "content": row.get("question") or ""}, message],
+        "messages": [{"role": "user", "content": question}, message],
         "output": {
             "model": model,
             "choices": [{"message": message, "stop_reason": stop}],
             "completion": text,
+            "usage": usage,
         },
+        "model_usage": {model: usage},
+        "total_time": row.get("seconds"),
         "scores": scores,
-        "metadata": {key: row[key] for key in EXPORTED if row.get(key) is not None},
+        "metadata": {key: row[key] for key in (*EXPORTED, "prompt") if row.get(key) is not None},
     }
 
 
