@@ -109,7 +109,7 @@ def test_our_own_exports_compare_as_the_originals(form: str, tmp_path: Path, sai
 def test_scores_between_0_and_1(tmp_path: Path, said: Any) -> None:
     for name, values in (("x", (0.25, 0.5, 1.0)), ("y", (0.5, 0.75, 1.0))):
         lines = [
-            {"doc_id": n, "doc": {"q": n}, "target": "", "filter": "none", "metrics": ["rouge"], "rouge": v}
+            {"doc_id": n, "doc": {"q": n}, "target": "", "filter": "none", "metrics": ["chrf"], "chrf": v}
             for n, v in enumerate(values)
         ]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, lines)))
