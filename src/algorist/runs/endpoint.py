@@ -27,6 +27,60 @@ LIST_S = 15.0
 
 
 @dataclass(frozen=True)
+class Server:
+    """An OpenAI-compatible server; ``key`` is what named it, for messages."""
+
+    url: str
+    key: str = "--endpoint"
+    timeout_s: float = 600.0
+    most_bytes: int = MAX_REPLY
+
+    def first_model(self) -> str:
+        """Return the name of the first model that it lists (EngineError)."""
+        models = self.call("/v1/models").get("data")
+        first = models[0] if isinstance(models, list) and models else None
+        if not isinstance(first, dict) or not isinstance(first.get("id"), str):
+            raise EngineError(f"{self} lists no model; name the one it serves with --served-model NAME")
+        return str(first["id"])
+
+    def choices(self, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the choices of a reply (EngineError)."""
+        reply = self.call(path, body)
+        choices = reply.get("choices")
+        if not isinstance(choices, list) or not choices or not all(isinstance(c, dict) for c in choices):
+            raise EngineError(f"{self}{path} answered without choices: {_short(reply)}")
+        return choices
+
+    def call(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return the object that a path replies with.
+
+        Raises:
+            ConfigError: The address is none.
+            EngineError: The server cannot be reached, refuses, or its reply is no object or too large.
+        """
+        url = self.url.rstrip("/").removesuffix("/v1") + path
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"{self.key} is '{self}'; expected http://HOST:PORT, such as http://localhost:8000"
+            )
+        try:
+            limit = self.timeout_s if body else min(self.timeout_s, LIST_S)
+            sent = None if body is None else json.dumps(body).encode()
+            return _within(limit, lambda: _json(url, sent, limit, self.most_bytes))
+        except urllib.error.HTTPError as error:
+            said = error.read(300).decode(errors="replace")
+            raise EngineError(f"{_short(url)}: {error.code} {_short(error.reason)}: {_short(said)}") from None
+        except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
+            raise EngineError(
+                f"{_short(url)} cannot be reached or answers no JSON ({_short(error)}); is it running? Start one: algorist serve "
+                "RUN"
+            ) from None
+
+    def __str__(self) -> str:
+        return _short(self.url)
+
+
+@dataclass(frozen=True)
 class Endpoint:
     """A server and the prompt format that its model was trained with.
 
@@ -49,7 +103,7 @@ class Endpoint:
             EngineError: The server cannot be reached or refuses.
             ConfigError: The format starts the answer itself, which a chat endpoint cannot do.
         """
-        name = self.model or self._first_model()
+        name = self.model or self._server.first_model()
         rows = []
         for question in questions:
             text, reason = self._ask(name, question, max_new_tokens, temperature)
@@ -66,7 +120,7 @@ class Endpoint:
         if self.tokenizer is not None:
             rendered = render_prompt(self.prompt_format, self.tokenizer, question)
         if isinstance(rendered, str):
-            choice = self._choice("/v1/completions", {**body, "prompt": rendered})
+            choice = self._server.choices("/v1/completions", {**body, "prompt": rendered})[0]
             return self._text(choice.get("text")), str(choice.get("finish_reason"))
         if self.prompt_format.prefill():
             raise ConfigError(
@@ -75,53 +129,19 @@ class Endpoint:
             )
         if self.prompt_format.template_kwargs:  # the name that vLLM and llama.cpp's server take
             body["chat_template_kwargs"] = dict(self.prompt_format.template_kwargs)
-        choice = self._choice("/v1/chat/completions", {**body, "messages": rendered})
+        choice = self._server.choices("/v1/chat/completions", {**body, "messages": rendered})[0]
         message = choice.get("message")
         content = message.get("content") if isinstance(message, dict) else None
         return self._text(content), str(choice.get("finish_reason"))
 
-    def _first_model(self) -> str:
-        found = self._call("/v1/models", None).get("data")
-        first = found[0] if isinstance(found, list) and found else None
-        if not isinstance(first, dict) or not isinstance(first.get("id"), str):
-            raise EngineError(
-                f"{self._shown} lists no model; name the one it serves with --served-model NAME"
-            )
-        return str(first["id"])
-
-    def _choice(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        found = self._call(path, json.dumps(body).encode())
-        choices = found.get("choices")
-        if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-            raise EngineError(f"{self._shown}{path} answered without choices: {_short(found)}")
-        return choices[0]
-
     def _text(self, value: Any) -> str:
         if not isinstance(value, str):
-            raise EngineError(f"{self._shown} answered without a text: {_short(value)}")
+            raise EngineError(f"{self._server} answered without a text: {_short(value)}")
         return value
 
     @property
-    def _shown(self) -> str:
-        return _short(self.url)
-
-    def _call(self, path: str, body: bytes | None) -> dict[str, Any]:
-        url = self.url.rstrip("/").removesuffix("/v1") + path
-        if not url.startswith(("http://", "https://")):
-            raise ConfigError(
-                f"--endpoint is '{self._shown}'; expected http://HOST:PORT, such as http://localhost:8000"
-            )
-        try:
-            limit = self.timeout_s if body else min(self.timeout_s, LIST_S)
-            return _within(limit, lambda: _json(url, body, limit))
-        except urllib.error.HTTPError as error:
-            said = error.read(300).decode(errors="replace")
-            raise EngineError(f"{_short(url)}: {error.code} {_short(error.reason)}: {_short(said)}") from None
-        except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
-            raise EngineError(
-                f"{_short(url)} cannot be reached or answers no JSON ({_short(error)}); is it running? Start one: algorist serve "
-                "RUN"
-            ) from None
+    def _server(self) -> Server:
+        return Server(self.url, timeout_s=self.timeout_s)
 
 
 def _within(limit_s: float, call: Callable[[], T]) -> T:
@@ -141,13 +161,13 @@ def _within(limit_s: float, call: Callable[[], T]) -> T:
         raise TimeoutError(f"its reply takes longer than {limit_s:g} s") from None
 
 
-def _json(url: str, body: bytes | None, timeout_s: float) -> dict[str, Any]:
+def _json(url: str, body: bytes | None, timeout_s: float, most_bytes: int) -> dict[str, Any]:
     """Return the reply's object, within a limit of size and of each wait for bytes."""
     request = urllib.request.Request(url, data=body, headers={"Content-Type": "application/json"})
     with _opener.open(request, timeout=timeout_s) as answer:
-        content = answer.read(MAX_REPLY + 1)
-    if len(content) > MAX_REPLY:
-        raise ValueError(f"its reply has more than {MAX_REPLY} bytes")
+        content = answer.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise ValueError(f"its reply has more than {most_bytes} bytes")
     found = json.loads(content)
     if not isinstance(found, dict):
         raise ValueError(f"a {type(found).__name__} where an object is expected")

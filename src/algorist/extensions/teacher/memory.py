@@ -10,7 +10,7 @@ from peft import PeftConfig
 from torch import nn
 from transformers import AutoConfig
 
-from algorist.extensions.teacher import BASE, TeacherSection
+from algorist.extensions.teacher import BASE, TeacherSection, remote_of
 from algorist.extensions.teacher.model import place_of
 from algorist.models.load import pick_device
 from algorist.models.precision import pick_precision
@@ -28,8 +28,8 @@ def taken(recipe: Any, student: Any, rows: int, width: int, tokens: int, loaded:
     section: TeacherSection = recipe.grpo.teacher
     device = pick_device(recipe.device)
     size = pick_precision(recipe.model, device, trained=False).compute.itemsize
-    config, weights = student.config, 0
-    if section.model != BASE:
+    config, weights, remote = student.config, 0, remote_of(section) is not None
+    if section.model != BASE and not remote:
         place = place_of(section.model)
         if (Path(place) / "adapter_config.json").is_file():
             place = PeftConfig.from_pretrained(str(place)).base_model_name_or_path or ""
@@ -37,7 +37,7 @@ def taken(recipe: Any, student: Any, rows: int, width: int, tokens: int, loaded:
         weights = _weights(config, section.quantization, size)
     text = config.get_text_config()
     forward = 4 * size * tokens * (text.intermediate_size + text.hidden_size)
-    if device.type != "cpu" and section.device == "cpu":
+    if remote or (device.type != "cpu" and section.device == "cpu"):
         weights = forward = 0
     numbers = logits = 0
     if section.loss != "sampled":

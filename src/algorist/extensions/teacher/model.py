@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from algorist.config.section import ModelSection
 from algorist.errors import ConfigError
 from algorist.extension import Policy
-from algorist.extensions.teacher import BASE, TeacherSection
+from algorist.extensions.teacher import BASE, TeacherSection, remote_of
 from algorist.extensions.teacher.divergence import mass_beyond, top_of
 from algorist.models.load import load_policy, make_policy
 from algorist.store.stages import LAST_FIRST
@@ -59,7 +59,10 @@ class Teacher:
 
         Raises:
             ConfigError: Its tokenizer is another one.
+            EngineError: It is served, and its server does not score.
         """
+        if (remote := remote_of(section)) is not None:
+            return remote.connect(section, student, tokenizer)
         home = next(student.parameters()).device
         rows = 1 + max(tokenizer.get_vocab().values())
         if section.model == BASE:

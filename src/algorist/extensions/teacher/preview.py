@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from algorist.evaluation.estimators import Interval, paired_difference
-from algorist.extensions.teacher import BASE, TeacherSection
+from algorist.extensions.teacher import BASE, TeacherSection, remote_of
 from algorist.extensions.teacher.divergence import top_of
 from algorist.extensions.teacher.model import Teacher
 from algorist.rollouts import make_engine
@@ -44,6 +44,9 @@ def preview(recipe: Any, look: Any) -> dict[str, Any] | None:
             "advice": [],
         }
     student = look.policy
+    if remote_of(section) is not None:
+        line = Teacher.load(section, student.model, student.tokenizer, like=recipe.model).line().removeprefix("teacher ")
+        return {"rows": {"teacher": f"{line}; its own accuracy is not measured from here"}, "advice": []}
     look.say(f"sampling from the teacher {section.model}")
     teacher = Teacher.load(section, student.model, student.tokenizer, like=recipe.model)
     with teacher.awake():

@@ -6,12 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from algorist.extensions.teacher import BASE, TeacherSection
+from algorist.extensions.teacher import BASE, TeacherSection, remote_of
 
 
 def refusals(recipe: Any, plan: Any) -> Iterator[str]:
     """Yield why a plan's teacher cannot be one, or not in this way."""
     section: TeacherSection = recipe.grpo.teacher
+    remote = remote_of(section)
+    if remote is not None:
+        yield from remote.refusals(recipe)
     if section.model == BASE and recipe.model.lora is None:
         yield (
             "grpo.teacher.model is base, the base of the student's adapter, but model.lora is not set; name a model, or take "
@@ -36,7 +39,7 @@ def refusals(recipe: Any, plan: Any) -> Iterator[str]:
     looks_local = (
         folder.is_absolute() or section.model.startswith((".", "runs/")) or section.model.count("/") > 1
     )
-    if section.model != BASE and looks_local and not folder.exists():
+    if section.model != BASE and remote is None and looks_local and not folder.exists():
         yield f"grpo.teacher.model: there is no {folder}. Train it first, or name another model"
     if section.loss == "sampled" and section.beta != 1:
         yield (
