@@ -142,7 +142,9 @@ def test_what_a_server_cannot_do_is_refused_before_anything_is_loaded(settings: 
 
 def test_an_address_that_is_none() -> None:
     with pytest.raises(ConfigError, match=r"unknown scheme of a teacher's address 'htp'.*'http'"):
-        make_plan(load_recipe("smoke-cpu", ["grpo.teacher.model='htp://localhost:1'"]).recipe, in_folder=False)
+        make_plan(
+            load_recipe("smoke-cpu", ["grpo.teacher.model='htp://localhost:1'"]).recipe, in_folder=False
+        )
 
 
 @pytest.mark.parametrize(

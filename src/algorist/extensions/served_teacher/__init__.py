@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from algorist.extensions.teacher import REMOTES, Remote, TeacherSection
+from algorist.extensions.teacher.remote import REMOTES, Remote
 
 if TYPE_CHECKING:
+    from algorist.extensions.teacher import TeacherSection
     from algorist.extensions.teacher.model import Teacher
 
 
@@ -23,7 +24,7 @@ class ServedTeacher(Remote):
                 "grpo.teacher.loss=full compares whole distributions, which no server sends; take grpo.teacher.loss=top_k, or sampled"
             )
         for key in ("device", "quantization"):
-            if getattr(section, key) != TeacherSection.model_fields[key].default:
+            if getattr(section, key) != type(section).model_fields[key].default:
                 yield f"grpo.teacher.{key} says nothing of a teacher that is served; set it where the server is started, and leave it out here"
         temperature = recipe.grpo.temperature if section.temperature is None else section.temperature
         if temperature != 1:

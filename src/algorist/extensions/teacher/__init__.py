@@ -21,12 +21,10 @@ from pydantic import Field
 from algorist.config.section import Section
 from algorist.extension import Extension, Policy, extension
 from algorist.extensions.teacher.rules import RULES
-from algorist.registry import Registry
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from algorist.extensions.teacher.model import Teacher
     from algorist.training.batch import Batch
     from algorist.training.lm_head import AtHead, OfHead
     from algorist.training.metrics import Metrics
@@ -67,27 +65,6 @@ class TeacherSection(Section):
 class _Keys(Section):
     teacher: TeacherSection | None = None
     """Learn from a stronger model: each sampled token is scored by it; left out, rewards alone teach."""
-
-
-class Remote:
-    """A teacher that computes in another process, by the scheme of its address (``@REMOTES.register("http")``)."""
-
-    def refusals(self, recipe: Any) -> Iterable[str]:
-        """Return why a recipe cannot learn from it."""
-        return ()
-
-    def connect(self, section: TeacherSection, student: Any, tokenizer: Any) -> Teacher:
-        """Return what scores the student's tokens (EngineError, ConfigError)."""
-        raise NotImplementedError
-
-
-REMOTES: Registry[type[Remote]] = Registry("scheme of a teacher's address")
-
-
-def remote_of(section: TeacherSection) -> Remote | None:
-    """Return what the address of a teacher names, None for a model that is loaded here."""
-    scheme, separator, _ = section.model.partition("://")
-    return REMOTES.get(scheme)() if separator else None
 
 
 CHART = (

@@ -10,8 +10,9 @@ from peft import PeftConfig
 from torch import nn
 from transformers import AutoConfig
 
-from algorist.extensions.teacher import BASE, TeacherSection, remote_of
+from algorist.extensions.teacher import BASE, TeacherSection
 from algorist.extensions.teacher.model import place_of
+from algorist.extensions.teacher.remote import remote_of
 from algorist.models.load import pick_device
 from algorist.models.precision import pick_precision
 from algorist.preflight.memory_advice import model_of_shapes

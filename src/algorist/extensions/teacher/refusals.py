@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from algorist.extensions.teacher import BASE, TeacherSection, remote_of
+from algorist.extensions.teacher import BASE, TeacherSection
+from algorist.extensions.teacher.remote import remote_of
 
 
 def refusals(recipe: Any, plan: Any) -> Iterator[str]:

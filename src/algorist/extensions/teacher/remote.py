@@ -1,0 +1,33 @@
+"""The door for teachers that compute elsewhere. A file of its own: who registers one imports this, and not the section."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from algorist.registry import Registry
+
+if TYPE_CHECKING:
+    from algorist.extensions.teacher import TeacherSection
+    from algorist.extensions.teacher.model import Teacher
+
+
+class Remote:
+    """A teacher that computes in another process, by the scheme of its address (``@REMOTES.register("http")``)."""
+
+    def refusals(self, recipe: Any) -> Iterable[str]:
+        """Return why a recipe cannot learn from it."""
+        return ()
+
+    def connect(self, section: TeacherSection, student: Any, tokenizer: Any) -> Teacher:
+        """Return what scores the student's tokens (EngineError, ConfigError)."""
+        raise NotImplementedError
+
+
+REMOTES: Registry[type[Remote]] = Registry("scheme of a teacher's address")
+
+
+def remote_of(section: TeacherSection) -> Remote | None:
+    """Return what the address of a teacher names, None for a model that is loaded here."""
+    scheme, separator, _ = section.model.partition("://")
+    return REMOTES.get(scheme)() if separator else None
