@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from algorist.config import load_recipe
-from algorist.config.model_section import ModelSection
+from algorist.config.section import ModelSection
 from algorist.errors import ConfigError, EngineError
 from algorist.extensions.served_teacher.server import Scorer, make_server
 from algorist.extensions.teacher import TeacherSection

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from algorist.config.model_section import ModelSection
+from algorist.config.section import ModelSection
 from algorist.errors import EngineError
 from algorist.extensions.teacher import TeacherSection
 from algorist.extensions.teacher.model import Teacher

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from algorist.config.model_section import ModelSection
+from algorist.config.section import ModelSection
 from algorist.models.load import make_policy, pick_device
 
 MOST_BODY, MOST_TEXTS, MOST_K = 1 << 24, 256, 256
