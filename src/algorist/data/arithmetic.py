@@ -20,7 +20,7 @@ from typing import Annotated
 from pydantic import Field
 
 from algorist.data.base import Count, Probability, Split, draw_distinct, generated, id_of, is_held_out
-from algorist.data.story_problems import size
+from algorist.data.story_problems import size, some
 from algorist.types import Problem
 
 NAMES = ["Tom", "Mia", "Ben", "Ana", "Leo", "Eva", "Sam", "Zoe", "Max", "Ida", "Tim", "Lea"]
@@ -197,7 +197,7 @@ def _sum(rng: random.Random, operations: str) -> tuple[str, int]:
         first, second = size(rng), size(rng)
         both = first + second
         return (f"{first} + {second}", both) if operation == "+" else (f"{both} - {first}", second)
-    first, second = size(rng, 60), rng.randint(2, 12) if rng.random() < 0.8 else rng.randint(13, 60)
+    first, second = size(rng, 60), some(rng)
     product = first * second
     if product > MAX_PRODUCT:
         return _sum(rng, operation)
