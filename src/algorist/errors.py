@@ -71,8 +71,21 @@ class MissingExtraError(AlgoristError, ImportError):
 
 def nearest(name: str, valid: Iterable[str]) -> str:
     """Return ``" Did you mean 'x'?"`` for the closest valid name, or an empty string."""
-    found = difflib.get_close_matches(str(name), [str(v) for v in valid], n=1, cutoff=0.5)
-    return f" Did you mean '{found[0]}'?" if found else ""
+    near = difflib.get_close_matches(str(name), [str(v) for v in valid], n=1, cutoff=0.5)
+    return f" Did you mean '{near[0]}'?" if near else ""
+
+
+def check_known(
+    name: str,
+    valid: Iterable[str],
+    said: str,
+    then: str = "Expected: {}",
+    kind: type[AlgoristError] = ConfigError,
+) -> None:
+    """Refuse a name that is not valid: what was said, the nearest name, and ``then`` with all of them in its braces."""
+    names = list(valid)
+    if name not in names:
+        raise kind(f"{said}.{nearest(name, names)} {then.format(', '.join(map(str, names)) or 'none')}")
 
 
 def is_disk_full(error: BaseException) -> bool:

@@ -385,15 +385,15 @@ def keys_added_to(section: str) -> set[str]:
 
 
 def leave_out_unused(values: dict[str, Any]) -> None:
-    """Take the keys of extensions from outside the package out of a recipe's ``values`` where all of them are the defaults.
+    """Take out of a recipe's values the keys of extensions that have their defaults, so that it says what it uses.
 
-    So a run that does not use an extension that happens to be installed is read where it is not.
+    A recipe that is stored names an extension only where it takes part, and can be read where that one is not installed.
     """
+    from pydantic_core import to_jsonable_python
+
     for cls in registered():
-        if cls.__module__.partition(".")[0] == "algorist":
-            continue
         own = [
-            (values[name] if name else values, key, default)
+            (values[name] if name else values, key, to_jsonable_python(default))
             for name, keys in cls.keys.items()
             for key, default in _defaults(keys)
         ]

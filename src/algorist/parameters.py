@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from algorist.errors import ConfigError, nearest
+from algorist.errors import ConfigError, check_known
 
 REQUIRED = inspect.Parameter.empty
 
@@ -65,11 +65,7 @@ def check_values(
     """
     checked = {}
     for name, value in values.items():
-        if name not in parameters:
-            raise ConfigError(
-                f"{key}.{name}: {of} has no parameter '{name}'.{nearest(name, parameters)} "
-                f"It has: {', '.join(parameters) or 'none'}"
-            )
+        check_known(name, parameters, f"{key}.{name}: {of} has no parameter '{name}'", "It has: {}")
         try:
             checked[name] = parameters[name].checked(value)
         except ValueError as error:

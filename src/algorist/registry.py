@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Generic, TypeVar
 
-from algorist.errors import ConfigError, nearest
+from algorist.errors import ConfigError, check_known
 
 T = TypeVar("T")
 F = TypeVar("F")
@@ -53,10 +53,7 @@ class Registry(Generic[T]):
         Raises:
             ConfigError: No such entry; the message names the nearest one and lists all.
         """
-        if name not in self._entries:
-            raise ConfigError(
-                f"unknown {self.kind} '{name}'.{nearest(name, self._entries)} Known: {', '.join(sorted(self._entries))}"
-            )
+        check_known(name, sorted(self._entries), f"unknown {self.kind} '{name}'", "Known: {}")
         return self._entries[name]
 
     def names(self) -> list[str]:

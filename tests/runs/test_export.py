@@ -22,8 +22,8 @@ from algorist.config.load import load_recipe
 from algorist.config.schema import Recipe
 from algorist.config.section import ModelSection, TinySection
 from algorist.errors import CheckpointError, ConfigError
-from algorist.extensions.hub.card import model_card
-from algorist.extensions.hub.export import export
+from algorist.extensions.model_folder.card import model_card
+from algorist.extensions.model_folder.write import export
 from algorist.models.load import load_policy, make_policy
 from algorist.prompts import get_format
 from algorist.runs.pipeline import run_recipe

@@ -18,7 +18,7 @@ from algorist.cli.main import main
 from algorist.config.load import load_recipe, load_run_recipe
 from algorist.errors import CheckpointError, ConfigError
 from algorist.evaluation.artifact import read_artifact, write_artifact
-from algorist.extensions.hub.card import model_card
+from algorist.extensions.model_folder.card import model_card
 from algorist.report.build import build_report
 from algorist.runs.plan import open_folder
 from algorist.store.read import query

@@ -22,8 +22,8 @@ from algorist.config.load import load_recipe, load_run_recipe, validate
 from algorist.errors import ConfigError
 from algorist.evaluation.artifact import Artifact, read_artifact, write_artifact
 from algorist.evaluation.estimators import Interval
-from algorist.extensions.hub.card import model_card
 from algorist.extensions.lm_eval.samples import export_harness
+from algorist.extensions.model_folder.card import model_card
 from algorist.extensions.tracking.trackers import identity
 from algorist.report.build import build_report
 from algorist.store.redact import HIDDEN, RedactSecrets, redact, redact_tree

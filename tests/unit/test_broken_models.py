@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from algorist.config.section import ModelSection
 from algorist.errors import AlgoristError, CheckpointError
-from algorist.extensions.hub.export import export
+from algorist.extensions.model_folder.write import export
 from algorist.models.load import load_policy, make_policy
 from algorist.models.weights import check_weights
 

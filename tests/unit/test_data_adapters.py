@@ -332,6 +332,8 @@ def test_wrong_params_are_named() -> None:
         load("aime", params={"year": 1999})
     with pytest.raises(DataError, match="Did you mean 'year'"):
         load("aime", params={"yaer": 24})
+    with pytest.raises(DataError, match=r"gsm8k: data.….params has the key 'skip_bad_rows'.*Expected: none"):
+        load("gsm8k", params={"skip_bad_rows": True})
 
 
 def test_own_hub_datasets_are_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,7 +92,8 @@ def test_the_core_names_no_extension() -> None:
 
 
 TOGETHER = {
-    ("iterate", "hub"): "a round's model is exported as one that is given away",
+    ("iterate", "model_folder"): "a round's model is exported as one that is given away",
+    ("hub", "model_folder"): "it is what is uploaded",
     ("full_python", "tools"): "it is one of the tools",
     ("served_teacher", "teacher"): "it is a teacher, elsewhere",
 }

@@ -9,7 +9,7 @@ from typer.completion import completion_init, get_completion_script
 from typer.core import TyperGroup
 
 from algorist.cli.main import COMPLETE, VERBS, app_of
-from algorist.errors import ConfigError, nearest
+from algorist.errors import check_known
 
 app = typer.Typer(add_completion=False)
 SHELLS = ("bash", "zsh", "fish")
@@ -28,10 +28,7 @@ class Verbs(TyperGroup):
 @app.command(epilog="Example: algorist completion bash")
 def completion(shell: Annotated[str, typer.Argument(help="bash, zsh or fish.")]) -> None:
     """Print a completion script. In the shell's start file: source <(algorist completion bash), in fish with a pipe to source."""
-    if shell not in SHELLS:
-        raise ConfigError(
-            f"no completion for '{shell}'.{nearest(shell, SHELLS)} Expected: {', '.join(SHELLS)}"
-        )
+    check_known(shell, SHELLS, f"no completion for '{shell}'")
     print(get_completion_script(prog_name="algorist", complete_var=COMPLETE, shell=shell))
 
 

@@ -22,7 +22,7 @@ from algorist.cli.arguments import (
 from algorist.cli.session import import_quietly
 from algorist.cli.terminal import Line, Result, TerminalDisplay, View, note, verb
 from algorist.config.load import load_run_recipe
-from algorist.errors import ConfigError, nearest
+from algorist.errors import ConfigError, check_known
 
 if TYPE_CHECKING:
     from algorist.config.schema import EvalSection, Recipe
@@ -261,8 +261,7 @@ def _check(by: list[str], export: tuple[str, Path] | None) -> None:
     from algorist.evaluation.doors import EXPORTERS
 
     for column in by:
-        if column not in BY:
-            raise ConfigError(f"cannot break down by '{column}'.{nearest(column, BY)} Known: {', '.join(BY)}")
+        check_known(column, BY, f"cannot break down by '{column}'", "Known: {}")
     if export is not None:
         EXPORTERS.get(export[0])
 

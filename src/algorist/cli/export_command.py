@@ -12,7 +12,7 @@ from algorist.cli.arguments import find_model
 from algorist.cli.session import import_quietly
 from algorist.cli.terminal import Result, TerminalDisplay, View, note, verb
 from algorist.config.load import load_run_recipe
-from algorist.errors import ConfigError, nearest
+from algorist.errors import ConfigError, check_known
 
 if TYPE_CHECKING:
     from algorist.config.schema import DatasetSection, Recipe
@@ -81,17 +81,14 @@ def export(
         return _gguf(model, types, to, verify=verify, data=data, limit=limit)
     if to is None and push_to_hub is None:
         raise ConfigError("nowhere to export to; give --to FOLDER, --push-to-hub OWNER/NAME or both")
-    if dtype not in _DTYPES:
-        raise ConfigError(
-            f"--dtype {dtype} is unknown.{nearest(dtype, _DTYPES)} Expected one of {', '.join(_DTYPES)}"
-        )
+    check_known(dtype, _DTYPES, f"--dtype {dtype} is unknown", "Expected one of {}")
     folder, run = find_model(model)
-    import_quietly("algorist.extensions.hub.export")
+    import_quietly("algorist.extensions.model_folder.write")
     from algorist.config.load import validate
-    from algorist.extensions.hub.card import base_warning, question_of
-    from algorist.extensions.hub.export import export as write_folder
-    from algorist.extensions.hub.export import fetch, tried
     from algorist.extensions.hub.upload import commit_message, require_token, upload
+    from algorist.extensions.model_folder.card import base_warning, question_of
+    from algorist.extensions.model_folder.write import export as write_folder
+    from algorist.extensions.model_folder.write import fetch, tried
 
     recipe: Any = load_run_recipe(run) if run else None
     target = None
@@ -136,9 +133,9 @@ def _gguf(
         raise ConfigError(f"--verify needs problems for {model}, which belongs to no run: --data gsm8k")
     name = run.name if run else Path(model).name
     target = to or (run or Path(name)) / "gguf"
-    import_quietly("algorist.extensions.hub.export")
-    from algorist.extensions.hub.export import export as write_folder
-    from algorist.extensions.hub.export import fetch
+    import_quietly("algorist.extensions.model_folder.write")
+    from algorist.extensions.model_folder.write import export as write_folder
+    from algorist.extensions.model_folder.write import fetch
     from algorist.prompts.attached import Asked
     from algorist.runs.solve import Solver
 

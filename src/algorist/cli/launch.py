@@ -21,11 +21,11 @@ from pathlib import Path
 from algorist.cli.arguments import read_recipe
 from algorist.cli.session import Stopped, command_again, import_quietly
 from algorist.cli.terminal import Result
-from algorist.errors import ConfigError, MissingExtraError, nearest
+from algorist.errors import MissingExtraError, check_known
+from algorist.store.stages import STOP_FILE
 
 CONFIGS = ("ddp", "fsdp2", "zero2", "zero3")
 _COMMAND = "ALGORIST_LAUNCH_COMMAND"
-STOP_FILE = "ALGORIST_STOP_FILE"
 # accelerate's own entry point, which would answer a failed worker with a long traceback and always with 1.
 _ACCELERATE = """
 import subprocess, sys
@@ -92,10 +92,8 @@ def config_file(name: str) -> Path:
     if name not in CONFIGS:
         if Path(name).is_file():
             return Path(name)
-        raise ConfigError(
-            f"--launch {name}: no such configuration or file.{nearest(name, CONFIGS)} Expected one of "
-            f"{', '.join(CONFIGS)}, or a file that `accelerate config` wrote"
-        )
+        expected = "Expected one of {}, or a file that `accelerate config` wrote"
+        check_known(name, CONFIGS, f"--launch {name}: no such configuration or file", expected)
     if name.startswith("zero") and find_spec("deepspeed") is None:
         raise MissingExtraError(
             f"--launch {name} needs DeepSpeed, which is not installed: pip install deepspeed; or take --launch fsdp2, "

@@ -14,7 +14,7 @@ from algorist.cli.arguments import Overrides, RecipeArgument, Resume, read_recip
 from algorist.cli.launch import CONFIGS, launch, work
 from algorist.cli.session import Stopped, command_again, import_quietly, stopped_at_once
 from algorist.cli.terminal import Line, Result, TerminalDisplay, View, closing_table, render, verb
-from algorist.errors import ConfigError, nearest
+from algorist.errors import ConfigError, check_known
 from algorist.store.safe_text import one_line, printable
 from algorist.store.stages import EVALUATED, STAGES
 
@@ -93,11 +93,9 @@ def run(
     grpo.batch_size=8 · Next: algorist solve 'Sam has 17 coins. Sam loses 2. Sam gives 2 to Lea. How many coins does
     Sam have now?'
     """
-    if only is not None and only not in STAGES:
-        raise ConfigError(
-            f"--only {only} is no stage.{nearest(only, STAGES)} Expected: --only sft or --only grpo"
-        )
     stages = STAGES if only is None else (only,)
+    for stage in stages:
+        check_known(stage, STAGES, f"--only {stage} is no stage", "Expected: --only sft or --only grpo")
     words = list(overrides or [])
     split = next((i for i, word in enumerate(words) if word.startswith("-")), len(words))
     settings, flags = words[:split], words[split:]

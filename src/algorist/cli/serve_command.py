@@ -13,7 +13,7 @@ import typer
 
 from algorist.cli.arguments import ModelArgument, find_model
 from algorist.cli.terminal import say
-from algorist.errors import ConfigError, MissingExtraError, nearest
+from algorist.errors import ConfigError, MissingExtraError, check_known
 
 app = typer.Typer(add_completion=False)
 
@@ -63,11 +63,7 @@ def server(model: str, engine: str, host: str, port: int) -> list[str]:
         ConfigError: The engine is unknown, or the model is an adapter.
         MissingExtraError: What the engine needs is not installed.
     """
-    if engine not in ("auto", "vllm", "transformers", "scores"):
-        known = ["vllm", "transformers", "scores"]
-        raise ConfigError(
-            f"--engine is '{engine}'.{nearest(engine, known)} Expected vllm, transformers, scores or auto"
-        )
+    check_known(engine, ("vllm", "transformers", "scores", "auto"), f"--engine is '{engine}'")
     if (Path(model) / "adapter_config.json").is_file():
         raise ConfigError(
             f"{model} is an adapter; merge it first: algorist export {model} --to FOLDER --merge"

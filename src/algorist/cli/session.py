@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from algorist.errors import CheckpointError, ConfigError
-from algorist.store.stages import STAGES, checkpoints
+from algorist.store.stages import STAGES, STOP_FILE, checkpoints
 
 if TYPE_CHECKING:
     from algorist.store.run_folder import RunFolder
@@ -88,7 +88,7 @@ def _check_environment(say: Callable[[str], None] | None) -> None:
     if (
         say
         and int(values.get("WORLD_SIZE", "1")) > 1
-        and not {"TORCHELASTIC_RUN_ID", "ALGORIST_STOP_FILE"} & set(values)
+        and not {"TORCHELASTIC_RUN_ID", STOP_FILE} & set(values)
     ):
         say(
             f"process {values.get('RANK', '0')} of {values['WORLD_SIZE']} (RANK, WORLD_SIZE): waits until all have met at "

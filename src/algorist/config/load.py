@@ -18,7 +18,7 @@ from algorist.config.presets import preset_of
 from algorist.config.resume import copies_of, with_copies
 from algorist.config.schema import DatasetSection, LossSection, Recipe, SFTSection
 from algorist.config.yaml_text import read_yaml
-from algorist.errors import CheckpointError, ConfigError, nearest
+from algorist.errors import CheckpointError, ConfigError, check_known, nearest
 from algorist.store.redact import leaves, refuse_secrets
 from algorist.store.trust import code_in, refuse_foreign_code
 from algorist.user_code import load_plugins
@@ -168,11 +168,8 @@ def _locate(name_or_path: str, base: Path | None) -> tuple[str, Path | None, str
                 )
     names = recipe_names()
     name = name_or_path.replace("_", "-") if name_or_path not in names else name_or_path
-    if name not in names:
-        raise ConfigError(
-            f"unknown recipe '{name_or_path}'.{nearest(name_or_path, names)} Shipped recipes: {', '.join(names)}; "
-            "or give the path of a .yaml file"
-        )
+    expected = "Shipped recipes: {}; or give the path of a .yaml file"
+    check_known(name, names, f"unknown recipe '{name_or_path}'", expected)
     return (resources.files("algorist.recipes") / f"{name}.yaml").read_text(encoding="utf-8"), None, name
 
 

@@ -11,10 +11,12 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from algorist.config.presets import preset_names
 from algorist.config.section import ModelSection, Section
-from algorist.errors import MissingExtraError, nearest
+from algorist.errors import MissingExtraError, check_known
 from algorist.extension import open_schema
 from algorist.objectives import ADVANTAGES, LOSSES
 from algorist.objectives.losses import Reduction
+
+OR_OWN = "Expected one of {}, or a function of your own as file.py:function"
 
 
 def no_empty_stop_string(section: str) -> Callable[[list[str] | None], list[str] | None]:
@@ -33,16 +35,11 @@ def no_empty_stop_string(section: str) -> Callable[[list[str] | None], list[str]
 
 def check_grpo(section: GRPOSection) -> GRPOSection:
     """Return the section; refuse combinations that cannot be trained (ValueError)."""
-    if section.preset is not None and section.preset not in preset_names():
-        raise ValueError(
-            f"grpo.preset is '{section.preset}'.{nearest(section.preset, preset_names())} Expected one of "
-            f"{', '.join(preset_names())}; algorist recipes presets shows their lines"
-        )
-    if ".py:" not in section.advantage and section.advantage not in ADVANTAGES:
-        raise ValueError(
-            f"grpo.advantage is '{section.advantage}'.{nearest(section.advantage, ADVANTAGES)} Expected one of "
-            f"{', '.join(ADVANTAGES)}, or a function of your own as file.py:function"
-        )
+    if section.preset is not None:
+        shown = "Expected one of {}; algorist recipes presets shows their lines"
+        check_known(section.preset, preset_names(), f"grpo.preset is '{section.preset}'", shown)
+    if ".py:" not in section.advantage:
+        check_known(section.advantage, ADVANTAGES, f"grpo.advantage is '{section.advantage}'", OR_OWN)
     if section.group_size == 1:
         raise ValueError(
             "grpo.group_size is 1: the advantage of a group of one is always 0, so nothing is learned; take 8 "
@@ -223,11 +220,7 @@ class LossSection(Section):
         """Check the parameters and fill in the loss's own defaults; those of a user's file are checked with the file."""
         if ".py:" in self.name:
             return self
-        if self.name not in LOSSES:
-            raise ValueError(
-                f"grpo.loss is '{self.name}'.{nearest(self.name, LOSSES)} Expected one of {', '.join(LOSSES)}, or a function of "
-                "your own as file.py:function"
-            )
+        check_known(self.name, LOSSES, f"grpo.loss is '{self.name}'", OR_OWN)
         loss = LOSSES.get(self.name).with_settings(self.parameters)
         defaults = {name: parameter.default for name, parameter in loss.parameters.items()}
         self.__pydantic_extra__ = {**defaults, **loss.settings}

@@ -19,7 +19,7 @@ from algorist.data.golds import (
     with_points,
     without_dollars,
 )
-from algorist.errors import DataError, nearest
+from algorist.errors import DataError
 from algorist.grading import last_boxed
 from algorist.prompts import get_format
 from algorist.types import Problem
@@ -151,9 +151,11 @@ class Published(Columns):
     needs: tuple[tuple[str, ...], ...] = ()
     """Columns that must exist, each with its alternatives."""
     reshape: Callable[[Row], Row] = lambda row: row
+    params: tuple[str, ...] = ()
 
     def read(self, source: Source, where: str) -> list[Problem]:
         """Return the problems of ``source``: a copy of the dataset, or the hub's."""
+        refuse_unknown(source.params, self.params, where)
         if self.split is not None and source.path is None and source.hub is None:
             source = replace(source, split=self.split)
         rows = load_source(source, hub=self.hub, subset=self.subset, where=where)
@@ -194,6 +196,7 @@ PUBLISHED = {
     "aime": Published(
         about="""AIME 2024, 2025 or 2026 (params: ``year`` 24, 25 or 26); golds are integers without leading zeros.""",
         hub=AIME_HUBS[24],
+        params=("year",),
         reshape=_verl_row,
         question=("question", "problem"),
         answer=_aime_gold,
@@ -358,12 +361,10 @@ def _register(name: str, published: Published) -> None:
 
 
 def _aime_hub(params: dict[str, Any]) -> str:
-    year, wrong = params.get("year", 24), sorted(set(params) - {"year"})
-    if not isinstance(year, int) or year not in (*AIME_HUBS, *(2000 + key for key in AIME_HUBS)) or wrong:
-        near = nearest(wrong[0], ["year"]) if wrong else nearest(str(year), map(str, AIME_HUBS))
+    year = params.get("year", 24)
+    if not isinstance(year, int) or year not in (*AIME_HUBS, *(2000 + key for key in AIME_HUBS)):
         raise DataError(
-            f"aime: data.….params is {params}.{near} Expected year: 24, 25 or 26; for another year give "
-            "data.….path or data.….hub"
+            f"aime: data.….params.year is {year!r}. Expected year: 24, 25 or 26; for another give data.….path or data.….hub"
         )
     return AIME_HUBS[year % 100]
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeVar, get_args, get_ty
 
 from pydantic import BaseModel, Field, ValidationError, create_model
 
-from algorist.errors import DataError, nearest
+from algorist.errors import DataError, check_known, nearest
 from algorist.registry import Registry
 from algorist.types import Problem
 
@@ -121,10 +121,7 @@ def draw_distinct(
 def refuse_unknown(params: Iterable[str], valid: Collection[str], where: str) -> None:
     """Raise DataError for the first key of ``params`` that is not among ``valid``."""
     for key in params:
-        if key not in valid:
-            raise DataError(
-                f"{where}: data.….params has the key '{key}'.{nearest(key, valid)} Expected: {', '.join(valid)}"
-            )
+        check_known(key, valid, f"{where}: data.….params has the key '{key}'", kind=DataError)
 
 
 def id_of(question: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from algorist.data.base import Source, id_of
 from algorist.data.files import Row, read_hub, read_rows
-from algorist.errors import DataError, nearest
+from algorist.errors import DataError, check_known, nearest
 from algorist.types import Problem
 
 log = logging.getLogger("algorist.data")
@@ -161,15 +161,10 @@ def pick_columns(row: Row, mapping: dict[str, str], *, where: str) -> dict[str, 
         ColumnError: Question or answer cannot be found.
         DataError: A mapped column or a mapped field does not exist.
     """
-    for name in sorted(set(mapping) - set(FIELDS)):
-        raise DataError(
-            f"{where}: columns are named for the field '{name}'.{nearest(name, FIELDS)} Expected: {', '.join(FIELDS)}"
-        )
+    for name in sorted(mapping):
+        check_known(name, FIELDS, f"{where}: columns are named for the field '{name}'", kind=DataError)
     for field, column in mapping.items():
-        if column not in row:
-            raise DataError(
-                f"{where}: no column '{column}' for {field}.{nearest(column, row)} Columns: {', '.join(map(str, row))}"
-            )
+        check_known(column, row, f"{where}: no column '{column}' for {field}", "Columns: {}", DataError)
     usual = {field: next((a for a in names if a in row), "") for field, names in ALIASES.items()}
     columns = {field: name for field in FIELDS if (name := mapping.get(field, usual[field]))}
     if "solution" in columns:

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from algorist.data.base import Split, draw_distinct, generated, id_of, is_held_out
-from algorist.errors import DataError, MissingExtraError, nearest
+from algorist.errors import DataError, MissingExtraError, check_known
 from algorist.grading import checker
 from algorist.types import Problem
 
@@ -74,16 +74,11 @@ def _make(name: str, seed: int, size: int, config: Settings) -> Any:
     """
     gym = _package()
     known = sorted(gym.factory.DATASETS)
-    if name not in known:
-        raise DataError(
-            f"reasoning_gym: data.….params.generator is {name or 'missing'!r}.{nearest(name, known)} Expected one of: {', '.join(known)}"
-        )
+    said = f"reasoning_gym: data.….params.generator is {name or 'missing'!r}"
+    check_known(name, known, said, "Expected one of: {}", DataError)
     valid = [key for key in gym.factory.DATASETS[name][1].__dataclass_fields__ if key not in ("seed", "size")]
     for key in config:
-        if key not in valid:
-            raise DataError(
-                f"reasoning_gym: {name} has no setting '{key}'.{nearest(key, valid)} Expected: {', '.join(valid)}"
-            )
+        check_known(key, valid, f"reasoning_gym: {name} has no setting '{key}'", kind=DataError)
     try:
         return gym.create_dataset(name, seed=seed, size=size, **config)
     except (AssertionError, TypeError, ValueError) as error:

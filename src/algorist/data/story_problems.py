@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from algorist.data.base import Probability, Split, draw_distinct, generated, id_of, is_held_out
-from algorist.errors import DataError, nearest
+from algorist.errors import DataError, check_known
 from algorist.types import Problem
 
 MAX_ANSWER = 1000
@@ -120,10 +120,7 @@ def story_problems(
     """
     known = [world.kind for world in story_worlds(traps=True)]
     for kind in kinds:
-        if kind not in known:
-            raise DataError(
-                f"story_problems has no kind '{kind}'.{nearest(kind, known)} Expected: {', '.join(known)}"
-            )
+        check_known(kind, known, f"story_problems has no kind '{kind}'", kind=DataError)
     worlds = [w for w in story_worlds(traps or bool(kinds)) if not kinds or w.kind in kinds]
     rng = random.Random(f"{seed}/{split}")
     return draw_distinct(

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from algorist.errors import DAMAGED, DataError, nearest
+from algorist.errors import DAMAGED, DataError, check_known
 from algorist.evaluation.estimators import Interval, summarise
 from algorist.store.stages import EVALUATED
 
@@ -25,8 +25,7 @@ def breakdown(
     Raises:
         DataError: ``by`` is not one of ``GROUPINGS`` or no row has it.
     """
-    if by not in GROUPINGS:
-        raise DataError(f"cannot break down by '{by}'.{nearest(by, GROUPINGS)} Known: {', '.join(GROUPINGS)}")
+    check_known(by, GROUPINGS, f"cannot break down by '{by}'", "Known: {}", DataError)
     if samples and not any(by in row for row in samples):
         raise DataError(f"the samples have no column '{by}'; evaluate again with a dataset that tells it")
     groups: dict[str, list[Mapping[str, Any]]] = {}

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from algorist.errors import ConfigError, nearest
+from algorist.errors import ConfigError, check_known
 from algorist.prompts import PromptFormat, get_format
 from algorist.rewards.base import REWARDS, Reward, as_reward
 from algorist.rewards.trl_form import Decode
@@ -173,10 +173,7 @@ def _spec(spec: Any) -> tuple[Reward, Mapping[str, Any]]:
     settings = {"name": spec} if isinstance(spec, str) else spec if isinstance(spec, Mapping) else vars(spec)
     valid = ("name", "weight", "params", "timeout_s", "environment")
     for key in settings:
-        if key not in valid:
-            raise ConfigError(
-                f"a reward has the key '{key}'.{nearest(key, valid)} Expected: {', '.join(valid)}"
-            )
+        check_known(key, valid, f"a reward has the key '{key}'")
     if "name" not in settings:
         raise ConfigError(f"a reward has no name: {dict(settings)}; write {{name: correct, weight: 1.0}}")
     name = str(settings["name"])

@@ -20,7 +20,7 @@ from algorist.config.load import load_run_recipe
 from algorist.config.resume import INPUTS, check_same_inputs, check_same_run, keep_inputs
 from algorist.config.schema import DatasetSection, GRPOSection, Recipe
 from algorist.data import load_problems, with_solutions
-from algorist.errors import CheckpointError, ConfigError, nearest
+from algorist.errors import CheckpointError, ConfigError, check_known
 from algorist.extension import Extensions
 from algorist.grading import MATCHERS, why_unreadable
 from algorist.prompts import PromptFormat, get_format
@@ -202,11 +202,8 @@ def check_names(recipe: Recipe, *, quick: bool = False) -> None:
 
     valid = [str(o.value) for o in OptimizerNames]
     for stage, name in (("sft", recipe.sft.optim), ("grpo", recipe.grpo.optim)):
-        if name not in valid:
-            raise ConfigError(
-                f"{stage}.optim is '{name}', which is no optimiser of transformers.{nearest(name, valid)} Take adamw_torch, "
-                "adamw_torch_fused or adamw_8bit (needs bitsandbytes)"
-            )
+        usual = "Take adamw_torch, adamw_torch_fused or adamw_8bit (needs bitsandbytes)"
+        check_known(name, valid, f"{stage}.optim is '{name}', which is no optimiser of transformers", usual)
 
 
 def check_machine(recipe: Recipe, device: torch.device) -> None:

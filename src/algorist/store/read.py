@@ -15,7 +15,7 @@ from typing import Any, Literal
 import duckdb
 import pyarrow
 
-from algorist.errors import CheckpointError, ConfigError, nearest
+from algorist.errors import CheckpointError, ConfigError, check_known
 from algorist.store.rows import SCHEMA
 from algorist.store.write import part_paths, read_metrics, read_part
 
@@ -88,8 +88,7 @@ def rollouts(
         CheckpointError: There is no such run, or a part is damaged.
         ConfigError: ``sort`` or ``limit`` is not valid.
     """
-    if sort not in SORTS:
-        raise ConfigError(f"cannot sort by '{sort}'.{nearest(sort, SORTS)} Known: {', '.join(SORTS)}")
+    check_known(sort, SORTS, f"cannot sort by '{sort}'", "Known: {}")
     if limit is not None and limit < 1:
         raise ConfigError(f"limit is {limit}; expected at least 1")
     filters: list[tuple[str, Any]] = [

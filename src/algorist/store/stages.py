@@ -12,6 +12,8 @@ LAST_FIRST: tuple[Stage, ...] = STAGES[::-1]
 EVALUATED = ("base", *STAGES)
 """What the evaluations between the stages are called; ``base`` is the model before any of them."""
 
+STOP_FILE = "ALGORIST_STOP_FILE"
+"""Variable by which a launcher names the file that stops its processes after the present step."""
 START = "start"
 """Folder, in a stage's, of the policy that it began with, where that is evaluated too."""
 

@@ -24,12 +24,13 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from algorist.errors import ConfigError, nearest
+from algorist.errors import ConfigError, check_known
 from algorist.models.attention import FLASH
 from algorist.models.sharding import is_sharded, wrapped_module
 from algorist.rollouts.base import Completions, Prompts, RolloutEngine, SamplingParams, Turns
 from algorist.rollouts.engines import ENGINES
 from algorist.rollouts.model_info import eval_mode
+from algorist.store.stages import STOP_FILE
 from algorist.training.callbacks import StopSignal
 
 T = TypeVar("T")
@@ -39,7 +40,6 @@ log = logging.getLogger("algorist.training.distributed")
 _PATIENCE = timedelta(days=1)
 REMINDER_S = 180.0
 """A process that waits for others says so after this time, and again after each further time."""
-STOP_FILE = "ALGORIST_STOP_FILE"
 _SKIP_AT_ONCE = 1 << 20
 
 
@@ -172,11 +172,8 @@ def check_eval_device(name: str | None, engine: str) -> None:
     cuda = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
     mps = ["mps"] if torch.backends.mps.is_available() else []
     devices = ["cpu", *(["cuda", *cuda] if cuda else []), *mps]
-    if name not in devices:
-        raise ConfigError(
-            f"eval.device is '{name}', but torch {torch.__version__} has no such device here.{nearest(name, devices)} "
-            f"There is: {', '.join(devices)}; left out, evaluations run where the training runs"
-        )
+    said = f"eval.device is '{name}', but torch {torch.__version__} has no such device here"
+    check_known(name, devices, said, "There is: {}; left out, evaluations run where the training runs")
     if ENGINES.get(engine).own_device:
         raise ConfigError(
             f"eval.device is '{name}' while their engine is {engine}, which samples where it runs; leave eval.device out, or "

@@ -16,7 +16,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from algorist.errors import ConfigError, MissingExtraError, nearest
+from algorist.errors import ConfigError, MissingExtraError, check_known
 from algorist.prompts.attached import Asked
 from algorist.prompts.chat import render_prompt
 
@@ -36,10 +36,7 @@ def check_kinds(kinds: Sequence[str]) -> list[str]:
     """
     names = [kind.upper() for text in kinds for kind in text.split(",") if kind]
     for kind in names:
-        if kind not in KINDS:
-            raise ConfigError(
-                f"--gguf {kind} is unknown.{nearest(kind, KINDS)} Expected some of {', '.join(KINDS)}"
-            )
+        check_known(kind, KINDS, f"--gguf {kind} is unknown", "Expected some of {}")
     bindings()
     return list(dict.fromkeys(names))
 

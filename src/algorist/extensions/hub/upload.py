@@ -15,8 +15,8 @@ from typing import Any
 from algorist.config.schema import Recipe
 from algorist.errors import AlgoristError, ConfigError, HubError
 from algorist.extensions.hub import HubSection
-from algorist.extensions.hub.card import base_warning, without_home
-from algorist.extensions.hub.export import gather, put_file
+from algorist.extensions.model_folder.card import base_warning, without_home
+from algorist.extensions.model_folder.write import gather, put_file
 from algorist.store.safe_text import first_line
 from algorist.store.stages import STAGES, checkpoints
 

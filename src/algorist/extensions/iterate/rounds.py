@@ -19,7 +19,7 @@ from algorist.data import load_problems
 from algorist.errors import ConfigError, DataError
 from algorist.evaluation.artifact import artifact_names, read_artifact
 from algorist.evaluation.estimators import Interval
-from algorist.extensions.hub.export import export
+from algorist.extensions.model_folder.write import export
 from algorist.models.load import Policy, make_policy, pick_device
 from algorist.prompts.attached import recipe_format
 from algorist.report.build import build_report

@@ -20,7 +20,7 @@ from algorist.config.section import ModelSection
 from algorist.data import Source, load_problems
 from algorist.data.columns import Columns, load_source, pick_columns, to_problems
 from algorist.data.golds import extract_hash_answer
-from algorist.errors import ConfigError, DataError, EngineError, nearest
+from algorist.errors import ConfigError, DataError, EngineError, check_known
 from algorist.prompts import PromptFormat, get_format
 from algorist.prompts.attached import Asked, attach, warn_of_missing_tags
 from algorist.prompts.chat import encode_prompt
@@ -101,11 +101,13 @@ def format_for_grpo(dataset: Dataset, system_prompt: str | None = None) -> Datas
         DataError: There is no column ``question`` or ``answer``.
     """
     for column in ("question", "answer"):
-        if column not in dataset.column_names:
-            raise DataError(
-                f"the dataset has no column '{column}'.{nearest(column, dataset.column_names)} "
-                f"Its columns: {', '.join(dataset.column_names)}; rename one with dataset.rename_column"
-            )
+        check_known(
+            column,
+            dataset.column_names,
+            f"the dataset has no column '{column}'",
+            "Its columns: {}; rename one with dataset.rename_column",
+            DataError,
+        )
 
     def formatted(row: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -323,10 +325,7 @@ def _grpo_section(merged: Mapping[str, Any]) -> GRPOSection:
 
 def _known(arguments: Mapping[str, Any], valid: Sequence[str], what: str) -> dict[str, Any]:
     for name in arguments:
-        if name not in valid:
-            raise ConfigError(
-                f"{what} has the key '{name}'.{nearest(name, valid)} Expected: {', '.join(valid)}"
-            )
+        check_known(name, valid, f"{what} has the key '{name}'")
     return dict(arguments)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from jinja2.exceptions import TemplateError
 
 from algorist.errors import CheckpointError, ConfigError
-from algorist.extensions.hub.card import CARD, base_of, model_card
+from algorist.extensions.model_folder.card import CARD, base_of, model_card
 from algorist.models.load import load_policy
 from algorist.models.precision import DTYPES
 from algorist.prompts.attached import attached
