@@ -20,7 +20,7 @@ from algorist.data import load_problems
 from algorist.errors import ConfigError, DataError, nearest
 from algorist.grading.published import Score, gsm8k, lighteval_aime, lighteval_math_500, matharena, minerva
 from algorist.prompts import PromptFormat
-from algorist.prompts.published import harness_shots
+from algorist.prompts.formats import harness_shots
 from algorist.types import Problem
 
 _SAMPLED = re.compile(r"sampled-(\d+)(?:@(\d+(?:\.\d+)?)(?:/(\d+(?:\.\d+)?))?)?")
@@ -39,7 +39,7 @@ class Reference:
         max_completion_tokens: Limit of a completion.
         stop_strings: What ends a completion.
         samples: Sampled completions per problem (avg@n); 0 is greedy.
-        shots: Solved problems before each question, drawn from the training split (``prompts.published``).
+        shots: Solved problems before each question, drawn from the training split (``prompts.formats``).
     """
 
     version: str

@@ -1,102 +1,19 @@
-"""The built-in prompt formats. Each is registered under its name; a new one is one more ``add_format`` here."""
+"""The built-in prompt formats: the table ``formats.yaml``, and how completions without tags are read."""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+import yaml
 
 from algorist.grading.extract import from_boxes
 from algorist.grading.markers import after_reasoning
 from algorist.prompts.base import PromptFormat, Tags, add_format
-from algorist.types import Parsed
-
-REASONING_ANSWER = add_format(
-    PromptFormat(
-        name="reasoning_answer",
-        tags=Tags("<reasoning>", "</reasoning>", "<answer>", "</answer>"),
-        system_prompt=(
-            "Solve the problem step by step, then give the final number. Respond in the following format:\n"
-            "<reasoning>\n...\n</reasoning>\n<answer>\n...\n</answer>"
-        ),
-    )
-)
-"""``<reasoning>`` then ``<answer>``, each tag on its own line: the GSM8K format of OneShotGRPO and willgist."""
-
-
-WORKING_SOLUTION = add_format(
-    PromptFormat(
-        name="working_solution",
-        tags=Tags("<start_working_out>", "<end_working_out>", "<SOLUTION>", "</SOLUTION>"),
-        system_prompt=(
-            "You are given a problem.\n"
-            "Think about it and provide your working out.\n"
-            "Place it between <start_working_out> and <end_working_out>.\n"
-            "Then, provide your solution between <SOLUTION> and </SOLUTION>."
-        ),
-        prefilled_start=True,
-    )
-)
-"""``<start_working_out>`` … ``<end_working_out>`` then ``<SOLUTION>``: the prompt already opens the working."""
-
-
-THINK_ANSWER = add_format(
-    PromptFormat(
-        name="think_answer",
-        tags=Tags("<think>", "</think>", "<answer>", "</answer>"),
-        system_prompt=(
-            "The user asks a question and you solve it. First think about the reasoning process, then give the "
-            "answer. Enclose the reasoning in <think> and </think> tags and the final answer in <answer> and "
-            "</answer> tags, each tag on its own line:\n<think>\n...\n</think>\n\n<answer>\n...\n</answer>"
-        ),
-        block_join="\n\n",
-    )
-)
-"""``<think>`` then ``<answer>`` with a blank line between: the R1-Zero reproduction on NuminaMath."""
-
-
-R1_ZERO = add_format(
-    PromptFormat(
-        name="r1_zero",
-        tags=Tags("<think>", "</think>", "<answer>", "</answer>"),
-        raw_template=(
-            "A conversation between User and Assistant. The User asks a question, and the Assistant solves it. The "
-            "Assistant first thinks about the reasoning process and then gives the answer. The reasoning is enclosed "
-            "in <think> </think> tags and the answer in <answer> </answer> tags, that is, "
-            "<think> reasoning process here </think> <answer> answer here </answer>.\n"
-            "User: {question}\n"
-            "Assistant: <think>"
-        ),
-        prefilled_start=True,
-        block_join=" ",
-        inner=" ",
-    )
-)
-"""The raw-text R1-Zero prompt: one paragraph, ``User:``, ``Assistant: <think>``; exactly one space between blocks.
-
-The wording is ours, after the published prompt (DeepSeek-R1, arXiv 2501.12948, table 1; the file of CS336's assignment 5): the same
-sentences in the same order, tags and line ends, in other words. Figures measured with the published text are not comparable to the
-digit; rows of ``prompt`` and ``response`` that carry it keep their own prompt only where the data adapter says so.
-"""
-
-
-FEW_SHOT = add_format(
-    PromptFormat(
-        name="few_shot",
-        tags=Tags("<reasoning>", "</reasoning>", "<answer>", "</answer>"),
-        raw_template=(
-            "Problem: A box holds 12 pencils. Mia has 3 boxes and gives 7 pencils away. How many pencils are left?\n"
-            "Solution: <reasoning> 3 boxes hold 3 * 12 = 36 pencils. 36 - 7 = 29 are left. </reasoning> "
-            "<answer> 29 </answer>\n\n"
-            "Problem: Solve x/4 + 5 = 8.\n"
-            "Solution: <reasoning> x/4 = 8 - 5 = 3, so x = 3 * 4 = 12. </reasoning> <answer> 12 </answer>\n\n"
-            "Problem: A shirt costs $40 and is 15% off. What does it cost now?\n"
-            "Solution: <reasoning> 15% of 40 is 0.15 * 40 = 6. 40 - 6 = 34. </reasoning> <answer> 34 </answer>\n\n"
-            "Problem: {question}\n"
-            "Solution: <reasoning>"
-        ),
-        prefilled_start=True,
-        block_join=" ",
-        inner=" ",
-    )
-)
-"""Raw text with three solved problems before the question, for base models that know neither chat nor tags."""
+from algorist.types import Message, Parsed, Problem
 
 
 class QuestionOnly(PromptFormat):
@@ -121,5 +38,49 @@ class QuestionOnly(PromptFormat):
         return Parsed(reasoning or None, answer.answer, len(distinct) == 1, flags)
 
 
-QUESTION_ONLY = add_format(QuestionOnly(name="question_only", tags=Tags(), raw_template="{question}"))
-"""Nothing but the question; the answer is the last ``\\boxed{}`` of the completion, after any reasoning block."""
+@dataclass(frozen=True)
+class Published(QuestionOnly):
+    """A prompt without tags.
+
+    The answer is the first match of ``stated``, or the last box
+    where there is no such pattern; ``closing`` states one in a demonstration. ``shots`` has by question what comes before it.
+    """
+
+    stated: str = ""
+    closing: str = "\n\\boxed{{answer}}"
+    shots: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    def render(self, question: str) -> list[Message] | str:
+        """Return the prompt of a question."""
+        prompt = super().render(question)
+        return self.shots.get(question.strip(), "") + prompt if isinstance(prompt, str) else prompt
+
+    def demonstrate(self, reasoning: str, answer: str) -> str:
+        """Return the reasoning and the sentence that states the answer."""
+        return f" {reasoning.strip()}{self.closing.replace('{answer}', answer.strip())}"
+
+    def parse(self, text: str) -> Parsed:
+        """Read the first match of ``stated``, else the last box where answers are boxed."""
+        match = re.search(self.stated, text) if self.stated else None
+        if match is None and "\\boxed" in self.closing:
+            return super().parse(text)
+        answer = match[1].strip().rstrip(".,") if match else ""
+        reasoning = (text[: match.start()] if match else text).strip()
+        return Parsed(reasoning or None, answer or None, bool(answer), () if answer else ("no_answer",))
+
+
+def harness_shots(problems: Sequence[Problem], train: Sequence[Problem], count: int) -> dict[str, str]:
+    """Return the solved problems that lm-evaluation-harness puts before each question of ``gsm8k``: drawn anew for each, seed 1234."""
+    draw, rows = Random(1234), [problem.extra for problem in train]
+    return {
+        problem.question: "".join(
+            f"Question: {row['question']}\nAnswer: {row['answer']}\n\n" for row in draw.sample(rows, count)
+        )
+        for problem in problems
+    }
+
+
+KINDS = {"plain": PromptFormat, "question_only": QuestionOnly, "published": Published}
+for _name, _parts in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")).items():
+    _kind = KINDS[_parts.pop("kind", "plain")]
+    add_format(_kind(_name, Tags(*_parts.pop("tags", ())), **_parts))

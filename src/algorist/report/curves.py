@@ -6,7 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from algorist.extension import registered
 
@@ -35,77 +38,10 @@ class Chart:
         return about | {"curves": curves}
 
 
-CHARTS = (
-    Chart(
-        "Held-out accuracy",
-        "Evaluated during training on problems that are not trained on.",
-        ("eval/greedy_accuracy", "eval/pass@1", "eval/maj@*"),
-        ("eval/",),
-        share=True,
-    ),
-    Chart(
-        "Reward",
-        "Weighted sum of all rewards, mean over completions. It should rise.",
-        ("reward",),
-    ),
-    Chart(
-        "Useful groups",
-        "Share of groups whose rewards differ: only these teach. Near 0 means all right or all wrong.",
-        ("groups/*share",),
-        ("groups/",),
-        share=True,
-    ),
-    Chart(
-        "Completion length",
-        "Tokens per completion.",
-        ("completions/mean_length", "completions/max_length"),
-        ("completions/",),
-    ),
-    Chart(
-        "Loss", "For SFT it should fall; for GRPO it says little, watch the reward.", ("loss", "eval_loss")
-    ),
-    Chart(
-        "Reward components",
-        "Each reward before its weight. Format rises first, correctness should follow.",
-        ("rewards/*/mean",),
-        ("rewards/", "/mean"),
-    ),
-    Chart(
-        "Token accuracy",
-        "Share of demonstration tokens predicted right.",
-        ("mean_token_accuracy",),
-        share=True,
-    ),
-    Chart(
-        "Entropy", "Spread of the next-token distribution. A collapse to 0 ends exploration.", ("entropy",)
-    ),
-    Chart(
-        "Truncated",
-        "Share of completions cut at the length limit.",
-        ("completions/clipped_ratio",),
-        ("completions/",),
-        share=True,
-    ),
-    Chart("KL", "Distance from the reference policy.", ("kl", "kl/*")),
-    Chart(
-        "Gradient norm", "Before clipping. Spikes point to a learning rate that is too large.", ("grad_norm",)
-    ),
-    Chart(
-        "Clipped tokens",
-        "Share of tokens outside the clip range.",
-        ("clip_ratio/region_mean", "clip_ratio/*_mean"),
-        ("clip_ratio/",),
-    ),
-    Chart(
-        "Sampler against trainer",
-        "Difference of their log-probs for the same tokens. It should stay small.",
-        ("sampling/sampling_logp_difference/*",),
-        ("sampling/",),
-    ),
-    Chart("Learning rate", "", ("learning_rate",), smooth=False),
-    Chart("Time per step", "Seconds by phase.", ("time/*_s",), ("time/", "_s")),
-    Chart("Sampling speed", "Completion tokens per second.", ("rollout/tokens_per_s",), ("rollout/",)),
-)
+CHARTS = [
+    Chart(**{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()})
+    for row in yaml.safe_load(Path(__file__).with_name("charts.yaml").read_text(encoding="utf-8"))
+]
 
 
 def every_chart() -> list[Chart]:

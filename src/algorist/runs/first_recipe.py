@@ -243,50 +243,8 @@ def _comment(line: str, text: str) -> str:
     return f"{line:<{COLUMN}}  # {text}"
 
 
-REWARD = '''"""Your reward for {name}.yaml: a number for each completion. Change it, then run: python test_{name}_reward.py"""
-
-
-def brief(rollout, problem):
-    """Pay a right answer up to 1, more for a shorter completion; a wrong one nothing.
-
-    rollout.text is the completion, rollout.parsed its parts, rollout.grade the verdict; problem has the row:
-    problem.question, problem.answer, and each column by its name, such as problem[{column!r}].
-    """
-    if rollout.grade is None or not rollout.grade.correct:
-        return 0.0
-    return 1 / (1 + len(rollout.text) / 400)
-'''
-TEST = '''"""The reward of {name}.yaml, on the first row of {file}. Run: python test_{name}_reward.py, or pytest."""
-
-from {name}_reward import brief
-
-from algorist import get_format, grade
-from algorist.types import Problem, Rollout
-
-PROBLEM = Problem("1", {question}, {answer}, extra={extra})
-FORM = get_format("reasoning_answer")
-
-
-def completion(reasoning, answer):
-    text = FORM.demonstrate(reasoning, answer)
-    parsed = FORM.parse(text)
-    return Rollout([], text, None, False, parsed, grade(parsed.answer, PROBLEM.answer, matcher={matcher!r}))
-
-
-def test_shorter_right_answers_earn_more():
-    short, long = (completion("So it is. " * times, PROBLEM.answer) for times in (1, 50))
-    assert 1 >= brief(short, PROBLEM) > brief(long, PROBLEM) > 0
-
-
-def test_wrong_answers_earn_nothing():
-    assert brief(completion("So it is.", "-987654321"), PROBLEM) == 0
-
-
-if __name__ == "__main__":
-    test_shorter_right_answers_earn_more()
-    test_wrong_answers_earn_nothing()
-    print("the reward does what its test says")
-'''
+def _template(name: str) -> str:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
 def name_for(path: str) -> str:
@@ -327,8 +285,8 @@ def write_files(file: DataFile, name: str, model: str, hardware: Hardware) -> Wr
     recipe, train, held_out = recipe_text(file, name, model, hardware)
     texts = [
         recipe,
-        REWARD.format(name=name, column=column),
-        TEST.format_map(values),
+        _template("new_reward.txt").format(name=name, column=column),
+        _template("new_test.txt").format_map(values),
     ]
     for target, text in zip(targets, texts, strict=True):
         target.write_text(text, encoding="utf-8")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from algorist.config.load import load_recipe
-from algorist.config.other_names import TRL_NAMES
+from algorist.config.other_names import trl_names
 from algorist.config.schema import DatasetSection, GRPOSection
 from algorist.config.section import ModelSection
 from algorist.data import Source, load_problems
@@ -47,7 +47,7 @@ TRAINER_KEYS = ("callbacks", "engine", "on_rollouts")
 
 def _defaults() -> dict[str, Any]:
     recipe = load_recipe(RECIPE).recipe
-    shown = {trl: getattr(recipe.grpo, ours) for trl, ours in TRL_NAMES.items() if "." not in ours}
+    shown = {trl: getattr(recipe.grpo, ours) for trl, ours in trl_names().items() if "." not in ours}
     return {**shown, "max_prompt_length": recipe.data.train.max_prompt_tokens, "use_vllm": False}
 
 
@@ -305,13 +305,13 @@ def save_prompt_and_response(
 def _grpo_section(merged: Mapping[str, Any]) -> GRPOSection:
     """Return the recipe's ``grpo`` section for arguments in either vocabulary."""
     fields = set(GRPOSection.model_fields)
-    valid = sorted({*TRL_NAMES, *OWN_KEYS, *fields})
+    valid = sorted({*trl_names(), *OWN_KEYS, *fields})
     shipped = load_recipe(RECIPE).recipe.grpo.model_dump()
     values: dict[str, Any] = {}
     of_the_loss = dict(shipped["loss"])
     for name, value in _known(merged, valid, "grpo_args").items():
         if name not in OWN_KEYS and not (name == "max_steps" and value == -1):
-            *section, key = TRL_NAMES.get(name, name).split(".")
+            *section, key = trl_names().get(name, name).split(".")
             (of_the_loss if section else values)[key] = value
     vllm = {k.removeprefix("vllm_"): v for k, v in merged.items() if k.startswith("vllm_")}
     values["vllm"] = {**vllm, **values.get("vllm", {})}
