@@ -33,8 +33,7 @@ from algorist.models.precision import set_compute
 from algorist.prompts import get_format
 from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
-from algorist.store.rows import rows_of
-from algorist.store.write import RolloutWriter
+from algorist.store.write import RolloutWriter, rows_of
 from algorist.training.grpo_setup import make_grpo_trainer
 from algorist.types import Group, Problem
 

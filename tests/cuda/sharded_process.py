@@ -18,7 +18,7 @@ from algorist.errors import EngineError
 from algorist.rollouts.base import SamplingParams
 from algorist.rollouts.native.engine import NativeEngine
 from algorist.rollouts.transformers import TransformersEngine
-from algorist.training import part_size
+from algorist.training import faults as part_size
 from algorist.training.batch import Batch
 from algorist.training.distributed import whole_weights
 from algorist.training.log_probs import packed_log_probs

@@ -19,8 +19,8 @@ from algorist.rollouts.base import SamplingParams
 from algorist.rollouts.native import graph_tier
 from algorist.rollouts.native.engine import NativeEngine
 from algorist.training.batch import Batch
+from algorist.training.faults import saved_bytes
 from algorist.training.log_probs import LogProbs, packed_log_probs
-from algorist.training.part_size import saved_bytes
 from tests.cuda_host.stub import Stub, model, rows_end_at_their_length
 
 GRAPHS = pytest.mark.skipif("int(__import__('os').environ['STUB_CC']) < 80", reason="graphs from 8.0")

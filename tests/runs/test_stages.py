@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from algorist.cli.launch import work
 from algorist.cli.run_command import run_stages
+from algorist.cli.session import work
 from algorist.config.load import load_recipe
 from algorist.config.schema import Recipe
 from algorist.config.section import ModelSection

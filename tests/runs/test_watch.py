@@ -21,8 +21,7 @@ from rich.console import Console, RenderableType
 
 from algorist.cli.watch_command import blocks, picture, state
 from algorist.config import load_recipe
-from algorist.report.build import build_report
-from algorist.report.live import LivePage
+from algorist.report.build import LivePage, build_report
 from algorist.runs.pipeline import run_recipe
 from algorist.store.run_folder import RunFolder
 from tests.conftest import Cli, Verb

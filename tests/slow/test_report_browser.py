@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from algorist.report.build import build_report
-from algorist.report.overlay import build_overlay
+from algorist.report.build import build_overlay, build_report
 from algorist.store.write import RolloutWriter
 from tests.slow.chromium_page import BINARY, Browser
 from tests.unit.test_report import make_run

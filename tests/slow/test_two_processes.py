@@ -20,7 +20,7 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from accelerate.utils.launch import prepare_multi_gpu_env
 from safetensors.torch import load_file
 
-from algorist.cli.launch import CONFIGS
+from algorist.cli.session import CONFIGS
 from algorist.config.load import load_recipe, load_run_recipe
 from algorist.errors import ConfigError
 from algorist.rollouts.base import SamplingParams

@@ -24,8 +24,7 @@ from algorist.rewards import build_rewards
 from algorist.rollouts.base import Completion, Completions, SamplingParams
 from algorist.rollouts.collect import collect
 from algorist.runs.plan import open_folder
-from algorist.store.rows import rows_of
-from algorist.store.write import RolloutWriter
+from algorist.store.write import RolloutWriter, rows_of
 from algorist.types import Problem
 from tests.conftest import Verb
 from tests.tiny import TOKENIZER

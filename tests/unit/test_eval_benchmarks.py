@@ -20,11 +20,10 @@ from algorist.errors import ConfigError
 from algorist.evaluation.artifact import Artifact, read_artifact
 from algorist.evaluation.benchmark_option import read_benchmarks
 from algorist.evaluation.compare import paired_metrics
-from algorist.evaluation.console import summary_line, trend_line
+from algorist.evaluation.console import RolloutNotes, summary_line, trend_line
 from algorist.evaluation.estimators import Interval, summarise
 from algorist.evaluation.protocols import protocol_name, samples_for, too_few, with_protocol
 from algorist.evaluation.record import finished_evaluation, mark_of, record_evaluation
-from algorist.evaluation.rollout_notes import RolloutNotes
 from algorist.evaluation.run import EvaluationSetting, Progress, evaluate, fingerprint
 from algorist.extensions.lm_eval.samples import export_harness, harness_samples
 from algorist.models.load import Policy, make_policy

@@ -10,8 +10,7 @@ from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from algorist.errors import ConfigError
 from algorist.rollouts import SamplingParams
-from algorist.rollouts.sampling import candidate_weights, draw_uniforms, pick, plan_waves, sample
-from algorist.rollouts.stop_strings import StopStrings
+from algorist.rollouts.sampling import StopStrings, candidate_weights, draw_uniforms, pick, plan_waves, sample
 
 
 def kept_by_transformers(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:

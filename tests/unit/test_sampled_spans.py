@@ -13,8 +13,7 @@ import torch
 from algorist.config.load import load_recipe
 from algorist.extensions.sampler_correction import SamplerCorrection
 from algorist.objectives import LOSSES
-from algorist.store.rows import rows_of
-from algorist.store.write import RolloutWriter, read_part
+from algorist.store.write import RolloutWriter, read_part, rows_of
 from algorist.training.batch import Batch
 from algorist.training.metrics import Metrics, rollout_metrics
 from algorist.training.step import in_parts

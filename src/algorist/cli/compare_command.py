@@ -105,7 +105,7 @@ def compare(
     runs = list(dict.fromkeys(p for p in parents if (p / "metrics.jsonl").is_file()))
     settings: dict[str, list[str]] = {}
     if len(runs) == 2:
-        from algorist.report.overlay import differing
+        from algorist.report.build import differing
 
         settings = {key: list(values) for key, values in differing(runs)}
     questions = {row["problem_id"]: str(row["question"]) for row in second.samples}

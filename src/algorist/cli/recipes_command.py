@@ -54,7 +54,7 @@ def overview() -> None:
 @app.command("rules", epilog="Example: algorist recipes rules")
 def rules() -> None:
     """Print the rules of preflight, diagnose and the warnings of a running training as a Markdown page."""
-    from algorist.diagnosis.page import troubleshooting_page
+    from algorist.diagnosis.diagnose import troubleshooting_page
 
     print(troubleshooting_page(), end="")
 

@@ -11,8 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from algorist.cli.arguments import Overrides, RecipeArgument, Resume, read_recipe
-from algorist.cli.launch import CONFIGS, launch, work
-from algorist.cli.session import Stopped, command_again, import_quietly, stopped_at_once
+from algorist.cli.session import (
+    CONFIGS,
+    Stopped,
+    command_again,
+    import_quietly,
+    launch,
+    stopped_at_once,
+    work,
+)
 from algorist.cli.terminal import Line, Result, TerminalDisplay, View, closing_table, render, verb
 from algorist.errors import ConfigError, check_known
 from algorist.store.safe_text import one_line, printable

@@ -122,7 +122,7 @@ def watch(
 
 def _serve(folder: RunFolder, port: int, every: float) -> None:
     """Serve the live page until Ctrl-C."""
-    from algorist.report.live import HOST, LivePage, make_server
+    from algorist.report.build import HOST, LivePage, make_server
 
     server, address = make_server(LivePage(folder, lambda: vars(state(folder)), every), port)
     number = server.server_address[1]
@@ -227,7 +227,6 @@ def report(runs: list[Path], to: Path | None = None) -> Report:
 
     Example: algorist report runs/quickstart · Next: open runs/quickstart/report.html
     """
-    from algorist.report.build import build_report
-    from algorist.report.overlay import build_overlay
+    from algorist.report.build import build_overlay, build_report
 
     return Report(str(build_report(runs[0]) if len(runs) == 1 and to is None else build_overlay(runs, to)))

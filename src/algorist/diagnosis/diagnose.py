@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from algorist.config.schema import Recipe
-from algorist.diagnosis.rule import Facts, Finding, Settings, Share, all_rules, apply
+from algorist.diagnosis.rule import Facts, Finding, Rule, Settings, Share, all_rules, apply
 from algorist.diagnosis.rules import MOVING_STEPS
 from algorist.diagnosis.signals import MIN_GROUPS, MIN_STEPS, Signals, make_batch, read_signals, recent
 from algorist.diagnosis.weights import MOVED_SHARE
@@ -130,3 +131,38 @@ class LiveDiagnosis:
                 self.say(
                     one_line(f"warning: {finding.one_line()} · more: algorist diagnose {self.run_folder}")
                 )
+
+
+# ---- docs/troubleshooting.md, written from the rules
+
+ROOMS = {
+    "start": "What shows before training",
+    "rollouts": "What shows in the rollouts",
+    "training": "What shows in the training",
+    "": "What extensions look at",
+}
+"""Module of a rule → heading; other modules are extensions."""
+WIDTH = 118
+
+
+def troubleshooting_page() -> str:
+    """Return the whole page: how to read a diagnosis, the rules, and what no rule sees."""
+    text = Path(__file__).with_name("troubleshooting.md").read_text(encoding="utf-8")
+    rooms: dict[str, list[Rule]] = {room: [] for room in ROOMS}
+    for rule in all_rules().values():
+        rooms[rule.room].append(rule)
+    parts = [
+        f"## {ROOMS[room]}\n\n" + "\n".join(map(_section, rules)) for room, rules in rooms.items() if rules
+    ]
+    return text.replace("<!-- rules -->\n", "\n".join(parts))
+
+
+def _section(rule: Rule) -> str:
+    text = rule.text.removeprefix("**Means**: ")
+    example = ", ".join(f"`{line}`" for line in rule.example)
+    paragraphs = [*f"Severity {rule.severity}. {text}".split("\n\n"), *([example] if example else [])]
+    return f"### {rule.name}\n\n" + "\n".join(
+        textwrap.fill(paragraph, WIDTH, initial_indent="- ", subsequent_indent="  ", break_long_words=False,
+                      break_on_hyphens=False)
+        for paragraph in paragraphs
+    ) + "\n"  # fmt: skip

@@ -20,7 +20,7 @@ from algorist.errors import DAMAGED, CheckpointError, ConfigError, DataError
 from algorist.evaluation.console import breakdown
 from algorist.evaluation.estimators import Interval
 from algorist.store.atomic import replace_file, replace_text
-from algorist.store.rows import SCHEMA
+from algorist.store.write import SCHEMA
 
 _NEEDED = ("problem_id", "greedy", "correct")
 

@@ -30,7 +30,7 @@ from algorist.prompts import PromptFormat
 from algorist.rewards import RewardSet
 from algorist.rollouts.base import RolloutEngine, SamplingParams
 from algorist.rollouts.collect import collect
-from algorist.store.rows import rows_of
+from algorist.store.write import rows_of
 from algorist.types import Group, Problem
 
 Rows = list[dict[str, Any]]

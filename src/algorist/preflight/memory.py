@@ -25,9 +25,9 @@ from algorist.models.sharding import unwrap
 from algorist.rollouts.native.decoder import cache_dtype
 from algorist.training.batch import Batch
 from algorist.training.callbacks import own_memory
+from algorist.training.faults import saved_bytes, state_bytes
 from algorist.training.lm_head import CACHE_BYTES, CHUNK_ELEMENTS, TILE_COLUMNS, TILE_ROWS
 from algorist.training.log_probs import LogProbs, packed_log_probs, recomputes
-from algorist.training.part_size import saved_bytes, state_bytes
 
 HOLES, ADAPTER_HOLES = 0.1, 0.4
 """Memory that the C allocator keeps in holes between what stays and what is freed, as a share of the activations (CPU only;

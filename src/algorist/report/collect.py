@@ -17,11 +17,11 @@ from algorist.evaluation.console import breakdown
 from algorist.evaluation.estimators import Interval
 from algorist.report.curves import charts, phases
 from algorist.store.read import metrics, query
-from algorist.store.rows import conversation
 from algorist.store.run_folder import RunFolder
 from algorist.store.run_log import clock
 from algorist.store.safe_text import printable
 from algorist.store.stages import EVALUATED
+from algorist.store.write import conversation
 
 PAIRS_CHARACTERS = 500_000
 ROLLOUT_CHARACTERS = 1_100_000

@@ -38,8 +38,12 @@ class Chart:
         return about | {"curves": curves}
 
 
+def _chart(title: str, note: str, patterns: list[str], strip: Sequence[str] = (), **more: bool) -> Chart:
+    return Chart(title, note, tuple(patterns), tuple(strip), **more)
+
+
 CHARTS = [
-    Chart(**{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()})
+    _chart(**row)
     for row in yaml.safe_load(Path(__file__).with_name("charts.yaml").read_text(encoding="utf-8"))
 ]
 

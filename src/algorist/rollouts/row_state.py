@@ -11,8 +11,7 @@ from torch import Tensor
 
 from algorist.errors import EngineError
 from algorist.rollouts.base import Completion, Completions, Prompts, SamplingParams, Turns
-from algorist.rollouts.sampling import draw_uniforms, sample, sample_longer
-from algorist.rollouts.stop_strings import StopStrings
+from algorist.rollouts.sampling import StopStrings, draw_uniforms, sample, sample_longer
 from algorist.rollouts.turns import OpenTurns
 
 

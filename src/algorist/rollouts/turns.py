@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from algorist.errors import EngineError
 from algorist.rollouts.base import Completion, Completions, Prompts, SamplingParams, Turns
-from algorist.rollouts.stop_strings import StopStrings
+from algorist.rollouts.sampling import StopStrings
 
 SEED_STRIDE = 7_368_787
 """Between the seeds of the rounds of ``continued``."""

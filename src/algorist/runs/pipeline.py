@@ -24,9 +24,8 @@ import torch
 from algorist.config.resume import changed_since, with_copies
 from algorist.config.schema import Recipe
 from algorist.data import overlap
-from algorist.evaluation.console import lines_of
+from algorist.evaluation.console import RolloutNotes, lines_of
 from algorist.evaluation.record import mark_of, record_evaluation
-from algorist.evaluation.rollout_notes import RolloutNotes
 from algorist.evaluation.run import Alone, EvaluationSetting, Peers
 from algorist.extension import Control, Event
 from algorist.models import products
@@ -49,11 +48,10 @@ from algorist.runs.plan import (
     unreadable_golds,
     why_from_the_model,
 )
-from algorist.store.rows import rows_of
 from algorist.store.run_folder import RunFolder, started_as
 from algorist.store.run_log import Display, Lines, LogFile, Logged, Quiet, clock
 from algorist.store.stages import LAST_FIRST, STAGES, START, step_of
-from algorist.store.write import MetricsWriter, NoMetrics, NoRollouts, RolloutWriter
+from algorist.store.write import MetricsWriter, NoMetrics, NoRollouts, RolloutWriter, rows_of
 from algorist.training.callbacks import (
     EventsCallback,
     EveryNSteps,

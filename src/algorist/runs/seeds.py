@@ -18,7 +18,7 @@ from algorist.errors import ConfigError
 from algorist.evaluation.artifact import Artifact, artifact_names, read_artifact
 from algorist.evaluation.compare import paired_metrics
 from algorist.evaluation.estimators import mean_interval
-from algorist.report.overlay import MOST, build_overlay
+from algorist.report.build import MOST, build_overlay
 from algorist.runs.plan import run_path
 from algorist.store.atomic import replace_text
 from algorist.store.run_folder import RunFolder

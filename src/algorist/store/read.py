@@ -16,8 +16,7 @@ import duckdb
 import pyarrow
 
 from algorist.errors import CheckpointError, ConfigError, check_known
-from algorist.store.rows import SCHEMA
-from algorist.store.write import part_paths, read_metrics, read_part
+from algorist.store.write import SCHEMA, part_paths, read_metrics, read_part
 
 Sort = Literal[
     "step", "reward", "-reward", "advantage", "-advantage", "completion_tokens", "-completion_tokens", "-step"

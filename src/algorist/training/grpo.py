@@ -30,13 +30,12 @@ from algorist.rollouts.collect import collect
 from algorist.training.batch import Batch
 from algorist.training.checkpoint import ExactCheckpoints
 from algorist.training.distributed import PolicyEngine, average_gradients, passes_of_all, reminder
-from algorist.training.faults import FiniteSteps
+from algorist.training.faults import FiniteSteps, tokens_that_fit
 from algorist.training.lm_head import OfHead
 from algorist.training.log_probs import LogProbs
 from algorist.training.metrics import Averages, Metrics, rollout_metrics
 from algorist.training.objective import Objective, deal, rows_to_compute, single_rewards, useful
 from algorist.training.order import ProblemOrder, Reserve, Schedule, join_groups, parts_of
-from algorist.training.part_size import tokens_that_fit
 from algorist.training.step import train_step
 from algorist.types import Group, Problem
 

@@ -30,7 +30,7 @@ from algorist.models.sharding import unwrap
 from algorist.rollouts.base import Completion, Completions, Prompts, SamplingParams, Turns
 from algorist.rollouts.model_info import ModelSetting
 from algorist.rollouts.row_state import check_request
-from algorist.rollouts.stop_strings import StopStrings
+from algorist.rollouts.sampling import StopStrings
 from algorist.rollouts.turns import continued
 
 log = logging.getLogger("algorist.extensions.vllm")
