@@ -14,7 +14,7 @@ from algorist.data.files import Row, read_hub, read_rows
 from algorist.errors import DataError, check_known, nearest
 from algorist.types import Problem
 
-log = logging.getLogger("algorist.data")
+log = logging.getLogger("algorist.data.columns")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 ALIASES = {

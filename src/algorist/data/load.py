@@ -19,7 +19,7 @@ from algorist.grading import grade, grade_many, hash_answer, last_boxed, numeric
 from algorist.grading.checkers import ask
 from algorist.types import PROBLEM_COLUMNS, Problem
 
-log = logging.getLogger("algorist.data")
+log = logging.getLogger("algorist.data.load")
 
 
 def load_problems(

@@ -18,7 +18,7 @@ from algorist.prompts import PromptFormat, get_format
 from algorist.store.read import rollouts
 from algorist.types import Problem
 
-log = logging.getLogger("algorist.data")
+log = logging.getLogger("algorist.data.rollouts")
 
 
 class _Params(Section, strict=True):

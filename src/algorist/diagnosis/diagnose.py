@@ -85,7 +85,7 @@ def of_evaluation(rows: Sequence[Mapping[str, Any]], protocol: Mapping[str, Any]
 
 # ---- the same diagnosis while a run trains: one line per cause, once
 
-log = logging.getLogger("algorist.diagnosis")
+log = logging.getLogger("algorist.diagnosis.diagnose")
 
 CHECKS_PER_RUN = 50
 """Every step up to here, then every N // 50 steps: the cost of looking stays far below that of a step."""

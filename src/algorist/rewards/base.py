@@ -26,7 +26,7 @@ from algorist.registry import Registry
 from algorist.rewards.trl_form import Decode, columns_of, rollouts_of
 from algorist.types import Group, Problem, Rollout
 
-log = logging.getLogger("algorist.rewards")
+log = logging.getLogger("algorist.rewards.base")
 
 AROUND: dict[str, Callable[[Any], Any]] = {
     "matcher": lambda reward: reward.matcher,

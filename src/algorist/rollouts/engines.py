@@ -16,7 +16,7 @@ from algorist.rollouts.base import EngineSettings, RolloutEngine
 if TYPE_CHECKING:
     from algorist.config.schema import GRPOSection
 
-log = logging.getLogger("algorist.rollouts")
+log = logging.getLogger("algorist.rollouts.engines")
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from algorist.extensions.model_folder.write import gather, put_file
 from algorist.store.safe_text import first_line
 from algorist.store.stages import STAGES, checkpoints
 
-log = logging.getLogger("algorist.extensions.hub")
+log = logging.getLogger("algorist.extensions.hub.upload")
 
 RETRY_AFTER_S = (0.0, 2.0, 8.0)
 

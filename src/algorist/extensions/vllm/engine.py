@@ -33,7 +33,7 @@ from algorist.rollouts.row_state import check_request
 from algorist.rollouts.sampling import StopStrings
 from algorist.rollouts.turns import continued
 
-log = logging.getLogger("algorist.extensions.vllm")
+log = logging.getLogger("algorist.extensions.vllm.engine")
 
 # ``grpo.vllm``'s keys → the names of vLLM's ``LLM``, where they differ.
 _VLLMS_NAMES = {"max_model_length": "max_model_len"}

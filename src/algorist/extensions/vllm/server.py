@@ -37,7 +37,7 @@ from algorist.extensions.vllm.section import VLLMServerSection
 from algorist.models.sharding import unwrap
 from algorist.rollouts.base import Completion, Completions, Prompts, SamplingParams
 
-log = logging.getLogger("algorist.extensions.vllm")
+log = logging.getLogger("algorist.extensions.vllm.server")
 
 START = (
     "VLLM_SERVER_DEV_MODE=1 python -m vllm.entrypoints.openai.api_server --model MODEL --host 127.0.0.1 --logprobs-mode processed_logprobs "

@@ -19,7 +19,7 @@ from algorist.rollouts.native.graph_tier import GraphTier, attention_kind
 from algorist.rollouts.native.module_tier import ModuleTier, why_no_module_tier
 from algorist.rollouts.native.weights import why_no_decoder, window_of
 
-log = logging.getLogger("algorist.rollouts")
+log = logging.getLogger("algorist.rollouts.native.engine")
 TIERS = ("auto", "graph", "decoder", "module")
 _GRAPHS_FROM = (8, 0)
 

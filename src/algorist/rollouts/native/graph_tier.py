@@ -31,7 +31,7 @@ from algorist.rollouts.native.weights import WeightPool, read_weights
 from algorist.rollouts.row_state import Rows
 from algorist.rollouts.sampling import sample, sample_longer
 
-log = logging.getLogger("algorist.rollouts")
+log = logging.getLogger("algorist.rollouts.native.graph_tier")
 READ_EVERY = 8
 _POSITION, _LENGTH, _NEXT, _TOKEN, _ALIVE = range(5)
 _KEPT_SHARE = 4
