@@ -304,6 +304,26 @@ def test_a_hook_that_raises_or_returns_something_else_is_named(
     assert (code, message in errors) == (2, True), errors
 
 
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("def parse(self, text): return None", "'own': parse is None; expected"),
+        ("def parse(self, text): return Parsed('1', 5, True)", "'own': parse's answer is 5; expected"),
+        ("def render(self, question): return None", "'own': render is None; expected"),
+        ("def demonstrate(self, reasoning, answer): return 5", "'own': demonstrate is 5; expected"),
+        ("def parse(self, text): raise KeyError('x')", "KeyError in own.py:4: 'x'"),
+    ],
+)
+def test_an_own_prompt_format_is_tried(tmp_path: Path, verb: Any, body: str, message: str) -> None:
+    (tmp_path / "own.py").write_text(
+        "from algorist.prompts import PromptFormat, Tags, add_format\n"
+        f"from algorist.types import Parsed\nclass Own(PromptFormat):\n    {body}\n"
+        "add_format(Own(name='own', tags=Tags('[w]', '[/w]', '[r]', '[/r]')))\n"
+    )
+    code, _, errors = verb("recipes", "show", "smoke-cpu", "plugins=[own.py]", "prompt.format=own")
+    assert (code, message in errors) == (2, True), errors
+
+
 def test_a_plugin_that_ends_the_program_is_named(tmp_path: Path, verb: Any) -> None:
     (tmp_path / "own.py").write_text("import sys\nsys.exit(0)\n")
     code, _, errors = verb("recipes", "show", "smoke-cpu", "plugins=[own.py]")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from types import NoneType
 from typing import Any, Literal, Protocol
 
 from algorist.errors import ConfigError, nearest
@@ -212,7 +213,24 @@ FORMATS: Registry[PromptFormat] = Registry("prompt format")
 
 
 def add_format(prompt_format: PromptFormat) -> PromptFormat:
-    """Register a prompt format under its own name and return it."""
+    """Register a prompt format under its own name and return it; a class of a user's is tried on one problem.
+
+    Raises:
+        ConfigError: The name is there already, or a method returns something else.
+    """
+    if type(prompt_format).__module__.partition(".")[0] != "algorist":
+        shown = prompt_format.demonstrate("1 + 1 = 2", "2")
+        made = {"demonstrate": (shown, str), "render": (prompt_format.render("1 + 1?"), (str, list))}
+        parsed = prompt_format.parse(str(shown))
+        made |= {
+            "parse": (parsed, Parsed),
+            "parse's answer": (getattr(parsed, "answer", None), (str, NoneType)),
+        }
+        for method, (value, kind) in made.items():
+            if not isinstance(value, kind):
+                raise ConfigError(
+                    f"prompt format '{prompt_format.name}': {method} is {value!r:.100}; expected {kind}"
+                )
     return FORMATS.register(prompt_format.name)(prompt_format)
 
 
