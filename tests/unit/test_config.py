@@ -230,3 +230,7 @@ def test_the_batch_rule_names_what_works(batch: int, accumulation: int, works: i
         settings(*wrong, name="r1-zero-numina")
     right = settings(wrong[0], f"grpo.gradient_accumulation_steps={works}", name="r1-zero-numina").grpo
     assert right.batch_size * right.gradient_accumulation_steps % right.group_size == 0
+
+
+def test_a_run_may_be_called_by_a_number() -> None:
+    assert load_recipe("smoke-cpu", ["run_name=1"]).recipe.run_name == "1"

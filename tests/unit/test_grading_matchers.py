@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from algorist.errors import ConfigError
 from algorist.grading import MATCHERS, grade, grade_many, is_text_only, numeric_value, why_unreadable
+from algorist.grading.matchers import Matcher
 
 
 @pytest.mark.parametrize(
@@ -114,6 +117,13 @@ def test_hendrycks_sympy(answer: str, gold: str, correct: bool) -> None:
 def test_infinity_is_not_a_letter(answer: str, gold: str) -> None:
     assert not grade(answer, gold).correct
     assert grade(r"\pm\infty", r"\pm \infty").correct and grade("x<3", r"(-\infty,3)").correct
+
+
+@pytest.mark.usefixtures("registrations_undone")
+@pytest.mark.parametrize("reply", [True, None, 5])
+def test_a_matcher_that_returns_no_pair_pays_nothing(reply: Any) -> None:
+    MATCHERS.register("own")(Matcher("own", "", lambda answer, gold, limits: reply))
+    assert grade("1", "2", matcher="own").reason == "crashed"
 
 
 def test_unknown_matcher() -> None:

@@ -432,7 +432,7 @@ class Recipe(Section):
     """One line for ``algorist recipes list``."""
     output_dir: str = "runs"
     """Folder of all runs; the run's own folder is ``output_dir/run_name``."""
-    run_name: str | None = None
+    run_name: str | None = Field(None, coerce_numbers_to_str=True)
     """Name of the run's folder; the recipe's name when left out."""
     seed: int = Field(42, ge=0, lt=2**32)
     """Seed of everything that is random, below 2^32."""

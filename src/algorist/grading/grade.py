@@ -119,7 +119,8 @@ def grade(
 def _judged(judge: Judge, answer: str, gold: str, limits: Limits) -> Verdict:
     """Ask a matcher; what it did not foresee in an answer is a verdict too."""
     try:
-        return judge(answer, gold, limits)
+        right, reason = judge(answer, gold, limits)
+        return bool(right), reason
     except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
         log.debug("%s while grading %.80r against %.80r", type(error).__name__, answer, gold)
         return False, "crashed"
