@@ -322,3 +322,12 @@ def test_the_page_of_the_store_lists_what_a_round_writes() -> None:
     table = page.partition("| field of `iteration.json` |")[2].partition("\n\n")[0]
     rows = re.findall(r"^\| `(\w+)` \| `--(\w+)` \|", table, flags=re.MULTILINE)
     assert [field for field, _ in rows] == list(asdict(Drawing())) == [option for _, option in rows]
+
+
+def test_grade_reads_what_a_command_writes(cli: Any, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    row = json.dumps({"answer": "0.5", "gold": "1/2"})
+    writer = subprocess.Popen(["sh", "-c", f"echo '{row}' > {tmp_path}/pipe"])
+    done = cli("grade", "--file", "pipe")
+    writer.kill()
+    assert (done.returncode, done.stdout.startswith("right: equal_number")) == (0, True), done.stderr

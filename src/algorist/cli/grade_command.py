@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -70,7 +71,11 @@ def grade_one(
     from algorist.grading import grade, grade_completion
     from algorist.prompts import get_format
 
-    rows = read_rows(file) if file else [{"answer": answer, "completion": completion, "gold": gold}]
+    with tempfile.NamedTemporaryFile(suffix=".jsonl") as copy:
+        if file and file.is_fifo():  # <(a command) of a shell
+            Path(copy.name).write_bytes(file.read_bytes())
+            file = Path(copy.name)
+        rows = read_rows(file) if file else [{"answer": answer, "completion": completion, "gold": gold}]
     verdicts = []
     for number, row in enumerate(rows):
         truth, text = row.get("gold"), row.get("completion")
