@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -18,6 +19,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
+from algorist.cli.session import command_again
+from algorist.cli.terminal import Screen
 from algorist.config import load_recipe
 from algorist.config.explain import explain
 from algorist.errors import CheckpointError
@@ -331,3 +334,10 @@ def test_grade_reads_what_a_command_writes(cli: Any, tmp_path: Path) -> None:
     done = cli("grade", "--file", "pipe")
     writer.kill()
     assert (done.returncode, done.stdout.startswith("right: equal_number")) == (0, True), done.stderr
+
+
+def test_the_command_to_continue_is_whole_on_a_narrow_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [".venv/bin/algorist", "run", "quickstart"])
+    screen = Screen(file=io.StringIO(), width=60)
+    screen.say(f"stopped; everything is saved in runs/quickstart. Continue: {command_again(resume=True)}")
+    assert screen.file.getvalue().splitlines()[-1].endswith("algorist run quickstart --resume")  # type: ignore[attr-defined]
