@@ -220,7 +220,10 @@ def add_format(prompt_format: PromptFormat) -> PromptFormat:
     """
     if type(prompt_format).__module__.partition(".")[0] != "algorist":
         shown = prompt_format.demonstrate("1 + 1 = 2", "2")
-        made = {"demonstrate": (shown, str), "render": (prompt_format.render("1 + 1?"), (str, list))}
+        made: dict[str, tuple[Any, Any]] = {
+            "demonstrate": (shown, str),
+            "render": (prompt_format.render("1 + 1?"), (str, list)),
+        }
         parsed = prompt_format.parse(str(shown))
         made |= {
             "parse": (parsed, Parsed),
