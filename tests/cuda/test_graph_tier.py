@@ -22,6 +22,7 @@ from algorist.rollouts.native.engine import NativeEngine
 from algorist.rollouts.native.weights import WeightPool, read_weights
 from tests.cuda.pretend import Log, pretend_gpu, to_device
 from tests.cuda.test_rollout_on_gpu import PROMPTS, adapted, compare, model
+from tests.unit.test_rollout_conformance import Echo, decode
 
 
 @contextmanager
@@ -41,13 +42,15 @@ def counted(log: Log) -> Iterator[dict[str, int]]:
         yield counts
 
 
-def cost(tokens: int, dtype: torch.dtype = torch.bfloat16, **changes: Any) -> tuple[int, int, dict[str, int]]:
+def cost(
+    tokens: int, dtype: torch.dtype = torch.bfloat16, turns: Echo | None = None, **changes: Any
+) -> tuple[int, int, dict[str, int]]:
     """Return launches outside the graphs, waits, and the counts of one rollout of ``tokens`` tokens per row."""
     with pretend_gpu() as log, counted(log) as counts:
         policy = to_device(model(1, eos_token_id=None, vocab_size=512).to(dtype))
         engine = NativeEngine(policy, lambda ids: " ".join(map(str, ids)))
         log.reset()
-        engine.generate(PROMPTS, 4, SamplingParams(max_new_tokens=tokens, seed=3, **changes))
+        engine.generate(PROMPTS, 4, SamplingParams(max_new_tokens=tokens, seed=3, **changes), turns)
         assert engine.tier_for(100).name == "graph", "what a GPU takes when nothing is asked for"
         launches = sum(log.launches.values()) - counts["inside"] + counts["replays"]
         return launches, sum(log.syncs.values()), counts
@@ -60,6 +63,7 @@ def cost(tokens: int, dtype: torch.dtype = torch.bfloat16, **changes: Any) -> tu
         {"top_p": 0.9, "temperature": 0.7, "min_new_tokens": 3},
         {"top_k": 5, "min_p": 0.1},
         {"stop_strings": ("nowhere 1",)},
+        {"turns": Echo("nowhere 1")},
     ],
     ids=lambda c: "-".join(c),
 )
@@ -80,6 +84,23 @@ def test_same_tokens_and_log_probs_as_on_the_cpu(budget: int | None) -> None:
         engine = NativeEngine(to_device(copy.deepcopy(policy)), tier="graph", token_budget=budget)
         compare(engine.generate(PROMPTS, 4, params), expected, 1e-5)
         compare(engine.generate(PROMPTS, 4, params), expected, 1e-5)  # on the buffers of the first call
+
+
+def test_calls_set_rows_back_and_are_answered_as_on_the_cpu() -> None:
+    """Replies lie ready on the device: graphs are replayed on, and what a row sampled beyond its call is sampled again."""
+    params = SamplingParams(max_new_tokens=20, seed=3)
+    policy = model(1, vocab_size=512)
+    plain = NativeEngine(policy, tier="decoder").generate(PROMPTS, 4, params)
+    call = decode([plain[1][0].token_ids[2]])
+    expected = NativeEngine(policy, decode, tier="decoder").generate(PROMPTS, 4, params, Echo(call))
+    with pretend_gpu() as log, counted(log) as counts:
+        engine = NativeEngine(to_device(copy.deepcopy(policy)), decode)
+        found = engine.generate(PROMPTS, 4, params, Echo(call))
+        assert counts["replays"] > 19 and counts["waits inside"] == 0
+    pairs = [pair for both in zip(found, expected, strict=True) for pair in zip(*both, strict=True)]
+    assert any(there.turns for _, there in pairs)
+    for here, there in pairs:
+        assert (here.token_ids, here.sampled, here.turns) == (there.token_ids, there.sampled, there.turns)
 
 
 def test_older_gpus_decode_eagerly() -> None:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import torch
 import transformers as hf
+
+from algorist.extensions.tools.section import ToolsSection
+from algorist.extensions.tools.source import Tools
+from algorist.models.tiny import train_tokenizer
+from algorist.prompts import get_format
+from algorist.prompts.chat import render_prompt
+from algorist.training.sft import Demonstration, tokenize_demonstrations
 
 PAD, VOCAB = 0, 128
 SHAPE: dict[str, Any] = {
@@ -82,6 +90,31 @@ FAMILIES: dict[str, tuple[Any, Any, dict[str, Any], bool]] = {
     ),
 }
 COVERED = [name for name, entry in FAMILIES.items() if entry[3]]
+
+
+def calling(**shape: Any) -> tuple[Any, Any, Any]:
+    """Return a model that has learned one call of the calculator by heart, its tokenizer, and the prompt format that answers it."""
+    form = Tools(ToolsSection(use=["calculator"], instructions=False)).instructed(
+        get_format("reasoning_answer")
+    )
+    form = replace(form, system_prompt="")
+    text = "<calculator>12 + 30</calculator><output>42</output> so <answer>42</answer>"
+    tokenizer = train_tokenizer([text] * 3, vocab_size=400, tags=form.markers)
+    demo = Demonstration(render_prompt(form, tokenizer, "q"), text, tuple(form.turns.replies(text)))
+    rows, _ = tokenize_demonstrations([demo], tokenizer, max_length=None)
+    ids, labels = (torch.tensor([rows[0][name]]) for name in ("input_ids", "labels"))
+    torch.manual_seed(7)
+    model = hf.Qwen3ForCausalLM(
+        hf.Qwen3Config(**{**SHAPE, "head_dim": 16, "vocab_size": len(tokenizer), **shape})
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(60):
+        optimizer.zero_grad()
+        model(ids, labels=labels).loss.backward()
+        optimizer.step()
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    return model, tokenizer, form
 
 
 def build(family: str, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,15 +13,17 @@ import torch
 from algorist.errors import EngineError
 from algorist.rollouts import SamplingParams, make_engine
 from algorist.rollouts.base import Turns
+from algorist.rollouts.collect import collect
 from algorist.rollouts.native.engine import NativeEngine
 from algorist.rollouts.transformers import TransformersEngine
 from algorist.rollouts.turns import continued
-from algorist.types import Turn
+from algorist.types import Problem, Turn
 from tests.unit.rollout_models import (
     COVERED,
     FAMILIES,
     VOCAB,
     build,
+    calling,
     fresh_log_probs,
     greedy_of_generate,
     model_of,
@@ -426,6 +429,28 @@ def test_turns_are_appended_and_continued_from(engine: str) -> None:
     reasons = {reason for *_, reason, _ in expected}
     assert kinds == {"call", "end"} and replies == {True, False} and reasons == {"stop", "length"}
     assert turns.begun == 1
+
+
+@cache
+def known_call() -> tuple[Any, Any, Any]:
+    return calling()
+
+
+@pytest.mark.parametrize("engine", [name for name in TURN_ENGINES if name != "continued"])
+def test_a_calculator_answers_in_the_same_tokens(engine: str) -> None:
+    model, tokenizer, form = known_call()
+    problems, greedy = [Problem("p", "q", "42")], SamplingParams(temperature=0.0, max_new_tokens=60)
+    own = TURN_ENGINES[engine](model, tokenizer=tokenizer)
+    (group,) = collect(own, tokenizer, problems, form, greedy, 2)
+    for rollout in group.rollouts:
+        assert rollout.text == "<calculator>12 + 30</calculator><output>42</output> so <answer>42</answer>"
+        assert [(turn.request, turn.reply) for turn in rollout.turns] == [("12 + 30", "42")]
+        assert rollout.grade is not None and rollout.grade.correct
+        written = [i for i, own in zip(rollout.completion_ids, rollout.sampled_mask, strict=True) if own]
+        assert (
+            tokenizer.decode(written)
+            == f"<calculator>12 + 30</calculator> so <answer>42</answer>{tokenizer.eos_token}"
+        )
 
 
 @pytest.mark.parametrize("engine", [name for name in ENGINES if name != "graph_refill"])

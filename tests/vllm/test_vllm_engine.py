@@ -23,9 +23,11 @@ from algorist.errors import EngineError
 from algorist.extensions.vllm.engine import VLLMEngine
 from algorist.extensions.vllm.section import ColocatedVLLMSection
 from algorist.rollouts import SamplingParams, make_engine
+from algorist.rollouts.collect import collect
 from algorist.rollouts.native.engine import NativeEngine
+from algorist.types import Problem
 
-from ..unit.rollout_models import build, fresh_log_probs, greedy_of_generate, prompts_of
+from ..unit.rollout_models import build, calling, fresh_log_probs, greedy_of_generate, prompts_of
 from ..unit.test_rollout_conformance import Echo, decode
 
 pytestmark = pytest.mark.vllm
@@ -277,3 +279,21 @@ def test_turns_are_those_of_the_native_engine() -> None:
         assert (ours.token_ids, ours.sampled, ours.turns) == (native.token_ids, native.sampled, native.turns)
         assert ours.finish_reason == native.finish_reason
     assert any(native.sampled for native, _ in pairs)
+
+
+def test_a_calculator_answers_in_the_native_engines_tokens() -> None:
+    model, tokenizer, form = calling(hidden_size=128, head_dim=32)
+    problems, params = [Problem("p", "q", "42")], SamplingParams(temperature=0.0, max_new_tokens=60)
+    native = NativeEngine(model, tokenizer, tier="decoder")
+    ours, theirs = (
+        collect(engine, tokenizer, problems, form, params, 2)[0].rollouts
+        for engine in (engine_of(model, tokenizer=tokenizer), native)
+    )
+    for here, there in zip(ours, theirs, strict=True):
+        assert (here.completion_ids, here.sampled, here.text) == (
+            there.completion_ids,
+            there.sampled,
+            there.text,
+        )
+        assert [(turn.request, turn.reply) for turn in here.turns] == [("12 + 30", "42")]
+        assert here.grade is not None and here.grade.correct

@@ -227,6 +227,15 @@ class Rows:
         """Whether stop strings have to be looked for on the host."""
         return self._strings is not None
 
+    def reply_to(self, row: int, room: int) -> list[int]:
+        """Return the tokens of the reply to ``row``, ``room`` at most."""
+        tokens: list[int] = []
+        while self.turns is not None and len(tokens) < room and (token := self.turns.forced(row)) is not None:
+            tokens.append(token)
+        if tokens:
+            self._tails.pop(row, None)
+        return tokens
+
     def span(self, row: int) -> tuple[int, int]:
         """Return where the row's output begins, and the end that it must not pass."""
         begin = row * self._steps

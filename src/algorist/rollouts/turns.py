@@ -48,6 +48,10 @@ class OpenTurns:
             self._segment[row] = []
         return token
 
+    def replies_to(self, row: int) -> bool:
+        """Whether tokens of a reply to the row may come."""
+        return row in self._pending
+
     def sampled(self, row: int, token: int, ended: bool, room: bool) -> bool:
         """Take a token that the policy sampled; return whether the row ends with it.
 

@@ -78,7 +78,7 @@ class NativeEngine:
         while True:
             torch.set_rng_state(state)
             rows = self.setting.new_rows(prompts, group_size, params, turns)
-            tier = self.tier_for(longest, turns is not None)
+            tier = self.tier_for(longest)
             # The module tier runs foreign code that may keep tensors (RoPE caches); these must not be inference tensors.
             by_hand = not isinstance(tier, ModuleTier)
             quiet = torch.inference_mode() if by_hand else torch.no_grad()
@@ -117,11 +117,8 @@ class NativeEngine:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    def tier_for(self, longest: int, turns: bool = False) -> GraphTier | DecoderTier | ModuleTier:
-        """Return the tier for rows of up to ``longest`` tokens; adapters and hooks may have changed meanwhile.
-
-        ``turns`` are followed on the host at every step, which graphs do without: the decoder then runs one kernel at a time.
-        """
+    def tier_for(self, longest: int) -> GraphTier | DecoderTier | ModuleTier:
+        """Return the tier for rows of up to ``longest`` tokens; adapters and hooks may have changed meanwhile."""
         reason = why_no_decoder(self.model)
         window = window_of(self.model)
         if reason is None and window is not None and longest > window:
@@ -129,7 +126,7 @@ class NativeEngine:
         if self._wanted == "module":
             return self._module_tier("tier='module'")
         if reason is None:
-            return DecoderTier(self.model) if turns else self._by_hand()
+            return self._by_hand()
         if self._wanted in ("graph", "decoder"):
             raise EngineError(f"the hand-written decoder cannot run this request: {reason}; take tier='auto'")
         if reason != self._said:

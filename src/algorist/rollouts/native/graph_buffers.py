@@ -5,6 +5,7 @@ Shapes: S slots, P prompt places, G rows of a group, K key-value heads, T tokens
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -58,7 +59,7 @@ class Buffers:
 
     ``state`` (9, S) int64 holds ``FIELDS``: position and number of stored tokens, place of the next output, newest token,
     alive (1 or 0), begin and end of the row's output, place of the prompt (-1: idle), place among the members. Idle slots
-    write to the spare output; their other numbers are harmless.
+    write to the spare output; their other numbers are harmless. ``reply`` holds tokens that take the place of sampled ones, or -1.
     """
 
     def __init__(self, room: Room, decoder: Decoder, vocabulary: int, device: torch.device) -> None:
@@ -77,6 +78,7 @@ class Buffers:
         self.uniform = torch.zeros(room.outputs + 1, device=device)
         self.log_prob = torch.zeros(room.outputs + 1, device=device)
         self.token = torch.zeros(room.outputs + 1, dtype=torch.int64, device=device)
+        self.reply = torch.full_like(self.token, -1)
         self.is_stop = torch.zeros(vocabulary, dtype=torch.bool, device=device)
         self.rotation = torch.zeros(room.prompt + room.times + 1, w.head_dim // 2, 2, device=device)
         self.idle(range(room.slots))
@@ -84,7 +86,9 @@ class Buffers:
     @property
     def nbytes(self) -> int:
         """Memory of the cache and the outputs."""
-        return sum(t.nbytes for t in (*self.rows, *self.prompts, self.uniform, self.log_prob, self.token))
+        return sum(
+            t.nbytes for t in (*self.rows, *self.prompts, self.uniform, self.log_prob, self.token, self.reply)
+        )
 
     def write_prompts(self, layer: int, places: Tensor, keys_PKTD: Tensor, values_PKTD: Tensor) -> None:
         """Store the keys and values of newly computed prompts at ``places``; what ``Decoder.prefill`` calls."""
@@ -101,6 +105,14 @@ class Buffers:
         """Make slots idle: they write to the spare place and see only their own token."""
         values = {"next": self.spare, "begin": self.spare, "end": self.spare + 1, "place": -1}
         self.put(list(slots), [[values.get(name, 0)] * len(slots) for name in FIELDS])
+
+    def set_back(self, states: Sequence[Sequence[int]], reply: dict[int, int]) -> None:
+        """Let rows continue from an earlier token: their slots, ``FIELDS`` up to ``alive``, and the tokens that come, by output."""
+        packed = torch.tensor(states).to(self.device)
+        self.state[: len(states) - 1, packed[0]] = packed[1:]
+        if reply:
+            at = torch.tensor([list(reply), list(reply.values())]).to(self.device)
+            self.reply[at[0]] = at[1]
 
     def move(self, source: list[int], target: list[int]) -> None:
         """Copy rows, cache and state, from slots to slots."""

@@ -2,8 +2,10 @@
 
 Launching a step's kernels one by one takes a server's processor 4 to 9 ms, the memory of an H100 needs 0.3 to 0.9 ms for it.
 A captured step has no launches: lengths, positions, sampling and the stop rules stay on the device, and the host looks every
-``READ_EVERY`` steps which rows are finished, one look late, while the device computes. There is one graph per number of slots
-(a ladder of sizes); graphs, cache and weights keep their addresses from call to call, and new weights are copied into place.
+``READ_EVERY`` steps which rows are finished, one look late, while the device computes. A row that called a tool meanwhile is set
+back to the end of its call, and its reply lies ready on the device: what it had sampled beyond is sampled again. There is one
+graph per number of slots (a ladder of sizes); graphs, cache and weights keep their addresses from call to call, and new weights
+are copied into place.
 Without CUDA the same step runs by direct calls, which is how tests cover it; ``DecoderTier`` is the eager twin.
 """
 
@@ -138,6 +140,7 @@ class GraphTier:
         self._buffers: Buffers | None = None
         self._steps: dict[Any, Step] = {}
         self._memory: Any = None
+        self.turns = False
         self.decoder: Decoder
 
     def run(
@@ -171,12 +174,15 @@ class GraphTier:
         for name in ("uniform", "is_stop"):
             table = rows.tables[name]
             getattr(buffers, name)[: table.shape[0]].copy_(table)
+        buffers.reply.fill_(-1)
+        self.turns = rows.turns is not None
         buffers.idle(range(room.slots))
         return buffers
 
     def step(self, slots: int, params: SamplingParams) -> Step:
-        """Return the step for a number of slots and the way of sampling."""
-        key = (slots, params.temperature, params.top_k, params.top_p, params.min_p, params.min_new_tokens)
+        """Return the step for a number of slots, the way of sampling, with replies or without."""
+        ways = params.temperature, params.top_k, params.top_p, params.min_p, params.min_new_tokens
+        key = (slots, self.turns, *ways)
         if key not in self._steps:
             assert self._buffers is not None
             buffers, captured = self._buffers, self._buffers.device.type == "cuda"
@@ -228,6 +234,7 @@ class _Body:
         assert tier._buffers is not None
         self.buffers = tier._buffers
         self.state = self.buffers.state[:, :slots]
+        self.turns = tier.turns
 
     def __call__(self) -> None:
         decoder = self.tier.decoder
@@ -250,12 +257,17 @@ class _Body:
             )
         else:
             token_S, log_prob_S = sample(logits_SV, uniform_S, params, may_wait=False)
+        if self.turns:
+            reply_S = buffers.reply.index_select(0, at_S)
+            own_S = reply_S < 0
+            token_S = torch.where(own_S, token_S, reply_S)
         buffers.token.index_copy_(0, at_S, token_S)
         buffers.log_prob.index_copy_(0, at_S, log_prob_S)
         state["token"].copy_(token_S)
         self.state[: _NEXT + 1] += alive_S  # position, length, next
-        done_S = buffers.is_stop.index_select(0, token_S).logical_or_(next_S >= state["end"])
-        alive_S.masked_fill_(done_S, 0)
+        done_S = buffers.is_stop.index_select(0, token_S)
+        done_S = done_S.logical_and_(own_S) if self.turns else done_S
+        alive_S.masked_fill_(done_S.logical_or_(next_S >= state["end"]), 0)
 
 
 class _GraphSchedule(Schedule):
@@ -276,6 +288,8 @@ class _GraphSchedule(Schedule):
         self.left: dict[int, int] = {}  # per running row, the most steps until its end
         self.seen: dict[int, int] = {}  # per running row, tokens whose text was looked at
         self.looks: list[_Look] = []
+        self.followed = rows.has_strings or tier.turns
+        self.stops = set(rows.tables["is_stop"].nonzero().view(-1).tolist()) if tier.turns else set()
 
     def run(self) -> None:
         looked = 0
@@ -309,7 +323,7 @@ class _GraphSchedule(Schedule):
     def _look(self) -> _Look:
         state = self.buffers.state[:, : len(self.row_of)]
         parts = [state[_ALIVE : _ALIVE + 1], state[_NEXT : _NEXT + 1]]
-        if self.rows.has_strings:
+        if self.followed:
             # With the token that a row starts with.
             back = torch.arange(-READ_EVERY - 1, 0, device=self.device).unsqueeze(-1)
             parts.append(self.buffers.token[(state[_NEXT] + back).clamp_(min=0)])
@@ -323,32 +337,57 @@ class _GraphSchedule(Schedule):
         return _Look(numbers, arrived, list(self.row_of))
 
     def _read(self, look: _Look) -> None:
-        """Finish the rows that were finished when the device was looked at."""
+        """Finish the rows that were finished when the device was looked at, and let others continue from their replies."""
         alive, ends, *tokens = look.read()
         slot_of = {row: slot for slot, row in enumerate(self.row_of)}
         lengths: dict[int, int] = {}
+        calls: dict[int, tuple[int, int]] = {}
         for slot, row in enumerate(look.rows):
             if row is None or row not in slot_of:
                 continue
             length = ends[slot] - self.rows.span(row)[0]
-            if self.rows.has_strings:
-                cut = self._cut_by_string(row, length, [column[slot] for column in tokens])
-                if cut is not None:
-                    lengths[row] = cut
-                    continue
-            if not alive[slot]:
+            if self.followed and (cut := self._cut(row, length, [column[slot] for column in tokens])):
+                count, last = cut
+                if last is None:
+                    lengths[row] = count
+                else:
+                    calls[row] = count, last
+            elif not alive[slot]:
                 lengths[row] = length
+        if calls:
+            self._set_back(calls, slot_of)
         if lengths:
             self._finish(lengths, [slot_of[row] for row in lengths])
 
-    def _cut_by_string(self, row: int, length: int, newest: list[int]) -> int | None:
-        """Follow the row's text to ``length``; return where a stop string ended it."""
+    def _cut(self, row: int, length: int, newest: list[int]) -> tuple[int, int | None] | None:
+        """Follow the row's text to ``length``; return where it was ended, or replied to: then with the last token before the reply."""
+        turns, (begin, end) = self.rows.turns, self.rows.span(row)
         for count in range(self.seen[row] + 1, length + 1):
-            early = count <= self.rows.params.min_new_tokens
-            if self.rows.ends_string(row, newest[count - length - 1], not early):
-                return count
-        self.seen[row] = length
+            token, early = newest[count - length - 1], count <= self.rows.params.min_new_tokens
+            ended = self.rows.has_strings and self.rows.ends_string(row, token, not early)
+            if turns is not None:
+                ended = turns.sampled(row, token, ended or token in self.stops, begin + count < end)
+            if ended:
+                return count, None
+            if turns is not None and turns.replies_to(row):
+                return count, token
+        self.seen[row] = max(self.seen[row], length)
         return None
+
+    def _set_back(self, calls: dict[int, tuple[int, int]], slot_of: dict[int | None, int]) -> None:
+        """Let rows continue from where they were replied to; all calls have begun before the first reply is waited for."""
+        states: list[tuple[int, ...]] = []
+        reply: dict[int, int] = {}
+        for row, (length, last) in calls.items():
+            begin, end = self.rows.span(row)
+            tokens = self.rows.reply_to(row, end - begin - length)
+            reply.update(enumerate(tokens, begin + length))
+            prompt = len(self.prompts[row // self.group_size])
+            states.append((slot_of[row], prompt + length - 1, length - 1, begin + length, last, 1))
+            self.left[row], self.seen[row] = end - begin - length, length + len(tokens)
+            for look in self.looks:  # on their way, with what the row sampled beyond
+                look.rows[:] = [None if other == row else other for other in look.rows]
+        self.buffers.set_back(list(zip(*states, strict=True)), reply)
 
     def _finish(self, lengths: dict[int, int], slots: list[int]) -> None:
         self.rows.record(lengths)
