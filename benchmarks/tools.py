@@ -28,7 +28,7 @@ import torch
 from algorist.config.section import ModelSection
 from algorist.evaluation.artifact import read_artifact
 from algorist.evaluation.compare import on_common_problems, paired_metrics
-from algorist.extensions.tools.base import TOOLS, Limits, Tool
+from algorist.extensions.toolbox.base import TOOLS, Limits, Tool
 from algorist.models.load import make_policy
 from algorist.rollouts.base import SamplingParams
 from algorist.rollouts.native.engine import NativeEngine

@@ -14,7 +14,6 @@ BUDGET = {"core": 17_500, "all": 27_000, "an extension": 600, "vllm": 900}
 HELD = {"core": 21_085, "all": 33_514}
 """What the house has now. While it is above the budget it may only go down: lower these when you take something out."""
 HELD_EXTENSIONS = {
-    "extensions/tools": 934,
     "extensions/toolkit": 674,
     "extensions/teacher": 776,
 }

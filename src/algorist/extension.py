@@ -231,7 +231,10 @@ class Extension:
         return ()
 
     def preview(self, look: Any) -> Mapping[str, Any] | None:
-        """Return what a look (``preflight/completions.py``) before the run shows: ``rows`` and ``advice`` (``why``, ``change``), and numbers."""
+        """Return what a look (``preflight/completions.py``) before the run shows: ``rows`` and ``advice`` (``why``, ``change``), and numbers.
+
+        ``more_tokens`` of a completion and ``more_s`` (seconds) of a step of GRPO are planned beyond what was sampled and tried.
+        """
         return None
 
     def memory(self, model: Any, rows: int, width: int, tokens: int, *, loaded: bool) -> tuple[int, int]:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from algorist.store.write import read_metrics
 from tests.tiny import smoke_recipe
 
 OWN = '''
-import os, signal
+import os, signal, time
 
 def lookup(request):
     """a sum"""
@@ -35,6 +36,10 @@ def lookup(request):
             file.write("x")
         if pid and os.path.getsize(flag) == 12:
             os.kill(int(pid), signal.SIGKILL)
+    return str(eval(request, {}))
+
+def slow(request):
+    time.sleep(0.03)
     return str(eval(request, {}))
 
 def broken(request):
@@ -140,6 +145,33 @@ def test_a_run_that_is_killed_in_a_call_ends_as_one_that_is_not(tmp_path: Path) 
         "SELECT step, problem_id, sample, completion, reward, sampler_log_prob_sum FROM rollouts ORDER BY ALL"
     )
     assert query(tmp_path / "whole", sql) == query(tmp_path / "killed", sql)
+
+
+@pytest.mark.slow
+def test_preflight_plans_the_calls_that_the_run_then_makes(tmp_path: Path, verb: Any) -> None:
+    """Before SFT the model calls nothing: its demonstrations say how often it will, with how many tokens, how long."""
+    own = settings(tmp_path, "slow", "eval.enabled=false", f"output_dir={tmp_path}")
+
+    def planned(*more: str) -> dict[str, Any]:
+        code, output, errors = verb(
+            "preflight", "smoke-cpu", *own, *more, "--json", "--minutes", "0.1", "--samples", "2"
+        )
+        assert code == 0, errors
+        return dict(json.loads(output))
+
+    plan, without = planned(), planned("tools=null")
+    calls = plan["extensions"]["tools"]
+    assert "tools" not in without["extensions"]
+    path = run_recipe(load_recipe("smoke-cpu", own).recipe, display=Quiet()).folder.path
+    lines = [row for row in read_metrics(path / "metrics.jsonl") if "tools/call_s" in row]
+    rows = query(path, "SELECT completion_tokens - sampled_tokens AS replies FROM rollouts")
+    measured = mean(row["tools/calls_per_rollout"] for row in lines)
+    assert calls["calls"] == pytest.approx(measured, rel=0.3)
+    assert calls["reply_tokens"] == pytest.approx(mean(row["replies"] for row in rows), rel=0.3)
+    assert 0.03 < calls["call_s"] < 0.3
+    assert plan["grpo"]["seconds_per_step"] > calls["more_s"] > 0.7 * 8 * measured * 0.03
+    assert calls["most_s"] == 8 * 2 * 10 and calls["most_reply_tokens"] == 16
+    assert plan["grpo"]["completion_tokens"] >= without["grpo"]["completion_tokens"]
 
 
 @pytest.mark.slow

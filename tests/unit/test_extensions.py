@@ -94,7 +94,8 @@ def test_the_core_names_no_extension() -> None:
 TOGETHER = {
     ("iterate", "model_folder"): "a round's model is exported as one that is given away",
     ("hub", "model_folder"): "it is what is uploaded",
-    ("full_python", "tools"): "it is one of the tools",
+    ("full_python", "toolbox"): "it is one of the tools",
+    ("tools", "toolbox"): "what may be called",
     ("served_teacher", "teacher"): "it is a teacher, elsewhere",
 }
 """Extensions that import another one."""

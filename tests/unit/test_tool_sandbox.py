@@ -17,8 +17,8 @@ import pytest
 from algorist.errors import MissingExtraError
 from algorist.extensions.full_python import FullPython
 from algorist.extensions.full_python.worker import prepare
-from algorist.extensions.tools.base import Limits, Output
-from algorist.extensions.tools.python import Python
+from algorist.extensions.toolbox.base import Limits, Output
+from algorist.extensions.toolbox.python import Python
 
 pytest.importorskip("pydantic_monty")
 SNIPPETS = json.loads((Path(__file__).parents[1] / "data" / "tool_snippets.json").read_text())

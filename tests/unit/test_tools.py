@@ -18,8 +18,8 @@ from algorist.data.arithmetic import equations
 from algorist.data.story_problems import story_problems
 from algorist.errors import ConfigError, TrainingError
 from algorist.extension import Extensions, Sampled
-from algorist.extensions.tools.base import Limits
-from algorist.extensions.tools.calculator import Calculator, NotArithmetic, as_text, value_of
+from algorist.extensions.toolbox.base import Limits
+from algorist.extensions.toolbox.calculator import Calculator, NotArithmetic, as_text, value_of
 from algorist.extensions.tools.formats import CallFormat, last_sum
 from algorist.extensions.tools.section import ToolsSection
 from algorist.extensions.tools.source import Tools
@@ -125,6 +125,36 @@ def test_calls_in_tags_and_in_chat_templates() -> None:
         assert chat.find(f"<tool_call>{odd}</tool_call>").tool == ""  # type: ignore[union-attr]
 
 
+LLAMA = """{% if tools %}<|head|>system<|end|>
+{{ tools | tojson }}{{ eos_token }}{% endif %}{% for m in messages %}<|head|>{{ 'ipython' if m.role == 'tool' else m.role }}<|end|>
+{{ m.content | tojson if m.role == 'tool' else m.content }}{{ eos_token }}{% endfor %}<|head|>assistant<|end|>{{ '\n' }}"""
+CHATML = """{% if tools %}<|im_start|>system
+{{ tools | tojson }}<|im_end|>
+{% endif %}{% for m in messages %}<|im_start|>{{ 'user' if m.role == 'tool' else m.role }}
+{{ '<tool_response>' + m.content + '</tool_response>' if m.role == 'tool' else m.content }}<|im_end|>
+{% endfor %}<|im_start|>assistant{{ '\n' }}"""
+
+
+@pytest.mark.parametrize(
+    ("call", "template", "message"),
+    [
+        ('<tool_call>\n{"name": "calculator", "arguments": {"expression": "6 * 7"}}\n</tool_call>', CHATML,
+         "<|im_end|>\n<|im_start|>user\n<tool_response>42</tool_response><|im_end|>\n<|im_start|>assistant\n"),
+        ('<tool_call>[{"name": "calculator", "arguments": {"expression": "6 * 7"}}]</tool_call>', CHATML,
+         "<|im_end|>\n<|im_start|>user\n<tool_response>42</tool_response><|im_end|>\n<|im_start|>assistant\n"),
+        ('{"name": "calculator", "parameters": {"expression": "6 * 7"}}<|im_end|>', LLAMA,
+         '<|head|>ipython<|end|>\n"42"<|im_end|><|head|>assistant<|end|>\n'),
+    ],
+    ids=["Qwen, SmolLM3", "SmolLM2", "Llama"],
+)  # fmt: skip
+def test_each_templates_own_form_of_a_call_is_answered_in_it(call: str, template: str, message: str) -> None:
+    form = form_with(use=["calculator"], format="chat")
+    row, plain = rollouts_of(form, f"{call}<answer>42</answer>", '{"name": "x"}', template=template)
+    assert [(t.source, t.request, t.reply, t.error) for t in row.turns] == [("calculator", "6 * 7", "42", "")]
+    assert tokenizer_with(form).decode(row.completion_ids).startswith(f"{call}{message}<answer>")
+    assert row.parsed.answer == "42" and plain.turns == ()
+
+
 @pytest.mark.parametrize("form", [EQUALS, TAGS], ids=lambda f: f.name)
 def test_worked_solutions_become_calls(form: CallFormat, real_data: Path) -> None:
     """Each call's output is found again as a reply, its value is the calculator's, and no number of a solution is lost."""
@@ -193,8 +223,11 @@ def tokenizer_with(form: PromptFormat) -> Any:
     return train_tokenizer(["what is 12 + 30 = 42 the answer x print"] * 3, vocab_size=400, tags=form.markers)
 
 
-def rollouts_of(form: PromptFormat, *texts: str, limit: int = 300) -> list[Rollout]:
+def rollouts_of(
+    form: PromptFormat, *texts: str, limit: int = 300, template: str | None = None
+) -> list[Rollout]:
     tokenizer = tokenizer_with(form)
+    tokenizer.chat_template = template or tokenizer.chat_template
     params = SamplingParams(temperature=0.0, max_new_tokens=limit, stop_strings=("</answer>",))
     engine = Script(tokenizer, *texts)
     (group,) = collect(engine, tokenizer, [Problem("p", "q", "42")], form, params, len(texts))
@@ -259,19 +292,8 @@ def shout(request):
     if request == "raise":
         raise LookupError("no such word")
     return request.upper()
-
-class HigherLower:
-    def start(self, problem):
-        self.number = int(problem.answer)
-        self.tries = 0
-
-    def reply(self, rollout):
-        self.tries += 1
-        guess = int(rollout.text.rsplit("<answer>", 1)[1].split("<")[0])
-        if guess == self.number or self.tries == 3:
-            return None
-        return "too high" if guess > self.number else "too low"
 '''
+ENVIRONMENTS = Path(__file__).parents[2] / "examples" / "environments.py"
 
 
 def test_own_tools_run_in_a_process_that_can_be_ended(tmp_path: Path) -> None:
@@ -377,10 +399,8 @@ def test_a_model_that_knows_its_tools_is_told_of_them_once() -> None:
     assert again.system_prompt == form.system_prompt and again.system_prompt.count("<calculator>") == 1
 
 
-def test_an_environment_answers_and_the_model_tries_again(tmp_path: Path) -> None:
-    file = tmp_path / "own.py"
-    file.write_text(OWN)
-    form = form_with(environment=f"{file}:HigherLower")
+def test_an_environment_answers_and_the_model_tries_again() -> None:
+    form = form_with(environment=f"{ENVIRONMENTS}:HigherLower")
     first, second = rollouts_of(form, "<answer>50</answer><answer>42</answer>", "<answer>1</answer>" * 4)
     assert [(t.source, t.reply) for t in first.turns] == [("environment", "too high")]
     assert first.grade is not None and first.grade.correct and first.text == "<answer>42</answer>"
@@ -390,6 +410,15 @@ def test_an_environment_answers_and_the_model_tries_again(tmp_path: Path) -> Non
     )
     assert [t.reply for t in second.turns] == ["too low", "too low"]
     assert not any(s for s, i in zip(first.sampled_mask, first.completion_ids, strict=True) if i == 1)
+    wrong, right, stubborn = rollouts_of(
+        form_with(environment=f"{ENVIRONMENTS}:CorrectYourSum"),
+        "12 + 30 = 41 <answer>41</answer>12 + 30 = 42 <answer>42</answer>",
+        "12 + 30 = 42 <answer>42</answer>",
+        "6*7=41 <answer>41</answer>" * 3,
+    )
+    assert [t.reply for t in wrong.turns] == ["12 + 30 is not 41. Correct it and answer again."]
+    assert wrong.parsed.answer == "42" and right.turns == () and right.parsed.answer == "42"
+    assert len(stubborn.turns) == 1 and stubborn.parsed.answer == "41"
 
 
 def test_sft_imitates_calls_and_not_their_outputs() -> None:
@@ -413,6 +442,9 @@ def test_sft_imitates_calls_and_not_their_outputs() -> None:
                 == row["input_ids"][len(prompt) : len(prompt) + len(rollout.completion_ids)]
             )
             assert rollout.parsed.answer == problem.answer
+            trace = dataclasses.replace(problem, extra={"prompt": demo.prompt, "response": demo.completion})
+            (as_written,) = demonstrations([trace], form, tokenizer, "prompt_response")
+            assert as_written.replies == demo.replies
 
 
 def test_a_model_carries_its_tools_but_no_code(tmp_path: Path) -> None:
@@ -424,7 +456,7 @@ def test_a_model_carries_its_tools_but_no_code(tmp_path: Path) -> None:
     assert asked is not None and asked.prompt_format == form
     file = tmp_path / "own.py"
     file.write_text(OWN)
-    for own in (form_with(use=[f"{file}:shout"]), form_with(environment=f"{file}:HigherLower")):
+    for own in (form_with(use=[f"{file}:shout"]), form_with(environment=f"{ENVIRONMENTS}:HigherLower")):
         attach(tokenizer, Asked(own, 64))
         tokenizer.save_pretrained(tmp_path)
         asked = attached(tmp_path)

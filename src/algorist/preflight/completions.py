@@ -27,8 +27,8 @@ SHOWN = 5
 
 def sample(
     recipe: Recipe, problems: Sequence[Problem], policy: Policy, form: PromptFormat, samples: int
-) -> dict[str, Any]:
-    """Sample completions and return pass rates, useful groups, variety, tags, rewards, truncation, reasons, speed.
+) -> tuple[dict[str, Any], list[Group]]:
+    """Sample completions; return pass rates, useful groups, variety, tags, rewards, truncation, reasons, speed, and the completions.
 
     Raises:
         EngineError: The model cannot be sampled from.
@@ -58,7 +58,7 @@ def sample(
         for r in groups[0].rollouts[:SHOWN]
     ]
     rates = fit_pass_rates(right, samples)
-    return {
+    facts = {
         "problems": len(problems),
         "samples": samples,
         "temperature": section.temperature,
@@ -76,6 +76,7 @@ def sample(
         **_texts(groups, form),
         "rewards": _values(rewards, flat, hangs),
     }
+    return facts, groups
 
 
 def _texts(groups: Sequence[Group], form: PromptFormat) -> dict[str, Any]:
@@ -138,7 +139,8 @@ class Look:
         form: The prompt format.
         samples: Completions of each problem.
         rates: Share of right completions by the problem's id.
-        before_sft: SFT is still to come, so that GRPO will start from another model.
+        groups: What was sampled.
+        sft: The problems of SFT where it is still to come, so that GRPO will start from another model; else empty.
         device: Of the policy.
         say: Shows what is being done.
     """
@@ -148,7 +150,8 @@ class Look:
     form: PromptFormat
     samples: int
     rates: Mapping[str, float]
-    before_sft: bool
+    groups: Sequence[Group]
+    sft: Sequence[Problem]
     device: Any
     say: Callable[[str], None]
 

@@ -29,7 +29,7 @@ from algorist.prompts.chat import encode_prompt
 from algorist.runs.plan import Problems, fitting_problems, make_plan, tokenizer_texts
 from algorist.store.run_log import clock
 from algorist.store.stages import STAGES
-from algorist.types import Problem
+from algorist.types import Group, Problem
 
 log = logging.getLogger("algorist.preflight.run")
 
@@ -123,7 +123,7 @@ def preflight(
         until = ends - 60 * minutes * (2 / 3 if grpo else 0)  # the rest is for GRPO
         result.sft = try_sft(recipe, policy, data.sft, form, device, until=until)
     if grpo:
-        result.sampling = _sampled(
+        result.sampling, groups = _sampled(
             recipe, data.train[:problems], policy, form, samples, ends - 20 * minutes * trial, say
         )
         looked = Look(
@@ -132,7 +132,8 @@ def preflight(
             form,
             samples,
             result.sampling["per_problem"],
-            sft,
+            groups,
+            data.sft if sft else (),
             device,
             say,
         )
@@ -141,9 +142,9 @@ def preflight(
         hang = [name for name, values in result.sampling["rewards"].items() if values["hangs"]]
         if trial and recipe.grpo.enabled and not hang and "grpo" not in result.planned:
             say(f"trying a few GRPO steps ({_left(ends)})")
-            result.grpo = try_grpo(
-                recipe, policy, data.train, form, device, lengths=result.sampling["tokens"], until=ends
-            )
+            lengths, more_s = _planned(recipe, result)
+            result.grpo = try_grpo(recipe, policy, data.train, form, device, lengths=lengths, until=ends)
+            _add(result.grpo, lengths, result.sampling["tokens"], more_s)
     _plan_smaller(recipe, policy, result)
     result.advice = advise(recipe, result)
     return result
@@ -157,7 +158,7 @@ def _sampled(
     samples: int,
     until: float,
     say: Callable[[str], None],
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], list[Group]]:
     """Sample completions for as many problems as fit into the time; the first two say how many these are."""
     say(f"sampling {samples} completions for {len(problems)} problems ({_left(until)})")
     if len(problems) <= PROBE:
@@ -174,6 +175,24 @@ def _sampled(
             f"{PROBE} problems took {clock(now - began)}: {fit} fit into the time; more with --minutes ({_left(until)})"
         )
     return sample(recipe, problems[:fit], policy, form, samples)
+
+
+def _planned(recipe: Recipe, result: Preflight) -> tuple[list[int], float]:
+    """Return the lengths of completions, and seconds of a step, with what extensions expect beyond what was sampled."""
+    seen = result.extensions.values()
+    more, limit = round(sum(part.get("more_tokens", 0) for part in seen)), recipe.grpo.max_completion_tokens
+    lengths = [max(length, min(limit, length + more)) for length in result.sampling["tokens"]]
+    return lengths, sum(part.get("more_s", 0.0) for part in seen)
+
+
+def _add(tried: dict[str, Any], lengths: list[int], sampled: list[int], more_s: float) -> None:
+    """Add to the time of tried steps what was expected and not sampled."""
+    seconds = tried["seconds_per_step"] * sum(lengths) / max(1, sum(sampled)) + more_s
+    tried |= {
+        "seconds_per_step": seconds,
+        "seconds": tried["steps"] * seconds,
+        "completion_tokens": sum(lengths) / max(1, len(lengths)),
+    }
 
 
 def _left(until: float) -> str:

@@ -163,19 +163,17 @@ def demonstrations(
         DataError: No problem has a solution, or one has no prompt and response of its own.
     """
     if source == "prompt_response":
-        return [as_written(problem) for problem in problems]
+        return [as_written(problem, prompt_format) for problem in problems]
     result = []
     for p in with_solutions(list(problems)):
         completion = prompt_format.demonstrate(p.solution, p.extra.get("demonstrated_answer", p.answer))
-        replies = prompt_format.turns.replies(completion) if prompt_format.turns else ()
-        result.append(
-            Demonstration(render_prompt(prompt_format, tokenizer, p.question), completion, tuple(replies))
-        )
+        prompt = render_prompt(prompt_format, tokenizer, p.question)
+        result.append(Demonstration(prompt, completion, _replies(completion, prompt_format)))
     return result
 
 
-def as_written(problem: Problem) -> Demonstration:
-    """Return the prompt and response of a row, unchanged.
+def as_written(problem: Problem, prompt_format: PromptFormat) -> Demonstration:
+    """Return the prompt and response of a row, unchanged; what a tool replied in it is context.
 
     Raises:
         DataError: The row has none.
@@ -186,7 +184,11 @@ def as_written(problem: Problem) -> Demonstration:
             f"sft.source is prompt_response, but problem {problem.id} has no text columns prompt and response; give data that "
             "has them (data.sft.name=sft_jsonl or local), or render the problems: sft.source=problems"
         )
-    return Demonstration(prompt, response)
+    return Demonstration(prompt, response, _replies(response, prompt_format))
+
+
+def _replies(completion: str, prompt_format: PromptFormat) -> tuple[tuple[int, int], ...]:
+    return tuple(prompt_format.turns.replies(completion)) if prompt_format.turns else ()
 
 
 def tokenize_demonstrations(

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from algorist.child_process import START_S, Child
 from algorist.errors import MissingExtraError
-from algorist.extensions.tools.base import Limits, Output, clipped, tool
+from algorist.extensions.toolbox.base import Limits, Output, clipped, tool
 
 MOST_CODE = 20_000
 """Longest code of a rollout's calls together (characters)."""

@@ -36,7 +36,7 @@ def preview(recipe: Any, look: Any) -> dict[str, Any] | None:
 
     Args:
         recipe: The resolved recipe.
-        look: ``preflight.look.Look``: the student, and what it solved.
+        look: ``preflight.completions.Look``: the student, and what it solved.
     """
     section: TeacherSection = recipe.grpo.teacher
     if section.model == BASE:
@@ -83,7 +83,7 @@ def preview(recipe: Any, look: Any) -> dict[str, Any] | None:
         "student_log_prob": float(ours[0][batch.mask].mean()),
         "teacher_log_prob": float(theirs[0][batch.mask].mean()),
         "shared_mass": float(shared),
-        "before_sft": look.before_sft,
+        "before_sft": bool(look.sft),
     }
     return {**numbers, "rows": _rows(numbers, gap), "advice": _advice(section, numbers, gap)}
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from algorist.extension import Extension, Sampled, Sampler, extension
+from algorist.extensions.tools.preview import preview
 from algorist.extensions.tools.rules import RULES
 from algorist.extensions.tools.section import ToolKeys
 from algorist.extensions.tools.source import Tools
@@ -34,6 +35,9 @@ class ToolUse(Extension):
     def check(self, plan: Any) -> Iterable[str]:
         self.source.check()
         return ()
+
+    def preview(self, look: Any) -> Mapping[str, Any]:
+        return preview(self.recipe, self.source, look)
 
     def groups(self, sampled: Sampled, sampler: Sampler) -> None:
         if self.recipe.tools is not None and self.recipe.tools.drop_void:

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from algorist.extensions.tools.calculator import NotArithmetic, as_text, value_of
+from algorist.extensions.toolbox.calculator import NotArithmetic, as_text, value_of
 
 FormatName = Literal["tags", "equals", "chat"]
 _TAIL = re.compile(r"[-+*/%^()×÷·−\d.,\s]+\Z")
@@ -46,38 +46,40 @@ class CallFormat:
     @property
     def markers(self) -> tuple[str, ...]:
         """What an output must not contain."""
-        if self.name == "tags":
-            return (*(f"<{tool}>" for tool in self.tools), *self.stop_strings, "<output>", "</output>")
-        return (
-            ()
-            if self.name == "equals"
-            else ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
-        )
+        if self.name == "equals":
+            return ()
+        if self.name == "chat":
+            return "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"
+        return (*(f"<{tool}>" for tool in self.tools), *self.stop_strings, "<output>", "</output>")
 
-    def find(self, text: str) -> Call | None:
-        """Return the call that ends a text; None when nothing was called."""
+    def find(self, text: str, ended: bool = False) -> Call | None:
+        """Return the call that ends a text; None when nothing was called. ``ended``: the text is all that the policy has to say."""
+        if ended:
+            return (
+                self._of_json(text.strip()) if self.name == "chat" and text.rstrip().endswith("}") else None
+            )
         if self.name == "equals":
             expression = last_sum(text.rpartition("=")[0])
             return Call(self.tools[0], expression) if expression else None
         if self.name == "chat":
-            return self._of_json(text)
+            _, opened, inside = text.rpartition("</tool_call>")[0].rpartition("<tool_call>")
+            return self._of_json(inside.strip()) if opened else None
         ends = {tool: text.rfind(f"</{tool}>") for tool in self.tools}
         tool = max(ends, key=lambda name: ends[name])
         _, opened, request = text[: max(ends[tool], 0)].rpartition(f"<{tool}>")
         return Call(tool, request) if opened else None
 
-    def _of_json(self, text: str) -> Call | None:
-        _, opened, inside = text.rpartition("</tool_call>")[0].rpartition("<tool_call>")
-        if not opened:
-            return None
+    def _of_json(self, text: str) -> Call:
+        """Return the call of a template's object, ``parameters`` in Llama's, or of a list of one, as SmolLM2 writes it."""
         try:
-            asked = json.loads(inside)
-            arguments = asked["arguments"]
+            asked = json.loads(text)
+            (asked,) = asked if isinstance(asked, list) else [asked]
+            arguments = asked["arguments"] if "arguments" in asked else asked["parameters"]
             arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
             request = next(iter(arguments.values())) if isinstance(arguments, dict) else arguments
             return Call(str(asked["name"]), str(request))
         except (ValueError, KeyError, TypeError, RecursionError, StopIteration):
-            return Call("", inside.strip())
+            return Call("", text)
 
     def around(self, tool: str, text: str) -> tuple[str, str]:
         """Return what stands before and after the output of a call that ends ``text``."""

@@ -8,15 +8,21 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from algorist.extensions.tools.base import Output, Tool
-from algorist.extensions.tools.formats import Call, CallFormat
-from algorist.extensions.tools.user import UserEnvironment
+from algorist.extensions.toolbox.base import Output, Tool
+from algorist.extensions.toolbox.user import UserEnvironment
+from algorist.extensions.tools.formats import Call
+from algorist.extensions.tools.section import ToolsSection
+from algorist.prompts.base import PromptFormat
 from algorist.types import ENVIRONMENT, Problem, Turn
+
+if TYPE_CHECKING:
+    from algorist.extensions.tools.source import Tools
 
 REFUSED = "TooManyCalls"
 """Error class of a call beyond the limit of its rollout."""
+_MARK = "\u2042algorist\u2042"
 
 
 @dataclass
@@ -31,40 +37,25 @@ class _Row:
 
 
 class Replies:
-    """Replies to the rows of one ``generate`` call (``rollouts.base.Turns``).
+    """Replies to the rows of one ``generate`` call (``rollouts.base.Turns``); arguments as those of ``prompts.base.TurnSource.open``.
 
-    Args:
-        problems: The problem of each row.
-        tools: By name; empty for an environment alone.
-        calls: How calls are written.
-        most_calls: Calls of a rollout that are run.
-        output_tokens: Most tokens of an output.
-        encode: Text → ids; with True special tokens in it are plain text.
-        decode: Ids → text.
-        closing: What an output must not contain: the tags of answers, the stop strings.
-        environment: Answers what has ended.
-        message: An environment's reply as what follows the end of a completion.
+    An output loses what only the policy may write: the tags of answers and calls, the stop strings, special tokens.
     """
 
     def __init__(
         self,
+        source: Tools,
         problems: Sequence[Problem],
-        tools: dict[str, Tool],
-        calls: CallFormat,
-        *,
-        most_calls: int,
-        output_tokens: int,
-        encode: Callable[[str, bool], list[int]],
-        decode: Callable[[list[int]], str],
-        closing: tuple[str, ...] = (),
-        environment: UserEnvironment | None = None,
-        message: Callable[[str], tuple[str, str]] | None = None,
+        tokenizer: Any,
+        form: PromptFormat,
+        stops: Sequence[str],
     ) -> None:
-        self.problems, self.tools, self.calls = problems, tools, calls
-        self.most_calls, self.output_tokens = most_calls, output_tokens
-        self.encode, self.decode, self.closing = encode, decode, closing
-        self.environment, self.message = environment, message
-        self.stop_strings = calls.stop_strings if tools else ()
+        self.problems, self.tokenizer, self.form = problems, tokenizer, form
+        self.section = source.section or ToolsSection()
+        self.tools, self.calls = source.tools, source.calls
+        self.stop_strings = self.calls.stop_strings if self.tools else ()
+        self.closing = (*form.tags.all(), *stops, *tokenizer.all_special_tokens)
+        self.environment = UserEnvironment(source.environment) if source.environment else None
         self._rows: list[_Row] = []
 
     def begin(self, rows: int) -> None:
@@ -76,25 +67,48 @@ class Replies:
 
     def reply(self, row: int, token_ids: list[int], ended: bool) -> Iterator[int] | None:
         state = self._rows[row]
-        text = self.decode(token_ids)
-        if ended:
+        text = str(self.tokenizer.decode(token_ids, skip_special_tokens=True))
+        call = self.calls.find(text, ended)
+        if call is not None and (call.tool in self.tools or not ended):
             state.text += text
-            return self._environment(row, state)
-        call = self.calls.find(text)
-        if call is None:
+            state.open = self._started(state, call)
+            in_chat = self.calls.name == "chat"
+            return self._tokens(
+                state, *(self._message("tool", ended) if in_chat else self.calls.around(call.tool, text))
+            )
+        if not ended:
             return iter(())
         state.text += text
-        before, after = self.calls.around(call.tool, text)
-        if self.calls.name == "chat" and self.message is not None:
-            before, after = self.message("tool")
-        state.open = self._started(state, call)
-        return self._tokens(state, before, after)
+        return self._environment(row, state)
 
     def turns_of(self, row: int) -> tuple[Turn, ...]:
         state = self._rows[row]
         if state.open is not None:
             state.open()  # the length limit came before the output
         return tuple(state.turns)
+
+    def _ids(self, text: str, plain: bool = False) -> list[int]:
+        """Return the tokens of a text; ``plain``: special tokens in it are none."""
+        text = text.encode(errors="replace").decode()  # no tokenizer takes half of a surrogate pair
+        return list(self.tokenizer(text, add_special_tokens=False, split_special_tokens=plain)["input_ids"])
+
+    def _message(self, role: str, ended: bool) -> tuple[str, str]:
+        """Return what stands before and after a message inside a conversation; a completion that has ended has its end token already."""
+        if not self.form.is_chat:
+            return "\n", "\n"
+        said = [("user", "?"), ("assistant", _MARK), (role, _MARK)]
+        text = str(
+            self.tokenizer.apply_chat_template(
+                [{"role": who, "content": content} for who, content in said],
+                add_generation_prompt=True,
+                tokenize=False,
+                **self.form.template_kwargs,
+            )
+        )
+        _, between, after = text.split(_MARK)
+        return between.removeprefix(
+            self.tokenizer.eos_token or ""
+        ) if ended else between, after + self.form.prefill()
 
     # ---- tools ---------------------------------------------------------------------------------------------------------
 
@@ -107,8 +121,8 @@ class Replies:
             job: Output | Future[Output] = Output(
                 f"Error: no such tool; there is {', '.join(self.tools)}", "NoSuchTool"
             )
-        elif state.calls > self.most_calls:
-            job = Output(f"Error: all {self.most_calls} calls are used up", REFUSED)
+        elif state.calls > self.section.calls:
+            job = Output(f"Error: all {self.section.calls} calls are used up", REFUSED)
         elif tool.inline:
             job = _timed(tool, call.request, state.sessions.get(name))
         else:
@@ -125,20 +139,18 @@ class Replies:
         return finish
 
     def _tokens(self, state: _Row, before: str, after: str) -> Iterator[int]:
-        yield from self.encode(before, False)
+        yield from self._ids(before)
         assert state.open is not None
         output = state.open()
-        ids = self.encode(output, True)
-        if len(ids) > self.output_tokens:
-            ids = [*ids[: self.output_tokens], *self.encode("…", True)]
-        yield from ids
-        yield from self.encode(after, False)
+        ids, most = self._ids(output, plain=True), self.section.output_tokens
+        yield from ids if len(ids) <= most else [*ids[:most], *self._ids("…", plain=True)]
+        yield from self._ids(after)
         state.text += before + output + after
 
     # ---- environment ---------------------------------------------------------------------------------------------------
 
     def _environment(self, row: int, state: _Row) -> Iterator[int] | None:
-        if self.environment is None or self.message is None:
+        if self.environment is None:
             return None
         began = time.perf_counter()
         found = self.environment.reply(row, state.text, state.turns)
@@ -149,9 +161,9 @@ class Replies:
         )
         if found.error:
             return None
-        before, after = self.message("user")
+        before, after = self._message("user", ended=True)
         state.text = ""
-        return iter([*self.encode(before, False), *self.encode(found.text, True), *self.encode(after, False)])
+        return iter([*self._ids(before), *self._ids(found.text, plain=True), *self._ids(after)])
 
 
 def _timed(tool: Tool, request: str, session: Any) -> Output:

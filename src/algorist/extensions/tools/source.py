@@ -2,45 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
 from pydantic import ValidationError
 
 from algorist.errors import ConfigError
-from algorist.extensions.tools import calculator, python  # noqa: F401  (they register themselves)
-from algorist.extensions.tools.base import TOOLS, Limits, Tool
+from algorist.extensions.toolbox import make_tools
+from algorist.extensions.toolbox.base import TOOLS, Limits, Tool
+from algorist.extensions.toolbox.user import UserEnvironment
 from algorist.extensions.tools.formats import CallFormat, schema_of
 from algorist.extensions.tools.replies import Replies
 from algorist.extensions.tools.section import ToolsSection
-from algorist.extensions.tools.user import UserEnvironment, UserTool
 from algorist.prompts.base import TURN_SOURCES, PromptFormat
 from algorist.types import Problem
-
-_MARK = "\u2042algorist\u2042"
-
-
-@lru_cache(maxsize=32)
-def make_tools(names: tuple[str, ...], limits: Limits) -> dict[str, Tool]:
-    """Return tools by name; a user's is called by its function's name.
-
-    Raises:
-        ConfigError: Unknown tool, no such file.
-    """
-    tools: dict[str, Tool] = {}
-    for name in names:
-        own = ".py:" in name
-        made = UserTool(name, limits) if own else TOOLS.get(name)(limits)
-        short = getattr(made, "called", name.rpartition(":")[2])
-        if short in tools:
-            raise ConfigError(
-                f"tools.use names two tools that are called '{short}': {', '.join(names)}; rename one of them"
-            )
-        tools[short] = made
-    return tools
 
 
 @dataclass(frozen=True)
@@ -91,24 +68,7 @@ class Tools:
                 f"the model was trained with {self.foreign}, code that its settings may not start; name it yourself in a recipe, or "
                 "ask without it: --no-tools"
             )
-
-        def encode(text: str, plain: bool) -> list[int]:
-            text = text.encode(errors="replace").decode()  # no tokenizer takes half of a surrogate pair
-            return list(tokenizer(text, add_special_tokens=False, split_special_tokens=plain)["input_ids"])
-
-        section = self.section or ToolsSection()
-        return Replies(
-            problems,
-            self.tools,
-            self.calls,
-            most_calls=section.calls,
-            output_tokens=section.output_tokens,
-            encode=encode,
-            decode=lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)),
-            closing=(*prompt_format.tags.all(), *stops, *tokenizer.all_special_tokens),
-            environment=UserEnvironment(self.environment) if self.environment else None,
-            message=_messages(prompt_format, tokenizer),
-        )
+        return Replies(self, problems, tokenizer, prompt_format, stops)
 
     def worked(self, solution: str) -> str:
         if self.section is None or not self.section.demonstrations:
@@ -174,28 +134,3 @@ def source_of(settings: Mapping[str, Any], trusted: bool) -> Tools:
     code = [name for name in (section.use if section else []) if name not in TOOLS and not trusted]
     code += [environment] if environment and not trusted else []
     return Tools(section, environment, foreign=", ".join(code))
-
-
-def _messages(prompt_format: PromptFormat, tokenizer: Any) -> Callable[[str], tuple[str, str]]:
-    """Return what stands before and after a message inside a conversation, by the role of who says it."""
-
-    def around(role: str) -> tuple[str, str]:
-        if not prompt_format.is_chat:
-            return "\n", "\n"
-        said = [
-            {"role": "user", "content": "?"},
-            {"role": "assistant", "content": _MARK},
-            {"role": role, "content": _MARK},
-        ]
-        text = str(
-            tokenizer.apply_chat_template(
-                said, add_generation_prompt=True, tokenize=False, **prompt_format.template_kwargs
-            )
-        )
-        _, between, after = text.split(_MARK)
-        # A completion that has ended has its end token already.
-        end = tokenizer.eos_token or ""
-        between = between[len(end) :] if role == "user" and end and between.startswith(end) else between
-        return between, after + prompt_format.prefill()
-
-    return around

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from algorist.errors import MissingExtraError
-from algorist.extensions.tools.base import Limits, Output, clipped, tool
+from algorist.extensions.toolbox.base import Limits, Output, clipped, tool
 
 MOST_CODE = 20_000
 """Longest code of a call (characters)."""

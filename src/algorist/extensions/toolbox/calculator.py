@@ -10,7 +10,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-from algorist.extensions.tools.base import Limits, Output, tool
+from algorist.extensions.toolbox.base import Limits, Output, tool
 
 MOST_CHARACTERS, MOST_DIGITS, MOST_DEPTH = 200, 100, 20
 """Longest expression, longest number that is computed, deepest nesting of brackets and signs."""

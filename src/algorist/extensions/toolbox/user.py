@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from algorist.child_process import START_S, Answer, Child
 from algorist.errors import ConfigError
-from algorist.extensions.tools.base import Limits, Output, clipped
+from algorist.extensions.toolbox.base import Limits, Output, clipped
 from algorist.store.redact import secret_variables
 from algorist.types import Problem, Turn
-from algorist.user_code import find_file, no_function
+from algorist.user_code import find_file, import_file, no_function
 
 SECONDS = 30.0
 """Most seconds of one reply of an environment."""
@@ -25,7 +28,7 @@ SECONDS = 30.0
 
 @lru_cache(maxsize=64)
 def _child(path: Path, memory_mb: int, process: int) -> Child:
-    worker = "algorist.extensions.tools.user_worker:prepare"
+    worker = "algorist.extensions.toolbox.user:prepare"
     return Child(worker, [str(path)], memory_mb=memory_mb, without=secret_variables())
 
 
@@ -115,3 +118,43 @@ def _class(answer: Answer) -> str:
 
 def _said(answer: Answer) -> str:
     return answer.detail.strip().rpartition("\n")[2] if answer.error == "raised" else _class(answer)
+
+
+# From here on: in the other process.
+
+
+def prepare(file: str) -> tuple[Callable[[bytes], Any], list[str]]:
+    """Import the file; return what answers requests, and the names of its functions and classes."""
+    sys.path.append(str(Path.cwd()))
+    module = import_file(Path(file))
+    names = [
+        name
+        for name, value in vars(module).items()
+        if (inspect.isfunction(value) or inspect.isclass(value)) and value.__module__ == module.__name__
+    ]
+    rows: dict[tuple[str, int], Any] = {}
+
+    def answer(request: bytes) -> Any:
+        asked = json.loads(request)
+        what, entry = asked["what"], getattr(module, asked["name"])
+        if what == "call":
+            return _text(entry(asked["request"]))
+        if what == "forget":
+            rows.clear()
+            return None
+        key = (asked["name"], asked["row"])
+        if what == "start":
+            rows[key] = entry()
+            rows[key].start(SimpleNamespace(**asked["problem"]))
+            return None
+        turns = [SimpleNamespace(**turn) for turn in asked["rollout"]["turns"]]
+        reply = rows[key].reply(SimpleNamespace(text=asked["rollout"]["text"], turns=turns))
+        return None if reply is None else _text(reply)
+
+    return answer, names
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, (str, int, float)):
+        raise TypeError(f"it returned {type(value).__name__}; expected a text")
+    return str(value)

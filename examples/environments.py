@@ -1,0 +1,37 @@
+"""Two environments that answer a completion which has ended: environment=examples/environments.py:HigherLower."""
+
+import re
+
+
+class HigherLower:
+    """Guess a number: says "too high" or "too low" until it is right, twice at most."""
+
+    def start(self, problem):  # once for each completion
+        self.number, self.tries = int(problem.answer), 0
+
+    def reply(self, rollout):  # rollout.text: written since the last reply; rollout.turns: all before
+        self.tries += 1
+        guess = re.search(r"<answer>\s*(-?\d+)", rollout.text)
+        if guess is None or int(guess[1]) == self.number or self.tries == 3:
+            return None  # the completion ends
+        return "too high" if int(guess[1]) > self.number else "too low"
+
+
+class CorrectYourSum:
+    """Names the first wrong sum of a completion, once; the model answers again."""
+
+    def start(self, problem):
+        self.named = False
+
+    def reply(self, rollout):
+        for left, sign, right, result in re.findall(r"(\d+) ?([-+*]) ?(\d+) ?= ?(-?\d+)", rollout.text):
+            numbers = int(left), int(right)
+            value = {
+                "+": numbers[0] + numbers[1],
+                "-": numbers[0] - numbers[1],
+                "*": numbers[0] * numbers[1],
+            }[sign]
+            if value != int(result) and not self.named:
+                self.named = True
+                return f"{left} {sign} {right} is not {result}. Correct it and answer again."
+        return None
