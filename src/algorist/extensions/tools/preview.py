@@ -36,6 +36,7 @@ def preview(recipe: Any, source: Tools, look: Any) -> dict[str, Any]:
     step = grpo.batch_size * grpo.gradient_accumulation_steps / grpo.num_iterations
     numbers = {
         "calls": max(calls, taught_calls),
+        "sampled_calls": calls,
         "reply_tokens": max(tokens, taught_tokens),
         "call_s": call_s,
         "more_tokens": max(0.0, taught_tokens - tokens),
