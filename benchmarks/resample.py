@@ -39,7 +39,7 @@ from algorist.prompts.attached import recipe_format
 from algorist.prompts.base import PromptFormat, Tags, add_format
 from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
-from algorist.runs.pass_rates import rate
+from algorist.runs.rate import rate
 from algorist.runs.pipeline import run_recipe
 from algorist.runs.plan import Problems
 from algorist.store.run_log import Quiet

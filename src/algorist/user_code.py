@@ -89,9 +89,9 @@ def functions_of(module: ModuleType) -> list[str]:
     return [k for k, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__]
 
 
-def no_function(name: str, there: list[str]) -> str:
+def no_function(name: str, names: list[str]) -> str:
     """Say that a file has no such function, and which it has."""
-    return f"has no function '{name}'.{nearest(name, there)} There are: {', '.join(there) or 'none'}"
+    return f"has no function '{name}'.{nearest(name, names)} There are: {', '.join(names) or 'none'}"
 
 
 _PLUGINS: dict[str, str] = {}

@@ -82,18 +82,18 @@ def choices() -> dict[str, Library]:
     return {f"{kind} {dtype}": library(kind, dtype) for kind in ("decode", "update") for dtype in types}  # type: ignore[arg-type]
 
 
-def choose(chosen: Mapping[str, Library]) -> None:
+def choose(libraries: Mapping[str, Library]) -> None:
     """Take the choices that a run keeps, or another process made, instead of this one's own.
 
     Raises:
         CheckpointError: One of them is no library.
     """
-    if not isinstance(chosen, dict) or not set(chosen.values()) <= set(Library.__args__):  # type: ignore[attr-defined]
+    if not isinstance(libraries, dict) or not set(libraries.values()) <= set(Library.__args__):  # type: ignore[attr-defined]
         raise CheckpointError(
-            f"products.json of the run holds {str(chosen)[:200]}; expected one of {', '.join(Library.__args__)} "  # type: ignore[attr-defined]
+            f"products.json of the run holds {str(libraries)[:200]}; expected one of {', '.join(Library.__args__)} "  # type: ignore[attr-defined]
             "for each kind of product. Delete it: the run continues with this processor's own"
         )
-    _chosen.update(chosen)
+    _chosen.update(libraries)
 
 
 def library(kind: Kind, dtype: torch.dtype) -> Library:

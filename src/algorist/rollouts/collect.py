@@ -65,8 +65,10 @@ def collect(
     sampled = _sample(engine, prompt_ids, sizes, sampling, turns)
     seconds = time.perf_counter() - began
     groups = [
-        Group(problem, prompt, ids, [_read(c, tokenizer, prompt_format, sampling) for c in found], seconds)
-        for problem, prompt, ids, found in zip(problems, prompts, prompt_ids, sampled, strict=True)
+        Group(
+            problem, prompt, ids, [_read(c, tokenizer, prompt_format, sampling) for c in completions], seconds
+        )
+        for problem, prompt, ids, completions in zip(problems, prompts, prompt_ids, sampled, strict=True)
     ]
     if graded:
         groups = [_with_grades(group, matcher) for group in groups]
@@ -83,16 +85,16 @@ def _sample(
     """Return the completions of each prompt; prompts with the same group size are sampled in one call, in their order."""
     result: Completions = [[] for _ in prompts]
     for size in dict.fromkeys(sizes):
-        places = [place for place, wanted in enumerate(sizes) if wanted == size]
+        places = [place for place, number in enumerate(sizes) if number == size]
         replies = turns(places, size)
         more = () if replies is None else (replies,)
-        found = engine.generate([prompts[place] for place in places], size, sampling, *more)
-        if len(found) != len(places) or any(len(group) != size for group in found):
+        made = engine.generate([prompts[place] for place in places], size, sampling, *more)
+        if len(made) != len(places) or any(len(group) != size for group in made):
             raise EngineError(
                 f"engine '{getattr(engine, 'name', type(engine).__name__)}' returned groups of sizes "
-                f"{[len(group) for group in found]}; expected {len(places)} groups of {size} completions"
+                f"{[len(group) for group in made]}; expected {len(places)} groups of {size} completions"
             )
-        for place, group in zip(places, found, strict=True):
+        for place, group in zip(places, made, strict=True):
             result[place] = list(group)
     return result
 

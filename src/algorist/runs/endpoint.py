@@ -168,10 +168,10 @@ def _json(url: str, body: bytes | None, timeout_s: float, most_bytes: int) -> di
         content = answer.read(most_bytes + 1)
     if len(content) > most_bytes:
         raise ValueError(f"its reply has more than {most_bytes} bytes")
-    found = json.loads(content)
-    if not isinstance(found, dict):
-        raise ValueError(f"a {type(found).__name__} where an object is expected")
-    return found
+    reply = json.loads(content)
+    if not isinstance(reply, dict):
+        raise ValueError(f"a {type(reply).__name__} where an object is expected")
+    return reply
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

@@ -156,7 +156,7 @@ def run_plan(plan: Plan, *, display: Display) -> Run:
     folder = processes.from_main(lambda: open_folder(plan.recipe, resume=plan.resume))
     with (
         folder.lock() if processes.main else nullcontext(),
-        LogFile(folder.path, processes.main, plan.problems.told, display),
+        LogFile(folder.path, processes.main, plan.problems.notes, display),
     ):
         run = Run(plan, folder, display)
         for line in folder.differences() if plan.resume and processes.main else ():
@@ -351,10 +351,10 @@ def _train(
     metrics: MetricsWriter,
     store: RolloutWriter | None = None,
 ) -> None:
-    found = run.processes.from_main(
+    newest = run.processes.from_main(
         lambda: newest_checkpoint(run.folder.path / stage) if run.plan.resume else None
     )
-    checkpoint, refused = found or (None, [])
+    checkpoint, refused = newest or (None, [])
     for line in refused:
         run.display.say(f"{stage}: {line}")
     step = step_of(checkpoint) if checkpoint else 0
@@ -450,8 +450,8 @@ def _evaluate(run: Run, stage: str, step: int | None, peers: Peers) -> dict[str,
     model: Any = recipe.model.name if stage == "base" else run.folder.path / stage / "final"
     mark = mark_of(model, run.held_out, run.prompt_format, setting, recipe.eval.ks, rewards)
     on_device = model_on(policy.model, recipe.eval.device)
-    wanted = recipe.eval.engine or recipe.grpo.engine
-    engine, line = auto_engine(wanted, on_device, run.plan.rows_at_a_time)
+    name_of_engine = recipe.eval.engine or recipe.grpo.engine
+    engine, line = auto_engine(name_of_engine, on_device, run.plan.rows_at_a_time)
     if line:
         log.info("%s: %s", name, line)
     summary = record_evaluation(

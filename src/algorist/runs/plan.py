@@ -189,9 +189,9 @@ def check_names(recipe: Recipe, *, quick: bool = False) -> None:
     MATCHERS.get(recipe.matcher)
     for name in filter(None, (recipe.grpo.engine, recipe.eval.engine)):
         ENGINES.get(name)
-    found = get_format(recipe.prompt.format, tags=recipe.prompt.tags)
-    chosen = [spec for spec in recipe.rewards if not (quick and ".py" in spec.name)]
-    rewards = build_rewards(chosen, found, matcher=recipe.matcher)
+    form = get_format(recipe.prompt.format, tags=recipe.prompt.tags)
+    specs = [spec for spec in recipe.rewards if not (quick and ".py" in spec.name)]
+    rewards = build_rewards(specs, form, matcher=recipe.matcher)
     for stage, section in (("sft", recipe.sft), ("grpo", recipe.grpo)):
         if section.enabled:
             section.check_package(stage)
@@ -231,7 +231,7 @@ class Problems:
     train: list[Problem]
     sft: list[Problem]
     held_out: list[Problem]
-    told: list[logging.LogRecord] = field(default_factory=list)
+    notes: list[logging.LogRecord] = field(default_factory=list)
     """What was logged while they were loaded, for the run's log."""
 
     @classmethod
@@ -241,7 +241,7 @@ class Problems:
         Raises:
             DataError: A dataset, a column or a row is missing or unreadable.
         """
-        with kept_records() as told:
+        with kept_records() as notes:
             train, sft = load_problems(recipe.data.train), []
             held_out = load_problems(recipe.data.eval) if recipe.eval.enabled else []
             if (recipe.sft.enabled and "sft" in stages) or recipe.model.name == "tiny":
@@ -250,7 +250,7 @@ class Problems:
                 sft = load_problems(unrated) if recipe.data.sft or section.pass_rate else train
                 if recipe.sft.enabled:
                     with_solutions(sft)
-        return cls(train, sft, held_out, told)
+        return cls(train, sft, held_out, notes)
 
 
 def run_path(recipe: Recipe) -> Path:
@@ -421,11 +421,11 @@ def unreadable_golds(training: list[Problem], held_out: list[Problem]) -> list[s
     """Return a line per part that has gold answers which the grader cannot read: never paid and never right."""
     lines = []
     for kind, problems in (("training", training), ("held-out", held_out)):
-        found = [(p, why) for p in problems if not p.checker and (why := why_unreadable(p.answer))]
-        if found:
-            problem, why = found[0]
+        unread = [(p, why) for p in problems if not p.checker and (why := why_unreadable(p.answer))]
+        if unread:
+            problem, why = unread[0]
             lines.append(
-                f"warning: {len(found)} of {len(problems)} {kind} problems have a gold answer that the "
+                f"warning: {len(unread)} of {len(problems)} {kind} problems have a gold answer that the "
                 f"grader cannot read, such as {problem.id}: {printable(problem.answer[:60])} ({why})"
             )
     return lines
@@ -436,18 +436,18 @@ def longest_sequence(
 ) -> int | None:
     """Return the most tokens of a prompt with its completion in a run, or None when ``sft.max_length`` sets no bound."""
 
-    def prompt(section: DatasetSection, chosen: list[Problem]) -> int:
-        sizes = (len(encode_prompt(prompt_format, tokenizer, p.question)) for p in chosen)
+    def prompt(section: DatasetSection, asking: list[Problem]) -> int:
+        sizes = (len(encode_prompt(prompt_format, tokenizer, p.question)) for p in asking)
         return min(max(sizes, default=0), section.max_prompt_tokens or 1 << 62)
 
-    completion, found = recipe.grpo.max_completion_tokens, [0]
+    completion, lengths = recipe.grpo.max_completion_tokens, [0]
     if recipe.sft.enabled:
         if recipe.sft.max_length is None:
             return None
-        found.append(recipe.sft.max_length)
+        lengths.append(recipe.sft.max_length)
     if recipe.grpo.enabled:
-        found.append(prompt(recipe.data.train, problems.train) + completion)
+        lengths.append(prompt(recipe.data.train, problems.train) + completion)
     if recipe.eval.enabled:
         longest = recipe.eval.max_completion_tokens or completion
-        found.append(prompt(recipe.data.eval, problems.held_out) + longest)
-    return max(found)
+        lengths.append(prompt(recipe.data.eval, problems.held_out) + longest)
+    return max(lengths)

@@ -76,12 +76,12 @@ def rate(
         right = sum(bool(row["correct"]) for row in rows[number * samples : (number + 1) * samples])
         known[key_of(problem)] = {"id": problem.id, "right": right}
     protocol = protocol_of(recipe) | {"prompt_format": form.name}
-    told = {
+    rated = {
         "model": str(model or recipe.model.name),
         "samples": samples,
         "protocol": protocol,
         "problems": known,
     }
-    replace_text(path, json.dumps(told, indent=0) + "\n")
+    replace_text(path, json.dumps(rated, indent=0) + "\n")
     progress.remove()
     return path

@@ -58,7 +58,7 @@ def summarise_seeds(recipe: Recipe, runs: Sequence[Path]) -> dict[str, Any]:
     """
     evaluations = [_evaluations(run) for run in runs]
     stages = [s for s in EVALUATED if evaluations and all(s in of_run for of_run in evaluations)]
-    found: dict[str, Any] = {
+    summary: dict[str, Any] = {
         "recipe": recipe.name,
         "runs": [str(run) for run in runs],
         "stages": {},
@@ -66,34 +66,34 @@ def summarise_seeds(recipe: Recipe, runs: Sequence[Path]) -> dict[str, Any]:
     }
     for stage in stages:
         metrics = [of_run[stage].metrics for of_run in evaluations]
-        found["stages"][stage] = {
+        summary["stages"][stage] = {
             name: _spread([m[name].value for m in metrics])
             for name in SHOWN
             if all(name in m for m in metrics)
         }
     if len(stages) > 1:
-        found["from"], found["to"] = stages[0], stages[-1]
+        summary["from"], summary["to"] = stages[0], stages[-1]
         gains = [
             paired_metrics(of_run[stages[0]].samples, of_run[stages[-1]].samples) for of_run in evaluations
         ]
         for name in SHOWN:
             if all(name in gain for gain in gains):
                 each = [{"value": g[name].value, "low": g[name].low, "high": g[name].high} for g in gains]
-                found["gain"][name] = _spread([g[name].value for g in gains]) | {"each": each}
+                summary["gain"][name] = _spread([g[name].value for g in gains]) | {"each": each}
     place = run_path(recipe)
-    replace_text(place.with_name(f"{place.name}-seeds.json"), json.dumps(found, indent=2) + "\n")
+    replace_text(place.with_name(f"{place.name}-seeds.json"), json.dumps(summary, indent=2) + "\n")
     if len(runs) > 1:
         build_overlay(runs[:MOST], place.with_name(f"{place.name}-seeds.html"))
-    return found
+    return summary
 
 
-def lines_of_seeds(found: dict[str, Any]) -> list[str]:
+def lines_of_seeds(summary: dict[str, Any]) -> list[str]:
     """Return the numbers as lines for the terminal: mean ± standard deviation over seeds, then each run's gain."""
-    count = len(found["runs"])
+    count = len(summary["runs"])
     lines = [f"{count} seeds: mean ± standard deviation over seeds [95 % interval of the mean]"]
-    for stage, metrics in found["stages"].items():
+    for stage, metrics in summary["stages"].items():
         lines += [f"  {stage:<5} {name.replace('_', ' '):<17} {_text(m)}" for name, m in metrics.items()]
-    for name, gain in found["gain"].items():
+    for name, gain in summary["gain"].items():
         each = ", ".join(
             f"{100 * g['value']:+.1f} [{100 * g['low']:+.1f}, {100 * g['high']:+.1f}]" for g in gain["each"]
         )
@@ -117,7 +117,7 @@ def _spread(values: Sequence[float]) -> dict[str, Any]:
 
 def _text(spread: dict[str, Any], *, signed: bool = False) -> str:
     form, unit = ("+.1f", "points") if signed else (".1f", "%")
-    told = f"{100 * spread['mean']:{form}}"
+    mean = f"{100 * spread['mean']:{form}}"
     if spread["sd"] is None:
-        return f"{told} {unit} (one seed has no spread)"
-    return f"{told} ± {100 * spread['sd']:.1f} {unit} [{100 * spread['low']:{form}}, {100 * spread['high']:{form}}]"
+        return f"{mean} {unit} (one seed has no spread)"
+    return f"{mean} ± {100 * spread['sd']:.1f} {unit} [{100 * spread['low']:{form}}, {100 * spread['high']:{form}}]"

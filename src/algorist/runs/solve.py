@@ -56,9 +56,9 @@ class Solver:
         """Load a model folder or hub model; prompt format, length and tools are those of its training, else the recipe's."""
         device = pick_device(recipe.device if recipe else "auto")
         policy = policy_of(model, device=device, like=recipe.model if recipe else None)
-        asked = how_to_ask(recipe, prompt_format, attached(policy.tokenizer), template_kwargs)
-        form = with_turns(asked.prompt_format, tools)
-        return cls(policy, form, asked.max_completion_tokens, asked.stop_strings)
+        how = how_to_ask(recipe, prompt_format, attached(policy.tokenizer), template_kwargs)
+        form = with_turns(how.prompt_format, tools)
+        return cls(policy, form, how.max_completion_tokens, how.stop_strings)
 
     def solve(
         self,
@@ -103,8 +103,8 @@ class Solver:
 
 def _elected(group: Group) -> dict[str, Any]:
     answer, votes = elect([r.parsed.answer for r in group.rollouts], lambda a, b: grade(a, b).correct)
-    chosen = next(r for r in group.rollouts if r.parsed.answer == answer)
-    return {**answer_row(group.problem.question, chosen), "votes": votes, "samples": len(group.rollouts)}
+    rollout = next(r for r in group.rollouts if r.parsed.answer == answer)
+    return {**answer_row(group.problem.question, rollout), "votes": votes, "samples": len(group.rollouts)}
 
 
 class _TextOfTokens:
@@ -195,8 +195,8 @@ def evaluate_benchmarks(
         mark = mark_of(model, problems, form, setting, recipe.eval.ks, rewards)
         if again:
             (folder / f"{title}.progress.jsonl").unlink(missing_ok=True)
-        elif there := finished_evaluation(folder, title, mark):
-            yield Evaluated(benchmark.label, there, reused=True)
+        elif before := finished_evaluation(folder, title, mark):
+            yield Evaluated(benchmark.label, before, reused=True)
             continue
         artifact = record_evaluation(
             folder,

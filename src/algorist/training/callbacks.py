@@ -21,11 +21,11 @@ from algorist.extension import Control
 MetricsSink = Callable[[int, dict[str, float]], Control | None]
 
 
-def _obey(control: Any, asked: Control | None) -> Any:
+def _obey(control: Any, wish: Control | None) -> Any:
     """Have transformers' loop do what an extension asks."""
-    if asked is not None:
-        control.should_save |= asked.save
-        control.should_training_stop |= asked.stop
+    if wish is not None:
+        control.should_save |= wish.save
+        control.should_training_stop |= wish.stop
     return control
 
 
@@ -177,9 +177,9 @@ LOOK_EVERY_S = 10.0
 
 def own_memory(name: str) -> int:
     """Return bytes of this process: ``VmRSS`` (resident now) or ``VmHWM`` (most so far); off Linux always the latter."""
-    found = Path("/proc/self/status")
-    if found.is_file():
-        for line in found.read_text().splitlines():
+    status = Path("/proc/self/status")
+    if status.is_file():
+        for line in status.read_text().splitlines():
             if line.startswith(name):
                 return int(line.split()[1]) * 1024
     # macOS counts bytes, Linux kilobytes.
@@ -224,17 +224,17 @@ class Hardware:
         spent += own - self._own_seconds
         percent = 100 * spent / max(now - self._time, 1e-9)
         self._time, self._own_seconds = now, own
-        found = {
+        values = {
             "hardware/ram_gb": ram / 1e9,
             "hardware/ram_peak_gb": own_memory("VmHWM") / 1e9,
             "hardware/cpu_percent": percent,
         }
         if torch.cuda.is_initialized():
-            found["hardware/gpu_memory_gb"] = torch.cuda.memory_allocated() / 1e9
-            found["hardware/gpu_memory_peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
+            values["hardware/gpu_memory_gb"] = torch.cuda.memory_allocated() / 1e9
+            values["hardware/gpu_memory_peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
             if self._gpu_percent is not None:
-                found["hardware/gpu_percent"] = self._gpu_percent
-        return found
+                values["hardware/gpu_percent"] = self._gpu_percent
+        return values
 
     def _look(self) -> None:
         """Find child processes, and ask for the load of the GPU."""

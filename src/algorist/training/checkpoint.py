@@ -122,7 +122,7 @@ def _rotate(folder: Path, limit: int | None, best: str) -> None:
     """Keep the newest ``limit`` checkpoints, and the one called ``best``."""
     if limit is None or limit <= 0:
         return
-    for old in [found for found in checkpoints(folder)[limit:] if found.name != best]:
+    for old in [old for old in checkpoints(folder)[limit:] if old.name != best]:
         doomed = old.with_name(f".deleting-{old.name}")
         old.rename(doomed)  # gone at once, also when killed in between
         shutil.rmtree(doomed, ignore_errors=True)
@@ -172,16 +172,16 @@ def check_weights(model: Any, checkpoint: Path) -> None:
     if not path.is_file() or hasattr(model, "peft_config"):  # in shards, or an adapter, which PEFT checks
         return
     with safe_open(path, framework="pt") as file:
-        there = set(file.keys())
+        stored = set(file.keys())
     state = model.state_dict(keep_vars=True)
-    loaded = {id(weight) for name, weight in state.items() if name in there}
+    loaded = {id(weight) for name, weight in state.items() if name in stored}
     lacking = sorted(name for name, weight in state.items() if id(weight) not in loaded)
     if lacking:
         raise CheckpointError(
             f"the checkpoint {checkpoint.name} lacks {len(lacking)} weights of the model: {', '.join(lacking[:5])}. It is of "
             "another model, or its model.safetensors was changed; move it away, and --resume takes the one before"
         )
-    if unexpected := sorted(there - set(state)):
+    if unexpected := sorted(stored - set(state)):
         log.warning("the checkpoint contains weights that the model does not have: %s", unexpected)
 
 
@@ -310,10 +310,10 @@ class ExactCheckpoints(ShardedTraining, trl_seam.SavesCheckpoints):
             if isinstance(error, RuntimeError) and not is_disk_full(error):
                 raise
             shutil.rmtree(staging, ignore_errors=True)
-            kept = next(iter(checkpoints(folder)), None)
+            newest = next(iter(checkpoints(folder)), None)
             raise CheckpointError(
                 f"cannot write {folder / name}: {error}. "
-                + (f"{kept.name} is still there; " if kept else "")
+                + (f"{newest.name} is still there; " if newest else "")
                 + "make room or rights in the run folder and continue with --resume"
             ) from error
         finally:

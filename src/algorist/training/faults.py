@@ -246,7 +246,7 @@ def tokens_that_fit(model: Any, section: GRPOSection, optimizer: Any = None) -> 
     states = 0 if optimizer is not None and optimizer.state else state_bytes(section.optim)
     coming = sum(own_part(p).numel() * (p.element_size() + states) for p in trained)
 
-    def kept(tokens: int) -> int:
+    def held_by(tokens: int) -> int:
         half = tokens // 2
         row, mask = [1] * half, torch.ones(1, half, dtype=torch.bool, device=device)
         batch = Batch([row], [row], [0], torch.zeros(1, device=device), mask)
@@ -256,7 +256,7 @@ def tokens_that_fit(model: Any, section: GRPOSection, optimizer: Any = None) -> 
         with torch.autocast(device.type, dtype=compute_dtype(base), enabled=mixed, cache_enabled=False):
             return saved_bytes(lambda: packed_log_probs(model, batch)[0].sum(), base)
 
-    per_token = (kept(_LONG) - kept(_SHORT)) / (_LONG - _SHORT)
+    per_token = (held_by(_LONG) - held_by(_SHORT)) / (_LONG - _SHORT)
     if per_token <= 0:
         return None
     config = base.config.get_text_config()

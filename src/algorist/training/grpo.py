@@ -381,12 +381,12 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
 
     def extra_state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps beyond transformers' own state: the rollout batch in use, position, counters."""
-        kept = self.rollouts if self.position else None
+        batch = self.rollouts if self.position else None
         return {
             **super().extra_state(),
             "generation_count": self.generation_count,
             "position": self.position,
-            "rollouts": kept.to("cpu").state_dict() if kept is not None else None,
+            "rollouts": batch.to("cpu").state_dict() if batch is not None else None,
             "dealt": self.dealt,
             "tokens_per_step": self.tokens_per_step,
             "rewards": self.rewards.state_dict(),
@@ -397,8 +397,8 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
     def load_extra_state(self, state: dict[str, Any]) -> None:
         super().load_extra_state(state)
         self.generation_count, self.position = state["generation_count"], state["position"]
-        kept = state["rollouts"]
-        self.rollouts = Batch(**kept).to(self.args.device) if kept is not None else None
+        batch = state["rollouts"]
+        self.rollouts = Batch(**batch).to(self.args.device) if batch is not None else None
         self.dealt, self.tokens_per_step = state["dealt"], state["tokens_per_step"]
         self.reserve.position = state["reserve"]
         self.extensions.load_state_dict(state["extensions"])

@@ -51,7 +51,7 @@ class _CompletionHead(torch.autograd.Function):
         entropy = torch.empty_like(log_probs) if compute_entropy else None
         top1 = torch.empty_like(log_probs, dtype=torch.bool) if compute_top1 else None
         needs_grad = any(ctx.needs_input_grad[:3])
-        kept: list[Tensor] = []
+        cached: list[Tensor] = []
         products_VH = weight_VH.to(compute_dtype)
         for start in range(0, rows, chunk):
             stop = min(start + chunk, rows)
@@ -64,10 +64,10 @@ class _CompletionHead(torch.autograd.Function):
                 if entropy is not None:
                     entropy[start:stop] = -torch.bmm(probs[:, None, :], logs[:, :, None]).view(-1)
                 if cache and needs_grad:
-                    kept.append(probs)
+                    cached.append(probs)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, entropy)
-        ctx.kept = kept
+        ctx.cached = cached
         ctx.inverse_temperature, ctx.chunk, ctx.compute_dtype = inverse_temperature, chunk, compute_dtype
         if top1 is not None:
             ctx.mark_non_differentiable(top1)
@@ -82,14 +82,14 @@ class _CompletionHead(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden, dtype=torch.float32) if needs_hidden else None
         grad_weight: Tensor | None = None
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if needs_bias else None
-        kept, ctx.kept = ctx.kept, []
+        cached, ctx.cached = ctx.cached, []
         products_VH = weight.to(ctx.compute_dtype)
         for index, start in enumerate(range(0, hidden.shape[0], ctx.chunk)):
             stop = min(start + ctx.chunk, hidden.shape[0])
             part = hidden[start:stop]
-            if kept:
-                slope = kept[index]
-                kept[index] = torch.empty(0)
+            if cached:
+                slope = cached[index]
+                cached[index] = torch.empty(0)
             else:
                 slope = head_log_softmax(part, products_VH, bias, ctx.inverse_temperature).exp_()
             if grad_entropy is not None:
@@ -203,12 +203,12 @@ def completion_log_probs(
 
         if device == "cuda" and why_no_triton() is not None:
             head_without_triton()
-        wanted = [n for n, on in (("entropy", compute_entropy), ("is_top1", compute_top1)) if on]
+        outputs = [n for n, on in (("entropy", compute_entropy), ("is_top1", compute_top1)) if on]
         columns = min(TILE_COLUMNS, vocab)
-        found = ChunkedLogProbFunction.apply(
-            hidden_NH, weight_VH, bias_V, targets_N, temperature, columns, None, 1.0, tuple(wanted)
+        scores = ChunkedLogProbFunction.apply(
+            hidden_NH, weight_VH, bias_V, targets_N, temperature, columns, None, 1.0, tuple(outputs)
         )
-        return Scores(found[0], found[1], found[4])
+        return Scores(scores[0], scores[1], scores[4])
     shapes_only = device == "meta"  # which knows no autocast
     mixed = not shapes_only and torch.is_autocast_enabled(device)
     dtype = torch.get_autocast_dtype(device) if mixed else hidden_NH.dtype

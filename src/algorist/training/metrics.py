@@ -25,13 +25,17 @@ class Metrics:
         values = torch.as_tensor(values).detach().to(mask.device)
         values = values.expand(mask.shape[0]) if values.dim() == 0 else values
         per_token = values.dim() == 2 and values.shape[1] == mask.shape[1]
-        chosen = values[mask] if per_token else values.reshape(mask.shape[0])[mask.any(1)]
-        chosen = chosen[~chosen.isnan()]
-        if chosen.numel():
+        counted = values[mask] if per_token else values.reshape(mask.shape[0])[mask.any(1)]
+        counted = counted[~counted.isnan()]
+        if counted.numel():
             total = (
-                chosen.min() if name.endswith(_LEAST) else chosen.max() if name.endswith(_GREATEST) else None
+                counted.min()
+                if name.endswith(_LEAST)
+                else counted.max()
+                if name.endswith(_GREATEST)
+                else None
             )
-            self.add_sum(name, float(chosen.double().sum() if total is None else total), chosen.numel())
+            self.add_sum(name, float(counted.double().sum() if total is None else total), counted.numel())
 
     def add_sum(self, name: str, total: float, count: float) -> None:
         """Count a sum over ``count`` things, or the extreme of them."""

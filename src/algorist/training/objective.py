@@ -44,8 +44,8 @@ class Objective:
 
 def single_rewards(objective: Objective) -> Mapping[str, float] | None:
     """Return the weights of the single rewards where the advantage asks for these, else None."""
-    wanted = inspect.signature(objective.advantage).parameters
-    return objective.reward_weights if "components_PGK" in wanted else None
+    parameters = inspect.signature(objective.advantage).parameters
+    return objective.reward_weights if "components_PGK" in parameters else None
 
 
 def advantages_of(groups: Sequence[Group], objective: Objective) -> Tensor:

@@ -62,16 +62,16 @@ class Schedule:
         first, last = rank * rows // processes, (rank + 1) * rows // processes
         if first == last:
             return []
-        found = []
+        parts = []
         for problem in range(first // self.group_size, (last - 1) // self.group_size + 1):
             start, stop = problem * self.group_size, (problem + 1) * self.group_size
-            found.append((problem, min(stop, last) - max(start, first)))
-        return found
+            parts.append((problem, min(stop, last) - max(start, first)))
+        return parts
 
     def rows_of(self, places: Sequence[int], rank: int) -> list[int]:
         """Return which of a process's completions belong to the groups at ``places`` of the rollout batch."""
-        chosen, first = set(places), rank * self.rows
-        return [row for row in range(self.rows) if (first + row) // self.group_size in chosen]
+        among, first = set(places), rank * self.rows
+        return [row for row in range(self.rows) if (first + row) // self.group_size in among]
 
 
 class Reserve:
@@ -169,8 +169,8 @@ def parts_of(groups: Sequence[Group], schedule: Schedule, rank: int, processes: 
     """Return what one process has of ``groups``: its share, groups at its ends cut."""
     size = schedule.group_size
     first = rank * len(groups) * size // processes
-    found = []
+    parts = []
     for place, count in schedule.share(len(groups), rank, processes):
         start = max(0, first - place * size)
-        found.append(replace(groups[place], rollouts=groups[place].rollouts[start : start + count]))
-    return found
+        parts.append(replace(groups[place], rollouts=groups[place].rollouts[start : start + count]))
+    return parts

@@ -162,12 +162,12 @@ def in_one_copy(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]
 
 def _blocks(spans: list[Span], most: int) -> tuple[SelfBlock, ...]:
     """Cut spans, shortest first, into blocks of at most ``most`` padded places (or one row)."""
-    found: list[list[Span]] = []
+    blocks: list[list[Span]] = []
     for span in sorted(spans, key=lambda s: s.size):
-        if not found or (len(found[-1]) + 1) * span.size > most:
-            found.append([])
-        found[-1].append(span)
-    return tuple(_self_block(block) for block in found)
+        if not blocks or (len(blocks[-1]) + 1) * span.size > most:
+            blocks.append([])
+        blocks[-1].append(span)
+    return tuple(_self_block(block) for block in blocks)
 
 
 def _self_block(spans: list[Span]) -> SelfBlock:
@@ -228,8 +228,8 @@ def input_on_host(hidden: Any) -> Iterator[None]:
         # Detached: the graph would hold itself, and stay after a pass that fails.
         return (tensor.detach().to("cpu"),) if tensor.shape == shape else tensor.detach()
 
-    def unpack(kept: Tensor | tuple[Tensor]) -> Tensor:
-        return kept if isinstance(kept, Tensor) else kept[0].to(device)
+    def unpack(stored: Tensor | tuple[Tensor]) -> Tensor:
+        return stored if isinstance(stored, Tensor) else stored[0].to(device)
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         yield

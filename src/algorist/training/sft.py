@@ -56,10 +56,10 @@ class AlgoristSFTTrainer(ExactCheckpoints, SFTTrainer):
         self._window_ended = False
         self._marked: Any = None
         super().__init__(*args, **kwargs)
-        given = self.args
+        arguments = self.args
         self.section = section or SFTSection(
-            batch_size=given.per_device_train_batch_size,
-            gradient_accumulation_steps=given.gradient_accumulation_steps,
+            batch_size=arguments.per_device_train_batch_size,
+            gradient_accumulation_steps=arguments.gradient_accumulation_steps,
         )
         score_labels_only(unwrap(self.model))
         self.faults = FiniteSteps(lambda: list(self._window), lambda values: trl_seam.note(self, values))
@@ -208,8 +208,8 @@ def tokenize_demonstrations(
         if ids[-1] != end or len(ids) == len(prompt):
             ids, labels = [*ids, end], [*labels, end]
         rows.append({"input_ids": ids, "labels": labels})
-    kept = [row for row in rows if max_length is None or len(row["input_ids"]) <= max_length]
-    return kept, len(rows) - len(kept)
+    fitting = [row for row in rows if max_length is None or len(row["input_ids"]) <= max_length]
+    return fitting, len(rows) - len(fitting)
 
 
 def _width_step(max_length: int | None) -> int:
@@ -304,7 +304,7 @@ def _score(base: Any, labels_BT: Tensor, *args: Any, **kwargs: Any) -> FusedCaus
     hidden_BTH = base.base_model(*args, **{**kwargs, "use_cache": False}).last_hidden_state
     mask = labels_BT[:, 1:] != -100
     head = base.get_output_embeddings()
-    found = completion_log_probs(
+    scores = completion_log_probs(
         hidden_BTH[:, :-1][mask],
         head.weight,
         getattr(head, "bias", None),
@@ -316,7 +316,7 @@ def _score(base: Any, labels_BT: Tensor, *args: Any, **kwargs: Any) -> FusedCaus
     def spread(values: Tensor) -> Tensor:
         return values.new_zeros(mask.shape).masked_scatter(mask, values)
 
-    log_probs, entropy, is_top1 = (spread(value) for value in found if value is not None)
+    log_probs, entropy, is_top1 = (spread(value) for value in scores if value is not None)
     return FusedCausalLMOutput(
         loss=-log_probs.sum() / mask.sum(),
         log_probs=log_probs,

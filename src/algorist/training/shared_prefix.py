@@ -158,8 +158,8 @@ def _interface(
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     # Under autocast the rotary embedding leaves queries and keys in float32 beside values in 16 bit. The CPU's flash kernel
     # goes backward in bfloat16 two to eight times as long as in float32.
-    wanted = value.dtype
-    dtype = torch.float32 if wanted in HALF and query.device.type == "cpu" else wanted
+    out_dtype = value.dtype
+    dtype = torch.float32 if out_dtype in HALF and query.device.type == "cpu" else out_dtype
     query, key, value = (t.to(dtype) for t in (query, key, value))
     kernel = _kernel(query, value)
     if kernel is None:
@@ -168,7 +168,7 @@ def _interface(
         out = _Varlen.apply(query, key, value, row, scale)
     else:
         out = _SharedPrefixAttention.apply(query, key, value, layout, scale, *kernel)
-    return out.to(wanted).transpose(1, 2), None
+    return out.to(out_dtype).transpose(1, 2), None
 
 
 AttentionInterface.register(ATTENTION_NAME, _interface)
@@ -266,10 +266,10 @@ def _varlen_forward(
     q: Tensor, k: Tensor, v: Tensor, own: Edges, other: Edges, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Return the attention (N, H, d) and its log-sum-exp (H, N)."""
-    found = torch.ops.aten._flash_attention_forward(
+    parts = torch.ops.aten._flash_attention_forward(
         q, k, v, own.offsets, other.offsets, own.longest, other.longest, 0.0, causal, False, scale=scale
     )
-    return found[0], found[1]
+    return parts[0], parts[1]
 
 
 def _varlen_backward(
@@ -318,9 +318,9 @@ def _efficient_backward(tensors: Sequence[Tensor], causal: bool, scale: float) -
     k, v = (t.repeat_interleave(q.shape[1] // heads, 1) for t in (k, v))
     lse = F.pad(lse, (0, -lse.shape[2] % _LSE_ALIGNMENT), value=float("inf")).contiguous()
     seed = torch.zeros((), dtype=torch.int64, device=q.device)
-    wanted = [True, True, True, False]
+    needs = [True, True, True, False]
     dq, dk, dv, _ = _efficient_backward_op(
-        grad, q, k, v, None, out, lse, seed, seed, 0.0, wanted, causal, scale=scale
+        grad, q, k, v, None, out, lse, seed, seed, 0.0, needs, causal, scale=scale
     )
     dk, dv = (t.unflatten(1, (heads, -1)).sum(2) for t in (dk, dv))
     return dq, dk, dv
@@ -375,10 +375,10 @@ class _SharedPrefixAttention(torch.autograd.Function):
         for slope in slopes:
             slope[layout.used :] = 0
         inputs = tuple(t.transpose(1, 2)[0] for t in (query, key, value))
-        given = (grad_out.transpose(1, 2)[0], out_NHd, lse_NH)
+        of_output = (grad_out.transpose(1, 2)[0], out_NHd, lse_NH)
         for block in layout.prompts:
             for slope, part in zip(
-                slopes, _backward_of_itself(kernel, inputs, given, block, scale), strict=True
+                slopes, _backward_of_itself(kernel, inputs, of_output, block, scale), strict=True
             ):
                 slope.index_copy_(0, block.packed_R, part)
         out, lse = out_NHd[None].transpose(1, 2), lse_NH[None].transpose(1, 2)
@@ -393,7 +393,7 @@ class _SharedPrefixAttention(torch.autograd.Function):
             slopes[1][prompt] += parts[1][0].transpose(0, 1)
             slopes[2][prompt] += parts[2][0].transpose(0, 1)
         for block in layout.completions:
-            q_part, k_part, v_part = _backward_of_itself(kernel, inputs, given, block, scale)
+            q_part, k_part, v_part = _backward_of_itself(kernel, inputs, of_output, block, scale)
             slopes[0].index_add_(0, block.packed_R, q_part)
             slopes[1].index_copy_(0, block.packed_R, k_part)
             slopes[2].index_copy_(0, block.packed_R, v_part)
@@ -421,12 +421,12 @@ def _attend_to_itself(
 def _backward_of_itself(
     kernel: BackwardKernel,
     inputs: tuple[Tensor, ...],
-    given: tuple[Tensor, ...],
+    of_output: tuple[Tensor, ...],
     block: SelfBlock,
     scale: float,
 ) -> list[Tensor]:
     """Return the gradients (R, heads, d) of query, key and value; ``given``: output's gradient, output, log-sum-exp."""
-    grad_NHd, out_NHd, lse_NH = given
+    grad_NHd, out_NHd, lse_NH = of_output
     grad = grad_NHd.new_zeros((block.index_nL.numel(), *grad_NHd.shape[1:]))
     grad.index_copy_(0, block.real_R, grad_NHd[block.packed_R])  # padded queries pass no gradient
     grad = grad.view(*block.index_nL.shape, *grad_NHd.shape[1:]).transpose(1, 2)

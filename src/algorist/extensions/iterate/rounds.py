@@ -122,15 +122,15 @@ def iterate(
             with folder.lock():
                 _sample(own, policy, folder, drawing, number, display)
             del policy
-        told = folder.stages()[STAGE]
-        if not told["right"]:
-            raise DataError(_nothing_right(recipe, folder.path, number, told))
+        counts = folder.stages()[STAGE]
+        if not counts["right"]:
+            raise DataError(_nothing_right(recipe, folder.path, number, counts))
         if not folder.is_finished("eval-sft" if recipe.eval.enabled else "sft"):
             if run_recipe(own, display=display, resume=True, stages=("sft",)).stopped:
                 done.stopped = True
                 return done
             build_report(folder.path)
-        done.rounds.append(Round(number, folder.path, **told, metrics=_metrics(folder, "sft")))
+        done.rounds.append(Round(number, folder.path, **counts, metrics=_metrics(folder, "sft")))
         done.start = done.start or _metrics(folder, "base")
         model = str(_whole(folder.path / "sft" / "final"))
     return done
@@ -214,16 +214,16 @@ def _sample(
         store.truncate_after(0)
         store.write(_stored(rows, problems))
     right = [row["problem_id"] for row in rows if row["correct"]]
-    told = {
+    counts = {
         "questions": len(problems),
         "completions": len(rows),
         "right": len(right),
         "solved": len(set(right)),
     }
-    folder.finish(STAGE, told)
+    folder.finish(STAGE, counts)
     progress.remove()
     display.say(
-        f"{len(right)} of {len(rows)} completions are right, for {told['solved']} of {len(problems)} problems"
+        f"{len(right)} of {len(rows)} completions are right, for {counts['solved']} of {len(problems)} problems"
     )
 
 
@@ -243,19 +243,19 @@ def _stored(rows: Sequence[dict[str, Any]], problems: Sequence[Problem]) -> list
     ]
 
 
-def _nothing_right(recipe: Recipe, folder: Path, number: int, told: dict[str, int]) -> str:
+def _nothing_right(recipe: Recipe, folder: Path, number: int, counts: dict[str, int]) -> str:
     return (
-        f"round {number}: none of {told['completions']} completions for {told['questions']} problems is right, so there is "
+        f"round {number}: none of {counts['completions']} completions for {counts['questions']} problems is right, so there is "
         f"nothing to train on. See why: algorist inspect {folder}. Then start again, under another name (run_name=NAME), "
-        f"with more completions (--samples {8 * told['completions'] // told['questions']}), easier problems (data.train.…), "
+        f"with more completions (--samples {8 * counts['completions'] // counts['questions']}), easier problems (data.train.…), "
         f"or a model that already solves some: algorist run RECIPE --only sft run_name={run_path(recipe).name}-start, and "
         f"model.name={Path(recipe.output_dir) / (run_path(recipe).name + '-start') / 'sft' / 'final'}"
     )
 
 
 def _metrics(folder: RunFolder, name: str) -> dict[str, Interval]:
-    there = name in artifact_names(folder.evaluations)
-    return read_artifact(folder.evaluations, name).metrics if there else {}
+    exists = name in artifact_names(folder.evaluations)
+    return read_artifact(folder.evaluations, name).metrics if exists else {}
 
 
 def _whole(final: Path) -> Path:

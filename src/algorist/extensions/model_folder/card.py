@@ -57,7 +57,7 @@ def model_card(
         place: What to load where there is no repository.
         base: The base model; read from the adapter or the recipe when left out.
     """
-    recipe, asked = load_run_recipe(run) if run else None, attached(folder)
+    recipe, form = load_run_recipe(run) if run else None, attached(folder)
     is_adapter = (folder / "adapter_config.json").is_file()
     base = base or (base_of(folder) if is_adapter else None) or (recipe.model.name if recipe else None)
     stages = [s for s in STAGES if run and (run / s / "final").is_dir()] or [*STAGES]
@@ -74,7 +74,7 @@ def model_card(
         f"---\n{head}---\n\n# {markdown(title)}",
         f"{'A LoRA adapter for' if is_adapter else 'Trained from'} {origin} on mathematical problems with algorist ({' → '.join(s.upper() for s in stages)}).",
         _how_to_load(folder, recipe, name or place, is_adapter, question_of(run)),
-        asked.prompt_format.turns.card() if asked and asked.prompt_format.turns else "",
+        form.prompt_format.turns.card() if form and form.prompt_format.turns else "",
         *(_of_run(run, recipe) if run and recipe else []),
     ]
     return printable("\n\n".join(part for part in parts if part) + "\n")

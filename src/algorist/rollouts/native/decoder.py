@@ -56,9 +56,9 @@ class Decoder:
 
     def prefix(self, ids_C: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Compute tokens that several prompts begin with; return keys and values (1, K, C, D) of each layer."""
-        found: list[tuple[Tensor, Tensor]] = []
-        self._whole(ids_C.unsqueeze(0), [], lambda index, k, v: found.append((k, v)))
-        return found
+        layers: list[tuple[Tensor, Tensor]] = []
+        self._whole(ids_C.unsqueeze(0), [], lambda index, k, v: layers.append((k, v)))
+        return layers
 
     def prefill(
         self, ids_PT: Tensor, lengths_P: Tensor, places: Tensor, prefix: list[tuple[Tensor, Tensor]]

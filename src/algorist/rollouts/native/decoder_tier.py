@@ -161,8 +161,8 @@ class Schedule:
         self.row_of = [self.row_of[i] for i in index]
         live = [p for p in self.place_of if any(self._prompt(r) == p for r in self.row_of)]
         if len(live) < len(self.place_of):
-            kept = torch.tensor([self.place_of[p] for p in live], device=self.device)
-            self.decoder.cache.keep_prompts(kept)
+            places = torch.tensor([self.place_of[p] for p in live], device=self.device)
+            self.decoder.cache.keep_prompts(places)
             self.place_of = {p: i for i, p in enumerate(live)}
         self.groups = None
 
@@ -232,8 +232,8 @@ class Schedule:
                 ids[i, : len(rest)] = torch.tensor(rest)
             lengths = torch.tensor([len(self.prompts[p]) - begin for p in chunk], device=self.device)
             places = torch.tensor([self.place_of[p] for p in chunk], device=self.device)
-            found = self.decoder.prefill(ids.to(self.device), lengths, places, self._prefix)
-            self.logits_of.update(zip(chunk, found, strict=True))
+            logits = self.decoder.prefill(ids.to(self.device), lengths, places, self._prefix)
+            self.logits_of.update(zip(chunk, logits, strict=True))
 
     def _begin(self, slots: list[int], rows: list[int]) -> None:
         """Sample the first tokens of the rows that have just got a slot."""
@@ -246,7 +246,7 @@ class Schedule:
         self.position_S[at] = torch.tensor(lengths, device=self.device)
         logits = torch.stack([self.logits_of[row // self.group_size] for row in rows])
         to_start = {row // self.group_size for row in self.waiting}
-        self.logits_of = {p: found for p, found in self.logits_of.items() if p in to_start}
+        self.logits_of = {p: logits for p, logits in self.logits_of.items() if p in to_start}
         token, done = self.rows.take_at(at, logits)
         self.token_S[at] = token
         whole = torch.zeros(len(self.row_of), dtype=torch.bool, device=self.device)

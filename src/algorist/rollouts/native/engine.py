@@ -90,10 +90,10 @@ class NativeEngine:
                 if not is_out_of_memory(error):
                     raise
                 every = longest * group_size * len(prompts)
-                asked = min(budget or every, every)
-                if asked // 2 < longest:
+                tried = min(budget or every, every)
+                if tried // 2 < longest:
                     raise EngineError(f"out of memory with one row of {longest} tokens: {error}") from error
-            budget = self.token_budget = asked // 2
+            budget = self.token_budget = tried // 2
             log.warning(
                 "out of memory while sampling; continuing with at most %d tokens in the cache%s",
                 budget,
@@ -106,9 +106,9 @@ class NativeEngine:
 
     def spare_memory(self) -> bool:
         """Keep nothing between calls from now on; False where nothing was kept."""
-        kept, self._keeps = self._graph is not None and self._graph.nbytes > 0, False
+        held, self._keeps = self._graph is not None and self._graph.nbytes > 0, False
         self.release()
-        return kept
+        return held
 
     def release(self) -> None:
         """Give the memory back that is kept between calls, and what torch's allocator holds unused."""

@@ -438,7 +438,7 @@ class _GraphSchedule(Schedule):
             self.row_of[slot], self.left[row], self.seen[row] = row, end - begin - 1, 0
         logits = torch.stack([self.logits_of[p] for p in prompts])
         to_start = {row // self.group_size for row in self.waiting}
-        self.logits_of = {p: found for p, found in self.logits_of.items() if p in to_start}
+        self.logits_of = {p: logits for p, logits in self.logits_of.items() if p in to_start}
         at = torch.tensor(slots, device=self.device)
         first = _Body(self.tier, len(self.row_of), self.rows.params, None)  # type: ignore[arg-type]
         first.state = self.buffers.state[:, at]

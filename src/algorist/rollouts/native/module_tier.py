@@ -88,12 +88,12 @@ class ModuleTier:
             position = position + 1
 
     def _forward(self, ids: Tensor, mask: Tensor | None, position: Tensor, cache: DynamicCache) -> Tensor:
-        given: dict[str, Any] = {"attention_mask": mask, "past_key_values": cache, "use_cache": True}
+        arguments: dict[str, Any] = {"attention_mask": mask, "past_key_values": cache, "use_cache": True}
         if "position_ids" in self._names:
-            given["position_ids"] = position
+            arguments["position_ids"] = position
         if "logits_to_keep" in self._names:
-            given["logits_to_keep"] = 1
-        return self.model(input_ids=ids, **given).logits[:, -1]
+            arguments["logits_to_keep"] = 1
+        return self.model(input_ids=ids, **arguments).logits[:, -1]
 
 
 def _forward_names(model: Any) -> set[str]:

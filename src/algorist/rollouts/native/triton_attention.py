@@ -128,15 +128,15 @@ def _partial_kernel(  # type: ignore[no-untyped-def]
         n = at + tl.arange(0, KEYS)
         seen = n < length
         place = base + n[:, None] * DIM + d[None, :]
-        there = seen[:, None] & wide[None, :]
-        k = tl.load(k_ptr + place, mask=there, other=0.0)
+        inside = seen[:, None] & wide[None, :]
+        k = tl.load(k_ptr + place, mask=inside, other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         scores = tl.where(seen[None, :], scores, float("-inf"))
         higher = tl.maximum(top, tl.max(scores, 1))
         weight = tl.exp(scores - higher[:, None])
         before = tl.exp(top - higher)
         total = total * before + tl.sum(weight, 1)
-        v = tl.load(v_ptr + place, mask=there, other=0.0)
+        v = tl.load(v_ptr + place, mask=inside, other=0.0)
         mixed = mixed * before[:, None] + tl.dot(weight.to(v.dtype), v, input_precision="ieee")
         top = higher
     target = row * pieces + first_piece + piece
@@ -171,10 +171,10 @@ def _merge_kernel(  # type: ignore[no-untyped-def]
     own = tl.load(length_ptr + slot) + 1
     base = (slot * HEADS + head) * pieces
     w = tl.arange(0, PIECES)
-    there = ((w < prompt_pieces) & (w * SPAN < prompt)) | (
+    inside = ((w < prompt_pieces) & (w * SPAN < prompt)) | (
         (w >= prompt_pieces) & (w < pieces) & ((w - prompt_pieces) * SPAN < own)
     )
-    lse = tl.load(lse_ptr + base + w, mask=there, other=float("-inf"))
+    lse = tl.load(lse_ptr + base + w, mask=inside, other=float("-inf"))
     top = tl.max(lse, 0)
     total = tl.sum(tl.exp(lse - top), 0)
     d = tl.arange(0, D)

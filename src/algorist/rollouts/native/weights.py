@@ -128,15 +128,15 @@ class _Reading:
         if plain_class(module) is nn.Linear:
             bias = None if module.bias is None else module.bias.detach().to(self.dtype)
             return _Matrix(module.weight.detach().to(self.dtype), bias)
-        found = self.matrix(module.base_layer)
+        base = self.matrix(module.base_layer)
         if module.disable_adapters or module.merged:
-            return found
+            return base
         active = [name for name in module.active_adapters if name in module.lora_A]
         if self.merged:
-            weight = found.weight
+            weight = base.weight
             for name in active:
                 weight = weight + module.get_delta_weight(name).detach().to(weight.dtype)
-            return _Matrix(weight, found.bias)
+            return _Matrix(weight, base.bias)
         factors = [
             (
                 module.lora_A[name].weight.detach().to(self.dtype),
@@ -144,7 +144,7 @@ class _Reading:
             )
             for name in active
         ]
-        return _Matrix(found.weight, found.bias, found.factors + tuple(factors))
+        return _Matrix(base.weight, base.bias, base.factors + tuple(factors))
 
 
 def why_no_decoder(model: Any) -> str | None:
