@@ -35,7 +35,6 @@ WORDS = {
 """Names that are words of the subject too: of these only keys of a recipe's section count."""
 SECTIONS = {"recipe", "section", "grpo", "sft", "eval", "model", "held_out"}
 EXCEPTIONS = {
-    "config/other_names.py": "what other programs call a key is answered with ours",
     "data/load.py": "the key hub of a dataset is its name there",
     "data/adapters.py": "unsloth is who published the dataset",
     "diagnosis/rules.py": "a rule proposes whichever key of the recipe cures a fault",

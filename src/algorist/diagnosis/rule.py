@@ -7,11 +7,15 @@ where the facts come from. A fact that is not known there keeps the rules that r
 from __future__ import annotations
 
 import inspect
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import yaml
 
 from algorist.registry import Registry
 
@@ -243,6 +247,34 @@ def make_rule(
         if isinstance(parts.get(key), str):
             parts[key] = tuple(parts[key].split("; " if key == "example" else None))
     return Rule(name=name or when.__name__, severity=severity, when=when, text=text, **parts)
+
+
+def rules_of(table: Path, module: Mapping[str, Any]) -> list[Rule]:
+    """Return the rules of a table.
+
+    Args:
+        table: A YAML file: name → the parts of a ``Rule``; ``when`` is ``fact`` or ``fact >= THRESHOLD``.
+        module: The globals of the module beside it: thresholds, the function that decides for a rule without ``when``, and in ``SAYS``
+            and ``CHANGE`` what needs more than facts in braces.
+    """
+    rules = []
+    for name, row in yaml.safe_load(table.read_text(encoding="utf-8")).items():
+        when = _compared(row.pop("when"), module) if "when" in row else module[name]
+        row |= {
+            key: module[key.upper()][name]
+            for key in ("says", "change")
+            if name in module.get(key.upper(), ())
+        }
+        rules.append(make_rule(when, name=name, thresholds=module, **row))
+    return rules
+
+
+def _compared(text: str, thresholds: Mapping[str, Any]) -> Callable[[Facts], bool]:
+    if " " not in text:
+        return lambda f: bool(f[text])
+    fact, sign, threshold = text.split()
+    compare = {">=": operator.ge, ">": operator.gt}[sign]
+    return lambda f: bool(compare(f[fact], thresholds[threshold]))
 
 
 def rule(severity: Literal[1, 2, 3], **parts: Any) -> Callable[[F], F]:

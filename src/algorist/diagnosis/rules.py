@@ -5,14 +5,11 @@ Each fault has one threshold and one text, in ``preflight``, while a run trains,
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from algorist.diagnosis.rule import FACTS, RULES, Changes, Fact, Facts, make_rule
+from algorist.diagnosis.rule import FACTS, RULES, Changes, Fact, Facts, rules_of
 from algorist.diagnosis.weights import HALF_MOVED, MOVED_SHARE
 
 # ---- what shows before training
@@ -345,17 +342,5 @@ CHANGE: dict[str, Changes | Callable[[Facts], Changes]] = {
     ),
 }
 
-
-def _when(text: str) -> Callable[[Facts], bool]:
-    """Return the condition of a row: ``fact``, or ``fact >= THRESHOLD``."""
-    if " " not in text:
-        return lambda f: bool(f[text])
-    fact, sign, threshold = text.split()
-    compare = {">=": operator.ge, ">": operator.gt}[sign]
-    return lambda f: bool(compare(f[fact], globals()[threshold]))
-
-
-for _name, _row in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")).items():
-    _condition = _when(_row.pop("when")) if "when" in _row else globals()[_name]
-    _row |= {key: table[_name] for key, table in (("says", SAYS), ("change", CHANGE)) if _name in table}
-    RULES.register(_name)(make_rule(_condition, name=_name, thresholds=globals(), **_row))
+for _rule in rules_of(Path(__file__).with_suffix(".yaml"), globals()):
+    RULES.register(_rule.name)(_rule)

@@ -20,21 +20,7 @@ from algorist.grading.numeric import numeric_value
 from algorist.grading.symbolic import is_text_only, why_unreadable
 
 __all__ = [
-    "MATCHERS",
-    "Extraction",
-    "boxed",
-    "checker",
-    "deciding_matcher",
-    "extract",
-    "forget_verdicts",
-    "gold_texts",
-    "grade",
-    "grade_completion",
-    "grade_many",
-    "hash_answer",
-    "is_right_leniently",
-    "is_text_only",
-    "last_boxed",
-    "numeric_value",
-    "why_unreadable",
-]
+    "MATCHERS", "Extraction", "boxed", "checker", "deciding_matcher", "extract", "forget_verdicts", "gold_texts",
+    "grade", "grade_completion", "grade_many", "hash_answer", "is_right_leniently", "is_text_only", "last_boxed",
+    "numeric_value", "why_unreadable",
+]  # fmt: skip

@@ -20,19 +20,7 @@ from algorist.rewards.trl_form import text_of
 from algorist.rewards.user import load_user_reward
 
 __all__ = [
-    "DEFAULT_REWARDS",
-    "DEFAULT_REWARD_WEIGHTS",
-    "REWARDS",
-    "Reward",
-    "RewardBreakdown",
-    "RewardSet",
-    "breakdown",
-    "build_rewards",
-    "default_reward_functions",
-    "load_user_reward",
-    "question_only_reward_fn",
-    "r1_zero_reward_fn",
-    "reward",
-    "text_of",
-    "trl_reward",
-]
+    "DEFAULT_REWARDS", "DEFAULT_REWARD_WEIGHTS", "REWARDS", "Reward", "RewardBreakdown", "RewardSet", "breakdown",
+    "build_rewards", "default_reward_functions", "load_user_reward", "question_only_reward_fn", "r1_zero_reward_fn",
+    "reward", "text_of", "trl_reward",
+]  # fmt: skip
