@@ -39,9 +39,9 @@ from algorist.prompts.attached import recipe_format
 from algorist.prompts.base import PromptFormat, Tags, add_format
 from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
-from algorist.runs.rate import rate
 from algorist.runs.pipeline import run_recipe
 from algorist.runs.plan import Problems
+from algorist.runs.rate import rate
 from algorist.store.run_log import Quiet
 from algorist.training.grpo_setup import make_grpo_trainer
 from algorist.types import Parsed
