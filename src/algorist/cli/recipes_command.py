@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -57,6 +58,17 @@ def rules() -> None:
     from algorist.diagnosis.diagnose import troubleshooting_page
 
     print(troubleshooting_page(), end="")
+
+
+@app.command("results")
+def results(folder: Annotated[Path, typer.Argument()] = Path("docs/results")) -> None:
+    """Print the table of the result.json files of runs in a folder, as Markdown.
+
+    Example: algorist recipes results docs/results
+    """
+    from algorist.report.results import results_table
+
+    print(results_table(folder), end="")
 
 
 @app.command("json", epilog="Example: algorist recipes json")

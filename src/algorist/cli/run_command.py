@@ -27,6 +27,7 @@ from algorist.store.stages import EVALUATED, STAGES
 
 if TYPE_CHECKING:
     from algorist.config.schema import Recipe
+    from algorist.report.results import Took
 
 app = typer.Typer(add_completion=False)
 _HEADINGS = {"base": "base", "sft": "SFT", "grpo": "GRPO"}
@@ -196,8 +197,10 @@ def run_stages(
 
 
 def _run(loaded: Recipe, display: TerminalDisplay, resume: bool, stages: tuple[str, ...]) -> Ran | None:
+    from algorist.report.results import Took
     from algorist.runs.plan import Problems, check_folder, check_names, check_stages, run_path
 
+    took = Took(resumed=resume)
     check_stages(loaded, stages)
     check_names(loaded, quick=True)  # a wrong name, column or row is said before torch is imported
     problems = None
@@ -215,7 +218,7 @@ def _run(loaded: Recipe, display: TerminalDisplay, resume: bool, stages: tuple[s
         raise Stopped(
             f"stopped; everything is saved in {state.folder.path}. Continue: {command_again(resume=True)}"
         )
-    return _finished(state)
+    return _finished(state, took)
 
 
 def _has_files(recipe: Recipe) -> bool:
@@ -228,11 +231,12 @@ def _has_files(recipe: Recipe) -> bool:
     return from_file and data.train.pass_rate is None  # the table of pass rates is found by the model
 
 
-def _finished(state: Any) -> Ran:
+def _finished(state: Any, took: Took) -> Ran:
     from algorist.evaluation.artifact import read_artifact
     from algorist.evaluation.compare import paired_metrics
     from algorist.evaluation.console import solved_question
     from algorist.report.build import build_report
+    from algorist.report.results import write_result
 
     folder = state.folder.path
     names = [s for s in EVALUATED if (folder / "eval" / f"{s}.json").is_file()]
@@ -244,6 +248,7 @@ def _finished(state: Any) -> Ran:
     then = [f"solve {shlex.quote(printable(question))} --model {typed}"]
     then += [f"inspect {typed} --sort=-reward"] if list((folder / "rollouts").glob("*.parquet")) else []
     then += [f"compare {typed}/eval/{names[-2]}.json {typed}/eval/{names[-1]}.json"] if names[1:] else []
+    write_result(state.folder, state.recipe, dict(zip(names, artifacts, strict=True)), took)
     return Ran(
         run=str(folder),
         report=str(build_report(folder)),

@@ -1,0 +1,168 @@
+"""``result.json`` of a run, which anybody can send, and the table that is made from such files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import resource
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import algorist
+from algorist.config.schema import Recipe
+from algorist.errors import DAMAGED, DataError
+from algorist.evaluation.artifact import Artifact, plain_numbers
+from algorist.evaluation.compare import paired_metrics
+from algorist.store.redact import redact_tree, with_texts
+from algorist.store.run_folder import RunFolder, environment
+from algorist.store.safe_text import markdown
+
+NAME = "result.json"
+STRICT, LENIENT = "greedy_accuracy", "lenient_accuracy"
+SHARES = (STRICT, LENIENT, "pass@1")
+LIBRARIES = ("algorist", "torch", "transformers", "trl")
+_PLACE = {"output_dir", "run_name", "device"}
+"""Keys that are not part of the recipe's hash."""
+_PATH = re.compile(r"(?<![\w.])[~/][^\s'\"=,\]]*/(?=[^\s'\"=,\]/])")
+
+
+class Took:
+    """What a run takes of the machine from now on; of a run that is continued only the memory is known."""
+
+    def __init__(self, resumed: bool) -> None:
+        self.resumed, self.began, self.cpu = resumed, time.monotonic(), _processor_seconds()
+
+    def until_now(self) -> dict[str, float | None]:
+        minutes = (time.monotonic() - self.began) / 60
+        processor = (_processor_seconds() - self.cpu) / 60
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
+            2**30 if sys.platform == "darwin" else 2**20
+        )
+        gpu = _torch("cuda.max_memory_allocated") or 0
+        return {
+            "minutes": None if self.resumed else round(minutes, 1),
+            "processor_minutes": None if self.resumed else round(processor, 1),
+            "peak_memory_gib": round(peak, 2),
+            "peak_gpu_memory_gib": round(gpu / 2**30, 2) if gpu else None,
+        }
+
+
+def write_result(folder: RunFolder, recipe: Recipe, evaluations: dict[str, Artifact], took: Took) -> Path:
+    """Write ``result.json``: what was trained on what, how much better it became, and what that took. No paths, no secrets."""
+    record = environment()
+    here = Path(algorist.__file__).resolve().is_relative_to(Path.cwd())
+    versions = {name: record["versions"].get(name) for name in LIBRARIES}
+    values = recipe.model_dump(mode="json", exclude=_PLACE)
+    content = {
+        "recipe": recipe.name,
+        "recipe_hash": hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16],
+        "model": recipe.model.name,
+        "data": {part: section and section["name"] for part, section in values["data"].items()},
+        "seed": recipe.seed,
+        **_gain(evaluations),
+        "hardware": {
+            **{key: record[key] for key in ("processor", "cores", "memory_gib", "devices")},
+            "threads": recipe.threads or _torch("get_num_threads"),
+        },
+        **took.until_now(),
+        "command": record["command"],
+        "versions": {
+            "python": record["python"],
+            **versions,
+            "commit": record["git_commit"] if here else None,
+        },
+        "date": datetime.now(UTC).date().isoformat(),
+    }
+    content = with_texts(redact_tree(content), lambda text: _PATH.sub("", text))
+    folder.write_json(NAME, content)
+    return folder.path / NAME
+
+
+def _processor_seconds() -> float:
+    uses = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(use.ru_utime + use.ru_stime for use in uses)
+
+
+def _torch(name: str) -> Any:
+    import torch
+
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        return None
+    value: Any = torch
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value()
+
+
+def _gain(evaluations: dict[str, Artifact]) -> dict[str, Any]:
+    if not evaluations:
+        return {"n": 0, "before": None, "after": None, "difference": None}
+    names = list(evaluations)
+    first, last = evaluations[names[0]], evaluations[names[-1]]
+    numbers = {
+        name: {"evaluation": name, **{m: v for m, v in plain_numbers(a.metrics).items() if m in SHARES}}
+        for name, a in evaluations.items()
+    }
+    paired = plain_numbers(paired_metrics(first.samples, last.samples)) if names[1:] else None
+    return {
+        "n": len({row["problem_id"] for row in last.samples}),
+        "before": numbers[names[0]] if names[1:] else None,
+        "after": numbers[names[-1]],
+        "difference": paired and {metric: value for metric, value in paired.items() if metric in SHARES},
+    }
+
+
+def results_table(folder: Path) -> str:
+    """Return the table of the result files in a folder, sorted by their names.
+
+    Raises:
+        DataError: There is none, or one is damaged.
+    """
+    files = sorted(folder.glob("*.json"))
+    if not files:
+        raise DataError(f"no result files in {folder}; a run leaves one: RUN/{NAME}")
+    rows = [_row(file) for file in files]
+    head = ("recipe, seed", "model, data", "strict", "whatever the format", "machine", "minutes, GiB")
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)) + "\n"
+
+
+def _row(file: Path) -> list[str]:
+    try:
+        result = json.loads(file.read_text(encoding="utf-8"))
+        machine = result["hardware"]
+        devices = machine["devices"]
+        where = (
+            ", ".join(devices) or f"{machine['processor']}, {machine['threads']} of {machine['cores']} cores"
+        )
+        minutes = (
+            "?"
+            if result["minutes"] is None
+            else f"{result['minutes']:.0f} ({result['processor_minutes']:.0f} of the processor)"
+        )
+        memory = result["peak_gpu_memory_gib"] or result["peak_memory_gib"]
+        return [
+            f"{markdown(result['recipe'])}, {int(result['seed'])}",
+            f"{markdown(result['model'])}, {markdown(result['data']['eval'])} ({int(result['n'])})",
+            *(_change(result, metric) for metric in (STRICT, LENIENT)),
+            markdown(where),
+            f"{minutes}, {memory:.1f}",
+        ]
+    except DAMAGED as error:
+        raise DataError(
+            f"{file} is no result of a run ({type(error).__name__}: {error}); expected RUN/{NAME}"
+        ) from None
+
+
+def _change(result: dict[str, Any], metric: str) -> str:
+    before, after = ((result[key] or {}).get(metric) for key in ("before", "after"))
+    difference = (result["difference"] or {}).get(metric)
+    if after is None:
+        return "–"
+    if before is None or difference is None:
+        return f"{100 * after['value']:.1f} %"
+    low, high = 100 * difference["low"], 100 * difference["high"]
+    return f"{100 * before['value']:.1f} → {100 * after['value']:.1f} %: {100 * difference['value']:+.1f} [{low:+.1f}, {high:+.1f}]"
