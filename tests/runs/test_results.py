@@ -1,0 +1,62 @@
+"""``result.json`` of a run, and the table of docs/results.md that is made from such files."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from algorist.errors import DataError
+from algorist.evaluation.artifact import read_artifact
+from algorist.evaluation.compare import paired_metrics
+from algorist.report.results import results_table
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+SETTINGS = (
+    "threads=1", "sft.max_steps=1", "grpo.max_steps=1", "grpo.batch_size=8", "data.train.params.count=32",
+    "data.eval.params.count=8", "eval.max_completion_tokens=8",
+)  # fmt: skip
+
+
+def test_a_run_leaves_its_result(tmp_path: Path, call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    token = "hf_" + "Ab3dEf6hIj9lMn2pQr5tUv8xYz1BcD4fGh"
+    hidden = tmp_path / "private-place"
+    monkeypatch.setenv("HF_TOKEN", token)
+    monkeypatch.setattr("algorist.store.run_folder._processor", lambda: f"AMD EPYC {token}")
+    done = call("run", "smoke-cpu", *SETTINGS, f"output_dir={hidden}", "run_name=r", "--json")
+    assert done.returncode == 0, done.stderr
+    text = (hidden / "r" / "result.json").read_text()
+    assert str(tmp_path) not in text and str(Path.home()) not in text and token not in text
+    result = json.loads(text)
+    assert (
+        result["command"].startswith("algorist run smoke-cpu threads=1")
+        and "output_dir=" in result["command"]
+    )
+    assert result["hardware"]["processor"] == "AMD EPYC [redacted]" and result["hardware"]["threads"] == 1
+    first, last = (read_artifact(hidden / "r" / "eval", name) for name in ("sft", "grpo"))
+    assert result["before"]["evaluation"] == "sft" and result["after"]["evaluation"] == "grpo"
+    strict = paired_metrics(first.samples, last.samples)["greedy_accuracy"]
+    assert result["difference"]["greedy_accuracy"]["low"] == strict.low and result["n"] == 8
+    assert result["after"]["lenient_accuracy"]["value"] == last.metrics["lenient_accuracy"].value
+    assert 0 < result["processor_minutes"] and 0.1 < result["peak_memory_gib"] < 100
+    assert all(result["versions"][name] for name in ("python", "torch", "transformers", "trl", "algorist"))
+    assert (result["model"], result["data"]["eval"], result["seed"]) == ("tiny", "arithmetic", 42)
+    assert re.fullmatch("[0-9a-f]{16}", result["recipe_hash"])
+    table = call("recipes", "results", str(hidden / "r" / "eval" / ".."))  # other JSON files are there
+    assert table.returncode == 2 and "is no result of a run" in table.stderr
+
+
+def test_the_table_in_the_docs_is_that_of_the_files() -> None:
+    page = (DOCS / "results.md").read_text(encoding="utf-8")
+    assert results_table(DOCS / "results") in page, "write it again: algorist recipes results"
+
+
+def test_a_folder_without_results_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no result files in .*RUN/result\.json"):
+        results_table(tmp_path)
+    (tmp_path / "x.json").write_text('{"recipe": "| a", "seed": 1, "hardware": {"devices": []}}')
+    with pytest.raises(DataError, match=r"x\.json is no result of a run \(KeyError"):
+        results_table(tmp_path)
