@@ -37,7 +37,7 @@ from transformers import TrainerCallback
 
 from algorist.config.load import load_recipe
 from algorist.data import load_problems
-from algorist.evaluation.estimators import mean_interval, paired_difference, pass_at_k
+from algorist.evaluation.estimators import paired_difference, pass_at_k, share_interval
 from algorist.evaluation.run import EvaluationSetting, evaluate
 from algorist.models.load import load_policy
 from algorist.prompts.attached import recipe_format
@@ -185,7 +185,7 @@ def results_of(runs: Sequence[Mapping[str, Any]], arms: Sequence[str]) -> dict[s
         row: dict[str, Any] = {"steps": [run["steps"] for run in runs if run["arm"] == arm]}
         for k in KS:
             values, first = over_seeds(runs, arm, k), over_seeds(runs, arms[0], k)
-            row[f"pass@{k}"] = vars_of(mean_interval(values))
+            row[f"pass@{k}"] = vars_of(share_interval(values))
             if arm != arms[0]:
                 row[f"pass@{k} against {arms[0]}"] = vars_of(paired_difference(first, values))
         results[arm] = row
@@ -197,37 +197,35 @@ def vars_of(interval: Any) -> dict[str, float]:
 
 
 def picture(results: Mapping[str, Mapping[str, Any]], title: str) -> str:
-    """Return an SVG: pass@1 to the right, pass@8 upwards, a cross of both intervals for each arm."""
-    ends = [r[f"pass@{k}"][end] for r in results.values() for k in KS for end in ("low", "high")]
-    low, high = min(ends), max(max(ends), min(ends) + 0.01)
-    size, edge = 420, 60
-
-    def place(value: float) -> float:
-        return edge + (value - low) / (high - low) * size
-
-    whole = size + 2 * edge
+    """Return an SVG: a row for each arm, its mean with its interval, pass@1 to the left and pass@8 to the right."""
+    row, left, width, gap = 26, 110, 300, 60
+    high = 70 + row * len(results)
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {whole} {whole}" font-family="sans-serif" font-size="12">',
-        f'<rect width="{whole}" height="{whole}" fill="white"/>',
-        f'<text x="{edge}" y="30">{escape(title)}</text>',
-        f'<text x="{whole / 2}" y="{whole - 15}">pass@1</text>',
-        f'<text x="15" y="{whole / 2}" transform="rotate(-90 15 {whole / 2})">pass@8</text>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + 2 * width + gap + 30} {high + 30}" '
+        'font-family="sans-serif" font-size="12">',
+        f'<rect width="100%" height="100%" fill="white"/><text x="10" y="22">{escape(title)}</text>',
     ]
-    for tick in range(5):
-        value = low + (high - low) * tick / 4
-        at = place(value)
-        lines.append(f'<text x="{at - 12:.0f}" y="{whole - edge + 18}" fill="gray">{value:.2f}</text>')
-        lines.append(f'<text x="{edge - 34}" y="{whole - at + 4:.0f}" fill="gray">{value:.2f}</text>')
-    for number, (arm, row) in enumerate(results.items()):
-        color = f"hsl({number * 360 // len(results)} 70% 40%)"
-        (x, y), (x0, x1), (y0, y1) = (
-            tuple(place(row[f"pass@{k}"]["value"]) for k in KS),
-            *(tuple(place(row[f"pass@{k}"][end]) for end in ("low", "high")) for k in KS),
-        )
-        lines.append(
-            f'<g stroke="{color}" fill="{color}"><path d="M{x0:.1f} {whole - y:.1f}H{x1:.1f}M{x:.1f} {whole - y0:.1f}V{whole - y1:.1f}"/>'
-            f'<text stroke="none" x="{x + 5:.1f}" y="{whole - y - 5:.1f}">{escape(arm)}</text></g>'
-        )
+    for column, k in enumerate(KS):
+        values = {arm: r[f"pass@{k}"] for arm, r in results.items()}
+        low, top = min(v["low"] for v in values.values()), max(v["high"] for v in values.values())
+        start, scale = left + column * (width + gap), width / max(top - low, 0.01)
+        lines.append(f'<text x="{start}" y="48" font-weight="bold">pass@{k}</text>')
+        for tick in range(4):
+            value = low + (top - low) * tick / 3
+            lines.append(
+                f'<text x="{start + (value - low) * scale:.0f}" y="{high + 15}" fill="gray" '
+                f'text-anchor="middle">{100 * value:.1f} %</text>'
+            )
+        first = start + (values[next(iter(values))]["value"] - low) * scale
+        lines.append(f'<path d="M{first:.1f} 56V{high - 4}" stroke="silver" stroke-dasharray="3"/>')
+        for place, (arm, v) in enumerate(values.items()):
+            y, x = 70 + row * place, [start + (v[end] - low) * scale for end in ("low", "value", "high")]
+            if not column:
+                lines.append(f'<text x="10" y="{y + 4}">{escape(arm)}</text>')
+            lines.append(
+                f'<path d="M{x[0]:.1f} {y}H{x[2]:.1f}" stroke="#246" stroke-width="2"/>'
+                f'<circle cx="{x[1]:.1f}" cy="{y}" r="4" fill="#246"/>'
+            )
     return "\n".join([*lines, "</svg>", ""])
 
 
@@ -281,12 +279,13 @@ def main() -> None:
                     f"{arm:12} {metric:22} {value['value']:+.3f} [{value['low']:+.3f}, {value['high']:+.3f}]"
                 )
     if arguments.picture:
-        title = f"{arguments.task}, {arguments.seconds:g} processor seconds, {arguments.seeds} seeds"
+        title = f"{arguments.task}, {arguments.seconds:g} processor seconds, seeds: {arguments.seeds}; 95 % over problems"
         arguments.picture.write_text(picture(results, title), encoding="utf-8")
     if arguments.save:
         settings = {**same, "seeds": arguments.seeds, "arms": arms}
-        start_pass = {f"pass@{k}": vars_of(mean_interval(before["pass_at"][k])) for k in KS}
-        payload = {"settings": settings, "start": start_pass, "results": results, "runs": runs}
+        start_pass = {f"pass@{k}": vars_of(share_interval(before["pass_at"][k])) for k in KS}
+        shares = [{key: run[key] for key in ("arm", "seed", "steps", "seconds")} for run in runs]
+        payload = {"settings": settings, "start": start_pass, "results": results, "runs": shares}
         measure.save_json(f"estimators-{arguments.task}-1t", payload)
 
 

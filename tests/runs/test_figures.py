@@ -73,3 +73,18 @@ def test_six_flops_per_parameter_and_token_are_what_a_step_computes(monkeypatch:
         mask = {"full_attention": None}
         model(input_ids=tokens, attention_mask=mask, use_cache=False).logits.sum().backward()
     assert counter.get_total_flops() == pytest.approx(6 * published * tokens.numel(), rel=0.02)
+
+
+def test_a_finished_run_of_the_estimators_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    from estimators import stored
+
+    def make() -> dict[str, Any]:
+        made.append(1)
+        return {"arm": "GRPO", "pass_at": {1: [0.5], 8: [1.0]}}
+
+    made: list[int] = []
+    runs = [stored(tmp_path / "GRPO-1.json", {"seconds": 60.0}, make) for _ in range(2)]
+    assert made == [1] and runs[0]["pass_at"] == runs[1]["pass_at"] == {1: [0.5], 8: [1.0]}
+    with pytest.raises(SystemExit, match="made with another seconds"):
+        stored(tmp_path / "GRPO-1.json", {"seconds": 30.0}, make)
