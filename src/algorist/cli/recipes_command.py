@@ -62,7 +62,7 @@ def rules() -> None:
 
 @app.command("results")
 def results(folder: Annotated[Path, typer.Argument()] = Path("docs/results")) -> None:
-    """Print the table of the result.json files of runs in a folder, as Markdown.
+    """Print what the result.json files in a folder say, a line of Markdown each.
 
     Example: algorist recipes results docs/results
     """

@@ -1,4 +1,4 @@
-"""``result.json`` of a run, which anybody can send, and the table that is made from such files."""
+"""``result.json`` of a run, which anybody can send, and the page that is made from such files."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import re
 import resource
 import sys
+import textwrap
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -117,7 +118,7 @@ def _gain(evaluations: dict[str, Artifact]) -> dict[str, Any]:
 
 
 def results_table(folder: Path) -> str:
-    """Return the table of the result files in a folder, sorted by their names.
+    """Return a line of Markdown for each result file in a folder, sorted by their names.
 
     Raises:
         DataError: There is none, or one is damaged.
@@ -125,32 +126,26 @@ def results_table(folder: Path) -> str:
     files = sorted(folder.glob("*.json"))
     if not files:
         raise DataError(f"no result files in {folder}; a run leaves one: RUN/{NAME}")
-    rows = [_row(file) for file in files]
-    head = ("recipe, seed", "model, data", "strict", "whatever the format", "machine", "minutes, GiB")
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)) + "\n"
+    return "".join(textwrap.fill(_line(file), 118, subsequent_indent="  ") + "\n" for file in files)
 
 
-def _row(file: Path) -> list[str]:
+def _line(file: Path) -> str:
     try:
         result = json.loads(file.read_text(encoding="utf-8"))
         machine = result["hardware"]
-        devices = machine["devices"]
-        where = (
-            ", ".join(devices) or f"{machine['processor']}, {machine['threads']} of {machine['cores']} cores"
+        where = markdown(
+            ", ".join(machine["devices"]) or f"{machine['processor']}, {machine['threads']} × CPU"
         )
-        minutes = (
-            "?"
-            if result["minutes"] is None
-            else f"{result['minutes']:.0f} ({result['processor_minutes']:.0f} of the processor)"
+        memory = float(result["peak_gpu_memory_gib"] or result["peak_memory_gib"])
+        minutes = "? minutes"
+        if result["minutes"] is not None:
+            minutes = f"{result['minutes']:.0f} minutes ({result['processor_minutes']:.0f} of the processor)"
+        strict, lenient = (_change(result, metric) for metric in (STRICT, LENIENT))
+        return (
+            f"- {markdown(result['recipe'])}, seed {int(result['seed'])} ({markdown(result['model'])}; "
+            f"{markdown(result['data']['eval'])}, {int(result['n'])} problems): strict {strict}, lenient "
+            f"{'the same' if lenient == strict else lenient}; {where}, {minutes}, {memory:.1f} GiB"
         )
-        memory = result["peak_gpu_memory_gib"] or result["peak_memory_gib"]
-        return [
-            f"{markdown(result['recipe'])}, {int(result['seed'])}",
-            f"{markdown(result['model'])}, {markdown(result['data']['eval'])} ({int(result['n'])})",
-            *(_change(result, metric) for metric in (STRICT, LENIENT)),
-            markdown(where),
-            f"{minutes}, {memory:.1f}",
-        ]
     except DAMAGED as error:
         raise DataError(
             f"{file} is no result of a run ({type(error).__name__}: {error}); expected RUN/{NAME}"
