@@ -34,7 +34,7 @@ def lookup(request):
     if flag:
         with open(flag, "a") as file:
             file.write("x")
-        if pid and os.path.getsize(flag) == 12:
+        if pid and os.path.getsize(flag) == 20:
             os.kill(int(pid), signal.SIGKILL)
     return str(eval(request, {}))
 
@@ -122,10 +122,13 @@ def test_a_run_with_calls_and_an_environment(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_that_is_killed_in_a_call_ends_as_one_that_is_not(tmp_path: Path) -> None:
+    """With useless groups sampled anew and earlier ones used again: their calls and spans are in the checkpoint."""
+
     def go(name: str, killed: bool) -> int:
         flag = tmp_path / f"{name}.flag"
         environment = {**os.environ, **({"KILL_FLAG": str(flag)} if killed else {})}
-        own = settings(tmp_path, "lookup", f"output_dir={tmp_path}", f"run_name={name}", "eval.enabled=false")
+        own = settings(tmp_path, "lookup", f"output_dir={tmp_path}", f"run_name={name}", "eval.enabled=false",
+                       "grpo.resample={when_below: 1, max_rounds: 1}", "grpo.replay={max_age: 2}")  # fmt: skip
         command = ["algorist", "run", "smoke-cpu", "device=cpu", "threads=1", *own]
         resume = ["--resume"] if flag.exists() else []
         return subprocess.run(
@@ -135,7 +138,11 @@ def test_a_run_that_is_killed_in_a_call_ends_as_one_that_is_not(tmp_path: Path) 
 
     assert go("whole", killed=False) == 0
     assert go("killed", killed=True) == -9
-    assert 0 < len(query(tmp_path / "killed", "SELECT * FROM rollouts")) < 24
+    count = "SELECT count(*) AS rows, sum(len(turns)) AS calls FROM rollouts"
+    before, all_of_them = (query(tmp_path / name, count)[0] for name in ("killed", "whole"))
+    assert 0 < before["rows"] < all_of_them["rows"] and all_of_them["calls"] > 12
+    logged = read_metrics(tmp_path / "whole" / "metrics.jsonl")
+    assert any(row.get("groups/refill_rounds") for row in logged)
     assert go("killed", killed=True) == 0
     whole, killed = (
         load_file(tmp_path / n / "grpo" / "final" / "model.safetensors") for n in ("whole", "killed")
