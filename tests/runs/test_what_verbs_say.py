@@ -119,6 +119,9 @@ def test_commands_are_shown_as_they_can_be_typed(tmp_path: Path, path: str, type
     ("words", "ours"),
     [
         (("run", "quickstart", "--use-wandb"), "without dashes. Here it is report_to=[wandb]."),
+        (("run", "quickstart", "--hub-private"), "Here it is hub.private=true."),
+        (("run", "quickstart", "--hub-token", "a"), "Here it is the variable HF_TOKEN, or hf auth login."),
+        (("run", "quickstart", "--wandb-tags", "a"), "Here it is tracking.tags=[TAG]."),
         (("run", "quickstart", "--run-name", "a"), "Here it is run_name=VALUE."),
         (("run", "quickstart", "--output-dir", "a"), "Here it is output_dir=VALUE."),
         (("run", "--config", "a.yaml"), "Here it is the first word after the verb, FILE.yaml or the name"),

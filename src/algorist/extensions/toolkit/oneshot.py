@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from algorist.config.load import load_recipe
-from algorist.config.other_names import trl_names
+from algorist.config.other_names import ours_for, trl_names
 from algorist.config.schema import DatasetSection, GRPOSection
 from algorist.config.section import ModelSection
 from algorist.data import Source, load_problems
@@ -325,7 +325,11 @@ def _grpo_section(merged: Mapping[str, Any]) -> GRPOSection:
 
 def _known(arguments: Mapping[str, Any], valid: Sequence[str], what: str) -> dict[str, Any]:
     for name in arguments:
-        check_known(name, valid, f"{what} has the key '{name}'")
+        check_known(
+            name,
+            valid,
+            f"{what} has the key '{name}'{'.' * bool(ours_for(name))}{ours_for(name).rstrip('.')}",
+        )
     return dict(arguments)
 
 
