@@ -324,12 +324,8 @@ def _grpo_section(merged: Mapping[str, Any]) -> GRPOSection:
 
 
 def _known(arguments: Mapping[str, Any], valid: Sequence[str], what: str) -> dict[str, Any]:
-    for name in arguments:
-        check_known(
-            name,
-            valid,
-            f"{what} has the key '{name}'{'.' * bool(ours_for(name))}{ours_for(name).rstrip('.')}",
-        )
+    for name, ours in ((name, ours_for(name)[:-1].replace(" Here", ": here")) for name in arguments):
+        check_known(name, valid, f"{what} has the key '{name}'{ours}")
     return dict(arguments)
 
 
