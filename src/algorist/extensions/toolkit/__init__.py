@@ -21,18 +21,14 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "objectives.masks": "masked_mean masked_normalize",
-    "extensions.toolkit.entropy": "compute_entropy",
-    "extensions.toolkit.log_probs": "get_response_log_probs token_log_probs",
-    "extensions.toolkit.microbatch": "grpo_microbatch_train_step sft_microbatch_train_step",
     "extensions.toolkit.oneshot": "DEFAULT_GRPO_ARGS MathTrainingSetup TrainingArtifacts build_chat_prompt build_text_generator "
     "create_math_training_setup format_for_grpo generate_math_solution load_gsm8k run_training "
     "save_prompt_and_response",
-    "extensions.toolkit.packed_dataset": "PackedSFTDataset get_packed_sft_dataset iterate_batches",
-    "extensions.toolkit.policy_gradient": "compute_group_normalized_rewards compute_grpo_clip_loss compute_naive_policy_gradient_loss "
-    "compute_policy_gradient_loss",
-    "extensions.toolkit.preference": "compute_per_instance_dpo_loss dpo_loss",
-    "extensions.toolkit.responses": "parse_gsm8k_response parse_mmlu_response",
-    "extensions.toolkit.tokenize": "tokenize_prompt_and_output",
+    "extensions.toolkit.policy_gradient": "compute_entropy compute_group_normalized_rewards compute_grpo_clip_loss "
+    "compute_naive_policy_gradient_loss compute_per_instance_dpo_loss compute_policy_gradient_loss dpo_loss "
+    "get_response_log_probs grpo_microbatch_train_step sft_microbatch_train_step token_log_probs",
+    "extensions.toolkit.tokenize": "PackedSFTDataset get_packed_sft_dataset iterate_batches parse_gsm8k_response "
+    "parse_mmlu_response tokenize_prompt_and_output",
 }
 MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 
