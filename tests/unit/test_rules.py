@@ -10,7 +10,7 @@ import pytest
 from algorist.config import load_recipe
 from algorist.config.load import parse_override
 from algorist.diagnosis.diagnose import find_causes, of_evaluation
-from algorist.diagnosis.rule import FACTS, Facts, Settings, Share, all_rules, apply
+from algorist.diagnosis.rule import FACTS, Facts, Settings, Share, all_rules, apply, make_rule
 from algorist.diagnosis.signals import Signals
 
 RECIPE = load_recipe("quickstart").recipe
@@ -192,3 +192,11 @@ def test_the_rewards_in_force_are_said_without_defaults() -> None:
     now = {"name": "correct", "weight": 1.0, "params": {}, "timeout_s": 30.0, "environment": []}
     _, before = Settings({"rewards": [now]}).changed({"rewards": [{"name": "well_formed"}]})
     assert before == ("[{name: correct}]",)
+
+
+def test_an_own_rule_that_raises_ends_no_run(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(facts: Facts) -> bool:
+        raise KeyError("x")
+
+    assert make_rule(broken, 1, facts="", says="").look(Facts(Settings())) is None
+    assert "rule 'broken' raised KeyError('x'); it says nothing" in caplog.text

@@ -6,7 +6,9 @@ where the facts come from. A fact that is not known there keeps the rules that r
 
 from __future__ import annotations
 
+import functools
 import inspect
+import logging
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 Changes = Mapping[str, Any]
 """Key of the recipe → value, or a function of the facts; ``{stage}`` in a key is the stage."""
 F = TypeVar("F", bound=Callable[..., Any])
+
+log = logging.getLogger("algorist.diagnosis.rule")
 
 
 class Unknown(Exception):
@@ -199,6 +203,11 @@ class Rule:
                 return None
         except Unknown:
             return None
+        except Exception as error:
+            if self.when.__module__.partition(".")[0] == "algorist":
+                raise
+            _failed(self.name, repr(error))  # a diagnosis ends no training
+            return None
         shown = [name for name in self.facts if facts.get(name) is not None]
         kinds = (facts.samples(kind) for kind in self.samples)
         return Finding(
@@ -224,6 +233,11 @@ class Rule:
 
 
 RULES: Registry[Rule] = Registry("rule")
+
+
+@functools.cache
+def _failed(name: str, error: str) -> None:
+    log.warning("rule '%s' raised %s; it says nothing (shown once)", name, error)
 
 
 def make_rule(
