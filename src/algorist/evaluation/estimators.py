@@ -52,7 +52,7 @@ class Interval:
             return "–"
         factor = 100 if is_share(metric) else 1
         unit = "" if factor == 1 else " points" if signed else " %"
-        form = f"{'+' if signed else ''}.{1 if is_share(metric) or 'mean' in metric else 2}f"
+        form = f"{'+' if signed else ''}.{2 if 'reward' in metric or 'score' in metric else 1}f"
         value = f"{factor * self.value:{form}}{unit}"
         if math.isnan(self.low):
             return value

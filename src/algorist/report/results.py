@@ -45,8 +45,8 @@ class Took:
         )
         gpu = _torch("cuda.max_memory_allocated") or 0
         return {
-            "minutes": None if self.resumed else round(minutes, 1),
-            "processor_minutes": None if self.resumed else round(processor, 1),
+            "minutes": None if self.resumed else round(minutes, 2),
+            "processor_minutes": None if self.resumed else round(processor, 2),
             "peak_memory_gib": round(peak, 2),
             "peak_gpu_memory_gib": round(gpu / 2**30, 2) if gpu else None,
         }
