@@ -17,6 +17,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # compiling algorist takes each process a second
+sys.dont_write_bytecode = False
 os.environ["PATH"] = (
     f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # as in an activated environment
 )
@@ -27,6 +29,8 @@ if (
     signal.getsignal(signal.SIGINT) == signal.SIG_IGN
 ):  # started in the background of a script; what we start must hear Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+from tests.warm import PYTHON  # noqa: E402 (it looks at the variables)
 
 _frozen_at = {"modules": 0}
 
@@ -108,7 +112,7 @@ def cli(tmp_path: Path) -> Cli:
 
     def call(*arguments: str, stdin: str = "", timeout: float = 240) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        command = [sys.executable, "-m", "algorist.cli.main", *arguments]
+        command = [PYTHON, "-m", "algorist.cli.main", *arguments]
         return subprocess.run(
             command,
             cwd=tmp_path,

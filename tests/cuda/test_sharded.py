@@ -6,10 +6,11 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.warm import PYTHON
 
 SCRIPT = Path(__file__).with_name("sharded_process.py")
 
@@ -22,7 +23,7 @@ def test_rollouts_and_update_of_a_sharded_model() -> None:
     group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
     started = [
         subprocess.Popen(
-            [sys.executable, str(SCRIPT)],
+            [PYTHON, str(SCRIPT)],
             env={**os.environ, **group, "RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from algorist.extensions.model_folder.write import export
 from algorist.models.load import load_policy, make_policy
 from algorist.prompts import get_format
 from algorist.runs.pipeline import run_recipe
+from tests.warm import PYTHON
 
 CPU = torch.device("cpu")
 TINY = ModelSection(name="tiny", tiny=TinySection(hidden_size=32, layers=2, vocab_size=400))
@@ -187,7 +187,7 @@ def test_the_card_names_the_base_its_licence_and_what_to_run(run: Path, tmp_path
     )  # a folder of this machine is nothing to others
     assert 'from_pretrained("given")' in card and "<details>" in card.partition("## Recipe")[2]
     (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run([PYTHON, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     of_hub = Recipe.model_validate({"model": {"name": "smollm2"}, "sft": {"enabled": False}})
     (tmp_path / "r").mkdir()

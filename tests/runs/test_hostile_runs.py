@@ -26,6 +26,7 @@ from algorist.store.run_folder import RunFolder
 from algorist.store.safe_text import json_text, markdown
 from algorist.store.write import MetricsWriter
 from tests.unit.test_report import make_run
+from tests.warm import PYTHON
 
 BAD = "\x1b[31m\x1b]0;title\x07\x9b31m\u202e\u2066\u200b[/red][bold]<img src=x onerror=alert(1)>`|**x**\x00"
 NAME = BAD.replace("\x00", "").replace("/", "\u2215")
@@ -236,7 +237,7 @@ def test_a_hang_up_saves_like_sigterm(number: signal.Signals, tmp_path: Path) ->
         f"output_dir={tmp_path}",
         "run_name=r",
     ]
-    command = [sys.executable, "-m", "algorist", "run", "smoke-cpu", *settings]
+    command = [PYTHON, "-m", "algorist", "run", "smoke-cpu", *settings]
     run = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

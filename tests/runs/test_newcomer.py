@@ -27,6 +27,7 @@ from algorist.errors import CheckpointError
 from algorist.extensions.iterate.rounds import Drawing
 from algorist.runs.pipeline import run_recipe
 from algorist.training.checkpoint import write_manifest
+from tests.warm import PYTHON
 
 DOCS = Path(__file__).parents[2] / "docs"
 SFT_ONLY = ["smoke-cpu", "threads=1", "grpo.enabled=false", "eval.enabled=false"]
@@ -35,7 +36,7 @@ SFT_ONLY = ["smoke-cpu", "threads=1", "grpo.enabled=false", "eval.enabled=false"
 def interrupted(folder: Path, ready: Path, *words: str) -> tuple[int, str]:
     """Start ``algorist``, send Ctrl-C as soon as ``ready`` is there, and return exit code and output."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "algorist.cli.main", *words],
+        [PYTHON, "-m", "algorist.cli.main", *words],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

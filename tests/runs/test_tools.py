@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -24,6 +23,7 @@ from algorist.store.read import query
 from algorist.store.run_log import Quiet
 from algorist.store.write import read_metrics
 from tests.tiny import smoke_recipe
+from tests.warm import PYTHON
 
 OWN = '''
 import os, signal, time
@@ -104,7 +104,7 @@ def test_a_run_with_calls_and_an_environment(tmp_path: Path) -> None:
 
     def algorist(*arguments: str) -> str:
         done = subprocess.run(
-            [sys.executable, "-m", "algorist", *arguments], capture_output=True, text=True, timeout=300
+            [PYTHON, "-m", "algorist", *arguments], capture_output=True, text=True, timeout=300
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -132,7 +132,7 @@ def test_a_run_that_is_killed_in_a_call_ends_as_one_that_is_not(tmp_path: Path) 
         command = ["algorist", "run", "smoke-cpu", "device=cpu", "threads=1", *own]
         resume = ["--resume"] if flag.exists() else []
         return subprocess.run(
-            ["sh", "-c", 'TRAINER_PID=$$ exec "$0" -m "$@"', sys.executable, *command, *resume],
+            ["sh", "-c", 'TRAINER_PID=$$ exec "$0" -m "$@"', PYTHON, *command, *resume],
             env=environment, capture_output=True, timeout=600,
         ).returncode  # fmt: skip
 

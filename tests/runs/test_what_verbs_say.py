@@ -18,6 +18,7 @@ from algorist.config.explain import describe, settings_page
 from algorist.errors import ConfigError
 from algorist.runs.pipeline import run_recipe
 from algorist.store.run_log import Quiet
+from tests.warm import PYTHON
 
 DOCS = Path(__file__).parents[2] / "docs"
 DATA = ["--data", "arithmetic,params={count: 6, seed: 3}"]
@@ -74,7 +75,7 @@ def test_solve_does_not_ask_the_hub_for_a_folder(run: Path, verb: Any) -> None:
 def test_solve_in_a_terminal_answers_line_by_line(run: Path, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "algorist", "solve", "--model", str(run)],
+        [PYTHON, "-m", "algorist", "solve", "--model", str(run)],
         stdin=theirs,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

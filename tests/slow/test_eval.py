@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from algorist.errors import ConfigError
 from algorist.evaluation.artifact import read_artifact
 from algorist.runs.pipeline import run_recipe
 from algorist.store.read import rollouts
+from tests.warm import PYTHON
 
 TINY = "model.tiny={hidden_size: 64, layers: 2, vocab_size: 300, max_position_embeddings: 1024}"
 SMALL = (
@@ -128,7 +128,7 @@ def test_a_killed_evaluation_continues_and_ends_the_same(
     evaluate(*words, str(whole))
     expected = json.loads(capsys.readouterr().out)["evaluations"][0]["metrics"]
     progress = killed / "x.progress.jsonl"
-    command = [sys.executable, "-m", "algorist.cli.main", "eval", *words, str(killed)]
+    command = [PYTHON, "-m", "algorist.cli.main", "eval", *words, str(killed)]
     victim = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL)
     while victim.poll() is None and not (progress.is_file() and progress.read_bytes().count(b"\n") >= 4):
         time.sleep(0.002)

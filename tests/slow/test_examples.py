@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.warm import PYTHON
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TINY = (
     *("threads=1", "device=cpu", "model.tiny={vocab_size: 400, hidden_size: 32, layers: 2}"),
@@ -31,7 +33,7 @@ FEW = [f"data.{part}.params.count=20" for part in ("train", "sft", "eval")]
 def run(folder: Path, script: str, *arguments: str) -> str:
     """Run an example in ``folder`` and return what it printed."""
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / script), *arguments],
+        [PYTHON, str(EXAMPLES / script), *arguments],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -117,7 +119,7 @@ def test_own_reward_in_a_run(folder: Path) -> None:
     verb, recipe, setting = re.findall(r"algorist (\w+) (\S+) '(.+)'", usage)[0]
     assert verb in VERBS
     command = [
-        sys.executable,
+        PYTHON,
         "-m",
         "algorist.cli.main",
         verb,
@@ -150,7 +152,7 @@ def test_examples_are_few_short_and_public() -> None:
 def test_own_algorithm_in_a_run_and_in_a_loop(folder: Path) -> None:
     from algorist.store.read import metrics, query
 
-    command = [sys.executable, "-m", "algorist.cli.main", "run", "quickstart", "run_name=own", *TINY, *FEW]
+    command = [PYTHON, "-m", "algorist.cli.main", "run", "quickstart", "run_name=own", *TINY, *FEW]
     own = EXAMPLES / "own_algorithm.py"
     command += [f"grpo.advantage={own}:median_centered", f"grpo.loss={own}:reinforce"]
     command.append(

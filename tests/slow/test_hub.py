@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from tests.hub_server import Commit, HubServer
+from tests.warm import OWN, PYTHON
 
 Call = Callable[..., subprocess.CompletedProcess[str]]
 NAME = "me/tiny-math"
@@ -32,7 +33,7 @@ def calls(folder: Path, hub: HubServer) -> Call:
     def call(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         own = {"COLUMNS": "300", "OMP_NUM_THREADS": "1", "HF_HOME": str(folder / "hf")}
         return subprocess.run(
-            [sys.executable, "-m", "algorist.cli.main", *arguments],
+            [PYTHON, "-m", "algorist.cli.main", *arguments],
             cwd=folder,
             env={**os.environ, **own, **hub.environment(), **variables},
             capture_output=True,
@@ -152,8 +153,9 @@ def test_a_hub_that_is_away_in_the_middle_gets_the_model_at_the_end(
 
 
 def test_without_the_hub_the_run_ends_well_and_says_how_to_upload_later(
-    hub: HubServer, cli: Call, tmp_path: Path
+    hub: HubServer, cli: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv(OWN, "1")
     hub.stop()
     own = ("hub.private=false", "hub.revision=trial", "hub.commit_message=Trial 7")
     done = cli("run", "smoke-cpu", "--only", "sft", "run_name=alone", "--hub-model-id", NAME, *own)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
+
+from tests.warm import PYTHON
 
 
 def test_killed_and_resumed_is_the_same_run(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.slow.kill_runs", "--kills", "8", "--folder", str(tmp_path), "--seed", "3"],
+        [PYTHON, "-m", "tests.slow.kill_runs", "--kills", "8", "--folder", str(tmp_path), "--seed", "3"],
         capture_output=True, text=True, timeout=600, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -15,6 +14,7 @@ import pyarrow.parquet
 import pytest
 
 from tests.conftest import Cli
+from tests.warm import PYTHON
 
 # The quickstart without the sampled evaluation and with a third of its GRPO steps.
 STEPS = 40
@@ -93,7 +93,7 @@ def test_real_gsm8k_rows_and_a_model_folder_by_path(cli: Cli, tmp_path: Path, re
 def test_ctrl_c_saves_and_resume_finishes(cli: Cli, tmp_path: Path) -> None:
     arguments = ["run", "smoke-cpu", "sft.max_steps=30", "run_name=stopped", "eval.enabled=false"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "algorist.cli.main", *arguments]
+    command = [PYTHON, "-m", "algorist.cli.main", *arguments]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=environment)
     run = tmp_path / "runs" / "stopped"
     deadline = time.monotonic() + 120

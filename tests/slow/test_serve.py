@@ -7,7 +7,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
@@ -19,6 +18,7 @@ import pytest
 from algorist.config import load_recipe
 from algorist.runs.pipeline import run_recipe
 from tests.conftest import Cli
+from tests.warm import PYTHON
 
 QUESTIONS = [
     "Mia has 12 pens. Mia loses 5. How many pens does Mia have now?",
@@ -61,7 +61,7 @@ def serving(run: Path) -> Iterator[tuple[str, Callable[[], str]]]:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     command = [
-        sys.executable,
+        PYTHON,
         "-m",
         "algorist",
         "serve",
@@ -128,7 +128,7 @@ def test_the_example_answers_the_calls_that_a_server_does_not(
     assert here["turns"]
     with serving(run) as (url, said):
         example = Path(__file__).parents[2] / "examples" / "tool_loop.py"
-        command = [sys.executable, str(example), url, str(run / "sft" / "final"), QUESTIONS[0]]
+        command = [PYTHON, str(example), url, str(run / "sft" / "final"), QUESTIONS[0]]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
         there = cli("solve", QUESTIONS[0], "--model", str(run), "--json", "--endpoint", url)
         started = said()

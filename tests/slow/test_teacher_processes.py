@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from tests.slow.test_two_processes import (
     run_alone,
     weights,
 )
+from tests.warm import PYTHON
 
 pytestmark = pytest.mark.slow
 REFUSED = ("grpo.resample", "grpo.replay")
@@ -71,7 +71,7 @@ def test_two_processes_are_one(folder: Path, loss: str, config: str) -> None:
 @pytest.mark.parametrize("loss", ["sampled", "full"])
 def test_killed_and_resumed_is_the_same_run(tmp_path: Path, loss: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.slow.kill_runs", "--kills", "4", "--folder", str(tmp_path), "--seed", "3", "--teacher", loss],
+        [PYTHON, "-m", "tests.slow.kill_runs", "--kills", "4", "--folder", str(tmp_path), "--seed", "3", "--teacher", loss],
         capture_output=True, text=True, timeout=600, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from importlib.resources import files
 from pathlib import Path
@@ -29,6 +28,7 @@ from algorist.runs.pipeline import Quiet, run_recipe
 from algorist.store.stages import step_of
 from algorist.training.checkpoint import damage, processes_of
 from algorist.training.distributed import is_sharded, whole_weights
+from tests.warm import NESTED, PYTHON
 
 ROOT = Path(__file__).resolve().parents[2]
 # Some groups have no useful reward, so that a process may meet a micro-batch without any signal.
@@ -62,12 +62,18 @@ WEIGHTS, NUMBERS = 5e-6, 1e-5  # largest differences in float32: weights; losses
 
 
 def start(folder: Path, *arguments: str, program: tuple[str, ...] = ALGORIST) -> subprocess.Popen[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
-    command = [sys.executable, *program, *arguments]
+    own = {
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "COLUMNS": "200",
+        NESTED: "1",
+        "PYTHON_EXEC": PYTHON,
+    }
+    command = [PYTHON, *program, *arguments]
     return subprocess.Popen(
         command,
         cwd=folder,
-        env=environment,
+        env=os.environ | own,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from algorist.errors import AlgoristError, CheckpointError
 from algorist.extensions.model_folder.write import export
 from algorist.models.load import load_policy, make_policy
 from algorist.models.weights import check_weights
+from tests.warm import PYTHON
 
 CPU = torch.device("cpu")
 SIZES: dict[str, Any] = {"hidden_size": 32, "layers": 2, "vocab_size": 400}
@@ -269,7 +269,7 @@ def test_a_folder_that_lacks_a_tensor_is_not_given_away(whole: Path, tmp_path: P
 def test_solve_ends_with_exit_2_and_one_sentence(whole: Path, tmp_path: Path) -> None:
     shutil.copytree(whole, tmp_path / "model")
     weights(lambda w: w.pop(NORM))(tmp_path / "model")
-    command = [sys.executable, "-m", "algorist", "solve", "1 + 1 = ?", "--model", str(tmp_path / "model")]
+    command = [PYTHON, "-m", "algorist", "solve", "1 + 1 = ?", "--model", str(tmp_path / "model")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2 and done.stdout == ""
     assert f"lacks {NORM}" in done.stderr and "Traceback" not in done.stderr

@@ -6,7 +6,6 @@ import json
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from algorist.training.checkpoint import (
     newest_checkpoint,
     write_manifest,
 )
+from tests.warm import PYTHON
 
 TINY = [
     "model.tiny={hidden_size: 32, layers: 1, vocab_size: 300, max_position_embeddings: 256}",
@@ -170,7 +170,7 @@ def test_a_stateful_reward_goes_on_where_a_kill_left_it(tmp_path: Path, after_sf
         if name == "killed":
             (tmp_path / "kill").touch()
         code = "import json, sys; from tests.unit.test_checkpoint import _restart; _restart(*json.loads(sys.argv[1]))"
-        command = [sys.executable, "-c", code, json.dumps([str(tmp_path / name), settings])]
+        command = [PYTHON, "-c", code, json.dumps([str(tmp_path / name), settings])]
         done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
         assert done.returncode == (-signal.SIGKILL if name == "killed" else 0), done.stderr
     assert [c.name for c in checkpoints(tmp_path / "killed" / "r" / "grpo")] == [

@@ -26,6 +26,7 @@ from algorist.store.read import query
 from algorist.training import step
 from algorist.training.faults import MAX_BAD_STEPS, FiniteSteps, memory_advice
 from tests.tiny import TOKENIZER, make_model, make_trainer, parameters_of
+from tests.warm import PYTHON
 
 from .test_checkpoint import run
 
@@ -132,7 +133,7 @@ def test_out_of_memory_is_the_same_mathematics_in_smaller_parts(kind: str, tmp_p
     for extra_mb in (0, enough):
         folder = tmp_path / str(extra_mb)
         done = subprocess.run(
-            [sys.executable, "-m", "tests.unit.out_of_memory_run", kind, str(extra_mb), str(folder)],
+            [PYTHON, "-m", "tests.unit.out_of_memory_run", kind, str(extra_mb), str(folder)],
             capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
@@ -180,7 +181,7 @@ def test_a_process_that_runs_out_of_memory_does_its_share_again_while_the_other_
         group = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         started = [
             subprocess.Popen(
-                [sys.executable, "-m", "tests.unit.out_of_memory_run", "grpo", str(extra_mb), str(folder)],
+                [PYTHON, "-m", "tests.unit.out_of_memory_run", "grpo", str(extra_mb), str(folder)],
                 env={**os.environ, "OMP_NUM_THREADS": "1", "RANK": str(r), "LOCAL_RANK": str(r), **group},
                 stderr=subprocess.PIPE, text=True,
             )
