@@ -24,7 +24,8 @@ os.environ["PATH"] = (
     f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # as in an activated environment
 )
 if os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free > 6 << 30:
-    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")  # a small run waits a second for a disk to sync
+    # Where a file is synced at once: a small run syncs eighty, which takes a disk a second.
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
 if not Path("/dev/nvidiactl").exists():  # triton reads it when it is first imported, by whatever library
     os.environ.setdefault("TRITON_INTERPRET", "1")
 

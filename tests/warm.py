@@ -65,9 +65,7 @@ def main() -> None:
         start = json.loads(Path(place, "start.json").read_text(encoding="utf-8"))
         known = first and (first[0] in ("-m", "-c") or not first[0].startswith("-"))
         same = _deciding() == start["deciding"]
-        several = OWN in os.environ or (
-            words[:1] == ["-u"] and "PYTHON_EXEC" in os.environ
-        )  # torchrun's workers
+        several = OWN in os.environ
     except OSError:
         known = False
     if not known or not (same or several):
