@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-
-from tests.warm import NESTED, PYTHON
 
 BATTERY = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu.py"
 
 
 def run(*options: str) -> subprocess.CompletedProcess[str]:
-    command, environment = [PYTHON, str(BATTERY), *options], os.environ | {NESTED: "1"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment)
+    return subprocess.run(
+        [sys.executable, str(BATTERY), *options], capture_output=True, text=True, timeout=900
+    )
 
 
 @pytest.mark.slow
