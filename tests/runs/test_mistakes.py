@@ -41,6 +41,10 @@ def folder_without_tokenizer(where: Path) -> Path:
         (["run", "quickstart", "model.name=Qwen/Qwen2.5-0.5B-Instruct"], ["model.name=/path/to/FOLDER"]),
         (["run", "quickstart", "prompt.format=thoughts"], ["unknown prompt format"]),
         (["run", "quickstart", "rewards=[{name: corect}]"], ["unknown reward", "Did you mean 'correct'"]),
+        (
+            ["run", "quickstart", "rewards=[{name: repetition, params: {ngram: 99999999999}}]"],
+            ["ngram", "less than or equal to 1000"],
+        ),
         (["run", "quickstart", "grpo.optim=adamw_trch"], ["grpo.optim is", "Did you mean 'adamw_torch'"]),
         (
             ["run", "quickstart", "sft.enabled=false", "--only", "sft"],

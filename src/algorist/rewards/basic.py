@@ -121,7 +121,7 @@ def reasoning_steps(completion: str, *, steps: int = 3) -> float:
 def repetition(
     completion: str,
     *,
-    ngram: Annotated[int, Field(ge=1)] = 3,
+    ngram: Annotated[int, Field(ge=1, le=1000)] = 3,
     max_penalty: Annotated[float, Field(le=0)] = -0.1,
 ) -> float:
     """``max_penalty`` × the share of n-grams of lower-cased words that occurred before; 0 for fewer than n words."""
