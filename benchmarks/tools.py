@@ -20,14 +20,16 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
+import measure
 import torch
 
 from algorist.config.section import ModelSection
 from algorist.evaluation.artifact import read_artifact
 from algorist.evaluation.compare import on_common_problems, paired_metrics
+from algorist.evaluation.estimators import paired_difference
 from algorist.extensions.toolbox.base import TOOLS, Limits, Tool
 from algorist.models.load import make_policy
 from algorist.rollouts.base import SamplingParams
@@ -184,12 +186,21 @@ def rest_of_svamp(whole: Path, folder: Path) -> Path:
     return rest
 
 
-def table(folder: Path) -> None:
-    """Print what the stored evaluations of ``worth`` say so far; shares are percent, ``gold`` of the last calls got the right answer."""
+def table(folder: Path, *, save: bool = False) -> None:
+    """Print what the stored evaluations of ``worth`` say so far; shares are percent, ``gold`` of the last calls got the right answer.
+
+    With ``save`` which problems were right goes to ``baselines/tools-worth.json``: one character of 0 or 1 for each, in order.
+    """
     stored = {
         (path.parent.parent.name, path.stem): read_artifact(path.parent, path.stem)
         for path in sorted(folder.glob("*-*-*/eval/*.json"))
     }
+    if save:
+        right = {
+            f"{run} {name}": "".join(str(int(bool(row["correct"]))) for row in artifact.samples)
+            for (run, name), artifact in sorted(stored.items())
+        }
+        measure.save_json("tools-worth", {"right": right})
     print("seed set      after    n  plain   tool  difference [95 %]      calls  failed   gold")
     for (run, name), artifact in sorted(stored.items(), key=lambda item: item[0][::-1]):
         arm, stage, seed = run.split("-")
@@ -201,6 +212,23 @@ def table(folder: Path) -> None:
                 gain = paired_metrics(plain.samples, second.samples)["greedy_accuracy"]
                 line += f"{100 * gain.value:+5.1f} [{100 * gain.low:+5.1f}, {100 * gain.high:+5.1f}]"
             print(f"{line:<54}{_calls(rows)}")
+    for name, stage in sorted({(name, run.split("-")[1]) for run, name in stored}):
+        pairs = [
+            (stored[f"plain-{stage}-{seed}", name].samples, rows.samples)
+            for seed in range(100)
+            if (rows := stored.get((f"tool-{stage}-{seed}", name)))
+            and (f"plain-{stage}-{seed}", name) in stored
+        ]
+        if len(pairs) > 1:
+            plain, tool = (
+                [mean(bool(row["correct"]) for row in rows) for rows in zip(*arm, strict=True)]
+                for arm in zip(*pairs, strict=True)
+            )
+            gain = paired_difference(plain, tool)
+            print(
+                f"all  {name:<8} {stage:<5} {len(plain):>4} {100 * mean(plain):>6.1f} {100 * mean(tool):>6.1f}  "
+                f"{100 * gain.value:+5.1f} [{100 * gain.low:+5.1f}, {100 * gain.high:+5.1f}] over {len(pairs)} seeds"
+            )
     for path in sorted(folder.glob("*-*-*/metrics.jsonl")):
         times = [json.loads(line)["time"] for line in path.read_text(encoding="utf-8").splitlines()]
         print(
@@ -246,14 +274,16 @@ def main() -> None:
         "--svamp", type=Path, help="file of all 1,000 problems; without it only the first 300"
     )
     second.add_argument("--change", action="append", default=[], metavar="KEY=VALUE", help="of both arms")
-    verbs.add_parser("table").add_argument("--out", type=Path, default=Path("runs/tools"))
+    third = verbs.add_parser("table")
+    third.add_argument("--out", type=Path, default=Path("runs/tools"))
+    third.add_argument("--save", action="store_true")
     asked = parser.parse_args()
     if asked.verb == "calls":
         calls(asked.count)
     elif asked.verb == "cost":
         cost(asked.model, asked.rows, asked.tokens, asked.rounds)
     elif asked.verb == "table":
-        table(asked.out)
+        table(asked.out, save=asked.save)
     else:
         worth(asked)
 
