@@ -42,7 +42,7 @@ class TeacherSection(Section):
 
     model: str
     """A model folder, a run, a hub name or a ``.gguf`` file, with the student's tokenizer; ``base``: the base of the student's own
-    adapter, which takes no further memory; or the address of a server, ``http://HOST:PORT``."""
+    adapter, which takes no further memory; or a server, ``http://HOST:PORT``."""
     weight: float = Field(1.0, gt=0)
     """λ: nats of disagreement per unit of advantage."""
     loss: Literal["sampled", "full", "top_k"] = "sampled"
