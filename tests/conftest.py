@@ -34,7 +34,7 @@ if (
 ):  # started in the background of a script; what we start must hear Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-from tests.warm import PYTHON  # noqa: E402 (it looks at the variables)
+from tests import warm  # noqa: E402 (it looks at the variables)
 
 _frozen_at = {"modules": 0}
 
@@ -83,8 +83,9 @@ def registrations_undone() -> Iterator[None]:
 
 
 def pytest_sessionfinish() -> None:
-    """Let the interpreter clean up after the libraries, too."""
+    """Let the interpreter clean up after the libraries, too, and take away the warm Python's folder."""
     gc.unfreeze()
+    warm.close()
 
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
@@ -116,7 +117,7 @@ def cli(tmp_path: Path) -> Cli:
 
     def call(*arguments: str, stdin: str = "", timeout: float = 240) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        command = [PYTHON, "-m", "algorist.cli.main", *arguments]
+        command = [warm.PYTHON, "-m", "algorist.cli.main", *arguments]
         return subprocess.run(
             command,
             cwd=tmp_path,

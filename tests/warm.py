@@ -50,6 +50,16 @@ def folder() -> str:
     return os.environ[FOLDER]
 
 
+def close() -> None:
+    """Remove the folder, in the process that made it."""
+    import shutil
+
+    place = Path(os.environ[FOLDER])
+    with contextlib.suppress(OSError):
+        if json.loads((place / "start.json").read_text(encoding="utf-8"))["owner"] == os.getpid():
+            shutil.rmtree(place, ignore_errors=True)
+
+
 def _deciding() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if k.startswith(READ_WHEN_IMPORTED) and k != "PYTHON_EXEC"}
 
