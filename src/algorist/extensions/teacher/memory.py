@@ -20,6 +20,9 @@ from algorist.training.lm_head import CACHE_BYTES, CHUNK_ELEMENTS
 
 BYTES = {"8bit": 1.0, "4bit": 0.52}
 """Of a weight that is quantised; in 4 bit with its scales, which are quantised too."""
+WIDE, NARROW = 4, 12
+"""Tensors of a forward pass without gradients that are there at once, with what the allocator keeps between them: 442 MB were measured
+for 5,632 tokens of 2,304 and 768 numbers in float32, 208 of them in four wide tensors."""
 COPIES = 4
 """Tensors of a chunk's logits that are there at once: log-probs of both, their difference, the slope."""
 
@@ -37,7 +40,7 @@ def taken(recipe: Any, student: Any, rows: int, width: int, tokens: int, loaded:
         config = AutoConfig.from_pretrained(str(place), trust_remote_code=recipe.model.trust_remote_code)
         weights = _weights(config, section.quantization, size)
     text = config.get_text_config()
-    forward = 4 * size * tokens * (text.intermediate_size + text.hidden_size)
+    forward = size * tokens * (WIDE * text.intermediate_size + NARROW * text.hidden_size)
     if remote or (device.type != "cpu" and section.device == "cpu"):
         weights = forward = 0
     numbers = logits = 0
