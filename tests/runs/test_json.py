@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from algorist.cli.main import VERBS, app_of
 from algorist.cli.recipes_command import json_page
 from algorist.cli.terminal import keys_of
@@ -78,6 +80,7 @@ def test_the_page_is_what_the_code_says() -> None:
     assert page == json_page(), "write it again: algorist recipes json > docs/json.md"
 
 
+@pytest.mark.slow
 def test_every_verb_prints_one_object_with_its_keys(verb: Any, tmp_path: Path) -> None:
     (tmp_path / "sums.csv").write_text(
         "question,answer\n" + "".join(f"{n} + 1?,{n + 1}\n" for n in range(40))
