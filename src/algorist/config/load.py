@@ -164,7 +164,7 @@ def _locate(name_or_path: str, base: Path | None) -> tuple[str, Path | None, str
                 beside = [p.name for p in sorted(candidate.parent.glob("*.y*ml"))[:1000]]
                 raise ConfigError(
                     f"no recipe file at {candidate}.{nearest(candidate.name, beside)} "
-                    f"Shipped recipes: {', '.join(recipe_names())}"
+                    "algorist recipes lists the shipped ones"
                 )
     names = recipe_names()
     name = name_or_path.replace("_", "-") if name_or_path not in names else name_or_path

@@ -20,11 +20,10 @@ from algorist.training.lm_head import CACHE_BYTES, CHUNK_ELEMENTS
 
 BYTES = {"8bit": 1.0, "4bit": 0.52}
 """Of a weight that is quantised; in 4 bit with its scales, which are quantised too."""
-WIDE, NARROW = 4, 12
-"""Tensors of a forward pass without gradients that are there at once, with what the allocator keeps between them: 442 MB were measured
-for 5,632 tokens of 2,304 and 768 numbers in float32, 208 of them in four wide tensors."""
-COPIES = 4
-"""Tensors of a chunk's logits that are there at once: log-probs of both, their difference, the slope."""
+WIDE, NARROW, COPIES = 4, 12, 4
+"""Tensors that are there at once. Of a forward pass without gradients, with what the allocator keeps between them (442 MB were measured
+for 5,632 tokens of 2,304 and 768 numbers in float32, 208 of them in four wide tensors); of a chunk's logits: log-probs of both,
+their difference, the slope."""
 
 
 def taken(recipe: Any, student: Any, rows: int, width: int, tokens: int, loaded: bool) -> tuple[int, int]:
