@@ -109,7 +109,8 @@ def main() -> None:
         pass_on(number, None)
     code = struct.unpack("!i", _exactly(connection, 4))[0]
     if code < 0:
-        signal.signal(-code, signal.SIG_DFL)
+        with contextlib.suppress(OSError):  # SIGKILL has no handler
+            signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code)
 

@@ -22,7 +22,7 @@ from typing import Any
 MOST_OUTPUT = 1 << 16
 _MODULES = (
     "math cmath fractions decimal statistics itertools functools collections heapq bisect operator string random re datetime "
-    "typing dataclasses enum copy textwrap numbers sympy"
+    "typing dataclasses enum copy textwrap numbers sympy numpy"
 ).split()
 _WARM = (
     "solve('x**2-1'); simplify('sin(x)**2+cos(x)**2'); integrate('x*exp(x)'); expand('(x+1)**3'); factor('x**2-1'); nsimplify(0.5); "
