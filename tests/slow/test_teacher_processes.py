@@ -59,7 +59,7 @@ def test_two_processes_are_one(folder: Path, loss: str, config: str) -> None:
     two = folder / "runs" / f"two-{loss}-{config}"
     ways = ["run", "-n", "2", "--launch", config, "smoke-cpu", f"run_name={two.name}"]
     call(folder, *ways, *TWO, *taught(folder, loss))
-    assert largest_difference(weights(one, "grpo"), weights(two, "grpo")) <= 2 * WEIGHTS  # 5.5e-6 on an AMD Zen 4
+    assert largest_difference(weights(one, "grpo"), weights(two, "grpo")) <= 2 * WEIGHTS
     assert largest_difference(weights(one, "sft"), weights(one, "grpo")) > 100 * WEIGHTS
     lines = [[row for row in metrics(run) if "teacher/reverse_kl" in row] for run in (one, two)]
     assert len(lines[0]) == len(lines[1]) > 0

@@ -191,7 +191,9 @@ def test_everything_is_written_once(folder: Path) -> None:
     assert json.loads((two / "stages.json").read_text()) == json.loads((one / "stages.json").read_text())
     names = [{p.relative_to(run).as_posix() for p in run.rglob("*") if p.is_file()} for run in (one, two)]
     per_process = {name for name in names[1] if "rng_state" in name or name.endswith(".pt.1")}
-    assert names[1] - per_process - {"report.html", "result.json"} == {name for name in names[0] if "rng_state" not in name}
+    assert names[1] - per_process - {"report.html", "result.json"} == {
+        name for name in names[0] if "rng_state" not in name
+    }
     for checkpoint in two.glob("*/checkpoint-*"):
         assert damage(checkpoint) == "" and processes_of(checkpoint) == 2
     assert "algorist run -n 2" in json.loads((two / "environment.json").read_text())["command"]
