@@ -104,8 +104,8 @@ def mean_interval(values: Sequence[float]) -> Interval:
 def share_interval(values: Sequence[float]) -> Interval:
     """Return the mean of per-problem shares in [0, 1] with Wilson's interval at the effective number of problems.
 
-    The effective number is p(1 − p) / (s² / N): N for right-or-wrong values, more when each value is itself a mean
-    of several samples. Without spread it is N.
+    The effective number is p(1 − p) / (s² / N): N − 1 for right-or-wrong values, more when each value is itself a mean
+    of several samples. Without spread it is N. Student's quantile with N − 1 degrees of freedom takes the place of 1.96.
 
     Source: the effective-sample-size interval of Korn and Graubard (1998), with Wilson's in place of Clopper's.
     """
