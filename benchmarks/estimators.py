@@ -40,9 +40,9 @@ from algorist.data import load_problems
 from algorist.evaluation.estimators import paired_difference, pass_at_k, share_interval
 from algorist.evaluation.run import EvaluationSetting, evaluate
 from algorist.models.load import load_policy
-from algorist.prompts.attached import recipe_format
 from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
+from algorist.runs.asking import recipe_format
 from algorist.runs.pipeline import run_recipe
 from algorist.runs.plan import Problems
 from algorist.store.atomic import replace_text

@@ -35,10 +35,10 @@ from algorist.config.load import load_recipe
 from algorist.data.arithmetic import word_problems
 from algorist.evaluation.run import EvaluationSetting, evaluate
 from algorist.models.load import load_policy
-from algorist.prompts.attached import recipe_format
 from algorist.prompts.base import PromptFormat, Tags, add_format
 from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
+from algorist.runs.asking import recipe_format
 from algorist.runs.pipeline import run_recipe
 from algorist.runs.plan import Problems
 from algorist.runs.rate import rate

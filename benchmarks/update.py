@@ -26,11 +26,11 @@ from models import LONGEST, make_batch, make_model, make_tokenizer
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
-from algorist.objectives import ADVANTAGES, LOSSES
+from algorist.objectives import ADVANTAGES, LOSSES, Objective
 from algorist.training.batch import Batch
 from algorist.training.log_probs import LogProbs
 from algorist.training.metrics import Metrics
-from algorist.training.objective import Objective, loss_of, rows_to_compute, step_weights
+from algorist.training.objective import loss_of, rows_to_compute, step_weights
 
 PROMPTS = {"tiny": 8, "small": 2, "wide": 1}
 GROUP_SIZE = 16

@@ -14,11 +14,12 @@ from algorist.config.schema import DatasetSection
 from algorist.data import load_problems
 from algorist.models.load import load_policy
 from algorist.objectives import group_centered, policy_loss
-from algorist.prompts.attached import attached, how_to_ask
+from algorist.prompts.attached import attached
 from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
 from algorist.rollouts.base import SamplingParams
 from algorist.rollouts.collect import collect
+from algorist.runs.asking import how_to_ask
 from algorist.training.batch import Batch
 from algorist.training.log_probs import LogProbs
 

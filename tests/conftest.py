@@ -61,8 +61,8 @@ def _signals_stay() -> Iterator[None]:
 @pytest.fixture
 def registrations_undone() -> Iterator[None]:
     """Take out again what a test registers in this process: names, and the keys of its extensions."""
-    from algorist import extension, user_code
-    from algorist.diagnosis.rule import all_rules
+    from algorist import declared, user_code
+    from algorist.diagnosis.rules import all_rules
     from algorist.registry import Registry
 
     all_rules()  # which are registered once, when their modules are first imported
@@ -70,15 +70,15 @@ def registrations_undone() -> Iterator[None]:
     things = [thing for module in modules for thing in vars(module).values()]
     registries = list({id(thing): thing for thing in things if isinstance(thing, Registry)}.values())
     before = [(dict(r._entries), set(r._by_user)) for r in registries]
-    owners, plugins = dict(extension._OWNERS), dict(user_code._PLUGINS)
+    owners, plugins = dict(declared._OWNERS), dict(user_code._PLUGINS)
     yield
     user_code._PLUGINS = plugins
     for registry, (entries, by_user) in zip(registries, before, strict=True):
         registry._entries, registry._by_user = entries, by_user
-    for name, key in set(extension._OWNERS) - set(owners):
-        del extension._OWNERS[name, key]
-        del extension._SECTIONS[name][0].__pydantic_fields__[key]
-        for section in extension._SECTIONS[name]:
+    for name, key in set(declared._OWNERS) - set(owners):
+        del declared._OWNERS[name, key]
+        del declared._SECTIONS[name][0].__pydantic_fields__[key]
+        for section in declared._SECTIONS[name]:
             section.model_rebuild(force=True)
 
 

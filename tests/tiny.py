@@ -12,7 +12,6 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from algorist.config import load_recipe
 from algorist.config.schema import GRPOSection, Recipe
 from algorist.config.section import ModelSection
-from algorist.extension import Extensions
 from algorist.extensions.reference import KLPenalty
 from algorist.models.load import Policy, make_policy
 from algorist.models.tiny import train_tokenizer
@@ -20,6 +19,7 @@ from algorist.prompts import get_format
 from algorist.prompts.base import PromptFormat
 from algorist.rewards import RewardSet, build_rewards
 from algorist.rollouts.base import Completion, Completions, Prompts, SamplingParams
+from algorist.training.extension import Extensions
 from algorist.training.grpo_setup import make_grpo_trainer
 from algorist.types import Problem
 from benchmarks.stock_trl import make_stock_trainer

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from algorist.rollouts.collect import collect as collect
     from algorist.runs.pipeline import run_recipe as run_recipe
     from algorist.training.batch import Batch as Batch
+    from algorist.training.extension import Extension as Extension
+    from algorist.training.extension import extension as extension
     from algorist.training.log_probs import LogProbs as LogProbs
 
 _MODULES = {
@@ -60,6 +62,7 @@ _MODULES = {
     "rollouts.collect": "collect",
     "runs.pipeline": "run_recipe",
     "training.batch": "Batch",
+    "training.extension": "Extension extension",
     "training.log_probs": "LogProbs",
 }
 _MODULE_OF = {

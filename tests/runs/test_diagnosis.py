@@ -20,7 +20,8 @@ from algorist.config import load_recipe
 from algorist.config.schema import Recipe
 from algorist.data.load import key_of, read_table
 from algorist.diagnosis.diagnose import diagnose
-from algorist.diagnosis.rule import Settings, all_rules
+from algorist.diagnosis.rules import all_rules
+from algorist.diagnosis.settings import Settings
 from algorist.errors import AlgoristError, ConfigError, DataError
 from algorist.report.build import build_report
 from algorist.runs.pass_rates import table_path, with_pass_rates

@@ -26,7 +26,8 @@ import pytest
 import typer.main
 import yaml
 
-from algorist.cli.main import VERBS, app_of, main
+from algorist.cli.main import main
+from algorist.cli.verbs import VERBS, app_of
 from algorist.config.load import load_recipe, recipe_names, sections_of
 from algorist.config.schema import Recipe
 from algorist.objectives import LOSSES
@@ -499,7 +500,7 @@ def test_values_in_the_paper_index_are_those_of_the_recipes() -> None:
 
 
 def test_every_rule_is_explained() -> None:
-    from algorist.diagnosis.rule import all_rules
+    from algorist.diagnosis.rules import all_rules
 
     headings = anchors_of(ROOT / "docs" / "troubleshooting.md")
     assert set(all_rules()) <= headings, sorted(set(all_rules()) - headings)

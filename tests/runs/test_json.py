@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from algorist.cli.main import VERBS, app_of
 from algorist.cli.recipes_command import json_page
 from algorist.cli.terminal import keys_of
+from algorist.cli.verbs import VERBS, app_of
 
 RECIPE = (
     "threads=1",

@@ -29,7 +29,7 @@ from dataclasses import replace
 from pydantic import Field
 
 from algorist.config.section import Section
-from algorist.extension import Extension, extension
+from algorist import Extension, extension
 
 
 class Keys(Section):
@@ -79,7 +79,7 @@ def same(answer, gold, limits):
 MATCHERS.register("plugin_matcher")(Matcher("plugin_matcher", "the same characters", same))
 """
 LANGUAGES = '''
-from algorist.extension import Extension, extension
+from algorist import Extension, extension
 
 
 def scripts(text):
@@ -181,7 +181,7 @@ def test_data_format_matcher_and_metric_of_files(
             r"plugins=.*own\.py cannot be imported: ValueError in own\.py:1: my bug",
         ),
         (
-            "from algorist.extension import *\n@extension\nclass A(Extension): name = 'resample'",
+            "from algorist.training.extension import *\n@extension\nclass A(Extension): name = 'resample'",
             "extension 'resample' is registered twice",
         ),
         (
@@ -298,7 +298,7 @@ def test_a_source_of_models_an_export_and_a_probe_of_a_file(tmp_path: Path, verb
 def test_a_hook_that_raises_or_returns_something_else_is_named(
     tmp_path: Path, verb: Any, body: str, message: str
 ) -> None:
-    lines = ["from algorist.extension import Extension, extension", "@extension", "class Wrong(Extension):"]
+    lines = ["from algorist import Extension, extension", "@extension", "class Wrong(Extension):"]
     (tmp_path / "own.py").write_text("\n".join([*lines, "    name = 'wrong'", f"    {body}"]))
     code, _, errors = verb("run", "smoke-cpu", "plugins=[own.py]", "sft.enabled=false", "eval.baseline=false")
     assert (code, message in errors) == (2, True), errors

@@ -111,7 +111,7 @@ def test_grade_answers(folder: Path) -> None:
 
 
 def test_own_reward_in_a_run(folder: Path) -> None:
-    from algorist.cli.main import VERBS
+    from algorist.cli.verbs import VERBS
     from algorist.prompts import get_format
     from algorist.store.read import query
 

@@ -14,7 +14,7 @@ import pytest
 import typer.main
 from pydantic import BaseModel
 
-from algorist.cli.main import VERBS, app_of
+from algorist.cli.verbs import VERBS, app_of
 from algorist.config.load import load_recipe, parse_override, recipe_names
 from algorist.config.schema import Recipe
 from algorist.rewards import REWARDS

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from algorist.diagnosis.rule import Facts, all_rules
+from algorist.diagnosis.rule import Facts
+from algorist.diagnosis.rules import all_rules
 from algorist.diagnosis.signals import Signals
 
 

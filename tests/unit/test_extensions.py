@@ -13,7 +13,7 @@ import pytest
 
 import algorist
 from algorist.config.schema import Recipe
-from algorist.extension import registered
+from algorist.declared import registered
 
 SOURCE = Path(algorist.__file__).parent
 PARTS = sorted(p.name for p in (SOURCE / "extensions").iterdir() if p.name[0] not in "_.")

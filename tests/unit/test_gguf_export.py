@@ -15,8 +15,8 @@ from algorist.errors import ConfigError
 from algorist.extensions.gguf.write import SOURCE, modelfile
 from algorist.models.tiny import tiny_model
 from algorist.prompts import get_format
-from algorist.prompts.attached import Asked, attach
-from algorist.prompts.chat import encode_prompt, render_prompt
+from algorist.prompts.attached import Asked
+from algorist.prompts.chat import attach, encode_prompt, render_prompt
 from algorist.rollouts import make_engine
 from algorist.rollouts.base import SamplingParams
 from tests.tiny import TOKENIZER, make_model

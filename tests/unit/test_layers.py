@@ -16,12 +16,13 @@ ROWS = [
     {"preflight"},
     {"runs"},
     {"report"},
-    {"training", "evaluation", "diagnosis"},
+    {"training", "evaluation"},
+    {"diagnosis"},
     {"rollouts"},
     {"data", "rewards"},
     {"config", "prompts", "grading", "models", "store", "recipes"},
     {"objectives"},
-    {"extension"},
+    {"declared"},
     {"types", "parameters", "child_process", "user_code"},
     {"registry"},
     {"errors"},
@@ -29,12 +30,7 @@ ROWS = [
 # models are built from the recipe's model section, and prompts from its prompt section: plain typed objects.
 # recipes are refused when they hold a secret, or come from elsewhere and name code: plain functions of the store.
 # a model's tokenizer carries the prompt of its training: what reads it is a plain function of the prompts.
-# the seam names the types that its hooks pass on, for the type checker only.
 SAME_ROW = {
-    ("extension", "config"),
-    ("extension", "diagnosis"),
-    ("extension", "prompts"),
-    ("extension", "training"),
     ("prompts", "grading"),
     ("prompts", "config"),
     ("models", "config"),

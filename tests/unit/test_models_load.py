@@ -24,10 +24,10 @@ from algorist.extensions.vllm.sleep import SLEEPS_WITH_SEGMENTS, why_no_sleep
 from algorist.models.attention import FLASH, describe, pick_attention, set_attention, takes_flash
 from algorist.models.load import load_policy, make_policy
 from algorist.models.precision import Precision, mixed_precision, pick_precision, set_compute
-from algorist.prompts.attached import recipe_format
 from algorist.prompts.chat import encode_prompt
 from algorist.rollouts.base import SamplingParams
 from algorist.rollouts.native.engine import NativeEngine
+from algorist.runs.asking import recipe_format
 from algorist.runs.pipeline import run_recipe
 from algorist.runs.plan import (
     Problems,

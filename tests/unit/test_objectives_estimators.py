@@ -16,13 +16,13 @@ from trl import GRPOTrainer
 
 from algorist.config.load import load_recipe
 from algorist.errors import ConfigError
-from algorist.extension import Extensions
 from algorist.extensions.drop_equal_groups import DropEqualGroups
 from algorist.extensions.entropy_control import EntropyControl
 from algorist.extensions.off_policy_mask import OffPolicyMask
 from algorist.extensions.positive_weight import PositiveWeight
 from algorist.objectives import (
     LOSSES,
+    Objective,
     group_centered,
     maxrl,
     mean_lengths,
@@ -36,9 +36,10 @@ from algorist.rewards import build_rewards
 from algorist.runs.pipeline import Quiet, run_recipe
 from algorist.runs.plan import make_plan
 from algorist.training.batch import Batch
+from algorist.training.extension import Extensions
 from algorist.training.grpo_setup import check_rewards
 from algorist.training.metrics import Metrics
-from algorist.training.objective import Objective, loss_of
+from algorist.training.objective import loss_of
 from algorist.training.step import in_parts
 from tests.tiny import make_trainer, raw_format, section, smoke_recipe
 

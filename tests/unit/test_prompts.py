@@ -15,8 +15,8 @@ from algorist.config.section import ModelSection
 from algorist.errors import ConfigError
 from algorist.models.load import make_policy, prepare_tokenizer
 from algorist.prompts import FORMATS, get_format, missing_tags
-from algorist.prompts.attached import recipe_format
 from algorist.prompts.chat import render_prompt
+from algorist.runs.asking import recipe_format
 
 TAGGED = [name for name in FORMATS if FORMATS.get(name).tags.all()]
 words = st.text(alphabet="abc 0123456789+-*/=.\n", min_size=1).filter(lambda s: s.strip())

@@ -13,8 +13,8 @@ from algorist.data import DATASETS
 from algorist.grading import MATCHERS
 from algorist.models.loaders import lora_targets
 from algorist.prompts import FORMATS
-from algorist.prompts.attached import recipe_format
 from algorist.rewards import build_rewards
+from algorist.runs.asking import recipe_format
 from algorist.runs.plan import check_names
 
 # Recipe -> (item of the reference systems, dotted key, value). "weights" is name -> weight in the recipe's order.

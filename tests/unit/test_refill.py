@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from algorist.config.schema import Recipe
-from algorist.extension import Sampled
 from algorist.extensions.pools import Pools
 from algorist.extensions.resample import ResampleSection, refill
 from algorist.objectives import group_normalized, useful_groups
 from algorist.training import step
+from algorist.training.extension import Sampled
 from algorist.training.order import Reserve
 from algorist.types import Grade, Group, Parsed, Problem, Rollout
 from tests.tiny import make_model, make_trainer, parameters_of, rewards_of

@@ -10,7 +10,9 @@ import pytest
 from algorist.config import load_recipe
 from algorist.config.load import parse_override
 from algorist.diagnosis.diagnose import find_causes, of_evaluation
-from algorist.diagnosis.rule import FACTS, Facts, Settings, Share, all_rules, apply, make_rule
+from algorist.diagnosis.rule import FACTS, Facts, Share, apply, make_rule
+from algorist.diagnosis.rules import all_rules
+from algorist.diagnosis.settings import Settings
 from algorist.diagnosis.signals import Signals
 
 RECIPE = load_recipe("quickstart").recipe

@@ -12,11 +12,11 @@ from peft import LoraConfig, get_peft_model
 from trl import GRPOTrainer
 
 from algorist.config.load import load_recipe
-from algorist.extension import Extensions
 from algorist.extensions.sampler_correction import SamplerCorrection
 from algorist.objectives import LOSSES
 from algorist.objectives.ratios import Correction
 from algorist.training.batch import Batch
+from algorist.training.extension import Extensions
 from algorist.training.step import in_parts
 from tests.tiny import TOKENIZER, PlainEngine, make_model, make_trainer, penalise
 

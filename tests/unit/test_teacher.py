@@ -17,7 +17,6 @@ from algorist.config import load_recipe
 from algorist.config.schema import Recipe
 from algorist.config.section import ModelSection
 from algorist.errors import ConfigError
-from algorist.extension import Extensions
 from algorist.extensions.teacher import Distillation, TeacherSection
 from algorist.extensions.teacher.model import Teacher, check_same_tokenizer, cut_vocabulary
 from algorist.models.load import load_policy
@@ -26,6 +25,7 @@ from algorist.preflight.memory import memory_now
 from algorist.preflight.memory_advice import plan_from_config
 from algorist.report.curves import charts
 from algorist.runs.plan import make_plan
+from algorist.training.extension import Extensions
 from algorist.training.objective import rows_to_compute
 from tests.tiny import TOKENIZER, make_model, make_trainer, parameters_of, rewards_of
 from tests.unit.test_memory_advice import SHAPES, numina

@@ -19,8 +19,8 @@ from algorist.models.load import PLAIN_TEMPLATE, Policy, load_tokenizer
 from algorist.models.tiny import CHATML
 from algorist.preflight.tokenization import tokenization_facts
 from algorist.prompts import FORMATS, PromptFormat, get_format
-from algorist.prompts.attached import Asked, attach, attached, own_template
-from algorist.prompts.chat import encode_prompt, render_prompt
+from algorist.prompts.attached import Asked, attached, own_template
+from algorist.prompts.chat import attach, encode_prompt, render_prompt
 from algorist.rollouts.base import SamplingParams
 from algorist.rollouts.collect import collect
 from algorist.runs.pipeline import run_recipe

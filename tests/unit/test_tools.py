@@ -17,7 +17,6 @@ from algorist.config import load_recipe
 from algorist.data.arithmetic import equations
 from algorist.data.story_problems import story_problems
 from algorist.errors import ConfigError, TrainingError
-from algorist.extension import Extensions, Sampled
 from algorist.extensions.toolbox.base import Limits
 from algorist.extensions.toolbox.calculator import Calculator, NotArithmetic, as_text, value_of
 from algorist.extensions.tools.formats import CallFormat, last_sum
@@ -26,11 +25,13 @@ from algorist.extensions.tools.source import Tools
 from algorist.extensions.tools.watch import FailingBatches, turn_metrics, without_void
 from algorist.models.tiny import train_tokenizer
 from algorist.prompts import get_format
-from algorist.prompts.attached import Asked, attach, attached
+from algorist.prompts.attached import Asked, attached
 from algorist.prompts.base import PromptFormat
+from algorist.prompts.chat import attach
 from algorist.rollouts.base import Completions, Prompts, SamplingParams, Turns
 from algorist.rollouts.collect import collect
 from algorist.rollouts.row_state import Rows
+from algorist.training.extension import Extensions, Sampled
 from algorist.training.sft import demonstrations, tokenize_demonstrations
 from algorist.types import Group, Problem, Rollout
 

@@ -8,7 +8,7 @@ import typer
 from typer.completion import completion_init, get_completion_script
 from typer.core import TyperGroup
 
-from algorist.cli.main import COMPLETE, VERBS, app_of
+from algorist.cli.verbs import COMPLETE, VERBS, app_of
 from algorist.errors import check_known
 
 app = typer.Typer(add_completion=False)

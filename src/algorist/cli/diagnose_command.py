@@ -29,7 +29,7 @@ class Diagnosis(Result):
     shown: Any
 
     def view(self, width: int) -> View:
-        from algorist.diagnosis.rule import all_rules
+        from algorist.diagnosis.rules import all_rules
 
         seen = self.looked_at
         looked = f"{seen['rollouts']} rollouts of {seen['grpo_steps']} GRPO steps, {seen['metric_lines']} metric lines"

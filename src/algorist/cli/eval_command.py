@@ -214,7 +214,8 @@ def _with_options(
 
 def _announce(where: Path | str, recipe: Recipe | None, name: str | None, limit: int | None) -> None:
     """Say before the model is loaded how it will be asked."""
-    from algorist.prompts.attached import attached, how_to_ask
+    from algorist.prompts.attached import attached
+    from algorist.runs.asking import how_to_ask
 
     of_model = attached(where) if isinstance(where, Path) else None
     how = how_to_ask(recipe, name, of_model)

@@ -79,7 +79,7 @@ def json_keys() -> None:
 
 def json_page() -> str:
     """Return ``docs/json.md``: the keys of each verb's object, from the types that the verbs return."""
-    from algorist.cli.main import VERBS, app_of
+    from algorist.cli.verbs import VERBS, app_of
 
     lines = [
         "# What `--json` prints",

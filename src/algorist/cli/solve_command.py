@@ -137,7 +137,8 @@ def _server(
 ) -> tuple[Endpoint, int]:
     """Return a server and the longest completion; a run or model folder beside it says how its model is asked."""
     import_quietly("algorist.runs.solve")
-    from algorist.prompts.attached import attached, how_to_ask
+    from algorist.prompts.attached import attached
+    from algorist.runs.asking import how_to_ask
     from algorist.runs.endpoint import Endpoint
 
     tokenizer, recipe = None, None

@@ -43,7 +43,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from algorist.cli.main import VERBS
+from algorist.cli.verbs import VERBS
 from algorist.parameters import meanings_of
 from algorist.store.run_log import Lines, step_line
 from algorist.store.safe_text import SafeStream, json_text, printable

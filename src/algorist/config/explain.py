@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 from algorist.config.load import LoadedRecipe, load_recipe, recipe_names, sections_of
 from algorist.config.schema import LossSection, Recipe
 from algorist.config.yaml_text import one_line_yaml
-from algorist.extension import leave_out_unused
+from algorist.declared import leave_out_unused
 from algorist.objectives import LOSSES
 from algorist.parameters import Parameter
 from algorist.store.safe_text import one_line

@@ -11,8 +11,8 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from algorist.config.presets import preset_names
 from algorist.config.section import ModelSection, Section
+from algorist.declared import open_schema
 from algorist.errors import MissingExtraError, check_known
-from algorist.extension import open_schema
 from algorist.objectives import ADVANTAGES, LOSSES
 from algorist.objectives.losses import Reduction
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from algorist.config.schema import Recipe
-from algorist.diagnosis.rule import Facts, Finding, Rule, Settings, Share, all_rules, apply
-from algorist.diagnosis.rules import MOVING_STEPS
+from algorist.diagnosis.rule import Facts, Finding, Rule, Share, apply
+from algorist.diagnosis.rules import MOVING_STEPS, all_rules
+from algorist.diagnosis.settings import Settings
 from algorist.diagnosis.signals import MIN_GROUPS, MIN_STEPS, Signals, make_batch, read_signals, recent
 from algorist.diagnosis.weights import MOVED_SHARE
 from algorist.store.safe_text import one_line

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import yaml
 
+from algorist.diagnosis.settings import Settings
 from algorist.registry import Registry
 
 if TYPE_CHECKING:
@@ -301,16 +302,6 @@ def rule(severity: Literal[1, 2, 3], **parts: Any) -> Callable[[F], F]:
     return register
 
 
-def all_rules() -> dict[str, Rule]:
-    """Return the rules by name: the core's and a user's, then those that extensions bring."""
-    from algorist.config.schema import Recipe  # noqa: F401 (with the schema the extensions are registered)
-    from algorist.diagnosis import facts, rules  # noqa: F401 (they register what they define)
-    from algorist.extension import registered
-
-    own = [RULES.get(name) for name in RULES]
-    return {each.name: each for each in [*own, *(r for cls in registered() for r in cls.rules)]}
-
-
 def apply(rules: Sequence[Rule], *views: Facts) -> list[Finding]:
     """Return the findings of the facts of each stage, most severe first, without those that follow from another one."""
     of = {view.stage: view for view in views}
@@ -370,43 +361,3 @@ class Finding:
     def one_line(self) -> str:
         """Return the line shown once during training."""
         return f"{self.name}: {self.sentence} {self.evidence[0] if self.evidence else ''}".rstrip()
-
-
-class Settings:
-    """A recipe's values by dotted path; also of a recipe that this version can no longer load."""
-
-    def __init__(self, values: Mapping[str, Any] | None = None) -> None:
-        self.values = dict(values or {})
-
-    def get(self, path: str, default: Any = None) -> Any:
-        """Return the value at ``a.b.c``, or ``default``."""
-        value: Any = self.values
-        for key in path.split("."):
-            if not isinstance(value, Mapping) or key not in value:
-                return default
-            value = value[key]
-        return default if value is None else value
-
-    def number(self, path: str, default: float) -> float:
-        """Return the value at ``path`` as a number, or ``default`` where it is none (YAML reads 1e-6 as text)."""
-        try:
-            return float(self.get(path, default))
-        except (TypeError, ValueError):
-            return default
-
-    def changed(self, values: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return lines ``key=value`` without what is so already, and the value in force of each as text ("": none)."""
-        # here, because extensions are read with the schema and bring rules
-        from algorist.config.schema import RewardSection
-        from algorist.config.yaml_text import one_line_yaml
-
-        def short(value: Any) -> Any:
-            if isinstance(value, list) and all(isinstance(r, Mapping) and "name" in r for r in value):
-                return [RewardSection.model_validate(r).model_dump(exclude_defaults=True) for r in value]
-            return value
-
-        values = {key: short(value) for key, value in values.items()}
-        now = {key: short(self.get(key)) for key in values}
-        keys = [key for key, value in values.items() if now[key] != value]
-        texts = tuple(one_line_yaml(now[key]) if now[key] is not None else "" for key in keys)
-        return tuple(f"{key}={one_line_yaml(values[key])}" for key in keys), texts

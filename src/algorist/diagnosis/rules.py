@@ -9,7 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from algorist.diagnosis.rule import FACTS, RULES, Changes, Fact, Facts, rules_of
+from algorist.config import schema  # noqa: F401 (with it the extensions are registered)
+from algorist.declared import registered
+from algorist.diagnosis import facts  # noqa: F401 (it registers them)
+from algorist.diagnosis.rule import FACTS, RULES, Changes, Fact, Facts, Rule, rules_of
 from algorist.diagnosis.weights import HALF_MOVED, MOVED_SHARE
 
 # ---- what shows before training
@@ -344,3 +347,9 @@ CHANGE: dict[str, Changes | Callable[[Facts], Changes]] = {
 
 for _rule in rules_of(Path(__file__).with_suffix(".yaml"), globals()):
     RULES.register(_rule.name)(_rule)
+
+
+def all_rules() -> dict[str, Rule]:
+    """Return the rules by name: the core's and a user's, then those that extensions bring."""
+    own = [RULES.get(name) for name in RULES]
+    return {each.name: each for each in [*own, *(r for cls in registered() for r in cls.rules)]}

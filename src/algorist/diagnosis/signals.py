@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any, TypeVar
 
 from algorist.config.yaml_text import read_yaml
-from algorist.diagnosis.rule import Settings
+from algorist.diagnosis.settings import Settings
 from algorist.diagnosis.weights import WeightChange, stage_change
 from algorist.errors import CheckpointError, ConfigError
 from algorist.store.read import metrics, query

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy
 
-from algorist.diagnosis.rule import Settings
+from algorist.diagnosis.settings import Settings
 from algorist.errors import DAMAGED, CheckpointError
 from algorist.store.stages import checkpoints
 

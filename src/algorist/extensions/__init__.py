@@ -1,4 +1,4 @@
-"""Optional capabilities of a run, one folder or file each; deleting one takes it out. ``algorist.extension`` finds them."""
+"""Optional capabilities of a run, one folder or file each; deleting one takes it out. ``algorist.declared`` finds them."""
 
 from __future__ import annotations
 

@@ -16,10 +16,10 @@ from pydantic import Field, model_validator
 
 from algorist.config.section import Section
 from algorist.diagnosis.rule import Facts, Unknown, fact, make_rule
-from algorist.extension import Control, Event, Extension, extension
 from algorist.store.atomic import replace_text
 from algorist.store.stages import START
 from algorist.store.write import read_metrics
+from algorist.training.extension import Control, Event, Extension, extension
 
 if TYPE_CHECKING:
     from algorist.config.schema import Recipe

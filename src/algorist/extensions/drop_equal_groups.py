@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from algorist.config.section import Section
-from algorist.extension import Extension, Policy, extension
+from algorist.training.extension import Extension, Policy, extension
 
 if TYPE_CHECKING:
     from algorist.training.batch import Batch

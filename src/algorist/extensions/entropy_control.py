@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import Field
 
 from algorist.config.section import Section
-from algorist.extension import Extension, extension
+from algorist.training.extension import Extension, extension
 
 
 class EntropySection(Section):

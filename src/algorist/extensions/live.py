@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from algorist.extension import Control, Event, Extension, extension
+from algorist.training.extension import Control, Event, Extension, extension
 
 if TYPE_CHECKING:
     from algorist.diagnosis.diagnose import LiveDiagnosis

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from algorist.config.section import Section
-from algorist.extension import Extension, extension
+from algorist.training.extension import Extension, extension
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field
 
 from algorist.config.section import Section
-from algorist.extension import Extension, Sampler, extension
+from algorist.training.extension import Extension, Sampler, extension
 from algorist.types import Group, Problem
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from algorist.config.section import Section
 from algorist.errors import ConfigError, MissingExtraError
-from algorist.extension import Extension, extension
 from algorist.models.loaders import Loader, loader, own_loader
+from algorist.training.extension import Extension, extension
 
 if TYPE_CHECKING:
     import torch

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from algorist.config.section import Section
-from algorist.extension import Extension, Policy, extension
+from algorist.training.extension import Extension, Policy, extension
 
 if TYPE_CHECKING:
     import torch

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import Field
 
 from algorist.config.section import Section
-from algorist.extension import Extension, Policy, Sampled, Sampler, extension
+from algorist.training.extension import Extension, Policy, Sampled, Sampler, extension
 from algorist.types import Grade, Group, Parsed, Rollout, Turn
 
 

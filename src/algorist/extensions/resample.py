@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pydantic import Field
 
 from algorist.config.section import Section
-from algorist.extension import Extension, Sampled, Sampler, extension
+from algorist.training.extension import Extension, Sampled, Sampler, extension
 from algorist.types import Group
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from algorist.config.section import Section
-from algorist.extension import Extension, Policy, extension
 from algorist.rollouts.engines import ENGINES, is_exact
+from algorist.training.extension import Extension, Policy, extension
 
 if TYPE_CHECKING:
     from algorist.training.batch import Batch

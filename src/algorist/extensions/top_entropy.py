@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from algorist.config.section import Section
-from algorist.extension import Extension, Policy, extension
+from algorist.training.extension import Extension, Policy, extension
 
 if TYPE_CHECKING:
     from algorist.training.batch import Batch

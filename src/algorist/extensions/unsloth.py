@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from algorist.config.section import Section
 from algorist.errors import ConfigError, MissingExtraError, is_out_of_memory
-from algorist.extension import Extension, extension
 from algorist.models.loaders import Loader, loader
+from algorist.training.extension import Extension, extension
 
 if TYPE_CHECKING:
     import torch

@@ -22,8 +22,8 @@ from transformers import (
 
 import algorist.config.schema  # noqa: F401  # finds the extensions, whose keys the model section has
 from algorist.config.section import LoraSection, ModelSection
+from algorist.declared import keys_added_to
 from algorist.errors import DAMAGED, AlgoristError, CheckpointError, ConfigError, is_out_of_memory
-from algorist.extension import keys_added_to
 from algorist.models.attention import pick_attention, set_attention
 from algorist.models.host_memory import keep_freed_memory
 from algorist.models.loaders import loadable_name, loaders, lora_targets, own_loader

@@ -23,6 +23,7 @@ from algorist.objectives.advantages import (
 from algorist.objectives.losses import (
     LOSSES,
     Loss,
+    Objective,
     loss,
     loss_named,
     policy_loss,
@@ -51,7 +52,7 @@ from algorist.objectives.ratios import (
 )
 
 __all__ = [
-    "ADVANTAGES", "LOSSES", "Loss", "advantage", "advantage_named", "batch_normalized", "group_centered",
+    "ADVANTAGES", "LOSSES", "Loss", "Objective", "advantage", "advantage_named", "batch_normalized", "group_centered",
     "group_normalized", "k1", "k2", "k3", "leave_one_out", "log_ratio", "loss", "loss_named", "masked_mean",
     "masked_normalize", "masked_sum", "maxrl", "mean_lengths", "on_policy_sequences", "per_reward_normalized",
     "policy_loss", "probe_advantage", "probe_loss", "ratio_of", "reinforce", "reinforce_plus_plus",

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 from pydantic import Field
 
 from algorist.errors import ConfigError, nearest
+from algorist.objectives.advantages import Advantage
 from algorist.objectives.masks import masked_sum
 from algorist.objectives.ratios import k3, log_ratio, sequence_ratio, token_ratio
 from algorist.parameters import REQUIRED, Parameter, check_values, parameters_of
@@ -80,6 +81,29 @@ class Loss:
             )
         checked = check_values(own, values, of=f"the loss '{self.name}'", key="grpo.loss")
         return replace(self, settings={**self.settings, **checked})
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What a step minimises.
+
+    Attributes:
+        loss: A registered or own loss with its settings.
+        advantage: Turns rewards (P, G) into advantages (P, G).
+        reward_weights: Each reward's weight in the sum, for advantages of single rewards.
+        entropy_bonus: Weight of the entropy, which is subtracted from the loss of each token.
+        longest: The longest possible completion in tokens, for ``seq-mean-token-sum-norm``.
+        mask_truncated: Completions that the length limit ended do not count.
+        skip: Leave out completions of advantage 0 where that is exact.
+    """
+
+    loss: Loss
+    advantage: Advantage
+    reward_weights: Mapping[str, float] = field(default_factory=dict)
+    entropy_bonus: float = 0.0
+    longest: int = 256
+    mask_truncated: bool = False
+    skip: bool = True
 
 
 LOSSES: Registry[Loss] = Registry("loss")

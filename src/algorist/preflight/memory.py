@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from algorist.config.schema import GRPOSection, SFTSection
-from algorist.extension import Extensions
 from algorist.models.precision import HALF, Precision, compute_dtype, on_gpu, weight_dtype
 from algorist.models.sharding import unwrap
 from algorist.rollouts.native.decoder import cache_dtype
 from algorist.training.batch import Batch
 from algorist.training.callbacks import own_memory
+from algorist.training.extension import Extensions
 from algorist.training.faults import saved_bytes, state_bytes
 from algorist.training.lm_head import CACHE_BYTES, CHUNK_ELEMENTS, TILE_COLUMNS, TILE_ROWS
 from algorist.training.log_probs import LogProbs, packed_log_probs, recomputes

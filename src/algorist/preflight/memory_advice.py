@@ -17,11 +17,11 @@ from transformers import AutoModelForCausalLM
 
 from algorist.config.schema import GRPOSection, Recipe, SFTSection
 from algorist.config.section import LoraSection
-from algorist.extension import Extensions
 from algorist.models.load import add_lora
 from algorist.models.precision import Precision
 from algorist.preflight.memory import MemoryPlan, Shape, plan_step
 from algorist.store.stages import Stage
+from algorist.training.extension import Extensions
 from algorist.training.faults import smaller_batch
 
 ROOM = 0.9

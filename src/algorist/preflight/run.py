@@ -13,7 +13,9 @@ from transformers import AutoConfig
 
 from algorist.config.schema import Recipe
 from algorist.diagnosis.facts import ENOUGH, ENOUGH_ENDED
-from algorist.diagnosis.rule import Facts, Finding, Settings, Share, all_rules, apply
+from algorist.diagnosis.rule import Facts, Finding, Share, apply
+from algorist.diagnosis.rules import all_rules
+from algorist.diagnosis.settings import Settings
 from algorist.diagnosis.signals import MIN_GROUPS
 from algorist.grading import why_unreadable
 from algorist.models.load import Policy, load_policy, make_policy

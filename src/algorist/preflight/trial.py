@@ -13,13 +13,13 @@ from typing import Any
 from transformers import TrainerCallback
 
 from algorist.config.schema import GRPOSection, Recipe, SFTSection
-from algorist.extension import Extensions
 from algorist.models.load import Policy
 from algorist.preflight.memory import MemoryPlan, Shape, peak, plan_step, reset_peak
 from algorist.prompts import PromptFormat
 from algorist.prompts.chat import encode_prompt
 from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
+from algorist.training.extension import Extensions
 from algorist.types import Problem
 
 STEPS, MOST_STEPS, ENOUGH_S = 4, 16, 2.0

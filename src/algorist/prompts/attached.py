@@ -12,7 +12,6 @@ Our own prompts are always made with the model's own template, which the tokeniz
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -21,14 +20,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from jinja2.exceptions import TemplateError
-
-from algorist.config.schema import Recipe
 from algorist.errors import DAMAGED, ConfigError
-from algorist.extension import Extensions
-from algorist.prompts import get_format, missing_tags
 from algorist.prompts.base import FORMATS, PromptFormat, Tags, turn_source
-from algorist.types import Message
 
 
 def with_defaults(template: str, form: PromptFormat, *, prefill: bool, bos: bool) -> str:
@@ -113,35 +106,19 @@ class Asked:
     max_completion_tokens: int
     stop_strings: tuple[str, ...] = ()
 
-
-def attach(tokenizer: Any, asking: Asked) -> None:
-    """Make ``asked`` part of a tokenizer and of its chat template; both are saved with it."""
-    from algorist.prompts.chat import encode_prompt  # it reads what is attached
-
-    form, own = asking.prompt_format, own_template(tokenizer)
-    _set_template(tokenizer, own)
-    tokenizer.init_kwargs[KEY] = {
-        "prompt_format": form.name,
-        "tags": asdict(form.tags),
-        **{name: getattr(form, name) for name in _WORDING},
-        **({"template_kwargs": dict(form.template_kwargs)} if form.template_kwargs else {}),
-        **({"system_role": form.system_role} if form.system_role != "system" else {}),
-        **({"turns": form.turns.recorded()} if form.turns else {}),
-        "max_completion_tokens": asking.max_completion_tokens,
-        "stop_strings": list(asking.stop_strings),
-    }
-    if own is None:
-        return
-    tokenizer.init_kwargs[KEY]["template"] = own
-    question: list[Message] = [{"role": "user", "content": "What is 1 + 1?"}]
-    with suppress(ConfigError, TemplateError):  # a template that refuses the prompt is named when one is made
-        expected = encode_prompt(form, tokenizer, question[0]["content"])
-        for template in variants(own, form):
-            ids = tokenizer.apply_chat_template(
-                question, chat_template=template, add_generation_prompt=True, return_dict=False
-            )
-            if ids == expected:
-                return _set_template(tokenizer, template)
+    def recorded(self) -> dict[str, Any]:
+        """Return it as plain data, which ``attached`` reads."""
+        form = self.prompt_format
+        return {
+            "prompt_format": form.name,
+            "tags": asdict(form.tags),
+            **{name: getattr(form, name) for name in _WORDING},
+            **({"template_kwargs": dict(form.template_kwargs)} if form.template_kwargs else {}),
+            **({"system_role": form.system_role} if form.system_role != "system" else {}),
+            **({"turns": form.turns.recorded()} if form.turns else {}),
+            "max_completion_tokens": self.max_completion_tokens,
+            "stop_strings": list(self.stop_strings),
+        }
 
 
 def own_template(tokenizer: Any) -> str | None:
@@ -159,11 +136,6 @@ def _own(held: str, entry: str) -> str:
         if held in variants(str(template["template"]), _read(template).prompt_format):
             return str(template["template"])
     return held
-
-
-def _set_template(tokenizer: Any, template: str | None) -> None:
-    held = tokenizer.chat_template
-    tokenizer.chat_template = {**held, "default": template} if isinstance(held, dict) else template
 
 
 def attached(model: Any) -> Asked | None:
@@ -215,90 +187,3 @@ def _read(stored: Mapping[str, Any]) -> Asked:
     turns = stored.get("turns")
     source = turn_source(turns, trusted=False) if turns is not None else None
     return Asked(replace(form, tags=tags, turns=source, **wording, **template), limit, tuple(stops))
-
-
-# ---- the prompt format that a recipe names, and how a model is asked: as it was trained, unless another format is wanted
-
-log = logging.getLogger("algorist.prompts.attached")
-
-DEFAULT_TOKENS = 512
-"""Longest completion in tokens for a model that belongs to no run."""
-
-
-def recipe_format(recipe: Recipe) -> PromptFormat:
-    """Return the prompt format of a recipe, its system prompt read from a file if one is named."""
-    section = recipe.prompt
-    system = section.system_prompt
-    if section.system_prompt_path is not None:
-        try:
-            system = Path(section.system_prompt_path).read_text(encoding="utf-8").strip()
-        except OSError as error:
-            raise ConfigError(f"prompt.system_prompt_path: {error}") from None
-        except UnicodeDecodeError as error:
-            where = f"{section.system_prompt_path} is not UTF-8 (byte {error.start})"
-            raise ConfigError(f"prompt.system_prompt_path: {where}; save it as UTF-8") from None
-    form = replace(
-        get_format(section.format, system_prompt=system, tags=section.tags),
-        template_kwargs=section.template_kwargs,
-        system_role=section.system_role,
-    )
-    form = Extensions.of(recipe).form(form)
-    if recipe.model.name != "tiny" and not recipe.sft.enabled:
-        warn_of_missing_tags(form)
-    return form
-
-
-def with_turns(prompt_format: PromptFormat, turns: Mapping[str, Any] | None) -> PromptFormat:
-    """Return the format with who replies as the user's settings say, tried once; an empty mapping: nobody, None: as it is."""
-    if not turns:
-        return prompt_format if turns is None else replace(prompt_format, turns=None)
-    source = turn_source(turns, trusted=True)
-    source.check()
-    return source.instructed(prompt_format)
-
-
-def warn_of_missing_tags(prompt_format: PromptFormat) -> None:
-    """Say which tags the system prompt never shows."""
-    if missing := missing_tags(prompt_format):
-        tags = ", ".join(missing)
-        log.warning("the system prompt never shows %s; without SFT the model cannot know these tags", tags)
-
-
-def asked_in_training(recipe: Recipe, prompt_format: PromptFormat) -> Asked:
-    """Return how a recipe asks its model."""
-    limit = recipe.eval.max_completion_tokens or recipe.grpo.max_completion_tokens
-    return Asked(prompt_format, limit, tuple(recipe.eval.stop_strings))
-
-
-def how_to_ask(
-    recipe: Recipe | None,
-    name: str | None,
-    of_model: Asked | None = None,
-    template_kwargs: Mapping[str, Any] | None = None,
-) -> Asked:
-    """Return how to ask a model: as it was trained, unless another prompt format or other switches are wanted.
-
-    Args:
-        recipe: The recipe of the run that the model belongs to.
-        name: The prompt format that the user wants.
-        of_model: What the model itself carries (``prompts.attached``); it wins over the recipe.
-        template_kwargs: Switches of the chat template that differ from those of the training.
-    """
-    asking = _asked_before(recipe, name, of_model)
-    form = asking.prompt_format
-    switches = {**form.template_kwargs, **(template_kwargs or {})}
-    return replace(asking, prompt_format=replace(form, template_kwargs=switches))
-
-
-def _asked_before(recipe: Recipe | None, name: str | None, of_model: Asked | None) -> Asked:
-    trained = of_model or (asked_in_training(recipe, recipe_format(recipe)) if recipe else None)
-    if trained is not None and recipe is not None and trained.prompt_format.turns is not None:
-        # The run's recipe may name code; what lies beside a model may not.
-        own = replace(trained.prompt_format, turns=recipe_format(recipe).turns)
-        trained = replace(trained, prompt_format=own)
-    if trained is not None and name in (None, trained.prompt_format.name):
-        return trained
-    form = get_format(name or "reasoning_answer")
-    closing = form.tags.answer_close
-    stops = (closing,) if closing and not form.is_chat else ()  # raw text has no turn that could end
-    return Asked(form, trained.max_completion_tokens if trained else DEFAULT_TOKENS, stops)

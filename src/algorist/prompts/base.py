@@ -6,6 +6,7 @@ answer block after the reasoning, never from inside it; two different answers ar
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from types import NoneType
@@ -16,6 +17,8 @@ from algorist.grading.extract import decided
 from algorist.grading.markers import answer_blocks
 from algorist.registry import Registry
 from algorist.types import Message, Parsed, Problem, Rollout
+
+log = logging.getLogger("algorist.prompts.base")
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +269,13 @@ def missing_tags(prompt_format: PromptFormat) -> list[str]:
     """Return the tags that the prompt never mentions: a model cannot guess them before SFT."""
     text = prompt_format.system_prompt + (prompt_format.raw_template or "")
     return [tag for tag in prompt_format.tags.all() if tag not in text]
+
+
+def warn_of_missing_tags(prompt_format: PromptFormat) -> None:
+    """Say which tags the system prompt never shows."""
+    if missing := missing_tags(prompt_format):
+        tags = ", ".join(missing)
+        log.warning("the system prompt never shows %s; without SFT the model cannot know these tags", tags)
 
 
 def _with_tags(form: PromptFormat, tags: Mapping[str, str]) -> PromptFormat:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
 from jinja2.exceptions import TemplateError
 
 from algorist.errors import ConfigError, nearest
-from algorist.prompts.attached import own_template
+from algorist.prompts.attached import KEY, Asked, own_template, variants
 from algorist.prompts.base import PromptFormat
+from algorist.types import Message
 
 
 def render_prompt(prompt_format: PromptFormat, tokenizer: Any, question: str) -> str:
@@ -84,3 +86,30 @@ def _check_switches(prompt_format: PromptFormat, tokenizer: Any) -> None:
 @lru_cache(maxsize=32)
 def _names_in(template: str) -> frozenset[str]:
     return frozenset(re.findall(r"[A-Za-z_]\w*", template))
+
+
+# ---- a tokenizer that asks in this way wherever its model goes
+
+
+def attach(tokenizer: Any, asking: Asked) -> None:
+    """Make how a model is asked part of a tokenizer and of its chat template; both are saved with it."""
+    form, own = asking.prompt_format, own_template(tokenizer)
+    _set_template(tokenizer, own)
+    tokenizer.init_kwargs[KEY] = asking.recorded()
+    if own is None:
+        return
+    tokenizer.init_kwargs[KEY]["template"] = own
+    question: list[Message] = [{"role": "user", "content": "What is 1 + 1?"}]
+    with suppress(ConfigError, TemplateError):  # a template that refuses the prompt is named when one is made
+        expected = encode_prompt(form, tokenizer, question[0]["content"])
+        for template in variants(own, form):
+            ids = tokenizer.apply_chat_template(
+                question, chat_template=template, add_generation_prompt=True, return_dict=False
+            )
+            if ids == expected:
+                return _set_template(tokenizer, template)
+
+
+def _set_template(tokenizer: Any, template: str | None) -> None:
+    held = tokenizer.chat_template
+    tokenizer.chat_template = {**held, "default": template} if isinstance(held, dict) else template

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from algorist.extension import registered
+from algorist.declared import registered
 
 POINTS = 600
 MAIN_CHARTS = 4

@@ -8,7 +8,7 @@ from typing import Any
 from algorist.config.schema import Recipe
 from algorist.errors import ConfigError
 from algorist.evaluation.run import fingerprint
-from algorist.prompts.attached import recipe_format
+from algorist.runs.asking import recipe_format
 
 FOLDER = "pass_rates"
 

@@ -27,15 +27,15 @@ from algorist.data import overlap
 from algorist.evaluation.console import RolloutNotes, lines_of
 from algorist.evaluation.record import mark_of, record_evaluation
 from algorist.evaluation.run import Alone, EvaluationSetting, Peers
-from algorist.extension import Control, Event
 from algorist.models import products
 from algorist.models.attention import describe
 from algorist.models.load import Policy, keep_base, load_policy, make_policy
 from algorist.prompts import PromptFormat
-from algorist.prompts.attached import asked_in_training, attach
+from algorist.prompts.chat import attach
 from algorist.rewards import RewardSet, build_rewards
 from algorist.rollouts import make_engine
 from algorist.rollouts.engines import ENGINES, auto_engine
+from algorist.runs.asking import asked_in_training
 from algorist.runs.plan import (
     Plan,
     Problems,
@@ -62,6 +62,7 @@ from algorist.training.callbacks import (
 )
 from algorist.training.checkpoint import newest_checkpoint, train_from
 from algorist.training.distributed import Processes, is_sharded, model_on, whole_weights
+from algorist.training.extension import Control, Event
 from algorist.training.grpo_setup import check_enough_problems, make_grpo_trainer
 from algorist.types import Group, Problem
 

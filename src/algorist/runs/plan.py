@@ -21,25 +21,25 @@ from algorist.config.resume import INPUTS, check_same_inputs, check_same_run, ke
 from algorist.config.schema import DatasetSection, GRPOSection, Recipe
 from algorist.data import load_problems, with_solutions
 from algorist.errors import CheckpointError, ConfigError, check_known
-from algorist.extension import Extensions
 from algorist.grading import MATCHERS, why_unreadable
+from algorist.objectives import Objective
 from algorist.prompts import PromptFormat, get_format
-from algorist.prompts.attached import recipe_format
 from algorist.prompts.chat import encode_prompt
 from algorist.rewards import build_rewards
 from algorist.rollouts.engines import ENGINES
+from algorist.runs.asking import recipe_format
 from algorist.store.run_folder import RunFolder
 from algorist.store.run_log import kept_records
 from algorist.store.safe_text import printable
 from algorist.store.stages import STAGES
 from algorist.store.trust import sign
+from algorist.training.extension import Extensions
 from algorist.types import Problem
 
 if TYPE_CHECKING:
     import torch
 
     from algorist.training.distributed import Processes
-    from algorist.training.objective import Objective
 
 log = logging.getLogger("algorist.runs.plan")
 

@@ -12,8 +12,9 @@ from algorist.data.load import key_of, read_table
 from algorist.errors import ConfigError
 from algorist.evaluation.run import EvaluationSetting, Progress, evaluate, fingerprint
 from algorist.models.load import policy_of
-from algorist.prompts.attached import asked_in_training, attach
+from algorist.prompts.chat import attach
 from algorist.rollouts import make_engine
+from algorist.runs.asking import asked_in_training
 from algorist.runs.pass_rates import protocol_of, table_path
 from algorist.runs.plan import fitting_problems, make_plan
 from algorist.store.atomic import replace_text

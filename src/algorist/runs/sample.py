@@ -19,9 +19,10 @@ from algorist.evaluation.record import mark_of
 from algorist.evaluation.run import EvaluationSetting, Progress, evaluate
 from algorist.models.load import Policy, policy_of
 from algorist.prompts import PromptFormat
-from algorist.prompts.attached import asked_in_training, attach
+from algorist.prompts.chat import attach
 from algorist.rewards import RewardSet
 from algorist.rollouts import make_engine
+from algorist.runs.asking import asked_in_training
 from algorist.runs.plan import fitting_problems, make_plan
 from algorist.store.atomic import replace_text
 from algorist.store.run_folder import environment

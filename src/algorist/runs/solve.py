@@ -22,13 +22,14 @@ from algorist.evaluation.run import EvaluationSetting
 from algorist.grading import grade
 from algorist.models.load import Policy, pick_device, policy_of
 from algorist.prompts import PromptFormat
-from algorist.prompts.attached import attached, how_to_ask, with_turns
+from algorist.prompts.attached import attached
 from algorist.prompts.base import answer_row
 from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
 from algorist.rollouts.base import SamplingParams
 from algorist.rollouts.collect import collect
 from algorist.rollouts.transformers import TransformersEngine
+from algorist.runs.asking import how_to_ask, with_turns
 from algorist.runs.plan import fitting_problems
 from algorist.store.atomic import replace_text
 from algorist.types import Group, Problem

@@ -16,7 +16,7 @@ import psutil
 import torch
 from transformers import TrainerCallback
 
-from algorist.extension import Control
+from algorist.training.extension import Control
 
 MetricsSink = Callable[[int, dict[str, float]], Control | None]
 

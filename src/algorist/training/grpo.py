@@ -20,9 +20,8 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
 from algorist.config.schema import GRPOSection
-from algorist.extension import Extensions, Sampled
 from algorist.grading.workers import stats
-from algorist.objectives import mean_lengths, token_losses
+from algorist.objectives import Objective, mean_lengths, token_losses
 from algorist.prompts import PromptFormat
 from algorist.rewards import RewardSet
 from algorist.rollouts.base import RolloutEngine, SamplingParams
@@ -30,11 +29,12 @@ from algorist.rollouts.collect import collect
 from algorist.training.batch import Batch
 from algorist.training.checkpoint import ExactCheckpoints
 from algorist.training.distributed import PolicyEngine, average_gradients, passes_of_all, reminder
+from algorist.training.extension import Extensions, Sampled
 from algorist.training.faults import FiniteSteps, tokens_that_fit
 from algorist.training.lm_head import OfHead
 from algorist.training.log_probs import LogProbs
 from algorist.training.metrics import Averages, Metrics, rollout_metrics
-from algorist.training.objective import Objective, deal, rows_to_compute, single_rewards, useful
+from algorist.training.objective import deal, rows_to_compute, single_rewards, useful
 from algorist.training.order import ProblemOrder, Reserve, Schedule, join_groups, parts_of
 from algorist.training.step import train_step
 from algorist.types import Group, Problem

@@ -13,16 +13,15 @@ from transformers import PrinterCallback, TrainingArguments
 
 from algorist.config.schema import GRPOSection, Recipe
 from algorist.errors import ConfigError
-from algorist.extension import Extensions
 from algorist.models.precision import mixed_precision
 from algorist.models.sharding import unwrap
-from algorist.objectives import advantage_named, loss_named, probe_advantage, probe_loss
+from algorist.objectives import Objective, advantage_named, loss_named, probe_advantage, probe_loss
 from algorist.prompts import PromptFormat
 from algorist.rewards import RewardSet
 from algorist.rollouts.base import RolloutEngine, SamplingParams
+from algorist.training.extension import Extensions
 from algorist.training.grpo import AlgoristGRPOTrainer, OnRollouts
 from algorist.training.log_probs import stop_recomputing
-from algorist.training.objective import Objective
 from algorist.training.training_arguments import bare_optimizer, optim_arguments
 from algorist.types import Problem
 

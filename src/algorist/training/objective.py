@@ -5,41 +5,17 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from algorist.extension import Extensions
-from algorist.objectives import Loss, token_losses, token_weights, useful_groups
-from algorist.objectives.advantages import Advantage, checked
+from algorist.objectives import Objective, token_losses, token_weights, useful_groups
+from algorist.objectives.advantages import checked
 from algorist.training.batch import Batch
+from algorist.training.extension import Extensions
 from algorist.training.metrics import Metrics
 from algorist.types import Group
-
-
-@dataclass(frozen=True)
-class Objective:
-    """What a step minimises.
-
-    Attributes:
-        loss: A registered or own loss with its settings.
-        advantage: Turns rewards (P, G) into advantages (P, G).
-        reward_weights: Each reward's weight in the sum, for advantages of single rewards.
-        entropy_bonus: Weight of the entropy, which is subtracted from the loss of each token.
-        longest: The longest possible completion in tokens, for ``seq-mean-token-sum-norm``.
-        mask_truncated: Completions that the length limit ended do not count.
-        skip: Leave out completions of advantage 0 where that is exact.
-    """
-
-    loss: Loss
-    advantage: Advantage
-    reward_weights: Mapping[str, float] = field(default_factory=dict)
-    entropy_bonus: float = 0.0
-    longest: int = 256
-    mask_truncated: bool = False
-    skip: bool = True
 
 
 def single_rewards(objective: Objective) -> Mapping[str, float] | None:

@@ -35,8 +35,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from algorist.extension import Sampled
 from algorist.training.batch import Batch
+from algorist.training.extension import Sampled
 from algorist.training.faults import until_it_fits
 from algorist.training.metrics import Metrics
 from algorist.training.objective import advantages_of, loss_of, rows_to_compute, step_weights

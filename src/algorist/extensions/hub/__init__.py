@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from algorist.config.section import Section
-from algorist.extension import Control, Event, Extension, extension
+from algorist.training.extension import Control, Event, Extension, extension
 
 if TYPE_CHECKING:
     from algorist.extensions.hub.upload import HubUpload

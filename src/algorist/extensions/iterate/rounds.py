@@ -21,9 +21,9 @@ from algorist.evaluation.artifact import artifact_names, read_artifact
 from algorist.evaluation.estimators import Interval
 from algorist.extensions.model_folder.write import export
 from algorist.models.load import Policy, make_policy, pick_device
-from algorist.prompts.attached import recipe_format
 from algorist.report.build import build_report
 from algorist.rewards import build_rewards
+from algorist.runs.asking import recipe_format
 from algorist.runs.pipeline import run_recipe
 from algorist.runs.plan import (
     check_folder,

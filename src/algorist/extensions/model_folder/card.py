@@ -19,7 +19,8 @@ from algorist.errors import DAMAGED, CheckpointError, ConfigError
 from algorist.evaluation.artifact import read_artifact
 from algorist.evaluation.console import solved_question
 from algorist.models.loaders import hub_name
-from algorist.prompts.attached import attached, how_to_ask
+from algorist.prompts.attached import attached
+from algorist.runs.asking import how_to_ask
 from algorist.store.redact import redact_tree
 from algorist.store.safe_text import markdown, one_line, printable
 from algorist.store.stages import EVALUATED, STAGES

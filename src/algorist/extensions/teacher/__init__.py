@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from algorist.config.section import Section
-from algorist.extension import Extension, Policy, extension
 from algorist.extensions.teacher.rules import RULES
+from algorist.training.extension import Extension, Policy, extension
 
 if TYPE_CHECKING:
     from torch import Tensor

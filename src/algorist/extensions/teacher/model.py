@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from algorist.config.section import ModelSection
 from algorist.errors import ConfigError
-from algorist.extension import Policy
 from algorist.extensions.teacher import BASE, TeacherSection
 from algorist.extensions.teacher.divergence import mass_beyond, top_of
 from algorist.extensions.teacher.remote import remote_of
 from algorist.models.load import load_policy, make_policy
 from algorist.store.stages import LAST_FIRST
 from algorist.training.batch import Batch
+from algorist.training.extension import Policy
 from algorist.training.lm_head import AtHead, OfHead
 
 

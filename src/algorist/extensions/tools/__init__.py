@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from algorist.extension import Extension, Sampled, Sampler, extension
 from algorist.extensions.tools.preview import preview
 from algorist.extensions.tools.rules import RULES
 from algorist.extensions.tools.section import ToolKeys
 from algorist.extensions.tools.source import Tools
 from algorist.extensions.tools.watch import FailingBatches, turn_metrics, without_void
 from algorist.prompts import PromptFormat
+from algorist.training.extension import Extension, Sampled, Sampler, extension
 from algorist.types import Group
 
 

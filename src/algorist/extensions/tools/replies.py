@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from algorist.extensions.toolbox.base import Output, Tool
 from algorist.extensions.toolbox.user import UserEnvironment
-from algorist.extensions.tools.formats import Call
+from algorist.extensions.tools.formats import Call, CallFormat
 from algorist.extensions.tools.section import ToolsSection
 from algorist.prompts.base import PromptFormat
 from algorist.types import ENVIRONMENT, Problem, Turn
-
-if TYPE_CHECKING:
-    from algorist.extensions.tools.source import Tools
 
 REFUSED = "TooManyCalls"
 """Error class of a call beyond the limit of its rollout."""
@@ -44,18 +41,19 @@ class Replies:
 
     def __init__(
         self,
-        source: Tools,
+        tools: Mapping[str, Tool],
+        calls: CallFormat,
+        section: ToolsSection,
+        environment: UserEnvironment | None,
         problems: Sequence[Problem],
         tokenizer: Any,
         form: PromptFormat,
         stops: Sequence[str],
     ) -> None:
         self.problems, self.tokenizer, self.form = problems, tokenizer, form
-        self.section = source.section or ToolsSection()
-        self.tools, self.calls = source.tools, source.calls
+        self.tools, self.calls, self.section, self.environment = tools, calls, section, environment
         self.stop_strings = self.calls.stop_strings if self.tools else ()
         self.closing = (*form.tags.all(), *stops, *tokenizer.all_special_tokens)
-        self.environment = UserEnvironment(source.environment) if source.environment else None
         self._rows: list[_Row] = []
 
     def begin(self, rows: int) -> None:

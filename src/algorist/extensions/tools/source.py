@@ -68,7 +68,11 @@ class Tools:
                 f"the model was trained with {self.foreign}, code that its settings may not start; name it yourself in a recipe, or "
                 "ask without it: --no-tools"
             )
-        return Replies(self, problems, tokenizer, prompt_format, stops)
+        environment = UserEnvironment(self.environment) if self.environment else None
+        section = self.section or ToolsSection()
+        return Replies(
+            self.tools, self.calls, section, environment, problems, tokenizer, prompt_format, stops
+        )
 
     def worked(self, solution: str) -> str:
         if self.section is None or not self.section.demonstrations:

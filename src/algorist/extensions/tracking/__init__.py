@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from algorist.config.section import Section
-from algorist.extension import Control, Event, Extension, extension
+from algorist.training.extension import Control, Event, Extension, extension
 
 if TYPE_CHECKING:
     from algorist.extensions.tracking.trackers import Trackers

@@ -8,10 +8,10 @@ from typing import Any
 from pydantic import Field
 
 from algorist.config.section import Section
-from algorist.extension import Extension, extension
 from algorist.extensions.vllm.section import ColocatedVLLMSection, VLLMSection, VLLMServerSection
 from algorist.rollouts.base import EngineSettings, RolloutEngine
 from algorist.rollouts.engines import engine
+from algorist.training.extension import Extension, extension
 
 FROM_ROWS, FROM_WEIGHTS = 32, 3e9
 """Where vLLM pays for waking it and giving it the weights: completions at a time, or weights (an estimate)."""

@@ -1,8 +1,7 @@
 """The seam: what a training run may or may not have is an ``Extension``: one folder in ``extensions/``, or one file of a user's.
 
-An extension declares its keys of the recipe, refuses what cannot be before anything is loaded, and hooks into the steps of
-``training/step.py``. The core knows none by name: it finds the folders of ``algorist.extensions``, the installed packages of the entry
-point group ``algorist.extensions``, and the files that a recipe names under ``plugins:``.
+An extension declares its keys of the recipe (``declared.py``), refuses what cannot be before anything is loaded, and hooks into
+the steps of ``training/step.py``.
 
 =============  =====================================  ===================================================================
 hook           when                                   what it gives
@@ -31,34 +30,28 @@ Hooks run in the order of ``order``, then of registration. The state of every ex
 from __future__ import annotations
 
 import functools
-import importlib
-import pkgutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from algorist.declared import Declared, extension, registered
 from algorist.errors import ConfigError
-from algorist.registry import Registry
 from algorist.types import Group, Problem
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
     from torch import Tensor
 
     from algorist.config.schema import Recipe
-    from algorist.diagnosis.rule import Rule
+    from algorist.objectives import Objective
     from algorist.prompts import PromptFormat
     from algorist.training.batch import Batch
     from algorist.training.lm_head import OfHead
     from algorist.training.metrics import Metrics
-    from algorist.training.objective import Objective
 
-GROUP = "algorist.extensions"
-"""The package whose folders are extensions, and the entry point group of installed ones."""
+__all__ = ["Control", "Event", "Extension", "Extensions", "Policy", "Sampled", "Sampler", "extension"]
 
 
 @dataclass
@@ -187,19 +180,9 @@ class Policy(Protocol):
         """Log metrics of a rollout batch."""
 
 
-class Extension:
+class Extension(Declared):
     """One optional capability of a run. Every method may be left out."""
 
-    name: ClassVar[str]
-    """Its folder, and the prefix of its metrics."""
-    keys: ClassVar[Mapping[str, type[BaseModel]]] = {}
-    """Section of the recipe (``""`` the recipe itself, ``grpo``, ``model``, …) → a ``Section`` whose fields are added to it."""
-    order: ClassVar[int] = 50
-    """Place among the hooks of others; a smaller number comes first."""
-    charts: ClassVar[Sequence[tuple[Any, ...]]] = ()
-    """Of its metrics in the report: title, what a healthy curve looks like, patterns of names, and more of ``report/curves.py: Chart``."""
-    rules: ClassVar[Sequence[Rule]] = ()
-    """What ``preflight``, ``diagnose`` and the warnings of a running training recognise of it."""
     teaches: bool = False
     """It has a signal of its own, so that a run without any weighted reward still learns."""
     needs_every_row: bool = False
@@ -209,18 +192,6 @@ class Extension:
     """Its ``batch`` hook reads log π_old of the trainer, also where the sampler's would do."""
     entropy_bonus: float = 0.0
     """Added to ``grpo.entropy_bonus`` in the steps that come; whoever sets it above 0 also needs every row."""
-
-    def __init__(self, recipe: Any) -> None:
-        self.recipe = recipe
-
-    @classmethod
-    def takes_part(cls, recipe: Recipe) -> bool:
-        """Whether the recipe asks for it: one of its keys differs from the default."""
-        for section, keys in cls.keys.items():
-            values = getattr(recipe, section) if section else recipe
-            if any(getattr(values, key) != default for key, default in _defaults(keys)):
-                return True
-        return not cls.keys
 
     def form(self, form: PromptFormat) -> PromptFormat:
         """Return how the model is asked."""
@@ -318,97 +289,6 @@ class Extension:
         """Take the state of a checkpoint."""
 
 
-E = TypeVar("E", bound=type[Extension])
-EXTENSIONS: Registry[type[Extension]] = Registry("extension")
-_OWNERS: dict[tuple[str, str], str] = {}
-"""Section and key → name of the extension that adds it."""
-_SECTIONS: dict[str, list[type[BaseModel]]] = {}
-
-
-def extension(cls: E) -> E:
-    """Register an extension; its keys become keys of the recipe.
-
-    Raises:
-        ConfigError: The name, or one of its keys, is there already.
-    """
-    if _SECTIONS:
-        _check_keys(cls)
-    EXTENSIONS.register(cls.name)(cls)
-    if _SECTIONS:
-        _add_keys(cls)
-    return cls
-
-
-def registered() -> list[type[Extension]]:
-    """Return all extensions in the order of their hooks."""
-    return sorted((EXTENSIONS.get(name) for name in EXTENSIONS), key=lambda cls: cls.order)
-
-
-def open_schema(recipe: type[BaseModel], **sections: type[BaseModel]) -> None:
-    """Find the extensions, and add their keys to the recipe and its sections (config/schema.py calls this once)."""
-    package = importlib.import_module(GROUP)
-    for module in sorted(pkgutil.iter_modules(package.__path__), key=lambda m: m.name):
-        importlib.import_module(f"{GROUP}.{module.name}")
-    for point in entry_points(group=GROUP):
-        point.load()
-    _SECTIONS.update({"": [recipe], **{name: [section, recipe] for name, section in sections.items()}})
-    for cls in registered():
-        _check_keys(cls)
-        _add_keys(cls)
-
-
-def _check_keys(cls: type[Extension]) -> None:
-    for name, keys in cls.keys.items():
-        if name not in _SECTIONS:
-            raise ConfigError(
-                f"extension '{cls.name}' adds keys to '{name}'; expected one of {', '.join(filter(None, _SECTIONS))}, or an empty text "
-                "for the recipe itself"
-            )
-        for key in keys.model_fields:
-            if key in _SECTIONS[name][0].model_fields and _OWNERS.get((name, key)) != cls.name:
-                raise ConfigError(
-                    f"extension '{cls.name}' adds the key {name}.{key}, which is there already; choose another name"
-                )
-
-
-def _add_keys(cls: type[Extension]) -> None:
-    for name, keys in cls.keys.items():
-        section = _SECTIONS[name][0]
-        for key, info in keys.model_fields.items():
-            _OWNERS[name, key] = cls.name
-            section.__pydantic_fields__[key] = info
-            section.__annotations__[key] = info.annotation
-        for model in _SECTIONS[name]:
-            model.model_rebuild(force=True)
-
-
-def keys_added_to(section: str) -> set[str]:
-    """Return the keys that extensions add to a section."""
-    return {key for owner, key in _OWNERS if owner == section}
-
-
-def leave_out_unused(values: dict[str, Any]) -> None:
-    """Take out of a recipe's values the keys of extensions that have their defaults, so that it says what it uses.
-
-    A recipe that is stored names an extension only where it takes part, and can be read where that one is not installed.
-    """
-    from pydantic_core import to_jsonable_python
-
-    for cls in registered():
-        own = [
-            (values[name] if name else values, key, to_jsonable_python(default))
-            for name, keys in cls.keys.items()
-            for key, default in _defaults(keys)
-        ]
-        if all(section.get(key) == default for section, key, default in own):
-            for section, key, _ in own:
-                section.pop(key, None)
-
-
-def _defaults(keys: type[BaseModel]) -> Iterable[tuple[str, Any]]:
-    return ((key, info.get_default(call_default_factory=True)) for key, info in keys.model_fields.items())
-
-
 def _changes_groups(part: Extension) -> bool:
     return type(part).groups is not Extension.groups
 
@@ -463,7 +343,8 @@ class Extensions:
     @classmethod
     def of(cls, recipe: Recipe) -> Extensions:
         """Return the extensions that the recipe asks for."""
-        return cls([part(recipe) for part in registered() if part.takes_part(recipe)])
+        parts = (part for part in registered() if issubclass(part, Extension) and part.takes_part(recipe))
+        return cls([part(recipe) for part in parts])
 
     @property
     def change_groups(self) -> bool:
