@@ -37,6 +37,7 @@ from transformers import TrainerCallback
 
 from algorist.config.load import load_recipe
 from algorist.data import load_problems
+from algorist.data.problems import Problems
 from algorist.evaluation.estimators import paired_difference, pass_at_k, share_interval
 from algorist.evaluation.run import EvaluationSetting, evaluate
 from algorist.models.load import load_policy
@@ -44,7 +45,6 @@ from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
 from algorist.runs.asking import recipe_format
 from algorist.runs.pipeline import run_recipe
-from algorist.runs.plan import Problems
 from algorist.store.atomic import replace_text
 from algorist.store.run_log import Quiet
 from algorist.training.grpo_setup import make_grpo_trainer

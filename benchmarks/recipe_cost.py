@@ -18,13 +18,13 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qw
 
 from algorist.config.load import load_recipe, recipe_names
 from algorist.config.schema import DatasetSection, Recipe
+from algorist.data.problems import Problems, tokenizer_texts
 from algorist.models.load import add_lora, make_policy
 from algorist.models.precision import DTYPES
 from algorist.preflight.memory_advice import plan_from_config
 from algorist.preflight.run import batch_arithmetic
 from algorist.prompts.chat import encode_prompt
 from algorist.runs.asking import recipe_format
-from algorist.runs.plan import Problems, tokenizer_texts
 from algorist.store.stages import STAGES
 
 _QWEN_HALF = (

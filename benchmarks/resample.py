@@ -33,6 +33,7 @@ from transformers import TrainerCallback
 
 from algorist.config.load import load_recipe
 from algorist.data.arithmetic import word_problems
+from algorist.data.problems import Problems
 from algorist.evaluation.run import EvaluationSetting, evaluate
 from algorist.models.load import load_policy
 from algorist.prompts.base import PromptFormat, Tags, add_format
@@ -40,7 +41,6 @@ from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
 from algorist.runs.asking import recipe_format
 from algorist.runs.pipeline import run_recipe
-from algorist.runs.plan import Problems
 from algorist.runs.rate import rate
 from algorist.store.run_log import Quiet
 from algorist.training.grpo_setup import make_grpo_trainer

@@ -24,13 +24,13 @@ from stock_trl import make_stock_trainer
 from transformers import TrainerCallback
 
 from algorist.config.load import load_recipe
+from algorist.data.problems import Problems
 from algorist.evaluation.run import EvaluationSetting, evaluate
 from algorist.models.load import load_policy
 from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
 from algorist.runs.asking import recipe_format
 from algorist.runs.pipeline import run_recipe
-from algorist.runs.plan import Problems
 from algorist.training.grpo_setup import make_grpo_trainer
 
 EVERY, MAX_STEPS = 10, 240

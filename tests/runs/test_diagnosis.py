@@ -19,14 +19,16 @@ from safetensors.torch import load_file
 from algorist.config import load_recipe
 from algorist.config.schema import Recipe
 from algorist.data.load import key_of, read_table
+from algorist.data.problems import Problems
 from algorist.diagnosis.diagnose import diagnose
 from algorist.diagnosis.rules import all_rules
 from algorist.diagnosis.settings import Settings
 from algorist.errors import AlgoristError, ConfigError, DataError
 from algorist.report.build import build_report
+from algorist.runs.asking import recipe_format
 from algorist.runs.pass_rates import table_path, with_pass_rates
 from algorist.runs.pipeline import run_recipe
-from algorist.runs.plan import Problems, check_names
+from algorist.runs.plan import check_names
 from algorist.runs.rate import rate
 
 pytestmark = pytest.mark.slow
@@ -166,7 +168,8 @@ def names(run: Path) -> list[str]:
         assert finding.sentence and finding.evidence and finding.severity in (1, 2, 3)
         advised = run.parent / "advised.yaml"
         advised.write_text(f"extends: {run / 'config.yaml'}\n", encoding="utf-8")
-        check_names(load_recipe(str(advised), finding.change).recipe)
+        changed = load_recipe(str(advised), finding.change).recipe
+        check_names(changed, recipe_format(changed))
         assert json.loads(json.dumps(finding.as_dict()))["change"] == list(finding.change)
     return [finding.name for finding in found]
 
@@ -385,7 +388,7 @@ def test_rated_problems_are_filtered_and_a_killed_rating_continues(runs: Runs, t
         rate(again, samples=4, model=runs.model, on_progress=stop)
     progress = next((tmp_path / "again" / "pass_rates").glob("*.progress.jsonl"))
     before = progress.read_text().splitlines()
-    assert len(before) == 3 and not table_path(again, runs.model).exists()
+    assert len(before) == 3 and not table_path(again, recipe_format(again), runs.model).exists()
     path = rate(again, samples=4, model=runs.model)
     assert read_table(path) == whole and not progress.exists()
     moved: list[float] = []
@@ -393,7 +396,7 @@ def test_rated_problems_are_filtered_and_a_killed_rating_continues(runs: Runs, t
     assert not any(moved)  # nothing is left to sample
 
     with pytest.raises(ConfigError, match=r"has not been rated.*algorist data rate RECIPE"):
-        with_pass_rates(recipe(tmp_path / "again", "data.train.pass_rate=[0.2,0.8]"))
+        with_pass_rates(recipe(tmp_path / "again", "data.train.pass_rate=[0.2,0.8]"), recipe_format(again))
     named = [f"model.name={runs.model}", f"data.train.pass_rates={path}"]
     chosen = Problems.load(recipe(tmp_path, *named, "data.train.pass_rate=[0.2,0.8]"))
     expected = {key for key, entry in whole["problems"].items() if 0.2 <= entry["right"] / 4 <= 0.8}
@@ -402,10 +405,10 @@ def test_rated_problems_are_filtered_and_a_killed_rating_continues(runs: Runs, t
         tmp_path, "sft.enabled=true", f"data.train.pass_rates={path}", "data.train.pass_rate=[0.2,0.8]"
     )
     assert len(Problems.load(with_sft).sft) > len(chosen.train), "demonstrations are not filtered"
-    found = with_pass_rates(
-        recipe(tmp_path / "again", f"model.name={runs.model}", "data.train.pass_rate=[0,0.1]")
-    )
-    assert found.data.train.pass_rates == str(table_path(found)), "found by model and protocol"
+    of_model = recipe(tmp_path / "again", f"model.name={runs.model}", "data.train.pass_rate=[0,0.1]")
+    form = recipe_format(of_model)
+    filtered = with_pass_rates(of_model, form)
+    assert filtered.data.train.pass_rates == str(table_path(filtered, form)), "found by model and protocol"
     with pytest.raises(DataError, match=r"0 of \d+ problems of 'local' lie within 0.9 and 0.95"):
         Problems.load(recipe(tmp_path, *named, "data.train.pass_rate=[0.9,0.95]"))
 

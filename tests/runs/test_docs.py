@@ -31,6 +31,7 @@ from algorist.cli.verbs import VERBS, app_of
 from algorist.config.load import load_recipe, recipe_names, sections_of
 from algorist.config.schema import Recipe
 from algorist.objectives import LOSSES
+from algorist.runs.asking import recipe_format
 from algorist.runs.plan import check_names
 from algorist.store.read import query
 
@@ -337,7 +338,7 @@ def do(block: Block, arguments: list[str], call: Call) -> None:
         return
     if verb in RUNS:
         assert recipe is not None
-        check_names(recipe)
+        check_names(recipe, recipe_format(recipe))
         if "-n" in arguments or why_only_resolved(recipe) or any(map(str.isupper, arguments)):
             return
         code, shown = call.run(arguments, recipe)
@@ -373,7 +374,7 @@ def test_yaml_blocks_are_parts_of_recipes(name: str, tmp_path: Path, monkeypatch
         try:
             recipe = load_recipe(str(file)).recipe
             if not any(".py:" in spec.name for spec in recipe.rewards):
-                check_names(recipe)
+                check_names(recipe, recipe_format(recipe))
         except Exception as error:
             raise AssertionError(f"{block.place}: {error}") from error
 

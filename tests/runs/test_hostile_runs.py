@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from algorist.cli.main import main
-from algorist.config.load import load_recipe, load_run_recipe
+from algorist.config.load import load_recipe
+from algorist.config.resume import load_run_recipe, open_folder
 from algorist.errors import CheckpointError, ConfigError
 from algorist.evaluation.artifact import read_artifact, write_artifact
 from algorist.extensions.model_folder.card import model_card
 from algorist.report.build import build_report
-from algorist.runs.plan import open_folder
 from algorist.store.read import query
 from algorist.store.run_folder import RunFolder
 from algorist.store.safe_text import json_text, markdown

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from algorist.config import load_recipe
-from algorist.config.load import load_run_recipe
+from algorist.config.resume import load_run_recipe
 from algorist.errors import ConfigError
 from algorist.runs.pipeline import Quiet, run_recipe
 from algorist.runs.plan import make_plan

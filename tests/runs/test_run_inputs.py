@@ -12,7 +12,7 @@ import pytest
 
 from algorist.cli.main import main
 from algorist.config import load_recipe
-from algorist.config.load import load_run_recipe
+from algorist.config.resume import load_run_recipe
 from algorist.errors import ConfigError
 from algorist.runs.pipeline import run_recipe
 from algorist.runs.solve import Solver

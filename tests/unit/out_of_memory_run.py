@@ -51,7 +51,7 @@ def length_reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
 def main(kind: str, extra_mb: int, folder: Path) -> None:
     """Train a step (SFT: two) and save the weights."""
     torch.set_num_threads(1)
-    processes = Processes.join(torch.device("cpu"))
+    processes = Processes.join("cpu")
     if processes.count > 1 and processes.main:
         extra_mb = 0
     texts = [f"what is {n} plus {n + 1}" for n in range(64)]

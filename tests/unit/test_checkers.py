@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from algorist.config.load import load_recipe
+from algorist.config.resume import open_folder
 from algorist.config.schema import DatasetSection, EvalSection
 from algorist.data import load_problems
 from algorist.data.countdown import value_of
@@ -23,7 +24,6 @@ from algorist.prompts import get_format
 from algorist.rewards import build_rewards
 from algorist.rollouts.base import Completion, Completions, SamplingParams
 from algorist.rollouts.collect import collect
-from algorist.runs.plan import open_folder
 from algorist.store.write import RolloutWriter, rows_of
 from algorist.types import Problem
 from tests.conftest import Verb

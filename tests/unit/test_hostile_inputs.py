@@ -28,13 +28,13 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from algorist.cli.session import import_quietly
-from algorist.config.load import load_recipe, load_run_recipe
+from algorist.config.load import load_recipe
+from algorist.config.resume import load_run_recipe, run_path
 from algorist.config.yaml_text import read_yaml
 from algorist.data.files import read_rows
 from algorist.errors import AlgoristError, CheckpointError, ConfigError, DataError, EngineError
 from algorist.prompts import get_format
 from algorist.runs.endpoint import Endpoint
-from algorist.runs.plan import run_path
 from algorist.store.atomic import replace_file
 from algorist.store.read import metrics
 from algorist.store.run_folder import RunFolder

@@ -15,8 +15,10 @@ from transformers.utils import is_flash_attn_2_available
 
 from algorist.config.explain import to_yaml
 from algorist.config.load import load_recipe
+from algorist.config.resume import begun, run_path, why_no_adapter, without_adapter
 from algorist.config.schema import GRPOSection, Recipe, SFTSection
 from algorist.config.section import ModelSection
+from algorist.data.problems import Problems, longest_sequence
 from algorist.errors import ConfigError
 from algorist.extensions.vllm.engine import llm_arguments
 from algorist.extensions.vllm.section import ColocatedVLLMSection, VLLMServerSection
@@ -29,14 +31,6 @@ from algorist.rollouts.base import SamplingParams
 from algorist.rollouts.native.engine import NativeEngine
 from algorist.runs.asking import recipe_format
 from algorist.runs.pipeline import run_recipe
-from algorist.runs.plan import (
-    Problems,
-    check_folder,
-    longest_sequence,
-    run_path,
-    why_no_adapter,
-    without_adapter,
-)
 from algorist.training.batch import Batch
 from algorist.training.log_probs import packed_log_probs
 from algorist.training.training_arguments import optim_arguments
@@ -185,15 +179,15 @@ def gist(folder: Path, *overrides: str) -> Recipe:
 @pytest.mark.parametrize("name", ["gist-gsm8k", "gist-gsm8k-llama"])
 def test_the_adapter_goes_with_more_than_one_process_only(name: str, tmp_path: Path) -> None:
     recipe = load_recipe(name, [f"output_dir={tmp_path}"]).recipe
-    assert why_no_adapter(recipe, resume=False, processes=1) == ""
-    reason = why_no_adapter(recipe, resume=False, processes=2)
+    assert why_no_adapter(recipe, None, 1) == ""
+    reason = why_no_adapter(recipe, None, 2)
     assert "2 processes" in reason and "model.lora.in_several_processes=keep" in reason
     lora, trained = recipe.model.lora, without_adapter(recipe)
     assert lora is not None and trained.model.lora is None and recipe.model.lora is lora
     assert trained.model.name == recipe.model.name
     kept = gist(tmp_path, "model.lora.in_several_processes=keep")
-    assert why_no_adapter(kept, resume=False, processes=8) == ""
-    assert why_no_adapter(trained, resume=False, processes=8) == ""
+    assert why_no_adapter(kept, None, 8) == ""
+    assert why_no_adapter(trained, None, 8) == ""
 
 
 def test_off_is_understood_on_the_command_line(tmp_path: Path) -> None:
@@ -208,16 +202,14 @@ def test_a_resumed_run_keeps_what_it_began_with(rule: str, tmp_path: Path) -> No
     config = run_path(recipe) / "config.yaml"
     config.write_text(to_yaml(gist(tmp_path, f"model.lora.in_several_processes={rule}")), encoding="utf-8")
     for processes in (1, 2):
-        assert why_no_adapter(recipe, resume=True, processes=processes) == ""
-    check_folder(recipe, resume=True)
+        assert why_no_adapter(recipe, begun(recipe, resume=True), processes) == ""
 
     config.write_text(to_yaml(without_adapter(recipe)), encoding="utf-8")
     for processes in (1, 2):
-        assert "began without" in why_no_adapter(recipe, resume=True, processes=processes)
-    check_folder(recipe, resume=True)
-    check_folder(without_adapter(recipe), resume=True)
+        assert "began without" in why_no_adapter(recipe, begun(recipe, resume=True), processes)
+    begun(without_adapter(recipe), resume=True)
     with pytest.raises(ConfigError, match=r"model\.lora\.rank: None in the run, 16 now"):
-        check_folder(gist(tmp_path, "model.lora.in_several_processes=keep"), resume=True)
+        begun(gist(tmp_path, "model.lora.in_several_processes=keep"), resume=True)
 
 
 # --- memory of GPUs (S0.44, S1.11)

@@ -67,7 +67,7 @@ def test_without_evaluations_there_is_no_baseline(tmp_path: Path) -> None:
 
 def test_no_verb_checks_by_itself() -> None:
     """The checks of a plan are called in one place."""
-    checks = ("check_names(", "with_pass_rates(", "check_eval_device(", "check_machine(", "objective_of(")
+    checks = ("check_names(", "with_pass_rates(", "check_model(", "check_optimizers(", "objective_of(")
     source = Path(planning.__file__).parents[1]
     called = {
         f"{path.relative_to(source)}: {check}"

@@ -292,7 +292,7 @@ def test_every_system_has_its_recipes_and_the_underscore_names_work() -> None:
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_name_in_a_recipe_exists(name: str) -> None:
     recipe = load_recipe(name).recipe
-    check_names(recipe)
+    check_names(recipe, recipe_format(recipe))
     assert recipe.name == name and recipe.description
     assert recipe.prompt.format in FORMATS and recipe.matcher in MATCHERS
     sections = [recipe.data.train, recipe.data.eval, *([recipe.data.sft] if recipe.data.sft else [])]

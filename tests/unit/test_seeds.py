@@ -14,9 +14,9 @@ import pytest
 from algorist.cli.main import main
 from algorist.config.explain import to_yaml
 from algorist.config.load import load_recipe
+from algorist.config.resume import run_path
 from algorist.errors import ConfigError
 from algorist.report.build import build_overlay
-from algorist.runs.plan import run_path
 from algorist.runs.seeds import lines_of_seeds, recipes_of_seeds, summarise_seeds
 from algorist.store.run_folder import RunFolder
 from algorist.store.write import MetricsWriter

@@ -155,15 +155,15 @@ def _run_seeds(
     name: str, settings: list[str], resume: bool, stages: tuple[str, ...], count: int, as_json: bool
 ) -> Ran:
     """Run a recipe once per seed and say mean and spread; with ``resume``, finished seeds are not repeated."""
-    from algorist.runs.plan import check_folder, run_path
+    from algorist.config.resume import begun, run_path
     from algorist.runs.seeds import lines_of_seeds, recipes_of_seeds, summarise_seeds
 
     loaded = read_recipe(name, settings)
     recipes, display = recipes_of_seeds(loaded, count), TerminalDisplay(stderr=as_json)
-    begun = [resume and (run_path(r) / "config.yaml").is_file() for r in recipes]
-    for recipe, continues in zip(recipes, begun, strict=True):
-        check_folder(recipe, resume=continues)  # before the first seed has taken its hours
-    for number, (recipe, continues) in enumerate(zip(recipes, begun, strict=True), start=1):
+    known = [resume and (run_path(r) / "config.yaml").is_file() for r in recipes]
+    for recipe, continues in zip(recipes, known, strict=True):
+        begun(recipe, resume=continues)  # before the first seed has taken its hours
+    for number, (recipe, continues) in enumerate(zip(recipes, known, strict=True), start=1):
         display.say(f"seed {recipe.seed} ({number} of {count})")
         done = _run(recipe, display, continues, stages)
         if done is not None and not as_json:
@@ -197,15 +197,19 @@ def run_stages(
 
 
 def _run(loaded: Recipe, display: TerminalDisplay, resume: bool, stages: tuple[str, ...]) -> Ran | None:
+    from algorist.config.resume import begun, run_path
+    from algorist.data.problems import Problems
+    from algorist.prompts import get_format
     from algorist.report.results import Took
-    from algorist.runs.plan import Problems, check_folder, check_names, check_stages, run_path
+    from algorist.runs.plan import check_names, check_stages
 
     took = Took(resumed=resume)
     check_stages(loaded, stages)
-    check_names(loaded, quick=True)  # a wrong name, column or row is said before torch is imported
+    form = get_format(loaded.prompt.format, tags=loaded.prompt.tags)
+    check_names(loaded, form, own=False)  # a wrong name, column or row is said before torch is imported
     problems = None
     if not (resume and (run_path(loaded) / "config.yaml").is_file()):  # what can be resumed is compared later
-        check_folder(loaded, resume=resume)
+        begun(loaded, resume=resume)
     if not resume and _has_files(loaded):
         problems = Problems.load(loaded, stages)
     import_quietly("algorist.training.grpo_setup", display.say)

@@ -216,9 +216,9 @@ def launch(
         if on_cpu and count > 1 and not (processes or _count_in(flags)):
             count = 1
             loaded = read_recipe(recipe, [*settings, f"grpo.processes={count}"])
-        from algorist.runs.plan import check_folder
+        from algorist.config.resume import begun
 
-        check_folder(loaded, resume="--resume" in options)
+        begun(loaded, resume="--resume" in options)
     except KeyboardInterrupt:
         raise Stopped("stopped before a process was started: nothing was trained") from None
     flags = [flag for flag in flags if flag != "--cpu"]  # with it accelerate starts one process only

@@ -15,12 +15,11 @@ from pydantic import BaseModel, ValidationError
 
 from algorist.config.other_names import ours_for
 from algorist.config.presets import preset_of
-from algorist.config.resume import copies_of, with_copies
 from algorist.config.schema import DatasetSection, LossSection, Recipe, SFTSection
-from algorist.config.yaml_text import read_yaml
-from algorist.errors import CheckpointError, ConfigError, check_known, nearest
-from algorist.store.redact import leaves, refuse_secrets
-from algorist.store.trust import code_in, refuse_foreign_code
+from algorist.config.yaml_text import leaves, read_yaml
+from algorist.errors import ConfigError, check_known, nearest
+from algorist.store.redact import refuse_secrets
+from algorist.store.trust import refuse_foreign_code
 from algorist.user_code import load_plugins
 
 MAX_RECIPE_BYTES = 1_000_000
@@ -31,6 +30,7 @@ NAMED = re.compile(r"(data\.\w+|grpo\.loss)\.name")
 """The name in a section whose other keys belong to what it names."""
 OF_A_RUN = ("environment.json", "metrics.jsonl", "stages.json", "rollouts", "eval", "sft", "grpo", ".lock")
 """Beside one of these a ``config.yaml`` is that of a run."""
+_OWN_CODE = re.compile(r"\.py:\w+$")
 _DATASET = DatasetSection.model_fields["name"].default
 _LOSS = LossSection.model_fields["name"].default
 
@@ -76,44 +76,29 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> LoadedRecip
     folder = Path(name_or_path).parent
     if Path(name_or_path).name == "config.yaml" and any((folder / name).exists() for name in OF_A_RUN):
         refuse_foreign_code(folder, [entry for entry in code if entry in code_in(values)])
-    load_plugins(_plugins(values))
+    load_plugins(plugins_of(values))
     return LoadedRecipe(validate(values, where=f"recipe '{name_or_path}'"), origins)
 
 
-def load_run_recipe(run: Path, *, runs: str = "nothing", copies: bool = True) -> Recipe:
-    """Return the recipe that a run folder was made with.
-
-    Args:
-        run: The folder.
-        runs: What the caller will run of the code that the recipe names: ``nothing``, that of the ``model``, or ``all``.
-        copies: Take the user's files (rewards, prompt, template) from the folder, which has copies of them.
-
-    Raises:
-        CheckpointError: The folder is not a run, or its ``config.yaml`` is damaged.
-        ConfigError: Its settings are not those of this version, or it is from elsewhere and names such code.
-    """
-    file = run / "config.yaml"
-    if not file.is_file():
-        raise CheckpointError(f"{run} is not a run folder (config.yaml is missing); runs lie under runs/")
-    try:
-        values = read_yaml(_read_file(file), str(file))
-    except ConfigError as error:
-        raise CheckpointError(f"{file} is damaged: {error}") from None
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{file} is damaged: expected sections, found {type(values).__name__}")
-    if runs != "nothing":
-        refuse_foreign_code(run, code_in(values, model_only=runs == "model"))
-    if plugins := _plugins(values):  # without them their keys are unknown, whatever the caller will run
-        refuse_foreign_code(run, [f"plugins={', '.join(plugins)}"])
-        load_plugins(copies_of(run, "plugins", plugins))
-    recipe = validate(values, where=str(file))
-    return with_copies(recipe, run) if copies else recipe
-
-
-def _plugins(values: dict[str, Any]) -> list[str]:
+def plugins_of(values: dict[str, Any]) -> list[str]:
     """Return the files of ``plugins``; anything else is left to the schema, which says what is wrong with it."""
     files = values.get("plugins")
     return files if isinstance(files, list) and all(isinstance(f, str) for f in files) else []
+
+
+def code_in(settings: Any, *, model_only: bool = False) -> list[str]:
+    """Return the settings that name code: ``file.py:function`` anywhere, ``plugins``, and ``trust_remote_code``."""
+
+    def names_code(key: str, value: Any) -> bool:
+        if isinstance(value, str):
+            return not model_only and bool(_OWN_CODE.search(value) or key.startswith("plugins."))
+        return value is True and key.endswith("trust_remote_code")
+
+    return [
+        f"{key}={'true' if value is True else value}"
+        for key, value in leaves(settings)
+        if names_code(key, value)
+    ]
 
 
 def validate(values: dict[str, Any], *, where: str) -> Recipe:
@@ -159,7 +144,7 @@ def _locate(name_or_path: str, base: Path | None) -> tuple[str, Path | None, str
     for candidate in ([base / name_or_path] if base else []) + [Path(name_or_path)]:
         if candidate.suffix in (".yaml", ".yml"):
             if _is_file(candidate):
-                return _read_file(candidate), candidate.parent, str(candidate)
+                return read_recipe_file(candidate), candidate.parent, str(candidate)
             if candidate == Path(name_or_path):
                 beside = [p.name for p in sorted(candidate.parent.glob("*.y*ml"))[:1000]]
                 raise ConfigError(
@@ -180,7 +165,7 @@ def _is_file(path: Path) -> bool:
         raise ConfigError(f"{str(path)[:200]} cannot be read: {error.strerror}") from None
 
 
-def _read_file(path: Path) -> str:
+def read_recipe_file(path: Path) -> str:
     if path.stat().st_size > MAX_RECIPE_BYTES:
         raise ConfigError(f"{path} has {path.stat().st_size} bytes; a recipe has at most {MAX_RECIPE_BYTES}")
     try:

@@ -1,27 +1,141 @@
-"""What may change between a run and its continuation, and the files that a recipe names: the user's are copied into the run, data is hashed."""
+"""The recipe of a run folder: how it was begun, what may change before it continues, and the files that it names.
+
+What the user wrote is copied into the run, data is hashed.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
-from algorist.config.schema import Recipe
+from algorist.config.explain import to_yaml
+from algorist.config.load import code_in, plugins_of, read_recipe_file, validate
+from algorist.config.schema import GRPOSection, Recipe
+from algorist.config.yaml_text import leaves, read_yaml
 from algorist.errors import DAMAGED, CheckpointError, ConfigError
-from algorist.store.redact import leaves
+from algorist.store.run_folder import INPUTS, RunFolder
+from algorist.store.safe_text import printable
+from algorist.store.stages import STAGES
+from algorist.store.trust import refuse_foreign_code, sign
+from algorist.user_code import load_plugins
 
 
-def check_same_run(before: str, after: str, path: Path) -> None:
+def run_path(recipe: Recipe) -> Path:
+    """Return the folder of a recipe's run.
+
+    Raises:
+        ConfigError: The run's name is no plain folder name, so that it would lie outside ``output_dir``.
+    """
+    name = recipe.run_name or recipe.name
+    if (
+        name in (".", "..")
+        or any(c in "/\\" or not c.isprintable() for c in name)
+        or len(name.encode()) > 200
+    ):
+        raise ConfigError(
+            f"run_name is '{printable(name[:80])}'; expected a plain folder name of at most 200 bytes, such as run_name=first; "
+            "another place is output_dir=FOLDER"
+        )
+    return Path(recipe.output_dir) / name
+
+
+def values_of(run: Path) -> dict[str, Any]:
+    """Return what the ``config.yaml`` of a run says.
+
+    Raises:
+        CheckpointError: The folder is not a run, or the file is damaged.
+    """
+    file = run / "config.yaml"
+    if not file.is_file():
+        raise CheckpointError(f"{run} is not a run folder (config.yaml is missing); runs lie under runs/")
+    try:
+        values = read_yaml(read_recipe_file(file), str(file))
+    except ConfigError as error:
+        raise CheckpointError(f"{file} is damaged: {error}") from None
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{file} is damaged: expected sections, found {type(values).__name__}")
+    return values
+
+
+def load_run_recipe(run: Path, *, runs: str = "nothing", copies: bool = True) -> Recipe:
+    """Return the recipe that a run folder was made with.
+
+    Args:
+        run: The folder.
+        runs: What the caller will run of the code that the recipe names: ``nothing``, that of the ``model``, or ``all``.
+        copies: Take the user's files (rewards, prompt, template) from the folder, which has copies of them.
+
+    Raises:
+        CheckpointError: The folder is not a run, or its ``config.yaml`` is damaged.
+        ConfigError: Its settings are not those of this version, or it is from elsewhere and names such code.
+    """
+    values = values_of(run)
+    if runs != "nothing":
+        refuse_foreign_code(run, code_in(values, model_only=runs == "model"))
+    if plugins := plugins_of(values):  # without them their keys are unknown, whatever the caller will run
+        refuse_foreign_code(run, [f"plugins={', '.join(plugins)}"])
+        load_plugins(copies_of(run, "plugins", plugins))
+    recipe = validate(values, where=str(run / "config.yaml"))
+    return with_copies(recipe, run) if copies else recipe
+
+
+def begun(recipe: Recipe, *, resume: bool) -> dict[str, Any] | None:
+    """Return what the run to continue began with, by dotted key, or None for a run that begins; nothing is written.
+
+    Raises:
+        CheckpointError: The folder holds a run that is not to be continued, or none where one is.
+        ConfigError: The recipe differs from the folder's in a way that would make another run.
+    """
+    path = run_path(recipe)
+    known = (path / "config.yaml").exists()
+    if not resume:
+        if known and RunFolder(path).has_begun():
+            raise CheckpointError(
+                f"{path} already holds a run. Continue it with --resume, or take another name: run_name={path.name}-2"
+            )
+        return None
+    if not known:
+        raise CheckpointError(f"nothing to resume: {path} holds no run (config.yaml is missing)")
+    before = flat(values_of(path))
+    check_same_run(before, _as_begun(recipe, before), path)
+    check_same_inputs(recipe, path)
+    for stage in filter(RunFolder(path).is_finished, STAGES):
+        for name in ("max_steps", "epochs"):  # ``config.yaml`` would say what was not done
+            was, now = before.get(f"{stage}.{name}"), getattr(getattr(recipe, stage), name)
+            if was != now:
+                raise ConfigError(
+                    f"{stage}.{name} is {now}, but {path} has finished {stage} with {was}. Leave it as it was, or "
+                    f"train on in a new run: run_name=NAME model.name={path / stage / 'final'}"
+                )
+    return before
+
+
+def _as_begun(recipe: Recipe, before: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the recipe by dotted key, as the run would have begun with it: its processes, its rule for the adapter."""
+    lora = recipe.model.lora
+    if lora is not None and lora.in_several_processes == "off" and not _has_adapter(before):
+        recipe = without_adapter(recipe)
+    now = flat(yaml.safe_load(to_yaml(recipe))) | {"grpo.processes": before.get("grpo.processes")}
+    rule = "model.lora.in_several_processes"
+    return now | ({rule: before[rule]} if rule in now and rule in before else {})
+
+
+def _has_adapter(before: Mapping[str, Any]) -> bool:
+    return before.get("model.lora", ()) is not None
+
+
+def check_same_run(before: Mapping[str, Any], after: Mapping[str, Any], path: Path) -> None:
     """Allow changes of length, logging and naming; refuse what would make the resumed run another run.
 
     Args:
-        before: The run's ``config.yaml``.
-        after: The recipe as it resolves now, as YAML.
+        before: What the run began with, by dotted key.
+        after: The same of the recipe as it resolves now.
         path: The run folder, for the message.
 
     Raises:
@@ -29,17 +143,16 @@ def check_same_run(before: str, after: str, path: Path) -> None:
     """
     free = "sft.max_steps sft.epochs grpo.max_steps grpo.epochs report_to tracking hub description".split()
     free_last = "logging_steps save_steps save_total_limit eval_every samples_every".split()
-    old, new = flat(yaml.safe_load(before)), flat(yaml.safe_load(after))
     changed = [
         key
-        for key in sorted(set(old) | set(new))
-        if old.get(key) != new.get(key)
+        for key in sorted(set(before) | set(after))
+        if before.get(key) != after.get(key)
         and not key.startswith((*free, "eval.", "output_dir", "run_name"))
         and key.rpartition(".")[2] not in free_last
     ]
     if changed:
         lines = "\n".join(
-            f"  {key}: {old.get(key)!r} in the run, {new.get(key)!r} now" for key in changed[:8]
+            f"  {key}: {before.get(key)!r} in the run, {after.get(key)!r} now" for key in changed[:8]
         )
         raise ConfigError(
             f"{path} was started with other settings, so this would be another run:\n{lines}\n"
@@ -52,8 +165,6 @@ def flat(value: Any) -> dict[str, Any]:
     return {key: inner for key, inner in leaves(value, lists=False) if inner != {}}
 
 
-INPUTS = "inputs.json"
-"""Key of the recipe → ``path``, ``sha256`` and, where it was copied, ``copy``; in the run folder."""
 COPIES = "files"
 DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 
@@ -82,12 +193,8 @@ def data_files(recipe: Recipe) -> dict[str, Path]:
     return {key: path for key, path in named.items() if path.exists()}
 
 
-def keep_inputs(recipe: Recipe, run: Path) -> dict[str, dict[str, str]]:
-    """Copy what the user wrote into the run, and return what ``inputs.json`` says of every file.
-
-    Raises:
-        CheckpointError: The disk refuses.
-    """
+def inputs_of(recipe: Recipe) -> dict[str, dict[str, str]]:
+    """Return what ``inputs.json`` says of every file that a recipe names; what the user wrote has a place for its ``copy``."""
     record = {key: {"path": str(path), "sha256": hash_of(path)} for key, path in data_files(recipe).items()}
     for number, (key, path) in enumerate(written_files(recipe).items()):
         entry = {"path": str(path), "sha256": hash_of(path)}
@@ -95,13 +202,6 @@ def keep_inputs(recipe: Recipe, run: Path) -> dict[str, dict[str, str]]:
         taken = any(e.get("copy") == f"{COPIES}/{path.name}" for e in record.values())
         entry["copy"] = same[0] if same else f"{COPIES}/{f'{number}-' if taken else ''}{path.name}"
         record[key] = entry
-        try:
-            (run / COPIES).mkdir(exist_ok=True)
-            shutil.copyfile(path, run / entry["copy"])
-        except OSError as error:
-            raise CheckpointError(
-                f"cannot copy {path} into {run / COPIES}: {error.strerror or error}"
-            ) from None
     return record
 
 
@@ -199,3 +299,81 @@ def _file(text: str) -> Path | None:
         return None
     path = Path(text).expanduser()
     return path if path.is_file() else None
+
+
+# ---- the recipe as this run does it
+
+
+def with_processes(recipe: Recipe, count: int) -> Recipe:
+    """Return the recipe as ``count`` processes run it.
+
+    Raises:
+        ConfigError: Their batches together do not hold whole groups.
+    """
+    if recipe.grpo.processes == count:
+        return recipe
+    try:
+        GRPOSection.model_validate(recipe.grpo.model_dump() | {"processes": count})
+    except ValidationError as error:
+        raise ConfigError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
+    return in_processes(recipe, count)
+
+
+def in_processes(recipe: Recipe, count: int) -> Recipe:
+    """Return the recipe with ``grpo.processes``."""
+    return recipe.model_copy(update={"grpo": recipe.grpo.model_copy(update={"processes": count})})
+
+
+def why_no_adapter(recipe: Recipe, before: Mapping[str, Any] | None, processes: int) -> str:
+    """Return why this run trains all weights though its recipe has an adapter, or an empty string.
+
+    ``model.lora.in_several_processes: off`` is decided when a run begins; a continued run keeps what it began with (``before``),
+    whatever the number of processes is now.
+    """
+    lora = recipe.model.lora
+    if lora is None or lora.in_several_processes == "keep":
+        return ""
+    if before is not None and not _has_adapter(before):
+        return "this run began without the recipe's LoRA adapter and goes on so: all weights are trained"
+    if before is not None or processes == 1:
+        return ""
+    return (
+        f"the run has {processes} processes, so its LoRA adapter is left out and all weights are trained, as "
+        "model.lora.in_several_processes=off asks; to keep the adapter: model.lora.in_several_processes=keep"
+    )
+
+
+def without_adapter(recipe: Recipe) -> Recipe:
+    """Return the recipe with ``model.lora`` null."""
+    return recipe.model_copy(update={"model": recipe.model.model_copy(update={"lora": None})})
+
+
+def why_from_the_model(recipe: Recipe, stages: Sequence[str]) -> str:
+    """Return why GRPO starts without the recipe's SFT, or an empty string: the caller skips it and the folder has none."""
+    path = run_path(recipe)
+    folder = RunFolder(path)
+    skipped = recipe.sft.enabled and "sft" not in stages
+    trains = recipe.grpo.enabled and "grpo" in stages and not folder.is_finished("grpo")
+    named = "sft" not in stages and Path(recipe.model.name).exists()  # a model of the user's own
+    if not (skipped and trains) or folder.is_finished("sft") or named:
+        return ""
+    return (
+        f"SFT is skipped and {folder.path} has no finished SFT stage, so GRPO starts from {recipe.model.name} as it is. To do "
+        "SFT first: leave --only out, or algorist run RECIPE --only sft, then algorist run RECIPE --only grpo --resume. If "
+        "nothing is to be learned from demonstrations: sft.enabled=false"
+    )
+
+
+def open_folder(recipe: Recipe, *, resume: bool) -> RunFolder:
+    """Create the run folder, or open it to resume; it says how the recipe runs, and keeps what the user wrote."""
+    path, text = run_path(recipe), to_yaml(recipe)
+    inputs = {} if resume else inputs_of(recipe)
+    if resume:
+        folder = RunFolder.open(path)
+    else:
+        folder = RunFolder.create(path)
+        folder.write_environment(seed=recipe.seed)
+        folder.keep_inputs(inputs)
+    folder.write_text("config.yaml", text)
+    sign(folder.path)
+    return folder

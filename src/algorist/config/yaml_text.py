@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import yaml
@@ -38,6 +39,19 @@ def one_line_yaml(value: Any) -> str:
     """Return a value as YAML on one line, as it is written after a key."""
     text: str = yaml.safe_dump(value, default_flow_style=True, width=10_000)
     return text.removesuffix("\n").removesuffix("\n...")
+
+
+def leaves(value: Any, key: str = "", *, lists: bool = True) -> Iterator[tuple[str, Any]]:
+    """Yield (dotted key, value) of what nested settings hold; an empty mapping or list is a value, without ``lists`` every list is."""
+    inner: Any = ()
+    if isinstance(value, dict):
+        inner = value.items()
+    elif lists and isinstance(value, (list, tuple)):
+        inner = enumerate(value)
+    if not inner or not value:
+        yield key, value
+    for name, part in inner:
+        yield from leaves(part, f"{key}.{name}" if key else str(name), lists=lists)
 
 
 def _size(node: Any, known: dict[int, int], depth: int) -> int:

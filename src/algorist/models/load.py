@@ -23,7 +23,7 @@ from transformers import (
 import algorist.config.schema  # noqa: F401  # finds the extensions, whose keys the model section has
 from algorist.config.section import LoraSection, ModelSection
 from algorist.declared import keys_added_to
-from algorist.errors import DAMAGED, AlgoristError, CheckpointError, ConfigError, is_out_of_memory
+from algorist.errors import DAMAGED, AlgoristError, CheckpointError, ConfigError, is_out_of_memory, nearest
 from algorist.models.attention import pick_attention, set_attention
 from algorist.models.host_memory import keep_freed_memory
 from algorist.models.loaders import loadable_name, loaders, lora_targets, own_loader
@@ -51,8 +51,8 @@ class Policy:
     tokenizer: PreTrainedTokenizerBase
 
 
-def pick_device(name: str) -> torch.device:
-    """Return the device: ``auto`` is CUDA, then MPS, then CPU.
+def pick_device(name: str, key: str = "device") -> torch.device:
+    """Return the device: ``auto`` is CUDA, then MPS, then CPU; ``key`` names it in the recipe.
 
     Raises:
         ConfigError: The named device is not there.
@@ -60,11 +60,28 @@ def pick_device(name: str) -> torch.device:
     cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
     if name == "auto":
         return torch.device("cuda" if cuda else "mps" if mps else "cpu")
-    if (name == "cuda" and not cuda) or (name == "mps" and not mps):
+    numbered = ["cuda", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))] if cuda else []
+    devices = ["cpu", *numbered, *(["mps"] if mps else [])]
+    if name not in devices:
         raise ConfigError(
-            f"device is {name}, but torch {torch.__version__} sees no such device here; take device=auto"
+            f"{key} is '{name}', but torch {torch.__version__} sees no such device here.{nearest(name, devices)} There is: "
+            f"{', '.join(devices)}; or leave {key} out"
         )
     return torch.device(name)
+
+
+def check_model(section: ModelSection, device: torch.device) -> None:
+    """Refuse what the model section asks of a machine that this one has not, before anything is loaded or written.
+
+    Raises:
+        ConfigError: An attention kernel that does not work here.
+        MissingExtraError: What the recipe's loader needs is not here.
+    """
+    precision = pick_precision(section, device)
+    if other := own_loader(section):
+        other.check(section, device)
+    else:
+        pick_attention(section, device, precision.compute)
 
 
 def make_policy(

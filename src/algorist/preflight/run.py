@@ -12,6 +12,7 @@ from typing import Any
 from transformers import AutoConfig
 
 from algorist.config.schema import Recipe
+from algorist.data.problems import Problems, fitting_problems, tokenizer_texts
 from algorist.diagnosis.facts import ENOUGH, ENOUGH_ENDED
 from algorist.diagnosis.rule import Facts, Finding, Share, apply
 from algorist.diagnosis.rules import all_rules
@@ -28,7 +29,7 @@ from algorist.preflight.tokenization import out_of_vocabulary, tokenization_fact
 from algorist.preflight.trial import grpo_steps, sft_steps, try_grpo, try_sft
 from algorist.prompts import PromptFormat
 from algorist.prompts.chat import encode_prompt
-from algorist.runs.plan import Problems, fitting_problems, make_plan, tokenizer_texts
+from algorist.runs.plan import make_plan
 from algorist.store.run_log import clock
 from algorist.store.stages import STAGES
 from algorist.types import Group, Problem

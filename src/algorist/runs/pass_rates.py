@@ -8,17 +8,18 @@ from typing import Any
 from algorist.config.schema import Recipe
 from algorist.errors import ConfigError
 from algorist.evaluation.run import fingerprint
-from algorist.runs.asking import recipe_format
+from algorist.prompts import PromptFormat
 
 FOLDER = "pass_rates"
 
 
-def table_path(recipe: Recipe, model: Path | str | None = None) -> Path:
+def table_path(recipe: Recipe, form: PromptFormat, model: Path | str | None = None) -> Path:
     """Return where the table of a model under the recipe's protocol lies, whether it is there or not.
 
     The name changes with whatever the rates depend on: model, prompt format, sampling, length, matcher.
     """
-    mark = fingerprint(model or recipe.model.name, [], recipe_format(recipe), protocol_of(recipe))
+    protocol = protocol_of(recipe)
+    mark = fingerprint(model or recipe.model.name, [], form, protocol)
     return Path(recipe.output_dir) / FOLDER / f"{mark}.json"
 
 
@@ -34,7 +35,7 @@ def protocol_of(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def with_pass_rates(recipe: Recipe) -> Recipe:
+def with_pass_rates(recipe: Recipe, form: PromptFormat) -> Recipe:
     """Return the recipe with ``data.train.pass_rates`` set, where it filters by pass rate without naming a table.
 
     Raises:
@@ -43,7 +44,7 @@ def with_pass_rates(recipe: Recipe) -> Recipe:
     section = recipe.data.train
     if section.pass_rate is None or section.pass_rates is not None:
         return recipe
-    path = table_path(recipe)
+    path = table_path(recipe, form)
     if not path.is_file():
         raise ConfigError(
             f"data.train.pass_rate is {list(section.pass_rate)}, but {recipe.model.name} has not been rated with this recipe's prompt, "

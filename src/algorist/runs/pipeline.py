@@ -21,9 +21,16 @@ from typing import Any
 
 import torch
 
-from algorist.config.resume import changed_since, with_copies
+from algorist.config.resume import changed_since, open_folder, with_copies
 from algorist.config.schema import Recipe
 from algorist.data import overlap
+from algorist.data.problems import (
+    Problems,
+    fitting_problems,
+    longest_sequence,
+    tokenizer_texts,
+    unreadable_golds,
+)
 from algorist.evaluation.console import RolloutNotes, lines_of
 from algorist.evaluation.record import mark_of, record_evaluation
 from algorist.evaluation.run import Alone, EvaluationSetting, Peers
@@ -36,18 +43,7 @@ from algorist.rewards import RewardSet, build_rewards
 from algorist.rollouts import make_engine
 from algorist.rollouts.engines import ENGINES, auto_engine
 from algorist.runs.asking import asked_in_training
-from algorist.runs.plan import (
-    Plan,
-    Problems,
-    fitting_problems,
-    longest_sequence,
-    make_plan,
-    open_folder,
-    other_count,
-    tokenizer_texts,
-    unreadable_golds,
-    why_from_the_model,
-)
+from algorist.runs.plan import Plan, make_plan
 from algorist.store.run_folder import RunFolder, started_as
 from algorist.store.run_log import Display, Lines, LogFile, Logged, Quiet, clock
 from algorist.store.stages import LAST_FIRST, STAGES, START, step_of
@@ -60,7 +56,7 @@ from algorist.training.callbacks import (
     ProgressCallback,
     StopSignal,
 )
-from algorist.training.checkpoint import newest_checkpoint, train_from
+from algorist.training.checkpoint import newest_checkpoint, other_count, train_from
 from algorist.training.distributed import Processes, is_sharded, model_on, whole_weights
 from algorist.training.extension import Control, Event
 from algorist.training.grpo_setup import check_enough_problems, make_grpo_trainer
@@ -164,9 +160,8 @@ def run_plan(plan: Plan, *, display: Display) -> Run:
             display.say(f"warning: {line}")
         # Products of another library round otherwise: every process, and every resume, takes the same.
         products.choose(processes.from_main(lambda: folder.keep("products.json", products.choices)))
-        from_the_model = processes.from_main(lambda: why_from_the_model(plan.recipe, plan.stages, folder))
         with extensions.opened(run):
-            _prepare(run, *plan.remarks, from_the_model)
+            _prepare(run)
             if plan.evaluates_base and not _is_finished(run, "eval-base"):
                 evaluate_stage(run, "base")
             if plan.trains("sft"):
@@ -255,12 +250,12 @@ def run_grpo(run: Run) -> None:
         _train(run, "grpo", trainer, stop, metrics, store)
 
 
-def _prepare(run: Run, *warnings: str) -> None:
-    """Say what the run works with, the ``warnings`` that are not empty, and what is wrong with its problems."""
+def _prepare(run: Run) -> None:
+    """Say what the run works with, what the plan remarks, and what is wrong with its problems."""
     recipe = run.recipe
     log.info("%s", started_as())
     run.display.say(f"run folder {run.folder.path} · device {run.plan.device} · seed {recipe.seed}")
-    for line in filter(None, warnings):
+    for line in run.plan.remarks:
         run.display.say(f"warning: {line}")
     if recipe.threads:
         torch.set_num_threads(recipe.threads)

@@ -9,6 +9,7 @@ from typing import Any
 
 from algorist.config.schema import Recipe
 from algorist.data.load import key_of, read_table
+from algorist.data.problems import fitting_problems
 from algorist.errors import ConfigError
 from algorist.evaluation.run import EvaluationSetting, Progress, evaluate, fingerprint
 from algorist.models.load import policy_of
@@ -16,7 +17,7 @@ from algorist.prompts.chat import attach
 from algorist.rollouts import make_engine
 from algorist.runs.asking import asked_in_training
 from algorist.runs.pass_rates import protocol_of, table_path
-from algorist.runs.plan import fitting_problems, make_plan
+from algorist.runs.plan import make_plan
 from algorist.store.atomic import replace_text
 
 
@@ -41,7 +42,6 @@ def rate(
     Raises:
         AlgoristError: The model or the problems cannot be loaded.
     """
-    path = table_path(recipe, model)
     if (model or recipe.model.name) == "tiny":
         raise ConfigError(
             "model.name is tiny: made from scratch, it solves nothing before it is trained. Rate what SFT has made of it: algorist "
@@ -51,6 +51,7 @@ def rate(
     data = recipe.data.model_copy(update={"train": unrated})
     plan = make_plan(recipe.model_copy(update={"data": data}), stages=(), in_folder=False)
     recipe, form = plan.recipe, plan.form
+    path = table_path(recipe, form, model)
     policy = policy_of(model or recipe.model.name, device=plan.device, like=recipe.model)
     attach(policy.tokenizer, asked_in_training(recipe, form))
     problems = fitting_problems(unrated, plan.problems.train, form, policy.tokenizer)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from algorist.config.schema import Recipe
+from algorist.data.problems import fitting_problems
 from algorist.data.rollouts import pick, read_demonstration
 from algorist.errors import ConfigError, DataError
 from algorist.evaluation.record import mark_of
@@ -23,7 +24,7 @@ from algorist.prompts.chat import attach
 from algorist.rewards import RewardSet
 from algorist.rollouts import make_engine
 from algorist.runs.asking import asked_in_training
-from algorist.runs.plan import fitting_problems, make_plan
+from algorist.runs.plan import make_plan
 from algorist.store.atomic import replace_text
 from algorist.store.run_folder import environment
 from algorist.types import Problem

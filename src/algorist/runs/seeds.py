@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from algorist.config.resume import run_path
 from algorist.config.schema import Recipe
 from algorist.errors import ConfigError
 from algorist.evaluation.artifact import Artifact, artifact_names, read_artifact
 from algorist.evaluation.compare import paired_metrics
 from algorist.evaluation.estimators import mean_interval
 from algorist.report.build import MOST, build_overlay
-from algorist.runs.plan import run_path
 from algorist.store.atomic import replace_text
 from algorist.store.run_folder import RunFolder
 from algorist.store.stages import EVALUATED

@@ -12,6 +12,7 @@ from typing import Any
 
 from algorist.config.schema import Recipe
 from algorist.data import load_problems
+from algorist.data.problems import fitting_problems
 from algorist.evaluation.artifact import Artifact
 from algorist.evaluation.benchmark_option import Benchmark
 from algorist.evaluation.doors import PROBES, Probed
@@ -30,7 +31,6 @@ from algorist.rollouts.base import SamplingParams
 from algorist.rollouts.collect import collect
 from algorist.rollouts.transformers import TransformersEngine
 from algorist.runs.asking import how_to_ask, with_turns
-from algorist.runs.plan import fitting_problems
 from algorist.store.atomic import replace_text
 from algorist.types import Group, Problem
 

@@ -13,7 +13,7 @@ import netrc
 import os
 import re
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -118,19 +118,6 @@ def refuse_secrets(value: Any, where: str, key: str = "") -> None:
             f"{where}: {redact(key)} holds {kind}. A recipe is stored in the run folder, shown and uploaded; leave it out and "
             "put it into the environment: export HF_TOKEN=… or WANDB_API_KEY=…, or once: hf auth login, wandb login"
         )
-
-
-def leaves(value: Any, key: str = "", *, lists: bool = True) -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) of what nested settings hold; an empty mapping or list is a value, without ``lists`` every list is."""
-    inner: Any = ()
-    if isinstance(value, dict):
-        inner = value.items()
-    elif lists and isinstance(value, (list, tuple)):
-        inner = enumerate(value)
-    if not inner or not value:
-        yield key, value
-    for name, part in inner:
-        yield from leaves(part, f"{key}.{name}" if key else str(name), lists=lists)
 
 
 def with_texts(value: Any, change: Callable[[str], str]) -> Any:

@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -28,6 +29,10 @@ LIBRARIES = (
     "algorist torch transformers trl peft accelerate datasets tokenizers safetensors numpy math-verify sympy vllm deepspeed "
     "bitsandbytes liger-kernel flash-attn unsloth"
 ).split()
+
+
+INPUTS = "inputs.json"
+"""Key of the recipe → ``path``, ``sha256`` and, where it was copied, ``copy``; in the run folder."""
 
 
 class RunFolder:
@@ -131,6 +136,24 @@ class RunFolder:
     def write_environment(self, *, seed: int) -> None:
         """Write ``environment.json``: versions, hardware, git commit, command, seed."""
         self.write_json("environment.json", environment() | {"seed": seed})
+
+    def keep_inputs(self, inputs: dict[str, dict[str, str]]) -> None:
+        """Copy the files that have a place for a ``copy``, and write ``inputs.json``.
+
+        Raises:
+            CheckpointError: The disk refuses.
+        """
+        for entry in inputs.values():
+            if "copy" in entry:
+                target = self.path / entry["copy"]
+                try:
+                    target.parent.mkdir(exist_ok=True)
+                    shutil.copyfile(entry["path"], target)
+                except OSError as error:
+                    raise CheckpointError(
+                        f"cannot copy {entry['path']} into {target.parent}: {error.strerror or error}"
+                    ) from None
+        self.write_json(INPUTS, inputs)
 
     def keep(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Return what the file ``name`` holds; ``make`` it and write it where it is not there yet."""

@@ -8,18 +8,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
-import re
 import secrets
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from algorist.errors import ConfigError
-from algorist.store.redact import leaves
 
 TRUST = "ALGORIST_TRUST"
 """Environment variable of ``--trust``: 1 runs code that a foreign run folder names."""
-_OWN_CODE = re.compile(r"\.py:\w+$")
 
 
 def sign(run: Path) -> None:
@@ -35,21 +31,6 @@ def is_ours(run: Path) -> bool:
         return hmac.compare_digest(origin, _signature(run, _key(make=False)))
     except (OSError, ValueError, TypeError):
         return False
-
-
-def code_in(settings: Any, *, model_only: bool = False) -> list[str]:
-    """Return the settings that name code: ``file.py:function`` anywhere, ``plugins``, and ``trust_remote_code``."""
-
-    def names_code(key: str, value: Any) -> bool:
-        if isinstance(value, str):
-            return not model_only and bool(_OWN_CODE.search(value) or key.startswith("plugins."))
-        return value is True and key.endswith("trust_remote_code")
-
-    return [
-        f"{key}={'true' if value is True else value}"
-        for key, value in leaves(settings)
-        if names_code(key, value)
-    ]
 
 
 def refuse_foreign_code(run: Path, code: list[str]) -> None:

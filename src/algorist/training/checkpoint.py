@@ -118,6 +118,14 @@ def processes_of(checkpoint: Path) -> int:
     return max(1, len(list(checkpoint.glob(f"{STATE}*"))))
 
 
+def other_count(stage: str, checkpoint: Path, processes: int) -> str:
+    """Return that a checkpoint was made by another number of processes, or an empty text."""
+    made_by = processes_of(checkpoint)
+    if made_by == processes:
+        return ""
+    return f"{stage}: {checkpoint.name} was made by {made_by} process(es), this run has {processes}: it continues, not bit for bit"
+
+
 def _rotate(folder: Path, limit: int | None, best: str) -> None:
     """Keep the newest ``limit`` checkpoints, and the one called ``best``."""
     if limit is None or limit <= 0:

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,11 +24,11 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from algorist.errors import ConfigError, check_known
+from algorist.errors import ConfigError
 from algorist.models.attention import FLASH
+from algorist.models.load import pick_device
 from algorist.models.sharding import is_sharded, wrapped_module
 from algorist.rollouts.base import Completions, Prompts, RolloutEngine, SamplingParams, Turns
-from algorist.rollouts.engines import ENGINES
 from algorist.rollouts.model_info import eval_mode
 from algorist.store.stages import STOP_FILE
 from algorist.training.callbacks import StopSignal
@@ -80,16 +80,24 @@ class Processes:
 
     count: int = 1
     rank: int = 0
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    """Of this process."""
 
     @classmethod
-    def join(cls, device: torch.device) -> Processes:
-        """Meet the other processes that ``accelerate launch`` or ``torchrun`` started; alone without them."""
+    def join(cls, device: str) -> Processes:
+        """Meet the other processes that ``accelerate launch`` or ``torchrun`` started; alone without them.
+
+        Raises:
+            ConfigError: The recipe's ``device`` is not there. The CPU is taken where the launcher asks for it (``ACCELERATE_USE_CPU``).
+        """
+        on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in {"1", "true", "yes", "y", "on", "t"}
+        place = pick_device("cpu" if on_cpu else device)
         if int(os.environ.get("WORLD_SIZE", "1")) <= 1:
-            return cls()
+            return cls(device=place)
         from accelerate import PartialState
 
-        state = PartialState(cpu=device.type == "cpu", timeout=_PATIENCE)
-        return cls(state.num_processes, state.process_index)
+        state = PartialState(cpu=place.type == "cpu", timeout=_PATIENCE)
+        return cls(state.num_processes, state.process_index, place)
 
     @property
     def main(self) -> bool:
@@ -157,28 +165,6 @@ class _StopTogether(StopSignal):
         file = os.environ.get(STOP_FILE)
         self.stopped = any(self.processes.gather(self.stopped or bool(file and Path(file).exists())))
         return super().on_step_end(args, state, control, **kwargs)
-
-
-def run_device(device: torch.device) -> torch.device:
-    """Return the CPU where the launcher asks for it (``ACCELERATE_USE_CPU``), else ``device``."""
-    on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in {"1", "true", "yes", "y", "on", "t"}
-    return torch.device("cpu") if on_cpu else device
-
-
-def check_eval_device(name: str | None, engine: str) -> None:
-    """Refuse an ``eval.device`` that is not there, or that the rollout engine cannot use (ConfigError)."""
-    if name is None:
-        return
-    cuda = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-    mps = ["mps"] if torch.backends.mps.is_available() else []
-    devices = ["cpu", *(["cuda", *cuda] if cuda else []), *mps]
-    said = f"eval.device is '{name}', but torch {torch.__version__} has no such device here"
-    check_known(name, devices, said, "There is: {}; left out, evaluations run where the training runs")
-    if ENGINES.get(engine).own_device:
-        raise ConfigError(
-            f"eval.device is '{name}' while their engine is {engine}, which samples where it runs; leave eval.device out, or "
-            "take eval.engine=native"
-        )
 
 
 def model_on(model: Any, device: str | None) -> Any:

@@ -7,15 +7,29 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.training_args import OptimizerNames
 
-from algorist.config.schema import GRPOSection, OptimSection, SFTSection
-from algorist.errors import ConfigError
+from algorist.config.schema import GRPOSection, OptimSection, Recipe, SFTSection
+from algorist.errors import ConfigError, check_known
 from algorist.models.precision import on_gpu, round_stochastically
+from algorist.store.stages import STAGES
 
 SAME_NAMES = {
     "learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "max_grad_norm", "optim", "logging_steps", "save_steps",
     "save_total_limit", "gradient_checkpointing",
 }  # fmt: skip
+
+
+def check_optimizers(recipe: Recipe) -> None:
+    """Refuse an optimiser that transformers does not know, or whose package is not installed (ConfigError, MissingExtraError)."""
+    names = [str(name.value) for name in OptimizerNames]
+    for stage in STAGES:
+        section = getattr(recipe, stage)
+        if section.enabled:
+            section.check_package(stage)
+        said = f"{stage}.optim is '{section.optim}', which is no optimiser of transformers"
+        usual = "Take adamw_torch, adamw_torch_fused or adamw_8bit (needs bitsandbytes)"
+        check_known(section.optim, names, said, usual)
 
 
 def optim_arguments(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from algorist.config.schema import DatasetSection, Recipe
 from algorist.data import load_problems
+from algorist.data.problems import fitting_problems
 from algorist.evaluation.artifact import Artifact
 from algorist.evaluation.compare import Comparison, compare
 from algorist.evaluation.record import record_evaluation
@@ -16,7 +17,6 @@ from algorist.extensions.gguf.llama_cpp import LlamaCppEngine
 from algorist.prompts.chat import encode_prompt
 from algorist.rollouts import make_engine
 from algorist.rollouts.base import RolloutEngine
-from algorist.runs.plan import fitting_problems
 from algorist.runs.solve import Solver
 
 

@@ -14,8 +14,10 @@ from typing import Any
 
 import torch
 
+from algorist.config.resume import begun, open_folder, run_path
 from algorist.config.schema import DatasetSection, Recipe
 from algorist.data import load_problems
+from algorist.data.problems import fitting_problems
 from algorist.errors import ConfigError, DataError
 from algorist.evaluation.artifact import artifact_names, read_artifact
 from algorist.evaluation.estimators import Interval
@@ -25,13 +27,7 @@ from algorist.report.build import build_report
 from algorist.rewards import build_rewards
 from algorist.runs.asking import recipe_format
 from algorist.runs.pipeline import run_recipe
-from algorist.runs.plan import (
-    check_folder,
-    fitting_problems,
-    make_plan,
-    open_folder,
-    run_path,
-)
+from algorist.runs.plan import make_plan
 from algorist.runs.sample import sample_problems
 from algorist.store.run_folder import RunFolder
 from algorist.store.run_log import Display, Lines
@@ -106,7 +102,7 @@ def iterate(
     plan = make_plan(recipe, stages=(), in_folder=False, say=display.say)
     recipe = plan.recipe
     for number in range(1, 2 if resume else rounds + 1):
-        check_folder(round_recipe(recipe, number, rounds, drawing), resume=resume)
+        begun(round_recipe(recipe, number, rounds, drawing), resume=resume)
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
     done, model = Iteration(), recipe.model.name
@@ -172,7 +168,7 @@ def _check_start(recipe: Recipe) -> None:
 def _open(recipe: Recipe, drawing: Drawing, resume: bool) -> RunFolder:
     """Open the folder of a round; one that an earlier call has begun must have drawn the same way."""
     known = resume and (run_path(recipe) / "config.yaml").exists()
-    check_folder(recipe, resume=known)
+    begun(recipe, resume=known)
     folder = open_folder(recipe, resume=known)
     before, now = folder.read_json(SETTING) if known else None, asdict(drawing)
     if before is not None and before != now:

@@ -20,13 +20,13 @@ from algorist.config.section import ModelSection
 from algorist.data import Source, load_problems
 from algorist.data.columns import Columns, load_source, pick_columns, to_problems
 from algorist.data.golds import extract_hash_answer
+from algorist.data.problems import fitting_problems, tokenizer_texts
 from algorist.errors import ConfigError, DataError, EngineError, check_known
 from algorist.prompts import PromptFormat, get_format
 from algorist.prompts.attached import Asked
 from algorist.prompts.base import warn_of_missing_tags
 from algorist.prompts.chat import attach, encode_prompt
 from algorist.rewards import DEFAULT_REWARD_WEIGHTS, DEFAULT_REWARDS, RewardSet, build_rewards
-from algorist.runs.plan import fitting_problems, tokenizer_texts
 from algorist.store.run_log import Display, Lines
 from algorist.types import Message, Problem
 

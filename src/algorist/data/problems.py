@@ -1,0 +1,99 @@
+"""The problems of a run: what its recipe names, which of them fit, and what a tokenizer and a model need to know of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from algorist.config.schema import DatasetSection, Recipe
+from algorist.data.load import load_problems, with_solutions
+from algorist.grading import why_unreadable
+from algorist.prompts import PromptFormat
+from algorist.prompts.chat import encode_prompt
+from algorist.store.run_log import kept_records
+from algorist.store.safe_text import printable
+from algorist.store.stages import STAGES
+from algorist.types import Problem
+
+
+@dataclass
+class Problems:
+    """The problems of a run, loaded before its folder is made: a wrong path or column leaves nothing behind."""
+
+    train: list[Problem]
+    sft: list[Problem]
+    held_out: list[Problem]
+    notes: list[logging.LogRecord] = field(default_factory=list)
+    """What was logged while they were loaded, for the run's log."""
+
+    @classmethod
+    def load(cls, recipe: Recipe, stages: Sequence[str] = STAGES) -> Problems:
+        """Load what the recipe names; demonstrations where SFT is to be done, or a tokenizer made from them.
+
+        Raises:
+            DataError: A dataset, a column or a row is missing or unreadable.
+        """
+        with kept_records() as notes:
+            train, sft = load_problems(recipe.data.train), []
+            held_out = load_problems(recipe.data.eval) if recipe.eval.enabled else []
+            if (recipe.sft.enabled and "sft" in stages) or recipe.model.name == "tiny":
+                section = recipe.data.sft or recipe.data.train  # which may have inherited the filter
+                unrated = section.model_copy(update={"pass_rate": None})
+                sft = load_problems(unrated) if recipe.data.sft or section.pass_rate else train
+                if recipe.sft.enabled:
+                    with_solutions(sft)
+        return cls(train, sft, held_out, notes)
+
+
+def tokenizer_texts(problems: Iterable[Problem], prompt_format: PromptFormat) -> list[str]:
+    """Return the texts that the tokenizer of a model from scratch is trained on: questions and demonstrations."""
+    return [text for p in problems for text in (p.question, prompt_format.demonstrate(p.solution, p.answer))]
+
+
+def fitting_problems(
+    section: DatasetSection, problems: list[Problem], prompt_format: PromptFormat, tokenizer: Any
+) -> list[Problem]:
+    """Return the problems whose prompts pass the section's length filters, which stand before its ``limit``."""
+    if section.max_prompt_percentile is None and section.max_prompt_tokens is None:
+        return problems
+    return load_problems(
+        section, prompt_tokens=lambda p: len(encode_prompt(prompt_format, tokenizer, p.question))
+    )
+
+
+def unreadable_golds(training: list[Problem], held_out: list[Problem]) -> list[str]:
+    """Return a line per part that has gold answers which the grader cannot read: never paid and never right."""
+    lines = []
+    for kind, problems in (("training", training), ("held-out", held_out)):
+        unread = [(p, why) for p in problems if not p.checker and (why := why_unreadable(p.answer))]
+        if unread:
+            problem, why = unread[0]
+            lines.append(
+                f"warning: {len(unread)} of {len(problems)} {kind} problems have a gold answer that the "
+                f"grader cannot read, such as {problem.id}: {printable(problem.answer[:60])} ({why})"
+            )
+    return lines
+
+
+def longest_sequence(
+    recipe: Recipe, problems: Problems, prompt_format: PromptFormat, tokenizer: Any
+) -> int | None:
+    """Return the most tokens of a prompt with its completion in a run, or None when ``sft.max_length`` sets no bound."""
+
+    def prompt(section: DatasetSection, asking: list[Problem]) -> int:
+        sizes = (len(encode_prompt(prompt_format, tokenizer, p.question)) for p in asking)
+        return min(max(sizes, default=0), section.max_prompt_tokens or 1 << 62)
+
+    completion, lengths = recipe.grpo.max_completion_tokens, [0]
+    if recipe.sft.enabled:
+        if recipe.sft.max_length is None:
+            return None
+        lengths.append(recipe.sft.max_length)
+    if recipe.grpo.enabled:
+        lengths.append(prompt(recipe.data.train, problems.train) + completion)
+    if recipe.eval.enabled:
+        longest = recipe.eval.max_completion_tokens or completion
+        lengths.append(prompt(recipe.data.eval, problems.held_out) + longest)
+    return max(lengths)
