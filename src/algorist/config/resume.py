@@ -334,7 +334,7 @@ def why_no_adapter(recipe: Recipe, before: Mapping[str, Any] | None, processes: 
     if lora is None or lora.in_several_processes == "keep":
         return ""
     if before is not None and not _has_adapter(before):
-        return "this run began without the recipe's LoRA adapter and goes on so: all weights are trained"
+        return "this run began without the recipe's LoRA adapter and continues without it: all weights are trained"
     if before is not None or processes == 1:
         return ""
     return (

@@ -20,7 +20,7 @@ from algorist.types import Problem
 
 @dataclass
 class Problems:
-    """The problems of a run, loaded before its folder is made: a wrong path or column leaves nothing behind."""
+    """The problems of a run, loaded before its folder is made: a wrong path or column leaves no folder."""
 
     train: list[Problem]
     sft: list[Problem]
@@ -55,7 +55,7 @@ def tokenizer_texts(problems: Iterable[Problem], prompt_format: PromptFormat) ->
 def fitting_problems(
     section: DatasetSection, problems: list[Problem], prompt_format: PromptFormat, tokenizer: Any
 ) -> list[Problem]:
-    """Return the problems whose prompts pass the section's length filters, which stand before its ``limit``."""
+    """Return the problems whose prompts pass the section's length filters, which come before its ``limit``."""
     if section.max_prompt_percentile is None and section.max_prompt_tokens is None:
         return problems
     return load_problems(
