@@ -36,7 +36,7 @@ def test_two_runs(
     told = algorist("compare", str(first), str(second))
     assert "12 problems · greedy answers: 9 turned right, 1 turned wrong, McNemar's exact p = 0.021" in told
     assert "turned wrong:\n  p0  " in told and told.count("\n  p") == 10
-    assert "remain when the form" not in told  # rows of before know no lenient verdict
+    assert "by the last number" not in told  # rows of before know no lenient verdict
     rows = make_samples(0.0, problems=10, samples=0)
     for name, strict, lenient in (("sft", 0, 4), ("grpo", 6, 7)):
         write(
@@ -47,9 +47,10 @@ def test_two_runs(
     third = str(tmp_path / "c" / "eval" / "sft.json"), str(tmp_path / "c")
     told = algorist("compare", *third)
     assert "warning: 10 problems: one of them is 10.0 points" in told
-    assert "of +60.0 points, +30.0 [" in told and "remain when the form does not count" in told
+    assert "by the last number of each completion, whatever its format: +30.0 points [" in told
     found = json.loads(algorist("compare", *third, "--json"))
     assert found["differences"]["lenient_accuracy"]["value"] == pytest.approx(0.3)
+    assert "by the last number" not in algorist("compare", third[0], third[0])  # nothing changed
     found = json.loads(algorist("compare", str(first / "eval" / "sft.json"), str(first), "--json"))
     assert (found["first"], found["second"], found["gained"]) == ("sft", "grpo", ["p0", "p1", "p2"])
     assert found["differences"]["greedy_accuracy"]["value"] == pytest.approx(0.25)

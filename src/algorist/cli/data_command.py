@@ -91,7 +91,8 @@ class Checked(Result):
             f"{self.problems} problems, {self.repeated_questions} repeated questions, {len(self.unreadable)} gold answers the "
             "grader cannot read"
         )
-        yield "  " + ", ".join(f"{reason} {n}" for reason, n in self.reasons.items())
+        if set(self.reasons) - {"equal_string"}:  # the same text, as it should be
+            yield "  each graded against itself: " + ", ".join(f"{n} {why}" for why, n in self.reasons.items())
         for row in self.unreadable[:50]:
             yield Line(f"  {row['id']}: {row['gold']!r} ({row['reason']})")
         if self.decimal_commas:
@@ -318,14 +319,16 @@ def _load(name: str, path: str | None, split: str, column: list[str] | None) -> 
     from algorist.config.schema import DatasetSection
     from algorist.data import load_problems
     from algorist.data.columns import ColumnError
+    from algorist.errors import DataError
+    from algorist.evaluation.benchmark_option import after_the_name, read_benchmarks
 
     columns = {field: str(name) for field, name in read_pairs("--column", column, "question=Body").items()}
     section = DatasetSection(name=name, path=path, split=split)
     if "," in name or Path(name).suffix:
-        from algorist.evaluation.benchmark_option import read_benchmarks
-
         section = read_benchmarks([name], split=split, path=path)[0].section
     try:
         return load_problems(section.model_copy(update={"columns": columns or section.columns}))
     except ColumnError as error:
         raise error.named_by(" ".join(f"--column {f}=COLUMN" for f in error.fields)) from None
+    except DataError as error:
+        raise after_the_name(error, name) from None

@@ -22,7 +22,7 @@ from algorist.cli.arguments import (
 from algorist.cli.session import import_quietly
 from algorist.cli.terminal import Line, Result, TerminalDisplay, View, note, verb
 from algorist.config.resume import load_run_recipe
-from algorist.errors import ConfigError, check_known
+from algorist.errors import ConfigError, DataError, check_known
 
 if TYPE_CHECKING:
     from algorist.config.schema import EvalSection, Recipe
@@ -293,8 +293,9 @@ def _benchmarks(
 
 
 def _named_as_on_command_line(evaluated: Iterator[Evaluated], data: list[str]) -> Iterator[Evaluated]:
-    """Pass the evaluations on; a column that is missing is named as ``--data`` takes it."""
+    """Pass the evaluations on; columns and keys of a dataset are named as ``--data`` takes them."""
     from algorist.data.columns import ColumnError
+    from algorist.evaluation.benchmark_option import after_the_name
 
     try:
         yield from evaluated
@@ -305,6 +306,8 @@ def _named_as_on_command_line(evaluated: Iterator[Evaluated], data: list[str]) -
         raise error.named_by(
             f"{columns} as well in columns={{…}}" if ",columns=" in option else way
         ) from None
+    except DataError as error:
+        raise (after_the_name(error, data[0]) if len(data) == 1 else error) from None
 
 
 def _lines(done: Evaluated, entry: dict[str, Any], parts: Parts) -> list[str]:

@@ -142,7 +142,7 @@ def to_problems(rows: list[Row], columns: Columns, *, where: str) -> list[Proble
         raise DataError(
             f"dataset '{where}': {len(bad)} of {len(rows)} rows cannot be used:\n  {shown}\n"
             "Correct or remove these rows, map the right columns with data.….columns, or leave such rows out (adapter local): "
-            "data.train.params.skip_bad_rows=true in a recipe, local,params.skip_bad_rows=true for data and eval"
+            "data.train.params.skip_bad_rows=true"
         )
     return problems
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from algorist.config.schema import DatasetSection
 from algorist.config.yaml_text import read_yaml
 from algorist.data import DATASETS
 from algorist.data.files import SUFFIXES
-from algorist.errors import ConfigError, nearest
+from algorist.errors import ConfigError, DataError, nearest
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,11 @@ def read_benchmarks(
             Benchmark(f"{name}-{same + 1}" if any(b.label == name for b in benchmarks) else name, section)
         )
     return benchmarks
+
+
+def after_the_name(error: DataError, text: str) -> DataError:
+    """Return what is wrong with a dataset with its keys as they are written after its name: ``local,params.decimal=…``."""
+    return type(error)(re.sub(r"\bdata\.(?:…|train)\.(?=\w)", f"{text.partition(',')[0]},", str(error)))
 
 
 def _read(text: str) -> tuple[str | None, dict[str, Any]]:

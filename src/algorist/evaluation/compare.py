@@ -185,15 +185,12 @@ def flipped(before: Samples, after: Samples) -> tuple[list[str], list[str]]:
 
 
 def without_the_form(differences: Mapping[str, Interval]) -> str:
-    """Return how much of a change of the accuracy is left when the form does not count; empty where it is not known."""
+    """Return the change of the accuracy when the format does not count; empty where that is not known or the same."""
     strict, lenient = differences.get("greedy_accuracy"), differences.get("lenient_accuracy")
-    if strict is None or lenient is None:
+    if strict is None or lenient is None or strict.value == lenient.value:
         return ""
-    low, high = 100 * lenient.low, 100 * lenient.high
-    return (
-        f"of {100 * strict.value:+.1f} points, {100 * lenient.value:+.1f} [{low:+.1f}, {high:+.1f}] remain when the form does not "
-        "count (the last number of the same completions)"
-    )
+    value, low, high = (100 * number for number in (lenient.value, lenient.low, lenient.high))
+    return f"by the last number of each completion, whatever its format: {value:+.1f} points [{low:+.1f}, {high:+.1f}]"
 
 
 def _greedy(samples: Samples) -> dict[str, Mapping[str, Any]]:
