@@ -146,7 +146,37 @@ def equal(a: Node, b: Node, scalar: Scalar) -> bool | None:
         return _pairs(left, right, scalar)
     if kinds == {"matrix", "tuple"}:
         return _vector(a, b, scalar)
+    if kinds & {"matrix", "tuple"} and (is_scalar(a) or is_scalar(b)):  # 3i + 4j
+        point, expression = (a, b) if is_scalar(b) else (b, a)
+        components = _components(
+            expression, max(map(len, (point[1], point[1][0]))) if point[0] == "matrix" else len(point[3])
+        )
+        return equal(point, components, scalar) if components else False
     return _others(a, b, scalar)
+
+
+def _components(node: Node, count: int) -> Node | None:
+    """Return ``i - 2j + 3k`` as a point; None for what is no such sum, or has no ``j`` and so may be a complex number."""
+    letters = [sym(letter) for letter in "ijk"[:count]]
+    if count not in (2, 3) or sym("j") not in _factors(node):
+        return None
+    values = []
+    for one in letters:
+        rest = node
+        for letter in letters:
+            rest = substitute(rest, letter[1], num(1 if letter == one else 0))
+        values.append(rest)
+    same = add(mul([value, letter]) for value, letter in zip(values, letters, strict=True)) == node
+    return ("tuple", "(", ")", tuple(values)) if same and not symbols(tuple(values)) else None
+
+
+def _factors(node: Node) -> list[Node]:
+    """Return the factors of the terms of a sum."""
+    return [
+        part
+        for term in (node[1] if node[0] == "add" else (node,))
+        for part in (term[1] if term[0] == "mul" else (term,))
+    ]
 
 
 def _others(a: Node, b: Node, scalar: Scalar) -> bool | None:
@@ -195,7 +225,8 @@ def _maybe_units(a: Node, b: Node, scalar: Scalar) -> bool | None:
 
 def _scalars(a: Node, b: Node, scalar: Scalar) -> bool | None:
     if a[0] == b[0] == "sym" and len(a[1]) == len(b[1]) == 1 and a[1].upper() == b[1].upper():
-        return a[1].upper() in "ABCDEFGHJ" or a[1] == b[1]
+        choice = a[1].upper() in "ABCDEFGHJ" and b[1] != "e"  # Euler's number, though E may be a choice
+        return choice or a[1] == b[1]
     left, right = _constant(a), _constant(b)
     if left and right and left != right and left not in symbols(b):
         a = substitute(a, left, sym(right))
@@ -352,12 +383,18 @@ def _quantities(a: Node, b: Node, scalar: Scalar) -> bool | None:
 def _general(a: Node, b: Node, scalar: Scalar) -> bool | None:
     """Compare general solutions; the letter of a clause ``k ∈ ℤ`` may be another, run backwards or begin elsewhere.
 
-    Where only one side has its clause, the letter must be the same.
+    Where only one side has its clause, the letter must be the same, or ``k`` in a multiple of π.
     """
     left, right = (n[2] if n[0] == "every" else n for n in (a, b))
     if a[0] != b[0] or len(a[1]) != 1 or len(b[1]) != 1 or not (is_scalar(left) and is_scalar(right)):
         if a[0] == b[0] and a[1] != b[1]:
             right = _renamed(right, dict(zip(b[1], a[1], strict=False)))
+        elif a[0] != b[0] and is_scalar(left) and is_scalar(right):
+            (letter,), bare = (a[1], b) if a[0] == "every" else (b[1], a)
+            if symbols(bare) == {"k"} and sym("pi") in _factors(
+                add([bare, neg(substitute(bare, "k", num(0)))])
+            ):
+                left, right = (_renamed(one, {letter: "k"}) for one in (left, right))
         return equal(left, right, scalar)
     letter = sym(a[1][0])
     starts = [add([mul([num(sign), letter]), num(shift)]) for sign in (1, -1) for shift in (0, 1, -1)]
@@ -402,6 +439,8 @@ def _vector(a: Node, b: Node, scalar: Scalar) -> bool | None:
     rows = matrix[1]
     if point[1:3] not in (("(", ")"), ("[", "]")):
         return False
+    if all(row[0] == "tuple" and row[1:3] == ("(", ")") for row in point[3]):  # ((1,2),(3,4))
+        return _pairs([("tuple", "(", ")", row) for row in rows], point[3], scalar)
     if len(rows) == 1:
         return _pairs(rows[0], point[3], scalar)
     return _pairs([row[0] for row in rows], point[3], scalar) if len(rows[0]) == 1 else False

@@ -30,6 +30,9 @@ _CHOICES = (
 )
 _UPSIDE_DOWN = re.compile(rf"(?<![a-zA-Z\\])C\^\s*{_NUMERAL}\s*_\s*{_NUMERAL}")
 _POINT = re.compile(r"([ACDMPQ]) *(\([^()]*,[^()]*\))")
+_OF_LETTERS = re.compile(
+    r"C *\( *([\da-z +-]*[nm][\da-z +-]*),([\da-z +-]+)\)|C_ *\{([\da-z +-]*[nm][\da-z +-]*)\} *\^ *\{?([\da-z +-]+)\}?|C_ *([nm]) *\^ *\{?([\da-z +-]+)\}?"
+)
 _ARRANGED = re.compile(rf"[PA]_\s*{_NUMERAL}\s*\^\s*{_NUMERAL}")
 _ANGLE = re.compile(r"\\ang\s*\{([^{}]*)\}")
 _HALF_LINES = (
@@ -74,9 +77,12 @@ def _choice(match: re.Match[str]) -> str:
 
 
 def several_readings(text: str) -> tuple[str, ...]:
-    """Return the two readings of ``P(6,3)`` (arrangements, a point) and ``A_6^3`` (arrangements, a power); else ()."""
+    """Return the two readings of ``P(6,3)`` (arrangements, a point), ``A_6^3`` (arrangements, a power), ``C(2n,n)``; else ()."""
     if text[:1] not in "ACDMPQ" or len(text) > 60:
         return ()
+    if choice := _OF_LETTERS.fullmatch(text):
+        of, below = (part for part in choice.groups() if part)
+        return (f"\\binom{{{of}}}{{{below}}}", text.lstrip("C ") if choice[1] else text)
     if point := _POINT.fullmatch(text):
         number = _CHOICES[3].fullmatch(text)
         return (_choice(number), point[2]) if number and _choice(number) != text else (point[2],)
@@ -171,9 +177,12 @@ _ONLY_WITH_COMMANDS = (
 )
 
 
+_IT = r"(?:it|they|he|she|there) (?:is|are|does|do|can|has|have)"
 _IN_WORDS = (
     ("'", re.compile(r"(?<=\d)'(?=\d{3}(?!\d))"), ""),
     ("{:}", re.compile(r"\{:\}"), ":"),
+    ("es, ", re.compile(rf"^(yes), {_IT}$", re.IGNORECASE), r"\1"),
+    ("o, ", re.compile(rf"^(no), {_IT}(?: not|n't)$", re.IGNORECASE), r"\1"),
     (" is ", re.compile(r"^([a-zA-Z]) is (?=[-\d\\(.])"), r"\1 = "),
     (" than ", re.compile(r"(?<![a-zA-Z])([a-zA-Z]) (?:is )?(?:less|smaller) than (?=[-\d\\])"), r"\1 < "),
     (
