@@ -76,7 +76,7 @@ CHANGES: dict[str, tuple[list[str], dict[str, Any]]] = {
     "eval": (EVAL, {
         "eval.enabled": False, "eval.samples": 1, "eval.max_completion_tokens": 4, "eval.baseline": False,
         "eval.stop_strings": '["\\n"]', "data.eval.limit": 1, "data.eval.params": "{count: 2, seed: 4}"}),
-    "sampled": (SAMPLED, {"eval.ks": "[1]", "eval.temperature": 0.5, "eval.top_p": 0.3}),
+    "sampled": (SAMPLED, {"eval.ks": "[1]", "eval.temperature": 0.5, "eval.top_p": 0.3, "eval.top_k": 2}),
     "data": (DATA, {
         "data.train.path": "OTHER", "data.train.columns": "{question: other}", "data.train.limit": 3,
         "data.train.unique": True, "data.train.numeric_answers_only": True, "data.train.split": ["data.train.path=FOLDER", "test"]}),

@@ -92,9 +92,9 @@ def test_one_path_is_not_for_two() -> None:
 
 
 def test_protocol_names_are_read_back() -> None:
-    for name in ("greedy", "sampled-8@1", "sampled-16@0.6/0.95", "sampled-1@0.25"):
+    for name in ("greedy", "sampled-8@1", "sampled-16@0.6/0.95", "sampled-1@0.25", "sampled-4@1/1/50"):
         found = with_protocol(EvalSection(samples=3, temperature=2.0), name)
-        assert protocol_name(found.samples, found.temperature, found.top_p) == name
+        assert protocol_name(found.samples, found.temperature, found.top_p, found.top_k) == name
     assert with_protocol(EvalSection(), "sampled-4").samples == 4
     for wrong in ("sampled", "sampled-0", "gredy", "sampled-4@0", "sampled-4@1/2", "sampled-x"):
         with pytest.raises(ConfigError, match=f"no protocol '{wrong}'"):

@@ -92,7 +92,9 @@ class Checked(Result):
             "grader cannot read"
         )
         if set(self.reasons) - {"equal_string"}:  # the same text, as it should be
-            yield "  each graded against itself: " + ", ".join(f"{n} {why}" for why, n in self.reasons.items())
+            yield "  each graded against itself: " + ", ".join(
+                f"{n} {why}" for why, n in self.reasons.items()
+            )
         for row in self.unreadable[:50]:
             yield Line(f"  {row['id']}: {row['gold']!r} ({row['reason']})")
         if self.decimal_commas:

@@ -288,7 +288,12 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], title: str | N
     """Return a table without a frame; a column of numbers stands to the right."""
     drawn, lines = (
         Table(
-            title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 1), header_style="bold",
+            title=title,
+            title_justify="left",
+            box=None,
+            pad_edge=False,
+            padding=(0, 1),
+            header_style="bold",
             show_header=any(headings),
         ),
         list(rows),

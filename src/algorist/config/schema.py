@@ -406,6 +406,8 @@ class EvalSection(Section):
     """Temperature of the sampled completions."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Nucleus of the sampled completions."""
+    top_k: int = Field(0, ge=0)
+    """Draw the sampled completions among the k likeliest tokens; 0 turns it off."""
     max_completion_tokens: int | None = Field(None, ge=1)
     """Longest completion; that of GRPO when left out."""
     batch_size: int = Field(64, ge=1)

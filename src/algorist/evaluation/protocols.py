@@ -1,7 +1,7 @@
 """Named protocols: which completions an evaluation draws. The name is in every artifact and can be asked for.
 
 ``greedy``: one greedy completion per problem. ``sampled-N@T``: N more at temperature T, such as ``sampled-8@1``;
-``sampled-8`` takes temperature 1; ``sampled-16@0.6/0.95`` has a nucleus (top_p) of 0.95 as well.
+``sampled-8`` takes temperature 1; ``sampled-16@0.6/0.95`` has a nucleus (top_p) of 0.95 as well, ``sampled-16@0.6/0.95/20`` draws among 20 tokens.
 
 A reference protocol (``REFERENCES``) fixes everything that a published figure depends on: prompt, shots, sampling, limit and
 extraction. It has a version, which changes whenever one of them does.
@@ -23,7 +23,7 @@ from algorist.prompts import PromptFormat
 from algorist.prompts.formats import harness_shots
 from algorist.types import Problem
 
-_SAMPLED = re.compile(r"sampled-(\d+)(?:@(\d+(?:\.\d+)?)(?:/(\d+(?:\.\d+)?))?)?")
+_SAMPLED = re.compile(r"sampled-(\d+)(?:@(\d+(?:\.\d+)?)(?:/(\d+(?:\.\d+)?)(?:/(\d+))?)?)?")
 _USUAL = ("greedy", "sampled-4", "sampled-8@1", "sampled-16@0.6/0.95")
 
 
@@ -51,11 +51,13 @@ class Reference:
     samples: int = 0
     temperature: float = 1.0
     top_p: float = 1.0
+    top_k: int = 0
     shots: int = 0
 
     def is_kept_by(self, setting: Any, prompt_format: str) -> bool:
         """Say whether an evaluation's setting is this protocol's; another number of samples is another n of avg@n."""
-        names = ["max_completion_tokens", "stop_strings", *(["temperature", "top_p"] if self.samples else [])]
+        drawn = ["temperature", "top_p", "top_k"] if self.samples else []
+        names = ["max_completion_tokens", "stop_strings", *drawn]
         same = all(getattr(self, name) == getattr(setting, name) for name in names)
         return same and self.prompt_format == prompt_format and bool(self.samples) == bool(setting.samples)
 
@@ -141,11 +143,11 @@ def too_few(problems: int, samples: int, reference: str = "") -> str:
     )
 
 
-def protocol_name(samples: int, temperature: float, top_p: float) -> str:
+def protocol_name(samples: int, temperature: float, top_p: float, top_k: int = 0) -> str:
     """Return the name of a protocol; ``with_protocol`` reads it back."""
     if not samples:
         return "greedy"
-    nucleus = "" if top_p == 1 else f"/{top_p:g}"
+    nucleus = f"/{top_p:g}/{top_k}" if top_k else "" if top_p == 1 else f"/{top_p:g}"
     return f"sampled-{samples}@{temperature:g}{nucleus}"
 
 
@@ -174,15 +176,15 @@ def with_shots(
 
 
 def with_protocol(section: EvalSection, name: str) -> EvalSection:
-    """Return ``section`` with the samples, temperature and top_p of the protocol ``name``.
+    """Return ``section`` with the samples, temperature, top_p and top_k of the protocol ``name``.
 
     Raises:
         ConfigError: There is no such protocol.
     """
     if name == "greedy":
-        return section.model_copy(update={"samples": 0, "temperature": 1.0, "top_p": 1.0})
+        return section.model_copy(update={"samples": 0, "temperature": 1.0, "top_p": 1.0, "top_k": 0})
     if known := REFERENCES.get(name):
-        fixed = ("max_completion_tokens", "samples", "temperature", "top_p")
+        fixed = ("max_completion_tokens", "samples", "temperature", "top_p", "top_k")
         stops = {"stop_strings": list(known.stop_strings)}
         return section.model_copy(update={name: getattr(known, name) for name in fixed} | stops)
     match = _SAMPLED.fullmatch(name)
@@ -192,6 +194,9 @@ def with_protocol(section: EvalSection, name: str) -> EvalSection:
     if samples < 1 or temperature <= 0 or not 0 < top_p <= 1:
         raise ConfigError(
             f"no protocol '{name}'.{nearest(name, (*_USUAL, *REFERENCES))} Expected {', '.join(REFERENCES)}, greedy, sampled-N, sampled-N@TEMPERATURE or "
-            "sampled-N@TEMPERATURE/TOP_P with N ≥ 1, a temperature above 0 and top_p in (0, 1], such as sampled-8@1"
+            "sampled-N@TEMPERATURE/TOP_P[/TOP_K] with N ≥ 1, a temperature above 0 and top_p in (0, 1], such as sampled-8@1"
         )
-    return section.model_copy(update={"samples": samples, "temperature": temperature, "top_p": top_p})
+    top_k = int(match[4] or 0) if match else 0
+    return section.model_copy(
+        update={"samples": samples, "temperature": temperature, "top_p": top_p, "top_k": top_k}
+    )

@@ -203,6 +203,7 @@ class EvaluationSetting:
     seed: int
     stop_strings: tuple[str, ...] = ()
     protocol: str = ""
+    top_k: int = 0
 
     @classmethod
     def from_section(
@@ -219,16 +220,17 @@ class EvaluationSetting:
             seed,
             tuple(section.stop_strings),
             protocol,
+            section.top_k,
         )
 
     def recorded(self, prompt_format: PromptFormat) -> dict[str, Any]:
         """Return what an artifact says of the protocol: its name, the settings, the prompt format."""
-        name = protocol_name(self.samples, self.temperature, self.top_p)
+        name = protocol_name(self.samples, self.temperature, self.top_p, self.top_k)
         if known := REFERENCES.get(self.protocol):
             graded = f"{self.protocol}@{known.version}"
             name = graded if known.is_kept_by(self, prompt_format.name) else f"{name}, graded as {graded}"
         settings = asdict(self) | {"stop_strings": list(self.stop_strings)}
-        for key in ("stop_strings", "protocol"):  # as artifacts without them say it
+        for key in ("stop_strings", "protocol", "top_k"):  # as artifacts without them say it
             if not settings[key]:
                 del settings[key]
         switches = (
@@ -339,7 +341,11 @@ def _collect(
         "stop_strings": setting.stop_strings,
     }
     drawn = SamplingParams(
-        temperature=setting.temperature, top_p=setting.top_p, seed=setting.seed + start, **limits
+        temperature=setting.temperature,
+        top_p=setting.top_p,
+        top_k=setting.top_k,
+        seed=setting.seed + start,
+        **limits,
     )
     draws = [(int(greedy), SamplingParams(temperature=0.0, **limits)), (setting.samples, drawn)]
     each = len(batch) / max(1, int(greedy) + setting.samples)

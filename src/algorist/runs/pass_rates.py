@@ -29,6 +29,7 @@ def protocol_of(recipe: Recipe) -> dict[str, Any]:
     return {
         "temperature": grpo.temperature,
         "top_p": grpo.top_p,
+        **({"top_k": grpo.top_k} if grpo.top_k else {}),
         "max_completion_tokens": grpo.max_completion_tokens,
         "matcher": recipe.matcher,
         "revision": recipe.model.revision,

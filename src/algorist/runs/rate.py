@@ -66,6 +66,7 @@ def rate(
         recipe.eval.batch_size,
         recipe.matcher,
         recipe.seed,
+        top_k=recipe.grpo.top_k,
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     mark = fingerprint(model or recipe.model.name, new, form, setting.recorded(form))

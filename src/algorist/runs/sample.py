@@ -64,6 +64,7 @@ def sample_problems(
         samples=samples,
         temperature=recipe.grpo.temperature,
         top_p=recipe.grpo.top_p,
+        top_k=recipe.grpo.top_k,
     )
     progress = Progress(keep, mark_of(recipe.model.name, problems, form, setting, [], rewards))
     engine = make_engine(recipe.grpo.engine, policy.model, policy.tokenizer, section=recipe.grpo)
