@@ -1,26 +1,32 @@
 """Faults that are planted in small real runs: does ``diagnose`` name them, do its lines alone repair them, does it cry wolf?
 
-    OMP_NUM_THREADS=1 python benchmarks/planted_faults.py [NAME …]
+    OMP_NUM_THREADS=1 python benchmarks/planted_faults.py [--out FOLDER] [NAME …]     # a folder keeps the runs, and continues
 
 A tiny model (0.07 M parameters) learns sums of two digits by SFT from careless solutions, then GRPO runs of a few seconds start from it,
 each with one fault; ten more are healthy. A run is repaired when the same run with the lines of the first finding (``algorist run RECIPE
-LINES``), and nothing else, no longer has that finding and ends with an accuracy of at least nine tenths of a healthy run's. ``late``:
-written after the rules were frozen. Prints a Markdown table.
+LINES``), and nothing else, no longer has that finding and is no worse than a healthy run: its accuracy is at most two standard
+deviations (over seeds) below the mean of healthy runs with the same model, data and other settings. Where it is not, the lines of its
+own first finding are added once more ("in two"). Faults in a file that no line of a recipe can mend are not tried. ``late``: written
+after the rules were frozen; ``newest``: written with the changes of 24 November 2026 to the rules. Prints a Markdown table.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import platform
 import random
+import re
 import shutil
 import sys
 import tempfile
 import time
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from statistics import mean, stdev
+from typing import Any, Literal
 
 import torch
 
@@ -28,7 +34,7 @@ from algorist.config import load_recipe
 from algorist.diagnosis.diagnose import find_causes
 from algorist.diagnosis.rule import Finding
 from algorist.diagnosis.signals import read_signals
-from algorist.errors import AlgoristError
+from algorist.errors import AlgoristError, ConfigError
 from algorist.runs.pipeline import run_recipe
 from algorist.store.run_log import Quiet
 
@@ -44,7 +50,24 @@ GRPO = (
     "grpo.save_steps=4",
     "sft.max_steps=150",
 )
+FROZEN = """
+from algorist.extension import Extension, extension
+
+@extension
+class Frozen(Extension):
+    name, hooked = "frozen", False
+
+    def batch(self, batch, policy):
+        if not self.hooked:
+            self.hooked = True
+            for name, weight in getattr(policy, "model", policy).named_parameters():
+                if "lora_" in name:
+                    weight.register_hook(lambda gradient: 0 * gradient)
+        return batch
+"""
 HEALTHY = ("grpo.learning_rate=3e-4", "grpo.max_steps=12")
+SEEDS = 3
+"""Healthy runs that a repaired one is compared with."""
 REWARDS = """
 def long(completions, **_):
     return [min(len(c), 400) / 100 for c in completions]
@@ -82,18 +105,44 @@ def broken(request):
 
 @dataclass(frozen=True)
 class Fault:
-    """A planted fault: names of findings that are right, and the overrides that plant it; ``{f}`` is the folder of the files."""
+    """A planted fault; ``{f}`` in an override is the folder of the files.
+
+    Attributes:
+        name: What is wrong.
+        right: Names of findings that are right.
+        overrides: Settings that plant it.
+        beside: Settings that a healthy run of the comparison has too.
+        model: The model that GRPO starts from.
+        data: The training problems.
+        healthy: Model and data of the healthy runs it is compared with, where the fault is one of them.
+        by_hand: It is in a file that no line of a recipe mends.
+        written: before or after the rules were frozen, or with the newest rules.
+    """
 
     name: str
     right: tuple[str, ...]
     overrides: tuple[str, ...]
+    beside: tuple[str, ...] = ()
     model: str = "careless"
     data: str = "train"
-    late: bool = False
+    healthy: tuple[str, str] | None = None
+    by_hand: bool = False
+    written: Literal["before", "after", "newest"] = "before"
 
 
 def fault(name: str, right: str, *overrides: str, **more: Any) -> Fault:
     return Fault(name, tuple(right.split()), overrides, **more)
+
+
+def after(*parts: str, **more: Any) -> Fault:
+    return fault(*parts, written="after", **more)
+
+
+def newest(*parts: str, **more: Any) -> Fault:
+    return fault(*parts, written="newest", **more)
+
+
+FAST = ("grpo.learning_rate=2e-3", "grpo.max_steps=24")
 
 
 EARLY = (
@@ -101,252 +150,266 @@ EARLY = (
     fault("rate far too low", "learning_rate_too_small", "grpo.learning_rate=1e-10"),
     fault("limit of 6 tokens", "truncated", "grpo.max_completion_tokens=6"),
     fault("another prompt format", "unparseable nothing_answered", "prompt.format=question_only"),
-    fault("end token that never comes", "no_stop", "grpo.max_completion_tokens=64", model="deaf"),
-    fault("gold answers all wrong", "all_wrong", data="shifted"),
+    fault("end token that never comes", "no_stop", model="deaf", beside=("grpo.max_completion_tokens=64",), by_hand=True),
+    fault("gold answers all wrong", "all_wrong", data="shifted", by_hand=True),
     fault("solved data", "all_right", "grpo.temperature=0.2", model="careful"),
     fault("reward for any text", "flat_reward", "rewards=[{{name: '{f}/own.py:any_text'}}]"),
     fault("reward always 0", "no_signal flat_reward", "rewards=[{{name: '{f}/own.py:nothing'}}]"),
     fault("reward always raises", "reward_fails", "rewards=[{{name: '{f}/own.py:raises'}}]"),
-    fault(
-        "reward for nines",
-        "reward_hacking",
-        "rewards=[{{name: '{f}/own.py:nines'}}]",
-        "grpo.learning_rate=2e-3",
-        "grpo.max_steps=24",
-    ),
+    fault("reward for nines", "reward_hacking", "rewards=[{{name: '{f}/own.py:nines'}}]", beside=FAST),
     fault("sampling too cold", "identical_completions", "grpo.temperature=0.01", data="hard"),
     fault("loss overflows", "not_finite", "grpo.loss={f}/own.py:astronomic"),
-    fault(
-        "bfloat16 swallows updates",
-        "weights_unchanged learning_rate_too_small",
-        "model.dtype=bfloat16",
-        "grpo.learning_rate=1e-8",
-    ),
+    fault("bfloat16 swallows updates", "weights_unchanged learning_rate_too_small", "model.dtype=bfloat16", "grpo.learning_rate=1e-8"),
     fault("KL explodes", "kl_blow_up learning_rate_too_large", "grpo.beta=1e-6", "grpo.learning_rate=1e-2"),
-    fault(
-        "dropout in the adapter",
-        "log_prob_mismatch",
-        "model.lora={{rank: 8, alpha: 256, dropout: 0.5}}",
-        "grpo.learning_rate=2e-3",
-    ),
-)
+    fault("dropout in the adapter", "log_prob_mismatch", "model.lora={{rank: 8, alpha: 256, dropout: 0.5}}",
+          beside=("grpo.learning_rate=2e-3", "model.lora={{rank: 8, alpha: 256}}")),
+)  # fmt: skip
 """Written before the rules were frozen: their runs are those of ``tests/runs/test_diagnosis.py``."""
 LATE = (
-    fault("limit of 12 tokens", "truncated", "grpo.max_completion_tokens=12", late=True),
-    fault(
-        "rate ten times too high",
-        "learning_rate_too_large",
-        "grpo.learning_rate=1e-2",
-        "grpo.max_steps=24",
-        late=True,
-    ),
-    fault(
-        "reward for tags",
-        "reward_hacking length_growth",
-        "rewards=[{{name: '{f}/own.py:tags'}}]",
-        "grpo.learning_rate=2e-3",
-        "grpo.max_steps=24",
-        late=True,
-    ),
-    fault(
-        "reward raises on a third",
-        "reward_fails",
-        "rewards=[correct, {{name: '{f}/own.py:sometimes'}}]",
-        late=True,
-    ),
-    fault("top_k of 1", "identical_completions", "grpo.top_k=1", data="hard", late=True),
-    fault("top_p of 0.05", "identical_completions", "grpo.top_p=0.05", data="hard", late=True),
-    fault("untrained model", "nothing_answered unparseable", model="tiny", late=True),
-    fault("other tags", "unparseable nothing_answered", "prompt.format=working_solution", late=True),
-    fault(
-        "only shortness pays",
-        "entropy_collapse reward_hacking",
-        "rewards=[{{name: '{f}/own.py:short'}}]",
-        "grpo.learning_rate=3e-3",
-        "grpo.max_steps=40",
-        late=True,
-    ),
-    fault(
-        "length pays",
-        "length_growth reward_hacking",
-        "rewards=[{{name: '{f}/own.py:long'}}]",
-        "grpo.max_completion_tokens=96",
-        "grpo.learning_rate=3e-3",
-        late=True,
-    ),
-    fault("rate 0", "learning_rate_too_small weights_unchanged", "grpo.learning_rate=1e-30", late=True),
-    fault(
-        "sampling too hot",
-        "nothing_answered unparseable all_wrong truncated",
-        "grpo.temperature=5",
-        late=True,
-    ),
-    fault(
-        "adapter that hardly learns",
-        "learning_rate_too_small weights_unchanged",
-        "model.lora={{rank: 4, alpha: 4}}",
-        "grpo.learning_rate=1e-9",
-        late=True,
-    ),
-    fault(
-        "teacher that knows nothing",
-        "teacher_knows_nothing",
-        "grpo.teacher={{model: '{f}/blank'}}",
-        late=True,
-    ),
-    fault(
-        "tool that always fails",
-        "tool_fails",
-        "tools={{use: ['{f}/own.py:broken'], fail_steps: 1000}}",
-        "grpo.max_steps=12",
-        model="caller",
-        late=True,
-    ),
-    fault("test answers in the prompt are no numbers", "all_wrong", data="words", late=True),
-)
+    after("limit of 12 tokens", "truncated", "grpo.max_completion_tokens=12"),
+    after("rate ten times too high", "learning_rate_too_large", "grpo.learning_rate=1e-2", beside=("grpo.max_steps=24",)),
+    after("reward for tags", "reward_hacking length_growth", "rewards=[{{name: '{f}/own.py:tags'}}]", beside=FAST),
+    after("reward raises on a third", "reward_fails", "rewards=[correct, {{name: '{f}/own.py:sometimes'}}]"),
+    after("top_k of 1", "identical_completions", "grpo.top_k=1", data="hard"),
+    after("top_p of 0.05", "identical_completions", "grpo.top_p=0.05", data="hard"),
+    after("untrained model", "nothing_answered unparseable", model="tiny", healthy=("careless", "train")),
+    after("other tags", "unparseable nothing_answered", "prompt.format=working_solution"),
+    after("only shortness pays", "entropy_collapse reward_hacking", "rewards=[{{name: '{f}/own.py:short'}}]", "grpo.learning_rate=3e-3",
+          beside=("grpo.max_steps=40",)),
+    after("length pays", "length_growth reward_hacking", "rewards=[{{name: '{f}/own.py:long'}}]", "grpo.learning_rate=3e-3",
+          beside=("grpo.max_completion_tokens=96",)),
+    after("rate 0", "learning_rate_too_small weights_unchanged", "grpo.learning_rate=1e-30"),
+    after("sampling too hot", "nothing_answered unparseable all_wrong truncated", "grpo.temperature=5"),
+    after("adapter that hardly learns", "learning_rate_too_small weights_unchanged", "model.lora={{rank: 4, alpha: 4}}",
+          "grpo.learning_rate=1e-9"),
+    after("teacher that knows nothing", "teacher_knows_nothing", "grpo.teacher={{model: '{f}/blank'}}"),
+    after("test answers in the prompt are no numbers", "all_wrong", data="words", by_hand=True),
+)  # fmt: skip
 """Written after the rules were frozen."""
+NEWEST = (
+    newest("tool that always fails", "tool_fails", "tools={{use: ['{f}/own.py:broken'], fail_steps: 1000}}", model="caller",
+           healthy=("careless", "train"), by_hand=True),
+    newest("tool that nobody calls", "tool_unused", "tools={{use: ['{f}/own.py:broken'], fail_steps: 1000}}"),
+    newest("evaluated on what is trained on", "held_out_leaks", "data.eval={{name: local, path: '{f}/train.jsonl', limit: 40}}",
+           "eval.enabled=true", "eval.samples=0"),
+    newest("groups of one", "refused", "grpo.group_size=1"),
+    newest("adapter that is frozen", "weights_unchanged", "plugins=['{f}/frozen.py']",
+           beside=("model.lora={{rank: 8, alpha: 32}}", "grpo.learning_rate=2e-3"), by_hand=True),
+)  # fmt: skip
+"""Written together with the newest changes of the rules."""
+FAULTS = (*EARLY, *LATE, *NEWEST)
 
 
 def sums(
-    path: Path, count: int, *, seed: int, careless: float = 0.0, shift: int = 0, answer: str = "{}"
+    path: Path,
+    count: int,
+    *,
+    seed: int,
+    careless: float = 0.0,
+    shift: int = 0,
+    answer: str = "{}",
+    call: bool = False,
 ) -> Path:
+    """Write sums as JSONL; a careless solution is off by one, ``shift`` makes every gold wrong, ``call`` writes a tool's call."""
     rng, rows = random.Random(seed), []
     for _ in range(count):
         a, b = rng.randint(1, 6), rng.randint(1, 6)
         slip = rng.choice((-1, 1)) if rng.random() < careless else 0
-        gold = answer.format(a + b + shift)
-        rows.append({"question": f"{a} + {b} = ?", "answer": gold, "solution": f"{a} + {b} = {a + b + slip}"})
+        called = "<broken>1</broken> " if call else ""
+        solution = f"{called}{a} + {b} = {a + b + slip}"
+        rows.append(
+            {"question": f"{a} + {b} = ?", "answer": answer.format(a + b + shift), "solution": solution}
+        )
     path.write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
     return path
 
 
 @dataclass
 class Bench:
-    """Trains the runs."""
+    """Trains the runs in a folder, each once."""
 
     folder: Path
     seconds: float = 0.0
-    done: dict[str, Path] = field(default_factory=dict)
 
     def prepare(self) -> None:
+        """Write data, rewards and models."""
         f = self.folder
         (f / "own.py").write_text(REWARDS, encoding="utf-8")
+        (f / "frozen.py").write_text(FROZEN, encoding="utf-8")
+        hard = [sums(f / "a.jsonl", 60, seed=4), sums(f / "b.jsonl", 40, seed=5, shift=100)]
         self.data = {
             "train": sums(f / "train.jsonl", 400, seed=1),
             "shifted": sums(f / "s.jsonl", 200, seed=3, shift=100),
+            "words": sums(f / "words.jsonl", 200, seed=3, answer="about {} apples"),
+            "hard": f / "hard.jsonl",
         }
-        self.data["words"] = sums(f / "words.jsonl", 200, seed=3, answer="about {} apples")
-        hard = [sums(f / "a.jsonl", 60, seed=4), sums(f / "b.jsonl", 40, seed=5, shift=100)]
-        self.data["hard"] = f / "hard.jsonl"
         self.data["hard"].write_text("".join(part.read_text() for part in hard), encoding="utf-8")
-        self.models = {"tiny": "tiny"}
-        for name, careless, steps in (("careless", 0.5, 300), ("careful", 0.0, 400), ("blank", 0.0, 1)):
-            rows = sums(f / f"{name}.jsonl", 2000, seed=2, careless=careless)
-            self.train(
-                name,
-                f"data.sft={{name: local, path: {rows}}}",
-                "grpo.enabled=false",
-                f"sft.max_steps={steps}",
-                data="train",
-            )
+        self.models = {"tiny": "tiny", "deaf": str(f / "deaf"), "blank": str(f / "blank")}
+        for name, careless, steps, *more in (
+            ("careless", 0.5, 300),
+            ("careful", 0.0, 400),
+            ("unborn", 0.0, 1),
+            ("caller", 0.0, 200, f"tools={{use: ['{f}/own.py:broken'], fail_steps: 1000}}"),
+        ):
+            rows = sums(f / f"{name}.jsonl", 2000, seed=2, careless=careless, call=name == "caller")
+            sft = f"data.sft={{name: local, path: {rows}}}"
+            self.train(name, sft, "grpo.enabled=false", f"sft.max_steps={steps}", *more, data="train")
             self.models[name] = str(f / name / "sft" / "final")
-        shutil.copytree(f / "blank" / "sft" / "final", f / "blank-model")
-        (f / "blank").rename(f / "blank-run")
-        (f / "blank-model").rename(f / "blank")
-        shutil.copytree(self.models["careless"], f / "deaf")
+        for source, copy in (("unborn", "blank"), ("careless", "deaf")):
+            shutil.copytree(self.models[source], f / copy, dirs_exist_ok=True)
         for file in ("config.json", "generation_config.json", "tokenizer_config.json"):
             path = f / "deaf" / file
             if path.is_file():
                 values = json.loads(path.read_text())
                 values |= {"eos_token": "!"} if file.startswith("tok") else {"eos_token_id": 5}
                 path.write_text(json.dumps(values))
-        self.models |= {"deaf": str(f / "deaf"), "caller": self.models["careless"]}
 
     def train(self, name: str, *overrides: str, data: str) -> Path:
+        """Return the folder of a run, trained where it is not there yet."""
+        marker, began = self.folder / f"{name}.done", time.monotonic()
         settings = [
             *SMALL,
             f"data.train={{name: local, path: {self.data[data]}}}",
             f"output_dir={self.folder}",
             f"run_name={name}",
         ]
-        began = time.monotonic()
-        with contextlib.suppress(AlgoristError):  # a run that ends with an error is diagnosed all the same
-            run_recipe(load_recipe("quickstart", [*settings, *overrides]).recipe, display=Quiet())
+        lines = json.dumps([*settings, *overrides])
+        if not marker.is_file() or marker.read_text() != lines:
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+            recipe = load_recipe("quickstart", [*settings, *overrides]).recipe
+            with contextlib.suppress(
+                AlgoristError
+            ):  # a run that ends with an error is diagnosed all the same
+                run_recipe(recipe, display=Quiet())
+            marker.write_text(lines)
         self.seconds += time.monotonic() - began
         return self.folder / name
 
-    def grpo(self, name: str, planted: Fault, *lines: str) -> tuple[list[Finding], float]:
-        """Return the findings of a run and the accuracy of its last quarter."""
-        overrides = [o.format(f=self.folder) for o in planted.overrides]
+    def grpo(
+        self, name: str, planted: Fault, *lines: str, healthy: bool = False
+    ) -> tuple[list[Finding], float]:
+        """Return the findings of a run and the accuracy of its last quarter; ``healthy`` leaves the fault out."""
+        model, data = (planted.healthy if healthy else None) or (planted.model, planted.data)
+        parts = [*planted.beside, *(() if healthy else planted.overrides)]
         run = self.train(
             name,
             f"data.sft={{name: local, path: {self.folder / 'careful.jsonl'}}}",
-            f"model.name={self.models[planted.model]}",
+            f"model.name={self.models[model]}",
             *GRPO,
             *HEALTHY,
-            *overrides,
+            *(part.format(f=self.folder) for part in parts),
             *lines,
-            data=planted.data,
+            data=data,
         )
         signals = read_signals(run)
         last = signals.batches[-max(1, len(signals.batches) // 4) :]
         return find_causes(signals), sum(b.accuracy.mean for b in last) / len(last) if last else 0.0
 
+    def least(self, planted: Fault) -> float:
+        """Return the accuracy that a repaired run must reach: two standard deviations below the mean of healthy ones."""
+        model, data = planted.healthy or (planted.model, planted.data)
+        key = zlib.crc32(repr((model, data, planted.beside)).encode())
+        seeds = range(1, 1 + SEEDS)
+        runs = [self.grpo(f"healthy-{key}-{seed}", planted, f"seed={seed}", healthy=True) for seed in seeds]
+        return mean(accuracy for _, accuracy in runs) - 2 * stdev(accuracy for _, accuracy in runs)
 
-def main(names: list[str]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(Path(folder))
+
+@dataclass
+class Row:
+    """What became of one fault."""
+
+    fault: Fault
+    findings: list[str] = field(default_factory=list)
+    repaired: str = "no"
+    accuracy: float = float("nan")
+    least: float = float("nan")
+
+    @property
+    def first(self) -> bool:
+        return self.findings[:1] != [] and self.findings[0] in self.fault.right
+
+    @property
+    def named(self) -> bool:
+        return bool({*self.findings} & {*self.fault.right})
+
+
+def look(bench: Bench, planted: Fault) -> Row:
+    """Plant a fault, diagnose the run, and try the proposed lines."""
+    name, row = re.sub(r"\W+", "-", planted.name), Row(planted)
+    try:
+        findings, row.accuracy = bench.grpo(name, planted)
+    except ConfigError as error:  # said before anything is loaded, with the line to write
+        row.findings, row.repaired = ["refused"], "yes" if "grpo.group_size=8" in str(error) else "no"
+        return row
+    row.findings = [finding.name for finding in findings]
+    if planted.by_hand:
+        row.repaired = "by hand"
+        return row
+    row.least, lines = bench.least(planted), ()
+    for words, suffix in (("yes", "again"), ("in two", "once-more")):
+        if not findings or not findings[0].change:
+            break
+        first, lines = findings[0].name, (*lines, *findings[0].change)
+        print(f"{planted.name}: {first} → {' '.join(lines)}", file=sys.stderr, flush=True)
+        findings, row.accuracy = bench.grpo(f"{name}-{suffix}", planted, *lines)
+        if first not in [finding.name for finding in findings] and row.accuracy >= row.least:
+            row.repaired = words
+            break
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="faults; all where left out")
+    parser.add_argument("--out", type=Path, help="a folder that keeps the runs")
+    options = parser.parse_args()
+    with contextlib.ExitStack() as stack:
+        folder = options.out or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder.mkdir(parents=True, exist_ok=True)
+        bench = Bench(folder.resolve())
         bench.prepare()
-        healthy, alarms = [], 0
-        for seed in range(1, 11):
-            found, accuracy = bench.grpo(f"healthy-{seed}", fault("healthy", "", f"seed={seed}"))
-            healthy.append(accuracy)
-            alarms += bool(found)
-        needed = 0.9 * sum(healthy) / len(healthy)
+        plain = fault("healthy", "")
+        healthy = [bench.grpo(f"healthy-{seed}", plain, f"seed={seed}") for seed in range(1, 11)]
         print(
-            "| fault | written | findings | named first | named | repaired | accuracy after |\n|---|---|---|---|---|---|---|",
-            flush=True,
+            "| fault | written | findings | named first | named | repaired | accuracy after | healthy: at least |"
         )
-        totals = {False: [0, 0, 0, 0], True: [0, 0, 0, 0]}
-        for planted in (f for f in (*EARLY, *LATE) if not names or f.name in names):
-            count = totals[planted.late]
-            name = planted.name.replace(" ", "-").replace(".", "")
-            try:
-                findings, _ = bench.grpo(name, planted)
-                here = [finding.name for finding in findings]
-                first, named = here[:1] != [] and here[0] in planted.right, bool({*here} & {*planted.right})
-                repaired, after = False, float("nan")
-                if findings:
-                    again, after = bench.grpo(f"{name}-again", planted, *findings[0].change)
-                    repaired = findings[0].name not in [f.name for f in again] and after >= needed
-            except Exception as error:
-                here, first, named, repaired, after = (
-                    [f"error: {str(error)[:80]}"],
-                    False,
-                    False,
-                    False,
-                    float("nan"),
-                )
-            for place, value in enumerate((1, first, named, repaired)):
-                count[place] += value
-            shown = ["no", "yes"]
+        print("|---|---|---|---|---|---|---|---|", flush=True)
+        rows = []
+        for planted in (f for f in FAULTS if not options.names or f.name in options.names):
+            rows.append(row := look(bench, planted))
+            said = [
+                planted.name,
+                planted.written,
+                ", ".join(row.findings) or "none",
+                *(("no", "yes")[x] for x in (row.first, row.named)),
+            ]
             print(
-                f"| {planted.name} | {'after' if planted.late else 'before'} | {', '.join(here) or 'none'} | {shown[first]} | "
-                f"{shown[named]} | {shown[repaired]} | {after:.2f} |",
-                flush=True,
-            )
-        for late, (number, first, named, repaired) in totals.items():
-            print(
-                f"\n{'After' if late else 'Before'} the rules were frozen: {number} faults, {first} named first, {named} named, {repaired} repaired."
+                f"| {' | '.join(said)} | {row.repaired} | {row.accuracy:.2f} | {row.least:.2f} |", flush=True
             )
         print(
-            f"\nFalse alarms: {alarms} of 10 healthy runs (accuracy {sum(healthy) / 10:.2f} at the end). {bench.seconds:.0f} s of training."
+            "\n| written | faults | named first | named | repairable by lines | repaired | repaired in two |\n|---|---|---|---|---|---|---|"
+        )
+        for written in ("before", "after", "newest"):
+            here = [row for row in rows if row.fault.written == written]
+            able = [row for row in here if not row.fault.by_hand]
+            counts = [len(here), sum(r.first for r in here), sum(r.named for r in here), len(able)]
+            counts += [sum(r.repaired == "yes" for r in able), sum(r.repaired == "in two" for r in able)]
+            print(f"| {written} | {' | '.join(map(str, counts))} |")
+        alarms = [finding.name for findings, _ in healthy for finding in findings]
+        print(
+            f"\nFalse alarms in 10 healthy runs: {', '.join(alarms) or 'none'} (accuracy {mean(a for _, a in healthy):.2f})."
         )
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        names_of_cpu = (line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-        cpu = next(names_of_cpu, platform.processor())
-        print(f"\n{cpu}, 1 thread, Python {platform.python_version()}, torch {torch.__version__}")
+        cpu = next(
+            (line.split(":")[1].strip() for line in lines if line.startswith("model name")),
+            platform.processor(),
+        )
+        print(
+            f"{bench.seconds:.0f} s; {cpu}, 1 thread, Python {platform.python_version()}, torch {torch.__version__}"
+        )
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

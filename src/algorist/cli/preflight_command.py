@@ -28,6 +28,7 @@ class Preflighted(Result):
     batch: Annotated[dict[str, Any], "sft, grpo: steps, what a step takes, passes"]
     prompts: Annotated[dict[str, Any], "lengths in tokens, and the context"]
     golds: Annotated[dict[str, Any], "whether the grader can read the gold answers"]
+    leaked: Annotated[str | None, "how many held-out problems are also trained on"]
     sampling: Annotated[dict[str, Any], "pass rate, useful groups, lengths, tags, rewards, completions"]
     sft: Annotated[dict[str, Any] | None, "trial steps: seconds, memory"]
     grpo: Annotated[dict[str, Any] | None, "trial steps: seconds, memory"]

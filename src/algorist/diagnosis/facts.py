@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
+from algorist.data import overlap
 from algorist.diagnosis.rule import Facts, Share, Unknown, fact
 from algorist.diagnosis.signals import (
     MIN_STEPS,
@@ -23,6 +25,9 @@ from algorist.diagnosis.signals import (
     steepest_drop,
     z_score,
 )
+from algorist.store.read import query
+from algorist.store.safe_text import one_line
+from algorist.types import Problem
 
 ENOUGH = 64
 """Completions that say enough in a single step; in two steps a quarter of them does."""
@@ -180,6 +185,32 @@ def failure_count(f: Facts) -> int:
 @fact("{} graded completions")
 def graded(f: Facts) -> int:
     return sum(b.rollouts for b in f.signals.batches)
+
+
+@fact("{}")
+def leaked(f: Facts) -> str | None:
+    """Of a run, exactly the questions of its rollouts; whoever has the data says it with ``leaked_text``."""
+    run = f.signals.run
+    if run is None or not any((run / "eval").glob("*.parquet")):
+        return None
+    rows = query(
+        run,
+        "SELECT count(DISTINCT question) AS evaluated, count(DISTINCT question) FILTER (trained) AS leaked, "
+        "min(question) FILTER (trained) AS example "
+        "FROM (SELECT question, question IN (SELECT question FROM rollouts) AS trained FROM samples)",
+    )
+    (row,) = rows
+    return _leaked(row["leaked"], row["evaluated"], row["example"]) if row["leaked"] else None
+
+
+def leaked_text(training: Sequence[Problem], held_out: Sequence[Problem]) -> str | None:
+    """Return how many held-out problems are also trained on, with one of them; None where there is none."""
+    shared = overlap(training, held_out)
+    return _leaked(len(shared), len(held_out), shared[0].question) if shared else None
+
+
+def _leaked(count: int, of: int, example: str) -> str:
+    return f"{count} of {of} held-out problems are also in the training data, such as: {one_line(example, 120)}"
 
 
 # What shows in how the policy moves, of one stage.

@@ -39,6 +39,8 @@ END_SHOWN = 0.1
 """Share of completions with an end-of-turn token as text. One in a hundred may be a model's whim."""
 HARDER, EASIER = {"gsm8k": "math", "arithmetic": "gsm8k"}, {"math": "gsm8k"}
 CORRECT = {"name": "correct", "weight": 1.0}
+LOSS = "dapo"
+"""The loss that takes the place of a user's own which is not finite: the default."""
 # ---- what shows in the training
 LEAST_RATE = 1e-8
 """Adam moves a weight by about the learning rate per step. At 1e-8 a thousand steps move it by 1e-5, a thousandth of
@@ -75,6 +77,8 @@ KL_LARGE = 0.5
 GAP_LARGE = 0.1
 """Mean |sampler − trainer log-prob| in nats: tokens are off by 10 % on average. float32 gives 1e-6, bfloat16 engines
 0.01 to 0.03."""
+HOT = 1.5
+"""Sampling temperature above which text falls apart before anything else is wrong with it."""
 LOSS_TIMES, LOSS_NATS = 1.5, 0.5
 """The SFT loss rose from its best window to half as much again and by half a nat."""
 
@@ -115,6 +119,11 @@ def more_sft(f: Facts) -> dict[str, Any]:
     return {"sft.epochs": 2 * f.number("sft.epochs", 1)}
 
 
+def cooler_or(f: Facts, otherwise: dict[str, Any]) -> dict[str, Any]:
+    """Return the change to temperature 1 where sampling is so hot that nothing else need be wrong, else ``otherwise``."""
+    return {"grpo.temperature": 1.0} if f.number("grpo.temperature", 1.0) > HOT else otherwise
+
+
 def rewards_with(f: Facts, name: str, weight: float) -> list[dict[str, Any]]:
     """Return the recipe's rewards, with one more or with another weight for it."""
     now = [{"name": r} if isinstance(r, str) else dict(r) for r in f.settings.get("rewards") or [CORRECT]]
@@ -126,6 +135,19 @@ def longer(f: Facts) -> int | None:
     return 4 * int(f["limit"])
 
 
+def cut_off(f: Facts) -> dict[str, Any]:
+    """Return the sections that cut a held-out part off the data that training and evaluation share; nothing where they differ."""
+    train, held_out = (dict(f.settings.get(f"data.{part}") or {}) for part in ("train", "eval"))
+    if any(train.get(key) != held_out.get(key) for key in ("name", "path", "hub", "subset", "split", "params")):
+        return {}
+    sections = {}
+    for key, section, part in (("train", train, "train"), ("eval", held_out, "held_out")):
+        own = {name: value for name, value in section.items() if value and name not in ("name", "params")}
+        params = {**(section.get("params") or {}), "of": section["name"], "part": part}
+        sections[f"data.{key}"] = {"name": "holdout", **own, "params": params}
+    return sections
+
+
 def rounded(value: float) -> float:
     """Return a number with two significant digits."""
     return float(f"{value:.1e}")
@@ -134,6 +156,21 @@ def rounded(value: float) -> float:
 def tenth(f: Facts) -> float:
     """Return a tenth of the rate, and at most 1e-3."""
     return rounded(min(f["learning_rate"] / 10, 1e-3))
+
+
+def _warmup(f: Facts) -> int:
+    """Return ten steps of warm-up, fewer in a short run, never fewer than there are."""
+    steps = f.number("{stage}.max_steps", 100.0)
+    return max(int(f.number("{stage}.warmup_steps", 0)), min(10, max(1, round(steps / 10))))
+
+
+def _wider(f: Facts) -> float | None:
+    """Return a temperature at which completions differ; None where ``top_k`` or ``top_p`` is what narrows them."""
+    temperature = f.number("grpo.temperature", 1.0)
+    if temperature < 0.95:
+        return 1.0
+    narrow = f.number("grpo.top_k", 0.0) > 0 or f.number("grpo.top_p", 1.0) < 1
+    return None if narrow else 1.3
 
 
 def _usual(f: Facts) -> float:
@@ -282,33 +319,38 @@ CHANGE: dict[str, Changes | Callable[[Facts], Changes]] = {
     "does_not_fit": lambda f: f["memory_change"],
     "prompts_too_long": {"data.train.max_prompt_tokens": lambda f: max(1, f["context"] - f["limit"])},
     "few_useful_groups": lambda f: _way(f)[1],
-    "nothing_answered": lambda f: {
-        "grpo.max_completion_tokens": longer(f) if _cut(f) else None,
-        **more_sft(f),
-    },
+    "held_out_leaks": cut_off,
+    "nothing_answered": lambda f: cooler_or(
+        f, {"grpo.max_completion_tokens": longer(f) if _cut(f) else None, **more_sft(f)}
+    ),
     "no_signal": lambda f: {"sft.enabled": True, **larger_groups(f)},
     "all_right": lambda f: {
         "data.train.name": HARDER.get(str(f.settings.get("data.train.name"))),
         **larger_groups(f),
         "grpo.temperature": 1.2,
     },
-    "all_wrong": lambda f: {
-        "data.train.name": EASIER.get(str(f.settings.get("data.train.name"))),
-        **more_sft(f),
-        **larger_groups(f),
-    },
-    "identical_completions": lambda f: {
-        "grpo.temperature": 1.0 if f.number("grpo.temperature", 1.0) < 0.95 else 1.3,
-        "grpo.top_k": 0,
-        "grpo.top_p": 1.0,
-    },
-    "truncated": {"grpo.max_completion_tokens": longer},
-    "unparseable": lambda f: {**more_sft(f), "rewards": rewards_with(f, "well_formed", 0.5)},
-    "not_finite": {
-        "model.dtype": lambda f: "bfloat16" if f.settings.get("model.dtype") == "float32" else "float32",
-        "{stage}.learning_rate": tenth,
-        "{stage}.max_grad_norm": 0.5,
-    },
+    "all_wrong": lambda f: cooler_or(
+        f,
+        {
+            "data.train.name": EASIER.get(str(f.settings.get("data.train.name"))),
+            **more_sft(f),
+            **larger_groups(f),
+        },
+    ),
+    "identical_completions": lambda f: {"grpo.temperature": _wider(f), "grpo.top_k": 0, "grpo.top_p": 1.0},
+    "truncated": lambda f: cooler_or(f, {"grpo.max_completion_tokens": longer(f)}),
+    "unparseable": lambda f: cooler_or(
+        f, {**more_sft(f), "rewards": rewards_with(f, "well_formed", 0.5)}
+    ),
+    "not_finite": lambda f: (
+        {"grpo.loss": LOSS}
+        if f.stage == "grpo" and ":" in str(f.settings.get("grpo.loss.name", ""))
+        else {
+            "model.dtype": "bfloat16" if f.settings.get("model.dtype") == "float32" else "float32",
+            f"{f.stage}.learning_rate": tenth(f),
+            f"{f.stage}.max_grad_norm": 0.5,
+        }
+    ),
     "weights_unchanged": {
         "model.dtype": "float32",
         "model.lora": {"rank": 16, "alpha": 32},
@@ -317,7 +359,7 @@ CHANGE: dict[str, Changes | Callable[[Facts], Changes]] = {
     "learning_rate_too_small": {"{stage}.learning_rate": _usual},
     "learning_rate_too_large": {
         "{stage}.learning_rate": tenth,
-        "{stage}.warmup_steps": lambda f: max(10, int(f.number("{stage}.warmup_steps", 0))),
+        "{stage}.warmup_steps": _warmup,
     },
     "entropy_collapse": {
         "grpo.loss.clip_high": lambda f: 0.28 if 0.1 <= f.number("grpo.loss.clip_high", 0.0) < 0.28 else None,

@@ -13,7 +13,7 @@ from transformers import AutoConfig
 
 from algorist.config.schema import Recipe
 from algorist.data.problems import Problems, fitting_problems, tokenizer_texts
-from algorist.diagnosis.facts import ENOUGH, ENOUGH_ENDED
+from algorist.diagnosis.facts import ENOUGH, ENOUGH_ENDED, leaked_text
 from algorist.diagnosis.rule import Facts, Finding, Share, apply
 from algorist.diagnosis.rules import all_rules
 from algorist.diagnosis.settings import Settings
@@ -48,6 +48,8 @@ class Preflight:
     batch: dict[str, Any] = field(default_factory=dict)
     prompts: dict[str, Any] = field(default_factory=dict)
     golds: dict[str, Any] = field(default_factory=dict)
+    leaked: str | None = None
+    """How many held-out problems are also trained on; None where there is none."""
     sampling: dict[str, Any] = field(default_factory=dict)
     sft: dict[str, Any] | None = None
     grpo: dict[str, Any] | None = None
@@ -113,6 +115,7 @@ def preflight(
         result.batch.pop("sft", None)
     result.prompts = prompt_lengths(recipe, data.train, policy, form)
     result.golds = gold_coverage(data.train)
+    result.leaked = leaked_text([*data.train, *data.sft], data.held_out)
     result.tokenization = tokenization_facts(
         policy, form, data.train, data.sft if sft and recipe.sft.source == "prompt_response" else ()
     )
@@ -374,6 +377,7 @@ def _facts(recipe: Recipe, look: Preflight) -> dict[str, Any]:
     prompts, golds, sampled = look.prompts, look.golds, look.sampling
     facts = {**look.tokenization, "do_not_fit": prompts.get("do_not_fit"), "context": prompts.get("context")}
     facts |= {"looked_at": prompts.get("looked_at"), "golds_unread": 1 - golds.get("readable_share", 1.0)}
+    facts["leaked"] = look.leaked
     facts["gold_example"] = next(iter(golds.get("unreadable", ())), "")
     if sampled:
         facts |= _sampled_facts(recipe, sampled)

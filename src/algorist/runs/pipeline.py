@@ -23,7 +23,6 @@ import torch
 
 from algorist.config.resume import changed_since, open_folder, with_copies
 from algorist.config.schema import Recipe
-from algorist.data import overlap
 from algorist.data.problems import (
     Problems,
     fitting_problems,
@@ -31,6 +30,7 @@ from algorist.data.problems import (
     tokenizer_texts,
     unreadable_golds,
 )
+from algorist.diagnosis.facts import leaked_text
 from algorist.evaluation.console import RolloutNotes, lines_of
 from algorist.evaluation.record import mark_of, record_evaluation
 from algorist.evaluation.run import Alone, EvaluationSetting, Peers
@@ -259,12 +259,8 @@ def _prepare(run: Run) -> None:
         run.display.say(f"warning: {line}")
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
-    shared = overlap([*run.train, *run.sft], run.held_out)
-    if shared:
-        run.display.say(
-            f"warning: {len(shared)} of {len(run.held_out)} held-out problems are also in the training data, such as: "
-            f"{shared[0].question[:120]}"
-        )
+    if leaked := leaked_text([*run.train, *run.sft], run.held_out):
+        run.display.say(f"warning: {leaked}")
     demonstrations = f"{len(run.sft)} demonstrations, " if run.plan.trains("sft") else ""
     run.display.say(
         f"{len(run.train)} training problems ({recipe.data.train.name}), {demonstrations}"
