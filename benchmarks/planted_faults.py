@@ -48,7 +48,7 @@ GRPO = (
     "grpo.batch_size=64",
     "grpo.max_completion_tokens=32",
     "grpo.save_steps=4",
-    "sft.max_steps=150",
+    "sft.max_steps=400",
 )
 FROZEN = """
 from algorist.extension import Extension, extension
@@ -66,7 +66,7 @@ class Frozen(Extension):
         return batch
 """
 HEALTHY = ("grpo.learning_rate=3e-4", "grpo.max_steps=12")
-SEEDS = 3
+SEEDS = 5
 """Healthy runs that a repaired one is compared with."""
 REWARDS = """
 def long(completions, **_):
@@ -142,7 +142,7 @@ def newest(*parts: str, **more: Any) -> Fault:
     return fault(*parts, written="newest", **more)
 
 
-FAST = ("grpo.learning_rate=2e-3", "grpo.max_steps=24")
+FAST = ("grpo.learning_rate=6e-4", "grpo.max_steps=40")
 
 
 EARLY = (
@@ -152,7 +152,7 @@ EARLY = (
     fault("another prompt format", "unparseable nothing_answered", "prompt.format=question_only"),
     fault("end token that never comes", "no_stop", model="deaf", beside=("grpo.max_completion_tokens=64",), by_hand=True),
     fault("gold answers all wrong", "all_wrong", data="shifted", by_hand=True),
-    fault("solved data", "all_right", "grpo.temperature=0.2", model="careful"),
+    fault("solved data", "all_right", "grpo.temperature=0.2", model="careful", healthy=("careless", "train")),
     fault("reward for any text", "flat_reward", "rewards=[{{name: '{f}/own.py:any_text'}}]"),
     fault("reward always 0", "no_signal flat_reward", "rewards=[{{name: '{f}/own.py:nothing'}}]"),
     fault("reward always raises", "reward_fails", "rewards=[{{name: '{f}/own.py:raises'}}]"),
@@ -162,7 +162,7 @@ EARLY = (
     fault("bfloat16 swallows updates", "weights_unchanged learning_rate_too_small", "model.dtype=bfloat16", "grpo.learning_rate=1e-8"),
     fault("KL explodes", "kl_blow_up learning_rate_too_large", "grpo.beta=1e-6", "grpo.learning_rate=1e-2"),
     fault("dropout in the adapter", "log_prob_mismatch", "model.lora={{rank: 8, alpha: 256, dropout: 0.5}}",
-          beside=("grpo.learning_rate=2e-3", "model.lora={{rank: 8, alpha: 256}}")),
+          beside=("grpo.learning_rate=5e-4", "model.lora={{rank: 8, alpha: 256}}")),
 )  # fmt: skip
 """Written before the rules were frozen: their runs are those of ``tests/runs/test_diagnosis.py``."""
 LATE = (
@@ -230,6 +230,8 @@ class Bench:
 
     folder: Path
     seconds: float = 0.0
+    plain: list[float] = field(default_factory=list)
+    """Accuracies of healthy runs with nothing else changed."""
 
     def prepare(self) -> None:
         """Write data, rewards and models."""
@@ -307,11 +309,17 @@ class Bench:
 
     def least(self, planted: Fault) -> float:
         """Return the accuracy that a repaired run must reach: two standard deviations below the mean of healthy ones."""
+        if not planted.beside and (planted.healthy or (planted.model, planted.data)) == ("careless", "train"):
+            return below(self.plain)
         model, data = planted.healthy or (planted.model, planted.data)
         key = zlib.crc32(repr((model, data, planted.beside)).encode())
         seeds = range(1, 1 + SEEDS)
         runs = [self.grpo(f"healthy-{key}-{seed}", planted, f"seed={seed}", healthy=True) for seed in seeds]
-        return mean(accuracy for _, accuracy in runs) - 2 * stdev(accuracy for _, accuracy in runs)
+        return below([accuracy for _, accuracy in runs])
+
+
+def below(accuracies: list[float]) -> float:
+    return mean(accuracies) - 2 * stdev(accuracies)
 
 
 @dataclass
@@ -372,6 +380,7 @@ def main() -> None:
         bench.prepare()
         plain = fault("healthy", "")
         healthy = [bench.grpo(f"healthy-{seed}", plain, f"seed={seed}") for seed in range(1, 11)]
+        bench.plain = [accuracy for _, accuracy in healthy]
         print(
             "| fault | written | findings | named first | named | repaired | accuracy after | healthy: at least |"
         )

@@ -217,6 +217,30 @@ def test_identical_completions(runs: Runs) -> None:
     assert names(cold) == ["identical_completions"]
 
 
+def test_held_out_leaks(runs: Runs) -> None:
+    """Named while the run begins and by ``diagnose``; the proposed sections cut a part off that is not trained on."""
+    rows = [{"question": f"{a} + {b} = ?", "answer": str(a + b)} for a in range(1, 7) for b in range(1, 30)]
+    (file := runs.folder / "many.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
+    same, checks = (
+        f"{{name: local, path: {file}}}",
+        ("eval.enabled=true", "eval.samples=0", "grpo.max_steps=4"),
+    )
+    leaking = runs("leaking", f"data.train={same}", f"data.eval={same}", *checks)
+    assert names(leaking) == ["held_out_leaks"]
+    (finding,) = diagnose(leaking)
+    text = "of 174 held-out problems are also in the training data, such as: "
+    assert text in finding.sentence and text in (leaking / "training.log").read_text(encoding="utf-8")
+    assert names(runs("cut-off", *checks, *finding.change)) == []
+
+
+def test_lines_change_what_is_to_blame(runs: Runs, paying: Path) -> None:
+    """What narrows, overheats or overflows is put back, and nothing beside it is touched."""
+    narrow = runs("narrow", "grpo.top_k=1", data=runs.hard)
+    assert diagnose(narrow)[0].change == ("grpo.top_k=0",)
+    assert diagnose(runs("hot", "grpo.temperature=5"))[0].change == ("grpo.temperature=1.0",)
+    assert diagnose(runs("not_finite", f"grpo.loss={paying}:astronomic"))[0].change == ("grpo.loss=dapo",)
+
+
 def test_truncated(runs: Runs) -> None:
     assert names(runs("truncated", "grpo.max_completion_tokens=6")) == ["truncated"]
 
@@ -318,7 +342,7 @@ def test_reward_hacking(runs: Runs, paying: Path) -> None:
 
 def test_log_prob_mismatch(runs: Runs) -> None:
     noisy = runs("mismatch", "model.lora={rank: 8, alpha: 256, dropout: 0.5}", "grpo.learning_rate=2e-3")
-    assert "log_prob_mismatch" in names(noisy)
+    assert names(noisy) == ["log_prob_mismatch"]  # what it breaks follows from it
 
 
 def test_no_signal_after_two_steps(runs: Runs, paying: Path) -> None:

@@ -210,7 +210,9 @@ def leaked_text(training: Sequence[Problem], held_out: Sequence[Problem]) -> str
 
 
 def _leaked(count: int, of: int, example: str) -> str:
-    return f"{count} of {of} held-out problems are also in the training data, such as: {one_line(example, 120)}"
+    return (
+        f"{count} of {of} held-out problems are also in the training data, such as: {one_line(example, 120)}"
+    )
 
 
 # What shows in how the policy moves, of one stage.

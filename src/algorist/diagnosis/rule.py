@@ -312,7 +312,11 @@ def apply(rules: Sequence[Rule], *views: Facts) -> list[Finding]:
             hits[each.name] = hit
     explains = {each.name: each.explains for each in rules}
     roots = hits.keys() - {name for hit in hits for name in explains[hit]}
-    left = hits.keys() - {name for root in roots for name in explains[root]}
+    follow: set[str] = set()
+    news = roots
+    while news := {name for hit in news for name in explains[hit] if name in hits} - follow:
+        follow |= news
+    left = hits.keys() - follow
     findings = (finding for name in left for finding in hits[name])
     return sorted(findings, key=lambda finding: (finding.severity, finding.name, finding.stage))
 

@@ -138,7 +138,9 @@ def longer(f: Facts) -> int | None:
 def cut_off(f: Facts) -> dict[str, Any]:
     """Return the sections that cut a held-out part off the data that training and evaluation share; nothing where they differ."""
     train, held_out = (dict(f.settings.get(f"data.{part}") or {}) for part in ("train", "eval"))
-    if any(train.get(key) != held_out.get(key) for key in ("name", "path", "hub", "subset", "split", "params")):
+    if any(
+        train.get(key) != held_out.get(key) for key in ("name", "path", "hub", "subset", "split", "params")
+    ):
         return {}
     sections = {}
     for key, section, part in (("train", train, "train"), ("eval", held_out, "held_out")):
@@ -154,8 +156,8 @@ def rounded(value: float) -> float:
 
 
 def tenth(f: Facts) -> float:
-    """Return a tenth of the rate, and at most 1e-3."""
-    return rounded(min(f["learning_rate"] / 10, 1e-3))
+    """Return a tenth of the rate, and at most 3e-4: a tiny model from scratch hardly takes more."""
+    return rounded(min(f["learning_rate"] / 10, 3e-4))
 
 
 def _warmup(f: Facts) -> int:
@@ -339,9 +341,7 @@ CHANGE: dict[str, Changes | Callable[[Facts], Changes]] = {
     ),
     "identical_completions": lambda f: {"grpo.temperature": _wider(f), "grpo.top_k": 0, "grpo.top_p": 1.0},
     "truncated": lambda f: cooler_or(f, {"grpo.max_completion_tokens": longer(f)}),
-    "unparseable": lambda f: cooler_or(
-        f, {**more_sft(f), "rewards": rewards_with(f, "well_formed", 0.5)}
-    ),
+    "unparseable": lambda f: cooler_or(f, {**more_sft(f), "rewards": rewards_with(f, "well_formed", 0.5)}),
     "not_finite": lambda f: (
         {"grpo.loss": LOSS}
         if f.stage == "grpo" and ":" in str(f.settings.get("grpo.loss.name", ""))
