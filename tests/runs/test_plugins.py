@@ -293,6 +293,11 @@ def test_a_source_of_models_an_export_and_a_probe_of_a_file(tmp_path: Path, verb
             "sampled() returned dict; expected Mapping of numbers",
         ),
         ("def problems(self, problems, sampler): return []", "'wrong': problems() returned 0 of 4"),
+        (
+            "def state_dict(self): import threading; return {'l': threading.Lock()}",
+            "extension 'wrong': what state_dict() returned cannot be kept in a checkpoint (cannot pickle",
+        ),
+        ("def state_dict(self): return {'r': self.recipe}", "(an object of another kind); expected tensors"),
     ],
 )
 def test_a_hook_that_raises_or_returns_something_else_is_named(
@@ -300,7 +305,29 @@ def test_a_hook_that_raises_or_returns_something_else_is_named(
 ) -> None:
     lines = ["from algorist import Extension, extension", "@extension", "class Wrong(Extension):"]
     (tmp_path / "own.py").write_text("\n".join([*lines, "    name = 'wrong'", f"    {body}"]))
-    code, _, errors = verb("run", "smoke-cpu", "plugins=[own.py]", "sft.enabled=false", "eval.baseline=false")
+    settings = ("plugins=[own.py]", "sft.enabled=false", "eval.enabled=false", "grpo.save_steps=1")
+    code, _, errors = verb("run", "smoke-cpu", *settings)
+    assert (code, message in errors) == (2, True), errors
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("return None", "engine 'own': its function returned NoneType; expected an object with name"),
+        ("return Own(None)", "engine 'own' returned NoneType None; expected 4 groups of 4 completions"),
+        ("return Own([['a'] * 4] * 4)", "engine 'own' returned list [['a', 'a', 'a', 'a']"),
+        ("return Own([])", "engine 'own' returned groups of sizes []; expected 4 groups"),
+    ],
+)
+def test_what_an_own_engine_returns_is_looked_at(tmp_path: Path, verb: Any, body: str, message: str) -> None:
+    (tmp_path / "own.py").write_text(
+        "from algorist.rollouts.engines import engine\n"
+        "class Own:\n    name = 'own'\n    def __init__(self, made): self.made = made\n"
+        "    def generate(self, prompts, group_size, params, turns=None): return self.made\n"
+        f"@engine('own')\ndef make(model, tokenizer, settings):\n    {body}\n"
+    )
+    settings = ("plugins=[own.py]", "sft.enabled=false", "eval.enabled=false", "grpo.engine=own")
+    code, _, errors = verb("run", "smoke-cpu", *settings)
     assert (code, message in errors) == (2, True), errors
 
 

@@ -349,6 +349,10 @@ def test_generator_answers_and_saves(model: Path, tmp_path: Path) -> None:
     text = algorist.generate_math_solution("1 + 1?", generator=generator, max_new_tokens=12, seed=3)
     again = algorist.generate_math_solution("1 + 1?", generator=generator, max_new_tokens=12, seed=3)
     assert text and text == again
+    (tmp_path / "run" / "sft").mkdir(parents=True)
+    (tmp_path / "run" / "sft" / "final").symlink_to(model)
+    of_a_run = algorist.build_text_generator(tmp_path / "run")
+    assert text == algorist.generate_math_solution("1 + 1?", generator=of_a_run, max_new_tokens=12, seed=3)
     file = tmp_path / "math_results.jsonl"
     for number in range(2):
         assert algorist.save_prompt_and_response("1 + 1?", text, file, number=number) == file

@@ -89,14 +89,23 @@ def _sample(
         replies = turns(places, size)
         more = () if replies is None else (replies,)
         made = engine.generate([prompts[place] for place in places], size, sampling, *more)
-        if len(made) != len(places) or any(len(group) != size for group in made):
+        own = f"engine '{getattr(engine, 'name', type(engine).__name__)}' returned"
+        expected = f"expected {len(places)} groups of {size} completions"
+        if not _are_completions(made):
             raise EngineError(
-                f"engine '{getattr(engine, 'name', type(engine).__name__)}' returned groups of sizes "
-                f"{[len(group) for group in made]}; expected {len(places)} groups of {size} completions"
+                f"{own} {type(made).__name__} {str(made)[:80]}; {expected} (algorist.rollouts.base)"
             )
+        if len(made) != len(places) or any(len(group) != size for group in made):
+            raise EngineError(f"{own} groups of sizes {[len(group) for group in made]}; {expected}")
         for place, group in zip(places, made, strict=True):
             result[place] = list(group)
     return result
+
+
+def _are_completions(made: Any) -> bool:
+    """Say whether an engine, which may be a user's, returned lists of completions."""
+    groups = made if isinstance(made, (list, tuple)) else [None]
+    return all(isinstance(g, (list, tuple)) and all(isinstance(c, Completion) for c in g) for g in groups)
 
 
 def _read(

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from algorist.errors import EngineError
 from algorist.registry import Registry
 from algorist.rollouts.base import EngineSettings, RolloutEngine
 
@@ -107,7 +108,12 @@ def make_engine(
         EngineError: The engine cannot run the model.
         MissingExtraError: What it needs is not installed.
     """
-    return ENGINES.get(name).make(model, tokenizer, EngineSettings(token_budget, section, together))
+    made = ENGINES.get(name).make(model, tokenizer, EngineSettings(token_budget, section, together))
+    if not hasattr(made, "generate") or not isinstance(getattr(made, "name", None), str):
+        raise EngineError(
+            f"engine '{name}': its function returned {type(made).__name__}; expected an object with name and generate()"
+        )
+    return made
 
 
 def auto_engine(name: str, model: Any, rows: int) -> tuple[str, str]:

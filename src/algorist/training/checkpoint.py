@@ -8,6 +8,7 @@ Everything is read with ``weights_only``.
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -25,7 +26,14 @@ from transformers.trainer_callback import TrainerCallback
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from algorist.config.resume import hash_of
-from algorist.errors import DAMAGED, AlgoristError, CheckpointError, is_disk_full, is_out_of_memory
+from algorist.errors import (
+    DAMAGED,
+    AlgoristError,
+    CheckpointError,
+    ConfigError,
+    is_disk_full,
+    is_out_of_memory,
+)
 from algorist.store.atomic import sync_folder
 from algorist.store.safe_text import first_line
 from algorist.store.stages import checkpoints, step_of
@@ -217,11 +225,35 @@ class _FirstStep(TrainerCallback):
         self.begun = True
 
 
+def _try_states(state: dict[str, Any]) -> None:
+    """Write and read the state of each extension and reward, before the first checkpoint.
+
+    Raises:
+        ConfigError: One cannot be written, or not be read as data alone.
+    """
+    for kind in ("extensions", "rewards"):
+        for name, value in state.get(kind, {}).items():
+            file = io.BytesIO()
+            try:
+                torch.save(value, file)
+                file.seek(0)
+                torch.load(file, weights_only=True)
+            except Exception as error:
+                reason = (
+                    "an object of another kind" if isinstance(error, UnpicklingError) else first_line(error)
+                )
+                raise ConfigError(
+                    f"{kind[:-1]} '{name}': what state_dict() returned cannot be kept in a checkpoint ({reason}); expected tensors, "
+                    "numbers, texts, and lists and dictionaries of them"
+                ) from None
+
+
 class ExactCheckpoints(ShardedTraining, trl_seam.SavesCheckpoints):
     """Mixin for Hugging Face trainers: atomic checkpoints with all the state that an exact continuation needs."""
 
     state: Any
     model: Any
+    _tried = False
 
     def best_checkpoint(self) -> str:
         """Return the name of the checkpoint that is kept however old it is; set by who knows it."""
@@ -303,8 +335,11 @@ class ExactCheckpoints(ShardedTraining, trl_seam.SavesCheckpoints):
         self.args.output_dir, self.args.save_total_limit = str(staging), None
         try:
             write()
-            rank = self.args.process_index
-            torch.save(self.extra_state(), staging / name / (STATE if rank == 0 else f"{STATE}.{rank}"))
+            rank, state = self.args.process_index, self.extra_state()
+            if not self._tried:
+                _try_states(state)
+                self._tried = True
+            torch.save(state, staging / name / (STATE if rank == 0 else f"{STATE}.{rank}"))
             self.accelerator.wait_for_everyone()
             if main:
                 write_manifest(staging / name, self.state.global_step)

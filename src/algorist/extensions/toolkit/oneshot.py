@@ -28,6 +28,7 @@ from algorist.prompts.base import warn_of_missing_tags
 from algorist.prompts.chat import attach, encode_prompt
 from algorist.rewards import DEFAULT_REWARD_WEIGHTS, DEFAULT_REWARDS, RewardSet, build_rewards
 from algorist.store.run_log import Display, Lines
+from algorist.store.stages import LAST_FIRST
 from algorist.types import Message, Problem
 
 if TYPE_CHECKING:
@@ -260,12 +261,13 @@ def build_text_generator(
     """Return a generator for ``generate_math_solution`` that asks in the prompt format of the training.
 
     Args:
-        model_id: A hub name or a folder that was saved after training.
+        model_id: A hub name, a run, or a folder that was saved after training.
         prompt_format: A prompt format's name; ``reasoning_answer`` when left out.
     """
     from algorist.runs.solve import Solver
 
     folder = Path(model_id).expanduser()
+    folder = next((f for s in LAST_FIRST if (f := folder / s / "final").is_dir()), folder)
     return Solver.load(folder if folder.is_dir() else str(model_id), prompt_format=prompt_format or FORMAT)
 
 
