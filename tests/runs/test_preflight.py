@@ -45,6 +45,11 @@ def test_eight_samples_foretell_larger_groups(a: float, b: float) -> None:
         assert fitted.useful_share(size) == pytest.approx(PassRates(a, b).useful_share(size), abs=0.06)
 
 
+def test_right_groups_teach_where_no_baseline_is_taken_off() -> None:
+    rates = fit_pass_rates([8, 8, 8, 0], 8)
+    assert rates.useful_share(8) < 0.3 < 0.6 < rates.useful_share(8, right_teach=True)
+
+
 def test_nothing_right_is_not_taken_for_impossible() -> None:
     shares = [fit_pass_rates([0] * 24, 8).useful_share(size) for size in (4, 8, 16, 32)]
     assert shares == sorted(shares) and shares[0] > 0 and shares[-1] < 0.2

@@ -12,6 +12,7 @@ from algorist.cli.diagnose_command import view_of
 from algorist.cli.session import import_quietly
 from algorist.cli.terminal import Line, Result, View, console, verb
 from algorist.errors import ConfigError
+from algorist.store.run_log import clock
 from algorist.store.safe_text import one_line
 
 if TYPE_CHECKING:
@@ -32,13 +33,13 @@ class Preflighted(Result):
     sampling: Annotated[dict[str, Any], "pass rate, useful groups, lengths, tags, rewards, completions"]
     sft: Annotated[dict[str, Any] | None, "trial steps: seconds, memory"]
     grpo: Annotated[dict[str, Any] | None, "trial steps: seconds, memory"]
+    evaluations: Annotated[dict[str, Any] | None, "how many, problems, completions of each, seconds in all"]
     memory_limit: Annotated[int, "bytes of the device"]
     planned: Annotated[dict[str, Any], "stage → what to change where it cannot fit; it is not tried"]
     tokenization: Annotated[dict[str, Any], "what the tokenizer does to prompt and tags"]
     extensions: Annotated[dict[str, Any], "name → rows of the table, advice, numbers"]
     advice: Annotated[list[dict[str, Any]], "findings, as those of `algorist diagnose --json`"]
     result: Any
-    recipe: Any
 
     def view(self, width: int) -> View:
         from rich.table import Table
@@ -52,7 +53,7 @@ class Preflighted(Result):
             **_sampled(self.result),
             **of_extensions,
             **_costs(self.result),
-            **_evaluations(self.recipe),
+            **_evaluations(self.evaluations),
         }.items():
             rows.add_row(*row)
         yield rows
@@ -107,7 +108,7 @@ def preflight(
         minutes=minutes,
         say=lambda text: screen.print(f"{text} …", style="dim"),
     )
-    return Preflighted(**result.as_dict(), result=result, recipe=loaded)
+    return Preflighted(**result.as_dict(), result=result)
 
 
 def _what(name: str, overrides: list[str] | None, model: str | None) -> tuple[Recipe, Path | str | None]:
@@ -131,11 +132,14 @@ def _what(name: str, overrides: list[str] | None, model: str | None) -> tuple[Re
     return read_recipe(str(run / "config.yaml"), overrides), start
 
 
-def _evaluations(recipe: Recipe) -> dict[str, str]:
-    section = recipe.eval
-    times = sum((section.baseline, recipe.sft.enabled, recipe.grpo.enabled)) if section.enabled else 0
-    each = f"{1 + section.samples} completion{'s' * (section.samples > 0)} for each held-out problem"
-    return {"evaluations": f"{times} of them, {each}; their time comes on top"} if times else {}
+def _evaluations(planned: dict[str, Any] | None) -> dict[str, str]:
+    if not planned or not planned["evaluations"]:
+        return {}
+    each = planned["completions"]
+    return {
+        "evaluations": f"{planned['evaluations']} of {planned['problems']} problems, {each} completion{'s' * (each > 1)} each, about "
+        f"{clock(planned['seconds'])} in all"
+    }
 
 
 def _counts(seen: Preflight) -> dict[str, str]:

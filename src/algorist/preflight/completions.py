@@ -65,7 +65,10 @@ def sample(
         "pass_rate": sum(right) / len(flat),
         "all_right": sum(k == samples for k in right) / len(right),
         "all_wrong": sum(k == 0 for k in right) / len(right),
-        "useful_share": {str(g): round(rates.useful_share(g), 3) for g in GROUP_SIZES},
+        "useful_share": {
+            str(g): round(rates.useful_share(g, right_teach=section.advantage in WITHOUT_BASELINE), 3)
+            for g in sorted({section.group_size, *GROUP_SIZES})
+        },
         "truncated": sum(r.truncated for r in flat) / len(flat),
         "reasons": dict(reasons.most_common()),
         "tokens_mean": sum(tokens) / len(tokens),
@@ -159,6 +162,8 @@ class Look:
 # ---- from a few samples per problem to the share of useful groups for any group size
 
 GROUP_SIZES = (4, 8, 16, 32)
+WITHOUT_BASELINE = ("reinforce", "reinforce_plus_plus")
+"""Advantages under which a group of equal rewards teaches too, but one in which all are wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,11 +173,11 @@ class PassRates:
     a: float
     b: float
 
-    def useful_share(self, group_size: int) -> float:
-        """Return the expected share of groups of this size with right and wrong completions."""
+    def useful_share(self, group_size: int, *, right_teach: bool = False) -> float:
+        """Return the expected share of groups of this size with right and wrong completions; with ``right_teach`` also all right."""
         all_right = math.exp(_log_beta(self.a + group_size, self.b) - _log_beta(self.a, self.b))
         all_wrong = math.exp(_log_beta(self.a, self.b + group_size) - _log_beta(self.a, self.b))
-        return max(0.0, 1.0 - all_right - all_wrong)
+        return max(0.0, 1.0 - all_right * (not right_teach) - all_wrong)
 
 
 def fit_pass_rates(right: Sequence[int], samples: int) -> PassRates:

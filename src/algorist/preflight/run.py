@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from transformers import AutoConfig
@@ -22,7 +23,7 @@ from algorist.grading import why_unreadable
 from algorist.models.load import Policy, load_policy, make_policy
 from algorist.models.loaders import loadable_name, own_loader
 from algorist.models.precision import compute_dtype, pick_precision, weight_dtype
-from algorist.preflight.completions import Look, sample
+from algorist.preflight.completions import GROUP_SIZES, Look, sample
 from algorist.preflight.memory import memory_limit
 from algorist.preflight.memory_advice import ROOM, measured_steps, memory_steps, plan_from_config
 from algorist.preflight.tokenization import out_of_vocabulary, tokenization_facts
@@ -39,6 +40,8 @@ log = logging.getLogger("algorist.preflight.run")
 PROBE = 2
 """Problems that are sampled first, to see how many fit into the time."""
 SHOWN_LENGTHS = (50, 90, 99, 100)
+DEMONSTRATIONS = 100
+"""Demonstrations whose length is looked at."""
 
 
 @dataclass
@@ -53,6 +56,7 @@ class Preflight:
     sampling: dict[str, Any] = field(default_factory=dict)
     sft: dict[str, Any] | None = None
     grpo: dict[str, Any] | None = None
+    evaluations: dict[str, Any] | None = None
     memory_limit: int = 0
     """Bytes of the device."""
     model: str | None = None
@@ -151,9 +155,45 @@ def preflight(
             lengths, more_s = _planned(recipe, result)
             result.grpo = try_grpo(recipe, policy, data.train, form, device, lengths=lengths, until=ends)
             _add(result.grpo, lengths, result.sampling["tokens"], more_s)
+    if recipe.eval.enabled:
+        result.evaluations = _evaluations(recipe, data, policy, form, result)
     _plan_smaller(recipe, policy, result)
     result.advice = advise(recipe, result)
     return result
+
+
+def _evaluations(
+    recipe: Recipe, data: Problems, policy: Policy, form: PromptFormat, result: Preflight
+) -> dict[str, Any]:
+    """Return how many evaluations there will be and about how long they take: tokens by the speed of sampling.
+
+    Before SFT completions are as long as those sampled, after it as the demonstrations.
+    """
+    section, sampled = recipe.eval, result.sampling
+    limit = section.max_completion_tokens or recipe.grpo.max_completion_tokens
+    if not sampled:
+        grpo = recipe.grpo.model_copy(update={"max_completion_tokens": limit})
+        of_two = recipe.model_copy(update={"grpo": grpo})
+        sampled, _ = sample(of_two, data.held_out[:PROBE], policy, form, GROUP_SIZES[0])
+    now = later = min(limit, sampled["tokens_mean"])
+    if "sft" in result.batch:
+        from algorist.training.sft import demonstrations
+
+        demos = demonstrations(data.sft[:DEMONSTRATIONS], form, policy.tokenizer, recipe.sft.source)
+        later = min(limit, mean(len(policy.tokenizer(demo.completion)["input_ids"]) for demo in demos))
+    between = {
+        stage: (result.batch[stage]["steps"] - 1) // every
+        for stage in result.batch
+        if (every := getattr(recipe, stage).eval_every)
+    }
+    after = len(result.batch) + sum(between.values())
+    tokens = (now * section.baseline + later * after) * len(data.held_out) * (1 + section.samples)
+    return {
+        "evaluations": section.baseline + after,
+        "problems": len(data.held_out),
+        "completions": 1 + section.samples,
+        "seconds": tokens / sampled["tokens_per_second"],
+    }
 
 
 def _sampled(
