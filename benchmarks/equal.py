@@ -1,14 +1,17 @@
 """A GRPO step against stock TRL's on equal work: the same rendered prompts in the same order, completions of exactly the same length.
 
     python benchmarks/equal.py                                     # SmolLM2-135M where it is installed, one row of the table
-    python benchmarks/equal.py --grid                              # the whole table: hours
-    python benchmarks/equal.py --model small --prompt-tokens 60 --tokens 48 --rows 16 --group 8 --dtype float32 bfloat16
+    python benchmarks/equal.py --grid --out DIR                    # the whole table: hours; the same command continues
+    python benchmarks/equal.py --prompt-tokens 250 --group 16 --dtype bfloat16 --repeats 3 --out DIR
+    python benchmarks/equal.py --save --out DIR                    # the cells of DIR become benchmarks/baselines/equal.json
 
 Nothing hangs on the draw: end tokens are switched off on both sides, so each completion has ``--tokens`` tokens. Both train for real
 (sampling, rewards, logging, AdamW) from the same weights, each in a process of its own, in turns; TRL without gradient checkpointing,
 which is its faster setting. algorist also grades every completion. ``--half`` leaves half of the groups without a signal.
-Beside each figure stands what this processor allows at most: the products at the rate of its best library, and for sampling the weights
-read once a token at its measured bandwidth, one after the other without overlap.
+Parts of a step: sampling; grading, which is all between sampling and update; update, which is forward and backward; rest (clipping,
+AdamW, logging). Peak memory is that of the process (of the GPU's tensors on a GPU).
+Beside each figure stands what this processor allows at most: the products at the rate of its best library, each prompt once for its
+group, and for sampling the weights read once a token at its measured bandwidth, one after the other without overlap.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import argparse
 import copy
 import itertools
 import json
+import statistics
 import tempfile
 import threading
 import time
@@ -35,6 +39,7 @@ from algorist.config.schema import GRPOSection
 from algorist.config.section import ModelSection
 from algorist.models.load import make_policy
 from algorist.models.precision import set_compute
+from algorist.models.products import onednn_works
 from algorist.prompts import get_format
 from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
@@ -51,6 +56,8 @@ GRID: dict[str, list[Any]] = {
     "half": [False, True],
 }
 Case = dict[str, Any]
+USUAL: Case = {"model": "smollm2", "threads": 1, "device": "cpu", "engine": "native"}
+USUAL |= {name: values[0] for name, values in GRID.items()}
 
 
 def load(name: str) -> tuple[Any, Any]:
@@ -93,7 +100,7 @@ class StepByStep(TrainerCallback):
         self.trainer, self.case = trainer, case
         self.go, self.done = threading.Semaphore(0), threading.Semaphore(0)
         self.parts: dict[str, float] = {}
-        self.sampling = 0.0
+        self.spent: dict[str, float] = {}
         self.error: BaseException | None = None
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(self)
@@ -109,34 +116,40 @@ class StepByStep(TrainerCallback):
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         self.go.acquire()
-        self.sampling, self.began = 0.0, time.perf_counter()
+        self.spent, self.began = dict.fromkeys(("sampling", "rollout", "work"), 0.0), time.perf_counter()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        self.parts = {"step": time.perf_counter() - self.began, "sampling": self.sampling}
+        self.parts = {"step": time.perf_counter() - self.began}
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         lengths = {logs["completions/min_length"], logs["completions/max_length"]}
         if lengths != {self.case["tokens"]}:
             self.error = AssertionError(f"completions of {lengths} tokens, not {self.case['tokens']}")
+        parts, spent = self.parts, self.spent
         if "time/rollout_s" in logs:
-            self.parts |= {
-                "sampling": logs["time/rollout_s"],
-                "update": logs["time/update_s"],
-                "grading": logs["time/reward_s"],
-            }
+            names = {"sampling": "time/rollout_s", "grading": "time/reward_s", "update": "time/update_s"}
+            parts |= {part: logs[name] for part, name in names.items()}
+        else:
+            parts["sampling"], parts["grading"] = spent["sampling"], spent["rollout"] - spent["sampling"]
+            parts["update"] = spent["work"] - spent["rollout"]
+        parts["rest"] = parts["step"] - parts["sampling"] - parts["grading"] - parts["update"]
+        parts["peak_mib"] = measure.peak_memory_mib()
+        if torch.cuda.is_available():
+            parts["peak_mib"] = torch.cuda.max_memory_allocated() / 2**20
         self.done.release()
 
-    def timed(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the method with its seconds added to those of sampling."""
+    def time(self, part: str, owner: Any, name: str) -> None:
+        """Add the seconds of a method's calls to a part."""
+        method = getattr(owner, name)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             began = time.perf_counter()
             try:
                 return method(*args, **kwargs)
             finally:
-                self.sampling += time.perf_counter() - began
+                self.spent[part] += time.perf_counter() - began
 
-        return call
+        setattr(owner, name, call)
 
     def __call__(self) -> float:
         self.go.release()
@@ -163,7 +176,9 @@ def build_trl(case: Case) -> Callable[[], float]:
         logging_steps=1,
         bf16=case["dtype"] == "bfloat16",
         gradient_checkpointing=False,
-        use_cpu=True,
+        use_cpu=case["device"] == "cpu",
+        use_vllm=case["engine"] == "vllm",
+        vllm_mode="colocate",
         report_to=[],
         save_strategy="no",
         disable_tqdm=True,
@@ -175,13 +190,19 @@ def build_trl(case: Case) -> Callable[[], float]:
         model, [reward_of(case)], config, Dataset.from_list(rows), processing_class=tokenizer
     )
     steps = StepByStep(trainer, case)
-    trainer.model.generate = steps.timed(trainer.model.generate)
+    if case["engine"] == "vllm":
+        steps.time("sampling", trainer.vllm_generation, "generate")
+    else:
+        steps.time("sampling", trainer.model, "generate")
+    steps.time("rollout", trainer, "_generate_and_score_completions")
+    steps.time("work", trainer, "training_step")
     return steps
 
 
 def build_algorist(case: Case) -> Callable[[], float]:
     """Return algorist's trainer; every call is one step."""
     model, tokenizer = load(case["model"])
+    model.to(case["device"])
     torch.set_num_threads(case["threads"])
     if case["dtype"] == "bfloat16":
         set_compute(model, torch.bfloat16)
@@ -207,45 +228,61 @@ def build_algorist(case: Case) -> Callable[[], float]:
         prompt_format=form,
         section=section,
         rewards=build_rewards([reward_of(case)], form),
-        engine=make_engine("native", model, tokenizer),
+        engine=make_engine(case["engine"], model, tokenizer),
         output_dir=folder,
         seed=SEED,
-        device=torch.device("cpu"),
+        device=torch.device(case["device"]),
     )
     trainer.args.save_strategy = "no"
     return StepByStep(trainer, case)
 
 
-def limits(case: Case, weights: int) -> dict[str, float]:
-    """Return the most tokens per second that this processor allows, by products and bandwidth measured here.
+def limits(case: Case) -> dict[str, float]:
+    """Return the most tokens per second that this machine allows, by products and bandwidth measured here.
 
-    A product of two weights' matrices counts 2 operations for each weight and token; the backward pass twice as many again.
+    A product with the weights counts 2 operations for each weight and token; the backward pass twice as many again. The head is
+    computed where a token is predicted, a prompt once for its group, and a group without a signal is not learned from.
     """
+    model, _ = load(case["model"])
+    head = model.get_output_embeddings().weight.numel()
+    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    blocks = sum(p.numel() for p in model.parameters()) - head * (1 if tied else 2)
+    del model
     dtype = getattr(torch, case["dtype"])
-    a, b = torch.randn(1024, 1024).to(dtype), torch.randn(1024, 1024).to(dtype)
-    big = torch.randn(64_000_000)
-    rate = max(_rate(lambda: a @ b) for _ in range(3)) * 2 * 1024**3
-    bandwidth = max(_rate(lambda: big.sum()) for _ in range(3)) * big.numel() * 4
-    rows, tokens = case["rows"], case["tokens"]
-    read = tokens * weights * dtype.itemsize / bandwidth
-    products = rows * tokens * 2 * weights / rate
-    learned = (rows * tokens + rows // case["group"] * case["prompt_tokens"]) * 6 * weights / rate
-    done = float(rows * tokens)
+    on = {"device": case["device"]}
+    a, b, big = (
+        torch.randn(1024, 1024, **on).to(dtype),
+        torch.randn(1024, 1024, **on).to(dtype),
+        torch.randn(64_000_000, **on),
+    )
+    ways: list[Callable[[], Any]] = [lambda: a @ b]
+    if case["device"] == "cpu" and onednn_works(dtype):
+        ways.append(lambda: torch.ops.mkldnn._linear_pointwise.default(a, b, None, "none", [], ""))
+    rate = max(_rate(way) for way in ways for _ in range(3)) * 2 * 1024**3
+    bandwidth = max(_rate(big.sum) for _ in range(3)) * big.nbytes
+    done, prompts = case["rows"] * case["tokens"], case["rows"] // case["group"] * case["prompt_tokens"]
+    useful = 0.5 if case["half"] else 1.0
+    products = 2 * (done * (blocks + head) + prompts * blocks)
     return {
         "products_per_s": rate,
         "bytes_per_s": bandwidth,
-        "sampling_tokens_per_s": done / (read + products),
-        "update_tokens_per_s": done / learned,
+        "sampling_s": case["tokens"] * (blocks + head) * dtype.itemsize / bandwidth + products / rate,
+        "update_s": useful * 3 * products / rate,
     }
 
 
 def _rate(action: Callable[[], Any], seconds: float = 0.3) -> float:
+    """Return calls per second of the processor's (or, on a GPU, of the clock's) time; the best of short series."""
+    clock = time.perf_counter if torch.cuda.is_available() else time.process_time
     action()
-    count, began = 0, time.perf_counter()
+    best, began = 0.0, time.perf_counter()
     while time.perf_counter() - began < seconds:
-        action()
-        count += 1
-    return count / (time.perf_counter() - began)
+        start = clock()
+        for _ in range(8):
+            result = action()
+        result.flatten()[0].item()
+        best = max(best, 8 / (clock() - start))
+    return best
 
 
 def time_case(case: Case, repeats: int) -> dict[str, Any]:
@@ -260,18 +297,66 @@ def time_case(case: Case, repeats: int) -> dict[str, Any]:
         for side in sides.values():
             side.close()
     torch.set_num_threads(case["threads"])
-    model, _ = load(case["model"])
-    weights = sum(p.numel() for p in model.parameters())
+    parts = {name: side.parts[-repeats:] for name, side in sides.items()}
+    middle = {
+        who: {part: statistics.median(row[part] for row in rows) for part in rows[0]}
+        for who, rows in parts.items()
+    }
+    most = limits(case)
     return {
         **case,
         "speed_up": measure.ratio_with_interval(result["trl"]["seconds"], result["algorist"]["seconds"]),
         "speed_up_cpu": measure.ratio_with_interval(
             result["trl"]["cpu_seconds"], result["algorist"]["cpu_seconds"]
         ),
-        "limits": limits(case, weights),
-        "parts": {name: side.parts[-repeats:] for name, side in sides.items()},
+        "memory": middle["algorist"]["peak_mib"] / middle["trl"]["peak_mib"],
+        "share_of_limit": {
+            part: most[f"{part}_s"] / middle["algorist"][part] for part in ("sampling", "update")
+        },
+        "limits": most,
+        "medians": middle,
+        "parts": parts,
+        "first": {name: side.parts[0] for name, side in sides.items()},
         "variants": result,
     }
+
+
+def name_of(case: Case) -> str:
+    """Return the name of a cell's file."""
+    words = [
+        Path(case["model"]).name,
+        f"{case['prompt_tokens']}x{case['tokens']}x{case['rows']}",
+        f"g{case['group']}",
+    ]
+    words += [case["dtype"], *(["half"] if case["half"] else [])]
+    words += [str(case[key]) for key in ("threads", "device", "engine") if case[key] != USUAL[key]]
+    return "-".join(words)
+
+
+def cells(grid: dict[str, list[Any]], **rest: Any) -> list[Case]:
+    """Return the combinations that can be: whole groups, and two of them where half carry no signal."""
+    every = [
+        {**USUAL, **rest, **dict(zip(grid, values, strict=True))}
+        for values in itertools.product(*grid.values())
+    ]
+    return [case for case in every if case["rows"] >= case["group"] * (2 if case["half"] else 1)]
+
+
+def line(found: Case) -> str:
+    """Return what a cell says, in a line for each side."""
+    ratio, cpu = found["speed_up"], found["speed_up_cpu"]
+    lines = [
+        f"{name_of(found)}: {ratio['ratio']:.2f}x [{ratio['low']:.2f}, {ratio['high']:.2f}] by seconds, "
+        f"{cpu['ratio']:.2f}x [{cpu['low']:.2f}, {cpu['high']:.2f}] by processor seconds, n = {ratio['n']}, "
+        f"{found['memory']:.2f} of the memory, "
+        + ", ".join(f"{part} at {share:.2f} of the limit" for part, share in found["share_of_limit"].items())
+    ]
+    for who, parts in found["medians"].items():
+        shown = ", ".join(f"{part} {value:.2f}" for part, value in parts.items() if part != "peak_mib")
+        lines.append(
+            f"  {who:9}{shown} s, {parts['peak_mib']:.0f} MiB, first step {found['first'][who]['step']:.2f} s"
+        )
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -291,26 +376,37 @@ def main() -> None:
     parser.add_argument("--half", action="store_true", help="half of the groups carry no signal")
     parser.add_argument("--grid", action="store_true", help="every combination of the table")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--save", action="store_true", help="write benchmarks/baselines/equal.json")
+    parser.add_argument(
+        "--out", type=Path, help="folder that keeps each cell; cells that are there are not measured again"
+    )
+    parser.add_argument(
+        "--save", action="store_true", help="write the cells of --out to benchmarks/baselines/equal.json"
+    )
     options = parser.parse_args()
+    if options.save:
+        if options.out is None:
+            parser.error("--save takes the cells of --out FOLDER")
+        found = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(options.out.glob("*.json"))]
+        print(measure.save_json("equal", {"results": found}))
+        return
     chosen = {name: getattr(options, name) for name in GRID if name != "half"} | {"half": [options.half]}
-    grid = GRID if options.grid else chosen
-    results = []
-    for values in itertools.product(*grid.values()):
-        case = {"model": options.model, "threads": options.threads, **dict(zip(grid, values, strict=True))}
-        if case["rows"] < case["group"]:
+    rest = {"model": options.model, "threads": options.threads, "device": options.device}
+    for case in cells(GRID if options.grid else chosen, **rest):
+        file = options.out and options.out / f"{name_of(case)}.json"
+        if file and file.is_file():
+            print(line(json.loads(file.read_text(encoding="utf-8"))), flush=True)
             continue
         result = time_case(case, options.repeats)
-        results.append(result)
-        shown = {name: case[name] for name in grid}
-        print(
-            f"{shown}: {result['speed_up']} by seconds, {result['speed_up_cpu']} by processor seconds",
-            flush=True,
-        )
-        print(json.dumps({"limits": result["limits"], "parts": result["parts"]}), flush=True)
-    if options.save:
-        print(measure.save_json("equal", {"results": results}))
+        print(line(result), flush=True)
+        if file:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            partial = file.with_suffix(".partial")
+            partial.write_text(
+                json.dumps({"environment": measure.environment(), **result}, indent=1), encoding="utf-8"
+            )
+            partial.replace(file)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -214,14 +213,23 @@ def speed(bench: Bench) -> dict[str, Any]:
 def step(bench: Bench) -> dict[str, Any]:
     """A whole GRPO step against stock TRL in turns, with ``generate`` and, where it is installed, with vLLM on both sides; peak memory."""
     need_trl()
-    from step import WORK, Work, time_steps
+    from equal import USUAL, time_case
 
-    device, found = bench.device.type, {}
+    found: dict[str, Any] = {}
     engines = ["native", "vllm"] if find_spec("vllm") else ["native"]
     for size in ("tiny",) if bench.smoke else ("0.5B", "1.5B"):
-        work = Work("tiny", 1, 8, device) if bench.smoke else replace(WORK[size], device=device, bf16=True)
+        case = USUAL | {
+            "model": size,
+            "device": bench.device.type,
+            "rows": 64,
+            "group": 16,
+            "tokens": 512,
+            "dtype": "bfloat16",
+        }
+        if bench.smoke:
+            case |= {"rows": 4, "group": 4, "tokens": 8, "prompt_tokens": 12, "dtype": "float32"}
         for engine in engines:
-            timed = time_steps(work, engine, 2 if bench.smoke else 3, 1)
+            timed = time_case(case | {"engine": engine}, 2 if bench.smoke else 3)
             found[f"{size} {engine}"] = timed
             print("  ", size, engine, json.dumps(timed["speed_up"]), flush=True)
             bench.free()

@@ -1,7 +1,7 @@
 """A whole GRPO step of another commit against this one, in turns, by processor time: ``python benchmarks/old_new.py 42b2b16 --size small``.
 
-Both sides sample with the same seeds and end tokens off, so every completion has ``--tokens`` tokens and the work is equal. Each
-tree runs in a process of its own, one thread; the other commit is a git worktree in a temporary folder.
+Both sides do the step of ``equal.py``, so the work is equal. Each tree runs in a process of its own, one thread; the other commit
+is a git worktree in a temporary folder, and must have the functions that ``equal.py`` calls. Rollouts are by the clock.
 """
 
 from __future__ import annotations
@@ -18,45 +18,25 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKER = """
-import dataclasses, json, sys, tempfile, time
-import torch
-torch.set_num_threads(1)
-import step
-size, tokens = sys.argv[1], int(sys.argv[2])
-step.LONGEST[size] = tokens
-if hasattr(step, "WORK"):
-    step.WORK[size] = step.Work(size, step.WORK[size].prompts, tokens)
-try:
-    from algorist.rollouts.native.engine import NativeEngine
-except ImportError:  # before rollouts/native was a folder
-    from algorist.rollouts.native import NativeEngine
-generate, seconds = NativeEngine.generate, []
-def endless(self, prompts, group_size, params, *rest):
-    self.setting.eos_token_ids = ()
+import json, sys, time
+import equal
+case = equal.USUAL | {"model": sys.argv[1], "tokens": int(sys.argv[2])}
+take = equal.build_algorist(case)
+take()
+print("ready", flush=True)
+for line in sys.stdin:
     began = time.process_time()
-    groups = generate(self, prompts, group_size, dataclasses.replace(params, stop_token_ids=()), *rest)
-    seconds.append(time.process_time() - began)
-    return groups
-NativeEngine.generate = endless
-with tempfile.TemporaryDirectory() as folder:
-    take = step.Stepper("native", size, folder, 2)
-    take()
-    print("ready", flush=True)
-    for line in sys.stdin:
-        torch.manual_seed(int(line))
-        seconds.clear()
-        began = time.process_time()
-        count = take()
-        print(json.dumps([count, time.process_time() - began, sum(seconds)]), flush=True)
+    count = take()
+    print(json.dumps([count, time.process_time() - began, take.parts["sampling"]]), flush=True)
 """
 
 
 def start(tree: Path, size: str, tokens: int) -> subprocess.Popen[str]:
     """Start the worker of one tree."""
-    environment = {**os.environ, "PYTHONPATH": f"{tree}/src:{tree}/benchmarks", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": f"{tree}/src:{ROOT}/benchmarks", "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [sys.executable, "-c", WORKER, size, str(tokens)],
-        cwd=tree / "benchmarks",
+        cwd=ROOT / "benchmarks",
         env=environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -96,7 +76,7 @@ def main() -> None:
     """Print old / new per turn, and the medians."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("commit")
-    parser.add_argument("--size", default="small", choices=("tiny", "small"))
+    parser.add_argument("--size", default="small", help="smollm2, or a size of models.py")
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--turns", type=int, default=21)
     arguments = parser.parse_args()

@@ -41,6 +41,6 @@ def keep_freed_memory() -> bool:
     # One arena: what a thread's own arena holds beyond 64 MiB is mapped whatever the threshold.
     return bool(
         mallopt(_MMAP_THRESHOLD, LARGEST_KEPT)
-        and mallopt(_TRIM_THRESHOLD, _INT_MAX)
+        and mallopt(_TRIM_THRESHOLD, -1)
         and mallopt(_ARENA_MAX, 1)
     )
