@@ -7,9 +7,8 @@
     python benchmarks/rollout.py --model FOLDER --shots 8  # one completion each of 24 problems behind 8 worked examples
     python benchmarks/rollout.py --profile       # where the time of one native rollout goes
 
-Each side of a case runs in a process of its own, ours set up as algorist's are. Only useful tokens count: those up to and
-including the end token. Weights are random; the end token's logit is set so that a completion ends with a chance of 1/70
-per token, as in the feasibility study.
+Each side of a case runs in a process of its own, ours set up as algorist's are. No model has an end token, so every completion is
+of full length and both sides do the same work. Weights are random.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from algorist.rollouts.base import SamplingParams
 from algorist.rollouts.native import decoder_tier
 from algorist.rollouts.native.engine import NativeEngine
 
-EOS, PAD, NO_END = 1, 0, -1
+PAD = 0
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "mixed": torch.float32}
 """``mixed``: bfloat16 products over float32 weights, which is how a policy is trained; ``generate`` then runs under autocast."""
 
@@ -57,7 +56,6 @@ class Case:
     longest: int = 128
     floor: float = 0.0
     aim: float = 0.0
-    eos: int = EOS
 
 
 TINY = Case("tiny_128_rows", 256, 192, 512, 4, 6, 2, False, 8, 16, 192, floor=4.5, aim=8.0)
@@ -70,7 +68,7 @@ CASES = {
 }
 
 
-def make_config(case: Case, *, eos_token_id: int | None = EOS) -> Qwen2Config:
+def make_config(case: Case) -> Qwen2Config:
     """Return the config of a case's model."""
     return Qwen2Config(
         vocab_size=case.vocab,
@@ -81,28 +79,16 @@ def make_config(case: Case, *, eos_token_id: int | None = EOS) -> Qwen2Config:
         num_key_value_heads=case.kv_heads,
         max_position_embeddings=8192,
         tie_word_embeddings=case.tied,
-        eos_token_id=eos_token_id,
+        eos_token_id=None,
         pad_token_id=PAD,
         bos_token_id=None,
     )
 
 
-def make_model(case: Case, dtype: torch.dtype, mean_length: int = 70) -> Qwen2ForCausalLM:
-    """Return a random model whose completions end with a chance of about 1/mean_length per token."""
+def make_model(case: Case, dtype: torch.dtype) -> Qwen2ForCausalLM:
+    """Return a random model without an end token."""
     torch.manual_seed(0)
-    model = Qwen2ForCausalLM(make_config(case)).eval()
-    head = torch.nn.Linear(case.hidden, case.vocab, bias=True)
-    head.weight = model.lm_head.weight
-    torch.nn.init.zeros_(head.bias)
-    model.lm_head = head
-    with torch.no_grad():
-        logits = model(torch.randint(2, case.vocab, (1, 64))).logits[0].float()
-        logits[:, EOS] = float("-inf")
-        # The logit of the end token is noisy (its weights are random): they are set to 0 where they are its own.
-        if not case.tied:
-            head.weight[EOS] = 0.0
-        head.bias[EOS] = logits.logsumexp(-1).mean() - torch.tensor(float(mean_length - 1)).log()
-    return model.to(dtype)
+    return Qwen2ForCausalLM(make_config(case)).eval().to(dtype)
 
 
 def make_prompts(case: Case) -> list[list[int]]:
@@ -112,23 +98,22 @@ def make_prompts(case: Case) -> list[list[int]]:
     return [torch.randint(2, case.vocab, (n,), generator=generator).tolist() for n in lengths]
 
 
-def prepared(case: Case, dtype: str, name: str | None) -> tuple[Any, list[list[int]], Case]:
-    """Return the model (a real one by name, else random weights), its prompts, and the case with its end token (none for a real model)."""
+def prepared(case: Case, dtype: str, name: str | None) -> tuple[Any, list[list[int]]]:
+    """Return the model (a real one by name, else random weights), and its prompts; it has no end token."""
     if name is None:
         model, prompts = make_model(case, DTYPES[dtype]), make_prompts(case)
     else:
         model, tokenizer = load_model(name)
         model = model.to(DTYPES[dtype]).eval()
         prompts = [tokenizer(text)["input_ids"] for text in word_problems(case.prompts)]
-        # every completion is of full length, so both sides do the same work
-        model.generation_config.eos_token_id, case = None, replace(case, eos=NO_END)
+        model.config.eos_token_id = model.generation_config.eos_token_id = None
     if dtype == "mixed":
         set_compute(model, torch.bfloat16)
-    return model, prompts, case
+    return model, prompts
 
 
 def with_generate(model: Any, prompts: list[list[int]], case: Case) -> Callable[[], float]:
-    """Return a function that samples all rows with ``model.generate`` and counts the useful tokens."""
+    """Return a function that samples all rows with ``model.generate`` and counts the tokens."""
     longest = max(map(len, prompts))
     ids = torch.full((len(prompts), longest), PAD)
     mask = torch.zeros_like(ids)
@@ -149,10 +134,9 @@ def with_generate(model: Any, prompts: list[list[int]], case: Case) -> Callable[
                 top_p=1.0,
                 max_new_tokens=case.max_new,
                 pad_token_id=PAD,
-                eos_token_id=None if case.eos == NO_END else case.eos,
+                eos_token_id=None,
             )[:, longest:]
-        ended = (out == case.eos).int()
-        return float((ended.cumsum(-1) - ended == 0).sum())
+        return float(out.numel())
 
     return run
 
@@ -171,7 +155,7 @@ def with_engine(engine: Any, prompts: list[list[int]], case: Case) -> Callable[[
 def one_side(case: Case, dtype: str, threads: int, tier: str | None, name: str | None) -> Callable[[], float]:
     """Return ``with_engine`` of a tier, in a process that is set up as algorist's are, or ``with_generate``."""
     torch.set_num_threads(threads)
-    model, prompts, case = prepared(case, dtype, name)
+    model, prompts = prepared(case, dtype, name)
     if tier is None:
         return with_generate(model, prompts, case)
     keep_freed_memory()
@@ -220,7 +204,7 @@ def run_shots(shots: int, dtype: str, threads: int, repeats: int, name: str) -> 
     """Measure problems behind the same worked examples: computed once, once per problem, and ``generate``."""
     torch.set_num_threads(threads)
     case = Case("few_shot", 0, 0, 0, 0, 0, 0, True, 24, 1, 32)
-    model, problems, case = prepared(replace(case, prompts=case.prompts + shots), dtype, name)
+    model, problems = prepared(replace(case, prompts=case.prompts + shots), dtype, name)
     examples = [token for problem in problems[:shots] for token in problem]
     prompts = [examples + problem for problem in problems[shots:]]
     ours = with_engine(NativeEngine(model), prompts, case)
@@ -259,7 +243,6 @@ def run_scaling(repeats: int, threads: int) -> list[dict[str, Any]]:
     found = []
     for case in cases:
         model = make_model(case, torch.float32)
-        model.generation_config.eos_token_id = None  # no early ends
         engine = NativeEngine(model)
         run = with_engine(engine, make_prompts(case), case)
         run()
@@ -288,7 +271,7 @@ def run_scaling(repeats: int, threads: int) -> list[dict[str, Any]]:
 def run_profile(case: Case, dtype: str, threads: int, name: str | None = None) -> str:
     """Return torch's profile table of one native rollout."""
     torch.set_num_threads(threads)
-    model, prompts, case = prepared(case, dtype, name)
+    model, prompts = prepared(case, dtype, name)
     run = with_engine(NativeEngine(model), prompts, case)
     run()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:

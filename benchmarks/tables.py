@@ -40,24 +40,6 @@ def ratio(found: dict[str, Any]) -> str:
     return f"{found['ratio']:.3g}× [{found['low']:.3g}, {found['high']:.3g}]"
 
 
-def _rollouts() -> list[Row]:
-    rows = []
-    for found in load_all("rollout"):
-        for result in found["results"]:
-            engine = next(iter(result["ratio_to_generate"]))
-            rates = result["tokens_per_s"]
-            case = result["case"]
-            rows.append(
-                (
-                    f"rollouts, {case['name'].partition('_')[0]}, {case['prompts'] * case['group_size']} rows, {result['dtype']}",
-                    f"`generate`: {rates['generate']['rate']['median']:.0f} → {rates[engine]['rate']['median']:.0f} tokens/s",
-                    ratio(result["ratio_to_generate"][engine]),
-                    "`rollout.py`",
-                )
-            )
-    return rows
-
-
 def _threads(found: dict[str, Any]) -> str:
     return "1 thread" if found["threads"] == 1 else f"{found['threads']} threads"
 
@@ -79,21 +61,29 @@ def _timed(kind: str, what: str, unit: str) -> list[Row]:
     return rows
 
 
-def _equal() -> list[Row]:
-    """Steps on equal work: the same rendered prompts, completions of the same length."""
-    rows = []
+def equal() -> str:
+    """Steps on equal work: the same rendered prompts in the same order, completions of the same length."""
+    lines = [
+        "| prompt + completion, rows | TRL → algorist | seconds [95 %] | processor seconds | memory | limit |",
+        "|---|---|---|---|---|---|",
+    ]
     for found in load_all("equal"):
-        for result in found["results"]:
-            seconds = {name: side["second"]["median"] for name, side in result["variants"].items()}
-            rows.append(
-                (
-                    f"a step, {result['model']}, {result['rows']} rows of {result['tokens']}, {result['dtype']}",
-                    f"stock TRL: {seconds['trl']:.3g} → {seconds['algorist']:.3g} s",
-                    ratio(result["speed_up"]),
-                    f"`equal.py --model {result['model']}`",
-                )
-            )
-    return rows
+        for cell in found["results"]:
+            seconds = {name: side["second"]["median"] for name, side in cell["variants"].items()}
+            work = f"{cell['prompt_tokens']} + {cell['tokens']}, {cell['rows']} in groups of {cell['group']}"
+            words = [f"{work}, {cell['dtype']}", *(["half without a signal"] if cell["half"] else [])]
+            memory = f"{cell['memory']:.2f}" if "memory" in cell else "–"
+            share = cell.get("share_of_limit")
+            columns = [
+                ", ".join(words),
+                f"{seconds['trl']:.3g} → {seconds['algorist']:.3g} s",
+                ratio(cell["speed_up"]),
+                f"{cell['speed_up_cpu']['ratio']:.3g}×",
+                memory,
+                f"{share['sampling']:.2f}, {share['update']:.2f}" if share else "–",
+            ]
+            lines.append(f"| {' | '.join(columns)} |")
+    return "\n".join([*lines, ""]) + _where("equal")
 
 
 def _memory() -> list[Row]:
@@ -196,15 +186,13 @@ def _where(*kinds: str) -> str:
 def engine() -> str:
     """All figures of the engine."""
     rows = [
-        *_rollouts(),
         *_vllm(),
         *_timed("update", "an update", "tokens/s"),
         *_timed("sft", "an SFT step", "tokens/s"),
-        *_equal(),
         *_accuracy(),
         *_memory(),
     ]
-    return _table(rows) + _where("equal", "rollout", "update-", "sft-", "time-to-accuracy", "vllm-")
+    return _table(rows) + _where("update-", "sft-", "time-to-accuracy", "vllm-")
 
 
 def grading() -> str:
@@ -233,6 +221,7 @@ def grading() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "engine": engine,
+    "equal": equal,
     "grading": grading,
 }
 

@@ -20,30 +20,18 @@ from typing import Any
 
 import torch
 from measure import compare, median_with_interval, ratio_with_interval, save_json
-from rollout import CASES, DTYPES, make_config, make_prompts, prepared, with_engine
-from transformers import Qwen2ForCausalLM
+from rollout import CASES, DTYPES, prepared, with_engine
 
 from algorist.extensions.vllm.engine import VLLMEngine
 from algorist.extensions.vllm.section import ColocatedVLLMSection
 from algorist.rollouts.native.engine import NativeEngine
 
 
-def endless(case: Any, dtype: str, name: str | None) -> tuple[Any, list[list[int]]]:
-    """Return a model (a real one by name, else random weights) that never ends a completion early, and the prompts."""
-    if name is not None:
-        model, prompts, _ = prepared(case, dtype, name)
-        model.config.eos_token_id = None
-        return model, prompts
-    torch.manual_seed(0)
-    model = Qwen2ForCausalLM(make_config(case, eos_token_id=None)).eval().to(DTYPES[dtype])
-    return model, make_prompts(case)
-
-
 def run_case(
     case: Any, dtype: str, repeats: int, warmup: int, settings: ColocatedVLLMSection, name: str | None
 ) -> dict[str, Any]:
     """Measure one dtype and print its line."""
-    model, prompts = endless(case, dtype, name)
+    model, prompts = prepared(case, dtype, name)
     engines = {
         "native": NativeEngine(model),
         "vllm": VLLMEngine(model, settings=settings),

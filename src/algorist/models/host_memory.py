@@ -18,7 +18,7 @@ log = logging.getLogger("algorist.models.host_memory")
 LARGEST_KEPT = 1 << 30
 """Bytes of the largest block that stays; a hole left by a larger one would be much memory to hold for nothing."""
 _MMAP_THRESHOLD, _TRIM_THRESHOLD, _ARENA_MAX = -3, -1, -8  # of glibc's malloc.h
-_INT_MAX = (1 << 31) - 1
+_NEVER = -1
 
 
 @cache
@@ -40,7 +40,5 @@ def keep_freed_memory() -> bool:
         return False
     # One arena: what a thread's own arena holds beyond 64 MiB is mapped whatever the threshold.
     return bool(
-        mallopt(_MMAP_THRESHOLD, LARGEST_KEPT)
-        and mallopt(_TRIM_THRESHOLD, -1)
-        and mallopt(_ARENA_MAX, 1)
+        mallopt(_MMAP_THRESHOLD, LARGEST_KEPT) and mallopt(_TRIM_THRESHOLD, _NEVER) and mallopt(_ARENA_MAX, 1)
     )
