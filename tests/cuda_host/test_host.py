@@ -6,6 +6,7 @@ import gc
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,16 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
+from torch.nn.parallel import DistributedDataParallel
 
+from algorist.config.section import ModelSection
+from algorist.models.load import make_policy
 from algorist.models.precision import set_compute
 from algorist.rollouts.base import SamplingParams
 from algorist.rollouts.native import graph_tier
 from algorist.rollouts.native.engine import NativeEngine
 from algorist.training.batch import Batch
+from algorist.training.distributed import without_buckets
 from algorist.training.faults import saved_bytes
 from algorist.training.log_probs import LogProbs, packed_log_probs
 from tests.cuda_host.stub import Stub, model, rows_end_at_their_length
@@ -58,7 +63,7 @@ def test_a_step_may_be_captured(way: str, stub: Stub) -> None:
     policy = model("0.5B", layers=2).eval()
     engine = NativeEngine(policy, lambda ids: " ".join(map(str, ids)))
     first = sample(engine, stub, **WAYS[way])
-    assert first["captured"] > 50 and first["violations"] == 0, stub.names("violation")
+    assert first["captured"] > 25 and first["violations"] == 0, stub.names("violation")
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.add_(0.1)
@@ -67,11 +72,38 @@ def test_a_step_may_be_captured(way: str, stub: Stub) -> None:
 
 
 @GRAPHS
+def test_how_a_step_is_captured(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After one direct run, beside a thread that asks for memory meanwhile, into one pool for all sizes; a look is waited for."""
+    body, read = graph_tier._Body.__call__, graph_tier._Look.read
+
+    def beside_another_thread(step: Any) -> None:
+        if torch.cuda.is_current_stream_capturing():
+            other = threading.Thread(target=lambda: torch.empty(1 << 28, dtype=torch.uint8, device="cuda"))
+            other.start()
+            other.join()
+        body(step)
+
+    def arrived(look: Any) -> list[list[int]]:
+        assert look.arrived.cuda_event, "the copy was not recorded, nobody would wait for it"
+        return read(look)
+
+    monkeypatch.setattr(graph_tier._Body, "__call__", beside_another_thread)
+    monkeypatch.setattr(graph_tier._Look, "read", arrived)
+    with rows_end_at_their_length():
+        engine = NativeEngine(model("0.5B", layers=1).eval())
+        found = sample(engine, stub)
+        assert found["violations"] == 0 and found["replays"] == 22
+        engine.generate(PROMPTS[:1], 16, SamplingParams(max_new_tokens=9, seed=0))  # in a smaller graph
+    pools = {tuple(part["segment_pool_id"]) for part in torch.cuda.memory_snapshot()} - {(0, 0)}
+    assert len(engine._graph._steps) == 2 and len(pools) == 1  # type: ignore[union-attr]
+
+
+@GRAPHS
 @pytest.mark.parametrize(
-    ("kind", "per_layer", "beside"), [("bfloat16", 15, 45), ("float32 masters", 16, 50), ("adapter", 39, 45)]
+    ("kind", "per_layer", "beside"), [("bfloat16", 12, 5), ("float32 masters", 14, 6), ("adapter", 21, 5)]
 )
 def test_nodes_of_a_captured_step(kind: str, per_layer: int, beside: int, stub: Stub) -> None:
-    """0.5B: 405 nodes in bfloat16; each takes the card about 2 µs, however little it computes."""
+    """0.5B, 24 layers: 293 nodes in bfloat16, 509 with an adapter; each takes the card about 2 µs, however little it computes."""
     nodes = []
     for layers in (2, 4):
         policy: Any = model("0.5B", torch.float32 if "float32" in kind else torch.bfloat16, layers).eval()
@@ -100,6 +132,41 @@ def test_a_wait_inside_a_step_is_noticed_and_survived(
     monkeypatch.undo()
     with rows_end_at_their_length():
         assert sample(NativeEngine(policy), stub, top_p=0.9)["replays"] == 22
+
+
+@GRAPHS
+def test_the_cache_of_the_graphs_takes_what_is_free(stub: Stub) -> None:
+    """It is set aside once and does not double: 64 rows in one wave, where a quarter of the memory would hold 16."""
+    engine = NativeEngine(model("0.5B").eval())
+    torch.cuda.empty_cache()
+    room = 64 * 1100 * 2 * 24 * 2 * 64 * 2 / 0.7
+    taken = torch.empty(torch.cuda.mem_get_info()[0] - int(room), dtype=torch.uint8, device="cuda")
+    try:
+        assert sample(engine, stub, 1000)["replays"] < 1000
+    finally:
+        del taken
+
+
+def test_no_plan_per_shape_in_a_models_attention() -> None:
+    """On an H100 torch prefers cuDNN's attention, which plans anew for each batch's shape."""
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    make_policy(ModelSection(name="tiny"), device=torch.device("cuda"), seed=0, texts=["1 + 1 = 2"] * 9)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
+def test_ddp_holds_no_second_copy_of_the_gradients() -> None:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        layer = torch.nn.Sequential(torch.nn.Linear(4096, 4096)).cuda()
+        before = torch.cuda.memory_allocated()
+        with without_buckets(layer):
+            made = DistributedDataParallel(layer, device_ids=[0])
+        assert torch.cuda.memory_allocated() - before < 1e6
+        assert not hasattr(layer, "_ddp_params_and_buffers_to_ignore"), "SFT is averaged by DDP itself"
+        made.module(torch.zeros(2, 4096, device="cuda")).sum().backward()
+        assert all(p.grad is not None for p in layer.parameters())
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_counting_tokens_leaves_the_cards_memory_as_it_was() -> None:

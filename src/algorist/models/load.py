@@ -27,7 +27,7 @@ from algorist.errors import DAMAGED, AlgoristError, CheckpointError, ConfigError
 from algorist.models.attention import pick_attention, set_attention
 from algorist.models.host_memory import keep_freed_memory
 from algorist.models.loaders import loadable_name, loaders, lora_targets, own_loader
-from algorist.models.precision import Precision, pick_precision, set_compute
+from algorist.models.precision import Precision, on_gpu, pick_precision, set_compute
 from algorist.models.templates import check_template
 from algorist.models.tiny import tiny_model, train_tokenizer
 from algorist.models.weights import check_adapter, check_loaded, check_sizes
@@ -84,6 +84,15 @@ def check_model(section: ModelSection, device: torch.device) -> None:
         pick_attention(section, device, precision.compute)
 
 
+def _settle(device: torch.device) -> None:
+    """Set the process up for a model on ``device``."""
+    if device.type == "cpu":
+        keep_freed_memory()
+    elif on_gpu(device):
+        # It would plan anew for every shape, and each batch has its own.
+        torch.backends.cuda.enable_cudnn_sdp(False)
+
+
 def make_policy(
     section: ModelSection,
     *,
@@ -110,8 +119,7 @@ def make_policy(
         ConfigError: The model cannot be found or has no tokenizer; the message names the way out.
         MissingExtraError: What the recipe's loader needs is not here.
     """
-    if device.type == "cpu":
-        keep_freed_memory()
+    _settle(device)
     precision = pick_precision(section, device, trained=trained)
     if other := own_loader(section):
         other.check(section, device)
@@ -157,8 +165,7 @@ def load_policy(
     Raises:
         CheckpointError: The folder holds neither a model nor an adapter, or no tokenizer.
     """
-    if device.type == "cpu":
-        keep_freed_memory()
+    _settle(device)
     folder, of_run = Path(path), {"dtype", "compute_dtype", "attn_implementation", "trust_remote_code"}
     is_adapter = (folder / "adapter_config.json").is_file()
     if is_adapter:

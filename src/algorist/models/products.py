@@ -136,7 +136,10 @@ def fixed_linear(weight: Tensor, bias: Tensor | None, rows: int) -> tuple[Linear
         if name != "torch":
             return (_onednn if name == "onednn" else _mkl)(weight, bias, rows)
 
-    return _with_add(lambda x: F.linear(x, weight, bias))
+    if weight.device.type == "cpu" or bias is not None:
+        return _with_add(lambda x: F.linear(x, weight, bias))
+    turned = weight.t()  # on a GPU the product's kernel adds, before it rounds
+    return lambda x: F.linear(x, weight), lambda x, residual: residual.addmm_(x, turned)
 
 
 def _with_add(product: Linear) -> tuple[Linear, LinearAdd]:

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from algorist.errors import ConfigError
 from algorist.models.attention import FLASH
@@ -299,6 +300,25 @@ def passes_of_all(accelerator: Any, passes: int) -> int:
 def shares_passes(accelerator: Any) -> bool:
     """Whether a pass waits for the other processes: FSDP2 and DeepSpeed gather weights in it, or add its gradients up."""
     return bool(accelerator.is_fsdp2) or getattr(accelerator.state, "deepspeed_plugin", None) is not None
+
+
+@contextmanager
+def without_buckets(model: Any) -> Iterator[None]:
+    """Wrapped by DDP in here, a model gets no second copy of its gradients: ours are averaged where they lie.
+
+    DDP wants one parameter to look after; what it would broadcast at the start is broadcast here.
+    """
+    names = {name for name, _ in itertools.chain(model.named_parameters(), model.named_buffers())}
+    trained = [(p.numel(), name) for name, p in model.named_parameters() if p.requires_grad]
+    if trained and dist.is_initialized():
+        for tensor in itertools.chain(model.parameters(), model.buffers()):
+            dist.broadcast(tensor.detach(), 0)
+        names.discard(min(trained)[1])
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
+    try:
+        yield
+    finally:
+        vars(model).pop("_ddp_params_and_buffers_to_ignore", None)
 
 
 def average_gradients(model: torch.nn.Module) -> None:

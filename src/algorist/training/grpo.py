@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -28,7 +29,14 @@ from algorist.rollouts.base import RolloutEngine, SamplingParams
 from algorist.rollouts.collect import collect
 from algorist.training.batch import Batch
 from algorist.training.checkpoint import ExactCheckpoints
-from algorist.training.distributed import PolicyEngine, average_gradients, passes_of_all, reminder
+from algorist.training.distributed import (
+    PolicyEngine,
+    average_gradients,
+    passes_of_all,
+    reminder,
+    shares_passes,
+    without_buckets,
+)
 from algorist.training.extension import Extensions, Sampled
 from algorist.training.faults import FiniteSteps, tokens_that_fit
 from algorist.training.lm_head import OfHead
@@ -96,6 +104,16 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
         super().__init__(model=model, args=args, processing_class=tokenizer, callbacks=list(callbacks))
         self.faults = FiniteSteps(self.state_of_step, self.averages.add)
         self.add_callback(self.faults)
+
+    def create_accelerator_and_postprocess(self) -> None:
+        super().create_accelerator_and_postprocess()
+        prepare = self.accelerator.prepare_model
+
+        def prepare_model(model: Any, *ways: Any, **named: Any) -> Any:
+            with nullcontext() if shares_passes(self.accelerator) else without_buckets(model):
+                return prepare(model, *ways, **named)
+
+        self.accelerator.prepare_model = prepare_model
 
     # ---- data --------------------------------------------------------------------------------------------------
 

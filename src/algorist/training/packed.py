@@ -226,10 +226,11 @@ def input_on_host(hidden: Any) -> Iterator[None]:
 
     def pack(tensor: Tensor) -> Tensor | tuple[Tensor]:
         # Detached: the graph would hold itself, and stay after a pass that fails.
-        return (tensor.detach().to("cpu"),) if tensor.shape == shape else tensor.detach()
+        # Not waited for: both copies are in the order of the stream, and the one on the host is pinned.
+        return (tensor.detach().to("cpu", non_blocking=True),) if tensor.shape == shape else tensor.detach()
 
     def unpack(stored: Tensor | tuple[Tensor]) -> Tensor:
-        return stored if isinstance(stored, Tensor) else stored[0].to(device)
+        return stored if isinstance(stored, Tensor) else stored[0].to(device, non_blocking=True)
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         yield

@@ -166,7 +166,7 @@ class Decoder:
         """Output projection and MLP, each added to the residual."""
         x = layer.output_add(attended.to(self.dtype), x)
         gate, up = layer.gate_up(self._normed(x, layer.mlp_norm))
-        return layer.down_add(self.w.activation(gate) * up, x)
+        return layer.down_add(self.w.gated(gate, up), x)
 
     def _attend(
         self,

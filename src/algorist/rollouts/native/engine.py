@@ -9,7 +9,7 @@ import psutil
 import torch
 
 from algorist.errors import EngineError, is_out_of_memory, nearest
-from algorist.models.precision import compute_dtype, on_gpu, unused_gpu_bytes
+from algorist.models.precision import compute_dtype, on_gpu, unused_gpu_bytes, weight_dtype
 from algorist.models.sharding import is_sharded, why_not_by_forward
 from algorist.rollouts.base import Completions, Prompts, SamplingParams, Turns
 from algorist.rollouts.model_info import ModelSetting
@@ -22,6 +22,8 @@ from algorist.rollouts.native.weights import why_no_decoder, window_of
 log = logging.getLogger("algorist.rollouts.native.engine")
 TIERS = ("auto", "graph", "decoder", "module")
 _GRAPHS_FROM = (8, 0)
+_CACHE_SHARE = 0.7
+"""Of the free memory, for a cache that is set aside once; the rest is for logits, prompts on their way, and graphs."""
 
 
 class NativeEngine:
@@ -74,7 +76,10 @@ class NativeEngine:
         state = torch.get_rng_state()
         longest = max(len(p) for p in prompts) + params.max_new_tokens
         held = self._graph.nbytes if self._graph is not None else 0
-        budget = self.token_budget or affordable_tokens(self.model, self.setting.device, longest, held)
+        once = isinstance(self.tier_for(longest), GraphTier)
+        budget = self.token_budget or affordable_tokens(
+            self.model, self.setting.device, longest, held, once=once
+        )
         while True:
             torch.set_rng_state(state)
             rows = self.setting.new_rows(prompts, group_size, params, turns)
@@ -167,14 +172,17 @@ def _takes_graphs(device: torch.device) -> bool:
     return on_gpu(device) and torch.cuda.get_device_capability(device) >= _GRAPHS_FROM
 
 
-def affordable_tokens(model: Any, device: torch.device, least: int = 0, held: int = 0) -> int | None:
-    """Return how many tokens of cache fit in half of the free memory, or None where a token's size is not known.
+def affordable_tokens(
+    model: Any, device: torch.device, least: int = 0, held: int = 0, *, once: bool = False
+) -> int | None:
+    """Return how many tokens of cache fit in the free memory, or None where a token's size is not known.
 
     Args:
         model: Its configuration and the type of its products give the size of a token.
         device: Where the cache lies.
         least: Tokens of the longest row: one row is tried in any case.
-        held: Bytes of an earlier cache, which the new one takes over.
+        held: Bytes of an earlier cache and copies of weights, which the new ones take over.
+        once: The cache is set aside at its full size; else it doubles as it grows, in half of the memory.
     """
     config = model.config.get_text_config(decoder=True)
     heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", None)
@@ -184,8 +192,12 @@ def affordable_tokens(model: Any, device: torch.device, least: int = 0, held: in
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     free = _free_bytes(device) + held
     size = cache_dtype(compute_dtype(model), device).itemsize
-    # Keys and values, and the cache doubles when it grows.
-    return max(least, free // 2 // (2 * 2 * layers * heads * head_dim * size))
+    token = 2 * layers * heads * head_dim * size
+    if not once:
+        return max(least, free // 2 // (2 * token))
+    if compute_dtype(model) != weight_dtype(model):
+        free -= sum(p.numel() for p in model.parameters()) * compute_dtype(model).itemsize
+    return max(least, int(_CACHE_SHARE * free) // token)
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -235,6 +235,13 @@ class _Body:
         self.buffers = tier._buffers
         self.state = self.buffers.state[:, :slots]
         self.turns = tier.turns
+        self._kernels: Any = None
+        if attention is not None and attention.name == "Triton":
+            from algorist.rollouts.native.triton_step import TritonTake
+
+            self._kernels = (
+                TritonTake(self.buffers, params, self.turns) if TritonTake.covers(params) else None
+            )
 
     def __call__(self) -> None:
         decoder = self.tier.decoder
@@ -246,6 +253,8 @@ class _Body:
 
     def _take(self, logits_SV: Tensor) -> None:
         """Sample, store, and let rows that are finished stand still; idle rows write to the spare place."""
+        if self._kernels is not None:
+            return self._kernels(logits_SV, self.state)  # type: ignore[no-any-return]
         buffers, params, state = self.buffers, self.params, dict(zip(FIELDS, self.state, strict=True))
         alive_S, next_S = state["alive"], state["next"]
         at_S = next_S.masked_fill(alive_S == 0, buffers.spare)

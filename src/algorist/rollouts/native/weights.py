@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from algorist.models.precision import HALF, compute_dtype
-from algorist.models.products import Linear, LinearAdd, fixed_linear
+from algorist.models.products import Linear, LinearAdd, fixed_linear, why_no_triton
 from algorist.models.sharding import is_sharding_hook, plain_class
 
 # Families whose decoder is: RMS norm, rotary attention with grouped heads, gated MLP. Exact classes only: a subclass may
@@ -59,7 +59,7 @@ class DecoderWeights:
     head: Linear
     inverse_frequency: Tensor
     rope_scale: float
-    activation: Callable[[Tensor], Tensor]
+    gated: Callable[[Tensor, Tensor], Tensor]
     eps: float
     heads: int
     kv_heads: int
@@ -94,17 +94,49 @@ class _Matrix:
         return (lambda x: _low_rank(plain(x), x, factors)) if factors else plain
 
     def linear_add(self, reading: _Reading, stream: torch.dtype) -> LinearAdd:
-        """Return (x, r) → r + x Wᵀ + b for a residual of type ``stream``."""
-        if stream == self.weight.dtype and not self.factors:
-            return self._fixed(reading)[1]
-        product = self.linear(reading)
-        return lambda x, residual: residual + product(x)
+        """Return (x, r) → r + x Wᵀ + b for a residual of type ``stream``, which may be overwritten."""
+        if stream != self.weight.dtype:
+            return _add_to_float32(self, reading) or _after(self.linear(reading))
+        add = self._fixed(reading)[1]
+        factors = [(reading.keep(first), reading.keep(second)) for first, second in self.factors]
+        return (lambda x, residual: _low_rank(add(x, residual), x, factors)) if factors else add
+
+
+def _after(product: Linear) -> LinearAdd:
+    return lambda x, residual: residual + product(x)
+
+
+def _add_to_float32(matrix: _Matrix, reading: _Reading) -> LinearAdd | None:
+    """Return (x, r) → r + x Wᵀ for 16-bit products and a float32 residual: on CUDA the product's kernel adds."""
+    if matrix.weight.device.type != "cuda" or matrix.bias is not None or matrix.factors:
+        return None
+    turned = reading.keep(matrix.weight).t()
+    return lambda x, residual: torch.addmm(residual, x, turned, out_dtype=torch.float32, out=residual)
 
 
 def _low_rank(product: Tensor, x: Tensor, factors: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     for first, second in factors:
-        product = torch.addmm(product, F.linear(x, first), second.t())
+        product.addmm_(F.linear(x, first), second.t())
     return product
+
+
+def _each(parts: Sequence[_Matrix], reading: _Reading) -> Callable[[Tensor], list[Tensor]]:
+    """Return x → the output of each layer; the first factors of all their adapters are one product."""
+    plain = [part._fixed(reading)[0] for part in parts]
+    firsts = [first for part in parts for first, _ in part.factors]
+    if not firsts:
+        return lambda x: [product(x) for product in plain]
+    first, ranks = reading.keep(torch.cat(firsts)), [len(first) for first in firsts]
+    seconds = [[reading.keep(second).t() for _, second in part.factors] for part in parts]
+
+    def run(x: Tensor) -> list[Tensor]:
+        low, outputs = iter(F.linear(x, first).split(ranks, -1)), [product(x) for product in plain]
+        for output, of_part in zip(outputs, seconds, strict=True):
+            for second in of_part:
+                output.addmm_(next(low), second)
+        return outputs
+
+    return run
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +254,7 @@ def read_weights(model: Any, rows: int, pool: WeightPool | None = None) -> Decod
     """Lay the present weights out for decoding about ``rows`` rows.
 
     On a GPU, weights in the products' type are read where they lie; only queries', keys' and values' are joined (a copy of
-    about 6 % of the weights, which saves launches), unless an adapter lies on them. With a ``pool`` everything stays at one
+    about 6 % of the weights, which saves launches), with the factors of their adapters. With a ``pool`` everything stays at one
     address from one reading to the next.
 
     Raises:
@@ -253,7 +285,7 @@ def read_weights(model: Any, rows: int, pool: WeightPool | None = None) -> Decod
         head=reading.matrix(causal.lm_head).linear(reading),
         inverse_frequency=rotary.inv_freq.detach().float(),
         rope_scale=float(rotary.attention_scaling),
-        activation=F.silu if config.hidden_act == "silu" else decoder.layers[0].mlp.act_fn,
+        gated=_gated(config.hidden_act, decoder.layers[0].mlp.act_fn, embedding.device),
         eps=config.rms_norm_eps,
         heads=heads,
         kv_heads=kv_heads,
@@ -288,11 +320,7 @@ def _read_layer(
         ]
         qkv = _join(*turned, v).linear(reading)
     else:
-        parts = [m.linear(reading) for m in (q, k, v)]
-
-        def qkv(x: Tensor) -> Tensor:
-            return torch.cat([part(x) for part in parts], dim=-1)
-
+        qkv = _join(q, k, v).linear(reading)
     if reading.copied:
         both = _join(gate, up).linear(reading)
 
@@ -300,10 +328,7 @@ def _read_layer(
             return both(x).chunk(2, dim=-1)
 
     else:
-        pair = [m.linear(reading) for m in (gate, up)]
-
-        def gate_up(x: Tensor) -> Sequence[Tensor]:
-            return [part(x) for part in pair]
+        gate_up = _each((gate, up), reading)  # type: ignore[assignment]
 
     stream = layer.input_layernorm.weight.dtype
     return Layer(
@@ -317,10 +342,30 @@ def _read_layer(
     )
 
 
+def _gated(name: str, activation: Callable[[Tensor], Tensor], device: torch.device) -> Callable[..., Tensor]:
+    """Return (gate, up) → activation(gate) · up, in one kernel where Triton runs."""
+    if name != "silu":
+        return lambda gate, up: activation(gate) * up
+    if device.type == "cuda" and why_no_triton() is None:
+        from algorist.rollouts.native.triton_step import silu_gated
+
+        return silu_gated
+    return lambda gate, up: F.silu(gate) * up
+
+
 def _join(*parts: _Matrix) -> _Matrix:
     biases = [part.bias for part in parts if part.bias is not None]
     bias = torch.cat(biases) if len(biases) == len(parts) else None
-    return _Matrix(torch.cat([part.weight for part in parts]), bias)
+    weight = torch.cat([part.weight for part in parts])
+    firsts = [first for part in parts for first, _ in part.factors]
+    if not firsts:
+        return _Matrix(weight, bias)
+    seconds = [
+        [second for _, second in part.factors] or [part.weight.new_empty(len(part.weight), 0)]
+        for part in parts
+    ]
+    second = torch.block_diag(*(torch.cat(of_part, 1) for of_part in seconds))
+    return _Matrix(weight, bias, ((torch.cat(firsts), second),))
 
 
 def _interleave(weight: Tensor, heads: int) -> Tensor:

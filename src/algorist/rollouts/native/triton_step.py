@@ -1,0 +1,165 @@
+"""Two ends of a decode step on CUDA, in Triton: the gated activation, and what follows the head.
+
+After the head two kernels take the place of some forty: ``_mass_kernel`` reads the logits once, ``_take_kernel`` picks each row's
+token (inverse of the cumulative distribution, one uniform number), stores it and moves the row on. The plain twins are
+``silu(gate) * up`` and ``graph_tier._Body._take``. Shapes: S slots, V vocabulary, C chunks of it.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from algorist.rollouts.base import SamplingParams
+from algorist.rollouts.native.graph_buffers import FIELDS, Buffers
+
+CHUNK = 2048
+"""Entries of the vocabulary that one program reads."""
+_BLOCK = 1024
+_NEXT, _TOKEN, _ALIVE, _END = (tl.constexpr(FIELDS.index(name)) for name in ("next", "token", "alive", "end"))
+_BELOW_ONE = tl.constexpr(1.0 - 2.0**-20)
+
+
+@triton.jit  # type: ignore[misc]
+def _gated_kernel(gate_ptr, up_ptr, out_ptr, size, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < size
+    gate = tl.load(gate_ptr + i, mask=inside).to(tl.float32)
+    up = tl.load(up_ptr + i, mask=inside).to(tl.float32)
+    tl.store(out_ptr + i, (gate / (1.0 + tl.exp(-gate)) * up).to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def silu_gated(gate: Tensor, up: Tensor) -> Tensor:
+    """Return silu(gate) · up."""
+    if not (gate.is_contiguous() and up.is_contiguous()):
+        return torch.nn.functional.silu(gate) * up
+    out = torch.empty_like(gate)
+    _gated_kernel[(triton.cdiv(gate.numel(), _BLOCK),)](gate, up, out, gate.numel(), BLOCK=_BLOCK)
+    return out
+
+
+@triton.jit  # type: ignore[misc]
+def _mass_kernel(  # type: ignore[no-untyped-def]
+    logits_ptr, top_ptr, mass_ptr, stride, size, chunks, inverse_temperature, CHUNK: tl.constexpr
+):
+    slot, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    v = chunk * CHUNK + tl.arange(0, CHUNK)
+    x = tl.load(logits_ptr + slot * stride + v, mask=v < size, other=float("-inf")).to(tl.float32)
+    x *= inverse_temperature
+    top = tl.max(x, 0)
+    least = tl.maximum(top, -1e30)  # a chunk of nothing but -inf has no mass
+    tl.store(top_ptr + slot * chunks + chunk, top)
+    tl.store(mass_ptr + slot * chunks + chunk, tl.sum(tl.exp(x - least), 0))
+
+
+@triton.jit  # type: ignore[misc]
+def _take_kernel(  # type: ignore[no-untyped-def]
+    logits_ptr,
+    top_ptr,
+    mass_ptr,
+    state_ptr,
+    uniform_ptr,
+    reply_ptr,
+    stop_ptr,
+    token_ptr,
+    log_prob_ptr,
+    stride,
+    state_stride,
+    size,
+    chunks,
+    spare,
+    inverse_temperature,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    GREEDY: tl.constexpr,
+    TURNS: tl.constexpr,
+):
+    slot = tl.program_id(0).to(tl.int64)
+    state = state_ptr + slot
+    alive, after = tl.load(state + _ALIVE * state_stride), tl.load(state + _NEXT * state_stride)
+    at = tl.where(alive == 0, spare, after)
+    c = tl.arange(0, CHUNKS)
+    tops = tl.load(top_ptr + slot * chunks + c, mask=c < chunks, other=float("-inf"))
+    top = tl.max(tops, 0)
+    masses = tl.load(mass_ptr + slot * chunks + c, mask=c < chunks, other=0.0) * tl.exp(tops - top)
+    edges = tl.cumsum(masses, 0)
+    total = tl.max(edges, 0)
+    target = tl.load(uniform_ptr + at) * total
+    if GREEDY:
+        chunk = tl.argmax(tops, 0)
+    else:
+        chunk = tl.minimum(tl.sum((edges <= target).to(tl.int32), 0), chunks - 1)
+    before = tl.max(tl.where(c < chunk, edges, 0.0), 0)
+    v = chunk * CHUNK + tl.arange(0, CHUNK)
+    x = tl.load(logits_ptr + slot * stride + v, mask=v < size, other=float("-inf")).to(tl.float32)
+    x *= inverse_temperature
+    if GREEDY:
+        inner = tl.argmax(x, 0)
+    else:
+        inner_edges = tl.cumsum(tl.exp(x - top), 0)
+        rest = tl.minimum(target - before, tl.max(inner_edges, 0) * _BELOW_ONE)
+        inner = tl.minimum(tl.sum((inner_edges <= rest).to(tl.int32), 0), CHUNK - 1)
+    token = tl.minimum(chunk * CHUNK + inner, size - 1).to(tl.int64)
+    # The sum of all masses and not the largest edge: a NaN must stay one.
+    log_prob = tl.sum(tl.where(v == token, x, 0.0), 0) - top - tl.log(tl.sum(masses, 0))
+    done = 0
+    if TURNS:
+        reply = tl.load(reply_ptr + at)
+        token = tl.where(reply < 0, token, reply)
+        done = tl.where(reply < 0, tl.load(stop_ptr + token).to(tl.int32), 0)
+    else:
+        done = tl.load(stop_ptr + token).to(tl.int32)
+    tl.store(token_ptr + at, token)
+    tl.store(log_prob_ptr + at, log_prob)
+    tl.store(state + _TOKEN * state_stride, token)
+    for field in tl.static_range(_NEXT + 1):  # position, length, next
+        place = state + field * state_stride
+        tl.store(place, tl.load(place) + alive)
+    ends = (done > 0) | (after + alive >= tl.load(state + _END * state_stride))
+    tl.store(state + _ALIVE * state_stride, tl.where(ends, 0, alive))
+
+
+class TritonTake:
+    """Samples, stores, and lets rows that are finished stand still: ``_Body._take`` for plain and greedy sampling."""
+
+    def __init__(self, buffers: Buffers, params: SamplingParams, turns: bool) -> None:
+        self.buffers, self.params, self.turns = buffers, params, turns
+
+    @staticmethod
+    def covers(params: SamplingParams) -> bool:
+        """Whether no filter takes part."""
+        return not (params.top_k or params.top_p < 1 or params.min_p or params.min_new_tokens)
+
+    def __call__(self, logits_SV: Tensor, state: Tensor) -> None:
+        """Take the next token of each slot; ``state`` (9, S) holds ``FIELDS``."""
+        (slots, size), buffers = logits_SV.shape, self.buffers
+        chunks, scale = triton.cdiv(size, CHUNK), 1.0 / (self.params.temperature or 1.0)
+        top_SC, mass_SC = torch.empty(2, slots, chunks, device=logits_SV.device).unbind(0)
+        stride = logits_SV.stride(0)
+        _mass_kernel[(slots, chunks)](
+            logits_SV, top_SC, mass_SC, stride, size, chunks, scale, CHUNK=CHUNK, num_warps=8
+        )
+        _take_kernel[(slots,)](
+            logits_SV,
+            top_SC,
+            mass_SC,
+            state,
+            buffers.uniform,
+            buffers.reply,
+            buffers.is_stop,
+            buffers.token,
+            buffers.log_prob,
+            stride,
+            state.stride(0),
+            size,
+            chunks,
+            buffers.spare,
+            scale,
+            CHUNK=CHUNK,
+            CHUNKS=triton.next_power_of_2(chunks),
+            GREEDY=self.params.temperature == 0,
+            TURNS=self.turns,
+            num_warps=8,
+        )
