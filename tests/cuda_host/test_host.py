@@ -84,16 +84,18 @@ def test_how_a_step_is_captured(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> 
         body(step)
 
     def arrived(look: Any) -> list[list[int]]:
-        assert look.arrived.cuda_event, "the copy was not recorded, nobody would wait for it"
+        # The stub's own looks have none.
+        assert look.arrived is None or look.arrived.cuda_event, (
+            "the copy was not recorded, nobody would wait for it"
+        )
         return read(look)
 
     monkeypatch.setattr(graph_tier._Body, "__call__", beside_another_thread)
     monkeypatch.setattr(graph_tier._Look, "read", arrived)
-    with rows_end_at_their_length():
-        engine = NativeEngine(model("0.5B", layers=1).eval())
-        found = sample(engine, stub)
-        assert found["violations"] == 0 and found["replays"] == 22
-        engine.generate(PROMPTS[:1], 16, SamplingParams(max_new_tokens=9, seed=0))  # in a smaller graph
+    engine = NativeEngine(model("0.5B", layers=1).eval())
+    found = sample(engine, stub)
+    assert found["violations"] == 0 and found["replays"] == 22
+    engine.generate(PROMPTS[:2], 16, SamplingParams(max_new_tokens=24, seed=0))  # in a smaller graph
     pools = {tuple(part["segment_pool_id"]) for part in torch.cuda.memory_snapshot()} - {(0, 0)}
     assert len(engine._graph._steps) == 2 and len(pools) == 1  # type: ignore[union-attr]
 

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,14 +64,19 @@ MUTATIONS = {
 }  # fmt: skip
 
 
-def caught_by(name: str, tests: list[str]) -> str:
-    """Return the first test that fails with a mutation, or an empty text where all pass.
+def caught_by(
+    name: str,
+    tests: Sequence[str],
+    changes: Mapping[str, tuple[str, str, str]] = MUTATIONS,
+    python: Sequence[str] = (sys.executable,),
+) -> str:
+    """Return the first test that fails with a mutation of ``changes``, or an empty text where all pass.
 
     Raises:
         ValueError: The line to change is not there exactly once.
         RuntimeError: The tests could not be run.
     """
-    file, old, new = MUTATIONS[name]
+    file, old, new = changes[name]
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "src"
         shutil.copytree(ROOT / "src", copy)
@@ -80,7 +86,7 @@ def caught_by(name: str, tests: list[str]) -> str:
             raise ValueError(f"{name}: {text.count(old)} times in {file}, expected once: {old}")
         path.write_text(text.replace(old, new), encoding="utf-8")
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests],
+            [*python, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "", *tests],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"},
             capture_output=True,
