@@ -20,6 +20,7 @@ from algorist.errors import ConfigError, EngineError
 from algorist.extensions.served_teacher.server import Scorer, make_server
 from algorist.extensions.teacher import TeacherSection
 from algorist.extensions.teacher.model import Teacher
+from algorist.extensions.teacher.remote import load_teacher
 from algorist.runs.plan import make_plan
 from tests.tiny import TOKENIZER, make_model
 from tests.unit.test_teacher import save, taught
@@ -45,7 +46,7 @@ def url(folder: str) -> Iterator[str]:
 
 def connect(url: str, student: Any = None, tokenizer: Any = TOKENIZER, **settings: Any) -> Teacher:
     section = TeacherSection(model=url, **settings)
-    return Teacher.load(section, student or make_model(), tokenizer, like=ModelSection())
+    return load_teacher(section, student or make_model(), tokenizer, like=ModelSection())
 
 
 @pytest.mark.parametrize("settings", [{"loss": "sampled"}, {"loss": "top_k", "top_k": 12}])

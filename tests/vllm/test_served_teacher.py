@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from algorist.config.section import ModelSection
 from algorist.errors import EngineError
 from algorist.extensions.teacher import TeacherSection
-from algorist.extensions.teacher.model import Teacher
+from algorist.extensions.teacher.remote import load_teacher
 
 from .servers import Server, make_folders
 
@@ -27,7 +27,7 @@ def test_vllm_scores_as_the_model_does_here(tmp_path: Path) -> None:
     server = Server.start(folder, "--max-logprobs", str(K))
     try:
         section = TeacherSection(model=server.url, loss="top_k", top_k=K)
-        teacher = Teacher.load(section, model, tokenizer, like=ModelSection())
+        teacher = load_teacher(section, model, tokenizer, like=ModelSection())
         ids = tokenizer(TEXT, add_special_tokens=False)["input_ids"]
         scores = teacher.scores([ids, ids[:5]], K)  # type: ignore[attr-defined]
         with torch.no_grad():

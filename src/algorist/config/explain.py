@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from importlib import resources
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from algorist.config.load import LoadedRecipe, load_recipe, recipe_names, sections_of
 from algorist.config.schema import LossSection, Recipe
-from algorist.config.yaml_text import one_line_yaml
+from algorist.config.yaml_text import leaves, one_line_yaml
 from algorist.declared import leave_out_unused
 from algorist.objectives import LOSSES
 from algorist.parameters import Parameter
@@ -42,7 +42,8 @@ def to_yaml(recipe: Recipe) -> str:
 
 def explain(loaded: LoadedRecipe) -> list[tuple[str, Any, str]]:
     """Return (dotted key, value, origin) for every leaf; the origin is a file, ``command line`` or ``default``."""
-    return list(_walk(loaded.recipe.model_dump(mode="json"), "", loaded.origins))
+    values = leaves(loaded.recipe.model_dump(mode="json"), lists=False, whole=loaded.origins)
+    return [(key, value, loaded.origins.get(key, "default")) for key, value in values]
 
 
 def annotated_yaml(rows: Iterable[tuple[str, Any, str]], meaning: Callable[[str], str]) -> str:
@@ -214,11 +215,3 @@ def _kind(annotation: Any) -> str:
     return {int: "an integer", float: "a number", bool: "`true` or `false`", str: "a text"}.get(
         annotation, "a value"
     )
-
-
-def _walk(value: Any, prefix: str, origins: dict[str, str]) -> Iterator[tuple[str, Any, str]]:
-    if isinstance(value, dict) and value and prefix not in origins:
-        for key, inner in value.items():
-            yield from _walk(inner, f"{prefix}.{key}" if prefix else key, origins)
-    else:
-        yield prefix, value, origins.get(prefix, "default")

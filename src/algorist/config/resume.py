@@ -63,13 +63,12 @@ def values_of(run: Path) -> dict[str, Any]:
     return values
 
 
-def load_run_recipe(run: Path, *, runs: str = "nothing", copies: bool = True) -> Recipe:
-    """Return the recipe that a run folder was made with.
+def load_run_recipe(run: Path, *, runs: str = "nothing") -> Recipe:
+    """Return the recipe that a run folder was made with; the user's files (rewards, prompt, template) are the folder's copies.
 
     Args:
         run: The folder.
         runs: What the caller will run of the code that the recipe names: ``nothing``, that of the ``model``, or ``all``.
-        copies: Take the user's files (rewards, prompt, template) from the folder, which has copies of them.
 
     Raises:
         CheckpointError: The folder is not a run, or its ``config.yaml`` is damaged.
@@ -81,8 +80,7 @@ def load_run_recipe(run: Path, *, runs: str = "nothing", copies: bool = True) ->
     if plugins := plugins_of(values):  # without them their keys are unknown, whatever the caller will run
         refuse_foreign_code(run, [f"plugins={', '.join(plugins)}"])
         load_plugins(copies_of(run, "plugins", plugins))
-    recipe = validate(values, where=str(run / "config.yaml"))
-    return with_copies(recipe, run) if copies else recipe
+    return with_copies(validate(values, where=str(run / "config.yaml")), run)
 
 
 def begun(recipe: Recipe, *, resume: bool) -> dict[str, Any] | None:

@@ -58,7 +58,7 @@ def check_grpo(section: GRPOSection) -> GRPOSection:
             f"grpo.group_size = {section.group_size}; take grpo.gradient_accumulation_steps={need}, or "
             f"grpo.group_size={min(fits, key=lambda k: abs(k - section.group_size), default=2)}"
         )
-    generation = per_micro * (section.steps_per_generation or section.gradient_accumulation_steps)
+    generation = section.rows * section.processes
     if generation % section.group_size:
         raise ValueError(
             f"grpo.batch_size × grpo.steps_per_generation{shared} = {generation} completions per rollout batch, not "
@@ -388,6 +388,11 @@ class GRPOSection(OptimSection):
     """Steps between two held-out evaluations during the stage."""
     samples_every: int | None = Field(None, ge=1)
     """Steps between two completions shown on the console, with question, gold answer and reward; none when left out."""
+
+    @property
+    def rows(self) -> int:
+        """Completions of a rollout batch of one process."""
+        return self.batch_size * (self.steps_per_generation or self.gradient_accumulation_steps)
 
     _check_stop_strings = field_validator("stop_strings")(no_empty_stop_string("grpo"))
     _check = model_validator(mode="after")(check_grpo)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 import yaml
@@ -41,17 +41,20 @@ def one_line_yaml(value: Any) -> str:
     return text.removesuffix("\n").removesuffix("\n...")
 
 
-def leaves(value: Any, key: str = "", *, lists: bool = True) -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) of what nested settings hold; an empty mapping or list is a value, without ``lists`` every list is."""
+def leaves(
+    value: Any, key: str = "", *, lists: bool = True, whole: Container[str] = ()
+) -> Iterator[tuple[str, Any]]:
+    """Yield (dotted key, value) of what nested settings hold; an empty mapping or list is a value, without ``lists`` every list
+    is, and so is what a key of ``whole`` names."""
     inner: Any = ()
-    if isinstance(value, dict):
+    if isinstance(value, dict) and key not in whole:
         inner = value.items()
     elif lists and isinstance(value, (list, tuple)):
         inner = enumerate(value)
     if not inner or not value:
         yield key, value
     for name, part in inner:
-        yield from leaves(part, f"{key}.{name}" if key else str(name), lists=lists)
+        yield from leaves(part, f"{key}.{name}" if key else str(name), lists=lists, whole=whole)
 
 
 def _size(node: Any, known: dict[int, int], depth: int) -> int:

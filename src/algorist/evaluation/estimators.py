@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -122,36 +122,17 @@ def share_interval(values: Sequence[float]) -> Interval:
     return Interval(p, interval.low, interval.high, n)
 
 
-def cluster_mean(
-    values: Sequence[float],
-    clusters: Sequence[Hashable] | None,
-    *,
-    method: Literal["t", "bootstrap"] = "t",
-    draws: int = 2000,
-    seed: int = 0,
-) -> Interval:
-    """Return the mean over clusters of the cluster means, with a cluster-robust interval.
+def cluster_mean(values: Sequence[float], clusters: Sequence[Hashable] | None) -> Interval:
+    """Return the mean over clusters of the cluster means, with a cluster-robust interval: Student's t over them.
 
     Args:
         values: (N,) one value per sample.
         clusters: (N,) the problem of each sample.
-        method: Student's t over the cluster means, or the percentile bootstrap over clusters.
-        draws: Bootstrap draws.
-        seed: Seed of the bootstrap.
 
     Raises:
         DataError: Clusters are missing; a guess would make the interval too narrow.
     """
-    means = list(cluster_means(values, clusters).values())
-    if method == "t":
-        return mean_interval(means)
-    x = np.asarray(means)
-    if len(x) < 2:
-        return mean_interval(means)
-    generator = np.random.default_rng(seed)
-    drawn = np.array([x[generator.integers(0, len(x), len(x))].mean() for _ in range(draws)])
-    low, high = np.quantile(drawn, [0.025, 0.975])
-    return Interval(float(x.mean()), float(low), float(high), len(x))
+    return mean_interval(list(cluster_means(values, clusters).values()))
 
 
 def cluster_means(values: Sequence[float], clusters: Sequence[Hashable] | None) -> dict[Hashable, float]:

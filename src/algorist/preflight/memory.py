@@ -128,7 +128,7 @@ def plan_step(
 
 def _sampling_bytes(base: Any, prompt_tokens: int, section: GRPOSection, precision: Precision) -> int:
     """Return what sampling takes: the KV cache of all rows at their longest, their logits, the sampler's copy of the weights."""
-    rows = section.batch_size * (section.steps_per_generation or section.gradient_accumulation_steps)
+    rows = section.rows
     length = prompt_tokens + section.max_completion_tokens
     taken = rows * length * _cache_bytes(base, precision) + 3 * 4 * rows * _head(base)
     if precision.autocast:

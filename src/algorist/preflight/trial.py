@@ -164,9 +164,9 @@ def grpo_steps(section: GRPOSection, problems: int) -> int:
     """Return the optimiser steps of GRPO (one process); problems that fill no rollout batch are left out of an epoch."""
     if section.max_steps:
         return section.max_steps
-    windows = section.steps_per_generation or section.gradient_accumulation_steps
-    batches = problems // max(1, section.batch_size * windows // section.group_size)
-    per_epoch = batches * section.num_iterations * windows / section.gradient_accumulation_steps
+    batches = problems // max(1, section.rows // section.group_size)
+    per_step = section.batch_size * section.gradient_accumulation_steps
+    per_epoch = batches * section.num_iterations * section.rows / per_step
     return max(1, math.ceil(section.epochs * per_epoch))
 
 

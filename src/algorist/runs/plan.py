@@ -94,7 +94,7 @@ class Plan:
         grpo, held_out = self.recipe.grpo, self.recipe.eval
         if not grpo.enabled:
             return held_out.batch_size * max(1, held_out.samples)
-        return grpo.batch_size * (grpo.steps_per_generation or grpo.gradient_accumulation_steps)
+        return grpo.rows
 
 
 def make_plan(

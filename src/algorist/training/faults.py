@@ -166,9 +166,8 @@ def _smaller_rollouts(section: GRPOSection) -> list[str]:
     """Return smaller values for what sampling decides: group, completions, the engine's share of the GPU."""
     ways = []
     step = section.batch_size * section.gradient_accumulation_steps
-    sampled = section.batch_size * (section.steps_per_generation or section.gradient_accumulation_steps)
     size = section.group_size
-    fits = [g for g in range(2, size) if step % g == 0 and sampled % g == 0]
+    fits = [g for g in range(2, size) if step % g == 0 and section.rows % g == 0]
     if fits:
         group = min(fits, key=lambda g: abs(g - size / 2))
         ways.append(f"grpo.group_size={group} (instead of {size})")

@@ -35,8 +35,7 @@ def sampling_params(section: GRPOSection, seed: int) -> SamplingParams:
 
 def check_enough_problems(problems: int, section: GRPOSection) -> None:
     """Refuse fewer problems than one rollout batch of all processes takes (ConfigError)."""
-    rows = section.batch_size * (section.steps_per_generation or section.gradient_accumulation_steps)
-    needed = rows * section.processes // section.group_size
+    needed = section.rows * section.processes // section.group_size
     if problems >= needed:
         return
     shared, fewer = (" × processes", "fewer processes, ") if section.processes > 1 else ("", "")

@@ -38,10 +38,9 @@ class Schedule:
     @classmethod
     def from_section(cls, section: GRPOSection) -> Schedule:
         """Return the schedule of a recipe's ``grpo`` section."""
-        windows = section.steps_per_generation or section.gradient_accumulation_steps
         return cls(
-            rows=section.batch_size * windows,
-            shares=windows // section.gradient_accumulation_steps,
+            rows=section.rows,
+            shares=section.rows // (section.batch_size * section.gradient_accumulation_steps),
             iterations=section.num_iterations,
             micro_batch=section.batch_size,
             group_size=section.group_size,

@@ -107,9 +107,9 @@ class Distillation(Extension):
         self.say = run.display.say
 
     def prepare(self, model: Any, trainer: Policy) -> None:
-        from algorist.extensions.teacher.model import Teacher
+        from algorist.extensions.teacher.remote import load_teacher
 
-        self.teacher = Teacher.load(self.section, model, trainer.tokenizer, like=self.recipe.model)
+        self.teacher = load_teacher(self.section, model, trainer.tokenizer, like=self.recipe.model)
         self.say(self.teacher.line())
 
     def batch(self, batch: Batch, policy: Policy) -> Batch:

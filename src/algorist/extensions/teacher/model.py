@@ -16,7 +16,6 @@ from algorist.config.section import ModelSection
 from algorist.errors import ConfigError
 from algorist.extensions.teacher import BASE, TeacherSection
 from algorist.extensions.teacher.divergence import mass_beyond, top_of
-from algorist.extensions.teacher.remote import remote_of
 from algorist.models.load import load_policy, make_policy
 from algorist.store.stages import LAST_FIRST
 from algorist.training.batch import Batch
@@ -56,14 +55,7 @@ class Teacher:
 
     @classmethod
     def load(cls, section: TeacherSection, student: Any, tokenizer: Any, *, like: ModelSection) -> Teacher:
-        """Load the teacher of a section.
-
-        Raises:
-            ConfigError: Its tokenizer is another one.
-            EngineError: It is served, and its server does not score.
-        """
-        if (remote := remote_of(section)) is not None:
-            return remote.connect(section, student, tokenizer)
+        """Load a teacher that computes here (ConfigError: its tokenizer is another one)."""
         home = next(student.parameters()).device
         rows = 1 + max(tokenizer.get_vocab().values())
         if section.model == BASE:

@@ -15,8 +15,7 @@ from torch import Tensor
 from algorist.evaluation.estimators import Interval, paired_difference
 from algorist.extensions.teacher import BASE, TeacherSection
 from algorist.extensions.teacher.divergence import top_of
-from algorist.extensions.teacher.model import Teacher
-from algorist.extensions.teacher.remote import remote_of
+from algorist.extensions.teacher.remote import load_teacher, remote_of
 from algorist.rollouts import make_engine
 from algorist.rollouts.collect import collect
 from algorist.training.batch import Batch
@@ -47,13 +46,13 @@ def preview(recipe: Any, look: Any) -> dict[str, Any] | None:
     student = look.policy
     if remote_of(section) is not None:
         line = (
-            Teacher.load(section, student.model, student.tokenizer, like=recipe.model)
+            load_teacher(section, student.model, student.tokenizer, like=recipe.model)
             .line()
             .removeprefix("teacher ")
         )
         return {"rows": {"teacher": f"{line}; its own accuracy is not measured from here"}, "advice": []}
     look.say(f"sampling from the teacher {section.model}")
-    teacher = Teacher.load(section, student.model, student.tokenizer, like=recipe.model)
+    teacher = load_teacher(section, student.model, student.tokenizer, like=recipe.model)
     with teacher.awake():
         groups = collect(
             make_engine("auto", teacher.model, student.tokenizer),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from algorist.registry import Registry
 
 if TYPE_CHECKING:
+    from algorist.config.section import ModelSection
     from algorist.extensions.teacher import TeacherSection
     from algorist.extensions.teacher.model import Teacher
 
@@ -31,3 +32,17 @@ def remote_of(section: TeacherSection) -> Remote | None:
     """Return what the address of a teacher names, None for a model that is loaded here."""
     scheme, separator, _ = section.model.partition("://")
     return REMOTES.get(scheme)() if separator else None
+
+
+def load_teacher(section: TeacherSection, student: Any, tokenizer: Any, *, like: ModelSection) -> Teacher:
+    """Return the teacher of a section, here or elsewhere.
+
+    Raises:
+        ConfigError: Its tokenizer is another one.
+        EngineError: It is served, and its server does not score.
+    """
+    from algorist.extensions.teacher.model import Teacher
+
+    if (remote := remote_of(section)) is not None:
+        return remote.connect(section, student, tokenizer)
+    return Teacher.load(section, student, tokenizer, like=like)
