@@ -2,8 +2,8 @@
 
 ``Child`` starts ``python -P -m algorist.child_process MODULE:FUNCTION …``. That process is a guardian: it forks the worker, which
 calls ``FUNCTION(*arguments)`` once and gets ``(answer, about)`` from it: ``answer(bytes)`` is called for every request, ``about``
-is what ``Child.start`` returns. The guardian ends the worker and whatever the worker started, in other sessions too, as soon
-as its parent closes the pipe, asks for it, or dies in any way. Nothing is imported in the parent.
+is what ``Child.start`` returns. The guardian (``system.guard``) ends the worker and whatever the worker started when its parent
+is done with it or dies. Nothing is imported in the parent.
 
 A request is ``number, length, bytes``; an answer has the same number and is JSON. Time is what passes while the worker runs or
 sleeps; time that it waits for a processor does not count, so a busy machine changes no result (``BACKSTOP`` bounds that).
@@ -13,11 +13,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import json
 import os
-import resource
-import selectors
 import signal
 import struct
 import subprocess
@@ -30,6 +27,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from algorist import system
 
 START_S = 60.0
 """Seconds that a worker may take until it is ready."""
@@ -45,7 +44,6 @@ GROWTH = 2**30
 """A worker whose memory has grown by so much since its first answer (bytes) is replaced."""
 _HEAD = struct.Struct("<QQ")
 _ROOT = str(Path(__file__).resolve().parents[1])
-_DEATH_SIGNAL, _SUBREAPER = 1, 36  # prctl's numbers on Linux
 _open: weakref.WeakSet[Child] = weakref.WeakSet()
 
 
@@ -84,6 +82,7 @@ class Child:
         self.environment, self.without = dict(environment or {}), without
         self.about: Any = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._pipes: system.Pipes | None = None
         self._owner = os.getpid()
         self.forget()
         _open.add(self)
@@ -113,9 +112,7 @@ class Child:
             bufsize=0,
             start_new_session=True,
         )
-        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
-            if pipe is not None:
-                os.set_blocking(pipe.fileno(), False)
+        self._pipes = system.Pipes(self._process)
 
     def start(self, timeout_s: float = START_S) -> Answer:
         """Start the process if there is none and wait until it is ready; ``value`` is what the target says about itself."""
@@ -138,7 +135,7 @@ class Child:
         """End the process and whatever it started; a thread that waits for its answer gets ``crashed``."""
         if not self._lock.acquire(blocking=False):
             if (busy := self._process) is not None:
-                busy.terminate()
+                system.end(busy)
             return
         try:
             self._close()
@@ -146,21 +143,19 @@ class Child:
             self._lock.release()
 
     def _close(self) -> None:
-        process, self._process, self._worker = self._process, None, 0
-        self._data, self._shown, self._first_memory = b"", 0, 0
-        if process is None:
+        process, pipes, self._process, self._pipes = self._process, self._pipes, None, None
+        self._worker, self._data, self._shown, self._first_memory = 0, b"", 0, 0
+        self._is_limited = True
+        if process is None or pipes is None:
             return
         if self._owner == os.getpid():
-            process.terminate()  # the guardian ends the others first
+            system.end(process)
             try:
                 process.wait(5.0)
             except subprocess.TimeoutExpired:
                 process.kill()  # the worker follows by its death signal
                 process.wait()
-        for pipe in (process.stdin, process.stdout, process.stderr):
-            with contextlib.suppress(OSError):
-                if pipe is not None:
-                    pipe.close()
+        pipes.close()
 
     def forget(self) -> None:
         """Begin anew; in a forked process the parent's child is not ours to end, only its pipes are closed here."""
@@ -178,12 +173,15 @@ class Child:
             self.close()
             return answer
         self._worker, self.about = answer.value["pid"], answer.value["about"]
+        self._is_limited = answer.value["limited"]
+        if not self._is_limited:
+            self._first_memory = system.memory_of(self._worker)
         return Answer(self.about)
 
     def _exchange(self, request: bytes, timeout_s: float) -> Answer:
         """Write the request and read the answer of its number."""
         try:
-            answer = self._talk(memoryview(request), timeout_s)
+            answer = self._talk(request, timeout_s)
         except BaseException:  # Ctrl-C: the worker is busy with what nobody waits for
             self.close()
             raise
@@ -191,59 +189,38 @@ class Child:
             self.close()
         return answer
 
-    def _talk(self, unsent: memoryview, timeout_s: float) -> Answer:
-        process = self._process
-        assert process is not None and process.stdin is not None and process.stdout is not None
+    def _talk(self, request: bytes, timeout_s: float) -> Answer:
+        process, pipes = self._process, self._pipes
+        assert process is not None and pipes is not None
         began = last = time.monotonic()
-        waited = _waited(self._worker)
+        waited = system.waited(self._worker)
         paused = 0.0
-        with selectors.DefaultSelector() as selector:
-            selector.register(process.stdout, selectors.EVENT_READ, "answer")
-            if process.stderr is not None:
-                selector.register(process.stderr, selectors.EVENT_READ, "output")
-            if unsent:
-                selector.register(process.stdin, selectors.EVENT_WRITE, "request")
-            while True:
-                now = time.monotonic()
-                # More than a second: this process itself was stopped or did not get a processor.
-                paused += max(0.0, now - last - 1.0)
-                last, spent = now, now - began - paused
-                late = spent > timeout_s and (
-                    spent - _starved(self._worker or _child_of(process.pid), waited) > timeout_s
-                    or spent > BACKSTOP * timeout_s + 10
-                )
-                left = max(0.0, timeout_s - spent)
-                ready = selector.select(0.0 if late else min(SLICE_S, left) or SLICE_S)
-                for key, _ in ready:
-                    if key.data == "request":
-                        unsent = self._write(process.stdin.fileno(), unsent)
-                        if not unsent:
-                            selector.unregister(process.stdin)
-                    elif key.data == "output":
-                        if not self._pass_on(key.fd):
-                            selector.unregister(process.stderr)  # type: ignore[arg-type]
-                    elif (answer := self._read(key.fd)) is not None:
-                        if process.stderr is not None:
-                            self._pass_on(process.stderr.fileno())
-                        return answer if answer.error != "crashed" else self._died(process)
-                if late and not any(key.data == "answer" for key, _ in ready):
-                    return Answer(error="timeout")
+        pipes.send(request)
+        while True:
+            now = time.monotonic()
+            # More than a second: this process itself was stopped or did not get a processor.
+            paused += max(0.0, now - last - 1.0)
+            last, spent = now, now - began - paused
+            late = spent > timeout_s and (
+                spent - _starved(self._worker or system.first_child(process.pid), waited) > timeout_s
+                or spent > BACKSTOP * timeout_s + 10
+            )
+            left = max(0.0, timeout_s - spent)
+            pieces = pipes.wait(0.0 if late else min(SLICE_S, left) or SLICE_S)
+            for name, part in pieces:
+                if name == "output":
+                    self._pass_on(part)
+                elif (answer := self._take(part)) is not None:
+                    for _, rest in (piece for piece in pipes.wait(0.0) if piece[0] == "output"):
+                        self._pass_on(rest)
+                    return answer if answer.error != "crashed" else self._died(process)
+            if late and not any(name == "answer" for name, _ in pieces):
+                return Answer(error="timeout")
+            if self._is_over_memory():
+                return Answer(error="memory")
 
-    @staticmethod
-    def _write(handle: int, unsent: memoryview) -> memoryview:
-        try:
-            return unsent[os.write(handle, unsent[: 1 << 16]) :]
-        except BlockingIOError:
-            return unsent
-        except OSError:
-            return unsent[len(unsent) :]  # it died; the answer's pipe tells
-
-    def _read(self, handle: int) -> Answer | None:
+    def _take(self, part: bytes) -> Answer | None:
         """Take what has come; return the answer of this request once it is whole, drop those of others."""
-        try:
-            part = os.read(handle, 1 << 16)
-        except BlockingIOError:
-            return None
         if not part:
             return Answer(error="crashed")
         self._data += part
@@ -264,61 +241,42 @@ class Child:
                     return Answer(error="crashed")
         return None
 
-    def _pass_on(self, handle: int) -> bool:
-        """Show what the worker printed, up to ``MAX_OUTPUT`` per process; return whether more can come."""
-        try:
-            part = os.read(handle, 1 << 16)
-        except BlockingIOError:
-            return True
+    def _pass_on(self, part: bytes) -> None:
+        """Show what the worker printed, up to ``MAX_OUTPUT`` per process."""
         if part and self.show and self._shown < MAX_OUTPUT:
             self.show(part[: MAX_OUTPUT - self._shown].decode("utf-8", errors="replace"))
             if self._shown + len(part) >= MAX_OUTPUT:
                 self.show(f"\n[what comes after {MAX_OUTPUT} bytes is not shown]\n")
         self._shown += len(part)
-        return bool(part)
 
     @staticmethod
     def _died(process: subprocess.Popen[bytes]) -> Answer:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(2.0)
         code = process.returncode
+        code = 128 - code if code and code < 0 else code  # nothing guarded it
         name = signal.Signals(code - 128).name if code and code - 128 in set(signal.Signals) else None
         return Answer(
             error="crashed", detail=f"its process died ({f'by {name}' if name else f'exit code {code}'})"
         )
 
     def _has_grown(self) -> bool:
-        held = _memory(self._worker)
+        held = system.memory_of(self._worker)
         self._first_memory = self._first_memory or held
         return held - self._first_memory > GROWTH
 
-
-def _memory(pid: int) -> int:
-    """Return the resident memory of a process in bytes; 0 where the system does not tell."""
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
-    except (OSError, ValueError, IndexError):
-        return 0
-
-
-def _waited(pid: int) -> dict[str, float]:
-    """Return how long each thread of a process has waited for a processor (s); nothing where the system does not tell."""
-    reaped = {}
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for thread in os.listdir(f"/proc/{pid}/task") if pid else ():  # noqa: PTH208
-            reaped[thread] = int(Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[1]) / 1e9
-    return reaped
+    def _is_over_memory(self) -> bool:
+        """Tell whether a worker that the system does not limit has taken more than it may."""
+        if self._is_limited or not self.memory_mb:
+            return False
+        return system.memory_of(self._worker) - self._first_memory > self.memory_mb * 2**20
 
 
 def _starved(pid: int, before: dict[str, float]) -> float:
-    return max((seconds - before.get(thread, 0.0) for thread, seconds in _waited(pid).items()), default=0.0)
-
-
-def _child_of(guardian: int) -> int:
-    try:
-        return int(Path(f"/proc/{guardian}/task/{guardian}/children").read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        return 0
+    """Return the longest that a thread of a process has waited for a processor since ``before`` (s)."""
+    return max(
+        (seconds - before.get(thread, 0.0) for thread, seconds in system.waited(pid).items()), default=0.0
+    )
 
 
 def _forget_children() -> None:
@@ -334,89 +292,16 @@ def close_children() -> None:
 
 
 atexit.register(close_children)
-os.register_at_fork(after_in_child=_forget_children)
+system.after_fork(_forget_children)
 
 
 # From here on: in the other process.
 
 
 def _main(memory_mb: str, target: str, *arguments: str) -> None:
-    """Fork: the first process guards, the second one works."""
-    guardian = os.getpid()
-    _prctl(_SUBREAPER, 1)
-    worker = os.fork()
-    if worker:
-        _guard(worker)
-    os.setsid()  # what kills its own group does not reach the guardian
-    _prctl(_DEATH_SIGNAL, signal.SIGKILL)
-    if os.getppid() != guardian:
-        os._exit(1)
+    """Work, guarded."""
+    system.guard()
     _work(memory_mb, target, arguments)
-
-
-def _guard(worker: int) -> None:
-    """Wait until the worker ends, the parent ends, closes the pipe or sends SIGTERM; then end all that is left."""
-    parent = os.getppid()
-    source = os.dup(0)
-    for handle in (0, 1, 2):
-        os.dup2(os.open(os.devnull, os.O_RDWR), handle)
-    wake, bell = os.pipe()
-    os.set_blocking(bell, False)
-    signal.set_wakeup_fd(bell, warn_on_full_buffer=False)
-    for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda *_: None)
-    import select
-
-    poll = select.poll()
-    poll.register(source, 0)  # hang-up only: the requests are the worker's
-    poll.register(wake, select.POLLIN)
-    code = None
-    while code is None and os.getppid() == parent:
-        events = dict(poll.poll(500))
-        if source in events:
-            break
-        if wake in events and signal.SIGTERM in os.read(wake, 512):
-            break
-        code = _reap(worker)
-    _end_all(worker)
-    os._exit(0 if code is None else code)
-
-
-def _reap(worker: int) -> int | None:
-    """Collect ended children; return the worker's exit code, 128 + N after signal N, or None while it runs."""
-    with contextlib.suppress(ChildProcessError):
-        while True:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == worker:
-                return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
-            if not pid:
-                return None
-    return 1
-
-
-def _end_all(worker: int) -> None:
-    """Kill the worker's group and every descendant; those whose parent dies become children of the guardian, on Linux."""
-    with contextlib.suppress(OSError):
-        os.killpg(worker, signal.SIGKILL)
-    deadline = time.monotonic() + 3.0
-    while time.monotonic() < deadline:
-        for pid in _children():
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-        try:
-            if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                time.sleep(0.005)
-        except ChildProcessError:
-            return
-
-
-def _children() -> list[int]:
-    me, pids = os.getpid(), []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            if int(stat.read_text(errors="replace").rpartition(")")[2].split()[1]) == me:
-                pids.append(int(stat.parent.name))
-    return pids
 
 
 def _work(memory_mb: str, target: str, arguments: Sequence[str]) -> None:
@@ -424,8 +309,7 @@ def _work(memory_mb: str, target: str, arguments: Sequence[str]) -> None:
     source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the run's business, which ends this process when it is done
+    system.ignore_stopping()  # the run's business, which ends this process when it is done
     me = os.getpid()
 
     def send(number: int, content: dict[str, Any]) -> None:
@@ -443,10 +327,8 @@ def _work(memory_mb: str, target: str, arguments: Sequence[str]) -> None:
     except BaseException as error:
         send(0, {"error": "raised", "detail": _said(error)})
         return
-    with contextlib.suppress(ImportError, OSError, ValueError):
-        if memory_mb:
-            _limit_memory(int(memory_mb))
-    send(0, {"value": {"pid": me, "about": about}})
+    limited = not memory_mb or system.limit_memory(int(memory_mb))
+    send(0, {"value": {"pid": me, "about": about, "limited": limited}})
     while len(head := source.read(_HEAD.size)) == _HEAD.size:
         number, length = _HEAD.unpack(head)
         reply: dict[str, Any]
@@ -468,25 +350,6 @@ def _said(error: BaseException) -> str:
     except Exception:
         message = type(error).__name__
     return f"{message[:8000]}\n{''.join(traceback.format_exception(error, limit=-20))[-8000:]}"
-
-
-def _limit_memory(megabytes: int) -> None:
-    """Limit the writable memory (RLIMIT_DATA); what is there already comes on top."""
-    held = next(
-        int(line.split()[1]) * 1024
-        for line in Path("/proc/self/status").read_text().splitlines()
-        if line.startswith("VmData")
-    )
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    limit = held + megabytes * 2**20
-    if hard == resource.RLIM_INFINITY or limit < hard:
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-
-
-def _prctl(option: int, value: int) -> None:
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 if __name__ == "__main__":

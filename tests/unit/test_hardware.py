@@ -18,7 +18,8 @@ from algorist.report.build import build_report
 from algorist.report.collect import collect
 from algorist.runs.pipeline import run_recipe
 from algorist.store.run_folder import RunFolder
-from algorist.training.callbacks import Hardware, own_memory
+from algorist.system import own_memory
+from algorist.training.callbacks import Hardware
 
 
 def busy(seconds: float) -> None:
@@ -47,7 +48,7 @@ def test_memory_that_is_taken_is_seen() -> None:
 
 
 def test_memory_that_was_taken_between_two_looks_is_in_the_peak() -> None:
-    before = own_memory("VmRSS") / 1e9  # children of other tests do not count
+    before = own_memory() / 1e9  # children of other tests do not count
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # the peak is that of the test from here on
     with mmap.mmap(
@@ -55,7 +56,7 @@ def test_memory_that_was_taken_between_two_looks_is_in_the_peak() -> None:
     ) as block:  # not torch's memory, which the process may have kept from a test before
         block[:: mmap.PAGESIZE] = bytes(len(range(0, len(block), mmap.PAGESIZE)))
     assert Hardware().read()["hardware/ram_peak_gb"] - before > 0.15
-    assert own_memory("VmRSS") / 1e9 < before + 0.1
+    assert own_memory() / 1e9 < before + 0.1
 
 
 def test_children_count_and_one_that_ends_is_forgotten() -> None:

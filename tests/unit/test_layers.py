@@ -25,7 +25,7 @@ ROWS = [
     {"declared"},
     {"types", "parameters", "child_process", "user_code"},
     {"registry"},
-    {"errors"},
+    {"errors", "system"},
 ]
 # models are built from the recipe's model section, and prompts from its prompt section: plain typed objects.
 # recipes are refused when they hold a secret, or come from elsewhere and name code: plain functions of the store.

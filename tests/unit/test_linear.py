@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from algorist import system
 from algorist.errors import CheckpointError
 from algorist.models import products
 from algorist.models.products import (
@@ -129,7 +130,7 @@ def test_the_processor_decides_and_no_clock(
 ) -> None:
     monkeypatch.delenv(BY_HAND)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    monkeypatch.setattr(products, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(system, "CPUINFO", tmp_path / "cpuinfo")
     monkeypatch.setattr(time, "perf_counter", lambda: pytest.fail("timed"))
     if vendor:
         (tmp_path / "cpuinfo").write_text(f"vendor_id\t: {vendor}\n")

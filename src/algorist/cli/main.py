@@ -79,10 +79,12 @@ def _end_like_ctrl_c(*, launched: bool) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends at once
         raise KeyboardInterrupt
 
+    from algorist.system import HANGUP
+
     try:
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL and not launched:
             signal.signal(signal.SIGTERM, stop)
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL:
+        if HANGUP is None or signal.getsignal(HANGUP) is not signal.SIG_DFL:
             return
         terminals = [handle for handle in (0, 1, 2) if os.isatty(handle)]
 
@@ -91,7 +93,7 @@ def _end_like_ctrl_c(*, launched: bool) -> None:
                 os.dup2(os.open(os.devnull, os.O_RDWR), handle)
             os.kill(os.getpid(), signal.SIGTERM)
 
-        signal.signal(signal.SIGHUP, pass_on)
+        signal.signal(HANGUP, pass_on)
     except ValueError:  # not in the main thread: the caller handles signals
         return
 

@@ -7,11 +7,12 @@ each. Kept, a block is touched once. The numbers computed are the same; ``benchm
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import sys
 from functools import cache
+
+from algorist.system import c_function
 
 log = logging.getLogger("algorist.models.host_memory")
 
@@ -34,9 +35,8 @@ def keep_freed_memory() -> bool:
     if own or sys.platform != "linux":
         log.debug("the allocator is left as it is (%s)", ", ".join(own) or sys.platform)
         return False
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except AttributeError:  # another C library
+    mallopt = c_function("mallopt")
+    if mallopt is None:  # another C library
         return False
     # One arena: what a thread's own arena holds beyond 64 MiB is mapped whatever the threshold.
     return bool(

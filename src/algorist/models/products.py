@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -25,13 +24,13 @@ from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
 from algorist.errors import CheckpointError, is_out_of_memory
+from algorist.system import cpuinfo
 
 Kind = Literal["decode", "update"]
 Library = Literal["torch", "mkl", "onednn"]
 Linear = Callable[[Tensor], Tensor]
 LinearAdd = Callable[[Tensor, Tensor], Tensor]
 BY_HAND = "ALGORIST_CPU_PRODUCTS"
-CPUINFO = Path("/proc/cpuinfo")
 LEAST_ROWS, LEAST_WIDTH = 32, 8
 """Smaller products of an update are left to torch: laying out the operands costs more than the product."""
 KERNEL_ROOM = 32 << 20
@@ -118,9 +117,7 @@ def _usual(kind: Kind, dtype: torch.dtype) -> Library:
 
 def _mkl_holds_back() -> bool:
     """Return whether this is an AMD processor with AVX-512, which MKL leaves unused there."""
-    with suppress(OSError):
-        return torch.backends.cpu.get_cpu_capability() == "AVX512" and "AuthenticAMD" in CPUINFO.read_text()
-    return False
+    return torch.backends.cpu.get_cpu_capability() == "AVX512" and "AuthenticAMD" in cpuinfo()
 
 
 def fixed_linear(weight: Tensor, bias: Tensor | None, rows: int) -> tuple[Linear, LinearAdd]:

@@ -7,7 +7,6 @@ counted on a short real forward (the bytes that autograd saves, per token) and s
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import weakref
 from dataclasses import asdict, dataclass, replace
@@ -18,12 +17,12 @@ import psutil
 import torch
 from torch import Tensor, nn
 
+from algorist import system
 from algorist.config.schema import GRPOSection, SFTSection
 from algorist.models.precision import HALF, Precision, compute_dtype, on_gpu, weight_dtype
 from algorist.models.sharding import unwrap
 from algorist.rollouts.native.decoder import cache_dtype
 from algorist.training.batch import Batch
-from algorist.training.callbacks import own_memory
 from algorist.training.extension import Extensions
 from algorist.training.faults import saved_bytes, state_bytes
 from algorist.training.lm_head import CACHE_BYTES, CHUNK_ELEMENTS, TILE_COLUMNS, TILE_ROWS
@@ -268,9 +267,9 @@ def memory_now() -> int:
     gc.collect()
     if torch.cuda.is_available():
         return int(torch.cuda.memory_allocated())
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
-    return own_memory("VmRSS")
+    if (trim := system.c_function("malloc_trim")) is not None:
+        trim(0)
+    return system.own_memory()
 
 
 def memory_limit() -> int:
@@ -288,12 +287,11 @@ def reset_peak() -> None:
     """Forget the highest value so far."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
+    system.reset_peak()
 
 
 def peak() -> int:
     """Return the highest value since ``reset_peak``, in bytes."""
     if torch.cuda.is_available():
         return int(torch.cuda.max_memory_allocated())
-    return own_memory("VmHWM")
+    return system.own_memory(peak=True)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import resource
-import sys
 import textwrap
 import time
 from datetime import UTC, datetime
@@ -21,6 +19,7 @@ from algorist.evaluation.compare import paired_metrics
 from algorist.store.redact import redact_tree, with_texts
 from algorist.store.run_folder import RunFolder, environment
 from algorist.store.safe_text import markdown
+from algorist.system import own_memory, processor_seconds
 
 NAME = "result.json"
 STRICT, LENIENT = "greedy_accuracy", "lenient_accuracy"
@@ -35,19 +34,16 @@ class Took:
     """What a run takes of the machine from now on; of a run that is continued only the memory is known."""
 
     def __init__(self, resumed: bool) -> None:
-        self.resumed, self.began, self.cpu = resumed, time.monotonic(), _processor_seconds()
+        self.resumed, self.began, self.cpu = resumed, time.monotonic(), processor_seconds()
 
     def until_now(self) -> dict[str, float | None]:
         minutes = (time.monotonic() - self.began) / 60
-        processor = (_processor_seconds() - self.cpu) / 60
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
-            2**30 if sys.platform == "darwin" else 2**20
-        )
+        processor = (processor_seconds() - self.cpu) / 60
         gpu = _torch("cuda.max_memory_allocated") or 0
         return {
             "minutes": None if self.resumed else round(minutes, 2),
             "processor_minutes": None if self.resumed else round(processor, 2),
-            "peak_memory_gib": round(peak, 2),
+            "peak_memory_gib": round(own_memory(peak=True) / 2**30, 2),
             "peak_gpu_memory_gib": round(gpu / 2**30, 2) if gpu else None,
         }
 
@@ -81,11 +77,6 @@ def write_result(folder: RunFolder, recipe: Recipe, evaluations: dict[str, Artif
     content = with_texts(redact_tree(content), lambda text: _PATH.sub("", text))
     folder.write_json(NAME, content)
     return folder.path / NAME
-
-
-def _processor_seconds() -> float:
-    uses = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(use.ru_utime + use.ru_stime for use in uses)
 
 
 def _torch(name: str) -> Any:

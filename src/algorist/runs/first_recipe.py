@@ -19,6 +19,7 @@ from algorist.errors import ConfigError, DataError
 from algorist.models.loaders import loaders
 from algorist.runs.first_look import DataFile
 from algorist.store.safe_text import one_line
+from algorist.system import cpuinfo
 
 GPU_MODELS = ((10, "Qwen/Qwen2.5-1.5B-Instruct"), (6, "Qwen/Qwen2.5-0.5B-Instruct"), (0, "smollm2"))
 CPU_MODELS = ((6, "smollm2"), (0, "tiny"))
@@ -56,11 +57,7 @@ def this_machine() -> Hardware:
 
 def has_bfloat16() -> bool:
     """Return whether this processor multiplies in bfloat16; others imitate it, slowly."""
-    try:
-        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return False
-    return re.search(r"\b(avx512_bf16|amx_bf16)\b", flags) is not None
+    return re.search(r"\b(avx512_bf16|amx_bf16)\b", cpuinfo()) is not None
 
 
 def default_model(hardware: Hardware) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from algorist.errors import CheckpointError
+from algorist.system import sync_folder
 
 PARTIAL = ".partial"
 
@@ -24,7 +25,7 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     partial = path.with_name(path.name + PARTIAL)
     try:
         write(partial)
-        with partial.open("rb") as file:
+        with partial.open("rb+") as file:
             os.fsync(file.fileno())
         partial.replace(path)
         sync_folder(path.parent)
@@ -42,12 +43,3 @@ def replace_text(path: Path, text: str) -> None:
     """Write ``text`` (UTF-8, lone surrogates escaped) whole or not at all."""
     data = text.encode("utf-8", errors="backslashreplace")
     replace_file(path, lambda partial: partial.write_bytes(data))
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames and removals in ``folder`` last through a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

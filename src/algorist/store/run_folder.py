@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import importlib.metadata
 import json
 import os
@@ -11,12 +10,11 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import psutil
 
@@ -24,6 +22,7 @@ from algorist.errors import DAMAGED, CheckpointError
 from algorist.store.atomic import replace_text
 from algorist.store.redact import redact
 from algorist.store.stages import STAGES, checkpoints
+from algorist.system import file_lock, is_locked, processor_name
 
 LIBRARIES = (
     "algorist torch transformers trl peft accelerate datasets tokenizers safetensors numpy math-verify sympy vllm deepspeed "
@@ -208,43 +207,20 @@ class RunFolder:
         Raises:
             CheckpointError: Another process holds it; the message names its pid.
         """
-        try:
-            file = (self.path / ".lock").open("a+")
-        except OSError as error:
-            raise CheckpointError(f"cannot write in {self.path}: {error.strerror}") from None
-        with file:
-            if not _held(file):
-                file.seek(0)
+        with ExitStack() as stack:
+            try:
+                holder = stack.enter_context(file_lock(self.path / ".lock"))
+            except OSError as error:
+                raise CheckpointError(f"cannot write in {self.path}: {error.strerror}") from None
+            if holder is not None:
                 raise CheckpointError(
-                    f"{self.path} is in use by process {file.read().strip() or '?'}; wait for it, "
-                    "or take another name: run_name=NAME"
+                    f"{self.path} is in use by process {holder}; wait for it, or take another name: run_name=NAME"
                 )
-            file.truncate(0)
-            file.write(str(os.getpid()))
-            file.flush()
             yield
 
     def is_running(self) -> bool:
         """Tell whether a process holds the folder."""
-        try:
-            with (self.path / ".lock").open("r") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except FileNotFoundError:
-            return False
-        except OSError:
-            return True
-        return False
-
-
-def _held(file: IO[str]) -> bool:
-    """Take the lock; ``is_running`` holds it briefly, so try for a second."""
-    for _ in range(20):
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            time.sleep(0.05)
-    return False
+        return is_locked(self.path / ".lock")
 
 
 def environment() -> dict[str, Any]:
@@ -256,7 +232,7 @@ def environment() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "processor": _processor(),
+        "processor": processor_name(),
         "cores": os.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "devices": _devices(),
@@ -284,14 +260,6 @@ def _versions() -> dict[str, str]:
         with suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     return versions
-
-
-def _processor() -> str:
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def _devices() -> list[str]:

@@ -22,7 +22,8 @@ import pyarrow.compute
 import pyarrow.parquet
 
 from algorist.errors import DAMAGED, CheckpointError, DataError
-from algorist.store.atomic import PARTIAL, replace_file, replace_text, sync_folder
+from algorist.store.atomic import PARTIAL, replace_file, replace_text
+from algorist.system import sync_folder
 from algorist.types import ENVIRONMENT, Group, Rollout
 
 # ---- the one schema of stored completions: what a group of rollouts becomes in Parquet, for training and evaluation alike

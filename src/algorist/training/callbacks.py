@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import logging
-import resource
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -16,6 +13,7 @@ import psutil
 import torch
 from transformers import TrainerCallback
 
+from algorist.system import HANGUP, STOPPING, own_memory
 from algorist.training.extension import Control
 
 MetricsSink = Callable[[int, dict[str, float]], Control | None]
@@ -84,8 +82,8 @@ class StopSignal(TrainerCallback):
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignal:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+        for number in STOPPING:
+            if number == HANGUP and signal.getsignal(number) == signal.SIG_IGN:
                 continue  # under nohup
             try:
                 self._before[number] = signal.signal(number, self._handle)
@@ -175,17 +173,6 @@ LOOK_EVERY_S = 10.0
 """Seconds between two looks for new child processes and for the load of the GPU, which cost more than the rest."""
 
 
-def own_memory(name: str) -> int:
-    """Return bytes of this process: ``VmRSS`` (resident now) or ``VmHWM`` (most so far); off Linux always the latter."""
-    status = Path("/proc/self/status")
-    if status.is_file():
-        for line in status.read_text().splitlines():
-            if line.startswith(name):
-                return int(line.split()[1]) * 1024
-    # macOS counts bytes, Linux kilobytes.
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
 class Hardware:
     """Reads the use of hardware since the reading before; cheap enough for every logged line.
 
@@ -226,7 +213,7 @@ class Hardware:
         self._time, self._own_seconds = now, own
         values = {
             "hardware/ram_gb": ram / 1e9,
-            "hardware/ram_peak_gb": own_memory("VmHWM") / 1e9,
+            "hardware/ram_peak_gb": own_memory(peak=True) / 1e9,
             "hardware/cpu_percent": percent,
         }
         if torch.cuda.is_initialized():

@@ -34,9 +34,9 @@ from algorist.errors import (
     is_disk_full,
     is_out_of_memory,
 )
-from algorist.store.atomic import sync_folder
 from algorist.store.safe_text import first_line
 from algorist.store.stages import checkpoints, step_of
+from algorist.system import sync_folder
 from algorist.training import trl_seam
 from algorist.training.distributed import ShardedTraining
 

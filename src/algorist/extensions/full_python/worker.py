@@ -95,9 +95,9 @@ def _confine(sink: int, memory_mb: int, seconds: float) -> None:
         os.dup2(null, handle)
     os.closerange(3, sink)
     os.closerange(sink + 1, 1 << 16)
-    from algorist.child_process import _limit_memory
+    from algorist.system import limit_memory
 
-    _limit_memory(memory_mb)
+    limit_memory(memory_mb)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 1, int(seconds) + 2))
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGXCPU):
