@@ -48,12 +48,12 @@ resource: Any = _optional("resource")
 
 def lacking() -> list[str]:
     """Return what this system lacks and what that means, a sentence each; nothing on Linux."""
-    readable = Path("/proc/self/status").is_file()
+    readable = bool(waited(os.getpid()))
     facts = (
         (fcntl is None, "file locks: a run folder is held by a process id written into it"),
         (
             not _FORKS,
-            "fork: what a grader or an own reward starts may outlive it, and the tool full_python is missing",
+            "fork: what an own reward starts ends with it, but not what that starts once it is an orphan; no tool full_python",
         ),
         (HANGUP is None, "SIGHUP: closing the terminal ends a run without saving the step"),
         (
@@ -356,10 +356,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
     if _FORKS:
         process.terminate()  # the guardian ends the others first
         return
-    with contextlib.suppress(psutil.Error):
-        for descendant in psutil.Process(process.pid).children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                descendant.kill()
+    _kill_descendants(process.pid)
     process.kill()
 
 
@@ -397,7 +394,15 @@ def guard() -> None:
 def _end_with(parent: psutil.Process | None) -> None:
     while parent is not None and parent.is_running() and parent.status() != psutil.STATUS_ZOMBIE:
         time.sleep(1.0)
+    _kill_descendants(os.getpid())
     os._exit(1)
+
+
+def _kill_descendants(pid: int) -> None:
+    with contextlib.suppress(psutil.Error):
+        for descendant in psutil.Process(pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                descendant.kill()
 
 
 def _guard(worker: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -151,3 +152,19 @@ def check_loggers(path: Path) -> None:
             library = name.partition(".")[0] in LIBRARIES
             own = name in ("algorist", module.removesuffix(".__init__"))
             assert library or own, f"{path.name}: logger {name}"
+
+
+ONLY_SYSTEM = re.compile(
+    r"^\s*(?:import|from) (?:fcntl|resource|termios|pwd|grp|ctypes)\b|os\.(?:fork|setsid|killpg|register_at_fork|set_blocking|WNOHANG)\b"
+    r"|signal\.SIG(?:HUP|CHLD|KILL|ALRM)\b|select\.e?poll\b|[\"'{]/proc/",
+    re.MULTILINE,
+)
+
+
+def test_what_not_every_system_has_is_in_one_module() -> None:
+    """Others: the tool that needs Linux and says so, and a child process for llama.cpp, whose library is called through ctypes."""
+    linux = {"system.py", "extensions/full_python/worker.py", "extensions/gguf/child.py"}
+    users = {
+        str(p.relative_to(SOURCE)) for p in modules() if ONLY_SYSTEM.search(p.read_text(encoding="utf-8"))
+    }
+    assert users == linux

@@ -128,11 +128,17 @@ def test_page_holds_the_run(tmp_path: Path) -> None:
     assert "<h1>demo</h1>" in text and "SFT → GRPO: +25.0 points" in text
     assert "greedy accuracy" in text and "learning_rate: 0.001" in text and "algorist run" in text
     assert [s["name"] for s in data["stages"]] == ["sft", "grpo"]
-    figures = text.partition('<p class="figures">')[2].partition("</p>")[0]
-    assert re.findall(r"<strong>([\d.]+) %</strong> <span class=\"quiet\">(\w+)<", figures) == [
-        ("25.0", "SFT"),
-        ("50.0", "GRPO"),
+    picture = text.partition('<div class="figures">')[2].partition("</section>")[0]
+    assert re.findall(r"quiet\">(\w+)</span>|<strong>([\d.]+) %", picture) == [
+        ("SFT", ""),
+        ("", "25.0"),
+        ("GRPO", ""),
+        ("", "50.0"),
     ]
+    gain = text.partition('<p class="gain">')[2].partition("</p>")[0]
+    assert (
+        "+25.0 points" in gain and "from SFT to GRPO: 5 of 20 problems turned right, 0 turned wrong" in gain
+    )
     assert (
         text.count('<th scope="row">greedy accuracy</th>') == 1
     )  # one row for both evaluations and their difference

@@ -104,6 +104,7 @@ class Environment(Result):
     vllm: Annotated[str, "whether vLLM can be used"]
     disk: Annotated[str, "free space"]
     hub: Annotated[str, "whether the hub can be reached"]
+    system: Annotated[list[str], "what this system lacks and what that means; empty on Linux"]
     problems: Annotated[list[str], "what is broken, and what to do"]
 
     def view(self, width: int) -> View:
@@ -116,6 +117,7 @@ class Environment(Result):
             rows[name] = f"{version or 'not installed'}{note}"
         rows |= {"device": self.device, "vllm": self.vllm, "disk": self.disk, "hub": self.hub}
         yield table(("", ""), rows.items())
+        yield from (f"this system lacks {text}" for text in self.system)
         yield "\n".join(f"problem: {text}" for text in self.problems) or "everything needed is there"
 
     def code(self) -> int:

@@ -47,6 +47,9 @@ def main() -> None:
         sys.exit(0)
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault(
+        "PYTORCH_ENABLE_MPS_FALLBACK", "1"
+    )  # what Apple's GPU has no kernel for, the CPU does
     _let_gpu_memory_grow()
     from algorist.store.safe_text import SafeStream
 

@@ -81,6 +81,7 @@ def watch(
     once: bool = False,
     web: bool = False,
     port: Annotated[int, typer.Option(min=0, max=65535)] = 0,
+    beside: Annotated[list[Path] | None, typer.Option(metavar="RUN")] = None,
     as_json: bool = False,
 ) -> State:
     """Watch a run from another window: where it is, its curves, what is wrong. Ends with the run, or with Ctrl-C.
@@ -91,6 +92,7 @@ def watch(
         once: Look once and end.
         web: A live page for a browser on this machine, until Ctrl-C.
         port: Port of --web; 0: any that is free.
+        beside: Another run, whose curves and figures join those of this one (with --web; may be repeated).
 
     Example: algorist watch runs/quickstart · algorist watch runs/quickstart --web · Next: algorist diagnose
     runs/quickstart
@@ -101,7 +103,7 @@ def watch(
 
     folder = RunFolder.open(run)
     if web:
-        _serve(folder, port, every)
+        _serve(folder, port, every, [RunFolder.open(other) for other in beside or ()])
     drawn = console()
     if web or once or as_json or not drawn.can_redraw:
         return state(folder)
@@ -120,11 +122,11 @@ def watch(
     return state(folder)
 
 
-def _serve(folder: RunFolder, port: int, every: float) -> None:
+def _serve(folder: RunFolder, port: int, every: float, others: list[RunFolder]) -> None:
     """Serve the live page until Ctrl-C."""
     from algorist.report.build import HOST, LivePage, make_server
 
-    server, address = make_server(LivePage(folder, lambda: vars(state(folder)), every), port)
+    server, address = make_server(LivePage(folder, lambda: vars(state(folder)), every, others), port)
     number = server.server_address[1]
     say(
         f"{folder.path}, live, for this machine only and whoever knows the token (Ctrl-C ends the page, not the run):"

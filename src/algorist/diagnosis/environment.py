@@ -10,6 +10,8 @@ import shutil
 import socket
 from typing import Any
 
+from algorist.system import lacking
+
 TESTED = {
     "torch": "2.13.0",
     "trl": "1.16.0",
@@ -30,6 +32,7 @@ def environment(hub: bool) -> dict[str, Any]:
         "vllm": vllm_pair(),
         "disk": disk(),
         "hub": reach_hub() if hub else "not tried",
+        "system": lacking(),
     }
     return facts | {"problems": _problems(facts)}
 
@@ -58,7 +61,7 @@ def device() -> str:
         count, version = torch.cuda.device_count(), torch.version.cuda
         return f"CUDA {version}: {count} × {names}, {memory:.0f} GiB; {allocator}; {kernels}"
     if torch.backends.mps.is_available():
-        return "Apple MPS"
+        return "Apple MPS; operations that it lacks run on the CPU (PYTORCH_ENABLE_MPS_FALLBACK)"
     cores, threads = os.cpu_count() or 1, torch.get_num_threads()
     return f"CPU, {cores} core{'s' * (cores > 1)}, torch uses {threads} thread{'s' * (threads > 1)}"
 

@@ -15,6 +15,7 @@ from collections import Counter
 
 from algorist.child_process import Answer, Child
 from algorist.errors import GradingError
+from algorist.system import after_fork
 
 _counts: Counter[str] = Counter()
 
@@ -146,5 +147,4 @@ def _forget_pools() -> None:
 
 
 atexit.register(close_pools)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_pools)
+after_fork(_forget_pools)

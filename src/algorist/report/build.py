@@ -158,10 +158,16 @@ def _stat(file: Any) -> tuple[int, int] | None:
 
 
 class LivePage:
-    """The page and the state of one run; the page is made once for each version of the run."""
+    """The page and the state of one run, beside others if wished; the page is made once for each version of the run."""
 
-    def __init__(self, folder: RunFolder, state: Callable[[], dict[str, Any]], every: float) -> None:
-        self.folder, self._state, self.every = folder, state, every
+    def __init__(
+        self,
+        folder: RunFolder,
+        state: Callable[[], dict[str, Any]],
+        every: float,
+        others: Sequence[RunFolder] = (),
+    ) -> None:
+        self.folder, self._state, self.every, self.others = folder, state, every, others
         self._made: tuple[str, str] = ("", "")
         self._lock = threading.Lock()
 
@@ -171,7 +177,10 @@ class LivePage:
             version = version_of(self.folder)
             if version != self._made[0]:
                 live = {"every": self.every, "version": version}
-                self._made = version, render(collect(self.folder), live=live)
+                data = collect(self.folder)
+                if self.others:
+                    data = beside(data, [self.folder, *self.others])
+                self._made = version, render(data, live=live)
             return self._made[1]
 
     def state(self) -> str:
@@ -275,28 +284,12 @@ def build_overlay(runs: Sequence[Path], to: Path | None = None) -> Path:
         raise DataError(
             f"report got {len(places)} runs, {len(set(places))} of them different; expected 2 to {MOST} different run folders"
         )
-    names = [
-        p.name if [q.name for q in places].count(p.name) == 1 else f"{p.parent.name}/{p.name}" for p in places
-    ]
+    names = _names(places)
     lines = [metrics(folder.path) for folder in folders]
     stages = dict.fromkeys(str(row["stage"]) for of_run in lines for row in of_run if row.get("stage"))
-    last = [_last(folder) for folder in folders]
     data: dict[str, Any] = {
-        "name": " · ".join(names),
-        "facts": "",
-        "runs": [
-            {
-                "name": name,
-                "facts": facts(folder, of_run),
-                "evaluation": artifact,
-                "problems": max((i.n for i in artifact.metrics.values()), default=0) if artifact else 0,
-                "difference": _difference(last[0], artifact) if number else None,
-            }
-            for number, (name, folder, of_run, artifact) in enumerate(zip(names, folders, lines, last, strict=True))
-        ],
-        "shown": [name for name in SHOWN if any(a and name in a.metrics for a in last)],
-        "stages": [{"name": s, "charts": _charts(names, lines, s), "phases": {}} for s in stages],
-        "differing": differing([folder.path for folder in folders]), "metrics": {"first": [], "rest": []},
+        "name": " · ".join(names), "facts": "", **_side_by_side(folders, names, lines),
+        "stages": [{"name": s, "charts": _charts(names, lines, s), "phases": {}} for s in stages], "metrics": {"first": [], "rest": []},
         "verdict": [], "evaluations": [], "comparisons": [], "breakdowns": [], "environment": [], "reproduce": [], "config": "",
         "pairs": {"names": [], "rows": [], "all": 0},
         "rollouts": {"rows": [], "prompts": [], "all": 0, "steps": 0, "all_steps": 0},
@@ -308,6 +301,43 @@ def build_overlay(runs: Sequence[Path], to: Path | None = None) -> Path:
     place = overlay_path(runs) if to is None else to
     replace_text(place, render(data))
     return place
+
+
+def _names(places: Sequence[Path]) -> list[str]:
+    """Return a name for each run folder, with the folder around it where two are called the same."""
+    alike = [place.name for place in places]
+    return [p.name if alike.count(p.name) == 1 else f"{p.parent.name}/{p.name}" for p in places]
+
+
+def _side_by_side(
+    folders: Sequence[RunFolder], names: Sequence[str], lines: Sequence[Sequence[dict[str, Any]]]
+) -> dict[str, Any]:
+    """Return the final figures of several runs, each one's paired difference to the first, and the settings that differ."""
+    last = [_last(folder) for folder in folders]
+    runs = [
+        {
+            "name": name,
+            "facts": facts(folder, of_run),
+            "evaluation": artifact,
+            "problems": max((i.n for i in artifact.metrics.values()), default=0) if artifact else 0,
+            "difference": _difference(last[0], artifact) if number else None,
+        }
+        for number, (name, folder, of_run, artifact) in enumerate(
+            zip(names, folders, lines, last, strict=True)
+        )
+    ]
+    shown = [name for name in SHOWN if any(a and name in a.metrics for a in last)]
+    return {"runs": runs, "shown": shown, "differing": differing([folder.path for folder in folders])}
+
+
+def beside(data: dict[str, Any], folders: Sequence[RunFolder]) -> dict[str, Any]:
+    """Return the data of the first run's page with the curves and final figures of the others in it."""
+    names = _names([folder.path.resolve() for folder in folders])
+    lines = [metrics(folder.path) for folder in folders]
+    stages = []
+    for stage in data["stages"]:
+        stages.append(stage | {"charts": _charts(names, lines, stage["name"]) or stage["charts"]})
+    return data | _side_by_side(folders, names, lines) | {"stages": stages}
 
 
 def differing(runs: Sequence[Path]) -> list[tuple[str, list[str]]]:

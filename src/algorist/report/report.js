@@ -191,18 +191,20 @@
     (row) => {
       const item = element("div", "item");
       const prompt = element("details");
-      prompt.append(element("summary", "quiet", prompts[row.prompt].replace(/<\|[^|]*\|>|\s+/g, " ").trim().slice(-160)),
-        element("pre", "", prompts[row.prompt]));
+      prompt.append(element("summary", "quiet", "whole prompt"), element("pre", "", prompts[row.prompt]));
+      const question = element("div", "turn", prompts[row.prompt].replace(/<\|[^|]*\|>(system|user|assistant)?|\s+/g, " ").trim().slice(-300));
+      question.dir = "auto";
       if (row.first) item.classList.add("first");
-      item.append(prompt, facts([`step ${row.step}`, row.correct === null && !row.reason ? null : verdict(row.correct), words(row.reason),
+      item.append(question, facts([`step ${row.step}`, row.correct === null && !row.reason ? null : verdict(row.correct), words(row.reason),
         `reward ${short(row.reward)}`, ...Object.entries(row.rewards).map(([k, v]) => `${k} ${short(v)}`),
         `advantage ${short(row.advantage)}`, `${row.tokens ?? "?"} tokens`, row.truncated ? "truncated" : null,
         row.extracted ? `read ${row.extracted}` : "no answer read", row.gold ? `answer ${row.gold}` : null,
         `group ${row.group}`, `problem ${row.problem}`]),
-      answer(row.text, row.correct));
+      answer(row.text, row.correct), prompt);
       return item;
     },
     (found, w) => {
+      if (w.sort === "newest") return [...found].sort((a, b) => b.step - a.step || a.group - b.group);
       if (!w.sort) return found;
       const key = w.sort.slice(0, -1), sign = w.sort.endsWith("-") ? -1 : 1;
       return [...found].sort((a, b) => sign * ((a[key] ?? -Infinity) - (b[key] ?? -Infinity)));

@@ -106,7 +106,7 @@ def sizes_for(file: DataFile, model: str, hardware: Hardware) -> Sizes:
         shape = {"vocab_size": 700, "hidden_size": 96, "layers": 3}
         shape |= {"max_position_embeddings": room} if room > 512 else {}
         why = "0.4 M weights from nothing: shows that all fits"
-        return Sizes({"name": "tiny", "tiny": shape}, why, 5e-3, 3e-4, 60, min(16, train), tokens, 250)
+        return Sizes({"name": "tiny", "tiny": shape}, why, 3e-3, 3e-4, 120, min(16, train), tokens, 250)
     size, memory = billions(model), hardware.memory_gb
     whole = size is not None and TRAINED_GB * size + ROOM_GB <= memory
     section: dict[str, Any] = {"name": model}
@@ -173,8 +173,9 @@ def recipe_text(file: DataFile, name: str, model: str, hardware: Hardware) -> tu
         train[0], f"{100 * share:.0f} % of the {len(file.problems)} rows; the rest measures the gain"
     )
     if file.has_solutions:
-        steps = max(100, min(600, 10 * rows // 8)) if model == "tiny" else max(1, min(240, 3 * rows // 8))
-        sft = f"sft: {{max_steps: {steps}, batch_size: 8, learning_rate: {_rate(sizes.sft_rate)}, max_length: 1024}}"
+        steps = max(100, min(1600, 22 * rows // 16)) if model == "tiny" else max(1, min(240, 3 * rows // 8))
+        batch, more = (16, ", warmup_ratio: 0.1, adam_beta2: 0.98") if model == "tiny" else (8, "")
+        sft = f"sft: {{max_steps: {steps}, batch_size: {batch}, learning_rate: {_rate(sizes.sft_rate)}{more}, max_length: 1024}}"
         sft = _comment(sft, "imitate the solutions first")
     else:
         sft = _comment("sft: {enabled: false}", "no column of worked solutions to imitate")
@@ -202,7 +203,12 @@ def recipe_text(file: DataFile, name: str, model: str, hardware: Hardware) -> tu
         _comment(f"  batch_size: {8 * sizes.problems}", "completions per step: 8 times the problems"),
         _comment(f"  max_completion_tokens: {sizes.tokens}", "what is longer is cut off and earns little"),
         f"  learning_rate: {_rate(sizes.grpo_rate)}",
-        f"eval: {{baseline: {str(model != 'tiny' or not file.has_solutions).lower()}, samples: 0}}",
+        *(
+            ["  lr_scheduler: linear", "  loss: dr_grpo", "  advantage: group_centered"]
+            if model == "tiny"
+            else []
+        ),
+        _comment("eval: {baseline: true, samples: 0}", "before anything, after SFT, after GRPO"),
     ]
     text = "\n".join(lines) + "\n"
     recipe = validate(read_yaml(text, f"{name}.yaml"), where=f"{name}.yaml")

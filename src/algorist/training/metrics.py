@@ -35,7 +35,8 @@ class Metrics:
                 if name.endswith(_GREATEST)
                 else None
             )
-            self.add_sum(name, float(counted.double().sum() if total is None else total), counted.numel())
+            exact = counted if counted.device.type != "mps" else counted.cpu()  # Apple's GPU has no float64
+            self.add_sum(name, float(exact.double().sum() if total is None else total), counted.numel())
 
     def add_sum(self, name: str, total: float, count: float) -> None:
         """Count a sum over ``count`` things, or the extreme of them."""
