@@ -10,6 +10,10 @@
     uv run examples/quickstart.py                  # uv installs what the block above names, into an environment of its own
     python examples/quickstart.py [key=value …]    # where algorist is installed
 
+On Linux `uv run` takes the package index's torch, which is CUDA's and gigabytes larger. Only uv's pip knows another build:
+
+    uv venv && uv pip install --torch-backend=cpu . && .venv/bin/python examples/quickstart.py
+
 Settings are those of a recipe, for example grpo.max_steps=20. Beside a published wheel the last three lines of the block can go.
 """
 

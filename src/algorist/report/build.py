@@ -88,6 +88,8 @@ def render(data: dict[str, Any], live: dict[str, Any] | None = None) -> str:
         payload=embedded_json(shown),
         position=position,
         main_charts=MAIN_CHARTS,
+        measured=[e for e in data["evaluations"] if not e["between"] and "greedy_accuracy" in e["metrics"]],
+        whole=next((c for c in reversed(data["comparisons"]) if _compares_accuracy(c)), None),
         live=live,
         is_share=is_share,
         assets={
@@ -95,6 +97,10 @@ def render(data: dict[str, Any], live: dict[str, Any] | None = None) -> str:
             for name in ("uplot.js", "uplot.css", "uplot.LICENSE.txt", "report.css", "report.js", "live.js")
         },
     )
+
+
+def _compares_accuracy(comparison: dict[str, Any]) -> bool:
+    return comparison["result"] is not None and "greedy_accuracy" in comparison["result"].differences
 
 
 def embedded_json(value: Any) -> str:
