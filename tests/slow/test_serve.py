@@ -135,3 +135,5 @@ def test_the_example_answers_the_calls_that_a_server_does_not(
     assert done.returncode == 0, done.stderr
     assert done.stdout.rstrip("\n") == here["completion"]
     assert "answers no calls of calculator" in there.stderr and "answers no calls of calculator" in started
+    limits = "without a password, and any request may ask for any length: for this machine alone, or behind a proxy"
+    assert limits in started and f"warning: {limits}" not in started

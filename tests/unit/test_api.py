@@ -334,6 +334,11 @@ def test_output_dir_follows_the_run_name(
         ({"grpo_args": {**SMALL, "bf16": True}}, "bfloat16 follows the device"),
         ({"reward_weights": [1.0]}, "reward_weights has 1 values, expected 3"),
         ({"trainer_kwargs": {"callback": []}}, "Did you mean 'callbacks'"),
+        ({"trainer_kwargs": {"peft_config": 1}}, "'peft_config': here it is model_name=, a model with its"),
+        *(
+            ({"grpo_args": {name: 1}}, f"has the key '{name}': here it is grpo")
+            for name in ("scale_rewards", "generation_batch_size", "log_completions")
+        ),
     ],
 )
 def test_mistakes_are_named(

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from algorist.errors import ConfigError
-from algorist.extensions.gguf.write import SOURCE, modelfile
+from algorist.extensions.gguf.write import SOURCE, modelfile, write_modelfile
 from algorist.models.tiny import tiny_model
 from algorist.prompts import get_format
 from algorist.prompts.attached import Asked
@@ -44,6 +44,14 @@ def test_the_modelfile_asks_as_in_training() -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is not None, reason="llama-cpp-python is here")
+def test_a_modelfile_for_another_type_is_kept(tmp_path: Path) -> None:
+    for kind in ("Q8_0", "Q4_K_M", "Q4_K_M"):
+        write_modelfile(tmp_path, modelfile(f"m-{kind}.gguf", ASKED, TOKENIZER))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["Modelfile", "Modelfile-Q8_0"]
+    assert (tmp_path / "Modelfile").read_text().startswith("FROM ./m-Q4_K_M.gguf\n")
+    assert (tmp_path / "Modelfile-Q8_0").read_text().startswith("FROM ./m-Q8_0.gguf\n")
+
+
 def test_without_llama_cpp_the_command_says_how_to_get_it(verb: Any, tmp_path: Path) -> None:
     code, _, err = verb("export", str(tmp_path), "--gguf", "Q8_0")
     assert code == 2 and "pip install 'algorist[llama-cpp]'" in err and "without a C++ compiler" in err

@@ -50,7 +50,7 @@ def bindings() -> Any:
     try:
         import llama_cpp
     except (ImportError, OSError, RuntimeError) as error:
-        raise MissingExtraError(
+        raise MissingExtraError(  # also those that its converter could write: each file is read by llama.cpp before it is given out
             f"GGUF files need llama-cpp-python ({' '.join(str(error).split())[:150]}); pip install 'algorist[llama-cpp]'. It is "
             "compiled on installation: without a C++ compiler first apt install g++ cmake (or xcode-select --install)"
         ) from None
@@ -114,7 +114,7 @@ def write_gguf(
 
     Args:
         folder: A whole model (adapters merged).
-        target: Gets ``NAME-TYPE.gguf`` and ``Modelfile``, which names the last type.
+        target: Gets ``NAME-TYPE.gguf`` and ``Modelfile``, which names the last type; an earlier one is kept.
         name: Name of the model.
         kinds: Names of ``KINDS``.
         form: How the model is asked; the Modelfile's prompt is that of its training, to the character.
@@ -142,8 +142,17 @@ def write_gguf(
             made.replace(file)
         if first in files:
             whole.replace(files[first])
-    (target / "Modelfile").write_text(modelfile(files[kinds[-1]].name, form, tokenizer), encoding="utf-8")
+    write_modelfile(target, modelfile(files[kinds[-1]].name, form, tokenizer))
     return list(files.values())
+
+
+def write_modelfile(target: Path, text: str) -> None:
+    """Write the Modelfile; one for another file becomes ``Modelfile-`` and the name of its type."""
+    path = target / "Modelfile"
+    former = path.read_text(encoding="utf-8").splitlines()[:1] if path.is_file() else []
+    if former and former != text.splitlines()[:1]:
+        path.rename(target / f"Modelfile-{Path(former[0]).stem.rpartition('-')[2]}")
+    path.write_text(text, encoding="utf-8")
 
 
 def _own_type(folder: Path) -> str:

@@ -45,6 +45,13 @@ DEFAULT_GENERATOR = "HarleyCooper/GRPOtuned"
 
 OWN_KEYS = {"max_prompt_length", "bf16", "use_vllm", "vllm_mode", "vllm_gpu_memory_utilization", "seed"}
 TRAINER_KEYS = ("callbacks", "engine", "on_rollouts")
+OF_TRL = {
+    "model": "model_name=", "args": "grpo_args=", "train_dataset": "dataset=", "processing_class": "tokenizer=",
+    "reward_funcs": "reward_funcs=", "peft_config": "model_name=, a model with its adapter: peft.get_peft_model(model, config)",
+    "quantization_config": "model_name=, a model that is loaded so", "optimizers": "grpo_args={'optim': …, 'learning_rate': …}",
+    "eval_dataset": "algorist eval RUN, or Solver.solve after the training", "tools": "tools.use=[…] of a recipe",
+}  # fmt: skip
+"""Arguments of TRL's trainer and where they are here."""
 
 
 def _defaults() -> dict[str, Any]:
@@ -170,6 +177,8 @@ def create_math_training_setup(
 
     merged = {**DEFAULT_GRPO_ARGS, **(grpo_args or {})}
     section = _grpo_section(merged)
+    for key in OF_TRL.keys() & (trainer_kwargs or {}).keys():
+        raise ConfigError(f"trainer_kwargs has the key '{key}': here it is {OF_TRL[key]}")
     own = _known(trainer_kwargs or {}, TRAINER_KEYS, "trainer_kwargs")
     form = get_format(FORMAT, system_prompt=system_prompt)
     warn_of_missing_tags(form)
