@@ -92,7 +92,7 @@ class Turn:
     """One exchange inside a rollout: what the policy asked for, and what was appended for it.
 
     ``source`` names who answered: a tool, or ``environment``, whose ``request`` is all that was written since its last reply.
-    ``error`` is the class of the error, empty without one.
+    ``error`` is the class of the error, empty without one; ``seconds`` by the clock, with the wait for a process that others use.
     """
 
     source: str

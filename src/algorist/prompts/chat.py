@@ -74,6 +74,11 @@ def _check_switches(prompt_format: PromptFormat, tokenizer: Any) -> None:
             "take it out, or take a chat format: prompt.format=reasoning_answer"
         )
     words = _names_in(own_template(tokenizer) or "")
+    if "tools" in prompt_format.template_kwargs and "tools" not in words:
+        raise ConfigError(
+            "tools.format=chat needs a chat template that writes tools, which the model's does not; take tools.format=tags, or equals "
+            "for a calculator"
+        )
     unread = sorted(set(prompt_format.template_kwargs) - words)
     if unread:
         raise ConfigError(
