@@ -55,7 +55,9 @@ def test_a_switch_changes_the_prompt_and_an_unknown_one_is_refused() -> None:
         ConfigError, match=r"enable_thinkin, which .* never reads. Did you mean 'enable_thinking'"
     ):
         render_prompt(replace(OFF, template_kwargs={"enable_thinkin": False}), tokenizer(), "1+1")
-    with pytest.raises(ConfigError, match=r"tools\.format=chat needs a chat template .*; take tools\.format=tags"):
+    with pytest.raises(
+        ConfigError, match=r"tools\.format=chat needs a chat template .*; take tools\.format=tags"
+    ):
         render_prompt(replace(OFF, template_kwargs={"tools": []}), tokenizer(), "1+1")
     with pytest.raises(ConfigError, match="raw text and uses no chat template"):
         render_prompt(replace(get_format("r1_zero"), template_kwargs={"a": 1}), tokenizer(), "1+1")
