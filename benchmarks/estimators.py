@@ -145,7 +145,8 @@ def stored(path: Path, same: Mapping[str, Any], make: Callable[[], dict[str, Any
     else:
         run = make() | {"same": dict(same), "environment": measure.environment()}
         replace_text(path, json.dumps(run, indent=1) + "\n")
-    run["pass_at"] = {int(k): values for k, values in run["pass_at"].items()}
+    if "pass_at" in run:
+        run["pass_at"] = {int(k): values for k, values in run["pass_at"].items()}
     return run
 
 

@@ -1,130 +1,250 @@
-"""How much of the gap to its teacher a student closes, and GRPO in the same processor seconds, on the quickstart.
+"""How much of the gap to its teacher a student closes, against GRPO; what is done is kept, and the same command goes on.
 
-    python benchmarks/teacher.py --out runs/teacher --seeds 5            # trains student and teacher first: minutes
-    python benchmarks/teacher.py --out runs/teacher --seeds 2 --steps 20
+    python benchmarks/teacher.py toy                        # a teacher three times as large, five seeds
+    python benchmarks/teacher.py smollm2 --seeds 1 2 3      # SmolLM2-135M: a later checkpoint of its SFT teaches an earlier one
 
-The teacher is the quickstart's model after SFT and GRPO; the student a model of a third of its parameters after the same SFT (--width 96:
-of the same size). GRPO, with the quickstart's own settings, gets as many steps as take the processor seconds of the slowest distillation of
-that seed, by two trials. Gap closed: (student after - before) / (teacher - before), in pass@1 of the sampled completions on the
-quickstart's held-out problems. Seconds are processor seconds of the stage without evaluation; one thread.
+``toy``: the quickstart's model after SFT and GRPO teaches one of a third of its size after the same SFT (recipe quickstart-distill); GRPO
+has the quickstart's own settings. ``smollm2``: a teacher of the same size, ``both`` is GRPO with the teacher beside its reward. Gap
+closed: (student after - before) / (teacher - before), in pass@1 of eight sampled completions of problems that nothing trained on; its
+interval is over these problems, each averaged over the seeds. Seconds are processor seconds of a stage, loading included, in one thread;
+evaluations are not in them. ``--save`` writes the result to benchmarks/baselines.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import shutil
 import time
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from statistics import mean
+from typing import Any, NamedTuple
+
+import measure
+import numpy as np
+import torch
+from estimators import digest, stored, vars_of
 
 from algorist.config.load import load_recipe
-from algorist.evaluation.artifact import read_artifact
-from algorist.evaluation.estimators import paired_difference, sampled_groups
+from algorist.data import load_problems
+from algorist.evaluation.estimators import mean_interval, paired_difference, pass_at_k, share_interval
+from algorist.evaluation.run import EvaluationSetting, evaluate
+from algorist.models.load import load_policy
+from algorist.prompts.attached import recipe_format
+from algorist.rollouts import make_engine
 from algorist.runs.pipeline import run_recipe
+from algorist.store.run_log import Quiet
 
-TRIALS = 4, 20
-"""Steps of the two trials of GRPO that say what one takes, and what the start."""
-
-
-def rates(run: Path, name: str) -> list[float]:
-    """Return the share of right sampled completions of each held-out problem."""
-    groups = sampled_groups(read_artifact(run / "eval", name).samples)
-    return [sum(bool(row["correct"]) for row in groups[key]) / len(groups[key]) for key in sorted(groups)]
+SAMPLES, KS, DRAWS = 8, (1, 8), 4000
+HOME = ("device=cpu", "threads=1", "eval.enabled=false")
 
 
-def train(out: Path, name: str, recipe: str, *settings: str) -> tuple[Path, float]:
-    """Run GRPO's stage; return the run and its processor seconds."""
-    loaded = load_recipe(
-        recipe, [f"output_dir={out}", f"run_name={name}", "device=cpu", "threads=1", *settings]
-    )
+class Made(NamedTuple):
+    """A recipe with settings, and the model in its run's folder."""
+
+    recipe: str
+    settings: tuple[str, ...]
+    model: str = "grpo/final"
+
+
+class Task(NamedTuple):
+    """What is compared: arms from one student, the first of which learns from the teacher alone."""
+
+    student: Made
+    teacher: Made
+    arms: dict[str, Made]
+    held_out: str
+
+
+SFT = ("grpo.enabled=false", "sft.max_steps=80", "sft.save_steps=20", "sft.save_total_limit=4", "seed=1")
+FAST = ("grpo.learning_rate=1e-4", "grpo.lr_scheduler=linear", "grpo.warmup_steps=1", "grpo.save_steps=1000")
+TASKS = {
+    "toy": Task(
+        Made("quickstart", ("grpo.enabled=false", "model.tiny.hidden_size=56"), "sft/final"),
+        Made("quickstart", ()),
+        {
+            "teacher": Made("quickstart-distill", ()),
+            "grpo": Made("quickstart", ("grpo.max_steps=200",)),
+        },
+        "{name: arithmetic, split: test, params: {count: 250, seed: 3}}",
+    ),
+    "smollm2": Task(
+        Made("smollm2-grpo", SFT, "sft/checkpoint-20"),
+        Made("smollm2-grpo", SFT, "sft/final"),
+        {
+            "teacher": Made("smollm2-distill", (*FAST, "grpo.max_steps=6", "grpo.group_size=4")),
+            "grpo": Made("smollm2-grpo", ("grpo.max_steps=9", "grpo.save_steps=1000")),
+            "both": Made(
+                "smollm2-distill", (*FAST, "grpo.max_steps=6", "grpo.group_size=4", "rewards.0.weight=1")
+            ),
+        },
+        "{name: story_problems, split: test, params: {count: 60, seed: 3, traps: true}}",
+    ),
+}
+
+
+def train(out: Path, name: str, made: Made, *settings: str) -> float:
+    """Run a recipe from its beginning; return its processor seconds."""
+    shutil.rmtree(out / name, ignore_errors=True)
+    recipe = load_recipe(
+        made.recipe, [f"output_dir={out}", f"run_name={name}", *HOME, *made.settings, *settings]
+    ).recipe
     began = time.process_time()
-    run_recipe(
-        loaded.recipe.model_copy(update={"eval": loaded.recipe.eval.model_copy(update={"enabled": False})})
+    if run_recipe(recipe, display=Quiet()).stopped:
+        raise SystemExit("stopped; the same command begins this run again")
+    return time.process_time() - began
+
+
+def right(task: Task, model: Path) -> list[int]:
+    """Return how many of the samples of each held-out problem are right."""
+    recipe = load_recipe(task.arms["grpo"].recipe, [f"data.eval={task.held_out}", *HOME]).recipe
+    policy = load_policy(model, device=torch.device("cpu"), like=recipe.model)
+    engine = make_engine("auto", policy.model, policy.tokenizer)
+    setting = EvaluationSetting(
+        SAMPLES, 1.0, 1.0, recipe.grpo.max_completion_tokens, recipe.eval.batch_size, recipe.matcher, 7
     )
-    seconds = time.process_time() - began
-    return out / name, seconds
+    problems, form = load_problems(recipe.data.eval), recipe_format(recipe)
+    counts: dict[str, int] = defaultdict(int)
+    for row in evaluate(engine, policy.tokenizer, problems, form, setting, greedy=False):
+        counts[row["problem_id"]] += bool(row["correct"])
+    return [counts[key] for key in sorted(counts)]
 
 
-def score(out: Path, run: Path, seed: int) -> list[float]:
-    """Evaluate a run's final model on the quickstart's held-out problems."""
-    name = f"{run.name}-eval"
-    final = next(path for stage in ("grpo", "sft") if (path := run / stage / "final").is_dir())
-    settings = [f"model.name={final}", "sft.enabled=false", "grpo.enabled=false"]
-    base = ["eval.baseline=true", f"output_dir={out}", f"run_name={name}", "device=cpu", "threads=1"]
-    run_recipe(load_recipe("quickstart", [*settings, *base, f"seed={seed}"]).recipe)
-    return rates(out / name, "base")
+def pass_at(counts: Sequence[int], k: int) -> list[float]:
+    return [pass_at_k(SAMPLES, count, k) for count in counts]
 
 
-def mean(values: list[float]) -> float:
-    return sum(values) / len(values)
+def closed(before: Sequence[float], goal: Sequence[float], after: Sequence[float]) -> list[float]:
+    """Return the share of the gap that is closed, and its 95 % interval by resampling problems."""
+    start, teacher, values = (np.array(x) for x in (before, goal, after))
+    drawn = np.random.default_rng(0).integers(len(start), size=(DRAWS, len(start)))
+    shares = (values - start)[drawn].mean(1) / (teacher - start)[drawn].mean(1)
+    value = (values - start).mean() / (teacher - start).mean()
+    return [float(value), *np.quantile(shares, [0.025, 0.975]).tolist()]
+
+
+def summary(runs: Sequence[dict[str, Any]], before: Sequence[int], goal: Sequence[int]) -> dict[str, Any]:
+    """Return for each arm its seconds, pass@k, the gap that it closes, and the difference to the first over problems and over seeds."""
+    result: dict[str, Any] = {}
+    arms = list(dict.fromkeys(run["arm"] for run in runs))
+    start, teacher = ({k: pass_at(counts, k) for k in KS} for counts in (before, goal))
+    for arm in arms:
+        own, first = ([run for run in runs if run["arm"] == name] for name in (arm, arms[0]))
+        seconds = [run["seconds"] for run in own]
+        row: dict[str, Any] = {
+            "seconds": seconds,
+            "times the first": mean(seconds) / mean(run["seconds"] for run in first),
+        }
+        for k in KS:
+            of_seeds, others = ([pass_at(run["right"], k) for run in group] for group in (own, first))
+            values, other = (
+                [mean(column) for column in zip(*rows, strict=True)] for rows in (of_seeds, others)
+            )
+            row[f"pass@{k}"] = vars_of(share_interval(values))
+            row[f"pass@{k} gained"] = vars_of(paired_difference(start[k], values))
+            if arm != arms[0]:
+                row[f"pass@{k} of {arms[0]} beyond"] = vars_of(paired_difference(values, other))
+        gaps = {
+            name: [closed(start[1], teacher[1], pass_at(run["right"], 1))[0] for run in group]
+            for name, group in ((arms[0], first), (arm, own))
+        }
+        averaged = [mean(column) for column in zip(*(pass_at(run["right"], 1) for run in own), strict=True)]
+        row |= {"gap closed": closed(start[1], teacher[1], averaged), "of each seed": gaps[arm]}
+        row["over seeds"] = vars_of(mean_interval(gaps[arm]))
+        if arm != arms[0] and len(own) == len(first) > 1:
+            row[f"{arms[0]} closes more, over seeds"] = vars_of(paired_difference(gaps[arm], gaps[arms[0]]))
+        result[arm] = row
+    return result
+
+
+def table(result: dict[str, Any]) -> str:
+    """Return the arms as lines of text."""
+    lines = []
+    for arm, row in result.items():
+        seconds = f"{mean(row['seconds']):.0f} s"
+        share, low, high = (f"{100 * x:.0f}" for x in row["gap closed"])
+        each = ", ".join(f"{share:.0%}" for share in row["of each seed"])
+        lines.append(f"{arm:8} {seconds:>6}: gap closed {share} % [{low}, {high}]; seeds {each}")
+        for name, value in row.items():
+            if isinstance(value, dict):
+                lines.append(
+                    f"           {name:32} {value['value']:+.3f} [{value['low']:+.3f}, {value['high']:+.3f}]"
+                )
+    return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("task", choices=list(TASKS))
     parser.add_argument("--out", type=Path, default=Path("runs/teacher"))
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument(
-        "--width", type=int, default=48, help="hidden size of the student; the teacher's is 96"
-    )
-    parser.add_argument("--steps", type=int, help="steps of distillation; the recipe's when left out")
-    parser.add_argument("--losses", nargs="+", default=["sampled", "full"])
+    parser.add_argument("--seeds", type=int, nargs="*", default=[1, 2, 3, 4, 5])
+    parser.add_argument("--arms", nargs="+", help="all of the task's when left out")
+    parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
-    out = options.out.resolve()
-    first, teacher = out / "student", out / "teacher"
-    place = [f"output_dir={out}", "device=cpu", "threads=1", "eval.enabled=false"]
-    if not (first / "sft" / "final").exists():
-        small = ["run_name=student", f"model.tiny.hidden_size={options.width}", "grpo.enabled=false"]
-        run_recipe(load_recipe("quickstart", [*place, *small]).recipe)
-    if not (teacher / "grpo" / "final").exists():
-        run_recipe(load_recipe("quickstart", [*place, "run_name=teacher"]).recipe)
-    student = [f"model.name={first / 'sft' / 'final'}", "sft.enabled=false"]
-    before, best = score(out, first, 42), score(out, teacher, 42)
-    start, goal = mean(before), mean(best)
-    print(f"student {start:.1%}, teacher {goal:.1%} of {len(before)} problems × 8", flush=True)
-    short, long = (train(out, f"trial-{n}", "quickstart", *student, f"grpo.max_steps={n}")[1] for n in TRIALS)
-    of_step = (long - short) / (TRIALS[1] - TRIALS[0])
-    own = [] if options.steps is None else [f"grpo.max_steps={options.steps}"]
-    result: dict[str, Any] = {"before": start, "teacher": goal, "runs": []}
-    for seed in range(1, options.seeds + 1):
-        slowest = 0.0
-        for loss in [*options.losses, "grpo"]:
-            name = f"{loss}-{seed}"
-            if loss == "grpo":
-                count = max(1, round(TRIALS[0] + (slowest - short) / of_step))
-                own_steps = [f"seed={seed}", f"grpo.max_steps={count}"]
-                run, seconds = train(out, name, "quickstart", *student, *own_steps)
-            else:
-                settings = [f"seed={seed}", f"grpo.teacher.model='{teacher}'", f"grpo.teacher.loss={loss}"]
-                run, seconds = train(out, name, "quickstart-distill", *student, *settings, *own)
-                slowest = max(slowest, seconds)
-            after = score(out, run, seed)
-            gain = paired_difference(before, after)
-            row = {"name": loss, "seed": seed, "seconds": seconds, "pass@1": mean(after)}
-            row |= {
-                "gap_closed": (mean(after) - start) / (goal - start),
-                "gain": [gain.value, gain.low, gain.high],
-            }
-            result["runs"].append(row)
-            print(
-                f"{loss:8} seed {seed}: {seconds:.0f} s, pass@1 {mean(after):.1%} "
-                f"({gain.value:+.1%} [{gain.low:+.1%}, {gain.high:+.1%}]), gap closed {row['gap_closed']:.0%}",
-                flush=True,
-            )
-    for loss in options.losses:
-        closed = {
-            name: [row["gap_closed"] for row in result["runs"] if row["name"] == name]
-            for name in (loss, "grpo")
+    torch.set_num_threads(1)
+    task, out = TASKS[options.task], options.out.resolve() / options.task
+    (out / "results").mkdir(parents=True, exist_ok=True)
+    models: dict[str, Path] = {}
+    for name, made in (("teacher", task.teacher), ("student", task.student)):
+        run = "teacher" if made[:2] == task.teacher[:2] else name
+        if not (out / run / made.model).is_dir():
+            train(out, run, made)
+        models[name] = out / run / made.model
+    now = measure.environment()
+    same = {name: digest(path) for name, path in models.items()} | {
+        "held_out": task.held_out,
+        "cpu": now["cpu"],
+    }
+
+    def evaluated(name: str, model: Path, **more: Any) -> dict[str, Any]:
+        return {"name": name, "right": right(task, model), **more}
+
+    def made(arm: str, seed: int) -> dict[str, Any]:
+        name = f"{arm}-{seed}"
+        own = [f"seed={seed}", "sft.enabled=false", f"model.name={models['student']}"]
+        if "teacher" in arm or arm == "both":
+            own.append(f"grpo.teacher.model={models['teacher']}")
+        seconds = train(out, name, task.arms[arm], *own)
+        result = evaluated(name, out / name / "grpo" / "final", arm=arm, seed=seed, seconds=seconds)
+        shutil.rmtree(out / name)
+        return result
+
+    ends = {
+        name: stored(out / "results" / f"{name}.json", same, partial(evaluated, name, models[name]))["right"]
+        for name in models
+    }
+    for name, counts in ends.items():
+        print(f"{name}: " + ", ".join(f"pass@{k} {mean(pass_at(counts, k)):.1%}" for k in KS), flush=True)
+    runs = []
+    done = [
+        (int(path.stem.rpartition("-")[2]), path.stem.rpartition("-")[0])
+        for path in (out / "results").glob("*-*.json")
+    ]
+    runs_here = [(seed, arm) for seed in options.seeds for arm in options.arms or task.arms]
+    for seed, arm in dict.fromkeys([*runs_here, *sorted(done)]):
+        settings = {**same, "settings": [task.arms[arm].recipe, *task.arms[arm].settings]}
+        run = stored(out / "results" / f"{arm}-{seed}.json", settings, partial(made, arm, seed))
+        share = closed(*(pass_at(x, 1) for x in (ends["student"], ends["teacher"], run["right"])))[0]
+        print(f"{arm:8} seed {seed}: {run['seconds']:.0f} s, gap closed {share:.0%}", flush=True)
+        runs.append(run)
+    runs.sort(key=lambda run: (list(task.arms).index(run["arm"]), run["seed"]))
+    if not runs:
+        return
+    result = summary(runs, ends["student"], ends["teacher"])
+    print(table(result))
+    if options.save:
+        rows = [{key: run[key] for key in ("arm", "seed", "seconds", "right")} for run in runs]
+        payload = {
+            "settings": dict(task.arms),
+            **ends,
+            "result": result,
+            "runs": rows,
         }
-        if options.seeds > 1:
-            more = paired_difference(closed["grpo"], closed[loss])
-            result[f"{loss} - grpo"] = [more.value, more.low, more.high]
-            print(
-                f"{loss} closes {mean(closed[loss]):.0%}, {100 * more.value:+.0f} points more than GRPO "
-                f"[{100 * more.low:+.0f}, {100 * more.high:+.0f}] over {options.seeds} seeds"
-            )
-    (out / "teacher.json").write_text(json.dumps(result, indent=2) + "\n")
+        measure.save_json(f"teacher-{options.task}", payload)
 
 
 if __name__ == "__main__":

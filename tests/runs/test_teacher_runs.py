@@ -66,7 +66,7 @@ def test_what_preflight_prints(runs: Path, verb: Any) -> None:
 
 
 def test_planned_memory_is_near_the_measured_one(tmp_path: Path) -> None:
-    """Within 30 %; what an allocator keeps between tensors differs: 1.19 to 1.25 GB were measured on an Intel Xeon, 1.40 to 1.61 on Zen 4."""
+    """Within 10 %; the forward pass goes in parts of a few tokens: 1.09 to 1.16 GB were measured on an AMD Zen 4 where 1.10 are planned."""
     from tests.runs.test_preflight import planned
 
     shape = "model.tiny={hidden_size: 64, layers: 2, vocab_size: 700}"
@@ -81,7 +81,7 @@ def test_planned_memory_is_near_the_measured_one(tmp_path: Path) -> None:
         f"model.name={tmp_path}/student/sft/final", f"grpo.teacher={{model: '{tmp_path}/teacher', loss: sampled}}",
         "sft.enabled=false", "grpo.loss=dapo", "grpo.batch_size=64", "device=cpu",
     )["grpo"]["memory"]  # fmt: skip
-    assert memory["peak"] == pytest.approx(memory["measured_peak"], rel=0.3), memory
+    assert memory["peak"] == pytest.approx(memory["measured_peak"], rel=0.1), memory
 
 
 @pytest.mark.parametrize("loss", ["sampled", "full", "top_k"])
@@ -96,6 +96,7 @@ def test_a_student_learns_without_a_reward(runs: Path, loss: str) -> None:
             "rewards=[{name: correct, weight: 0}]",
             f"grpo.teacher={{model: '{runs / 'strong'}', loss: {loss}}}",
             "grpo.loss=dapo",
+            f"grpo.group_size={1 if loss == 'full' else 2}",  # a teacher needs no group
             "grpo.max_steps=24",
             "grpo.learning_rate=4e-3",
             "grpo.logging_steps=1",

@@ -52,7 +52,6 @@ def test_extends_and_overrides_and_origins(tmp_path: Path) -> None:
     ("overrides", "parts"),
     [
         (["grpo.group_sice=4"], ["grpo.group_sice", "Did you mean 'group_size'"]),
-        (["grpo.group_size=1"], ["grpo.group_size is 1", "take 8"]),
         (
             ["grpo.group_size=6", "grpo.batch_size=16"],
             ["grpo.batch_size", "grpo.group_size = 6", "gradient_accumulation_steps=3"],

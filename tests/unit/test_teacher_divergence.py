@@ -51,10 +51,11 @@ def ours(values: dict[str, Tensor], beta: float, temperature: float = 1.0, k: in
     n, rows = len(v["h"]), len(v["tw"])
     targets, places = torch.arange(n) % rows, torch.arange(n)
     at = AtHead(v["h"], v["w"], v["b"], targets, places, temperature)
-    logs = from_states(v["th"], v["tw"], v["tb"], rows, temperature)
+    numbers, logs = v["th"], from_states(v["tw"], v["tb"], rows, temperature)
     if k:
-        logs = from_top(top_of(AtHead(v["th"], v["tw"], v["tb"], targets, places, temperature), k, rows))
-    found = at_head(at, logs, rows=rows, beta=beta)
+        numbers = top_of(AtHead(v["th"], v["tw"], v["tb"], targets, places, temperature), k, rows)
+        logs = from_top
+    found = at_head(at, numbers, logs, rows=rows, beta=beta)
     weights = torch.linspace(-1, 2, n)
     return found, *torch.autograd.grad((found[:, 0] * weights).sum(), [v[name] for name in "hwb"])
 
@@ -129,7 +130,7 @@ def test_the_sampled_form_varies_around_the_full_one(capsys: pytest.CaptureFixtu
     student.requires_grad_()
     one = torch.zeros(1, dtype=torch.long)
     at = AtHead(student[None], None, None, one, one)
-    value = at_head(at, lambda start, stop, logs: teacher.log_softmax(-1).expand(logs.shape), rows=40, beta=1)
+    value = at_head(at, at.hidden_MH, lambda _, logs: teacher.log_softmax(-1).expand(logs.shape), rows=40, beta=1)
     exact = torch.autograd.grad(value[0, 0], student)[0]
     p = student.detach().softmax(-1)
     draws = torch.multinomial(p, 100_000, replacement=True, generator=draw)

@@ -40,11 +40,6 @@ def check_grpo(section: GRPOSection) -> GRPOSection:
         check_known(section.preset, preset_names(), f"grpo.preset is '{section.preset}'", shown)
     if ".py:" not in section.advantage:
         check_known(section.advantage, ADVANTAGES, f"grpo.advantage is '{section.advantage}'", OR_OWN)
-    if section.group_size == 1:
-        raise ValueError(
-            "grpo.group_size is 1: the advantage of a group of one is always 0, so nothing is learned; take 8 "
-            "(grpo.group_size=8), at least 2"
-        )
     per_micro, shared, factor = section.batch_size * section.processes, "", ""
     if section.processes > 1:
         shared, factor = " × processes", f" × {section.processes}"

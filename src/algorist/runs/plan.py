@@ -166,6 +166,11 @@ def make_plan(
             if recipe.rewards
             else "rewards is empty while grpo.enabled is true; name at least one reward"
         )
+    if trains_grpo and recipe.grpo.group_size == 1 and not plan.extensions.teach:
+        raise ConfigError(
+            "grpo.group_size is 1: the advantage of a group of one is always 0, so nothing is learned; take 8 "
+            "(grpo.group_size=8), at least 2"
+        )
     plan.extensions.check(plan)
     return plan if problems else replace(plan, problems=Problems.load(recipe, stages))
 

@@ -109,61 +109,38 @@ class Distillation(Extension):
     def prepare(self, model: Any, trainer: Policy) -> None:
         from algorist.extensions.teacher.remote import load_teacher
 
-        self.teacher = load_teacher(self.section, model, trainer.tokenizer, like=self.recipe.model)
+        temperature = self.section.temperature or self.recipe.grpo.temperature
+        section = self.section.model_copy(update={"temperature": temperature})
+        self.teacher = load_teacher(section, model, trainer.tokenizer, like=self.recipe.model)
         self.say(self.teacher.line())
 
     def batch(self, batch: Batch, policy: Policy) -> Batch:
-        """Subtract the disagreement from the advantages (``sampled``)."""
+        """Let the teacher read the completions; ``sampled``: subtract the disagreement from the advantages."""
         self.weigh_left_out(batch, policy)
-        if self.section.loss != "sampled":
-            return batch
-        from algorist.training.metrics import Metrics
-
         began = time.perf_counter()
-        teacher = self.teacher.log_probs(batch, policy)
-        seconds = time.perf_counter() - began
+        numbers = self.teacher.read(batch, policy, self.section)
+        note(policy, "forward_s", time.perf_counter() - began)
+        if self.section.loss != "sampled":
+            return replace(batch, extra={**batch.extra, NUMBERS: numbers})
         student = batch.old_log_probs
         if student is None and policy.sampler_is_exact(batch):
             student = batch.sampler_log_probs
         if student is None:
             student = policy.log_probs_of(batch)
-        gap = (student - teacher).masked_fill(~batch.mask, 0.0)
-        metrics = Metrics()
-        count(metrics, gap, teacher, batch.mask)
-        metrics.add_sum("teacher/forward_s", seconds, 1)
-        policy.note(metrics)
+        gap = (student - numbers).masked_fill(~batch.mask, 0.0)
+        policy.note(count(gap, numbers, batch.mask))
         return replace(batch, advantages=batch.advantages - self.section.weight * gap)
 
     def weigh_left_out(self, batch: Batch, policy: Policy) -> None:
         """Log once how much of the teacher's mass lies on the rows that its head was cut by."""
-        if self.mass_is_known:
-            return
-        from algorist.training.metrics import Metrics
-
-        self.mass_is_known = True
         few = batch.take(range(min(4, len(batch))))
-        if (mass := self.teacher.mass_left_out(few, policy)) is not None and few.mask.any():
-            metrics = Metrics()
-            metrics.add("teacher/left_out_mass", mass, few.mask)
-            policy.note(metrics)
-            share = metrics.values()["teacher/left_out_mass"]
+        if self.mass_is_known or not few.mask.any():
+            return
+        self.mass_is_known = True
+        if (mass := self.teacher.mass_left_out(few, policy)) is not None:
+            share = float(mass[few.mask].mean())
+            note(policy, "left_out_mass", share)
             self.say(f"the teacher's mass on the rows that are left out: {share:.1e}")
-
-    def update(self, batch: Batch, policy: Policy) -> Batch:
-        """Let the teacher read the completions of a step (``full``, ``top_k``)."""
-        if self.section.loss == "sampled":
-            return batch
-        from algorist.training.metrics import Metrics
-
-        metrics, began = Metrics(), time.perf_counter()
-        numbers = (
-            self.teacher.states(batch, policy)
-            if self.section.loss == "full"
-            else self.teacher.top(batch, policy, self.section.top_k)
-        )
-        metrics.add_sum("teacher/forward_s", time.perf_counter() - began, 1)
-        policy.note(metrics)
-        return replace(batch, extra={**batch.extra, NUMBERS: numbers})
 
     def of_head(self, batch: Batch) -> OfHead | None:
         if self.section.loss == "sampled":
@@ -176,14 +153,11 @@ class Distillation(Extension):
         def compare(at: AtHead) -> Tensor:
             own = numbers[at.places_M]
             if loss == "top_k":
-                values = at_head(at, from_top(own), rows=rows, beta=beta)
+                values = at_head(at, own, from_top, rows=rows, beta=beta)
                 return values.clone().index_copy(1, at.places_M.new_tensor([1]), own[:, 1:2])
-            weight, bias = (at.weight_VH, at.bias_V) if head is None else head
-            assert weight is not None
-            bias = None if bias is None else bias.detach()
-            temperature = self.section.temperature or at.temperature
-            logs = from_states(own, weight.detach(), bias, rows, temperature)
-            return at_head(at, logs, rows=rows, beta=beta)
+            weight, bias = (at.weight_VH, at.bias_V) if head[0] is None else head
+            logs = from_states(weight, bias, rows, self.teacher.temperature)
+            return at_head(at, own, logs, rows=rows, beta=beta)
 
         return compare
 
@@ -194,13 +168,26 @@ class Distillation(Extension):
         value, of_target, agree = batch.extra[self.name].unbind(-1)
         metrics.add("teacher/divergence", value, batch.mask)
         metrics.add("teacher/same_token", agree, batch.mask)
-        count(metrics, log_probs.detach() - of_target.detach(), of_target, batch.mask)
+        count(log_probs.detach() - of_target.detach(), of_target, batch.mask, metrics)
         return self.section.weight * value
 
 
-def count(metrics: Metrics, gap: Tensor, teacher: Tensor, mask: Tensor) -> None:
-    """Count what sampled tokens say of student and teacher."""
-    metrics.add("teacher/reverse_kl", gap, mask)
-    metrics.add("teacher/log_prob", teacher, mask)
-    metrics.add("teacher/surer_share", (gap < 0).float(), mask)
-    metrics.add("teacher/agreement", (gap.abs() < AGREES).float(), mask)
+def note(policy: Policy, name: str, value: float) -> None:
+    """Log a number of a rollout batch."""
+    from algorist.training.metrics import Metrics
+
+    metrics = Metrics()
+    metrics.add_sum(f"teacher/{name}", value, 1)
+    policy.note(metrics)
+
+
+def count(gap: Tensor, teacher: Tensor, mask: Tensor, metrics: Metrics | None = None) -> Metrics:
+    """Return metrics of what sampled tokens say of student and teacher."""
+    from algorist.training.metrics import Metrics
+
+    metrics = metrics or Metrics()
+    agree, surer = (gap.abs() < AGREES).float(), (gap < 0).float()
+    values = {"reverse_kl": gap, "log_prob": teacher, "surer_share": surer, "agreement": agree}
+    for name, of_tokens in values.items():
+        metrics.add(f"teacher/{name}", of_tokens, mask)
+    return metrics

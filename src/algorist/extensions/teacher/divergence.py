@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -26,86 +26,90 @@ from torch import Tensor
 from algorist.models.products import row_bucket, times_transposed
 from algorist.training.lm_head import CACHE_BYTES, CHUNK_ELEMENTS, AtHead, head_log_softmax
 
-TeacherLogs = Callable[[int, int, Tensor], Tensor]
-"""First and last token, the student's log-probs (n, R) → the teacher's (n, R)."""
+TeacherLogs = Callable[[Tensor, Tensor], Tensor]
+"""What the teacher said of n tokens (``Batch.extra``), the student's log-probs (n, R) → the teacher's (n, R)."""
+
+
+class Comparison(NamedTuple):
+    """What the student's states are compared with.
+
+    Attributes:
+        targets_N: The sampled tokens.
+        numbers_N: What the teacher said of them.
+        teacher_logs: Makes its log-probs of that.
+        rows: Rows R of the vocabulary that are compared; those of the student's head beyond them have no gradient.
+        beta: 1 for the reverse KL, 0 for the forward one, between them the generalised JSD.
+        inverse_temperature: Factor of the student's logits.
+        dtype: Of the products.
+        cache: Keep each chunk's slope for the backward pass; else it is computed again.
+    """
+
+    targets_N: Tensor
+    numbers_N: Tensor
+    teacher_logs: TeacherLogs
+    rows: int
+    beta: float
+    inverse_temperature: float
+    dtype: torch.dtype
+    cache: bool
+
+    def logs(self, hidden: Tensor, head: Head, part: slice) -> tuple[Tensor, Tensor]:
+        """Return the log-probs (n, R) of student and teacher."""
+        student = _logs(hidden[part], *head, self.rows, self.inverse_temperature)
+        return student, self.teacher_logs(self.numbers_N[part], student)
 
 
 class _Divergence(torch.autograd.Function):
-    """Rows beyond R = ``rows`` of the student's head are left out, their gradient is 0."""
-
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden_NH: Tensor,
-        weight_VH: Tensor | None,
-        bias_V: Tensor | None,
-        targets_N: Tensor,
-        teacher_logs: TeacherLogs,
-        rows: int,
-        beta: float,
-        inverse_temperature: float,
-        chunk: int,
-        cache: bool,
-        dtype: torch.dtype,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        ctx: Any, hidden_NH: Tensor, weight_VH: Tensor | None, bias_V: Tensor | None, compared: Comparison
+    ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(hidden_NH, weight_VH, bias_V)
-        ctx.settings = teacher_logs, rows, beta, inverse_temperature, chunk, dtype
-        ctx.slopes = []
+        ctx.compared, ctx.slopes = compared, []
         ctx.set_materialize_grads(False)
-        size = hidden_NH.shape[0]
-        values = torch.empty(size, dtype=torch.float32, device=hidden_NH.device)
-        of_target, agree = torch.empty_like(values), torch.empty_like(values)
-        head = _cut(weight_VH, bias_V, rows, dtype)
-        for start in range(0, size, chunk):
-            stop = min(start + chunk, size)
-            student = _logs(hidden_NH[start:stop], *head, rows, inverse_temperature)
-            teacher = teacher_logs(start, stop, student)
-            values[start:stop], slope = divergence(student, teacher, beta)
-            if cache:
+        head, columns = _cut(weight_VH, bias_V, compared.rows, compared.dtype), []
+        for part in _chunks(len(hidden_NH), compared.rows):
+            student, teacher = compared.logs(hidden_NH, head, part)
+            same = (student.argmax(1) == teacher.argmax(1)).float()
+            value, slope = divergence(student, teacher, compared.beta)
+            if compared.cache:
                 ctx.slopes.append(slope)
-            of_target[start:stop] = teacher.gather(1, targets_N[start:stop, None]).squeeze(1)
-            agree[start:stop] = (student.argmax(1) == teacher.argmax(1)).float()
+            columns.append((value, teacher.gather(1, compared.targets_N[part, None])[:, 0], same))
+        values, of_target, agree = (torch.cat(column) for column in zip(*columns, strict=True))
         ctx.mark_non_differentiable(of_target, agree)
         return values, of_target, agree
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         if grads[0] is None:
-            return (None,) * 11
-        hidden, weight, bias = ctx.saved_tensors
-        teacher_logs, rows, beta, inverse_temperature, chunk, dtype = ctx.settings
-        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+            return None, None, None, None
+        hidden, weight, bias = saved = ctx.saved_tensors
+        compared: Comparison = ctx.compared
+        rows, dtype = compared.rows, compared.dtype
         # Sums over tokens run in float32, as in the head's own backward.
-        grad_hidden = torch.zeros_like(hidden, dtype=torch.float32) if needs_hidden else None
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else None
-        grad_bias = torch.zeros_like(bias, dtype=torch.float32) if needs_bias else None
+        grad_hidden, grad_weight, grad_bias = sums = [
+            torch.zeros_like(tensor, dtype=torch.float32) if needed else None
+            for tensor, needed in zip(saved, ctx.needs_input_grad, strict=False)
+        ]
         slopes, ctx.slopes = ctx.slopes, []
         head = products, _ = _cut(weight, bias, rows, dtype)
-        for index, start in enumerate(range(0, hidden.shape[0], chunk)):
-            part = hidden[start : start + chunk]
+        for index, part in enumerate(_chunks(len(hidden), rows)):
             if slopes:
                 slope, slopes[index] = slopes[index], None
             else:
-                student = _logs(part, *head, rows, inverse_temperature)
-                slope = divergence(student, teacher_logs(start, start + len(part), student), beta)[1]
-            slope *= grads[0][start : start + chunk, None] * inverse_temperature
+                slope = divergence(*compared.logs(hidden, head, part), compared.beta)[1]
+            slope *= grads[0][part, None] * compared.inverse_temperature
             if grad_bias is not None:
                 grad_bias[:rows] += slope.sum(0)
-            if products is None:
-                if grad_hidden is not None:
-                    grad_hidden[start : start + chunk, :rows] = slope
+            if products is None:  # hidden are logits
+                grad_hidden[part, :rows] = slope  # type: ignore[index]
                 continue
             slope = slope.to(dtype)
             if grad_hidden is not None:
-                grad_hidden[start : start + chunk] = times_transposed(slope, products.t())
+                grad_hidden[part] = times_transposed(slope, products.t())
             if grad_weight is not None:
-                grad_weight[:rows] += (slope.t() @ part.to(dtype)).float()
-        return (
-            grad_hidden.to(hidden.dtype) if grad_hidden is not None else None,
-            grad_weight.to(weight.dtype) if grad_weight is not None else None,
-            grad_bias.to(bias.dtype) if grad_bias is not None else None,
-            *([None] * 8),
-        )
+                grad_weight[:rows] += (slope.t() @ hidden[part].to(dtype)).float()
+        return (*(None if s is None else s.to(of.dtype) for s, of in zip(sums, saved, strict=True)), None)
 
 
 def divergence(student: Tensor, teacher: Tensor, beta: float) -> tuple[Tensor, Tensor]:
@@ -124,103 +128,86 @@ def divergence(student: Tensor, teacher: Tensor, beta: float) -> tuple[Tensor, T
     return value, (1 - beta) * p * (student - middle - to_middle[:, None])
 
 
-def at_head(at: AtHead, teacher_logs: TeacherLogs, *, rows: int, beta: float) -> Tensor:
+def at_head(at: AtHead, numbers_M: Tensor, teacher_logs: TeacherLogs, *, rows: int, beta: float) -> Tensor:
     """Return (M, 3): the divergence with its gradient, the teacher's log-prob of the target, 1 where both hold one token likeliest.
 
     Args:
         at: The student's head.
-        teacher_logs: Gives the teacher's log-probs of a chunk; it is asked for up to ``row_bucket(M)`` tokens.
+        numbers_M: What the teacher said of the M tokens: states (M, H), or rows of ``top_of``.
+        teacher_logs: ``from_states`` or ``from_top``.
         rows: Rows R of the vocabulary that are compared.
         beta: 1 for the reverse KL, 0 for the forward one, between them the generalised JSD.
     """
-    hidden, targets, size = at.hidden_MH, at.targets_M, len(at.targets_M)
-    device = hidden.device.type
+    size, device = len(at.targets_M), at.hidden_MH.device.type
     mixed = torch.is_autocast_enabled(device)
-    dtype = torch.get_autocast_dtype(device) if mixed else hidden.dtype
-    if device == "cpu":  # few distinct sizes of products
-        fill = row_bucket(size) - size
-        hidden, targets = F.pad(hidden, (0, 0, 0, fill)), F.pad(targets, (0, fill))
+    dtype = torch.get_autocast_dtype(device) if mixed else at.hidden_MH.dtype
+    fill = row_bucket(size) - size if device == "cpu" else 0  # few distinct sizes of products
+    hidden, numbers = (F.pad(tensor, (0, 0, 0, fill)) for tensor in (at.hidden_MH, numbers_M))
+    targets, factor = F.pad(at.targets_M, (0, fill)), 1.0 / at.temperature
+    cache = torch.is_grad_enabled() and len(hidden) * rows * 4 <= CACHE_BYTES
+    compared = Comparison(targets, numbers, teacher_logs, rows, beta, factor, dtype, cache)
     with torch.autocast(device, enabled=False) if device != "meta" else nullcontext():
-        values = _Divergence.apply(
-            hidden,
-            at.weight_VH,
-            at.bias_V,
-            targets,
-            teacher_logs,
-            rows,
-            beta,
-            1.0 / at.temperature,
-            max(1, CHUNK_ELEMENTS // rows),
-            torch.is_grad_enabled() and len(hidden) * rows * 4 <= CACHE_BYTES,
-            dtype,
-        )
+        values = _Divergence.apply(hidden, at.weight_VH, at.bias_V, compared)
     return torch.stack(values, 1)[:size]
 
 
-def from_states(
-    states_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, rows: int, temperature: float
-) -> TeacherLogs:
-    """Return the teacher's log-probs over the whole vocabulary, from its hidden states."""
+@torch.no_grad()
+def from_states(weight_VH: Any, bias_V: Tensor | None, rows: int, temperature: float) -> TeacherLogs:
+    """Return what makes the teacher's log-probs over the whole vocabulary of its hidden states."""
     head = _cut(weight_VH, bias_V, rows, weight_VH.dtype)
-
-    def logs(start: int, stop: int, student: Tensor) -> Tensor:
-        part = states_NH[start:stop]
-        part = F.pad(part, (0, 0, 0, stop - start - len(part)))
-        return _logs(part, *head, rows, 1.0 / temperature)
-
-    return logs
+    return lambda states_NH, _: _logs(states_NH, *head, rows, 1.0 / temperature)
 
 
-def from_top(top_NK: Tensor) -> TeacherLogs:
+def from_top(top_NK: Tensor, student: Tensor) -> Tensor:
     """Return the teacher's log-probs from the rows of ``top_of``, the rest in the student's proportions."""
     k = (top_NK.shape[1] - 2) // 2
-
-    def logs(start: int, stop: int, student: Tensor) -> Tensor:
-        part = top_NK[start:stop]
-        part = F.pad(part, (0, 0, 0, stop - start - len(part)))
-        ids = part[:, 2 : 2 + k].long()
-        rest = student.scatter(1, ids, -math.inf).logsumexp(1, keepdim=True).clamp_min(LEAST)
-        return (student + (part[:, :1] - rest)).scatter(1, ids, part[:, 2 + k :])
-
-    return logs
+    ids = top_NK[:, 2 : 2 + k].long()
+    rest = student.scatter(1, ids, -math.inf).logsumexp(1, keepdim=True).clamp_min(LEAST)
+    return (student + (top_NK[:, :1] - rest)).scatter(1, ids, top_NK[:, 2 + k :])
 
 
 LEAST = -80.0
 """Log-mass below which the rest of a vocabulary counts as so much."""
 
 
+Head = tuple[Tensor | None, Tensor | None]
+"""Weight and bias; none where the logits themselves are given."""
+
+
 @torch.no_grad()
 def top_of(at: AtHead, k: int, rows: int) -> Tensor:
     """Return (M, 2 + 2k) in float32: log-mass of all but the k likeliest tokens, log-prob of the target, their ids, their log-probs."""
-    out = []
     head = _cut(at.weight_VH, at.bias_V, rows, at.hidden_MH.dtype)
-    chunk = max(1, CHUNK_ELEMENTS // rows)
-    for start in range(0, len(at.targets_M), chunk):
-        logs = _logs(at.hidden_MH[start : start + chunk], *head, rows, 1.0 / at.temperature)
+
+    def top(part: slice) -> Tensor:
+        logs = _logs(at.hidden_MH[part], *head, rows, 1.0 / at.temperature)
         best, ids = logs.topk(min(k, rows), 1)
-        of_target = logs.gather(1, at.targets_M[start : start + chunk, None])
+        of_target = logs.gather(1, at.targets_M[part, None])
         rest = logs.scatter(1, ids, -math.inf).logsumexp(1, keepdim=True).clamp_min(LEAST)
-        out.append(torch.cat([rest, of_target, ids.float(), best], 1))  # ids below 2²⁴ are exact
-    return torch.cat(out)
+        return torch.cat([rest, of_target, ids.float(), best], 1)  # ids below 2²⁴ are exact
+
+    return torch.cat([top(part) for part in _chunks(len(at.targets_M), rows)])
 
 
 @torch.no_grad()
-def mass_beyond(at: AtHead, rest_VH: Tensor, rest_bias_V: Tensor | None) -> Tensor:
+def mass_beyond(at: AtHead, rest: Head, rows: int) -> Tensor:
     """Return (M,): the share of mass that a teacher puts on rows that its head was cut by."""
-    assert at.weight_VH is not None
-    out = []
-    for part in at.hidden_MH.split(max(1, CHUNK_ELEMENTS // at.weight_VH.shape[0])):
-        sums = [
-            (F.linear(part.to(w.dtype), w, b).float() / at.temperature).logsumexp(1)
-            for w, b in ((at.weight_VH, at.bias_V), (rest_VH.to(part.device), rest_bias_V))
-        ]
-        out.append((sums[1] - sums[0]).sigmoid())
-    return torch.cat(out)
+
+    def log_mass(part: slice, weight: Any, bias: Tensor | None) -> Tensor:
+        hidden = at.hidden_MH[part].to(weight.dtype)
+        return (F.linear(hidden, weight.to(hidden.device), bias).float() / at.temperature).logsumexp(1)
+
+    chunks = _chunks(len(at.targets_M), rows)
+    return torch.cat([log_mass(c, *rest) - log_mass(c, at.weight_VH, at.bias_V) for c in chunks]).sigmoid()
 
 
-def _cut(
-    weight_VH: Tensor | None, bias_V: Tensor | None, rows: int, dtype: torch.dtype
-) -> tuple[Tensor | None, Tensor | None]:
+def _chunks(size: int, rows: int) -> list[slice]:
+    """Return parts of ``size`` tokens whose logits may be held at once."""
+    most = max(1, CHUNK_ELEMENTS // rows)
+    return [slice(start, start + most) for start in range(0, size, most)]
+
+
+def _cut(weight_VH: Tensor | None, bias_V: Tensor | None, rows: int, dtype: torch.dtype) -> Head:
     weight = None if weight_VH is None else weight_VH[:rows].to(dtype)
     return weight, None if bias_V is None else bias_V[:rows]
 

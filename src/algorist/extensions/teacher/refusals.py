@@ -1,4 +1,4 @@
-"""What cannot be learned from, as far as that is known before a model is loaded."""
+"""What cannot be learned from, as far as that is known before a model is loaded; ``words.yaml`` says why."""
 
 from __future__ import annotations
 
@@ -6,64 +6,38 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from algorist.extensions.teacher import BASE, TeacherSection
 from algorist.extensions.teacher.remote import remote_of
+
+WORDS: dict[str, str] = yaml.safe_load(Path(__file__).with_name("words.yaml").read_text(encoding="utf-8"))
+EQUAL_GROUPS = {"resample": "replaces", "replay": "replaces", "drop_equal_groups": "leaves out"}
+"""What takes groups of equal rewards away, and how."""
 
 
 def refusals(recipe: Any, plan: Any) -> Iterator[str]:
     """Yield why a plan's teacher cannot be one, or not in this way."""
     section: TeacherSection = recipe.grpo.teacher
-    remote = remote_of(section)
-    if remote is not None:
-        yield from remote.refusals(recipe)
-    if section.model == BASE and recipe.model.lora is None:
-        yield (
-            "grpo.teacher.model is base, the base of the student's adapter, but model.lora is not set; name a model, or take "
-            "model.lora={rank: 16}"
-        )
-    elsewhere = "grpo.teacher.quantization" if section.quantization else "grpo.teacher.device"
-    if section.model == BASE and (section.quantization or section.device != "same"):
-        yield f"grpo.teacher.model is base, which computes inside the student, so {elsewhere} says nothing of it; leave it out"
-    elif section.device == "swap" and section.quantization:
-        yield (
-            f"grpo.teacher.device=swap cannot move a teacher in {section.quantization}, which bitsandbytes holds on its GPU; leave out one "
-            "of the two"
-        )
-    elif section.device == "swap" and plan.device.type == "cpu":
-        yield (
-            "grpo.teacher.device=swap keeps the teacher in the host's memory until it scores on the student's GPU, but this run "
-            "computes on the CPU; leave device out"
-        )
-    if section.model == "tiny":
-        yield "grpo.teacher.model is tiny: made from scratch, it has nothing to teach; name a trained model or a run"
-    folder = Path(section.model).expanduser()
-    looks_local = (
-        folder.is_absolute() or section.model.startswith((".", "runs/")) or section.model.count("/") > 1
-    )
-    if section.model != BASE and remote is None and looks_local and not folder.exists():
-        yield f"grpo.teacher.model: there is no {folder}. Train it first, or name another model"
-    if section.loss == "sampled" and section.beta != 1:
-        yield (
-            f"grpo.teacher.beta is {section.beta:g}, but loss: sampled is the reverse KL (beta 1) only; take grpo.teacher.loss=full for "
-            "the forward KL and the Jensen-Shannon divergence, or leave beta out"
-        )
-    if section.loss != "top_k" and section.top_k != TeacherSection.model_fields["top_k"].default:
-        yield (
-            f"grpo.teacher.top_k is read with grpo.teacher.loss=top_k only, but loss is {section.loss}; set that loss, or leave top_k out"
-        )
-    objective = plan.objective
-    if section.loss == "sampled" and objective is not None and objective.loss.importance == "sequence":
-        yield (
-            f"grpo.loss={recipe.grpo.loss.name} has one ratio for a whole completion, so a teacher's numbers per token would be spread over "
-            "all of it; take grpo.teacher.loss=full or top_k, or a loss with ratios per token, such as grpo.loss=dapo"
-        )
-    for name, does in (
-        ("resample", "replaces"),
-        ("replay", "replaces"),
-        ("drop_equal_groups", "leaves out"),
-    ):
+    remote, base, folder = remote_of(section), section.model == BASE, Path(section.model).expanduser()
+    yield from remote.refusals(recipe) if remote is not None else ()
+    quantized, swap, sampled = section.quantization, section.device == "swap", section.loss == "sampled"
+    on_disk = folder.is_absolute() or section.model.startswith((".", "runs/")) or section.model.count("/") > 1
+    cases = {
+        "base_without_adapter": base and recipe.model.lora is None,
+        "base_elsewhere": base and (quantized or section.device != "same"),
+        "swap_of_quantized": swap and not base and quantized,
+        "swap_on_the_cpu": swap and not base and not quantized and plan.device.type == "cpu",
+        "from_scratch": section.model == "tiny",
+        "no_folder": on_disk and not base and remote is None and not folder.exists(),
+        "beta_of_sampled": sampled and section.beta != 1,
+        "top_k_of_another_loss": section.loss != "top_k"
+        and section.top_k != TeacherSection.model_fields["top_k"].default,
+        "one_ratio": sampled and plan.objective is not None and plan.objective.loss.importance == "sequence",
+    }
+    elsewhere = "grpo.teacher.quantization" if quantized else "grpo.teacher.device"
+    for case in (name for name, holds in cases.items() if holds):
+        yield WORDS[case].format(section=section, recipe=recipe, folder=folder, elsewhere=elsewhere)
+    for name, does in EQUAL_GROUPS.items():
         if getattr(recipe.grpo, name, None):
-            yield (
-                f"grpo.{name} {does} groups of equal rewards, but the teacher teaches on these too; leave grpo.{name} out, or learn from "
-                "rewards alone (grpo.teacher=null)"
-            )
+            yield WORDS["equal_groups"].format(name=name, does=does)

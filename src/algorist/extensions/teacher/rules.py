@@ -11,10 +11,9 @@ LEAST_LOG_PROB, STEPS, RISEN = -3.0, 12, 0.5
 first of them that shows a student on its way."""
 GROWN, NOISE = 1.5, 0.05
 """Factor, and nats per token, by which the reverse KL of a student that goes away from its teacher grows."""
-LOST = 0.1
-"""Share of right answers that a student loses on its way to a teacher that is worse."""
-SHRUNK = 0.5
-"""Share of the first length below which completions have collapsed."""
+LOST, SHRUNK = 0.1, 0.5
+"""Share of right answers that a student loses on its way to a teacher that is worse; share of the first length below which completions
+have collapsed."""
 
 
 def teacher_knows_nothing(f: Facts) -> bool:
