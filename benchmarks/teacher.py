@@ -59,7 +59,13 @@ class Task(NamedTuple):
 
 
 SFT = ("grpo.enabled=false", "sft.max_steps=80", "sft.save_steps=20", "sft.save_total_limit=4", "seed=1")
-FAST = ("grpo.learning_rate=1e-4", "grpo.lr_scheduler=linear", "grpo.warmup_steps=1", "grpo.save_steps=1000")
+FAST = (
+    "grpo.teacher.temperature=0.3",
+    "grpo.learning_rate=1e-4",
+    "grpo.lr_scheduler=linear",
+    "grpo.warmup_steps=1",
+    "grpo.save_steps=1000",
+)
 TASKS = {
     "toy": Task(
         Made("quickstart", ("grpo.enabled=false", "model.tiny.hidden_size=56"), "sft/final"),
@@ -237,14 +243,24 @@ def main() -> None:
     result = summary(runs, ends["student"], ends["teacher"])
     print(table(result))
     if options.save:
-        rows = [{key: run[key] for key in ("arm", "seed", "seconds", "right")} for run in runs]
+        rows = [
+            {**{key: run[key] for key in ("arm", "seed", "seconds")}, "right": digits(run["right"])}
+            for run in runs
+        ]
+        named = {name: digits(counts) for name, counts in ends.items()}
         payload = {
             "settings": dict(task.arms),
-            **ends,
+            "held_out": task.held_out,
+            **named,
             "result": result,
             "runs": rows,
         }
         measure.save_json(f"teacher-{options.task}", payload)
+
+
+def digits(counts: Sequence[int]) -> str:
+    """Return how many samples of each problem are right, a digit each."""
+    return "".join(map(str, counts))
 
 
 if __name__ == "__main__":
