@@ -130,7 +130,9 @@ def test_the_sampled_form_varies_around_the_full_one(capsys: pytest.CaptureFixtu
     student.requires_grad_()
     one = torch.zeros(1, dtype=torch.long)
     at = AtHead(student[None], None, None, one, one)
-    value = at_head(at, at.hidden_MH, lambda _, logs: teacher.log_softmax(-1).expand(logs.shape), rows=40, beta=1)
+    value = at_head(
+        at, at.hidden_MH, lambda _, logs: teacher.log_softmax(-1).expand(logs.shape), rows=40, beta=1
+    )
     exact = torch.autograd.grad(value[0, 0], student)[0]
     p = student.detach().softmax(-1)
     draws = torch.multinomial(p, 100_000, replacement=True, generator=draw)

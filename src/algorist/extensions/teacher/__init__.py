@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from algorist.training.lm_head import AtHead, OfHead
     from algorist.training.metrics import Metrics
 
-log = logging.getLogger("algorist.extensions.teacher")
 BASE = "base"
 NUMBERS = "teacher/numbers"
 """What the teacher says of a batch, in ``Batch.extra``: hidden states (B, T, H), or its likeliest tokens (B, T, 2 + 2k)."""
@@ -80,7 +79,7 @@ class Distillation(Extension):
     name, keys, order = "teacher", {"grpo": _Keys}, 60
     teaches = True
     rules, charts = RULES, (CHART,)
-    say: Callable[[str], None] = log.info
+    say: Callable[[str], None] = logging.getLogger("algorist.extensions.teacher").info
 
     def __init__(self, recipe: Any) -> None:
         super().__init__(recipe)

@@ -151,7 +151,6 @@ def at_head(at: AtHead, numbers_M: Tensor, teacher_logs: TeacherLogs, *, rows: i
     return torch.stack(values, 1)[:size]
 
 
-@torch.no_grad()
 def from_states(weight_VH: Any, bias_V: Tensor | None, rows: int, temperature: float) -> TeacherLogs:
     """Return what makes the teacher's log-probs over the whole vocabulary of its hidden states."""
     head = _cut(weight_VH, bias_V, rows, weight_VH.dtype)

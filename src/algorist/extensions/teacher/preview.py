@@ -40,8 +40,7 @@ def preview(recipe: Any, look: Any) -> dict[str, Any] | None:
     look.say(f"asking the teacher {section.model}")
     teacher = load_teacher(section, student.model, student.tokenizer, like=recipe.model)
     if remote_of(section) is not None:
-        line = WORDS["served"].format(line=teacher.line().removeprefix("teacher "))
-        return {"rows": {"teacher": line}, "advice": []}
+        return {"rows": {"teacher": teacher.line() + WORDS["served"]}, "advice": []}
     with teacher.awake():
         policy = SimpleNamespace(model=teacher.model, tokenizer=student.tokenizer)
         facts, groups = sample(recipe, look.problems, policy, look.form, look.samples)  # type: ignore[arg-type]
