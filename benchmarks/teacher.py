@@ -32,8 +32,8 @@ from algorist.data import load_problems
 from algorist.evaluation.estimators import mean_interval, paired_difference, pass_at_k, share_interval
 from algorist.evaluation.run import EvaluationSetting, evaluate
 from algorist.models.load import load_policy
-from algorist.prompts.attached import recipe_format
 from algorist.rollouts import make_engine
+from algorist.runs.asking import recipe_format
 from algorist.runs.pipeline import run_recipe
 from algorist.store.run_log import Quiet
 
