@@ -48,7 +48,7 @@ GRPO = (
     "grpo.batch_size=64",
     "grpo.max_completion_tokens=32",
     "grpo.save_steps=4",
-    "sft.max_steps=400",
+    "sft.max_steps=150",
 )
 FROZEN = """
 from algorist.extension import Extension, extension
@@ -142,6 +142,8 @@ def newest(*parts: str, **more: Any) -> Fault:
     return fault(*parts, written="newest", **more)
 
 
+LONGER = "sft.max_steps=400"
+"""What SFT takes here, where the lines of a finding turn it on."""
 FAST = ("grpo.learning_rate=6e-4", "grpo.max_steps=40")
 
 
@@ -149,7 +151,7 @@ EARLY = (
     fault("rate far too high", "learning_rate_too_large", "grpo.learning_rate=0.1"),
     fault("rate far too low", "learning_rate_too_small", "grpo.learning_rate=1e-10"),
     fault("limit of 6 tokens", "truncated", "grpo.max_completion_tokens=6"),
-    fault("another prompt format", "unparseable nothing_answered", "prompt.format=question_only"),
+    fault("another prompt format", "unparseable nothing_answered", "prompt.format=question_only", LONGER),
     fault("end token that never comes", "no_stop", model="deaf", beside=("grpo.max_completion_tokens=64",), by_hand=True),
     fault("gold answers all wrong", "all_wrong", data="shifted", by_hand=True),
     fault("solved data", "all_right", "grpo.temperature=0.2", model="careful", healthy=("careless", "train")),
@@ -172,8 +174,8 @@ LATE = (
     after("reward raises on a third", "reward_fails", "rewards=[correct, {{name: '{f}/own.py:sometimes'}}]"),
     after("top_k of 1", "identical_completions", "grpo.top_k=1", data="hard"),
     after("top_p of 0.05", "identical_completions", "grpo.top_p=0.05", data="hard"),
-    after("untrained model", "nothing_answered unparseable", model="tiny", healthy=("careless", "train")),
-    after("other tags", "unparseable nothing_answered", "prompt.format=working_solution"),
+    after("untrained model", "nothing_answered unparseable", LONGER, model="tiny", healthy=("careless", "train")),
+    after("other tags", "unparseable nothing_answered", "prompt.format=working_solution", LONGER),
     after("only shortness pays", "entropy_collapse reward_hacking", "rewards=[{{name: '{f}/own.py:short'}}]", "grpo.learning_rate=3e-3",
           beside=("grpo.max_steps=40",)),
     after("length pays", "length_growth reward_hacking", "rewards=[{{name: '{f}/own.py:long'}}]", "grpo.learning_rate=3e-3",
