@@ -2,7 +2,7 @@
 
 A checkpoint is written into ``.saving/``, listed with hashes in ``manifest.json``, synced, and renamed into place. Beyond what
 the Hugging Face trainer keeps (weights, optimizer, scheduler, RNG states, trainer state) it holds ``algorist_state.pt``:
-the rollout batch in use and the position in it, the seed counters, token counts and the state of rewards that have one.
+the rollout batch in use and the position in it, the seed counters, token counts, and the state of extensions and of rewards that have one.
 Everything is read with ``weights_only``.
 """
 
