@@ -18,7 +18,7 @@ help:
 	@echo "make flash        install, then flash-attn for CUDA (a wheel, else built from source; may take an hour)"
 	@echo "make test         install, then run the tests, but for those that take longer than four seconds"
 	@echo "make test-all     install, then run all tests that need no GPU, vLLM or network"
-	@echo "make coverage     the tests, then which lines no test ran (one file: make coverage TESTS=tests/unit/test_data.py)"
+	@echo "make coverage     the tests, then which lines no test ran (one file: make coverage TESTS=tests/unit/data/test_load.py)"
 	@echo "make test-vllm    an environment of its own with vLLM for CPU (4 GB), then the tests that need it"
 	@echo "make test-cuda-host  torch's CUDA build over a stub of NVIDIA's libraries (0.75 GB), then what needs no card"
 	@echo "make check        formatter, linter, type checker, spelling"

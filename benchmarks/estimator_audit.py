@@ -416,7 +416,7 @@ def page(sizes: Sequence[int]) -> str:
     lines = f"""# Estimators
 
 What an advantage, an average over tokens and a loss optimise together, computed exactly by
-`python benchmarks/estimator_audit.py > docs/estimators.md`; `tests/unit/test_estimator_audit.py` checks it.
+`python benchmarks/estimator_audit.py > docs/estimators.md`; `tests/unit/objectives/test_estimator_audit.py` checks it.
 
 A policy over two tokens has three completions and two problems with pass rates {NOW.pass_rates[0]:.1f} and \
 {NOW.pass_rates[1]:.1f}. All groups are

@@ -9,7 +9,7 @@ import transformers as hf
 from transformers import DynamicCache, GenerationConfig
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from tests.unit.rollout_models import FAMILIES, build, model_of
+from tests.unit.rollouts.rollout_models import FAMILIES, build, model_of
 
 
 def test_cache_rows_can_be_selected() -> None:

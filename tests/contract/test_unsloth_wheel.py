@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.test_unsloth import ADAPTED, LOADED
+from tests.unit.extensions.test_unsloth import ADAPTED, LOADED
 
 
 @pytest.mark.network

@@ -22,7 +22,7 @@ from algorist.rollouts.native.engine import NativeEngine
 from algorist.rollouts.native.weights import WeightPool, read_weights
 from tests.cuda.pretend import Log, pretend_gpu, to_device
 from tests.cuda.test_rollout_on_gpu import PROMPTS, adapted, compare, model
-from tests.unit.test_rollout_conformance import Echo, decode
+from tests.unit.rollouts.test_conformance import Echo, decode
 
 
 @contextmanager

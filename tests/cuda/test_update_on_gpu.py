@@ -71,7 +71,7 @@ def test_the_cpus_log_probs_and_gradients(
 ) -> None:
     dtype, compute, within = TYPES[kind]
     if capability < (8, 0) and torch.bfloat16 in (dtype, compute):
-        pytest.skip("refused in words: tests/unit/test_precision.py")
+        pytest.skip("refused in words: tests/unit/models/test_precision.py")
     rows = batch()
     exact = policy(torch.float32, lora)
     expected = run(exact, rows)

@@ -112,7 +112,7 @@ CURES: dict[str, tuple[tuple[str, str, str], str, int]] = {
     ),
     "bfloat16 on a T4 is refused": (
         (PRECISION, "compute == torch.bfloat16 and on_gpu(device) and not", "False and not"),
-        "tests/unit/test_precision.py::test_bfloat16_is_refused_where_it_is_emulated",
+        "tests/unit/models/test_precision.py::test_bfloat16_is_refused_where_it_is_emulated",
         0,
     ),
 }  # fmt: skip

@@ -68,7 +68,7 @@ def test_an_update(kind: str, lora: bool, checkpointed: bool, card: Emulate, cap
     """On a T4 in bfloat16 torch refuses: the memory-efficient kernel, and products of bfloat16 with a float32 result."""
     dtype, compute, within = TYPES[kind]
     if capability < 80 and torch.bfloat16 in (dtype, compute):
-        pytest.skip("refused in words: tests/unit/test_precision.py")
+        pytest.skip("refused in words: tests/unit/models/test_precision.py")
     rows, exact = batch(), policy(torch.float32, lora)
     expected = run(exact, rows, None)
     ours = policy(dtype, lora).cuda()

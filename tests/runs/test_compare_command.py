@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from algorist.cli.main import main
-from tests.unit.test_compare import make_samples, write
+from tests.unit.evaluation.test_compare import make_samples, write
 
 
 def make_run(folder: Path, right: dict[str, list[int]]) -> Path:

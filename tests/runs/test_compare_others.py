@@ -14,7 +14,7 @@ from algorist.cli.main import main
 from algorist.evaluation.artifact import read_artifact
 from algorist.evaluation.compare import compare
 from algorist.evaluation.doors import EXPORTERS
-from tests.unit.test_compare import make_samples, write
+from tests.unit.evaluation.test_compare import make_samples, write
 
 OTHERS = Path(__file__).resolve().parents[1] / "data" / "others"
 A, B, ONCE = (str(OTHERS / name) for name in ("a.eval", "b.eval", "once.json"))

@@ -437,7 +437,7 @@ def test_rated_problems_are_filtered_and_a_killed_rating_continues(runs: Runs, t
         Problems.load(recipe(tmp_path, *named, "data.train.pass_rate=[0.9,0.95]"))
 
 
-OF_PREFLIGHT = "unit/test_rules.py"
+OF_PREFLIGHT = "unit/diagnosis/test_rules.py"
 
 
 def test_every_rule_has_a_test() -> None:

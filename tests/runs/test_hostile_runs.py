@@ -25,7 +25,7 @@ from algorist.store.read import query
 from algorist.store.run_folder import RunFolder
 from algorist.store.safe_text import json_text, markdown
 from algorist.store.write import MetricsWriter
-from tests.unit.test_report import make_run
+from tests.unit.report.test_build import make_run
 from tests.warm import PYTHON
 
 BAD = "\x1b[31m\x1b]0;title\x07\x9b31m\u202e\u2066\u200b[/red][bold]<img src=x onerror=alert(1)>`|**x**\x00"

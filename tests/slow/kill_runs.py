@@ -27,7 +27,7 @@ from algorist.config.schema import Recipe
 from algorist.runs.pipeline import run_recipe
 from algorist.store.read import query
 from algorist.store.stages import checkpoints
-from tests.unit.test_checkpoint import metrics, rollouts
+from tests.runs.test_checkpoint import metrics, rollouts
 
 SETTINGS = [
     "model.tiny={hidden_size: 32, layers: 1, vocab_size: 300, max_position_embeddings: 256}",

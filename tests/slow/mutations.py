@@ -19,10 +19,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = [
-    "tests/unit/test_objectives_reference.py",
-    "tests/unit/test_objectives_trl.py",
-    "tests/unit/test_step_equality.py",
-    "tests/unit/test_grpo_trainer.py",
+    "tests/unit/objectives/test_reference.py",
+    "tests/unit/objectives/test_trl.py",
+    "tests/unit/training/test_step_equality.py",
+    "tests/unit/training/test_grpo.py",
 ]
 LEARNING = ["tests/slow/test_runs.py::test_the_whole_job_learns"]
 

@@ -14,7 +14,7 @@ import pytest
 from algorist.report.build import build_overlay, build_report
 from algorist.store.write import RolloutWriter
 from tests.slow.chromium_page import BINARY, Browser
-from tests.unit.test_report import make_run
+from tests.unit.report.test_build import make_run
 
 pytestmark = pytest.mark.skipif(
     BINARY is None, reason="no chromium on this machine; apt-get install chromium"

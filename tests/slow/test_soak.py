@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from algorist.models import products
-from tests.unit.test_checkpoint import rollouts, same
+from tests.runs.test_checkpoint import rollouts, same
 
 CLEAN = "def paid(completion):\n    return float(len(completion) % 7)\n"
 FAULTY = """

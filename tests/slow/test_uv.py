@@ -42,4 +42,4 @@ def test_uv_locks_syncs_and_runs(tmp_path: Path) -> None:
     uv("sync", "--quiet", "--extra", "dev")
     assert (tmp_path / "uv.lock").is_file()
     assert "quickstart" in uv("run", "--no-sync", "algorist", "recipes", "list")
-    assert "100%" in uv("run", "--no-sync", "pytest", "-q", "tests/unit/test_objectives_text.py")
+    assert "100%" in uv("run", "--no-sync", "pytest", "-q", "tests/unit/extensions/test_toolkit.py")

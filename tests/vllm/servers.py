@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from algorist.models.tiny import tiny_model, train_tokenizer
-
-from ..unit.rollout_models import build
+from tests.unit.rollouts.rollout_models import build
 
 FLAGS = (
     "--dtype float32 --logprobs-mode processed_logprobs --generation-config vllm --no-enable-chunked-prefill "

@@ -23,8 +23,8 @@ from algorist.errors import EngineError
 from algorist.extensions.vllm.section import VLLMServerSection
 from algorist.extensions.vllm.server import VLLMServerEngine
 from algorist.rollouts import SamplingParams, make_engine
+from tests.unit.rollouts.rollout_models import prompts_of
 
-from ..unit.rollout_models import prompts_of
 from .servers import Server, make_folders
 
 pytestmark = pytest.mark.vllm

@@ -26,9 +26,8 @@ from algorist.rollouts import SamplingParams, make_engine
 from algorist.rollouts.collect import collect
 from algorist.rollouts.native.engine import NativeEngine
 from algorist.types import Problem
-
-from ..unit.rollout_models import build, calling, fresh_log_probs, greedy_of_generate, prompts_of
-from ..unit.test_rollout_conformance import Echo, decode
+from tests.unit.rollouts.rollout_models import build, calling, fresh_log_probs, greedy_of_generate, prompts_of
+from tests.unit.rollouts.test_conformance import Echo, decode
 
 pytestmark = pytest.mark.vllm
 

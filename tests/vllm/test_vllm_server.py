@@ -27,8 +27,8 @@ from algorist.extensions.vllm.section import VLLMServerSection
 from algorist.extensions.vllm.server import VLLMServerEngine
 from algorist.rollouts import SamplingParams, make_engine
 from algorist.rollouts.native.engine import NativeEngine
+from tests.unit.rollouts.rollout_models import fresh_log_probs, greedy_of_generate, prompts_of
 
-from ..unit.rollout_models import fresh_log_probs, greedy_of_generate, prompts_of
 from .servers import NOWHERE, Server, free_port, like, make_folders
 
 pytestmark = pytest.mark.vllm

@@ -116,7 +116,7 @@ class EngineSettings:
 
 
 class RolloutEngine(Protocol):
-    """Samples completions from the policy. Every engine passes ``tests/unit/test_rollout_conformance.py``.
+    """Samples completions from the policy. Every engine passes ``tests/unit/rollouts/test_conformance.py``.
 
     An engine may have ``share()``: how much of the call that runs is done, between 0 and 1, asked from another thread.
     """

@@ -1,0 +1,171 @@
+"""A teacher behind an address says what the same model says in this process: a real server, the real client."""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from algorist.config import load_recipe
+from algorist.config.section import ModelSection
+from algorist.errors import ConfigError, EngineError
+from algorist.extensions.served_teacher.server import Scorer, make_server
+from algorist.extensions.teacher import TeacherSection
+from algorist.extensions.teacher.model import Teacher
+from algorist.extensions.teacher.remote import load_teacher
+from algorist.runs.plan import make_plan
+from tests.tiny import TOKENIZER, make_model
+from tests.unit.extensions.test_teacher import save, taught
+
+
+def listening(server: ThreadingHTTPServer) -> str:
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return f"http://127.0.0.1:{server.server_address[1]}"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save(tmp_path_factory.mktemp("teacher"), 1)
+
+
+@pytest.fixture(scope="module")
+def url(folder: str) -> Iterator[str]:
+    server = make_server(Scorer(folder, "cpu"), "127.0.0.1", 0)
+    yield listening(server)
+    server.shutdown()
+    server.server_close()
+
+
+def connect(url: str, student: Any = None, tokenizer: Any = TOKENIZER, **settings: Any) -> Teacher:
+    section = TeacherSection(model=url, **settings)
+    return load_teacher(section, student or make_model(), tokenizer, like=ModelSection())
+
+
+@pytest.mark.parametrize("settings", [{"loss": "sampled"}, {"loss": "top_k", "top_k": 12}])
+def test_a_served_teacher_teaches_what_the_same_model_teaches_here(
+    tmp_path: Path, folder: str, url: str, settings: dict[str, Any]
+) -> None:
+    logs, weights = [], []
+    for name, model in (("here", folder), ("served", url)):
+        trainer, part = taught(tmp_path / name, teacher={"model": model, **settings}, max_steps=2)
+        trainer.train()
+        logs.append(trainer.state.log_history)
+        weights.append(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]))
+    assert part.teacher.line().startswith(f"teacher {folder}, served by {url}")
+    for here, served in zip(*logs, strict=True):
+        for name in ("teacher/reverse_kl", "teacher/agreement", "teacher/log_prob"):
+            if name in here:
+                assert served[name] == pytest.approx(here[name], abs=1e-4), name
+    assert any("teacher/reverse_kl" in line for line in logs[0])
+    start = torch.cat([p.detach().flatten() for p in make_model().parameters()])
+    assert float((weights[0] - weights[1]).norm()) < 0.01 * float((weights[0] - start).norm())
+
+
+def test_the_likeliest_tokens_come_in_the_form_of_the_teacher_here(
+    tmp_path: Path, folder: str, url: str
+) -> None:
+    trainer, part = taught(tmp_path, teacher={"model": folder, "device": "cpu"}, max_steps=1)
+    trainer.train()
+    here, served = (teacher.top(trainer.rollouts, trainer, 5) for teacher in (part.teacher, connect(url)))
+    mask = trainer.rollouts.mask
+    assert torch.equal(here[mask][:, 2:7], served[mask][:, 2:7])
+    torch.testing.assert_close(here[mask], served[mask], atol=1e-4, rtol=1e-4)
+
+
+def test_another_tokenizer_is_refused_in_the_words_of_both(url: str) -> None:
+    plus, times = (TOKENIZER.convert_tokens_to_ids(sign) for sign in "+*")
+
+    class Swapped:
+        """The student's tokenizer, in which two signs have each other's id."""
+
+        def get_vocab(self) -> dict[str, int]:
+            return dict(TOKENIZER.get_vocab())
+
+        def decode(self, ids: list[int]) -> str:
+            swap = {plus: times, times: plus}
+            return str(TOKENIZER.decode([swap.get(i, i) for i in ids]))
+
+    with pytest.raises(ConfigError, match=r"another tokenizer: the student's '[+*]' is '[+*]' there \(2 of"):
+        connect(url, tokenizer=Swapped())
+
+
+def test_a_server_without_scores_is_refused_with_what_would_do(tmp_path: Path) -> None:
+    class Plain(BaseHTTPRequestHandler):
+        """What llama.cpp's server answers: a text."""
+
+        def do_GET(self) -> None:
+            self.reply({"object": "list", "data": [{"id": "m"}]})
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.reply({"choices": [{"index": 0, "text": " 4"}]})
+
+        def reply(self, content: dict[str, Any]) -> None:
+            data = json.dumps(content).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            return
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Plain)
+    with pytest.raises(EngineError, match=r"no log-probs of a prompt.*--engine scores.*FILE\.gguf"):
+        connect(listening(server))
+    server.shutdown()
+    server.server_close()
+    with pytest.raises(EngineError, match="cannot be reached"):
+        connect(f"http://127.0.0.1:{server.server_address[1]}")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("loss: full", r"loss=full compares whole distributions, which no server sends.*top_k"),
+        ("quantization: 4bit", r"quantization says nothing of a teacher that is served"),
+        ("temperature: 0.5", r"scores at temperature 1, but it should at 0\.5"),
+    ],
+)
+def test_what_a_server_cannot_do_is_refused_before_anything_is_loaded(settings: str, message: str) -> None:
+    teacher = f"grpo.teacher={{model: 'http://localhost:1', {settings}}}"
+    with pytest.raises(ConfigError, match=message):
+        make_plan(load_recipe("smoke-cpu", [teacher]).recipe, in_folder=False)
+
+
+def test_an_address_that_is_none() -> None:
+    with pytest.raises(ConfigError, match=r"unknown scheme of a teacher's address 'htp'.*'http'"):
+        make_plan(
+            load_recipe("smoke-cpu", ["grpo.teacher.model='htp://localhost:1'"]).recipe, in_folder=False
+        )
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"prompt": [1, 2]}, "prompt_logprobs is None"),
+        ({"prompt": [1, 2], "prompt_logprobs": 10**9}, "prompt_logprobs is 1000000000"),
+        ({"prompt": "1 + 1", "prompt_logprobs": 0}, "expected a prompt of token ids"),
+        ({"prompt": [[1], [10**9]], "prompt_logprobs": 0}, "token ids from 0 to"),
+        ({"prompt": [[True]], "prompt_logprobs": 0}, "token ids from 0 to"),
+        ({"prompt": [[]], "prompt_logprobs": 0}, "lists of 1 to"),
+        ([1], "expected an object"),
+    ],
+)
+def test_a_request_that_is_none_is_answered_with_why(url: str, body: Any, message: str) -> None:
+    request = urllib.request.Request(f"{url}/v1/completions", data=json.dumps(body).encode())
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request, timeout=10)
+    assert refused.value.code == 400 and message in json.loads(refused.value.read())["error"]
+    again = json.dumps({"prompt": [1, 2], "prompt_logprobs": 0}).encode()
+    with urllib.request.urlopen(f"{url}/v1/completions", data=again, timeout=10) as reply:
+        first, second = json.loads(reply.read())["choices"][0]["prompt_logprobs"]
+    assert first is None and set(second) == {"2"}

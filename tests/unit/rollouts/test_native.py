@@ -1,0 +1,192 @@
+"""The native engine's own parts: choice of tier, fallbacks, schedule, memory, the cache."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+
+from algorist.errors import ConfigError, EngineError
+from algorist.models.products import bucket, fixed_linear, onednn_works
+from algorist.rollouts import SamplingParams, make_engine
+from algorist.rollouts.native.decoder_tier import plan_room
+from algorist.rollouts.native.engine import NativeEngine, affordable_tokens
+from algorist.rollouts.native.kv_cache import KVCache
+from algorist.rollouts.native.weights import why_no_decoder
+from algorist.rollouts.transformers import TransformersEngine
+from tests.unit.rollouts.rollout_models import PAD, VOCAB, build, greedy_of_generate, model_of, prompts_of
+
+GREEDY = SamplingParams(temperature=0.0, max_new_tokens=24)
+
+
+def mamba() -> Any:
+    torch.manual_seed(0)
+    return hf.MambaForCausalLM(
+        hf.MambaConfig(
+            vocab_size=VOCAB,
+            hidden_size=32,
+            state_size=4,
+            num_hidden_layers=1,
+            pad_token_id=PAD,
+            eos_token_id=None,
+            bos_token_id=None,
+        )
+    )
+
+
+def test_a_model_without_a_kv_cache_falls_back_with_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    model = mamba()
+    with caplog.at_level(logging.INFO, logger="algorist.rollouts"):
+        engine = make_engine("auto", model)
+    assert isinstance(engine, TransformersEngine)
+    assert [r.getMessage() for r in caplog.records] == [
+        "rollouts of MambaForCausalLM go through model.generate: its forward takes no past_key_values"
+    ]
+    prompt = prompts_of((6,))[0]
+    found = engine.generate([prompt], 2, SamplingParams(temperature=0.0, max_new_tokens=8))
+    assert [c.token_ids for c in found[0]] == [greedy_of_generate(model, prompt, 8)] * 2
+    with pytest.raises(EngineError, match="take engine=transformers"):
+        NativeEngine(model)
+
+
+def test_unknown_names() -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'native'"):
+        make_engine("nativ", model_of("qwen2"))
+    with pytest.raises(EngineError, match="Did you mean 'module'"):
+        NativeEngine(model_of("qwen2"), tier="modul")
+    assert isinstance(make_engine("transformers", model_of("qwen2")), TransformersEngine)
+
+
+def test_the_reason_for_the_slower_tier_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    engine = make_engine("auto", model_of("gemma2"))
+    with caplog.at_level(logging.INFO, logger="algorist.rollouts"):
+        for _ in range(2):
+            engine.generate(prompts_of(), 1, SamplingParams(max_new_tokens=2))
+    assert len(caplog.records) == 1 and "Gemma2ForCausalLM is not one of" in caplog.text
+
+
+def test_mistrals_window_counts_only_where_it_is_in_effect() -> None:
+    model = build("mistral_window", sliding_window=40)
+    engine, prompt = NativeEngine(model), prompts_of((12,))[0]
+    for new_tokens, tier in ((28, "decoder"), (40, "module")):
+        assert engine.tier_for(12 + new_tokens).name == tier
+        found = engine.generate([prompt], 1, SamplingParams(temperature=0.0, max_new_tokens=new_tokens))
+        assert found[0][0].token_ids == greedy_of_generate(model, prompt, new_tokens)
+
+
+def test_a_forward_hook_is_not_bypassed() -> None:
+    model = build("qwen2")
+    assert why_no_decoder(model) is None
+    handle = model.model.layers[0].mlp.register_forward_hook(lambda module, args, out: out * 0.0)
+    assert why_no_decoder(model) == "a forward hook is registered on a Qwen2MLP"
+    prompts = prompts_of()
+    found = NativeEngine(model).generate(prompts, 1, GREEDY)
+    assert [g[0].token_ids for g in found] == [greedy_of_generate(model, p, 24) for p in prompts]
+    handle.remove()
+    assert why_no_decoder(model) is None
+
+
+def test_a_subclass_or_a_foreign_linear_is_not_taken_for_the_original() -> None:
+    class Custom(hf.Qwen2ForCausalLM):
+        pass
+
+    assert "Custom is not one of" in str(why_no_decoder(Custom(model_of("qwen2").config)))
+    model = build("qwen2")
+
+    class Scaled(torch.nn.Linear):
+        pass
+
+    model.model.layers[0].mlp.up_proj = Scaled(48, 96, bias=False)
+    assert "a linear layer is a" in str(why_no_decoder(model))
+    assert "weights are of type torch.float64" in str(why_no_decoder(build("qwen2", torch.float64)))
+
+
+def test_a_shared_head_padded_beyond_the_vocabulary() -> None:
+    model = build("qwen2")
+    model.resize_token_embeddings(VOCAB + 24)
+    model.config.vocab_size = VOCAB
+    found = NativeEngine(model).generate(prompts_of(), 2, SamplingParams(max_new_tokens=16, seed=0))
+    assert all(len(c.token_ids) == 16 for g in found for c in g)
+
+
+@pytest.mark.parametrize("budget", [60, 90, 150, 400])
+def test_refill_keeps_to_the_budget_and_finishes_every_row(budget: int) -> None:
+    """Rows that end at different times, slots refilled while others run; the longest row spans many shifts."""
+    model, prompts = model_of("qwen3"), prompts_of((5, 12, 9, 1, 17, 3, 8), seed=3)
+    stop = (3, 9, 27, 81)
+    params = SamplingParams(max_new_tokens=40, seed=11, stop_token_ids=stop)
+    expected = NativeEngine(model, tier="module").generate(prompts, 4, params)
+    found = NativeEngine(model, tier="decoder", token_budget=budget).generate(prompts, 4, params)
+    assert [[c.token_ids for c in g] for g in found] == [[c.token_ids for c in g] for g in expected]
+    assert len({len(c.token_ids) for g in found for c in g}) > 5
+
+
+def test_plan_room() -> None:
+    assert plan_room(4, 10, 8, 20, None) == (32, 4)
+    for budget in (30, 31, 60, 200, 500):
+        slots, places = plan_room(4, 10, 8, 20, budget)
+        assert slots * 20 + places * 10 <= budget and slots >= 1
+    with pytest.raises(
+        EngineError, match="token budget is 29, but one row needs 10 prompt tokens and 20 new"
+    ):
+        plan_room(4, 10, 8, 20, 29)
+
+
+def test_memory_gives_a_budget() -> None:
+    model = model_of("qwen2")
+    tokens = affordable_tokens(model, torch.device("cpu"))
+    assert tokens is not None and 1e5 < tokens < 1e12
+
+
+def test_cache_rows_survive_growth_moves_and_shifts() -> None:
+    cache = KVCache(2, 2, 4, dtype=torch.float32, device=torch.device("cpu"))
+    cache.set_slots(4)
+    cache.grow_times(8)
+    for layer in range(2):
+        cache.keys[layer].copy_(
+            torch.arange(8).view(1, 8, 1) + 100 * torch.arange(8).view(8, 1, 1) + 1000 * layer
+        )
+    before = [k.clone() for k in cache.keys]
+    cache.grow_times(16)
+    assert all(torch.equal(k[:, :8], b) for k, b in zip(cache.keys, before, strict=True))
+    cache.move_rows(torch.tensor([3]), torch.tensor([1]))
+    cache.set_slots(2)
+    assert torch.equal(cache.keys[1][2:4, :8], before[1][6:8])
+    cache.shift_times(3, 8)
+    assert torch.equal(cache.keys[0][:2, :5], before[0][:2, 3:8])
+    cache.set_slots(6)
+    assert torch.equal(cache.keys[0][:2, :5], before[0][:2, 3:8])
+    cache.set_prompts(3, 5)
+    keys = torch.randn(2, 2, 5, 4)
+    cache.write_prompts(0, torch.tensor([2, 0]), keys, -keys)
+    cache.set_prompts(4, 9)
+    assert torch.equal(cache.prompt_keys[0].view(4, 2, 9, 4)[[2, 0], :, :5], keys)
+    cache.keep_prompts(torch.tensor([2]))
+    assert torch.equal(cache.prompt_values[0].view(1, 2, 9, 4)[:, :, :5], -keys[:1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 8, 33])
+def test_fixed_linear_is_linear(dtype: torch.dtype, rows: int) -> None:
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(rows, 40), torch.randn(24, 40), torch.randn(24)
+    residual = torch.randn(rows, 24)
+    linear, linear_add = fixed_linear(weight.to(dtype), bias.to(dtype), rows)
+    expected = x.to(dtype).float() @ weight.to(dtype).float().T + bias.to(dtype).float()
+    tolerance = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.1, "rtol": 0.02}
+    torch.testing.assert_close(linear(x.to(dtype)).float(), expected, **tolerance)
+    found = linear_add(x.to(dtype), residual.to(dtype)).float()
+    torch.testing.assert_close(found, expected + residual.to(dtype).float(), **tolerance)
+
+
+def test_buckets_are_few_and_large_enough() -> None:
+    sizes = {bucket(n) for n in range(1, 257)}
+    assert all(bucket(n) >= n and bucket(n) <= max(2 * n, n + 16) for n in range(1, 257)) and len(sizes) < 25
+
+
+def test_onednn_is_found_where_torch_has_it() -> None:
+    assert onednn_works(torch.float32) == torch.backends.mkldnn.is_available()
+    assert not onednn_works(torch.float64)

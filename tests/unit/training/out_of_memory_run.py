@@ -1,0 +1,110 @@
+"""One SFT or GRPO run under a memory limit that its update does not fit into; run as a process of its own.
+
+``python -m tests.unit.training.out_of_memory_run grpo|sft EXTRA_MB FOLDER`` saves the final weights in FOLDER. EXTRA_MB is what the process may
+take beyond what it has when training begins (0: no limit); the kernel refuses more, as it does when memory is really full. Started
+as one of two processes (RANK, WORLD_SIZE), each takes half of the step, and only the second has the limit.
+"""
+
+from __future__ import annotations
+
+import logging
+import resource
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import TrainerCallback
+from trl import SFTConfig
+
+from algorist.config.schema import GRPOSection, SFTSection
+from algorist.models.tiny import tiny_model, train_tokenizer
+from algorist.prompts import get_format
+from algorist.rewards import build_rewards
+from algorist.rollouts import make_engine
+from algorist.training.distributed import Processes
+from algorist.training.grpo_setup import make_grpo_trainer
+from algorist.training.sft import AlgoristSFTTrainer
+from algorist.types import Problem
+
+
+class Limit(TrainerCallback):
+    """Sets the limit when training begins."""
+
+    def __init__(self, extra_mb: int) -> None:
+        self.extra = extra_mb << 20
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        """Limit the address space."""
+        if self.extra:
+            pages = int(Path("/proc/self/statm").read_text().split()[0])
+            limit = pages * resource.getpagesize() + self.extra
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def length_reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    """Varied within the groups."""
+    return [float(sum(ids) % 7) for ids in completion_ids]
+
+
+def main(kind: str, extra_mb: int, folder: Path) -> None:
+    """Train a step (SFT: two) and save the weights."""
+    torch.set_num_threads(1)
+    processes = Processes.join("cpu")
+    if processes.count > 1 and processes.main:
+        extra_mb = 0
+    texts = [f"what is {n} plus {n + 1}" for n in range(64)]
+    tokenizer = train_tokenizer(texts, vocab_size=300)
+    model = tiny_model(tokenizer, seed=1, hidden_size=192, layers=2)
+    common: dict[str, Any] = {
+        "output_dir": str(folder), "max_steps": 2, "use_cpu": True, "bf16": False, "gradient_checkpointing": False,
+        "report_to": [], "save_strategy": "no", "logging_steps": 1, "disable_tqdm": True, "seed": 3,
+        "gradient_accumulation_steps": 2, "optim": "sgd", "learning_rate": 0.05, "per_device_train_batch_size": 32,
+    }  # fmt: skip
+    trainer: Any
+    if kind == "grpo":
+        form = get_format("question_only")
+        # One step: a rounding error can turn a token of the second one's rollouts.
+        section = GRPOSection(
+            max_steps=1, batch_size=32, gradient_accumulation_steps=2 // processes.count, group_size=8, max_completion_tokens=200,
+            optim="sgd", learning_rate=0.05, lr_scheduler="linear", save_steps=10**9,
+        )  # fmt: skip
+        trainer = make_grpo_trainer(
+            model=model,
+            tokenizer=tokenizer,
+            problems=[Problem(str(index), text, "1") for index, text in enumerate(texts)],
+            prompt_format=form,
+            section=section,
+            rewards=build_rewards([length_reward], form),
+            engine=make_engine("native", model, tokenizer, token_budget=4000),
+            output_dir=folder,
+            seed=3,
+            device=torch.device("cpu"),
+            callbacks=[Limit(extra_mb)],
+        )
+    else:
+        ids = [tokenizer(t * 12)["input_ids"][:200] for t in texts * 2]
+        trainer = AlgoristSFTTrainer(
+            model=model,
+            args=SFTConfig(
+                **common,
+                dataset_kwargs={"skip_prepare_dataset": True},
+                completion_only_loss=False,
+                max_length=200,
+            ),
+            train_dataset=Dataset.from_list([{"input_ids": i, "labels": i} for i in ids]),
+            processing_class=tokenizer,
+            callbacks=[Limit(extra_mb)],
+            section=SFTSection(batch_size=32, gradient_accumulation_steps=2),
+        )
+    trainer.train()
+    if not processes.main:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.save({"weights": model.state_dict(), "log": trainer.state.log_history}, folder / "end.pt")
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.WARNING)
+    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))
