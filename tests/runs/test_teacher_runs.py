@@ -96,7 +96,9 @@ def test_a_student_learns_without_a_reward(runs: Path, loss: str) -> None:
             "rewards=[{name: correct, weight: 0}]",
             f"grpo.teacher={{model: '{runs / 'strong'}', loss: {loss}}}",
             "grpo.loss=dapo",
-            *(["grpo.group_size=1", "grpo.batch_size=24"] if loss == "full" else []),  # a teacher needs no group
+            *(
+                ["grpo.group_size=1", "grpo.batch_size=24"] if loss == "full" else []
+            ),  # a teacher needs no group
             "grpo.max_steps=24",
             "grpo.learning_rate=4e-3",
             "grpo.logging_steps=1",
