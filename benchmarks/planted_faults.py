@@ -192,8 +192,8 @@ NEWEST = (
     newest("tool that always fails", "tool_fails", "tools={{use: ['{f}/own.py:broken'], fail_steps: 1000}}", model="caller",
            healthy=("careless", "train"), by_hand=True),
     newest("tool that nobody calls", "tool_unused", "tools={{use: ['{f}/own.py:broken'], fail_steps: 1000}}"),
-    newest("evaluated on what is trained on", "held_out_leaks", "data.eval={{name: local, path: '{f}/train.jsonl', limit: 40}}",
-           "eval.enabled=true", "eval.samples=0"),
+    newest("evaluated on what is trained on", "held_out_leaks", "data.eval={{name: local, path: '{f}/many.jsonl'}}",
+           "eval.enabled=true", "eval.samples=0", data="many"),
     newest("groups of one", "refused", "grpo.group_size=1"),
     newest("adapter that is frozen", "weights_unchanged", "plugins=['{f}/frozen.py']",
            beside=("model.lora={{rank: 8, alpha: 32}}", "grpo.learning_rate=2e-3"), by_hand=True),
@@ -247,6 +247,11 @@ class Bench:
             "words": sums(f / "words.jsonl", 200, seed=3, answer="about {} apples"),
             "hard": f / "hard.jsonl",
         }
+        every = [
+            {"question": f"{a} + {b} = ?", "answer": str(a + b)} for a in range(1, 7) for b in range(1, 30)
+        ]
+        self.data["many"] = f / "many.jsonl"
+        self.data["many"].write_text("\n".join(map(json.dumps, every)) + "\n", encoding="utf-8")
         self.data["hard"].write_text("".join(part.read_text() for part in hard), encoding="utf-8")
         self.models = {"tiny": "tiny", "deaf": str(f / "deaf"), "blank": str(f / "blank")}
         for name, careless, steps, *more in (
