@@ -203,11 +203,6 @@ def recipe_text(file: DataFile, name: str, model: str, hardware: Hardware) -> tu
         _comment(f"  batch_size: {8 * sizes.problems}", "completions per step: 8 times the problems"),
         _comment(f"  max_completion_tokens: {sizes.tokens}", "what is longer is cut off and earns little"),
         f"  learning_rate: {_rate(sizes.grpo_rate)}",
-        *(
-            ["  lr_scheduler: linear", "  loss: dr_grpo", "  advantage: group_centered"]
-            if model == "tiny"
-            else []
-        ),
         _comment("eval: {baseline: true, samples: 0}", "before anything, after SFT, after GRPO"),
     ]
     text = "\n".join(lines) + "\n"
