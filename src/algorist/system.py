@@ -1,7 +1,7 @@
 """What not every system has, each with a plain fallback: file locks, forks, death signals, pipes to wait on, /proc, limits of memory.
 
-Nothing else in the package imports ``fcntl``, ``resource`` or ``ctypes``, forks, or reads /proc (``tests/unit/test_layers.py``; the tool
-``full_python`` needs Linux and says so). ``lacking`` says what is missing here, and ``algorist doctor`` shows it.
+Nothing else in the package imports ``fcntl``, ``resource`` or ``ctypes``, forks, or reads /proc (``tests/unit/test_layers.py``; what needs
+Linux says so itself). ``lacking`` says what is missing here, and ``algorist doctor`` shows it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def lacking() -> list[str]:
         (fcntl is None, "file locks: a run folder is held by a process id written into it"),
         (
             not _FORKS,
-            "fork: what an own reward starts ends with it, but not what that starts once it is an orphan; no tool full_python",
+            "fork: what an own reward starts ends with it, but not what that starts once it is an orphan; no tool that forks",
         ),
         (HANGUP is None, "SIGHUP: closing the terminal ends a run without saving the step"),
         (

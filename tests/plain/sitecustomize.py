@@ -102,7 +102,7 @@ def watch(event: str, arguments: tuple[Any, ...]) -> None:
         and "site-packages" not in frame.f_code.co_filename
     ):
         frame = frame.f_back
-    if frame is not None and f"{os.sep}algorist{os.sep}" in frame.f_code.co_filename:
+    if frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "algorist":
         refuse(str(arguments[0]))
         raise FileNotFoundError(2, "No such file or directory (tests/plain)", str(arguments[0]))
 

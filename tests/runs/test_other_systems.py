@@ -37,8 +37,8 @@ def call(*words: str, folder: Path) -> tuple[str, set[str]]:
 
 def test_the_fast_part_without_what_only_posix_has(tmp_path: Path) -> None:
     files = [
-        str(ROOT / "tests/unit" / f"test_{name}.py")
-        for name in ("child_process", "store_folder", "grading_workers")
+        str(ROOT / "tests/unit" / f"{name}.py")
+        for name in ("test_child_process", "store/test_run_folder", "grading/test_workers")
     ]
     options = ["-q", "-m", "not slow", "-p", "no:cacheprovider", "--rootdir", str(ROOT), "-k", FAST]
     shown, seen = call("-m", "pytest", *options, *files, folder=tmp_path)

@@ -25,7 +25,7 @@ def test_a_run_leaves_its_result(tmp_path: Path, call: Any, monkeypatch: pytest.
     token = "hf_" + "Ab3dEf6hIj9lMn2pQr5tUv8xYz1BcD4fGh"
     hidden = tmp_path / "private-place"
     monkeypatch.setenv("HF_TOKEN", token)
-    monkeypatch.setattr("algorist.store.run_folder._processor", lambda: f"AMD EPYC {token}")
+    monkeypatch.setattr("algorist.store.run_folder.processor_name", lambda: f"AMD EPYC {token}")
     done = call("run", "smoke-cpu", *SETTINGS, f"output_dir={hidden}", "run_name=r", "--json")
     assert done.returncode == 0, done.stderr
     text = (hidden / "r" / "result.json").read_text()

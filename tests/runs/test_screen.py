@@ -103,8 +103,9 @@ def see(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a run whose model knows the one answer that there is."""
     folder = tmp_path_factory.mktemp("runs")
-    rows = [{"question": f"pear {n}?", "answer": "3", "solution": "pear."} for n in range(32)]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rows = [{"question": f"pear {n}?", "answer": "3", "solution": "pear."} for n in range(38)]
+    for name, part in (("rows", rows[:32]), ("held_out", rows[32:])):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
     settings = [
         *SMALL, *data_of(folder), "sft.max_steps=80", "sft.learning_rate=5e-3", "sft.save_steps=100",
         f"output_dir={folder}", "run_name=r",
@@ -114,7 +115,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def data_of(folder: Path) -> list[str]:
-    return [f"data.{part}={{name: local, path: '{folder}/rows.jsonl'}}" for part in ("train", "sft", "eval")]
+    files = {"train": "rows", "sft": "rows", "eval": "held_out"}
+    return [f"data.{part}={{name: local, path: '{folder}/{file}.jsonl'}}" for part, file in files.items()]
 
 
 def test_a_run_on_a_terminal(see: See) -> None:

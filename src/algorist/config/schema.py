@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from algorist.config.presets import preset_names
 from algorist.config.section import ModelSection, Section
 from algorist.declared import open_schema
-from algorist.errors import MissingExtraError, check_known
+from algorist.errors import ConfigError, MissingExtraError, check_known
 from algorist.objectives import ADVANTAGES, LOSSES
 from algorist.objectives.losses import Reduction
 
@@ -31,6 +31,15 @@ def no_empty_stop_string(section: str) -> Callable[[list[str] | None], list[str]
         return texts
 
     return check
+
+
+def refuse_groups_of_one(section: GRPOSection) -> None:
+    """Refuse a group size of one where nothing but the group says what a completion is worth (ConfigError)."""
+    if section.group_size == 1:
+        raise ConfigError(
+            "grpo.group_size is 1: the advantage of a group of one is always 0, so nothing is learned; take 8 "
+            "(grpo.group_size=8), at least 2"
+        )
 
 
 def check_grpo(section: GRPOSection) -> GRPOSection:

@@ -37,6 +37,8 @@ class Settings:
         def short(value: Any) -> Any:
             if isinstance(value, list) and all(isinstance(r, Mapping) and "name" in r for r in value):
                 return [RewardSection.model_validate(r).model_dump(exclude_defaults=True) for r in value]
+            if isinstance(value, Mapping):
+                return {name: part for name, part in value.items() if part not in (None, False, {}, [])}
             return value
 
         values = {key: short(value) for key, value in values.items()}

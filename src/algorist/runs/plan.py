@@ -20,7 +20,7 @@ from algorist.config.resume import (
     with_processes,
     without_adapter,
 )
-from algorist.config.schema import Recipe
+from algorist.config.schema import Recipe, refuse_groups_of_one
 from algorist.data.problems import Problems
 from algorist.errors import ConfigError
 from algorist.grading import MATCHERS
@@ -127,7 +127,7 @@ def make_plan(
 
     with kept_records() as notes:
         form = recipe_format(recipe)
-    rewards = check_names(recipe, form)
+        rewards = check_names(recipe, form)
     recipe = with_pass_rates(recipe, form)
     trains_grpo = recipe.grpo.enabled and "grpo" in stages
     objective = objective_of(recipe.grpo) if trains_grpo else None
@@ -136,7 +136,8 @@ def make_plan(
     if recipe.eval.device is not None:
         pick_device(recipe.eval.device, "eval.device")
     check_model(recipe.model, processes.device)
-    rewards.probe()
+    with kept_records() as probed:
+        rewards.probe()
     recipe = with_processes(recipe, processes.count)
 
     def begins() -> tuple[str, str]:
@@ -146,7 +147,7 @@ def make_plan(
     no_adapter, from_the_model = processes.from_main(begins)
     if no_adapter:
         recipe = without_adapter(recipe)
-    said = [note.getMessage() for note in notes if note.levelno >= logging.WARNING]
+    said = [note.getMessage() for note in (*notes, *probed) if note.levelno >= logging.WARNING]
     plan = Plan(
         recipe,
         tuple(stages),
@@ -166,11 +167,8 @@ def make_plan(
             if recipe.rewards
             else "rewards is empty while grpo.enabled is true; name at least one reward"
         )
-    if trains_grpo and recipe.grpo.group_size == 1 and not plan.extensions.teach:
-        raise ConfigError(
-            "grpo.group_size is 1: the advantage of a group of one is always 0, so nothing is learned; take 8 "
-            "(grpo.group_size=8), at least 2"
-        )
+    if trains_grpo and not plan.extensions.teach:
+        refuse_groups_of_one(recipe.grpo)
     plan.extensions.check(plan)
     return plan if problems else replace(plan, problems=Problems.load(recipe, stages))
 

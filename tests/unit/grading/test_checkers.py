@@ -163,7 +163,7 @@ def test_rows_name_their_checker_and_files_hold_ones_own(
 
     assert verb("data", "check", "rows.jsonl,split=train")[0] == 0
     code, out, _ = verb("data", "check", "even.jsonl,checker=own.py:even")
-    assert code == 0 and "checked 1" in out
+    assert code == 0 and "1 checked" in out
     (problem,) = load_problems(DatasetSection(name="local", path="even.jsonl", checker="own.py:even"))
     graded = [grade(answer, "2", problem=problem.columns()) for answer in ("8", "7", "many")]
     assert [g.reason for g in graded] == ["checked", "different", "crashed"]

@@ -41,19 +41,19 @@ def test_a_busy_process_takes_more_of_the_processor_than_one_that_sleeps() -> No
 def test_memory_that_is_taken_is_seen() -> None:
     hardware = Hardware()
     before = hardware.read()["hardware/ram_gb"]
-    block = torch.ones(50_000_000)
-    after = hardware.read()["hardware/ram_gb"]
+    with mmap.mmap(
+        -1, 200_000_000
+    ) as block:  # not torch's, which the process may have kept from a test before
+        block[:: mmap.PAGESIZE] = bytes(len(range(0, len(block), mmap.PAGESIZE)))
+        after = hardware.read()["hardware/ram_gb"]
     assert before > 0.05 and 0.15 < after - before < 0.35, (before, after)
-    del block
 
 
 def test_memory_that_was_taken_between_two_looks_is_in_the_peak() -> None:
     before = own_memory() / 1e9  # children of other tests do not count
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # the peak is that of the test from here on
-    with mmap.mmap(
-        -1, 200_000_000
-    ) as block:  # not torch's memory, which the process may have kept from a test before
+    with mmap.mmap(-1, 200_000_000) as block:  # not torch's, as above
         block[:: mmap.PAGESIZE] = bytes(len(range(0, len(block), mmap.PAGESIZE)))
     assert Hardware().read()["hardware/ram_peak_gb"] - before > 0.15
     assert own_memory() / 1e9 < before + 0.1

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from algorist.config.load import load_recipe
 from algorist.config.other_names import ours_for, trl_names
-from algorist.config.schema import DatasetSection, GRPOSection
+from algorist.config.schema import DatasetSection, GRPOSection, refuse_groups_of_one
 from algorist.config.section import ModelSection
 from algorist.data import Source, load_problems
 from algorist.data.columns import Columns, load_source, pick_columns, to_problems
@@ -441,6 +441,7 @@ def trl_config(section: GRPOSection, arguments: dict[str, Any], weights: Sequenc
 
     from algorist.training import trl_seam  # noqa: F401  (telemetry off before TRL is imported)
 
+    refuse_groups_of_one(section)
     of_the_loss = {_OF_A_LOSS.get(key, key): value for key, value in section.loss.parameters.items()}
     return GRPOConfig(
         **arguments,
