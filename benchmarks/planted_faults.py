@@ -286,10 +286,11 @@ class Bench:
         if not marker.is_file() or marker.read_text() != lines:
             shutil.rmtree(self.folder / name, ignore_errors=True)
             recipe = load_recipe("quickstart", [*settings, *overrides]).recipe
-            with contextlib.suppress(
-                AlgoristError
-            ):  # a run that ends with an error is diagnosed all the same
+            try:
                 run_recipe(recipe, display=Quiet())
+            except AlgoristError:  # a run that ends with an error is diagnosed all the same
+                if not (self.folder / name).is_dir():
+                    raise
             marker.write_text(lines)
         self.seconds += time.monotonic() - began
         return self.folder / name
@@ -366,7 +367,11 @@ def look(bench: Bench, planted: Fault) -> Row:
             break
         first, lines = findings[0].name, (*lines, *findings[0].change)
         print(f"{planted.name}: {first} → {' '.join(lines)}", file=sys.stderr, flush=True)
-        findings, row.accuracy = bench.grpo(f"{name}-{suffix}", planted, *lines)
+        try:
+            findings, row.accuracy = bench.grpo(f"{name}-{suffix}", planted, *lines)
+        except AlgoristError as error:
+            print(f"{planted.name}: {error}", file=sys.stderr, flush=True)
+            break
         if first not in [finding.name for finding in findings] and row.accuracy >= row.least:
             row.repaired = words
             break

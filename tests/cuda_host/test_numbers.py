@@ -33,6 +33,7 @@ def direct_steps(monkeypatch: pytest.MonkeyPatch) -> None:
         graph_tier.Step, "__init__", lambda step, body, pool, _: made(step, body, pool, False)
     )
     monkeypatch.setattr(graph_tier, "attention_kind", lambda device: PlainAttention)
+    monkeypatch.setattr("algorist.rollouts.native.weights.why_no_triton", lambda: "it writes nothing here")
     monkeypatch.setattr("trl.kernels.chunked_logprob._TRITON_AVAILABLE", False)
 
 
