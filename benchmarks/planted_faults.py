@@ -51,7 +51,7 @@ GRPO = (
     "sft.max_steps=150",
 )
 FROZEN = """
-from algorist.extension import Extension, extension
+from algorist import Extension, extension
 
 @extension
 class Frozen(Extension):
