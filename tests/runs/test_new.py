@@ -71,7 +71,10 @@ def test_the_rewards_test_runs(verb: Any, tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout
     reward = tmp_path / "data_2_sums_reward.py"
-    reward.write_text(reward.read_text(encoding="utf-8").replace("1 + len", "9 - len"), encoding="utf-8")
+    text = reward.read_text(encoding="utf-8").replace(
+        "1 + len", "99 - len"
+    )  # of another size, which a .pyc compares
+    reward.write_text(text, encoding="utf-8")
     done = subprocess.run(
         [sys.executable, "test_data_2_sums_reward.py"], cwd=tmp_path, capture_output=True, text=True
     )
