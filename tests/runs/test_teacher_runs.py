@@ -81,7 +81,7 @@ def test_planned_memory_is_near_the_measured_one(tmp_path: Path) -> None:
         f"model.name={tmp_path}/student/sft/final", f"grpo.teacher={{model: '{tmp_path}/teacher', loss: sampled}}",
         "sft.enabled=false", "grpo.loss=dapo", "grpo.batch_size=64", "device=cpu",
     )["grpo"]["memory"]  # fmt: skip
-    assert memory["peak"] == pytest.approx(memory["measured_peak"], rel=0.1), memory
+    assert memory["peak"] == pytest.approx(memory["measured_peak"], rel=0.2), memory
 
 
 @pytest.mark.parametrize("loss", ["sampled", "full", "top_k"])
