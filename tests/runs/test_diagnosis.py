@@ -229,7 +229,7 @@ def test_held_out_leaks(runs: Runs) -> None:
     assert names(leaking) == ["held_out_leaks"]
     (finding,) = diagnose(leaking)
     text = "of 174 held-out problems are also in the training data, such as: "
-    assert text in finding.sentence and text in (leaking / "training.log").read_text(encoding="utf-8")
+    assert text in finding.evidence[0] and text in (leaking / "training.log").read_text(encoding="utf-8")
     assert names(runs("cut-off", *checks, *finding.change)) == []
 
 

@@ -363,5 +363,6 @@ class Finding:
         }
 
     def one_line(self) -> str:
-        """Return the line shown once during training."""
-        return f"{self.name}: {self.sentence} {self.evidence[0] if self.evidence else ''}".rstrip()
+        """Return the line shown once during training: the sentence, and the first evidence that it does not hold already."""
+        more = next((text for text in self.evidence if text not in self.sentence), "")
+        return f"{self.name}: {self.sentence} {more}".rstrip()

@@ -14,7 +14,7 @@ if DEVICE == "cpu":
 pytest.importorskip("triton", reason="Triton is not installed here (Linux: pip install -e '.[dev]')")
 
 from algorist.rollouts.base import SamplingParams  # noqa: E402
-from algorist.rollouts.native import graph_tier, triton_step  # noqa: E402
+from algorist.rollouts.native import graph_tier, triton_gated, triton_step  # noqa: E402
 from algorist.rollouts.native.decode_attention import PlainAttention  # noqa: E402
 from algorist.rollouts.native.engine import NativeEngine  # noqa: E402
 from algorist.rollouts.sampling import sample  # noqa: E402
@@ -105,12 +105,12 @@ def test_the_gated_activation(dtype: torch.dtype) -> None:
     gate, up = (3 * torch.randn(3, 700, device=DEVICE, dtype=dtype) for _ in range(2))
     exact = torch.nn.functional.silu(gate.float()) * up.float()
     torch.testing.assert_close(
-        triton_step.silu_gated(gate, up).float(),
+        triton_gated.silu_gated(gate, up).float(),
         exact,
         atol=1e-6,
         rtol=1e-2 if dtype != torch.float32 else 1e-5,
     )
     halves = torch.randn(3, 20, device=DEVICE).chunk(2, -1)  # not contiguous
     torch.testing.assert_close(
-        triton_step.silu_gated(*halves), torch.nn.functional.silu(halves[0]) * halves[1]
+        triton_gated.silu_gated(*halves), torch.nn.functional.silu(halves[0]) * halves[1]
     )

@@ -1,8 +1,8 @@
-"""Two ends of a decode step on CUDA, in Triton: the gated activation, and what follows the head.
+"""The end of a decode step on CUDA, in Triton: what follows the head.
 
-After the head two kernels take the place of some forty: ``_mass_kernel`` reads the logits once, ``_take_kernel`` picks each row's
-token (inverse of the cumulative distribution, one uniform number), stores it and moves the row on. The plain twins are
-``silu(gate) * up`` and ``graph_tier._Body._take``. Shapes: S slots, V vocabulary, C chunks of it.
+Two kernels take the place of some forty: ``_mass_kernel`` reads the logits once, ``_take_kernel`` picks each row's
+token (inverse of the cumulative distribution, one uniform number), stores it and moves the row on. The plain twin is
+``graph_tier._Body._take``. Shapes: S slots, V vocabulary, C chunks of it.
 """
 
 from __future__ import annotations
@@ -17,27 +17,8 @@ from algorist.rollouts.native.graph_buffers import FIELDS, Buffers
 
 CHUNK = 2048
 """Entries of the vocabulary that one program reads."""
-_BLOCK = 1024
 _NEXT, _TOKEN, _ALIVE, _END = (tl.constexpr(FIELDS.index(name)) for name in ("next", "token", "alive", "end"))
 _BELOW_ONE = tl.constexpr(1.0 - 2.0**-20)
-
-
-@triton.jit  # type: ignore[misc]
-def _gated_kernel(gate_ptr, up_ptr, out_ptr, size, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = i < size
-    gate = tl.load(gate_ptr + i, mask=inside).to(tl.float32)
-    up = tl.load(up_ptr + i, mask=inside).to(tl.float32)
-    tl.store(out_ptr + i, (gate / (1.0 + tl.exp(-gate)) * up).to(out_ptr.dtype.element_ty), mask=inside)
-
-
-def silu_gated(gate: Tensor, up: Tensor) -> Tensor:
-    """Return silu(gate) · up."""
-    if not (gate.is_contiguous() and up.is_contiguous()):
-        return torch.nn.functional.silu(gate) * up
-    out = torch.empty_like(gate)
-    _gated_kernel[(triton.cdiv(gate.numel(), _BLOCK),)](gate, up, out, gate.numel(), BLOCK=_BLOCK)
-    return out
 
 
 @triton.jit  # type: ignore[misc]

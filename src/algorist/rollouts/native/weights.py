@@ -347,7 +347,7 @@ def _gated(name: str, activation: Callable[[Tensor], Tensor], device: torch.devi
     if name != "silu":
         return lambda gate, up: activation(gate) * up
     if device.type == "cuda" and why_no_triton() is None:
-        from algorist.rollouts.native.triton_step import silu_gated
+        from algorist.rollouts.native.triton_gated import silu_gated
 
         return silu_gated
     return lambda gate, up: F.silu(gate) * up
