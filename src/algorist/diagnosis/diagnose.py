@@ -137,12 +137,12 @@ class LiveDiagnosis:
 # ---- docs/troubleshooting.md, written from the rules
 
 ROOMS = {
-    "start": "What shows before training",
-    "rollouts": "What shows in the rollouts",
+    "start": "What shows before training\n\n`preflight` finds these; faults of the tokenizer in up to 200 prompts.",
+    "rollouts": "What shows in the rollouts\n\nShares are those of the recent window.",
     "training": "What shows in the training",
     "": "What extensions look at",
 }
-"""Module of a rule → heading; other modules are extensions."""
+"""Room of a rule → heading of its chapter, and what holds for all of them; rules of extensions have no room."""
 WIDTH = 118
 
 

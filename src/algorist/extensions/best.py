@@ -102,9 +102,7 @@ def ended_early(f: Facts) -> bool:
     """`grpo.stop` ended the run: the policy collapsed, or its held-out accuracy no longer rose. `grpo/final` is the best checkpoint, not
     the last; `grpo/best.json` says which and why.
 
-    **Recognised**: by the record of the run. A collapse is the same sign in every logged line for `grpo.stop.patience` steps: the
-    held-out accuracy halved, the entropy fell to a tenth or doubled, completions became a fifth as long or are all cut off, or the KL is
-    above 0.5.
+    **Recognised**: by the record of the run. [What a collapse is](settings.md#grpostop).
 
     **Change**: after a collapse a smaller learning rate; after a plateau nothing, or more patience.
     """

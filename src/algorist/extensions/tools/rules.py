@@ -18,10 +18,9 @@ def _settings(f: Facts) -> None:
 
 
 def tool_fails(f: Facts) -> bool:
-    """Nearly every call of a tool fails: the tool is broken, or the model does not know how to call it. After `tools.fail_steps` rollout
-    batches in which every call failed the run ends.
+    """Nearly every call of a tool fails: the tool is broken, or the model does not know how to call it.
 
-    **Recognised**: at least {FAILS} of the calls fail, in the median of the last quarter of the logged steps.
+    **Recognised**: at least {FAILS} of the calls, in the median of the last quarter of the logged steps.
 
     **Change**: look at the calls (`algorist inspect RUN --sql 'select turns from rollouts'`) and correct the tool; or teach its form with
     SFT, or train without it.
@@ -33,9 +32,9 @@ def tool_fails(f: Facts) -> bool:
 def tool_unused(f: Facts) -> bool:
     """The recipe has tools, and the model does not call them.
 
-    **Recognised**: after at least {STEPS} logged steps fewer than {UNUSED} of the rollouts hold a call, in the median of the last quarter.
+    **Recognised**: after {STEPS} logged steps fewer than {UNUSED} of the rollouts hold a call, in the median of the last quarter.
 
-    **Change**: demonstrations with calls, or an SFT stage that teaches them; a prompt that shows a call; or train without tools.
+    **Change**: SFT on demonstrations with calls, a prompt that shows a call, or training without tools.
     """
     _settings(f)
     steps = len(f.signals.series("tools/called_share"))
