@@ -396,12 +396,31 @@ def test_commands_in_the_text_exist(name: str) -> None:
 def test_the_example_of_a_verb_parses(verb: str) -> None:
     command = typer.main.get_command(app_of(verb))
     told = [command.epilog, *(c.epilog for c in getattr(command, "commands", {}).values())]
-    lines = [part for text in told if text for part in re.findall(r"algorist (.+?)(?: · |$)", text)]
+    lines = [part for text in told if text for part in re.findall(r"algorist (.+?)(?: · |\n\n|$)", text)]
     assert lines, f"algorist {verb} shows no example"
     for line in lines:
         arguments = shlex.split(line)
         check_options(arguments)
         recipe_of(arguments)
+
+
+def test_the_tour_can_be_followed_and_knows_how_far_one_is(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out = call("tour", "--json")
+    commands = [command for step in json.loads(out)["steps"] for command in step["commands"]]
+    for command in commands:
+        if command.startswith("algorist ") and not command.endswith("mine.yaml"):  # which the reader writes
+            check_options(shlex.split(command)[1:])
+            recipe_of(shlex.split(command)[1:])
+    assert code == 0 and commands[0] == "algorist run quickstart"
+    (tmp_path / "runs" / "quickstart").mkdir(parents=True)
+    (tmp_path / "runs" / "quickstart" / "result.json").touch()
+    _, out = call("tour")
+    assert [line[:1] for line in out.splitlines() if line.endswith("(done)")] == ["1"]
+    _, out = call("recipes")
+    assert [line.split()[0] for line in out.splitlines()[1:3]] == ["quickstart", "countdown"]
 
 
 def key_exists(key: str) -> bool:

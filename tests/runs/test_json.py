@@ -49,6 +49,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "diagnose": ("diagnose", "runs/first"),
     "compare": ("compare", "e/own.json", "e/own.json"),
     "export": ("export", "runs/first", "--to", "model"),
+    "tour": ("tour",),
     "recipes list": ("recipes", "list"),
     "recipes show": ("recipes", "show", "quickstart"),
     "recipes presets": ("recipes", "presets"),

@@ -175,6 +175,7 @@ VERBS: dict[str, tuple[str, ...]] = {
     "data sample": (
         "data", "sample", "smoke-cpu", *data_of(Path("RUN/..")), "--model", "RUN/sft/final", "--samples", "2", "grpo.temperature=0.01",
     ),
+    "tour": ("tour",),
     "recipes": ("recipes",),
     "recipes show": ("recipes", "show", "quickstart", "--resolved", "--describe"),
     "rewards list": ("rewards", "list"),

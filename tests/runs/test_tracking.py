@@ -173,7 +173,7 @@ def test_a_tracker_that_fails_is_told_once_and_the_run_goes_on(
     place = (f"output_dir={tmp_path}", "run_name=r", "eval.enabled=false", "report_to=tensorboard")
     run_recipe(recipe_of(*place, "grpo.enabled=false"), display=display)
     (line,) = [line for line in display.lines if "tensorboard" in line]
-    assert "the run goes on without it" in line and "metrics.jsonl" in line
+    assert "the run continues without it" in line and "metrics.jsonl" in line
     assert len(logged(tmp_path / "r", "sft")) == 2 and (tmp_path / "r/sft/final/config.json").is_file()
 
 

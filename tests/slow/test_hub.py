@@ -141,7 +141,7 @@ def test_a_hub_that_is_away_in_the_middle_gets_the_model_at_the_end(
     )
     opener.join()
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("training goes on, the upload is tried again at the end") == 1
+    assert done.stdout.count("training continues, the upload is tried again at the end") == 1
     assert f"uploaded to {hub.endpoint}/{NAME}" in done.stdout
     repository, run = hub.repositories[NAME], tmp_path / "runs/away"
     assert (

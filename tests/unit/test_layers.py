@@ -120,6 +120,7 @@ def test_help_needs_no_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "Example: algorist run quickstart" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80, "the first screen breaks words in a narrow terminal"
 
 
 LIBRARIES = {"transformers", "trl", "datasets", "accelerate"}

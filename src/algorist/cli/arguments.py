@@ -65,7 +65,7 @@ Tools = Annotated[
         help="Tools to answer calls of, such as calculator or python,seconds=1; those of the model's training when left out.",
     ),
 ]
-NoTools = Annotated[bool, typer.Option("--no-tools", help="Answer no calls: the model goes on by itself.")]
+NoTools = Annotated[bool, typer.Option("--no-tools", help="Answer no calls; the model continues without.")]
 
 
 def read_tools(tools: str | None, no_tools: bool) -> dict[str, Any] | None:

@@ -291,7 +291,7 @@ class Overlap(Result):
 
 @verb(app, "overlap")
 def overlap(train: str, held_out: str, words: Annotated[int, typer.Option(min=3)] = 8) -> Overlap:
-    """Count the questions of B that stand in A: word for word, with other numbers, or sharing a run of words.
+    """Count the questions of HELD_OUT that are also in TRAIN: word for word, with other numbers, or sharing a run of words.
 
     Args:
         train: What is trained on: an adapter or a file, then ,key=value.

@@ -92,7 +92,7 @@ def evaluate_model(
         out: Folder of the artifact; the run's eval/ when left out.
         export: Also write the samples in lm-evaluation-harness's form.
         probe: Instead: does the model know the questions by heart?
-        again: Evaluate anew what is already there.
+        again: Evaluate again what is already evaluated.
 
     Example: algorist eval runs/quickstart --data gsm8k,limit=200 --data test.jsonl --protocol sampled-8@1 · Next:
     algorist compare A B

@@ -33,11 +33,7 @@ class Graded(Result):
 
     def view(self, width: int) -> View:
         for verdict in self.verdicts:
-            rest = [
-                f"{key} {value}"
-                for key, value in verdict.items()
-                if key not in ("correct", "reason", "seconds") and value
-            ]
+            rest = [f"{key} {verdict[key]}" for key in ("extracted", "gold") if verdict[key]]
             word = "right" if verdict["correct"] else "wrong"
             yield Line(" · ".join([f"{word}: {verdict['reason']}", *rest]))
 
@@ -152,7 +148,7 @@ def regrade(
 
 @verb(rewards_app, "list")
 def list_rewards() -> Rows:
-    """List the registered rewards with their range; another name of a reward stands beside it.
+    """List the registered rewards with their range and other names.
 
     Example: algorist rewards list · Next: algorist rewards explain --help
     """
@@ -205,8 +201,8 @@ def explain(
         row: A column of the problem's row under your data's name (also question, subject, level); may be repeated.
         tokens: Length in tokens, for rewards that count them; the number of words when left out.
 
-    Example: algorist rewards explain --completion '<answer>7</answer>' --answer 7 --recipe quickstart 'rewards=[
-    correct, {name: "my_rewards.py:brevity", weight: 0.1}]'
+    Example: algorist rewards explain --completion '<answer>7</answer>' --answer 7 --recipe quickstart
+    'rewards=[correct, {name: "my_rewards.py:brevity", weight: 0.1}]'
     """
     from algorist.config import load_recipe
     from algorist.prompts import get_format

@@ -71,7 +71,7 @@ def iterate(
     Args:
         rounds: How many rounds.
         samples: Completions per problem.
-        questions: Training problems of a round, chosen anew in each.
+        questions: Training problems of a round, drawn again for each.
         epochs: Passes over the right completions; in place of sft.epochs and sft.max_steps.
         resume: Continue the rounds in the same folders.
 

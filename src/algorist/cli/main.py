@@ -47,9 +47,7 @@ def main() -> None:
         sys.exit(0)
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault(
-        "PYTORCH_ENABLE_MPS_FALLBACK", "1"
-    )  # what Apple's GPU has no kernel for, the CPU does
+    os.environ.setdefault("PYTORCH_ENABLE_MPS_FALLBACK", "1")  # for what Apple's GPU has no kernel
     _let_gpu_memory_grow()
     from algorist.store.safe_text import SafeStream
 
@@ -109,8 +107,9 @@ def _help() -> str:
         "Turn a small language model into a mathematical reasoner.\n\n"
         f"{verbs}\n\n"
         "Example: algorist run quickstart\n"
-        "Help of a verb: algorist VERB --help · version: algorist --version · tracebacks: --debug\n"
-        "A run folder from elsewhere that names code (own rewards, trust_remote_code) runs it only with --trust"
+        "Help of a verb: algorist VERB --help · version: algorist --version\n"
+        "--debug: show tracebacks · --trust: run the code that a run folder from\n"
+        "elsewhere names (own rewards, trust_remote_code)"
     )
 
 
@@ -130,7 +129,7 @@ def _call(arguments: list[str], debug: bool) -> int:
     try:
         app = app_of(verb)
         for help_of in (app.info, *app.registered_commands):
-            help_of.epilog = as_typed(help_of.epilog or "")
+            help_of.epilog = as_typed(help_of.epilog or "").replace(" · ", "\n\n")  # a line each
         result = app(arguments[1:], prog_name=f"{program()} {verb}", standalone_mode=False)
         if result == INTERRUPTED:
             raise KeyboardInterrupt

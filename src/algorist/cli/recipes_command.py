@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +18,13 @@ app = typer.Typer(
     help="List and show recipes, and where each value comes from.",
     epilog="Example: algorist recipes show quickstart --resolved",
 )
+MARKDOWN = "Pages of the documentation, as Markdown"
+PAGES = {
+    "settings": ("algorist.config.explain", "settings_page", "every key of a recipe: meaning, values, default"),
+    "overview": ("algorist.config.explain", "recipes_page", "what each shipped recipe trains, on what and for how long"),
+    "rules": ("algorist.diagnosis.diagnose", "troubleshooting_page", "the rules of preflight, diagnose and the warnings of a training"),
+    "json": (__name__, "json_page", "the keys of each verb's --json"),
+}  # fmt: skip
 
 
 @app.callback(invoke_without_command=True)
@@ -27,40 +36,26 @@ def recipes(context: typer.Context) -> None:
 
 @verb(app, "list")
 def list_recipes() -> Rows:
-    """List the shipped recipes. Next: algorist recipes show NAME.
+    """List the shipped recipes, first those that need no hub. Next: algorist recipes show NAME.
 
     Example: algorist recipes list
     """
-    from algorist.config.load import load_recipe, recipe_names
+    from algorist.config.explain import in_order
 
-    return Rows([{"name": n, "description": load_recipe(n).recipe.description} for n in recipe_names()])
-
-
-@app.command("settings", epilog="Example: algorist recipes settings")
-def settings() -> None:
-    """Print every key of a recipe as a Markdown page: meaning, values, default."""
-    from algorist.config.explain import settings_page
-
-    print(settings_page(), end="")
+    return Rows([{"name": recipe.name, "description": recipe.description} for recipe in in_order()])
 
 
-@app.command("overview", epilog="Example: algorist recipes overview")
-def overview() -> None:
-    """Print what each shipped recipe trains, on what and for how long, as a Markdown page."""
-    from algorist.config.explain import recipes_page
-
-    print(recipes_page(), end="")
+def _prints(module: str, function: str) -> Callable[[], None]:
+    return lambda: print(getattr(importlib.import_module(module), function)(), end="")
 
 
-@app.command("rules", epilog="Example: algorist recipes rules")
-def rules() -> None:
-    """Print the rules of preflight, diagnose and the warnings of a running training as a Markdown page."""
-    from algorist.diagnosis.diagnose import troubleshooting_page
-
-    print(troubleshooting_page(), end="")
+for _name, (_module, _function, _what) in PAGES.items():
+    app.command(
+        _name, help=f"Print {_what}.", epilog=f"Example: algorist recipes {_name}", rich_help_panel=MARKDOWN
+    )(_prints(_module, _function))
 
 
-@app.command("results")
+@app.command("results", rich_help_panel=MARKDOWN)
 def results(folder: Annotated[Path, typer.Argument()] = Path("docs/results")) -> None:
     """Print what the result.json files in a folder say, a line of Markdown each.
 
@@ -71,12 +66,6 @@ def results(folder: Annotated[Path, typer.Argument()] = Path("docs/results")) ->
     print(results_table(folder), end="")
 
 
-@app.command("json", epilog="Example: algorist recipes json")
-def json_keys() -> None:
-    """Print the keys of each verb's --json as a Markdown page."""
-    print(json_page(), end="")
-
-
 def json_page() -> str:
     """Return ``docs/json.md``: the keys of each verb's object, from the types that the verbs return."""
     from algorist.cli.verbs import VERBS, app_of
@@ -85,7 +74,7 @@ def json_page() -> str:
         "# What `--json` prints",
         "",
         "One JSON object on standard output; progress, notes and errors go to standard error. A number that is not defined",
-        "(NaN) is null. Written by `algorist recipes json` from the types that the verbs return.",
+        "(NaN) is null. Written by `algorist recipes json`.",
     ]
     for name in VERBS:
         for command in app_of(name).registered_commands:

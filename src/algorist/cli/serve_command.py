@@ -34,7 +34,7 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "localhost",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
 ) -> int:
-    """Serve a model with OpenAI-compatible endpoints (vLLM or transformers); flags behind -- go to the server."""
+    """Serve a model with OpenAI-compatible endpoints (vLLM or transformers); flags after -- go to the server."""
 
     path, _ = find_model(model)
     command = server(str(path), engine, host, port)

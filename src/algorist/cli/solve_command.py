@@ -197,7 +197,7 @@ def converse(
     from algorist.runs.solve import append_jsonl
 
     answers = []
-    note("one question per line, each by itself; Ctrl-C stops an answer, an empty line or Ctrl-D ends")
+    note("one question per line, each on its own; Ctrl-C stops an answer, an empty line or Ctrl-D ends")
     while question := _typed():
         live = _Live(solver.prompt_format.tags)
         try:

@@ -286,18 +286,9 @@ def printing_above(drawn: Console) -> Iterator[None]:
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> Table:
     """Return a table without a frame; a column of numbers stands to the right."""
-    drawn, lines = (
-        Table(
-            title=title,
-            title_justify="left",
-            box=None,
-            pad_edge=False,
-            padding=(0, 1),
-            header_style="bold",
-            show_header=any(headings),
-        ),
-        list(rows),
-    )
+    lines = list(rows)
+    drawn = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 1))
+    drawn.header_style, drawn.show_header = "bold", any(headings)
     for heading, cells in zip(headings, zip(*lines, strict=True), strict=True):
         number = all(cell[:1] in "+-–0123456789" for cell in cells)
         drawn.add_column(heading, justify="right" if number else "left", overflow="fold")

@@ -120,18 +120,20 @@ def settings_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def in_order() -> list[Recipe]:
+    """Return the shipped recipes: the quickstart, those that need no hub, the others."""
+    recipes = [load_recipe(name).recipe for name in recipe_names()]
+    return sorted(recipes, key=lambda r: ("/" in r.model.name, r.name != "quickstart", r.name))
+
+
 def recipes_page() -> str:
     """Return ``docs/recipes.md``: what each shipped recipe trains, on what, for how long."""
     lines = []
-    for name in sorted(recipe_names(), key=lambda one: ("/" in load_recipe(one).recipe.model.name, one)):
-        recipe = load_recipe(name).recipe
-        stages = ", ".join(
-            _stage(stage, getattr(recipe, stage))
-            for stage in ("sft", "grpo")
-            if getattr(recipe, stage).enabled
-        )
+    for recipe in in_order():
+        both = {"sft": recipe.sft, "grpo": recipe.grpo}
+        stages = ", ".join(_stage(name, stage) for name, stage in both.items() if stage.enabled)
         what = "; ".join((recipe.model.name, recipe.data.train.name, stages or "evaluation only"))
-        lines += textwrap.wrap(f"- `{name}` ({what}): {recipe.description}", 118, subsequent_indent="  ",
+        lines += textwrap.wrap(f"- `{recipe.name}` ({what}): {recipe.description}", 118, subsequent_indent="  ",
                                break_long_words=False, break_on_hyphens=False)  # fmt: skip
     text = (resources.files("algorist.recipes") / "overview.md").read_text(encoding="utf-8")
     return text.replace("<!-- recipes -->", "\n".join(lines))

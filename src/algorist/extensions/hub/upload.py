@@ -224,7 +224,7 @@ class HubUpload:
         log.warning("upload: %s", problem)
         if not self._failed_once:
             self._failed_once = True
-            self._say(f"hub: {problem}; training goes on, the upload is tried again at the end")
+            self._say(f"hub: {problem}; training continues, the upload is tried again at the end")
 
     def _add_checkpoints(self, staging: Path) -> None:
         """Add checkpoints that did not get through during training."""

@@ -286,7 +286,7 @@ class Trackers:
         line = first_line(error)
         log.info("tracker %s %s: %s", name, what, line)
         self._say(
-            f"tracker {name} {what} ({line}); the run goes on without it, all numbers are in metrics.jsonl"
+            f"tracker {name} {what} ({line}); the run continues without it, all numbers are in metrics.jsonl"
         )
 
 
