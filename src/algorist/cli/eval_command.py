@@ -219,13 +219,8 @@ def _announce(where: Path | str, recipe: Recipe | None, name: str | None, limit:
 
     of_model = attached(where) if isinstance(where, Path) else None
     how = how_to_ask(recipe, name, of_model)
-    origin = (
-        "the option"
-        if name
-        else "its training"
-        if of_model or recipe
-        else "the default; another: --format NAME"
-    )
+    default = "its training" if of_model or recipe else "the default; another: --format NAME"
+    origin = "the option" if name else default
     length = limit or how.max_completion_tokens
     note(
         f"loading {where} · prompt format {how.prompt_format.name} ({origin}) · completions of up to {length} tokens"

@@ -196,10 +196,10 @@ def _tell(error: BaseException) -> int:
     network = isinstance(error, (ConnectionError, TimeoutError))
     package, mark, missing = str(getattr(error, "name", "")).partition("algorist.extensions.")
     if isinstance(error, ModuleNotFoundError) and mark and not package:
-        text, code = (
-            f"this installation is without the extension '{missing.partition('.')[0]}', which this verb needs",
-            2,
+        text = (
+            f"this installation is without the extension '{missing.partition('.')[0]}', which this verb needs"
         )
+        code = 2
     if isinstance(error, OSError) and error.strerror and not network:  # said where it happened
         text, code = f"{error.filename or 'a file'}: {error.strerror}", 2
     elif is_disk_full(error):
@@ -208,10 +208,8 @@ def _tell(error: BaseException) -> int:
         text = f"out of memory ({text[:300] or 'no room'}); algorist preflight RECIPE says what fits, and what to make smaller"
         code = 1
     if code is None and (line := _line_of_user(error)):
-        text, code = (
-            f"{line} raised {type(error).__name__}: {text or 'no message'} (the traceback: add --debug)",
-            2,
-        )
+        code = 2
+        text = f"{line} raised {type(error).__name__}: {text or 'no message'} (the traceback: add --debug)"
     if code is not None:
         say(f"error: {_shown(text)}", stderr=True)
         return code

@@ -295,9 +295,8 @@ def _environment(on_cpu: bool, count: int, config: str) -> dict[str, str]:
     environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP's hints about its own speed
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
     if on_cpu and config.startswith("zero"):
-        environment["DS_ACCELERATOR"] = (
-            "cpu"  # accelerate takes DeepSpeed only where it was not told to stay on the CPU
-        )
+        # accelerate takes DeepSpeed only where ACCELERATE_USE_CPU is not set
+        environment["DS_ACCELERATOR"] = "cpu"
     elif on_cpu:
         environment["ACCELERATE_USE_CPU"] = "true"
     return environment

@@ -130,7 +130,7 @@ def recipes_page() -> str:
     """Return ``docs/recipes.md``: what each shipped recipe trains, on what, for how long."""
     lines = []
     for recipe in in_order():
-        both = {"sft": recipe.sft, "grpo": recipe.grpo}
+        both: dict[str, Any] = {"sft": recipe.sft, "grpo": recipe.grpo}
         stages = ", ".join(_stage(name, stage) for name, stage in both.items() if stage.enabled)
         what = "; ".join((recipe.model.name, recipe.data.train.name, stages or "evaluation only"))
         lines += textwrap.wrap(f"- `{recipe.name}` ({what}): {recipe.description}", 118, subsequent_indent="  ",
