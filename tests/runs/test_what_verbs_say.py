@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from algorist.config import load_recipe, recipe_names
-from algorist.config.explain import describe, settings_page
+from algorist.config.explain import describe, explain, settings_page
 from algorist.errors import ConfigError
 from algorist.runs.pipeline import run_recipe
 from algorist.store.run_log import Quiet
@@ -280,14 +280,9 @@ def test_compare_takes_the_common_problems(run: Path, verb: Any) -> None:
 def test_every_setting_is_on_its_page() -> None:
     page = (DOCS / "settings.md").read_text(encoding="utf-8")
     assert page == settings_page(), "write it again: algorist recipes settings > docs/settings.md"
-    for key in (
-        "model.lora.target_modules",
-        "grpo.lr_scheduler",
-        "data.train.shuffle_seed",
-        "sft.source",
-        "rewards[N].params",
-    ):
-        assert f"- `{key}` (" in page
+    keys = [key for key, *_ in explain(load_recipe("quickstart")) if key not in ("rewards", "model.lora")]
+    for key in ("model.lora.target_modules", "rewards[N].params", *keys):
+        assert f"`{key}`" in page or key.startswith(("data.eval", "data.sft", "data.train.params.")), key
     assert describe("sft.source").endswith("Takes `problems` or `prompt_response`.")
 
 

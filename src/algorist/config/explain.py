@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from algorist.config.load import LoadedRecipe, load_recipe, recipe_names, sections_of
-from algorist.config.schema import LossSection, Recipe
+from algorist.config.schema import GRPOSection, LossSection, Recipe, SFTSection
 from algorist.config.yaml_text import leaves, one_line_yaml
 from algorist.declared import leave_out_unused
 from algorist.objectives import LOSSES
@@ -109,8 +109,13 @@ def settings_page() -> str:
             key = f"{prefix}{name}"
             inner = sections_of(info.annotation)
             below += [(f"{key}[N]." if "list" in str(info.annotation) else f"{key}.", one) for one in inner]
-            if not inner or info.get_default(call_default_factory=True) is None:
+            shared = name in _SHARED and prefix in ("sft.", "grpo.")
+            if shared and prefix == "sft.":
+                lines += _entry(f"{key}`, `grpo.{name}", info, _line(info))
+            elif not shared and (not inner or info.get_default(call_default_factory=True) is None):
                 lines += _entry(key, info, _line(info))
+        if prefix == "grpo.":
+            lines += ["", "The keys that SFT has too are [above](#sft)."]
         if model is LossSection:
             lines += _losses(prefix)
         sections = below + sections
@@ -151,24 +156,35 @@ Every key of a recipe with its default, written by `algorist recipes settings`. 
 `algorist recipes show RECIPE --resolved --describe`."""
 
 
+_SHARED = {
+    name
+    for name, info in SFTSection.model_fields.items()
+    if (other := GRPOSection.model_fields.get(name))
+    and (info.default, info.description) == (other.default, other.description)
+}
+"""Keys that are the same in both stages."""
+
+
 def _losses(prefix: str) -> list[str]:
-    """Return each loss's own parameters; losses that share a function share an entry."""
-    names: dict[Any, list[str]] = {}
-    for name in LOSSES:
-        names.setdefault(LOSSES.get(name).function, []).append(name)
+    """Return the losses' own parameters, each with the defaults of the losses that have it."""
+    parameters: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for loss in LOSSES:
+        for p in LOSSES.get(loss).parameters.values():
+            parameters.setdefault((p.name, p.meaning), {}).setdefault(_default(_field(p)), []).append(loss)
     return [
         line
-        for same in names.values()
-        for p in LOSSES.get(same[0]).parameters.values()
-        for line in _entry(f"{prefix}{p.name}", _field(p), f"Of {', '.join(same)}: {p.meaning}")
+        for (name, meaning), defaults in parameters.items()
+        for p in [LOSSES.get(next(iter(defaults.values()))[0]).parameters[name]]
+        for text in ["; ".join(f"{', '.join(losses)}: {default}" for default, losses in defaults.items())]
+        for line in _entry(f"{prefix}{name}", _field(p), meaning, text)
     ]
 
 
-def _entry(key: str, info: FieldInfo, meaning: str) -> list[str]:
+def _entry(key: str, info: FieldInfo, meaning: str, default: str = "") -> list[str]:
     """Return one key as a list item: default, meaning, the names that it may take; a bound is in the error of a bad value."""
     names = [name for name in re.findall(r"`([\w+-]+)`", values_of(info)) if name not in ("true", "false")]
     values = f" `{'|'.join(names)}`." if any(f"`{name}`" not in meaning for name in names) else ""
-    text = f"- `{key}` ({_default(info) or 'required'}): {meaning}{values}"
+    text = f"- `{key}` ({default or _default(info) or 'required'}): {meaning}{values}"
     return textwrap.wrap(text, 118, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
@@ -178,7 +194,7 @@ def _field(parameter: Parameter) -> FieldInfo:
 
 def _mode_of(model: type[BaseModel]) -> str:
     mode = model.model_fields.get("mode")
-    return f", mode: {mode.default}" if mode else ""
+    return f", mode: {mode.default}" if mode and len(get_args(mode.annotation)) == 1 else ""
 
 
 def _line(info: FieldInfo) -> str:

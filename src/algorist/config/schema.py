@@ -108,8 +108,7 @@ class DatasetSection(Section):
     correct_only: bool = False
     """Keep demonstrations whose own answer (the response's, or the solution's last box or ``####``) the grader finds right."""
     pass_rate: list[float] | None = Field(None, min_length=2, max_length=2)
-    """Keep problems whose pass rate lies between these two, such as ``[0.1, 0.9]``: neither hopeless nor solved. The demonstrations of
-    SFT are not filtered."""
+    """Keep problems whose pass rate lies between these two, such as ``[0.1, 0.9]``; demonstrations of SFT are all kept."""
     pass_rates: str | None = None
     """The table of pass rates; the one that ``algorist data rate`` wrote for the recipe's model, prompt and sampling when left out."""
     max_prompt_percentile: float | None = Field(None, gt=0, le=100)
@@ -363,8 +362,7 @@ class GRPOSection(OptimSection):
     min_p: float = Field(0.0, ge=0, lt=1)
     """Drop tokens below this share of the likeliest token's probability; 0 turns it off."""
     stop_strings: list[str] | None = None
-    """Texts that end a completion, as ``eval.stop_strings``, which are taken when this is left out: what an evaluation reads is what
-    training rewards."""
+    """Texts that end a completion; ``eval.stop_strings`` when left out."""
     loss: LossSection = Field(default_factory=LossSection)
     """The loss by name (dapo, grpo, dr_grpo, …) and its own parameters: ``loss: cispo`` or ``loss: {name: cispo, clip_high: 4}``."""
     reduction: Reduction | None = None
@@ -377,21 +375,20 @@ class GRPOSection(OptimSection):
     (Dr. GRPO), ``leave_one_out`` (RLOO), ``reinforce_plus_plus``, ``reinforce_plus_plus_baseline``, ``per_reward_normalized``
     (GDPO: each reward alone, then the sum), ``maxrl`` (divided by the group's mean), ``reinforce`` (1 and -1, no baseline); or your own function: ``file.py:function``."""
     entropy_bonus: float = Field(0.0, ge=0)
-    """Weight of the entropy of the next-token distributions, per token, subtracted from the loss; above 0 completions without an
-    advantage are computed too."""
+    """Weight of the entropy per token, subtracted from the loss; above 0, completions without an advantage are computed too."""
     mask_truncated_completions: bool = False
     """Leave truncated completions out of the loss."""
     engine: str = "auto"
     """Rollout engine: ``auto`` (the fastest that covers the model), ``native``, ``transformers``, ``vllm``, or one that a plug-in registers."""
     micro_batch_tokens: int | None = Field(None, ge=16)
-    """Most tokens of one forward and backward (each prompt once, every completion; one row at least). Left out, a
-    GPU's free memory decides, and after running out of memory half of what did not fit."""
+    """Most tokens of one forward and backward (each prompt once, every completion). Left out, a GPU's free memory decides, and after
+    running out of memory half of what did not fit."""
     skip_zero_advantage: bool = True
     """Leave rows of zero advantage out of the update where that is exact."""
     eval_every: int | None = Field(None, ge=1)
     """Steps between two held-out evaluations during the stage."""
     samples_every: int | None = Field(None, ge=1)
-    """Steps between two completions shown on the console, with question, gold answer and reward; none when left out."""
+    """Steps between two completions shown on the console, with question, gold answer and reward."""
 
     @property
     def rows(self) -> int:
@@ -428,8 +425,8 @@ class EvalSection(Section):
     engine: str | None = None
     """Rollout engine of the evaluations; that of GRPO when left out."""
     device: str | None = None
-    """Device of the evaluations, such as ``cuda:1`` or ``cpu``: each one runs there on a fresh copy of the policy, which
-    takes the memory of one more model. Left out, they run where the training runs, without a copy."""
+    """Device of the evaluations, such as ``cuda:1`` or ``cpu``, with a copy of the policy there; where the training runs, without a copy,
+    when left out."""
 
     _check_stop_strings = field_validator("stop_strings")(no_empty_stop_string("eval"))
 
@@ -473,7 +470,7 @@ class Recipe(Section):
     eval: EvalSection = Field(default_factory=EvalSection)
     """Evaluation."""
     plugins: list[str] = Field(default_factory=list)
-    """Python files that register extensions, datasets, prompt formats, matchers, engines, … before the recipe is checked."""
+    """Python files that register datasets, matchers, engines, … before the recipe is checked."""
 
     @model_validator(mode="after")
     def _check(self) -> Recipe:

@@ -107,8 +107,7 @@ class ModelSection(Section):
 
     name: str = "tiny"
     """``tiny`` (made from scratch), a local folder in the hub's layout, a ``.gguf`` file or a folder with one (extra ``gguf``),
-    ``smollm2`` (SmolLM2-135M-Instruct: of the extra ``smollm2`` where installed, else from the hub), or a hub name
-    ``owner/model``."""
+    ``smollm2`` (SmolLM2-135M-Instruct, of the extra ``smollm2`` or from the hub), or a hub name ``owner/model``."""
     revision: str | None = None
     """Branch, tag or commit on the hub."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -119,9 +118,9 @@ class ModelSection(Section):
     cores for it, float16 on older ones, and the weights' type elsewhere."""
     attn_implementation: str | None = None
     """Attention kernel (``sdpa``, ``flash_attention_2``, ``eager``) of the passes through the model's module. Left out:
-    ``flash_attention_2`` on CUDA with 16-bit products where the package flash_attn is installed, else transformers chooses."""
+    ``flash_attention_2`` on CUDA with 16-bit products where flash_attn is installed, else transformers chooses."""
     trust_remote_code: bool = False
-    """Run Python code that comes with the model. Off unless you trust the model's author."""
+    """Run Python code that comes with the model; only for authors whom you trust."""
     chat_template: str | None = None
     """A Jinja2 chat template, or the path of a file that holds one; the tokenizer's own when left out."""
     lora: LoraSection | None = None

@@ -69,7 +69,7 @@ class _Keys(Section):
     keep_best: bool = True
     """Save the best checkpoint by held-out accuracy (``eval_every``) and keep it beside the last ones."""
     stop: StopSection | None = None
-    """End a run that collapses or no longer improves at its best checkpoint; left out, every run goes to its last step."""
+    """End a run that collapses or no longer improves, at its best checkpoint."""
 
 
 @fact("{ended_why}; {best_checkpoint}", "ended")

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 class _Keys(Section):
     drop_equal_groups: bool = False
-    """Leave groups whose advantages are all 0 out of the mean over the step. They have no gradient in any case; left in, they make the
-    step shorter."""
+    """Leave groups whose advantages are all 0 out of the mean over the step, which they only make smaller."""
 
 
 @extension

@@ -35,7 +35,7 @@ class EntropySection(Section):
 
 class _Keys(Section):
     entropy_control: EntropySection | None = None
-    """Raise the weight of the entropy while the policy's entropy is below a target; left out, ``entropy_bonus`` alone counts."""
+    """Raise the weight of the entropy while the policy's entropy is below a target."""
 
 
 @extension

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class _Keys(Section):
     off_policy_mask: float | None = Field(None, gt=0)
     """Leave out completions of negative advantage whose tokens became less likely by more than so many nats on average since they were
-    sampled (try 0.5). Matters where a rollout batch feeds several steps, with ``replay``, or with an engine that differs from the trainer."""
+    sampled (try 0.5). Matters with several updates per rollout batch, ``replay``, or an inexact engine."""
 
 
 @extension

@@ -16,14 +16,14 @@ class PoolsSection(Section):
     """How many rollout batches a problem rests; each time in a row it rests twice as long."""
 
     solved: int = Field(16, ge=0)
-    """After a group in which every completion was right."""
+    """Rollout batches that a problem rests after a group that was all right; twice as many each time in a row."""
     hopeless: int = Field(8, ge=0)
-    """After a group in which none was right."""
+    """The same after a group that was all wrong."""
 
 
 class _Keys(Section):
     pools: PoolsSection | None = None
-    """Let problems that are solved, or hopeless, rest for some rollout batches; left out, every problem comes each epoch."""
+    """Let problems that are solved, or hopeless, rest for some rollout batches; left out, none rests."""
 
 
 @extension

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 class _Keys(Section):
     positive_weight: float = Field(1.0, ge=0)
-    """Factor of advantages above 0. Below 1 the policy learns more from completions that did worse than from those that did better;
-    with ``advantage: reinforce`` and 0.1 this is W-REINFORCE."""
+    """Factor of advantages above 0; 0.1 with ``advantage: reinforce`` is W-REINFORCE."""
 
 
 @extension

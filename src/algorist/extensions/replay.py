@@ -23,12 +23,12 @@ class ReplaySection(Section):
     """Replay of useful groups, corrected by the ratio to the policy that sampled them."""
 
     max_age: int = Field(4, ge=1)
-    """Rollout batches after which a group is not used any more. Each is replayed once at most."""
+    """Rollout batches after which a group is no longer used; each is replayed once at most."""
 
 
 class _Keys(Section):
     replay: ReplaySection | None = None
-    """Put useful groups of earlier rollout batches in places that are left without a signal; left out, nothing is used again."""
+    """Put useful groups of earlier rollout batches in the place of groups without a signal."""
 
 
 @extension

@@ -33,7 +33,7 @@ class ResampleSection(Section):
 
 class _Keys(Section):
     resample: ResampleSection | None = None
-    """Replace groups whose rewards are all equal by fresh ones; left out, they stay and teach nothing."""
+    """Replace groups whose rewards are all equal by fresh ones."""
 
 
 @extension

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 class _Keys(Section):
     top_entropy_share: float = Field(1.0, gt=0, le=1)
-    """Share of a step's tokens that the loss counts: those where the policy was least certain, found by one more forward pass. 1 counts
-    all of them; TRL's ``top_entropy_quantile``."""
+    """Share of a step's tokens that the loss counts: those where the policy was least certain, found by one more forward pass; 1 counts
+    all."""
 
 
 @extension

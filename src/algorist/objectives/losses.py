@@ -195,7 +195,7 @@ def clipped_ratio(
     """Return -min(ratio·A, clip(ratio, 1 - clip_low, 1 + clip_high)·A): PPO's clipped objective, GRPO's loss.
 
     Args:
-        importance: Ratios per token (GRPO) or per sequence (GSPO).
+        importance: Ratios per token or per sequence.
         clip_low: Lower clipping distance of the ratio.
         clip_high: Upper clipping distance of the ratio.
         delta: Also caps the ratio that is not clipped (two-sided clipping, INTELLECT-2); above 1 + ``clip_high``.
@@ -246,7 +246,7 @@ def sequence_clipped_ratio(
     """Return ``clipped_ratio`` with one ratio per sequence, and the far narrower clip that such ratios need.
 
     Args:
-        importance: Ratios per sequence, or per token.
+        importance: Ratios per token or per sequence.
         clip_low: Lower clipping distance of the ratio.
         clip_high: Upper clipping distance of the ratio.
 
@@ -270,7 +270,7 @@ def length_unbiased_sequence_ratio(
     """Return GSPO's loss; its reduction weighs a completion by its length.
 
     Args:
-        importance: Ratios per sequence, or per token.
+        importance: Ratios per token or per sequence.
         clip_low: Lower clipping distance of the ratio.
         clip_high: Upper clipping distance of the ratio.
 

@@ -63,7 +63,7 @@ class TeacherSection(Section):
 
 class _Keys(Section):
     teacher: TeacherSection | None = None
-    """Learn from a stronger model: each sampled token is scored by it; left out, rewards alone teach."""
+    """Learn from a stronger model, which scores each sampled token."""
 
 
 CHART = (

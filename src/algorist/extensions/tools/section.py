@@ -30,7 +30,7 @@ class ToolsSection(Section):
     demonstrations: bool = True
     """Write the sums of SFT's worked solutions as calls of the calculator; their outputs are not imitated."""
     fail_steps: int = Field(5, ge=1)
-    """End the run when every call failed in so many rollout batches in a row: the tool is broken, or the policy cannot call it."""
+    """End the run when every call failed in so many rollout batches in a row."""
     drop_void: bool = False
     """Learn nothing from completions that neither called a tool nor gave an answer, and leave them out of their group's mean."""
 
@@ -59,7 +59,7 @@ class ToolKeys(Section):
     """What the extension adds to a recipe."""
 
     tools: ToolsSection | None = None
-    """Tools that the policy may call while it writes; none when left out."""
+    """Tools that the policy may call while it writes."""
     environment: str | None = None
     """Who answers a completion that has ended, so that it continues: ``file.py:Class`` with ``start(problem)`` and
     ``reply(rollout) -> str | None``."""

@@ -41,7 +41,7 @@ class _Keys(Section):
     report_to: Annotated[
         list[Literal["wandb", "tensorboard", "trackio", "mlflow"]], BeforeValidator(_one_tracker)
     ] = Field(default_factory=list)
-    """Trackers that get the metrics, evaluations and the recipe; none unless named."""
+    """Trackers that get metrics, evaluations and the recipe."""
     tracking: TrackingSection = Field(default_factory=TrackingSection)
     """How the run is named in its trackers."""
 
