@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "algorist"
+TESTS = Path(__file__).resolve().parents[1]
 NAMES = {"found", "told", "given", "kept", "asked", "wanted", "chosen", "there"}
 CLEAN = {
     "config", "data", "diagnosis", "evaluation", "grading", "objectives", "preflight", "prompts", "report", "rewards", "store",
@@ -21,6 +22,16 @@ PHRASES = re.compile(
 )
 MOST_PHRASES = 50
 """Lines of the other rooms with such a phrase: lower it too."""
+
+ELSEWHERE = {
+    "VERB_command", "VERB_app", "RUN_NAME", "PHASE_s",  # patterns of names
+    "NAME_reward.py", "test_NAME_reward.py",
+    "lite_ppo", "w_reinforce",  # values of recipes
+    "answer_type", "is_multiple_answer",  # columns of datasets
+    "score_answer", "use_adaptive_entropy", "convert_hf_to_gguf.py", "TrainOutput", "cumem.py", "parse_expr",  # of other programs
+    "FSDPQwen2ForCausalLM", "top_entropy_quantile", "vllm_importance_sampling_mode", "off_policy_mask_threshold",
+}  # fmt: skip
+"""Names in docstrings and comments of the source that are not of this source."""
 
 
 def uses(path: Path) -> int:
@@ -53,3 +64,20 @@ def test_forbidden_names_and_phrases_only_become_less() -> None:
         lines[room] += phrases(path)
     assert by_room(names)[0] == {} and by_room(names)[1] <= CEILING, names
     assert by_room(lines)[0] == {} and by_room(lines)[1] <= MOST_PHRASES, lines
+
+
+def test_files_classes_and_functions_that_comments_name_exist() -> None:
+    texts = {path: path.read_text(encoding="utf-8") for path in SOURCE.rglob("*.py")}
+    comment = re.compile(r'"""[\s\S]*?"""|#[^\n]*')
+    known = {path.name for folder in (SOURCE, TESTS) for path in folder.rglob("*.py")} | ELSEWHERE
+    for text in texts.values():
+        known.update(re.findall(r"\w+", comment.sub("", text)))
+    named = re.compile(r"``(?:[\w/]+/)?(\w+\.py|[A-Z]\w*[a-z]\w*|\w+_\w+)``")
+    lost = {
+        f"{path.relative_to(SOURCE)}: {name}"
+        for path, text in texts.items()
+        for said in comment.findall(text)
+        for name in named.findall(said)
+        if name not in known
+    }
+    assert not lost, "names of files, classes or functions that do not exist: " + ", ".join(sorted(lost))

@@ -155,7 +155,7 @@ def packed_log_probs(
     """Return log-probs (B, T) and entropies (B, T) or None by one forward over the packed batch.
 
     Completions of a prompt must follow each other (``Batch.in_group_order``). Arguments as for ``LogProbs``; ``sparing``:
-    recomputed layers take the least memory (``long_rows``).
+    recomputed layers take the least memory.
 
     Raises:
         NotPackable: The packed forward would not compute what the model computes.

@@ -213,7 +213,7 @@ def tokenize_demonstrations(
 
 
 def _width_step(max_length: int | None) -> int:
-    """Return the step in which batches grow wider: about 32 widths, as oneDNN keeps kernels for each (``linear.py``)."""
+    """Return the step in which batches grow wider: about 32 widths, as oneDNN keeps kernels for each (``products.py``)."""
     return 8 * max(1, (max_length or 2048) // 256)
 
 

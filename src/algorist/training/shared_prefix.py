@@ -83,7 +83,7 @@ def packed_attention(model: Any, layout: Layout, *, sparing: bool = False) -> It
     """Let ``model`` (or a part of it) run its forward on the packed row of ``layout``.
 
     Layers that are checkpointed one by one find the layout again when the backward pass recomputes them; ``sparing``: with the
-    least memory (``long_rows``).
+    least memory.
     """
     config, row = model.config.get_text_config(), _Row(layout)
     checkpointed = [m for m in model.modules() if hasattr(m, RECOMPUTE)]

@@ -1,7 +1,7 @@
 """The cache of the native engine: prompts once per group, completions row by row, both with room set aside.
 
-All rows write at the same place in time, whatever their position: row r started at time ``start_r``, so its completion
-lies at times start_r … now. Writing is then one copy per layer, and no mask is needed while all rows started together.
+All rows write at the same place in time, whatever their position: row r started at a time s_r, so its completion
+lies at times s_r … now. Writing is then one copy per layer, and no mask is needed while all rows started together.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 class KVCache:
     """Keys and values of L layers for P prompt places and S row slots.
 
-    ``prompt_LCPKTD`` is (L, 2, P, K, T, D) with C = 2 for keys and values and K key-value heads; ``row`` alike with S.
+    Each layer has a block of prompts (2, P, K, T, D), for keys and values of K key-value heads, and one of rows (2, S, K, T, D).
     ``keys[l]`` and ``values[l]`` are (S·K, T, D) views, ``prompt_keys[l]`` and ``prompt_values[l]`` (P·K, T, D).
     """
 
