@@ -59,13 +59,7 @@ class Task(NamedTuple):
 
 
 SFT = ("grpo.enabled=false", "sft.max_steps=80", "sft.save_steps=20", "sft.save_total_limit=4", "seed=1")
-FAST = (
-    "grpo.teacher.temperature=0.3",
-    "grpo.learning_rate=1e-4",
-    "grpo.lr_scheduler=linear",
-    "grpo.warmup_steps=1",
-    "grpo.save_steps=1000",
-)
+DISTILL = ("grpo.max_steps=12", "grpo.save_steps=1000")
 TASKS = {
     "toy": Task(
         Made("quickstart", ("grpo.enabled=false", "model.tiny.hidden_size=56"), "sft/final"),
@@ -80,13 +74,11 @@ TASKS = {
         Made("smollm2-grpo", SFT, "sft/checkpoint-20"),
         Made("smollm2-grpo", SFT, "sft/final"),
         {
-            "teacher": Made("smollm2-distill", (*FAST, "grpo.max_steps=6", "grpo.group_size=4")),
-            "grpo": Made("smollm2-grpo", ("grpo.max_steps=9", "grpo.save_steps=1000")),
-            "both": Made(
-                "smollm2-distill", (*FAST, "grpo.max_steps=6", "grpo.group_size=4", "rewards.0.weight=1")
-            ),
+            "teacher": Made("smollm2-distill", DISTILL),
+            "grpo": Made("smollm2-grpo", ("grpo.max_steps=18", "grpo.save_steps=1000")),
+            "both": Made("smollm2-distill", (*DISTILL, "grpo.group_size=4", "rewards.0.weight=1")),
         },
-        "{name: story_problems, split: test, params: {count: 60, seed: 3, traps: true}}",
+        "{name: story_problems, split: test, params: {count: 100, seed: 3, traps: true}}",
     ),
 }
 
