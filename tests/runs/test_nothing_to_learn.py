@@ -36,7 +36,7 @@ def test_two_steps_without_an_answer(tmp_path: Path, diagnose: Any, capsys: Any)
     assert "warning: nothing_answered: 32 of 32 completions have no answer" in capsys.readouterr().err
     assert "WARNING nothing_answered: 32 of 32" in (folder / "training.log").read_text()
     code, out = diagnose(folder)
-    assert code == 1 and "nothing is wrong" not in out
+    assert code == 1 and "no known fault" not in out
     assert "32 of 32 completions have no answer that can be read" in out and "no_answer 32" in out
     assert "sft.enabled=true  # is false" in out  # SFT, which is off here
     code, out = diagnose(folder, "--json")
@@ -47,7 +47,7 @@ def test_too_little_is_not_healthy(tmp_path: Path, diagnose: Any) -> None:
     (tmp_path / "long.py").write_text("def long(completion):\n    return float(len(completion))\n")
     folder = run(tmp_path, "grpo.max_steps=1", f"rewards=[{tmp_path}/long.py:long]")
     code, out = diagnose(folder)
-    assert code == 0 and "too little to judge yet" in out and "nothing is wrong" not in out
+    assert code == 0 and "too little to judge yet" in out and "no known fault" not in out
     assert json.loads(diagnose(folder, "--json")[1])["healthy"] is None
 
 
@@ -62,7 +62,7 @@ def test_four_steps_that_moved_nothing_are_too_little(tmp_path: Path, diagnose: 
         "grpo.learning_rate=1e-12",
     ]
     code, out = diagnose(run(tmp_path, "grpo.max_steps=4", "grpo.max_completion_tokens=8", *own))
-    assert "nothing is wrong" not in out and (code == 1 or "too little to judge yet" in out)
+    assert "no known fault" not in out and (code == 1 or "too little to judge yet" in out)
 
 
 def test_a_run_that_ended_in_sft_is_not_healthy(tmp_path: Path, diagnose: Any) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from algorist.cli.diagnose_command import Diagnosis
 from algorist.errors import DataError
 from algorist.evaluation.artifact import read_artifact
 from algorist.evaluation.compare import paired_metrics
-from algorist.report.results import results_table
+from algorist.report.results import gained, results_table
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 SETTINGS = (
@@ -52,6 +54,26 @@ def test_a_run_leaves_its_result(tmp_path: Path, call: Any, monkeypatch: pytest.
 def test_the_table_in_the_docs_is_that_of_the_files() -> None:
     page = (DOCS / "results.md").read_text(encoding="utf-8")
     assert results_table(DOCS / "results") in page, "write it again: algorist recipes results"
+
+
+def test_diagnose_says_what_a_run_without_a_fault_gained(tmp_path: Path) -> None:
+    assert gained(tmp_path) == ""
+    shutil.copy(DOCS / "results" / "quickstart-grpo-amd-epyc.json", tmp_path / "result.json")
+    gain = "Held-out accuracy 36.8 → 99.2 %: +62.4 [+55.7, +68.1] points, a gain beyond chance."
+    assert gained(tmp_path) == gain
+    result = json.loads((tmp_path / "result.json").read_text())
+    result["difference"]["greedy_accuracy"]["low"] = -0.01
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    assert gained(tmp_path).endswith("[-1.0, +68.1] points, which may be chance.")
+    (tmp_path / "result.json").write_text('{"difference": {"greedy_accuracy": "x"}}')
+    assert gained(tmp_path) == ""
+    seen = {"grpo_steps": 40, "rollouts": 5120, "metric_lines": 304}
+    head, rules, last = Diagnosis("runs/r", True, seen, [], "", gain, []).view(80)
+    assert (
+        getattr(head, "text", "") == "runs/r: no known fault"
+        and "algorist recipes rules" in str(rules)
+        and last == gain
+    )
 
 
 def test_a_folder_without_results_is_named(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from algorist.report.build import build_overlay, build_report
+from algorist.report.build import LivePage, build_overlay, build_report
+from algorist.store.run_folder import RunFolder
 from algorist.store.write import RolloutWriter
 from tests.slow.chromium_page import BINARY, Browser
 from tests.unit.report.test_build import make_run
@@ -141,7 +142,7 @@ def test_several_runs_fit_the_page(browser: Browser, tmp_path: Path, width: int)
 
 @pytest.mark.parametrize("width", [1280, 768, 390])
 @pytest.mark.parametrize("dark", [False, True])
-def test_widths_and_themes(browser: Browser, report: Path, width: int, dark: bool) -> None:
+def test_widths_and_themes(browser: Browser, report: Path, tmp_path: Path, width: int, dark: bool) -> None:
     browser.problems.clear()
     browser.open(report, width=width, dark=dark)
     assert browser.run("document.documentElement.scrollWidth") <= width, "the page scrolls sideways"
@@ -149,6 +150,10 @@ def test_widths_and_themes(browser: Browser, report: Path, width: int, dark: boo
         "[...document.querySelectorAll('.plot canvas, pre, .item')].every((e) => e.getBoundingClientRect().right <= innerWidth)"
     )
     paper = browser.run("getComputedStyle(document.body).backgroundColor")
+    live = tmp_path / "live.html"
+    live.write_text(LivePage(RunFolder.open(report.parent), dict, 60.0).page(), encoding="utf-8")
+    browser.open(live, width=width, dark=dark)
+    assert browser.run("document.documentElement.scrollWidth") <= width, "the live page scrolls sideways"
     assert paper == ("rgb(20, 24, 29)" if dark else "rgb(255, 255, 255)")
     assert browser.problems == []
 

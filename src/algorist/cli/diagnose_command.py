@@ -26,6 +26,7 @@ class Diagnosis(Result):
     looked_at: Annotated[dict[str, int], "grpo_steps, rollouts, metric_lines"]
     findings: Annotated[list[Any], "name, stage, severity (1 to 3), explanation, evidence, samples, change"]
     why_too_little: str
+    gained: str
     shown: Any
 
     def view(self, width: int) -> View:
@@ -38,8 +39,10 @@ class Diagnosis(Result):
                 f"{self.run}: too little to judge yet: {self.why_too_little} (looked at {looked}); look again after a few steps"
             )
         elif self.healthy:
-            yield Line(f"{self.run}: nothing is wrong", "bold green")
-            yield f"None of {len(all_rules())} rules applies: {', '.join(sorted(all_rules()))}. Looked at {looked}."
+            yield Line(f"{self.run}: no known fault", "bold green")
+            yield f"None of {len(all_rules())} rules applies (algorist recipes rules prints them). Looked at {looked}."
+            if self.gained:
+                yield self.gained
         else:
             count = len(self.shown)
             yield f"{self.run}: {count} finding{'s' if count > 1 else ''} (looked at {looked})"
@@ -62,6 +65,7 @@ def diagnose(run: Path) -> Diagnosis:
     """
     from algorist.diagnosis.diagnose import find_causes, too_little
     from algorist.diagnosis.signals import read_signals
+    from algorist.report.results import gained
     from algorist.store.run_folder import RunFolder
 
     RunFolder.open(run)
@@ -69,7 +73,8 @@ def diagnose(run: Path) -> Diagnosis:
     findings = find_causes(signals)
     why = "" if findings else too_little(signals)
     healthy = None if why else not findings
-    return Diagnosis(str(run), healthy, _counts(signals), [f.as_dict() for f in findings], why, findings)
+    dicts = [finding.as_dict() for finding in findings]
+    return Diagnosis(str(run), healthy, _counts(signals), dicts, why, gained(run), findings)
 
 
 def view_of(finding: Finding, number: str = "") -> View:

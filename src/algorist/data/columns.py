@@ -28,14 +28,8 @@ ALIASES = {
 }
 FIELDS = tuple(ALIASES)
 OF_THE_CALL = (
-    "prompts",
-    "completions",
-    "completion",
-    "completion_ids",
-    "parsed",
-    "log_metric",
-    "trainer_state",
-)
+    "prompts", "completions", "completion", "completion_ids", "parsed", "log_metric", "trainer_state",
+)  # fmt: skip
 """Names under which rewards get something else than a column of the data."""
 
 

@@ -54,11 +54,8 @@ class SamplerCorrection(Extension):
         from algorist.objectives import sampler_weights
         from algorist.training.metrics import Metrics
 
-        old, sampler, section = (
-            batch.old_log_probs,
-            batch.sampler_log_probs,
-            self.recipe.grpo.sampler_correction,
-        )
+        old, sampler = batch.old_log_probs, batch.sampler_log_probs
+        section = self.recipe.grpo.sampler_correction
         if not self.needs_old_log_probs or old is None or sampler is None:
             return batch
         weights = sampler_weights(old, sampler, batch.mask, section.mode, low=section.low, high=section.high)

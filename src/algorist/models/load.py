@@ -171,11 +171,8 @@ def load_policy(
     if is_adapter:
         of_run |= keys_added_to("model")  # how the base is loaded
     section = ModelSection(**like.model_dump(include=of_run)) if like else ModelSection()
-    precision = (
-        Precision(dtype, dtype)
-        if dtype
-        else pick_precision(section, device, trained=trainable and not is_adapter)
-    )
+    precision = Precision(dtype, dtype) if dtype else None
+    precision = precision or pick_precision(section, device, trained=trainable and not is_adapter)
     if is_adapter:
         from peft import PeftModel
 

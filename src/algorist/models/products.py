@@ -44,11 +44,8 @@ def onednn_works(dtype: torch.dtype) -> bool:
     if dtype not in (torch.float32, torch.bfloat16) or not torch.backends.mkldnn.is_available():
         return False
     try:
-        x, weight, bias = (
-            torch.ones(3, 8, dtype=dtype),
-            torch.full((4, 8), 0.5, dtype=dtype),
-            torch.ones(4, dtype=dtype),
-        )
+        x, weight = torch.ones(3, 8, dtype=dtype), torch.full((4, 8), 0.5, dtype=dtype)
+        bias = torch.ones(4, dtype=dtype)
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, 3)
         plain = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
         added = torch.ops.mkldnn._linear_pointwise.binary(x, plain, packed, None, "add")

@@ -8,6 +8,7 @@ deviations are unbiased (divisor G - 1), as torch and TRL take them; a group of 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
@@ -100,9 +101,11 @@ def deviation(rewards_PG: Tensor) -> Tensor:
 def group_centered(rewards_PG: Tensor) -> Tensor:
     """Return reward minus group mean: Dr. GRPO's advantages, without the bias of dividing by the deviation.
 
+    A group of equal rewards gets exact zeros, so that the update leaves it out: in float32 the mean of eight times 1.2 is not 1.2.
     Source: Dr. GRPO (2503.20783) section 3.2.
     """
-    return (rewards_PG - rewards_PG.nanmean(-1, keepdim=True)).nan_to_num(nan=0.0)
+    centred_PG = rewards_PG - rewards_PG.nanmean(-1, keepdim=True)
+    return centred_PG.masked_fill(~useful_groups(rewards_PG)[:, None], 0.0).nan_to_num(nan=0.0)
 
 
 @advantage("group_normalized")
@@ -174,7 +177,7 @@ def reinforce_plus_plus_baseline(rewards_PG: Tensor, eps: float = 1e-8) -> Tenso
 
     Source: REINFORCE++-baseline (2501.03262) section 3.3.
     """
-    centred_PG = rewards_PG - rewards_PG.nanmean(-1, keepdim=True)
+    centred_PG = group_centered(rewards_PG).masked_fill(rewards_PG.isnan(), math.nan)
     return (centred_PG / (deviation(centred_PG.reshape(1, -1)) + eps)).nan_to_num(nan=0.0)
 
 
@@ -191,7 +194,7 @@ def per_reward_normalized(
     rows_NG = components_PGK.movedim(-1, 0).reshape(-1, shape[1])
     normal_NG = group_normalized(rows_NG, eps)
     normal_PGK = normal_NG.reshape(shape[2], shape[0], shape[1]).movedim(0, -1)
-    total_PG = (normal_PGK * weights_K).sum(-1).masked_fill(rewards_PG.isnan(), float("nan"))
+    total_PG = (normal_PGK * weights_K).sum(-1).masked_fill(rewards_PG.isnan(), math.nan)
     spread = deviation(total_PG.reshape(1, -1)).nan_to_num(nan=0.0)
     return ((total_PG - total_PG.nanmean()) / (spread + eps)).nan_to_num(nan=0.0)
 
@@ -201,4 +204,5 @@ def useful_groups(rewards_PG: Tensor, tolerance: float = 1e-6) -> Tensor:
 
     DAPO samples until a batch consists of such groups only. Source: DAPO (2503.14476) section 3.2.
     """
-    return deviation(rewards_PG).squeeze(-1).nan_to_num(nan=0.0) > tolerance
+    least, most = (rewards_PG.nan_to_num(nan=end) for end in (math.inf, -math.inf))
+    return most.amax(-1) - least.amin(-1) > tolerance

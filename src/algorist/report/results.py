@@ -143,6 +143,23 @@ def _line(file: Path) -> str:
         ) from None
 
 
+def gained(run: Path) -> str:
+    """Return how a run's ``result.json`` says that held-out accuracy changed, or an empty string."""
+    try:
+        result = json.loads((run / NAME).read_text(encoding="utf-8"))
+        low, high = (result["difference"][STRICT][key] for key in ("low", "high"))
+        chance = (
+            "a gain beyond chance"
+            if low > 0
+            else "a loss beyond chance"
+            if high < 0
+            else "which may be chance"
+        )
+        return f"Held-out accuracy {_change(result, STRICT)} points, {chance}."
+    except DAMAGED:
+        return ""
+
+
 def _change(result: dict[str, Any], metric: str) -> str:
     before, after = ((result[key] or {}).get(metric) for key in ("before", "after"))
     difference = (result["difference"] or {}).get(metric)

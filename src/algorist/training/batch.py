@@ -16,14 +16,8 @@ from torch import Tensor
 from algorist.types import Group
 
 PER_TOKEN = (
-    "advantages",
-    "mask",
-    "sampler_log_probs",
-    "old_log_probs",
-    "policy_weights",
-    "counted",
-    "mean_lengths",
-)
+    "advantages", "mask", "sampler_log_probs", "old_log_probs", "policy_weights", "counted", "mean_lengths",
+)  # fmt: skip
 
 
 @dataclass

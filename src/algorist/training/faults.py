@@ -180,11 +180,8 @@ def out_of_memory_text(
     section: SFTSection | GRPOSection, device: torch.device, error: BaseException, *, halves: bool
 ) -> str:
     """Return the message for an update that does not fit; on one line. ``halves``: smaller parts were tried."""
-    how = (
-        "also with one row at a time"
-        if halves
-        else "and smaller parts are not tried where processes work in step"
-    )
+    why_not = "and smaller parts are not tried where processes work in step"
+    how = "also with one row at a time" if halves else why_not
     said = (str(error).splitlines() or [type(error).__name__])[0]
     advice = "; ".join(memory_advice(section, cuda=device.type == "cuda"))
     return f"out of memory in the update, {how}: {said}. Change, in this order: {advice}"

@@ -28,13 +28,8 @@ class Metrics:
         counted = values[mask] if per_token else values.reshape(mask.shape[0])[mask.any(1)]
         counted = counted[~counted.isnan()]
         if counted.numel():
-            total = (
-                counted.min()
-                if name.endswith(_LEAST)
-                else counted.max()
-                if name.endswith(_GREATEST)
-                else None
-            )
+            most = counted.max() if name.endswith(_GREATEST) else None
+            total = counted.min() if name.endswith(_LEAST) else most
             exact = counted if counted.device.type != "mps" else counted.cpu()  # Apple's GPU has no float64
             self.add_sum(name, float(exact.double().sum() if total is None else total), counted.numel())
 

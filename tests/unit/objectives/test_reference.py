@@ -23,6 +23,7 @@ from algorist.extensions.toolkit import (
 )
 from algorist.objectives import (
     LOSSES,
+    advantage_named,
     k1,
     k2,
     k3,
@@ -312,6 +313,26 @@ def test_per_reward_normalized_by_hand() -> None:
     unscored = sums.clone()
     unscored[0, 1] = math.nan
     assert per_reward_normalized(unscored, t(components), t(weights))[0, 1] == 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "group_centered",
+        "group_normalized",
+        "batch_normalized",
+        "leave_one_out",
+        "maxrl",
+        "reinforce_plus_plus_baseline",
+    ],
+)
+@pytest.mark.parametrize("reward", [1.2, 0.3, 1 / 3, 100.2, -0.1])
+def test_a_group_of_equal_rewards_gets_exact_zeros(name: str, reward: float) -> None:
+    """The mean of eight times 1.2 is not 1.2 in float32; the update leaves rows out whose advantages are 0, and no others."""
+    useful = [0.0, 1.2] * 4
+    for group in ([reward] * 8, [reward] * 7 + [math.nan], [math.nan] * 8):
+        ours = advantage_named(name)(torch.tensor([group, useful]))
+        assert ours[0].tolist() == [0.0] * 8 and ours[1].all()
 
 
 def test_useful_groups() -> None:
