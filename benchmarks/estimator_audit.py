@@ -352,11 +352,16 @@ def checked(name: str, objective: Objective, audits: Sequence[Audit], sizes: Seq
 
 
 def table(title: str, rows: Iterable[str], sizes: Sequence[int]) -> list[str]:
+    """Return the rows; those that differ in their first cell only share a line."""
     groups = " / ".join(map(str, sizes))
+    merged: dict[str, list[str]] = {}
+    for line in rows:
+        first, _, rest = line.removeprefix("| ").partition(" | ")
+        merged.setdefault(rest, []).append(first)
     return [
         f"| {title} | what it optimises | bias at G = {groups} | noise at G = {groups} |",
         "|---|---|---|---|",
-        *rows,
+        *(f"| {', '.join(firsts)} | {rest}" for rest, firsts in merged.items()),
         "",
     ]
 
@@ -416,7 +421,7 @@ def page(sizes: Sequence[int]) -> str:
     lines = f"""# Estimators
 
 What an advantage, an average over tokens and a loss optimise together, computed exactly by
-`python benchmarks/estimator_audit.py > docs/estimators.md`; `tests/unit/objectives/test_estimator_audit.py` checks it.
+`python benchmarks/estimator_audit.py`.
 
 A policy over two tokens has three completions and two problems with pass rates {NOW.pass_rates[0]:.1f} and \
 {NOW.pass_rates[1]:.1f}. All groups are
@@ -446,8 +451,8 @@ bad the longer it is.
 
 ## Losses, off policy
 
-On policy all {len(list(LOSSES))} losses have the same expected step: over {combinations} pairs of advantage and average they agree to 12
-digits. Here the logits moved by 0.4 (ratios {ratios.min():.2f} to {ratios.max():.2f}), with `leave_one_out` and each loss's own clip.
+On policy all {len(list(LOSSES))} losses have the same expected step, to 12 digits over {combinations} pairs of advantage and average. Here the
+logits moved by 0.4 (ratios {ratios.min():.2f} to {ratios.max():.2f}), with `leave_one_out` and each loss's own clip.
 """.split("\n")
     lines += [
         line.replace("what it optimises", "clip") for line in table("`grpo.loss`", loss_rows(sizes), sizes)

@@ -10,8 +10,8 @@ from algorist.rewards.base import REWARDS, Reward
 _HEAD = """\
 # Rewards
 
-Written by `python -m tests.acceptance.rewards_page > docs/rewards.md` from docstrings. The total of a completion is the
-weighted sum of the rewards that a recipe names; each one is logged and stored. Weight 0 only logs.
+A completion's total is the weighted sum of the rewards that a recipe names; each one is logged and stored. Weight 0
+only logs. Written by `python -m tests.acceptance.rewards_page`.
 
 ```yaml
 rewards:
@@ -45,7 +45,7 @@ A function of a rollout and its problem, named by its file ([a worked example](e
 - A reward that raises, or returns no number in its range, pays `low` (else 0). It is counted, and logged once.
 - A call over `timeout_s` (30 s) is killed. Three in a row end the run.
 - An object with `state_dict` and `load_state_dict` has a state, which is in every checkpoint.
-- Its process gets no secret variables but those named: `{name: judge.py:judge, environment: [OPENAI_API_KEY]}`.
+- Its process gets no secret variables but those that `environment` names ([security](security.md#what-runs-where)).
 
 ## In TRL, and from TRL
 
@@ -56,8 +56,8 @@ functions = [trl_reward("correct"), trl_reward("cosine", max_len=500)]   # GRPOT
 functions = build_rewards(["correct", {"name": "well_formed", "weight": 0.1}])   # .weights for reward_weights
 ```
 
-The gold answer is the column `reference_answer`, `ground_truth`, `answer` or `solution`, the first that exists.
-Completions may be texts, messages, token ids or tensors (with `decode=tokenizer.decode`). A function in TRL's form,
+The gold answer is the first of the columns `reference_answer`, `ground_truth`, `answer` and `solution`. Completions may
+be texts, messages, token ids or tensors (with `decode=tokenizer.decode`). A function in TRL's form,
 `def f(completions, **columns) -> list[float]`, works in a recipe as it is.
 """
 

@@ -35,8 +35,8 @@ class Compared(Result):
     lost: Annotated[list[str], "ids of problems that turned wrong (greedy)"]
     p_value: Annotated[float | None, "McNemar's exact test of the greedy answers"]
     sampled_p_value: Annotated[float | None, "permutation test of the sampled accuracy"]
-    warnings: Annotated[list[str], "what makes the two hard to compare"]
-    settings: Annotated[dict[str, list[str]], "key → its values, where two runs differ"]
+    warnings: Annotated[list[str], "what makes them hard to compare"]
+    settings: Annotated[dict[str, list[str]], "key → its values, where they differ"]
     next: Annotated[str | None, "the command for one page about both runs"]
     questions: dict[str, str]
     before: Any

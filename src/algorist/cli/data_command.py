@@ -79,8 +79,8 @@ def show(
 class Checked(Result):
     """What the grader makes of gold answers."""
 
-    problems: Annotated[int, "problems that were read"]
-    repeated_questions: Annotated[int, "questions that are there more than once"]
+    problems: Annotated[int, "problems read"]
+    repeated_questions: Annotated[int, "questions that occur more than once"]
     unreadable: Annotated[list[dict[str, str]], "golds that the grader cannot read: id, gold, reason"]
     text_only: Annotated[list[dict[str, str]], "golds that are right in the same words only: id, gold"]
     decimal_commas: Annotated[list[dict[str, str]], "golds that may have a decimal comma: id, gold"]
@@ -195,14 +195,14 @@ class Sampled(Result):
     """What was drawn, and what was written."""
 
     path: Annotated[str, "the dataset"]
-    problems: Annotated[int, "problems that were asked"]
-    completions: Annotated[int, "completions that were drawn"]
+    problems: Annotated[int, "problems asked"]
+    completions: Annotated[int, "completions drawn"]
     right: Annotated[int, "right completions"]
     solved: Annotated[int, "problems with a right completion"]
-    repeated: Annotated[int, "left out: a text that is there already"]
-    unreadable: Annotated[int, "left out: does not follow the prompt format"]
-    written: Annotated[int, "demonstrations that were written"]
-    provenance: Annotated[str, "where it comes from: a file beside it"]
+    repeated: Annotated[int, "left out: repeated texts"]
+    unreadable: Annotated[int, "left out: do not follow the prompt format"]
+    written: Annotated[int, "demonstrations written"]
+    provenance: Annotated[str, "a file beside it that says where it comes from"]
     recipe: str
 
     def view(self, width: int) -> View:

@@ -109,7 +109,7 @@ class Environment(Result):
     vllm: Annotated[str, "whether vLLM can be used"]
     disk: Annotated[str, "free space"]
     hub: Annotated[str, "whether the hub can be reached"]
-    system: Annotated[list[str], "what this system lacks and what that means; empty on Linux"]
+    system: Annotated[list[str], "what this system lacks; empty on Linux"]
     problems: Annotated[list[str], "what is broken, and what to do"]
 
     def view(self, width: int) -> View:

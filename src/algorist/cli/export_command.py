@@ -25,7 +25,7 @@ _DTYPES = ("auto", "float32", "bfloat16", "float16")
 class Exported(Result):
     """What was written and uploaded."""
 
-    folder: Annotated[str | None, "the folder that was written"]
+    folder: Annotated[str | None, "the folder written"]
     files: Annotated[list[str], "its files"]
     uploaded: Annotated[str | None, "the repository"]
     warning: Annotated[str | None, "what its licence or base asks for"]

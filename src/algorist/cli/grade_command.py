@@ -91,7 +91,7 @@ def grade_one(
 class GradedAgain(Result):
     """What grading a store again changes."""
 
-    rollouts: Annotated[int, "rollouts that were graded again"]
+    rollouts: Annotated[int, "rollouts graded again"]
     matcher: Annotated[str, "how answers were compared"]
     changed: Annotated[int, "rollouts whose verdict or reward changes"]
     verdicts_changed: Annotated[int, "verdicts that change"]
@@ -173,7 +173,7 @@ class Explained(Result):
 
     total: Annotated[float, "the weighted sum"]
     rewards: Annotated[dict[str, dict[str, Any]], "name → value, weight"]
-    failed: Annotated[dict[str, str], "name → error, of rewards that failed and got their floor"]
+    failed: Annotated[dict[str, str], "name → error, of rewards that failed"]
 
     def view(self, width: int) -> View:
         rows = [[name, str(row["value"]), f"{row['weight']:g}"] for name, row in self.rewards.items()]

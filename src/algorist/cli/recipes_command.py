@@ -74,12 +74,13 @@ def json_page() -> str:
         "# What `--json` prints",
         "",
         "One JSON object on standard output; progress, notes and errors go to standard error. A number that is not defined",
-        "(NaN) is null. Written by `algorist recipes json`.",
+        "(NaN) is null. A list (`recipes list`, `data list`, `rewards list`) has `rows`, an object per line, its headings as",
+        "keys. Written by `algorist recipes json`.",
     ]
     for name in VERBS:
         for command in app_of(name).registered_commands:
             returned = vars(command.callback).get("returns")
-            if returned is None:
+            if returned in (None, Rows):
                 continue
             lines += ["", f"## {name}{f' {command.name}' if command.name else ''}", ""]
             lines += [

@@ -133,15 +133,23 @@ def in_order() -> list[Recipe]:
 
 def recipes_page() -> str:
     """Return ``docs/recipes.md``: what each shipped recipe trains, on what, for how long."""
-    lines = []
+    lines: list[str] = []
     for recipe in in_order():
+        if "/" in recipe.model.name and _HUB not in lines:
+            lines += ["", _HUB, ""]
         both: dict[str, Any] = {"sft": recipe.sft, "grpo": recipe.grpo}
         stages = ", ".join(_stage(name, stage) for name, stage in both.items() if stage.enabled)
-        what = "; ".join((recipe.model.name, recipe.data.train.name, stages or "evaluation only"))
+        about = f"{recipe.name} {recipe.description}".lower()
+        parts = (recipe.model.name, recipe.data.train.name)  # where name and description do not say them
+        more = [part for part in parts if part.rpartition("/")[2].lower().replace("_", "-") not in about]
+        what = "; ".join((*more, stages or "evaluation only"))
         lines += textwrap.wrap(f"- `{recipe.name}` ({what}): {recipe.description}", 118, subsequent_indent="  ",
                                break_long_words=False, break_on_hyphens=False)  # fmt: skip
     text = (resources.files("algorist.recipes") / "overview.md").read_text(encoding="utf-8")
     return text.replace("<!-- recipes -->", "\n".join(lines))
+
+
+_HUB = "From the hub or local files; none was run to the end here ([published numbers](results.md#published-not-ours)):"
 
 
 def _stage(name: str, section: Any) -> str:

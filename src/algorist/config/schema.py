@@ -91,12 +91,12 @@ class DatasetSection(Section):
     subset: str | None = None
     """Configuration of the hub dataset."""
     columns: dict[str, str] = Field(default_factory=dict)
-    """Our names (question, answer, solution, subject, level, id) → the file's columns (adapter ``local``)."""
+    """Question, answer, solution, subject, level, id → the file's columns (adapter ``local``)."""
     params: dict[str, Any] = Field(default_factory=dict)
     """Adapter-specific parameters."""
     checker: str | None = None
-    """What decides where many answers are right, in place of the gold answer: a registered checker or ``file.py:function``; a row's own
-    ``checker`` column when left out."""
+    """What decides where many answers are right: a registered checker or ``file.py:function``; a row's own ``checker`` column when left
+    out."""
     limit: int | None = Field(None, ge=1)
     """Keep the first N problems."""
     unique: bool = False
@@ -106,11 +106,11 @@ class DatasetSection(Section):
     numeric_answers_only: bool = False
     """Drop problems whose gold answer is not a number."""
     correct_only: bool = False
-    """Keep demonstrations whose own answer (the response's, or the solution's last box or ``####``) the grader finds right."""
+    """Keep demonstrations whose own answer the grader finds right."""
     pass_rate: list[float] | None = Field(None, min_length=2, max_length=2)
     """Keep problems whose pass rate lies between these two, such as ``[0.1, 0.9]``; demonstrations of SFT are all kept."""
     pass_rates: str | None = None
-    """The table of pass rates; the one that ``algorist data rate`` wrote for the recipe's model, prompt and sampling when left out."""
+    """The table of pass rates; that of ``algorist data rate`` for this model, prompt and sampling when left out."""
     max_prompt_percentile: float | None = Field(None, gt=0, le=100)
     """Drop prompts longer than this percentile of the prompt lengths in tokens."""
     max_prompt_tokens: int | None = Field(None, ge=1)
@@ -153,13 +153,13 @@ class PromptSection(Section):
     format: str = "reasoning_answer"
     """A prompt format's name."""
     system_prompt: str | None = None
-    """Replaces the format's system prompt; an empty string leaves it out. Of a raw format: the whole prompt, with ``{question}``."""
+    """Replaces the format's system prompt; empty: none. Of a raw format: the whole prompt, with ``{question}``."""
     system_prompt_path: str | None = None
     """A UTF-8 file with the system prompt."""
     tags: dict[str, str] = Field(default_factory=dict)
     """Replaces tags: reasoning_open, reasoning_close, answer_open, answer_close."""
     template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Switches of the model's chat template, such as ``{enable_thinking: false}``; in force wherever a prompt is made."""
+    """Switches of the model's chat template, such as ``{enable_thinking: false}``."""
     system_role: Literal["system", "user"] = "system"
     """Who says the system prompt; ``user`` puts it before the question, for templates without a system role (Gemma)."""
 
@@ -197,7 +197,7 @@ class RewardSection(Section):
     timeout_s: float = Field(30.0, gt=0)
     """Seconds that one call of a user's own reward may take; then it is killed and the completions get its floor."""
     environment: list[str] = Field(default_factory=list)
-    """Secret variables of the environment that a user's own reward gets, such as ``OPENAI_API_KEY``; it gets no others."""
+    """Secret environment variables that a user's own reward gets, such as ``OPENAI_API_KEY``; it gets no others."""
 
     @model_validator(mode="before")
     @classmethod
@@ -314,7 +314,7 @@ class SFTSection(OptimSection):
     learning_rate: float = Field(2e-5, gt=0)
     """Peak learning rate."""
     source: Literal["problems", "prompt_response"] = "problems"
-    """Render demonstrations from problems with solutions, or read prompt and response columns as they are."""
+    """Demonstrations from problems with solutions, or prompt and response columns as they are."""
     eval_every: int | None = Field(None, ge=1)
     """Steps between two held-out evaluations during the stage."""
 
@@ -338,7 +338,7 @@ class GRPOSection(OptimSection):
     gradient_accumulation_steps: int = Field(1, ge=1)
     """Micro-batches per optimiser step; completions per step = batch_size × gradient_accumulation_steps × processes."""
     processes: int = Field(1, ge=1)
-    """Processes that share a step; a run sets it to those it has, the option ``-n`` before it starts them."""
+    """Processes that share a step; set by the option ``-n``."""
     num_iterations: int = Field(1, ge=1)
     """Updates per rollout batch (μ)."""
     steps_per_generation: int | None = Field(None, ge=1)
@@ -405,7 +405,7 @@ class EvalSection(Section):
     enabled: bool = True
     """Evaluate after each stage."""
     samples: int = Field(0, ge=0)
-    """Sampled completions per problem for pass@k and maj@k; 0 evaluates greedily only."""
+    """Sampled completions per problem for pass@k and maj@k; 0: greedy only."""
     ks: list[int] = Field(default_factory=lambda: [1, 4, 8])
     """Values of k; those above ``samples`` are left out."""
     temperature: float = Field(1.0, gt=0)
@@ -413,13 +413,13 @@ class EvalSection(Section):
     top_p: float = Field(1.0, gt=0, le=1)
     """Nucleus of the sampled completions."""
     top_k: int = Field(0, ge=0)
-    """Draw the sampled completions among the k likeliest tokens; 0 turns it off."""
+    """The sampled completions take the k likeliest tokens; 0: all."""
     max_completion_tokens: int | None = Field(None, ge=1)
     """Longest completion; that of GRPO when left out."""
     batch_size: int = Field(64, ge=1)
     """Problems per engine call."""
     stop_strings: list[str] = Field(default_factory=list)
-    """Stop strings; the completion is cut after the first one. Empty: only the end token stops it."""
+    """Texts that end a completion, beside the end token; it is cut after the first one."""
     baseline: bool = False
     """Evaluate the model before any training as well."""
     engine: str | None = None

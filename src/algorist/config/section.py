@@ -82,7 +82,7 @@ class LoraSection(Section):
     rank: int = Field(16, ge=1)
     """Rank r of the update matrices."""
     alpha: float = Field(32, gt=0)
-    """Scaling numerator; the update is scaled by alpha / rank (alpha / sqrt(rank) with rslora)."""
+    """The update is scaled by alpha / rank (alpha / sqrt(rank) with rslora)."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout on the adapter's input. Rollouts are sampled without it."""
     target_modules: list[str] | Literal["all-linear", "attention", "attention+mlp"] = "attention+mlp"
@@ -92,8 +92,7 @@ class LoraSection(Section):
     dora: bool = False
     """Weight-decomposed adapters."""
     in_several_processes: Literal["keep", "off"] = "keep"
-    """``off`` trains all weights, with a warning, when the run starts in more than one process; a continued run keeps what it
-    began with."""
+    """``off`` trains all weights, with a warning, when the run starts in more than one process."""
 
     @field_validator("in_several_processes", mode="before")
     @classmethod
@@ -111,11 +110,11 @@ class ModelSection(Section):
     revision: str | None = None
     """Branch, tag or commit on the hub."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Type that the weights are kept in. ``auto`` is float32 for weights that are trained, the products' type for an adapter's
-    base; bfloat16 trains bare 16-bit weights, stochastically rounded."""
+    """Type of the weights. ``auto`` is float32 for weights that are trained, the products' type for an adapter's base; bfloat16
+    trains bare 16-bit weights, stochastically rounded."""
     compute_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Type of the matrix products, under autocast where it is not the weights'. ``auto`` is bfloat16 on GPUs that have tensor
-    cores for it, float16 on older ones, and the weights' type elsewhere."""
+    """Type of the matrix products. ``auto`` is bfloat16 on GPUs that have tensor cores for it, float16 on older ones, and the
+    weights' type elsewhere."""
     attn_implementation: str | None = None
     """Attention kernel (``sdpa``, ``flash_attention_2``, ``eager``) of the passes through the model's module. Left out:
     ``flash_attention_2`` on CUDA with 16-bit products where flash_attn is installed, else transformers chooses."""

@@ -150,8 +150,7 @@ def cosine(
 ) -> float:
     """A cosine from the short to the long value over ``max_len`` characters, by the ``accuracy`` of the completion.
 
-    Short correct texts earn most, short wrong texts lose most: a wrong answer should at least have tried.
-    ``flipped`` makes long wrong texts lose most. Longer texts than ``max_len`` count as ``max_len``.
+    Short correct texts earn most, short wrong texts lose most; ``flipped``: long wrong texts.
     """
     if accuracy(completion, gold=gold, matcher=matcher, tags=tags) > 0.5:
         low, high = correct_long, correct_short
@@ -197,9 +196,9 @@ def target_length(
 def random_reward(
     completion: str, *, share: Annotated[float, Field(gt=0, lt=1)] = 0.5, seed: int = 0
 ) -> float:
-    """1 for a share of all texts, drawn by a hash of the text and ``seed``, else 0: the random-reward control.
+    """1 for a share of all texts, drawn by a hash of text and ``seed``, else 0: the random-reward control.
 
-    It knows neither the problem nor the answer, and a resumed run draws the same.
+    A resumed run draws the same.
     """
     digest = hashlib.sha256(f"{seed}/{completion}".encode("utf-8", "backslashreplace")).digest()
     return float(int.from_bytes(digest[:8], "big") < share * 2**64)
@@ -287,9 +286,8 @@ def xmlcount(
 ) -> float:
     """0.125 for each tag that occurs once with its newlines, less a penalty per character after the end.
 
-    The penalty is taken twice: once with the opening answer tag for what follows the closing tag's line, and once
-    with the closing tag for what follows that tag, less one character. A missing final newline therefore costs
-    ``penalty`` × the whole length. Values end at ``floor``.
+    The penalty is taken twice: for what follows the closing tag's line, and for what follows the tag, less one character. A missing
+    final newline costs ``penalty`` × the whole length. Values end at ``floor``.
     """
     value = 0.125 * (completion.count(f"{tags.reasoning_open}\n") == 1)
     value += 0.125 * (completion.count(f"\n{tags.reasoning_close}\n") == 1)

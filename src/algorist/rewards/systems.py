@@ -81,8 +81,7 @@ def accuracy(
 ) -> float:
     """1 or 0 by the grader on the first answer block (the whole text without one); ``neutral`` for unreadable gold.
 
-    A box or ``$…$`` inside the answer is what counts. ``latex_gold_only`` takes a gold answer without LaTeX, a bare
-    "4" for example, as unreadable, as the original does.
+    A box or ``$…$`` inside the answer is what counts. ``latex_gold_only``: gold without LaTeX is unreadable, as in the original.
     """
     if not gold.strip() or (latex_gold_only and not _LATEX.search(gold)):
         return neutral
@@ -96,7 +95,7 @@ def accuracy(
 def accuracy_last_number(completion: str, *, gold: str, tags: Tags = THINK_TAGS) -> float:
     """1 when the last numbers of the answer block and of the gold agree within 1e-6, else when the texts do.
 
-    What is left of ``accuracy`` without any symbolic package; a completion without an answer block gets 0.
+    A completion without an answer block gets 0.
     """
     block = first_block(completion, tags.answer_open, tags.answer_close)
     if block is None:
@@ -148,8 +147,7 @@ def check_answer(
 ) -> float:
     """5 for the gold text, 3.5 when only spaces differ, 2 or 1.5 for numbers within 10 or 20 percent, else -2.
 
-    Variants "origin" (wrong -2.5) and "notebook" (wrong -2.5, no number -4.5; the block is compared as it is, so
-    surrounding whitespace already costs 1.5) leave the documented range.
+    Variants "origin" (wrong -2.5) and "notebook" (wrong -2.5, no number -4.5; surrounding whitespace costs 1.5) leave the range.
     """
     exact, spaces, *bands, not_a_number, missing = ANSWER_TABLES[variant]
     block = first_block(completion, tags.answer_open, tags.answer_close)

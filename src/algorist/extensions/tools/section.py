@@ -13,7 +13,7 @@ class ToolsSection(Section):
     """Tools that the policy may call while it writes; a list alone is ``use``."""
 
     use: list[str] = Field(default_factory=lambda: ["calculator"])
-    """Names of tools (``calculator``, ``python``, ``full_python``), or ``file.py:function`` of your own, which runs in a process of its own."""
+    """Names of tools (``calculator``, ``python``, ``full_python``), or ``file.py:function`` of your own."""
     format: Literal["tags", "equals", "chat"] = "tags"
     """How a call is written: ``tags`` (``<python>…</python>``, then ``<output>…</output>``), ``equals`` (calculator: every sum before an
     equals sign), ``chat`` (the tool calls of the model's own chat template)."""

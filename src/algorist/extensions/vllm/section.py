@@ -17,7 +17,7 @@ class ColocatedVLLMSection(Section):
     gpu_memory_utilization: float = Field(0.3, gt=0, le=1)
     """vLLM's share of the GPU's memory; the rest is the update's."""
     kv_cache_memory_bytes: int | None = Field(None, ge=1)
-    """Bytes of the cache, in place of the share; on the CPU a quarter of the free memory, at most 1 GiB, when left out."""
+    """Bytes of the cache, in place of the share; left out, on the CPU a quarter of the free memory, at most 1 GiB."""
     max_model_length: int | None = Field(None, ge=2)
     """Longest prompt with its completion in tokens; the model's context when left out."""
     max_num_seqs: int | None = Field(None, ge=1)
@@ -36,7 +36,7 @@ class VLLMServerSection(Section):
     """vLLM in a server that is running already."""
 
     mode: Literal["server"] = "server"
-    """``server``: a vLLM server, in a process, an environment or on a machine of its own."""
+    """``server``: a vLLM server that is running."""
     server_base_url: str | None = None
     """Its address, ``http://HOST:PORT``; made of host and port when left out."""
     server_host: str | None = None
