@@ -10,7 +10,7 @@
     uv run examples/quickstart.py                  # uv installs what the block above names, into an environment of its own
     python examples/quickstart.py [key=value …]    # where algorist is installed
 
-On Linux `uv run` takes the package index's torch, which is CUDA's and gigabytes larger. Only uv's pip knows another build:
+On Linux `uv run` takes the package index's torch, which is CUDA's and gigabytes larger. Another build is to be had by uv's pip:
 
     uv venv && uv pip install --torch-backend=cpu . && .venv/bin/python examples/quickstart.py
 

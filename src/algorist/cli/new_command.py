@@ -49,7 +49,8 @@ class Written(Result):
         if self.held_out < FEW:
             again = "; repeated questions are never held out" if self.data.golds.repeated else ""
             yield Line(f"warning: so few held-out problems say little about the gain{again}", "yellow")
-        yield f"model {self.model} for {self.hardware}"
+        little = "; made from nothing, it learns little from few rows" if self.model == "tiny" else ""
+        yield f"model {self.model} for {self.hardware}{little}"
         recipe, reward, test = self.files
         yield f"written: {recipe} (the recipe), {reward} (a reward to change), {test} (its test)"
         yield "Next: does it fit, will it learn, how long; then the run:"

@@ -61,8 +61,9 @@ class Preflighted(Result):
             text = one_line(shown["completion"], 400)
             yield Line(f"  {shown['reason']}, gold {one_line(shown['gold'], 40)}: {text}", "dim")
         if not self.advice and self.batch.get("sft"):
-            rates = "; pass rates above are those of the start" if self.sampling else ""
-            yield f"nothing to change that can be known before SFT{rates}"
+            yield "nothing to change that can be known before SFT"
+            if self.sampling:
+                yield "pass rates and completions above are the model's before SFT; after it: --model RUN/sft/final"
         elif not self.advice:
             yield Line("nothing to change", "bold green")
         for finding in self.result.advice:

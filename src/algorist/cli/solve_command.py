@@ -80,11 +80,8 @@ def solve(
     if vote and samples == 1:
         raise ConfigError("--vote needs several samples to count; write for example --n 8 --vote")
     if samples > 1 and (endpoint is not None or temperature == 0):
-        why = (
-            "a server is asked for one completion"
-            if endpoint
-            else "--temperature 0 gives the same completion each time"
-        )
+        greedy = "--temperature 0 gives the same completion each time"
+        why = "a server is asked for one completion" if endpoint else greedy
         raise ConfigError(f"--n {samples}: {why}; leave --{'endpoint' if endpoint else 'temperature'} out")
 
     heat = temperature if temperature is not None else 0.0 if samples == 1 else 1.0

@@ -188,9 +188,8 @@ def with_protocol(section: EvalSection, name: str) -> EvalSection:
         stops = {"stop_strings": list(known.stop_strings)}
         return section.model_copy(update={name: getattr(known, name) for name in fixed} | stops)
     match = _SAMPLED.fullmatch(name)
-    samples, temperature, top_p = (
-        (int(match[1]), float(match[2] or 1), float(match[3] or 1)) if match else (0, 0, 0)
-    )
+    numbers = (int(match[1]), float(match[2] or 1), float(match[3] or 1)) if match else (0, 0, 0)
+    samples, temperature, top_p = numbers
     if samples < 1 or temperature <= 0 or not 0 < top_p <= 1:
         raise ConfigError(
             f"no protocol '{name}'.{nearest(name, (*_USUAL, *REFERENCES))} Expected {', '.join(REFERENCES)}, greedy, sampled-N, sampled-N@TEMPERATURE or "

@@ -233,9 +233,8 @@ class EvaluationSetting:
         for key in ("stop_strings", "protocol", "top_k"):  # as artifacts without them say it
             if not settings[key]:
                 del settings[key]
-        switches = (
-            {"template_kwargs": dict(prompt_format.template_kwargs)} if prompt_format.template_kwargs else {}
-        )
+        kwargs = prompt_format.template_kwargs
+        switches = {"template_kwargs": dict(kwargs)} if kwargs else {}
         turns = {"turns": prompt_format.turns.recorded()} if prompt_format.turns else {}
         return {"name": name, **settings, "prompt_format": prompt_format.name, **switches, **turns}
 
