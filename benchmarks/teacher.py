@@ -75,7 +75,7 @@ TASKS = {
         Made("smollm2-grpo", SFT, "sft/final"),
         {
             "teacher": Made("smollm2-distill", DISTILL),
-            "grpo": Made("smollm2-grpo", ("grpo.max_steps=18", "grpo.save_steps=1000")),
+            "grpo": Made("smollm2-grpo", ("grpo.max_steps=24", "grpo.save_steps=1000")),
             "both": Made("smollm2-distill", (*DISTILL, "grpo.group_size=4", "rewards.0.weight=1")),
         },
         "{name: story_problems, split: test, params: {count: 100, seed: 3, traps: true}}",
