@@ -6,6 +6,7 @@ The names below are imported when they are first used, so that ``import algorist
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,10 @@ from algorist import extensions
 # transformers must not pull TensorFlow in; only set when the user has not decided.
 for _name, _value in (("TRANSFORMERS_NO_TF", "1"), ("TRANSFORMERS_NO_TENSORFLOW", "1"), ("USE_TF", "0")):
     os.environ.setdefault(_name, _value)
+# On CPUs with bfloat16, importing bitsandbytes warns that a kernel of the hub is missing, which nothing here uses.
+logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(
+    lambda record: "kernels-community" not in str(record.msg)
+)
 
 __version__ = "0.1.0"
 

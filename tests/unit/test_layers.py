@@ -123,7 +123,7 @@ def test_help_needs_no_torch() -> None:
     assert max(map(len, done.stdout.splitlines())) <= 80, "the first screen breaks words in a narrow terminal"
 
 
-LIBRARIES = {"transformers", "trl", "datasets", "accelerate"}
+LIBRARIES = {"transformers", "trl", "datasets", "accelerate", "bitsandbytes"}
 
 
 def test_loggers_are_named_for_their_module() -> None:
