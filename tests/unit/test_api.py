@@ -103,6 +103,10 @@ def test_every_name_is_there_and_documented(name: str) -> None:
     assert not callable(found) or (found.__doc__ or "").strip(), f"{name} has no docstring"
 
 
+def test_dir_shows_what_is_offered_and_no_imports() -> None:
+    assert [name for name in dir(algorist) if not name.startswith("__")] == sorted(algorist.__all__)
+
+
 def test_s3_functions_are_importable() -> None:
     from algorist.extensions import toolkit
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,8 @@ MAX_TABLE_BYTES, MAX_ROWS = 8 * 1024**3, 20_000_000
 """What a Parquet file may hold once it is unpacked."""
 MAX_GROWTH, FREE_BYTES = 300, 128 * 1024**2
 """Beyond ``FREE_BYTES`` it may unpack to so many times its own size."""
+MAX_ENTRIES = 20_000
+"""What the folder of a dataset may hold: a disk is not searched."""
 
 
 def read_rows(path: str | Path, *, split: str = "train") -> list[Row]:
@@ -68,7 +71,12 @@ def _pick(path: Path, split: str) -> Path:
         if path.suffix.lower() not in SUFFIXES:
             raise DataError(f"{path} ends in '{path.suffix}'; expected one of {', '.join(SUFFIXES)}")
         return path
-    files = [p for p in sorted(path.rglob("*")) if p.suffix.lower() in SUFFIXES]
+    entries = list(itertools.islice(path.rglob("*"), MAX_ENTRIES + 1))
+    if len(entries) > MAX_ENTRIES:
+        raise DataError(
+            f"{path} holds more than {MAX_ENTRIES} files; give the data file or the dataset's own folder"
+        )
+    files = [p for p in sorted(entries) if p.suffix.lower() in SUFFIXES]
     matches = [p for p in files if p.stem == split] or [p for p in files if p.stem.startswith(f"{split}-")]
     if not matches:
         names = ", ".join(p.name for p in files[:8]) or "no data files"

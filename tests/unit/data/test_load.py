@@ -158,6 +158,8 @@ def test_damaged_files_are_named_with_their_line(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("", encoding="utf-8")
     with pytest.raises(DataError, match="expected one of"):
         read_rows(tmp_path / "x.txt")
+    with pytest.raises(DataError, match="/ holds more than 20000 files; give the data file"):
+        read_rows("/")
 
 
 def test_a_missing_hub_names_the_local_option() -> None:
