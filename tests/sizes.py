@@ -1,13 +1,15 @@
-"""Code lines per room, without blanks, docstrings and comments, against the budgets: ``python tests/sizes.py``."""
+"""What may only become less: code lines per room, words of the documents, names and phrases that DESIGN forbids: ``python -m tests.sizes``."""
 
 from __future__ import annotations
 
 import ast
 import io
+import re
 import tokenize
 from pathlib import Path
 
-SOURCE = Path(__file__).resolve().parents[1] / "src" / "algorist"
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src" / "algorist"
 BESIDE = {"diagnosis", "report", "preflight", "cli", "recipes", "extensions"}
 """Rooms beside the core."""
 BUDGET = {"core": 17_500, "all": 27_000, "an extension": 600, "vllm": 900}
@@ -17,6 +19,9 @@ HELD_EXTENSIONS = {
     "extensions/toolkit": 648,
 }
 """Extensions above their budget, held in the same way."""
+WRITTEN_BY_COMMANDS = ("settings", "json", "troubleshooting", "recipes", "rewards", "estimators")
+MOST_WORDS = {"by hand": 12_450, "by commands": 9_550}
+"""Ceilings of README and docs/, without the bars of tables; they may only go down."""
 SILENT = {
     tokenize.COMMENT,
     tokenize.NL,
@@ -80,6 +85,15 @@ def table(sizes: dict[str, int]) -> str:
     return "\n".join(lines)
 
 
+def words() -> dict[str, int]:
+    """Return the words of README and docs/, of the pages that are written by hand and of those that commands write."""
+    counts = {"by hand": 0, "by commands": 0}
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        kind = "by commands" if page.stem in WRITTEN_BY_COMMANDS else "by hand"
+        counts[kind] += len(re.findall(r"\S*\w\S*", page.read_text(encoding="utf-8")))
+    return counts
+
+
 def extension_budget(room: str) -> int:
     """Return the most code lines of an extension."""
     name = room.partition("/")[2]
@@ -87,4 +101,10 @@ def extension_budget(room: str) -> int:
 
 
 if __name__ == "__main__":
+    from tests.unit.test_names import phrases, uses
+
     print(table(rooms()))
+    counted = words()
+    print(f"words of the documents {sum(counted.values()):,}: {counted}, held at {MOST_WORDS}")
+    files = list(SOURCE.rglob("*.py"))
+    print(f"forbidden names {sum(map(uses, files))}, lines with forbidden phrases {sum(map(phrases, files))}")

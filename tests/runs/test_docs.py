@@ -34,6 +34,7 @@ from algorist.objectives import LOSSES
 from algorist.runs.asking import recipe_format
 from algorist.runs.plan import check_names
 from algorist.store.read import query
+from tests import sizes
 
 ROOT = Path(__file__).resolve().parents[2]
 SKILL = ROOT / "skills" / "algorist" / "SKILL.md"
@@ -526,17 +527,9 @@ def test_every_rule_is_explained() -> None:
     assert set(all_rules()) <= headings, sorted(set(all_rules()) - headings)
 
 
-WRITTEN_BY_COMMANDS = ("settings", "json", "troubleshooting", "recipes", "rewards", "estimators")
-MOST_WORDS = {"by hand": 12_450, "by commands": 9_550}
-"""Ceilings of README and docs/, without the bars of tables; they may only go down."""
-
-
 def test_the_documents_stay_short() -> None:
-    words = {"by hand": 0, "by commands": 0}
-    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
-        kind = "by commands" if page.stem in WRITTEN_BY_COMMANDS else "by hand"
-        words[kind] += len(re.findall(r"\S*\w\S*", page.read_text(encoding="utf-8")))
-    assert all(words[kind] <= most for kind, most in MOST_WORDS.items()), words
+    counted = sizes.words()
+    assert all(counted[kind] <= most for kind, most in sizes.MOST_WORDS.items()), counted
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(readme.split()) <= 350 and len(readme.splitlines()) <= 80
     assert len(re.findall(r"\d+(?:[.,]\d+)*", readme)) <= 25
