@@ -47,7 +47,7 @@ def test_a_run_leaves_its_result(tmp_path: Path, call: Any, monkeypatch: pytest.
     assert all(result["versions"][name] for name in ("python", "torch", "transformers", "trl", "algorist"))
     assert (result["model"], result["data"]["eval"], result["seed"]) == ("tiny", "arithmetic", 42)
     assert re.fullmatch("[0-9a-f]{16}", result["recipe_hash"])
-    table = call("recipes", "results", str(hidden / "r" / "eval" / ".."))  # other JSON files are there
+    table = call("recipes", "results", str(hidden / "r" / "eval"))  # other JSON files are there
     assert table.returncode == 2 and "is no result of a run" in table.stderr
 
 
@@ -82,3 +82,6 @@ def test_a_folder_without_results_is_named(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text('{"recipe": "| a", "seed": 1, "hardware": {"devices": []}}')
     with pytest.raises(DataError, match=r"x\.json is no result of a run \(KeyError"):
         results_table(tmp_path)
+    one = next((DOCS / "results").glob("*.json"))
+    (tmp_path / "result.json").write_bytes(one.read_bytes())  # a run's folder has other JSON files
+    assert results_table(tmp_path) == results_table(one) != ""

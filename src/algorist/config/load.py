@@ -328,7 +328,7 @@ def _set(values: dict[str, Any], key: str, value: Any, *, origin: str) -> None:
 
 
 def _list_item(node: list[Any], part: str, key: str) -> Any:
-    if not part.isdigit() or int(part) >= len(node):
+    if not part.isdecimal() or int(part) >= len(node):
         raise ConfigError(
             f"override {key}: '{part}' is not a position in a list of {len(node)} (0 … {len(node) - 1})"
         )

@@ -243,7 +243,7 @@ def with_copies(recipe: Recipe, run: Path) -> Recipe:
         if "copy" not in entry or not copy.resolve().is_relative_to(run.resolve()) or not copy.is_file():
             continue
         node: Any = values
-        *above, last = (int(part) if part.isdigit() else part for part in key.split("."))
+        *above, last = (int(part) if part.isdecimal() else part for part in key.split("."))
         try:
             for part in above:
                 node = node[part]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from importlib.util import find_spec
+from os.path import expanduser
 from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
@@ -439,7 +440,7 @@ class Recipe(Section):
     description: str = ""
     """One line for ``algorist recipes list``."""
     output_dir: str = "runs"
-    """Folder of all runs; the run's own folder is ``output_dir/run_name``."""
+    """Folder of all runs; the run's own folder is ``output_dir/run_name``, and ``~`` one's home."""
     run_name: str | None = Field(None, coerce_numbers_to_str=True)
     """Name of the run's folder; the recipe's name when left out."""
     seed: int = Field(42, ge=0, lt=2**32)
@@ -471,6 +472,8 @@ class Recipe(Section):
     """Evaluation."""
     plugins: list[str] = Field(default_factory=list)
     """Python files that register datasets, matchers, engines, … before the recipe is checked."""
+
+    _home = field_validator("output_dir")(expanduser)
 
     @model_validator(mode="after")
     def _check(self) -> Recipe:

@@ -193,7 +193,7 @@ def _value(row: Row, column: Column) -> Any:
         return column(row)
     value = None
     for name in (column,) if isinstance(column, str) else column:
-        value = row.get(name)
+        value = row.get(name) if name else None  # a table that pandas wrote has a column without a name
         if value:
             break
     return value

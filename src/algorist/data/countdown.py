@@ -19,7 +19,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from algorist.data.base import Count, Split, draw_distinct, generated, id_of, is_held_out
-from algorist.grading import checker
+from algorist.grading import checker, numeric_value
 from algorist.types import Problem
 
 _OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
@@ -126,6 +126,14 @@ def value_of(expression: str) -> tuple[Fraction | None, Counter[int]]:
         return None, used
 
 
+def _number(value: Any) -> Fraction:
+    """Return a number of a row, whose size is bounded."""
+    number = numeric_value(str(value))
+    if number is None:
+        raise ValueError(f"{value!r:.80} is no number")
+    return number
+
+
 @checker("countdown")
 def countdown(problem: Mapping[str, Any], answer: str) -> bool:
     """Whether an expression gives ``target`` with each of ``numbers`` (or ``nums``) once; ``exact`` false: at most once.
@@ -133,9 +141,9 @@ def countdown(problem: Mapping[str, Any], answer: str) -> bool:
     ``4 * 6 = 24`` counts as its left side where the right one is the target.
     """
     expression, equals, right = answer.partition("=")
-    target = Fraction(problem["target"])
+    target = _number(problem["target"])
     if equals and value_of(right)[0] != target:
         return False
-    numbers = Counter(int(n) for n in (problem.get("numbers") or problem["nums"]))
+    numbers = Counter(_number(n) for n in (problem.get("numbers") or problem["nums"]))
     value, used = value_of(expression)
     return value == target and (used == numbers if problem.get("exact", True) else used <= numbers)

@@ -169,7 +169,8 @@ def _parquet(file: Path) -> Iterator[Row]:
                     size += sum(map(_unpacked, batch.columns))
                     if size > most:
                         break
-                    yield from batch.to_pylist()
+                    columns = [*map(_as_written, batch.columns)]
+                    yield from pyarrow.RecordBatch.from_arrays(columns, batch.schema.names).to_pylist()
         if size > most or about.num_rows > MAX_ROWS:
             raise DataError(
                 f"{file}: {about.num_rows} rows that unpack to more than {most} bytes; expected at most "
@@ -179,6 +180,15 @@ def _parquet(file: Path) -> Iterator[Row]:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{file}: not a readable Parquet file ({str(error)[:300]})") from None
+
+
+def _as_written(array: Any) -> Any:
+    """Return numbers of 32 bits as the shortest decimals that name them: 0.1, where the same value in 64 bits is 0.10000000149."""
+    import pyarrow
+
+    if array.type == pyarrow.float32():
+        return array.cast(pyarrow.string()).cast(pyarrow.float64())
+    return array
 
 
 def _unpacked(array: Any) -> int:

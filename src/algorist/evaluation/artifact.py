@@ -98,8 +98,11 @@ def read_artifact(folder: Path, name: str) -> Artifact:
         if samples and (lacking := set(SCHEMA.names) - samples[0].keys()):
             raise KeyError(f"no column {', '.join(sorted(lacking))}")
         for row in samples:
+            if not (type(row["correct"]) is bool and type(row["greedy"]) is bool):
+                raise TypeError("a sample's correct or greedy is neither yes nor no")
             row["rewards"] = dict(row["rewards"] or ())
-        return Artifact(name, content["model"], content["dataset"], content["protocol"], metrics, samples)
+        protocol = dict(content["protocol"])
+        return Artifact(name, content["model"], content["dataset"], protocol, metrics, samples)
     except (*DAMAGED, pyarrow.ArrowException) as error:
         raise CheckpointError(
             f"evaluation '{name}' in {folder} is damaged ({type(error).__name__}: {error}); evaluate again"

@@ -38,7 +38,7 @@ def breakdown(
 
 
 def _order(name: str) -> tuple[bool, float, str]:
-    digits = "".join(c for c in name if c.isdigit())
+    digits = "".join(c for c in name if c.isdecimal())
     return (name == "(none)", float(digits) if digits else 0.0, name)
 
 
@@ -98,7 +98,7 @@ def _points(folder: Path, stage: str) -> list[tuple[str, float]]:
     points: list[tuple[tuple[int, float], str, float]] = []
     for path in folder.glob("*.json"):
         name, _, step = path.stem.partition("-step-")
-        if name not in EVALUATED or (step and not step.isdigit()) or (step and name != stage):
+        if name not in EVALUATED or (step and not step.isdecimal()) or (step and name != stage):
             continue
         if EVALUATED.index(name) > EVALUATED.index(stage):
             continue

@@ -21,6 +21,8 @@ _REASONS = "unparseable_gold unparseable_answer different ambiguous crashed memo
 _RANK = {reason: rank for rank, reason in enumerate(_REASONS)}
 _UNFINISHED = frozenset({"timeout", "memory", "crashed"})
 _CACHE_BYTES = 16 * 2**20
+LONGEST_BITS = 14_000
+"""Whole numbers of more are no gold answers: Python writes 4,300 digits at most."""
 _ENTRY = 400
 """Bytes of one entry beside its texts: key tuple, value, place in the dictionary."""
 
@@ -94,6 +96,7 @@ def grade(
     began = time.perf_counter()
     golds = [gold] if isinstance(gold, str) else gold_texts(gold)
     shown = golds[0] if golds else ""
+    answer = None if answer is None else str(answer)
     if answer is None or not answer.strip():
         return Grade(False, "no_answer", answer, shown, time.perf_counter() - began)
     if problem and problem.get("checker"):
@@ -134,7 +137,9 @@ def gold_texts(gold: Any) -> list[str]:
         gold = gold.tolist()
     if isinstance(gold, (list, tuple)):
         return [text for one in gold for text in gold_texts(one)]
-    return [] if gold is None else [str(int(gold) if isinstance(gold, float) and gold.is_integer() else gold)]
+    if gold is None or (isinstance(gold, int) and gold.bit_length() > LONGEST_BITS):
+        return []
+    return [str(int(gold) if isinstance(gold, float) and gold.is_integer() else gold)]
 
 
 def forget_verdicts() -> None:

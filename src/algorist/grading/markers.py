@@ -24,15 +24,15 @@ _FILLED = (
     r"|\\[(\[]|[ \t:$=(*])*"
 )
 _DENIED = re.compile(
-    r"(?:(?:\bnot|\bnever|\bneither|\bnor|\bcannot|\bwithout|\bunlike|\brather than|\binstead of|\banything but|n't)\b"
+    r"(?:(?:\bnot|\bnever|\bneither|\bnor|\bcannot|\bwithout|\bunlike|\brather than|\binstead of|\banything but|n['’]t)\b"
     rf"|\\neq?(?![a-zA-Z])|\\neg(?![a-zA-Z])|≠|(?<!\S)!=){_FILLED}\s*\Z",
     re.IGNORECASE,
 )
 _HIDDEN = re.compile(r"(?:^\s*|[^\d\\}\s]\s+)%|\\verb\*?([^\w\s])(?:(?!\1).)*\Z|~~\Z")
 """On the line before a box: a comment, verbatim text, struck out."""
 _SCALED = re.compile(
-    r"(?:[-+/^±×÷−]|[\w)}\]][ \t]*\*|[\d}\])]_|\d|(?<![a-zA-Z\\])[a-zA-Z]|[)\]}]"
-    r"|\\(?:cdot|times|div|pm|mp|sqrt|[dtc]?frac\d?)[ \t]*)\Z"
+    r"(?:[-+/^±×÷−][({]?|[\w)}\]][ \t]*\*|[\d}\])]_|\d|(?<![a-zA-Z\\])[a-zA-Z]|[)\]}]"
+    r"|\\(?:cdot|times|div|pm|mp|sqrt|[dtc]?frac\d?|log|ln|lg|exp|(?:arc)?(?:sin|cos|tan)|cot|sec|csc)[ \t]*)\Z"
 )
 """What comes before a box and makes another value of it; a dash between words and a bullet do not."""
 _LOOSE = re.compile(r"[+/^±×÷−*-][ \t]*\Z|\\[a-zA-Z]+[ \t]*\Z")
@@ -41,12 +41,13 @@ _HARMLESS = re.compile(
     r"|(?:^|\s)\*+|^\s*[*+-][ \t]+|[a-zA-Z]{2,}:?[ \t]+-+[ \t]+|\\\\(?:\[\w+\])?)\Z"
 )
 _AFTER = re.compile(
-    r"[ \t]*(?:\d|\^[ \t]*\{?[ \t]*[-\w]|[*/+-][ \t]*(?:\d|\\(?:sqrt|[dt]?frac|pi)(?![a-zA-Z]))|\\(?:cdot|times|div|pm|mp|sqrt|pi|[dtc]?frac(?!\s*\{\s*\\(?:text|mathrm)))(?![a-zA-Z]))"
+    r"(?:[ \t]|\\[,;:!]|\{\})*(?:\d|\{,?\}?[ \t]*\d|\^[ \t]*\{?[ \t]*[-\w]|[*/+-][ \t]*(?:\d|\\(?:sqrt|[dt]?frac|pi)(?![a-zA-Z]))|\\(?:cdot|times|div|pm|mp|over|choose|sqrt|pi|[dtc]?frac(?!\s*\{\s*\\(?:text|mathrm)))(?![a-zA-Z]))"
+    r"|(?:[.,:(]|[eE][+-]?)\d"
 )
 _REFUSED = re.compile(
     r"[\s$*,;]*(?:\\[)\]])?[\s$*,;]*(?:(?:which|but|and|that|this|it)\s+){0,2}"
     r"(?:(?:is|was|are|seems|looks|would be)\s+(?:(?:also|clearly|definitely)\s+)?(?:not\s+(?:the\s+)?(?:final\s+)?(?:correct|right|answer|true|possible|valid|it\b)|not\s*[.,;!]|wrong|incorrect|false|invalid|impossible)"
-    r"|(?:is|was)n't\s+(?:the\s+)?(?:correct|right|answer|true|possible|valid|it\b)|cannot be\s+(?:the\s+)?(?:correct|right|answer|true|valid))"
+    r"|(?:is|was)n['’]t\s+(?:the\s+)?(?:correct|right|answer|true|possible|valid|it\b)|cannot be\s+(?:the\s+)?(?:correct|right|answer|true|valid))"
 )
 _COMMAND = re.compile(r"\\([a-zA-Z]+)\*?\s*(?:\[[^\[\]]*\]\s*)?(?:\{[^{}]*\}\s*)*\Z")
 _STYLES = re.compile(

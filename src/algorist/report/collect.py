@@ -326,7 +326,7 @@ def _order(name: str) -> tuple[int, int, str]:
     """Order evaluations: base, those during SFT, sft, those during GRPO, grpo, others."""
     stage, _, step = name.partition("-step-")
     rank = EVALUATED.index(stage) if stage in EVALUATED else len(EVALUATED)
-    return (rank, int(step) if step.isdigit() else 10**9, name)
+    return (rank, int(step) if step.isdecimal() else 10**9, name)
 
 
 def _plain(value: Any) -> str:

@@ -109,12 +109,13 @@ def _gain(evaluations: dict[str, Artifact]) -> dict[str, Any]:
 
 
 def results_table(folder: Path) -> str:
-    """Return a line of Markdown for each result file in a folder, sorted by their names.
+    """Return a line of Markdown for each result file in a folder, sorted by their names; of a run's folder or a file that alone.
 
     Raises:
         DataError: There is none, or one is damaged.
     """
-    files = sorted(folder.glob("*.json"))
+    own = folder if folder.is_file() else folder / NAME
+    files = [own] if own.is_file() else sorted(folder.glob("*.json"))
     if not files:
         raise DataError(f"no result files in {folder}; a run leaves one: RUN/{NAME}")
     return "".join(textwrap.fill(_line(file), 118, subsequent_indent="  ") + "\n" for file in files)

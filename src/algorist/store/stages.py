@@ -20,7 +20,7 @@ START = "start"
 
 def checkpoints(stage: Path) -> list[Path]:
     """Return the ``checkpoint-N`` folders of a stage, newest first, damaged ones included."""
-    folders = [p for p in stage.glob("checkpoint-*") if p.is_dir() and p.name.rpartition("-")[2].isdigit()]
+    folders = [p for p in stage.glob("checkpoint-*") if p.is_dir() and p.name.rpartition("-")[2].isdecimal()]
     return sorted(folders, key=step_of, reverse=True)
 
 

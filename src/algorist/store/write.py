@@ -339,7 +339,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 def _is_line(row: Mapping[str, Any]) -> bool:
     step, at = row.get("step", 0), row.get("time", 0)
-    return isinstance(step, int) and 0 <= step < 2**63 and (at is None or isinstance(at, (int, float)))
+    return type(step) is int and 0 <= step < 2**63 and (at is None or isinstance(at, (int, float)))
 
 
 _NAMES = frozenset(SCHEMA.names)

@@ -81,6 +81,7 @@ def test_extends_and_overrides_and_origins(tmp_path: Path) -> None:
         (["grpo.importance_sampling_level=token"], ["Here it is grpo.loss.importance=VALUE"]),
         (["grpo.loss_params.delta=4"], ["Here it is grpo.loss.KEY=VALUE"]),
         (["nonsense"], ["key=value"]),
+        (["rewards.².weight=1"], ["is not a position in a list of 2"]),
     ],
 )
 def test_mistakes_name_the_key_and_the_way_out(overrides: list[str], parts: list[str]) -> None:

@@ -89,14 +89,20 @@ def test_local_reads_every_file_kind(tmp_path: Path, suffix: str) -> None:
     elif suffix == "json":
         path.write_text(json.dumps({"data": rows}), encoding="utf-8")
     elif suffix == "csv":
-        path.write_text("Body,gold\n1 + 1?,2\n2 + 2?,4\n", encoding="utf-8")
+        # pandas writes a column without a name unless it is told not to
+        path.write_text(",Body,gold\n0,1 + 1?,2\n1,2 + 2?,4\n", encoding="utf-8")
     else:
         import pyarrow
         import pyarrow.parquet
 
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+        kinds = pyarrow.schema([("Body", pyarrow.string()), ("gold", pyarrow.float32())])
+        floats = [{"Body": row["Body"], "gold": float(row["gold"])} for row in rows]
+        floats.append({"Body": "0.05 + 0.05?", "gold": 0.1})
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(floats, kinds), path)
     found = load_problems(section(name="local", path=str(path), columns={"question": "Body"}))
-    assert [(p.question, p.answer) for p in found] == [("1 + 1?", "2"), ("2 + 2?", "4")]
+    assert [(p.question, p.answer) for p in found[:2]] == [("1 + 1?", "2"), ("2 + 2?", "4")]
+    assert not any(p.solution or p.checker for p in found)
+    assert [p.answer for p in found[2:]] == (["0.1"] if suffix == "parquet" else [])
 
 
 def test_filters(tmp_path: Path) -> None:

@@ -108,9 +108,24 @@ def test_missing_and_damaged_artifacts_are_named(tmp_path: Path) -> None:
     write(tmp_path, "sft", make_samples(0.5, problems=2))
     with pytest.raises(CheckpointError, match=r"no evaluation 'grpo' in .*; there: sft"):
         read_artifact(tmp_path, "grpo")
-    (tmp_path / "sft.parquet").write_bytes(b"torn")
-    with pytest.raises(CheckpointError, match=r"evaluation 'sft' .* is damaged"):
-        read_artifact(tmp_path, "sft")
+    whole = {path: path.read_bytes() for path in tmp_path.glob("sft.*")}
+    table = pyarrow.parquet.read_table(tmp_path / "sft.parquet")
+    texts = pyarrow.array(["yes"] * len(table))
+    spoiled = io.BytesIO()
+    pyarrow.parquet.write_table(
+        table.set_column(table.schema.get_field_index("correct"), "correct", texts), spoiled
+    )
+    content = json.loads(whole[tmp_path / "sft.json"]) | {"protocol": [1]}
+    for name, damage in (
+        ("sft.parquet", b"torn"),
+        ("sft.parquet", spoiled.getvalue()),
+        ("sft.json", json.dumps(content).encode()),
+    ):
+        for path, good in whole.items():
+            path.write_bytes(good)
+        (tmp_path / name).write_bytes(damage)
+        with pytest.raises(CheckpointError, match=r"evaluation 'sft' .* is damaged"):
+            read_artifact(tmp_path, "sft")
 
 
 def test_compare_by_hand() -> None:

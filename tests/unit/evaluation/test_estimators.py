@@ -334,9 +334,10 @@ def test_breakdown_by_level_and_errors() -> None:
         sample("a", True, level="Level 2"),
         sample("b", False, level="Level 10"),
         sample("c", True, level=""),
+        sample("d", True, level="Level 12, m²"),
     ]
     found = breakdown(rows, "level")
-    assert list(found) == ["Level 2", "Level 10", "(none)"]
+    assert list(found) == ["Level 2", "Level 10", "Level 12, m²", "(none)"]
     assert found["Level 10"]["greedy_accuracy"].value == 0.0
     with pytest.raises(DataError, match=r"Did you mean 'subject'\?"):
         breakdown(rows, "subjekt")

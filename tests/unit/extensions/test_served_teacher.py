@@ -97,16 +97,32 @@ def test_another_tokenizer_is_refused_in_the_words_of_both(url: str) -> None:
         connect(url, tokenizer=Swapped())
 
 
-def test_a_server_without_scores_is_refused_with_what_would_do(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("choice", "score", "message"),
+    [
+        ({}, None, r"no log-probs of a prompt.*--engine scores.*FILE\.gguf"),
+        ({"index": "zero"}, {"logprob": -1.0}, "no log-probs of a prompt"),
+        ({}, [1, 2], "gives .* as the log-probs of a token; expected an object of token ids"),
+        ({}, -1.0, "as the log-probs of a token"),
+        ({}, {"logprob": -1.0, "decoded_token": 5}, "as the log-probs of a token"),
+        ({}, {"logprob": -1e300}, "gives -1e[+]300 as the log-prob of token"),
+        ({}, {"logprob": -(10**400)}, "as the log-prob of token"),
+    ],
+)
+def test_a_server_without_scores_is_refused_with_what_would_do(
+    choice: dict[str, Any], score: Any, message: str
+) -> None:
     class Plain(BaseHTTPRequestHandler):
-        """What llama.cpp's server answers: a text."""
+        """What llama.cpp's server answers, a text; or scores of another form than vLLM's."""
 
         def do_GET(self) -> None:
             self.reply({"object": "list", "data": [{"id": "m"}]})
 
         def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self.reply({"choices": [{"index": 0, "text": " 4"}]})
+            (ids,) = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["prompt"]
+            scores = [None, *({str(i): score} for i in ids[1:])]
+            one = {"index": 0, "text": " 4"} | ({"prompt_logprobs": scores} if score else {})
+            self.reply({"choices": [one, *([one | choice] if choice else [])]})
 
         def reply(self, content: dict[str, Any]) -> None:
             data = json.dumps(content).encode()
@@ -119,7 +135,7 @@ def test_a_server_without_scores_is_refused_with_what_would_do(tmp_path: Path) -
             return
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Plain)
-    with pytest.raises(EngineError, match=r"no log-probs of a prompt.*--engine scores.*FILE\.gguf"):
+    with pytest.raises(EngineError, match=message):
         connect(listening(server))
     server.shutdown()
     server.server_close()

@@ -67,7 +67,7 @@ def test_sums_are_exact(expression: str, value: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "1 +", "(1", "1)", "3(4)", "1e5", "x + 1", "1..2", "9**9**9", "2**0.5", "1/0", "0**-1", "(" * 150, "1+" * 300,
+    ["", "...", "1 + ...", "1 +", "(1", "1)", "3(4)", "1e5", "x + 1", "1..2", "9**9**9", "2**0.5", "1/0", "0**-1", "(" * 150, "1+" * 300,
      "9" * 150, "9**99 * 9**99", "__import__('os')", "1 if 1 else 2", "[1]*9", "\ud800", "½", "--" * 60 + "1", "lambda: 1"],
 )  # fmt: skip
 def test_what_is_no_sum_is_an_error(text: str) -> None:
@@ -294,6 +294,13 @@ def shout(request):
         raise LookupError("no such word")
     return request.upper()
 '''
+BROKEN = """
+class Broken:
+    def start(self, problem):
+        raise LookupError("no board")
+    def reply(self, rollout):
+        return "again"
+"""
 ENVIRONMENTS = Path(__file__).parents[3] / "examples" / "environments.py"
 
 
@@ -400,7 +407,7 @@ def test_a_model_that_knows_its_tools_is_told_of_them_once() -> None:
     assert again.system_prompt == form.system_prompt and again.system_prompt.count("<calculator>") == 1
 
 
-def test_an_environment_answers_and_the_model_tries_again() -> None:
+def test_an_environment_answers_and_the_model_tries_again(tmp_path: Path) -> None:
     form = form_with(environment=f"{ENVIRONMENTS}:HigherLower")
     first, second = rollouts_of(form, "<answer>50</answer><answer>42</answer>", "<answer>1</answer>" * 4)
     assert [(t.source, t.reply) for t in first.turns] == [("environment", "too high")]
@@ -420,6 +427,10 @@ def test_an_environment_answers_and_the_model_tries_again() -> None:
     assert [t.reply for t in wrong.turns] == ["12 + 30 is not 41. Correct it and answer again."]
     assert wrong.parsed.answer == "42" and right.turns == () and right.parsed.answer == "42"
     assert len(stubborn.turns) == 1 and stubborn.parsed.answer == "41"
+    broken = tmp_path / "broken.py"
+    broken.write_text(BROKEN)
+    (row,) = rollouts_of(form_with(environment=f"{broken}:Broken"), "<answer>1</answer>" * 2)
+    assert [(t.reply, t.error) for t in row.turns] == [("LookupError: no board", "LookupError")]
 
 
 def test_sft_imitates_calls_and_not_their_outputs() -> None:

@@ -72,6 +72,9 @@ def test_countdown_reads_expressions_only(answer: str, right: bool) -> None:
 def test_exact_wants_every_number() -> None:
     assert not grade("4*6", "", problem={**MAKE_24, "exact": True}).correct
     assert grade("4*6", "", problem={**MAKE_24, "numbers": [6, 4], "exact": True}).correct
+    # Numbers of a row have a bearable size: 10^(10^9) would be computed for ever.
+    for row in ({"target": "1e100000"}, {"numbers": ["4", "6", "1e100000"]}, {"target": None}):
+        assert grade("4*6", "", problem=MAKE_24 | row).reason == "crashed", row
 
 
 class Scripted:

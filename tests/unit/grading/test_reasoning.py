@@ -62,6 +62,21 @@ TAGGED = [name for name in FORMATS if FORMATS.get(name).tags.all()]
         "\\boxed{32} is wrong",
         "$\\boxed{32}$, which is not the answer",
         "\\boxed{32} isn't right",
+        "It isn’t \\boxed{32}",
+        "-(\\boxed{32})",
+        "-{\\boxed{32}}",
+        "\\log\\boxed{32}",
+        "\\boxed{32}{13}",
+        "\\boxed{32}{}^2",
+        "\\boxed{32}\\,13",
+        "\\boxed{32}{,}000",
+        "\\boxed{32},000",
+        "\\boxed{32}.5",
+        "\\boxed{32}e3",
+        "\\boxed{32}:5",
+        "\\boxed{32}(13)",
+        "\\boxed{32}\\over 5",
+        "\\boxed{32}\\choose 5",
     ],
 )
 def test_no_route_pays_it(text: str) -> None:
@@ -103,6 +118,9 @@ def test_no_route_pays_it(text: str) -> None:
         "no number other than \\boxed{32} can work",
         "$x\\Rightarrow{\\boxed{32}}$",
         "1. \\boxed{32}",
+        "2. The value is \\boxed{32}. 3. Done",
+        "It is \\boxed{32}: 8 times 4, (1) as above",
+        "$\\boxed{32}_{10}$",
     ],
 )
 def test_a_right_box_after_the_reasoning_is_paid(text: str) -> None:

@@ -129,6 +129,8 @@ def test_golds_as_numbers_and_tensors() -> None:
         assert grade("5", gold).correct, gold
         assert not grade("6", gold).correct
         assert grade_completion("\\boxed{5}", gold).correct
+    assert grade(5, "5").correct and not grade(6.5, 5).correct  # type: ignore[arg-type]
+    assert grade("5", 10**5000).reason == "unparseable_gold"
     assert grade("0.5", 0.5).correct and grade("5", None).reason == "unparseable_gold"
 
 

@@ -253,13 +253,13 @@ def test_metrics_survive_nan_and_a_torn_line(tmp_path: Path) -> None:
         writer.write("grpo", 2, {"loss": 0.1})
     json.loads(path.read_text().splitlines()[0], parse_constant=pytest.fail)
     with path.open("a") as file:
-        file.write('{"stage": "grpo", "step": 3, "lo')
+        file.write('{"stage": "grpo", "step": true, "loss": 1}\n{"stage": "grpo", "step": 3, "lo')
     assert [r["step"] for r in read_metrics(path)] == [1, 2]
     with MetricsWriter(path) as writer:
         writer.write("grpo", 3, {"loss": 0.3})
     found = read_metrics(path)
     assert [r["step"] for r in found] == [1, 2, 3] and found[0]["loss"] is None and found[0]["reward"] == 0.5
-    assert path.read_text().count("\n") == 3
+    assert path.read_text().count("\n") == 4
 
 
 def test_metrics_truncate_one_stage(tmp_path: Path) -> None:

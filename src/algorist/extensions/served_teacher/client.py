@@ -28,6 +28,16 @@ SPREAD = 256
 GAP = 0.1
 """Nats by which the log-prob of a token may differ when it is computed twice; bfloat16 stays below."""
 UNREADABLE = "\ufffd"
+
+
+def _is_score(one: Any) -> bool:
+    """Return whether a token's entry has the form of vLLM's: token id as text → log-prob and text."""
+    return isinstance(one, dict) and all(
+        key.isdecimal() and isinstance(value, dict) and isinstance(value.get("decoded_token") or "", str)
+        for key, value in one.items()
+    )
+
+
 START = "vllm serve MODEL --max-logprobs 64, or: algorist serve MODEL --engine scores"
 
 
@@ -90,13 +100,20 @@ class Served(Teacher):
             "temperature": 1.0,
             "prompt_logprobs": k,
         }
-        choices = sorted(self.server.choices("/v1/completions", body), key=lambda c: c.get("index", 0))
+        choices = self.server.choices("/v1/completions", body)
+        if all(type(choice.get("index", 0)) is int for choice in choices):
+            choices.sort(key=lambda choice: choice.get("index", 0))
         scores = [choice.get("prompt_logprobs") for choice in choices]
         sizes = [len(score) if isinstance(score, list) else None for score in scores]
         if sizes != [len(ids) for ids in texts]:
             raise EngineError(
                 f"{self.server} gives no log-probs of a prompt's tokens (prompt_logprobs), as llama.cpp's and transformers' servers do "
                 f"not; start one that does ({START}), or let the file compute here: grpo.teacher.model=FILE.gguf"
+            )
+        if odd := [one for score in scores for one in score or () if not (one is None or _is_score(one))]:
+            raise EngineError(
+                f"{self.server} gives {odd[0]!r:.200} as the log-probs of a token; expected an object of token ids, each with its "
+                "logprob and decoded_token"
             )
         return [[one or {} for one in score] for score in scores]  # type: ignore[union-attr]
 
@@ -133,7 +150,7 @@ class Served(Teacher):
     def of_token(self, score: dict[str, Any], token: int) -> float:
         """Return the log-prob of a token of a prompt (EngineError)."""
         value = score.get(str(token), {}).get("logprob")
-        if not isinstance(value, int | float) or not -math.inf < value < 1e-3:
+        if not isinstance(value, int | float) or not -1e9 < value < 1e-3:
             raise EngineError(
                 f"{self.server} gives {value!r} as the log-prob of token {token}; expected a number up to 0"
             )

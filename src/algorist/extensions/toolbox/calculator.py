@@ -60,7 +60,7 @@ def _value(node: ast.expr, text: str, depth: int = 0) -> Fraction:
     """Return the value of a part of an expression that Python's own parser has read."""
     if depth > MOST_DEPTH:
         raise NotArithmetic(f"it is nested deeper than {MOST_DEPTH} levels")
-    if isinstance(node, ast.Constant):
+    if isinstance(node, ast.Constant) and node.value is not ...:
         return _bearable(Fraction(text[node.col_offset : node.end_col_offset]))
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
         value = _value(node.operand, text, depth + 1)

@@ -89,6 +89,7 @@ class UserEnvironment:
     def __init__(self, target: str) -> None:
         self.target = target
         self.file = _File(target, f"environment: {target}", 1024)
+        self.failed: dict[int, Answer] = {}
 
     def check(self) -> None:
         """Import the file."""
@@ -96,15 +97,19 @@ class UserEnvironment:
 
     def begin(self) -> None:
         """Forget all rollouts."""
+        self.failed.clear()
         self.file.ask(SECONDS, what="forget")
 
     def start(self, row: int, problem: Problem) -> None:
-        self.file.ask(SECONDS, what="start", row=row, problem={"id": problem.id, **problem.columns()})
+        columns = {"id": problem.id, **problem.columns()}
+        answer = self.file.ask(SECONDS, what="start", row=row, problem=columns)
+        if answer.error:
+            self.failed[row] = answer
 
     def reply(self, row: int, completion: str, turns: Sequence[Turn]) -> Output | None:
-        """Return the reply; None ends the rollout, an error does too."""
+        """Return the reply; None ends the rollout, an error does too, also that of ``start``."""
         rollout = {"text": completion, "turns": [asdict(turn) for turn in turns]}
-        answer = self.file.ask(SECONDS, what="reply", row=row, rollout=rollout)
+        answer = self.failed.get(row) or self.file.ask(SECONDS, what="reply", row=row, rollout=rollout)
         if answer.error:
             return Output(_said(answer), _class(answer))
         return None if answer.value is None else Output(str(answer.value))
