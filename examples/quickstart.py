@@ -20,6 +20,9 @@ Settings are those of a recipe, for example grpo.max_steps=20. Beside a publishe
 from __future__ import annotations
 
 import sys
+import warnings
+
+from transformers.utils import logging
 
 from algorist.config import load_recipe
 from algorist.runs.pipeline import run_recipe
@@ -32,6 +35,10 @@ QUESTION = (
 
 def main(*overrides: str) -> None:
     """Run the recipe, then print accuracy before and after GRPO and one answer of each model."""
+    warnings.filterwarnings(
+        "ignore", category=FutureWarning
+    )  # of libraries, as their bars: not between the run's lines
+    logging.disable_progress_bar()
     run = run_recipe(load_recipe("quickstart", overrides).recipe)
     for stage, metrics in run.summaries.items():
         solver = Solver.load(run.folder.path / stage / "final")

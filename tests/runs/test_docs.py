@@ -410,7 +410,9 @@ def test_the_tour_can_be_followed_and_knows_how_far_one_is(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     code, out = call("tour", "--json")
-    commands = [command for step in json.loads(out)["steps"] for command in step["commands"]]
+    steps = json.loads(out)["steps"]
+    assert all(len(step["says"]) <= 70 for step in steps), "with number and (done) within 80 columns"
+    commands = [command for step in steps for command in step["commands"]]
     for command in commands:
         if command.startswith("algorist ") and not command.endswith("mine.yaml"):  # which the reader writes
             check_options(shlex.split(command)[1:])

@@ -62,7 +62,7 @@ class Compared(Result):
             if problems:
                 yield f"{what}:"
             for name in problems[:SHOWN]:
-                yield Line(f"  {name}  {one_line(self.questions[name], 90)}")
+                yield Line(f"  {name}  {one_line(self.questions[name], max(30, min(90, width - 17)))}")
             if len(problems) > SHOWN:
                 yield f"  … and {len(problems) - SHOWN} more (--json has them all)"
         few = too_few(self.n, self.draws, self.reference)

@@ -231,9 +231,8 @@ class _Live:
 
     def __call__(self, piece: str) -> None:
         self.text += piece
-        body, answer, _ = (
-            self.text.partition(self.tags.answer_open) if self.tags.answer_open else (self.text, "", "")
-        )
+        opens = self.tags.answer_open
+        body, answer, _ = self.text.partition(opens) if opens else (self.text, "", "")
         for tag in (self.tags.reasoning_open, self.tags.reasoning_close):
             body = body.replace(tag, "") if tag else body
         begun = max((_begun(body, tag) for tag in self.tags.all()), default=0) if not answer else 0

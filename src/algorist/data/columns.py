@@ -122,9 +122,8 @@ def to_problems(rows: list[Row], columns: Columns, *, where: str) -> list[Proble
         while problem_id in seen:
             problem_id = f"{problem_id}-{number - 1}"
         seen.add(problem_id)
-        subject, level, checker = (
-            _text(_value(row, column)) for column in (columns.subject, columns.level, columns.checker)
-        )
+        optional = columns.subject, columns.level, columns.checker
+        subject, level, checker = (_text(_value(row, column)) for column in optional)
         extra = _others(row) | columns.extra(row)
         problems.append(Problem(problem_id, question, gold, solution, subject, level, extra, checker))
     if bad and (len(bad) <= columns.known_gaps or (columns.skip_bad and problems)):

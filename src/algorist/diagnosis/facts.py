@@ -337,9 +337,8 @@ def reward_rises(f: Facts) -> bool:
     if drop is None:
         return False
     at = int(drop["index"])
-    before, after = (
-        pooled(part, lambda b: b.reward) for part in (f.signals.batches[:at], f.signals.batches[at:])
-    )
+    parts = f.signals.batches[:at], f.signals.batches[at:]
+    before, after = (pooled(part, lambda b: b.reward) for part in parts)
     return z_score(before, after, least_variance=1e-6) > 0
 
 

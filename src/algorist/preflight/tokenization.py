@@ -79,9 +79,8 @@ def _trained_otherwise(tokenizer: Any, form: PromptFormat, problems: Sequence[Pr
     differ = []
     for problem in problems:
         text = str(problem.extra.get("prompt", ""))
-        trained, sampled = (
-            tokenizer(t)["input_ids"] for t in (text, render_prompt(form, tokenizer, problem.question))
-        )
+        prompt = render_prompt(form, tokenizer, problem.question)
+        trained, sampled = (tokenizer(one)["input_ids"] for one in (text, prompt))
         if trained != sampled:
             differ.append((trained, sampled))
     if not differ:

@@ -239,9 +239,8 @@ def _try_states(state: dict[str, Any]) -> None:
                 file.seek(0)
                 torch.load(file, weights_only=True)
             except Exception as error:
-                reason = (
-                    "an object of another kind" if isinstance(error, UnpicklingError) else first_line(error)
-                )
+                other = isinstance(error, UnpicklingError)
+                reason = "an object of another kind" if other else first_line(error)
                 raise ConfigError(
                     f"{kind[:-1]} '{name}': what state_dict() returned cannot be kept in a checkpoint ({reason}); expected tensors, "
                     "numbers, texts, and lists and dictionaries of them"
@@ -295,9 +294,8 @@ class ExactCheckpoints(ShardedTraining, trl_seam.SavesCheckpoints):
         except Exception as error:
             if not checkpoint or first.begun or isinstance(error, AlgoristError) or is_out_of_memory(error):
                 raise
-            reason = (
-                "more than numbers and texts" if isinstance(error, UnpicklingError) else first_line(error)
-            )
+            more = isinstance(error, UnpicklingError)
+            reason = "more than numbers and texts" if more else first_line(error)
             raise CheckpointError(
                 f"{checkpoint} cannot be loaded: a file of it holds what it should not ({type(error).__name__}: {reason}). Move the "
                 f"folder away, and --resume takes the one before: mv {checkpoint} {checkpoint}-damaged"

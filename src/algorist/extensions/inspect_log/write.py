@@ -26,9 +26,8 @@ def export_inspect(artifact: Artifact, folder: Path, task: str) -> Path:
         CheckpointError: The disk refuses.
     """
     ended, took = datetime.now(UTC), float(artifact.protocol.get("seconds") or 0.0)
-    created, completed = (
-        time.isoformat(timespec="seconds") for time in (ended - timedelta(seconds=took), ended)
-    )
+    times = ended - timedelta(seconds=took), ended
+    created, completed = (time.isoformat(timespec="seconds") for time in times)
     model = (
         "/".join(Path(artifact.model).parts[-3:]) if Path(artifact.model).is_absolute() else artifact.model
     )
