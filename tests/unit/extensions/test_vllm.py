@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from algorist.config import load_recipe
 from algorist.config.schema import GRPOSection
-from algorist.errors import ConfigError
+from algorist.errors import ConfigError, MissingExtraError
 from algorist.extensions.vllm.engine import llm_arguments
 from algorist.extensions.vllm.section import ColocatedVLLMSection, VLLMServerSection
 from algorist.extensions.vllm.server import VLLMServerEngine
@@ -109,7 +110,14 @@ def planned(folder: Path, *settings: str) -> Plan:
     return make_plan(load_recipe("smoke-cpu", ["grpo.engine=vllm", f"output_dir={folder}", *settings]).recipe)
 
 
-def test_what_vllm_cannot_do_is_refused_with_the_plan(tmp_path: Path) -> None:
+def test_what_vllm_cannot_do_is_refused_with_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if find_spec("vllm") is None:  # before the models are loaded, not after SFT
+        with pytest.raises(MissingExtraError, match="the engine is vllm, which is not installed"):
+            planned(tmp_path)
+        (tmp_path / "vllm.py").touch()  # a plan looks no further
+        monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match=r"vespo is not corrected.*sampler_correction=null"):
         planned(tmp_path, "grpo.loss=vespo")
     plan = planned(tmp_path, "grpo.loss=vespo", "grpo.sampler_correction=null")

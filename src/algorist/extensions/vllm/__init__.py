@@ -8,7 +8,8 @@ from typing import Any
 from pydantic import Field
 
 from algorist.config.section import Section
-from algorist.extensions.vllm.section import ColocatedVLLMSection, VLLMSection, VLLMServerSection
+from algorist.errors import MissingExtraError
+from algorist.extensions.vllm.section import INSTALL, ColocatedVLLMSection, VLLMSection, VLLMServerSection
 from algorist.rollouts.base import EngineSettings, RolloutEngine
 from algorist.rollouts.engines import engine
 from algorist.training.extension import Extension, extension
@@ -31,9 +32,13 @@ class VLLM(Extension):
         return cls.name in (recipe.grpo.engine, recipe.eval.engine)
 
     def check(self, plan: Any) -> Iterable[str]:
+        from importlib.util import find_spec
+
         from algorist.extensions.vllm.sleep import why_no_sleep
 
         section = self.recipe.grpo
+        if isinstance(section.vllm, ColocatedVLLMSection) and find_spec("vllm") is None:
+            raise MissingExtraError(f"the engine is vllm, which is not installed. {INSTALL}")
         if section.engine != self.name:
             return
         if isinstance(section.vllm, ColocatedVLLMSection) and plan.processes.count > 1:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from algorist.errors import ConfigError, EngineError, MissingExtraError
-from algorist.extensions.vllm.section import ColocatedVLLMSection
+from algorist.extensions.vllm.section import INSTALL, ColocatedVLLMSection
 from algorist.extensions.vllm.sleep import why_no_sleep
 from algorist.models.precision import HALF, compute_dtype, round_stochastically
 from algorist.models.sharding import unwrap
@@ -444,7 +444,6 @@ def _import_vllm() -> Any:
         import vllm
     except Exception as error:  # a mismatched torchvision raises RuntimeError at import
         raise MissingExtraError(
-            f"engine is vllm, but vLLM cannot be imported ({type(error).__name__}: {error}). Install it in an environment of "
-            "its own, before trl: pip install vllm (on CPU: make test-vllm shows how), or take engine=native"
+            f"engine is vllm, but vLLM cannot be imported ({type(error).__name__}: {error}). {INSTALL}"
         ) from error
     return vllm
