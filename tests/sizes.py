@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import re
 import tokenize
@@ -51,6 +52,7 @@ def code_lines(text: str) -> int:
     return len(lines)
 
 
+@functools.cache
 def rooms(source: Path = SOURCE) -> dict[str, int]:
     """Return the code lines of each room: a folder, or ``top`` for the files beside them; ``extensions/NAME`` for each extension."""
     sizes: dict[str, int] = {}

@@ -209,6 +209,7 @@ BOMBS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_parquet_bomb_is_refused(bomb: str, tmp_path: Path) -> None:
     """At most 200 kB that unpack to gigabytes."""

@@ -62,6 +62,7 @@ def test_a_missing_package_is_said_once_and_verdicts_are_those_of_symbolic(
     assert "'latex_verify' decides as 'symbolic'" in line
 
 
+@pytest.mark.slow
 def test_with_the_package_nothing_is_said() -> None:
     pytest.importorskip("math_verify")
     found, errors = graded(dict(os.environ), 1)

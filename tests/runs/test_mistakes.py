@@ -89,6 +89,7 @@ def test_a_model_folder_without_tokenizer(call: Cli, tmp_path: Path) -> None:
     assert "has no tokenizer" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_reward_that_always_fails_is_told_at_once(call: Cli, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def broken(completion):\n    raise ValueError('my bug')\n")
     done = call(

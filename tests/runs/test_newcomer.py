@@ -76,6 +76,7 @@ def test_the_first_line_on_a_pipe_comes_before_the_slow_imports(
     assert (done.returncode, done.stdout.strip()) == (7, first), done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -103,6 +104,7 @@ def test_mistakes_are_said_before_torch_is_imported(tmp_path: Path, settings: li
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_grpo_on_a_model_of_ones_own_loads_no_demonstrations(verb: Any) -> None:
     words = ("threads=1", "grpo.max_steps=1", "eval.samples=0", "data.eval.limit=4")
     assert verb("run", *SFT_ONLY, "run_name=a")[0] == 0

@@ -90,6 +90,7 @@ def test_gsm8k_systems(name: str, tmp_path: Path, real_data: Path) -> None:
     assert ("adapter_model.safetensors" if run.recipe.model.lora else "model.safetensors") in saved
 
 
+@pytest.mark.slow
 def test_sft_then_grpo_with_an_adapter(tmp_path: Path, shared_data: Path) -> None:
     dapo = tmp_path / "train.parquet"
     rows = pyarrow.parquet.read_table(shared_data / "dapo_math_14k/train.parquet").slice(0, 20)
@@ -131,6 +132,7 @@ def traces(path: Path, math: Path, count: int) -> Path:
     return jsonl(path, rows)
 
 
+@pytest.mark.slow
 def test_math_sft_baseline_and_grpo(tmp_path: Path, shared_data: Path) -> None:
     math500 = shared_data / "math500/test.jsonl"
     demos = traces(tmp_path / "sft.jsonl", math500, 12)

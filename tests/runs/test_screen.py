@@ -119,6 +119,7 @@ def data_of(folder: Path) -> list[str]:
     return [f"data.{part}={{name: local, path: '{folder}/{file}.jsonl'}}" for part, file in files.items()]
 
 
+@pytest.mark.slow
 def test_a_run_on_a_terminal(see: See) -> None:
     seen = see("run", "smoke-cpu", *SMALL, "sft.max_steps=40", "sft.logging_steps=20", "sft.save_steps=100")
     bars = {line for line in seen.lines if re.match(r"sft .*━.*/40", line)}

@@ -301,6 +301,7 @@ def test_recipes_show_describes(verb: Any) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--resolved",), ("--describe",)])
 def test_what_recipes_show_prints_is_a_recipe(verb: Any, tmp_path: Path, options: tuple[str, ...]) -> None:
     for name in recipe_names():

@@ -148,6 +148,7 @@ def test_extensions_can_be_deleted(parts: list[str], tmp_path: Path) -> None:
     assert artifacts >= {"sft.json", "grpo.json"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("verb", "part"), [("export", "hub"), ("iterate", "iterate")])
 def test_a_verb_of_a_deleted_extension_says_so(verb: str, part: str, tmp_path: Path) -> None:
     words = {"export": ["--to", "x"], "iterate": []}[verb]

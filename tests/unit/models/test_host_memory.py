@@ -58,6 +58,7 @@ def _faults(own: dict[str, str], *arguments: str) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.slow
 def test_a_freed_block_is_used_again_without_page_faults(tmp_path: Path) -> None:
     assert _faults({}, "cpu") < FEW
     policy = tiny_policy()
@@ -66,11 +67,13 @@ def test_a_freed_block_is_used_again_without_page_faults(tmp_path: Path) -> None
     assert _faults({}, "cpu", str(tmp_path)) < FEW
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own", [WITHOUT, {"MALLOC_ARENA_MAX": "2"}])
 def test_an_allocator_that_the_user_has_set_is_left_alone(own: dict[str, str]) -> None:
     assert _faults(own, "cpu") > PAGES / 2
 
 
+@pytest.mark.slow
 def test_the_allocator_is_left_alone_where_the_model_is_not_on_the_cpu() -> None:
     assert _faults({}, "meta") > PAGES / 2
 
