@@ -66,7 +66,7 @@ TASKS = {
         Made("quickstart", ()),
         {
             "teacher": Made("quickstart-distill", ()),
-            "grpo": Made("quickstart", ("grpo.max_steps=200",)),
+            "grpo": Made("quickstart", ("grpo.max_steps=290",)),
         },
         "{name: arithmetic, split: test, params: {count: 250, seed: 3}}",
     ),

@@ -20,9 +20,9 @@ from algorist.training.lm_head import CACHE_BYTES, CHUNK_ELEMENTS
 
 BYTES = {"8bit": 1.0, "4bit": 0.52}
 """Of a weight that is quantised; in 4 bit with its scales, which are quantised too."""
-WIDE, NARROW, HEAD, COPIES = 6, 16, 3, 4
+WIDE, NARROW, HEAD, COPIES = 8, 22, 3, 4
 """Tensors that are there at once: wide and narrow ones of a forward pass without gradients, with what the allocator keeps between them
-(set by three runs of 1.09 to 1.16 GB on an AMD Zen 4; 1.10 are planned with these); of the head's logits in it; of a chunk's
+(set by nine runs of 1.11 to 1.22 GB on an AMD Zen 4; 1.14 are planned with these); of the head's logits in it; of a chunk's
 logits in the update: log-probs of both, their difference, the slope."""
 
 
