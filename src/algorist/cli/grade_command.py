@@ -201,8 +201,8 @@ def explain(
         row: A column of the problem's row under your data's name (also question, subject, level); may be repeated.
         tokens: Length in tokens, for rewards that count them; the number of words when left out.
 
-    Example: algorist rewards explain --completion '<answer>7</answer>' --answer 7 --recipe quickstart
-    'rewards=[correct, {name: "my_rewards.py:brevity", weight: 0.1}]'
+    Example: algorist rewards explain --completion '<answer>7</answer>' --answer 7 --recipe quickstart 'rewards=[
+    correct, {name: "my_rewards.py:brevity", weight: 0.1}]'
     """
     from algorist.config import load_recipe
     from algorist.prompts import get_format
