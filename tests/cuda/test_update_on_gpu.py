@@ -10,9 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from algorist.objectives import LOSSES, Objective, group_centered
 from algorist.training import shared_prefix
 from algorist.training.batch import Batch
+from algorist.training.extension import Extensions
 from algorist.training.log_probs import LogProbs, packed_log_probs
+from algorist.training.metrics import Metrics
+from algorist.training.objective import loss_of
 from algorist.training.packed import pack
 from tests.cuda.pretend import OnDevice, autocast, numbers, pretend_gpu, to_device
 from tests.cuda.test_rollout_on_gpu import model
@@ -141,13 +145,21 @@ def test_checkpointed_layers_give_the_cpus_gradients_too() -> None:
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "float32"])
-def test_the_layout_of_a_part_is_copied_at_once(kind: str) -> None:
-    """However many blocks of rows: one copy of the layout and one of the groups' edges, and no other wait."""
+def test_a_part_waits_for_its_layout_only(kind: str) -> None:
+    """However many blocks of rows: one copy of the layout and one of the groups' edges; all metrics of a step are read at once."""
     dtype, compute, _ = TYPES[kind]
+    objective, metrics = Objective(LOSSES.get("dapo"), group_centered), Metrics()
     with pretend_gpu() as log:
-        made, rows = to_device(policy(dtype, False)), batch()
-        rows.mask = rows.mask.to("pretend")
+        made, rows = to_device(policy(dtype, False)), batch().to("pretend")
+        weights = rows.mask / 80
         log.reset()
-        packed_log_probs(made, rows, autocast=partial(autocast, compute))[0].sum().backward()
+        log_probs, entropy = packed_log_probs(
+            made, rows, compute_entropy=True, autocast=partial(autocast, compute)
+        )
+        loss_of(log_probs, entropy, rows, weights, objective, metrics, Extensions()).backward()
         assert log.syncs["host to device"] <= 2, log.places
         assert sum(log.syncs.values()) <= 2, log.places
+        log.reset()
+        values = metrics.values()
+        assert sum(log.syncs.values()) == 1, log.places
+    assert values["entropy"] > 1 and len(values) > 3

@@ -377,10 +377,9 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
             return
         from accelerate.utils import gather_object
 
-        total = Metrics()
-        for other in gather_object([metrics]):
-            total.merge(other)
-        metrics.sums = total.sums
+        for sums in gather_object([metrics.take()]):
+            for name, (total, count) in sums.items():
+                metrics.add_sum(name, total, count)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the means since the last line and the tokens so far."""

@@ -18,20 +18,38 @@ class Metrics:
     """Sums and counts by name; a name that ends in ``min`` or ``max`` keeps the extreme instead of the mean."""
 
     def __init__(self) -> None:
-        self.sums: dict[str, tuple[float, float]] = {}
+        self._sums: dict[str, tuple[float, float]] = {}
+        self._coming: list[tuple[str, Tensor]] = []  # totals and counts that are still on the device
 
     def add(self, name: str, values: Tensor, mask: Tensor) -> None:
-        """Count ``values``: (B, T) over the tokens of ``mask``, (B, 1), (B,) or one number over the completions that have tokens."""
+        """Count ``values``: (B, T) over the tokens of ``mask``, (B, 1), (B,) or one number over the completions that have tokens.
+
+        The host does not wait for them: they are read when the sums are asked for.
+        """
         values = torch.as_tensor(values).detach().to(mask.device)
+        if mask.device.type == "mps":  # Apple's GPU has no float64
+            values, mask = values.cpu(), mask.cpu()
         values = values.expand(mask.shape[0]) if values.dim() == 0 else values
         per_token = values.dim() == 2 and values.shape[1] == mask.shape[1]
-        counted = values[mask] if per_token else values.reshape(mask.shape[0])[mask.any(1)]
-        counted = counted[~counted.isnan()]
-        if counted.numel():
-            most = counted.max() if name.endswith(_GREATEST) else None
-            total = counted.min() if name.endswith(_LEAST) else most
-            exact = counted if counted.device.type != "mps" else counted.cpu()  # Apple's GPU has no float64
-            self.add_sum(name, float(exact.double().sum() if total is None else total), counted.numel())
+        counts = mask if per_token else mask.any(1)
+        if not counts.numel():
+            return
+        values = values.reshape(counts.shape).double()
+        counts = counts & ~values.isnan()
+        least, greatest = name.endswith(_LEAST), name.endswith(_GREATEST)
+        known = values.masked_fill(~counts, math.inf if least else -math.inf if greatest else 0.0)
+        total = known.min() if least else known.max() if greatest else known.sum()
+        self._coming.append((name, torch.stack([total, counts.sum()])))
+
+    @property
+    def sums(self) -> dict[str, tuple[float, float]]:
+        """Sum, or extreme, and count of each name."""
+        coming, self._coming = self._coming, []
+        numbers = torch.stack([pair for _, pair in coming]).tolist() if coming else []
+        for (name, _), (total, count) in zip(coming, numbers, strict=True):
+            if count:
+                self.add_sum(name, total, count)
+        return self._sums
 
     def add_sum(self, name: str, total: float, count: float) -> None:
         """Count a sum over ``count`` things, or the extreme of them."""
@@ -46,9 +64,10 @@ class Metrics:
                 total += before
         self.sums[name] = (total, count)
 
-    def merge(self, other: Metrics) -> None:
-        for name, (total, count) in other.sums.items():
-            self.add_sum(name, total, count)
+    def take(self) -> dict[str, tuple[float, float]]:
+        """Return the sums and forget them."""
+        sums, self._sums = self.sums, {}
+        return sums
 
     def values(self) -> dict[str, float]:
         return {
