@@ -92,7 +92,7 @@ def caught_by(
             capture_output=True,
             text=True,
         )
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
     if done.returncode not in (0, 1) or (done.returncode == 1 and failed is None):
         raise RuntimeError(
             f"{name}: pytest ended with {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
