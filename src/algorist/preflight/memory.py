@@ -22,7 +22,7 @@ from algorist.config.schema import GRPOSection, SFTSection
 from algorist.models.precision import HALF, Precision, compute_dtype, on_gpu, weight_dtype
 from algorist.models.sharding import unwrap
 from algorist.rollouts.native.decoder import cache_dtype
-from algorist.training.batch import Batch
+from algorist.training.batch import SMALL_PART, Batch
 from algorist.training.extension import Extensions
 from algorist.training.faults import saved_bytes, state_bytes
 from algorist.training.lm_head import CACHE_BYTES, CHUNK_ELEMENTS, TILE_COLUMNS, TILE_ROWS
@@ -110,6 +110,8 @@ def plan_step(
     if grpo is not None:
         completions = shape.total_tokens or completions
         tokens = shape.prompts * shape.prompt_tokens + completions
+        more = max(1.0, min(SMALL_PART / tokens, grpo.gradient_accumulation_steps))
+        tokens, completions = int(tokens * more), int(completions * more)
         if part_tokens and part_tokens < tokens:
             tokens = max(part_tokens, shape.prompt_tokens + shape.completion_tokens)
             completions = min(completions, tokens)
@@ -234,7 +236,7 @@ def _plan(
 
 
 def _head_bytes(base: Any, completions: int, precision: Precision) -> int:
-    """Return what the head takes: probabilities that are kept and two chunks of logits, or a tile and gradients in float32."""
+    """Return what the head takes: probabilities or slopes and two chunks of logits, or a tile and gradients in float32."""
     weight = base.get_output_embeddings().weight
     vocabulary = int(weight.shape[0])
     if on_gpu(weight.device) or precision.compute in HALF:
@@ -242,8 +244,7 @@ def _head_bytes(base: Any, completions: int, precision: Precision) -> int:
         gradients = completions * int(weight.shape[1]) + weight.numel() * weight.requires_grad
         return rows * columns * precision.compute.itemsize + 4 * gradients
     chunk = min(CHUNK_ELEMENTS, completions * vocabulary) * 4
-    stored = completions * vocabulary * 4
-    return (stored if stored <= CACHE_BYTES else 0) + 2 * chunk
+    return min(CACHE_BYTES, completions * vocabulary * 4) + 2 * chunk
 
 
 def _head(base: Any) -> int:

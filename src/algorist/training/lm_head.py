@@ -20,7 +20,8 @@ from algorist.models.products import row_bucket, times_transposed, weight_gradie
 CHUNK_ELEMENTS = 8_000_000
 """Logits of one chunk (32 MB in float32): large enough for the matrix product, small against the weights."""
 CACHE_BYTES = 160_000_000
-"""Probabilities kept for the backward pass; above it they are recomputed (one more product with the weights)."""
+"""Probabilities kept for the backward pass; above it they are recomputed (one more product with the weights), and as many slopes
+are multiplied at once: each product is added to the gradient of the whole vocabulary."""
 TILE_ROWS, TILE_COLUMNS = 4096, 32_768
 """Tile of TRL's kernel: positions (its own constant) and entries of the vocabulary."""
 
@@ -42,7 +43,7 @@ class _CompletionHead(torch.autograd.Function):
         inverse_temperature: float,
         compute_entropy: bool,
         compute_top1: bool,
-        chunk: int,
+        sizes: tuple[int, int],
         cache: bool,
         compute_dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -51,24 +52,23 @@ class _CompletionHead(torch.autograd.Function):
         entropy = torch.empty_like(log_probs) if compute_entropy else None
         top1 = torch.empty_like(log_probs, dtype=torch.bool) if compute_top1 else None
         needs_grad = any(ctx.needs_input_grad[:3])
-        cached: list[Tensor] = []
-        products_VH = weight_VH.to(compute_dtype)
+        room = (rows, weight_VH.shape[0]) if cache and needs_grad else None
+        cached = None if room is None else torch.empty(room, dtype=torch.float32, device=hidden_NH.device)
+        products_VH, chunk = weight_VH.to(compute_dtype), sizes[0]
         for start in range(0, rows, chunk):
             stop = min(start + chunk, rows)
             logs = head_log_softmax(hidden_NH[start:stop], products_VH, bias_V, inverse_temperature)
             log_probs[start:stop] = logs.gather(1, targets_N[start:stop, None]).squeeze(1)
             if top1 is not None:
                 top1[start:stop] = logs.argmax(1) == targets_N[start:stop]
-            if entropy is not None or (cache and needs_grad):
-                probs = logs.exp()
+            if entropy is not None or cached is not None:
+                probs = torch.exp(logs, out=None if cached is None else cached[start:stop])
                 if entropy is not None:
                     entropy[start:stop] = -torch.bmm(probs[:, None, :], logs[:, :, None]).view(-1)
-                if cache and needs_grad:
-                    cached.append(probs)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, entropy)
         ctx.cached = cached
-        ctx.inverse_temperature, ctx.chunk, ctx.compute_dtype = inverse_temperature, chunk, compute_dtype
+        ctx.inverse_temperature, ctx.sizes, ctx.compute_dtype = inverse_temperature, sizes, compute_dtype
         if top1 is not None:
             ctx.mark_non_differentiable(top1)
         return log_probs, entropy, top1
@@ -78,46 +78,50 @@ class _CompletionHead(torch.autograd.Function):
         grad_log_probs, grad_entropy = grads[:2]
         hidden, weight, bias, targets, entropy = ctx.saved_tensors
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        # Sums over positions run in float32: rounding each chunk's product to bfloat16 biases the gradient.
+        rows, (chunk, span), inverse = len(hidden), ctx.sizes, ctx.inverse_temperature
+        scale = torch.zeros_like(targets).float() if grad_log_probs is None else grad_log_probs * inverse
+        # Sums over positions run in float32: rounding each part's product to bfloat16 biases the gradient.
         grad_hidden = torch.empty_like(hidden, dtype=torch.float32) if needs_hidden else None
         grad_weight: Tensor | None = None
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if needs_bias else None
-        cached, ctx.cached = ctx.cached, []
+        cached, ctx.cached = ctx.cached, None
         products_VH = weight.to(ctx.compute_dtype)
-        for index, start in enumerate(range(0, hidden.shape[0], ctx.chunk)):
-            stop = min(start + ctx.chunk, hidden.shape[0])
-            part = hidden[start:stop]
-            if cached:
-                slope = cached[index]
-                cached[index] = torch.empty(0)
+
+        def slope_of(part: slice) -> Tensor:
+            """The gradient in the logits of some rows, in float32."""
+            if cached is not None:
+                slope = cached[part]
             else:
-                slope = head_log_softmax(part, products_VH, bias, ctx.inverse_temperature).exp_()
+                slope = head_log_softmax(hidden[part], products_VH, bias, inverse).exp_()
             if grad_entropy is not None:
-                surprise = torch.xlogy(slope, slope) + slope * entropy[start:stop, None]
-                surprise *= grad_entropy[start:stop, None]
-            scale = (
-                grad_log_probs
-                if grad_log_probs is not None
-                else torch.zeros_like(targets, dtype=torch.float32)
-            )[start:stop, None]
-            slope.mul_(-scale)
-            slope.scatter_add_(1, targets[start:stop, None], scale.to(slope.dtype))
+                surprise = torch.xlogy(slope, slope) + slope * entropy[part, None]
+                surprise *= grad_entropy[part, None] * inverse
+            slope.mul_(-scale[part, None])
+            slope.scatter_add_(1, targets[part, None], scale[part, None])
             if grad_entropy is not None:
                 slope -= surprise
-            slope.mul_(ctx.inverse_temperature)
             if grad_bias is not None:
-                grad_bias += slope.sum(0)
-            slope = slope.to(ctx.compute_dtype)
+                grad_bias.add_(slope.sum(0))
+            return slope
+
+        in_place = cached is not None and cached.dtype == products_VH.dtype
+        for start in range(0, rows, span):
+            stop = min(start + span, rows)
+            slopes = cached[start:stop] if in_place else products_VH.new_empty(stop - start, len(weight))
+            for at in range(start, stop, chunk):
+                slope = slope_of(slice(at, min(at + chunk, stop)))
+                if not in_place:
+                    slopes[at - start : at - start + len(slope)] = slope
             if grad_hidden is not None:
-                grad_hidden[start:stop] = times_transposed(slope, products_VH.t())
+                grad_hidden[start:stop] = times_transposed(slopes, products_VH.t())
             if needs_weight:
-                part = part.to(ctx.compute_dtype)
+                inputs = hidden[start:stop].to(ctx.compute_dtype)
                 if grad_weight is None:
-                    grad_weight = weight_gradient(slope, part).float()
-                elif part.dtype == torch.float32:
-                    grad_weight.addmm_(slope.t(), part)
+                    grad_weight = weight_gradient(slopes, inputs).float()
+                elif inputs.dtype == torch.float32:
+                    grad_weight.addmm_(slopes.t(), inputs)
                 else:
-                    grad_weight += (slope.t() @ part).float()
+                    grad_weight += (slopes.t() @ inputs).float()
         return (
             grad_hidden.to(hidden.dtype) if grad_hidden is not None else None,
             grad_weight.to(weight.dtype) if grad_weight is not None else None,
@@ -194,7 +198,7 @@ def completion_log_probs(
         compute_entropy: Also return the entropy of each distribution.
         compute_top1: Also return where the target is the most likely token.
         chunk_elements: Logits that exist at one time.
-        cache_bytes: Keep the probabilities for the backward pass up to this size.
+        cache_bytes: Keep the probabilities for the backward pass up to this size; else multiply slopes of this size at once.
     """
     vocab = weight_VH.shape[0]
     device = hidden_NH.device.type
@@ -213,7 +217,7 @@ def completion_log_probs(
     mixed = not shapes_only and torch.is_autocast_enabled(device)
     dtype = torch.get_autocast_dtype(device) if mixed else hidden_NH.dtype
     rows = hidden_NH.shape[0]
-    cache = rows * vocab * 4 <= cache_bytes
+    cache, chunk = rows * vocab * 4 <= cache_bytes, max(1, chunk_elements // vocab)
     if device == "cpu":  # few distinct sizes, see ``row_bucket``
         fill = row_bucket(rows) - rows
         hidden_NH, targets_N = F.pad(hidden_NH, (0, 0, 0, fill)), F.pad(targets_N, (0, fill))
@@ -226,7 +230,7 @@ def completion_log_probs(
             1.0 / temperature,
             compute_entropy,
             compute_top1,
-            max(1, chunk_elements // vocab),
+            (chunk, max(chunk, cache_bytes // 4 // vocab)),
             cache and torch.is_grad_enabled(),
             dtype,
         )

@@ -310,7 +310,7 @@ def test_mixture_of_experts_is_covered() -> None:
     )
 
 
-def test_parts_hold_every_row_once_and_stay_small() -> None:
+def test_parts_hold_every_row_once_and_stay_small(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(0)
     sizes = torch.randint(1, 9, (24,), generator=generator).tolist()
     batch = a_batch([[1] * 5, [2] * 3, [3] * 7], [[4] * n for n in sizes], [i % 3 for i in range(24)])
@@ -321,11 +321,21 @@ def test_parts_hold_every_row_once_and_stay_small() -> None:
     for prompt in range(3):
         lengths = [sizes[r] for r in rows if batch.prompt_of[r] == prompt]
         assert lengths == sorted(lengths)
-    for most_rows, most_tokens in ((24, None), (5, None), (24, 20), (3, 12), (24, 1)):
+    for most_rows, most_tokens, small in (
+        (24, None, 0),
+        (5, None, 0),
+        (24, 20, 0),
+        (3, 12, 0),
+        (24, 1, 0),
+        (3, None, 40),
+        (3, 30, 40),
+    ):
+        monkeypatch.setattr("algorist.training.batch.SMALL_PART", small)
         parts = batch.parts(rows, most_rows=most_rows, most_tokens=most_tokens)
         assert [r for part in parts for r in part] == rows
+        assert small == 0 or max(map(len, parts)) > most_rows
         for part in parts:
-            assert len(part) <= most_rows
+            assert len(part) <= most_rows or batch.packed_tokens(part) <= small
             assert len(part) == 1 or batch.packed_tokens(part) <= (most_tokens or 10**9)
 
 
