@@ -64,5 +64,6 @@ class SamplerCorrection(Extension):
             metrics.add(f"sampling/importance_sampling_ratio/{kind}", weights, batch.mask)
         for kind in ("mean", "max"):
             metrics.add(f"sampling/sampling_logp_difference/{kind}", (old - sampler).abs(), batch.mask)
+        metrics.add("sampling/masked_share", weights.expand_as(batch.mask) == 0, batch.mask)
         policy.note(metrics)
         return replace(batch, policy_weights=weights.expand_as(batch.mask).contiguous())

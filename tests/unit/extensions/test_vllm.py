@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,13 +14,15 @@ import torch
 from algorist.config import load_recipe
 from algorist.config.schema import GRPOSection
 from algorist.errors import ConfigError, MissingExtraError
-from algorist.extensions.vllm.engine import llm_arguments
+from algorist.extensions.sampler_correction import SamplerCorrection
+from algorist.extensions.vllm.engine import _Running, llm_arguments
 from algorist.extensions.vllm.section import ColocatedVLLMSection, VLLMServerSection
 from algorist.extensions.vllm.server import VLLMServerEngine
 from algorist.rollouts.engines import make_engine
 from algorist.runs.pipeline import run_recipe
 from algorist.runs.plan import Plan, make_plan
 from algorist.store.read import metrics
+from algorist.training.batch import Batch
 from tests.unit.rollouts.rollout_models import build
 
 ENGINE = """
@@ -106,6 +109,40 @@ def test_settings_of_a_server_reach_its_engine(tmp_path: Path) -> None:
     assert engine(server_base_url="https://gpu2:9/v1/", server_host="gpu1").url == "https://gpu2:9"
 
 
+def test_a_vllm_asleep_has_its_weights_before_its_cache() -> None:
+    """It sleeps on CUDA only, so what it is asked for is written down here; woken whole, weights and cache would meet at the peak."""
+    asked: list[str] = []
+
+    class Recorder:
+        def __getattr__(self, name: str) -> Any:
+            return lambda *_, tags=(), **__: asked.append(" ".join((name, *tags)))
+
+    running = _Running.__new__(_Running)
+    running.llm, running._sleeps, running._asleep = Recorder(), True, False
+    rollout = ["collective_rpc", "reset_prefix_cache"]
+    running.load(iter(()))
+    running.sleep()
+    running.load(iter(()))
+    woken = ["wake_up weights", rollout[0], "wake_up kv_cache", rollout[1]]
+    assert asked == [*rollout, "sleep", *woken] and not running._asleep
+
+
+def test_the_share_of_tokens_that_a_correction_masks_is_counted() -> None:
+    mask = torch.tensor([[True, True, True], [True, False, False]])
+    batch = replace(batch_of_zeros(mask), old_log_probs=torch.tensor([[0.0, 2.0, 0.0], [0.0, 9.0, 9.0]]))
+    recipe = load_recipe("smoke-cpu", ["grpo.sampler_correction={mode: token_mask, high: 3}"]).recipe
+    correction = SamplerCorrection(recipe)
+    noted: list[Any] = []
+    correction.needs_old_log_probs = True
+    correction.batch(batch, SimpleNamespace(note=noted.append))  # type: ignore[arg-type]
+    assert noted[0].values()["sampling/masked_share"] == 0.25  # one ratio of e² in four tokens
+
+
+def batch_of_zeros(mask: torch.Tensor) -> Batch:
+    rows = [[1] * mask.shape[1]] * len(mask)
+    return Batch([[1]], rows, [0] * len(mask), torch.zeros(mask.shape), mask, torch.zeros(mask.shape))
+
+
 def planned(folder: Path, *settings: str) -> Plan:
     return make_plan(load_recipe("smoke-cpu", ["grpo.engine=vllm", f"output_dir={folder}", *settings]).recipe)
 
@@ -143,6 +180,6 @@ def test_an_engine_of_a_users_file(tmp_path: Path) -> None:
     run_recipe(recipe)
     (line,) = metrics(tmp_path / "smoke-cpu", "grpo")
     assert line["sampling/importance_sampling_ratio/mean"] == pytest.approx(1, abs=1e-4)
-    assert line["sampling/sampling_logp_difference/max"] < 1e-4
+    assert line["sampling/sampling_logp_difference/max"] < 1e-4 and line["sampling/masked_share"] == 0
     with pytest.raises(ConfigError, match=r"unknown rollout engine 'mined'\. Did you mean 'mine'"):
         make_plan(load_recipe("smoke-cpu", [*plain, "eval.engine=mined", "run_name=b"]).recipe)

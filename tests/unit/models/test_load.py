@@ -218,8 +218,8 @@ def test_a_resumed_run_keeps_what_it_began_with(rule: str, tmp_path: Path) -> No
 def test_vllm_gets_30_percent_of_the_memory_unless_told_otherwise() -> None:
     arguments = llm_arguments(ColocatedVLLMSection(), "cuda", torch.bfloat16)
     assert arguments["gpu_memory_utilization"] == 0.3
-    assert (arguments["dtype"], arguments["enable_sleep_mode"]) == ("bfloat16", False)
-    given = ColocatedVLLMSection(gpu_memory_utilization=0.5, max_model_length=700, enable_sleep_mode=True)
+    assert (arguments["dtype"], arguments["enable_sleep_mode"]) == ("bfloat16", True)
+    given = ColocatedVLLMSection(gpu_memory_utilization=0.5, max_model_length=700)
     arguments = llm_arguments(given, "cuda", torch.float32)
     assert (arguments["gpu_memory_utilization"], arguments["max_model_len"]) == (0.5, 700)
     assert arguments["enable_sleep_mode"] is True and "kv_cache_memory_bytes" not in arguments
@@ -246,7 +246,7 @@ def test_sleep_beside_expandable_segments_needs_a_newer_vllm(
     assert not why(sleep, CUDA, SLEEPS_WITH_SEGMENTS, on)
     assert not why(sleep, CUDA, "0.33.0rc1", on)
     assert not why(sleep, CPU, "0.19.1", on)
-    assert not why(ColocatedVLLMSection(), CUDA, "0.19.1", on)
+    assert not why(ColocatedVLLMSection(enable_sleep_mode=False), CUDA, "0.19.1", on)
     assert not why(VLLMServerSection(), CUDA, "0.19.1", on)
     assert not why(sleep, CUDA, "0.19.1", "expandable_segments:False")
     assert not why(sleep, CUDA, "0.19.1", "")

@@ -161,7 +161,6 @@ class VLLMEngine(VLLMRollouts):
         running = self._vllm()
         check_lengths(prompts, running.context, "set grpo.vllm.max_model_length")
         with _random_state_kept():
-            running.wake()
             running.load(named_weights(self.model))
             if on_cpu:
                 # vLLM 0.32 fails with a seed per request when prompts fill more than one step (generators of the CPU have
@@ -199,8 +198,6 @@ class _Running:
         device = base.get_input_embeddings().weight.device.type
         arguments = llm_arguments(settings, device, dtype)
         self._sleeps = arguments["enable_sleep_mode"]
-        if settings.enable_sleep_mode and not self._sleeps:
-            log.info("vLLM cannot sleep on %s; it keeps its memory", device)
         if device == "cpu":
             _check_head_size(base)
         LLM = _import_vllm().LLM
@@ -225,15 +222,17 @@ class _Running:
         cleanup_dist_env_and_memory()
 
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
-        """Give vLLM these weights and drop what it has cached of the old ones."""
+        """Give vLLM these weights and drop what it has cached of the old ones; one asleep has room for its cache after them only."""
+        self._wake("weights")
         with torch.no_grad():
             self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+        self._wake("kv_cache")
+        self._asleep = False
         self.llm.reset_prefix_cache()
 
-    def wake(self) -> None:
+    def _wake(self, part: str) -> None:
         if self._asleep:
-            self.llm.wake_up()
-            self._asleep = False
+            self.llm.wake_up(tags=[part])
 
     def sleep(self) -> None:
         """Give the memory back until the next generation, which brings new weights anyway."""

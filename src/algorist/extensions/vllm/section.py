@@ -30,7 +30,7 @@ class ColocatedVLLMSection(Section):
     """Most rows at a time; vLLM chooses when left out."""
     max_num_batched_tokens: int | None = Field(None, ge=1)
     """Most tokens of a step; vLLM chooses when left out."""
-    enable_sleep_mode: bool = False
+    enable_sleep_mode: bool = True
     """Give the memory back during the update (CUDA)."""
     enforce_eager: bool | None = None
     """No compilation and no CUDA graphs; left out, so on the CPU only."""
