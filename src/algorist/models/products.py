@@ -12,7 +12,7 @@ times as fast). A run keeps its choice; ``ALGORIST_CPU_PRODUCTS`` set to one of 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any, Literal
@@ -230,13 +230,7 @@ class _Linear(torch.autograd.Function):
 
 
 class _FastLinear(TorchFunctionMode):
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.linear and not kwargs and len(args) >= 2 and not torch.is_autocast_enabled("cpu"):
             inputs, weight, bias = args[0], args[1], args[2] if len(args) > 2 else None
             rows = inputs.reshape(-1, inputs.shape[-1])

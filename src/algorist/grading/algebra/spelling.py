@@ -178,27 +178,21 @@ _ONLY_WITH_COMMANDS = (
 
 
 _IT = r"(?:it|they|he|she|there) (?:is|are|does|do|can|has|have)"
+_EVERY = r"(?:all |the )*integers"
+_ORDERS = (("less|smaller", "<"), ("greater|more|larger", ">"))
 _IN_WORDS = (
     ("'", re.compile(r"(?<=\d)'(?=\d{3}(?!\d))"), ""),
     ("{:}", re.compile(r"\{:\}"), ":"),
     ("es, ", re.compile(rf"^(yes), {_IT}$", re.IGNORECASE), r"\1"),
     ("o, ", re.compile(rf"^(no), {_IT}(?: not|n't)$", re.IGNORECASE), r"\1"),
     (" is ", re.compile(r"^([a-zA-Z]) is (?=[-\d\\(.])"), r"\1 = "),
-    (" than ", re.compile(r"(?<![a-zA-Z])([a-zA-Z]) (?:is )?(?:less|smaller) than (?=[-\d\\])"), r"\1 < "),
-    (
-        " than ",
-        re.compile(r"(?<![a-zA-Z])([a-zA-Z]) (?:is )?(?:greater|more|larger) than (?=[-\d\\])"),
-        r"\1 > ",
+    *(
+        (" than ", re.compile(rf"(?<![a-zA-Z])([a-zA-Z]) (?:is )?(?:{w}) than (?=[-\d\\])"), rf"\1 {s} ")
+        for w, s in _ORDERS
     ),
-    (
-        "integers",
-        re.compile(r"(?:all |the )*integers (?:greater|larger) than (-?\d+)$"),
-        r"\\{n\\in\\mathbb{Z}:n>\1\\}",
-    ),
-    (
-        "integers",
-        re.compile(r"(?:all |the )*integers (?:less|smaller) than (-?\d+)$"),
-        r"\\{n\\in\\mathbb{Z}:n<\1\\}",
+    *(
+        ("integers", re.compile(rf"{_EVERY} (?:{w}) than (-?\d+)$"), rf"\\{{n\\in\\mathbb{{Z}}:n{s}\1\\}}")
+        for w, s in _ORDERS
     ),
     (
         " except ",
