@@ -26,18 +26,18 @@ TESTS = [
 ]
 LEARNING = ["tests/slow/test_runs.py::test_the_whole_job_learns"]
 
-ADVANTAGES, LOSSES, RATIOS, KL, STEP = (
+ADVANTAGES, LOSSES, RATIOS, KL, OBJECTIVE = (
     "objectives/advantages.py",
     "objectives/losses.py",
     "objectives/ratios.py",
     "objectives/ratios.py",
-    "training/step.py",
+    "training/objective.py",
 )
 MUTATIONS = {
     "advantage: sign": (
         ADVANTAGES,
-        "(rewards_PG - rewards_PG.nanmean(-1, keepdim=True)).nan_to_num",
-        "(rewards_PG.nanmean(-1, keepdim=True) - rewards_PG).nan_to_num",
+        "centred_PG = rewards_PG - rewards_PG.nanmean(-1, keepdim=True)",
+        "centred_PG = rewards_PG.nanmean(-1, keepdim=True) - rewards_PG",
     ),
     "advantage: biased deviation": (ADVANTAGES, "(squares / (count - 1).clamp(min=1))", "(squares / count.clamp(min=1))"),
     "advantage: not divided by the deviation": (
@@ -57,10 +57,10 @@ MUTATIONS = {
     "ratio: gradient into the sampler's": (RATIOS, "log_probs - old_log_probs.detach()", "log_probs - old_log_probs"),
     "ratio: sequence without its length": (RATIOS, "(total / mask.sum(-1).clamp(min=1)).exp()", "total.exp()"),
     "kl: k3 without the 1": (KL, "difference.expm1() - difference", "difference.exp() - difference"),
-    "step: only good completions are computed": (STEP, "(batch.advantages != 0)", "(batch.advantages > 0)"),
-    "step: micro-batches added, not averaged": (STEP, " / len(parts) for part", " for part"),
-    "step: no correction for the sampler": (STEP, "sampler_weights=sampler_correction(batch, objective)", "sampler_weights=None"),
-    "step: rollouts in another order": (STEP, "order = torch.randperm(rows).tolist()", "order = list(range(rows))"),
+    "step: only good completions are computed": (OBJECTIVE, "(batch.advantages != 0)", "(batch.advantages > 0)"),
+    "step: micro-batches added, not averaged": (OBJECTIVE, " / len(parts) for part", " for part"),
+    "step: no correction for the sampler": (OBJECTIVE, "sampler_weights=policy_weights", "sampler_weights=None"),
+    "step: rollouts in another order": (OBJECTIVE, "order = torch.randperm(rows).tolist()", "order = list(range(rows))"),
 }  # fmt: skip
 
 

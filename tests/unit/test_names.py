@@ -7,6 +7,9 @@ import re
 from collections import Counter
 from pathlib import Path
 
+from tests.cuda_host.cures import CURES
+from tests.slow.mutations import MUTATIONS
+
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "algorist"
 TESTS = Path(__file__).resolve().parents[1]
 NAMES = {"found", "told", "given", "kept", "asked", "wanted", "chosen", "there"}
@@ -81,3 +84,13 @@ def test_files_classes_and_functions_that_comments_name_exist() -> None:
         if name not in known
     }
     assert not lost, "names of files, classes or functions that do not exist: " + ", ".join(sorted(lost))
+
+
+def test_every_line_that_a_mutation_or_a_missing_cure_changes_is_there_once() -> None:
+    changes = MUTATIONS | {name: change for name, (change, *_) in CURES.items()}
+    gone = [
+        f"{name}: {text!r} is {count} times in {file}"
+        for name, (file, text, _) in changes.items()
+        if (count := (SOURCE / file).read_text(encoding="utf-8").count(text)) != 1
+    ]
+    assert not gone, "\n".join(gone)
