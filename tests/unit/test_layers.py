@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
+Node = TypeVar("Node", bound=ast.AST)
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "algorist"
 ROWS = [
     {"cli"},
@@ -41,73 +46,133 @@ SAME_ROW = {
 LIGHT = {"types", "errors", "registry", "config", "prompts", "grading", "store", "cli"}
 HEAVY = {"torch", "transformers", "trl", "peft", "datasets", "vllm"}
 ONLY_IN = {
-    "trl": {"training/sft.py", "training/trl_seam.py", "extensions/toolkit/oneshot.py"},
-    "vllm": {"extensions/vllm/engine.py", "diagnosis/environment.py"},
+    "trl": ("training/sft.py", "training/trl_seam.py", "extensions/toolkit/oneshot.py"),
+    "vllm": ("extensions/vllm/engine.py", "diagnosis/environment.py"),
+    "sympy": ("grading/math_verify",),
+    "math_verify": ("grading/math_verify",),
 }
+"""Beginnings of the paths that may import a library, at whatever level."""
 
 
 def row_of(part: str) -> int:
     return next(i for i, row in enumerate(ROWS) if part in row)
 
 
-def modules() -> list[Path]:
-    return sorted(SOURCE.rglob("*.py"))
+@dataclass(frozen=True)
+class Module:
+    """A file of the source, parsed once."""
+
+    path: Path
+
+    @functools.cached_property
+    def name(self) -> str:
+        return self.path.relative_to(SOURCE).as_posix()
+
+    @functools.cached_property
+    def part(self) -> str:
+        return self.name.partition("/")[0].removesuffix(".py")
+
+    @functools.cached_property
+    def text(self) -> str:
+        return self.path.read_text(encoding="utf-8")
+
+    @functools.cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text, self.name)
+
+    def each(self, *kinds: type[Node]) -> Iterator[tuple[Node, str]]:
+        """Yield every node of these kinds, and its file and line."""
+        for node in self.nodes:
+            if isinstance(node, kinds):
+                yield node, f"{self.name}:{node.lineno}"  # type: ignore[attr-defined]
+
+    @functools.cached_property
+    def nodes(self) -> list[ast.AST]:
+        return list(ast.walk(self.tree))
+
+    def imports(self) -> Iterator[tuple[str, str, bool]]:
+        """Yield (module, file and line, at module level?) for every import."""
+        for node, place in self.each(ast.Import, ast.ImportFrom):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module]
+            yield from ((name, place, node in self.tree.body) for name in names if name)
 
 
-def part_of(path: Path) -> str:
-    relative = path.relative_to(SOURCE)
-    return relative.parts[0].removesuffix(".py")
+@pytest.fixture(scope="module")
+def modules() -> list[Module]:
+    """The whole source, which is given back after these tests: its trees make every later garbage collection slower."""
+    return [Module(path) for path in sorted(SOURCE.rglob("*.py"))]
 
 
-def imports(tree: ast.AST) -> list[tuple[str, bool]]:
-    """Return (module, at module level?) for every import."""
-    top = {id(n) for n in getattr(tree, "body", [])}
-    found = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found += [(alias.name, id(node) in top) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found.append((node.module, id(node) in top))
-    return found
+def test_imports_go_downward(modules: list[Module]) -> None:
+    upward = [
+        f"{place} ({module.part}) imports {name}: not from a lower row"
+        for module in modules
+        if module.part not in {"__init__", "__main__"}
+        for name, place, _ in module.imports()
+        if name.startswith("algorist.") and not may_import(module.part, name.split(".")[1])
+    ]
+    assert not upward, "\n".join(upward)
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
-def test_imports_go_downward(path: Path) -> None:
-    part = part_of(path)
-    if part in {"__init__", "__main__"}:
-        return
-    for module, _ in imports(ast.parse(path.read_text(encoding="utf-8"))):
-        if not module.startswith("algorist."):
-            continue
-        other = module.split(".")[1]
-        if other == part or (part, other) in SAME_ROW or other == "__version__":
-            continue
-        assert row_of(other) > row_of(part), f"{path.name} ({part}) imports {module}: not from a lower row"
+def may_import(part: str, other: str) -> bool:
+    beside = other in (part, "__version__") or (part, other) in SAME_ROW
+    return beside or row_of(other) > row_of(part)
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
-def test_heavy_libraries_stay_where_they_belong(path: Path) -> None:
-    part, relative = part_of(path), path.relative_to(SOURCE).as_posix()
-    for module, top in imports(ast.parse(path.read_text(encoding="utf-8"))):
-        library = module.split(".")[0]
-        if part in LIGHT and library in HEAVY:
-            assert not top, f"{relative} imports {module} at module level"
-        if library in ONLY_IN:
-            assert relative in ONLY_IN[library], f"{relative} imports {module}"
-        if library in {"sympy", "math_verify"}:
-            assert relative.startswith("grading/math_verify"), f"{relative} imports {module}"
+def test_heavy_libraries_stay_where_they_belong(modules: list[Module]) -> None:
+    elsewhere = []
+    for module in modules:
+        for name, place, top in module.imports():
+            library = name.partition(".")[0]
+            if top and module.part in LIGHT and library in HEAVY:
+                elsewhere.append(f"{place} imports {name} at module level")
+            if not module.name.startswith(ONLY_IN.get(library, module.name)):
+                elsewhere.append(f"{place} imports {name}")
+    assert not elsewhere, "\n".join(elsewhere)
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
-def test_sizes(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert text.count("\n") <= 600, f"{path.name} is longer than 600 lines"
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            assert (node.end_lineno or 0) - node.lineno < 100, (
-                f"{path.name}: {node.name} is longer than 100 lines"
-            )
-    assert path.stem not in {"utils", "helpers", "common", "manager"}
+def test_sizes(modules: list[Module]) -> None:
+    large = [f"{m.name} is longer than 600 lines" for m in modules if m.text.count("\n") > 600]
+    large += [
+        f"{place}: {node.name} is longer than 100 lines"
+        for module in modules
+        for node, place in module.each(ast.FunctionDef, ast.AsyncFunctionDef)
+        if (node.end_lineno or 0) - node.lineno >= 100
+    ]
+    large += [
+        f"{m.name} says nothing" for m in modules if m.path.stem in {"utils", "helpers", "common", "manager"}
+    ]
+    assert not large, "\n".join(large)
+
+
+def test_every_module_compiles_and_every_function_has_type_hints(modules: list[Module]) -> None:
+    bare = []
+    for module in modules:
+        compile(module.text, module.name, "exec")
+        for node, place in module.each(ast.FunctionDef, ast.AsyncFunctionDef):
+            if "triton.jit" in map(ast.unparse, node.decorator_list):
+                continue  # pointers and strides; Triton reads an annotation as a constant's mark
+            a = node.args
+            named = [*a.posonlyargs, *a.args, *a.kwonlyargs, *filter(None, (a.vararg, a.kwarg))]
+            without = [one.arg for one in named if one.annotation is None and one.arg not in ("self", "cls")]
+            if without or node.returns is None:
+                bare.append(f"{place}: {node.name} lacks types: {', '.join(without) or 'what it returns'}")
+    assert not bare, "\n".join(bare)
+
+
+LIBRARIES = {"transformers", "trl", "datasets", "accelerate", "bitsandbytes"}
+
+
+def test_loggers_are_named_for_their_module(modules: list[Module]) -> None:
+    misnamed = []
+    for module in modules:
+        own = "algorist." + module.name.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+        for node, place in module.each(ast.Call):
+            if ast.unparse(node.func) == "logging.getLogger" and node.args:
+                name = node.args[0].value if isinstance(node.args[0], ast.Constant) else "algorist"
+                if name not in ("algorist", own) and name.partition(".")[0] not in LIBRARIES:
+                    misnamed.append(f"{place}: logger {name}")
+    assert not misnamed, "\n".join(misnamed)
 
 
 def test_help_needs_no_torch() -> None:
@@ -123,38 +188,6 @@ def test_help_needs_no_torch() -> None:
     assert max(map(len, done.stdout.splitlines())) <= 80, "the first screen breaks words in a narrow terminal"
 
 
-LIBRARIES = {"transformers", "trl", "datasets", "accelerate", "bitsandbytes"}
-
-
-def test_loggers_are_named_for_their_module() -> None:
-    for path in modules():
-        check_loggers(path)
-
-
-@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
-def test_every_module_compiles_and_every_function_has_type_hints(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    compile(text, str(path), "exec")
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            if "triton.jit" in map(ast.unparse, node.decorator_list):
-                continue  # pointers and strides; Triton reads an annotation as a constant's mark
-            a = node.args
-            named = [*a.posonlyargs, *a.args, *a.kwonlyargs, *filter(None, (a.vararg, a.kwarg))]
-            bare = [one.arg for one in named if one.annotation is None and one.arg not in ("self", "cls")]
-            assert not bare and node.returns is not None, f"{path.name}: {node.name} lacks types: {bare}"
-
-
-def check_loggers(path: Path) -> None:
-    module = "algorist." + path.relative_to(SOURCE).with_suffix("").as_posix().replace("/", ".")
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "logging.getLogger" and node.args:
-            name = ast.literal_eval(node.args[0]) if isinstance(node.args[0], ast.Constant) else "algorist"
-            library = name.partition(".")[0] in LIBRARIES
-            own = name in ("algorist", module.removesuffix(".__init__"))
-            assert library or own, f"{path.name}: logger {name}"
-
-
 ONLY_SYSTEM = re.compile(
     r"^\s*(?:import|from) (?:fcntl|resource|termios|pwd|grp|ctypes)\b|os\.(?:fork|setsid|killpg|register_at_fork|set_blocking|WNOHANG)\b"
     r"|signal\.SIG(?:HUP|CHLD|KILL|ALRM)\b|select\.e?poll\b|[\"'{]/proc/",
@@ -162,10 +195,7 @@ ONLY_SYSTEM = re.compile(
 )
 
 
-def test_what_not_every_system_has_is_in_one_module() -> None:
+def test_what_not_every_system_has_is_in_one_module(modules: list[Module]) -> None:
     """Others: the tool that needs Linux and says so, and a child process for llama.cpp, whose library is called through ctypes."""
     linux = {"system.py", "extensions/full_python/worker.py", "extensions/gguf/child.py"}
-    users = {
-        str(p.relative_to(SOURCE)) for p in modules() if ONLY_SYSTEM.search(p.read_text(encoding="utf-8"))
-    }
-    assert users == linux
+    assert {module.name for module in modules if ONLY_SYSTEM.search(module.text)} == linux
