@@ -89,7 +89,7 @@ def reward_length(completion_ids: list[list[int]], **_: Any) -> list[float]:
 
 
 class PlainEngine:
-    """Samples with full forwards, one row at a time: slow, simple, right."""
+    """Samples with full forwards of a group's rows, which are equally long: slow, simple, right."""
 
     name = "plain"
 
@@ -102,23 +102,33 @@ class PlainEngine:
         assert not self.model.training
         self.calls.append(([list(p) for p in prompts], group_size, params.seed))
         generator = torch.Generator().manual_seed(params.seed or 0)
-        groups = [[self._one(list(p), params, generator) for _ in range(group_size)] for p in prompts]
+        groups = [self._group(list(prompt), group_size, params, generator) for prompt in prompts]
         torch.manual_seed(len(self.calls))
         return groups
 
     @torch.no_grad()
-    def _one(self, prompt: list[int], params: SamplingParams, generator: torch.Generator) -> Completion:
-        ids: list[int] = []
-        kept: list[float] = []
-        while len(ids) < params.max_new_tokens:
-            logits = self.model(input_ids=torch.tensor([prompt + ids])).logits[0, -1] / params.temperature
-            logs = torch.log_softmax(logits.float(), -1)
-            token = int(torch.multinomial(logs.exp(), 1, generator=generator))
-            ids.append(token)
-            kept.append(float(logs[token]))
-            if token in STOPS:
-                return Completion(ids, kept, "stop")
-        return Completion(ids, kept, "length")
+    def _group(
+        self, prompt: list[int], size: int, params: SamplingParams, generator: torch.Generator
+    ) -> list[Completion]:
+        ids: list[list[int]] = [[] for _ in range(size)]
+        log_probs: list[list[float]] = [[] for _ in range(size)]
+        running = list(range(size))
+        for _ in range(params.max_new_tokens):
+            logits = self.model(input_ids=torch.tensor([prompt + ids[row] for row in running])).logits[:, -1]
+            logs = torch.log_softmax((logits / params.temperature).float(), -1)
+            tokens = torch.multinomial(logs.exp(), 1, generator=generator)
+            for row, token, log_prob in zip(
+                running, tokens[:, 0].tolist(), logs.gather(1, tokens)[:, 0].tolist()
+            ):
+                ids[row].append(token)
+                log_probs[row].append(log_prob)
+            running = [row for row in running if ids[row][-1] not in STOPS]
+            if not running:
+                break
+        return [
+            Completion(ids[row], log_probs[row], "length" if row in running else "stop")
+            for row in range(size)
+        ]
 
 
 def raw_format() -> PromptFormat:

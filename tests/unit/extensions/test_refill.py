@@ -223,7 +223,7 @@ def test_replayed_groups_keep_the_log_probs_of_the_policy_that_sampled_them(
 ) -> None:
     batches: list[Any] = []
     trainer = make_trainer(
-        tmp_path, problems=MANY, rewards=rewards_of(rare), replay={"max_age": 3}, max_steps=8,
+        tmp_path, problems=MANY, rewards=rewards_of(rare), replay={"max_age": 3}, max_steps=12,
         on_rollouts=lambda *b: batches.append(b),
     )  # fmt: skip
     used: list[Any] = []

@@ -160,6 +160,16 @@ def greedy_of_generate(model: Any, prompt: list[int], new_tokens: int) -> list[i
     return out[0, len(prompt) :].tolist()
 
 
+def greedy_of(family: str, prompt: list[int], new_tokens: int = 24) -> list[int]:
+    """Return what ``model_of(family).generate`` adds, computed once for all engines."""
+    return list(_greedy_of(family, tuple(prompt), new_tokens))
+
+
+@cache
+def _greedy_of(family: str, prompt: tuple[int, ...], new_tokens: int) -> list[int]:
+    return greedy_of_generate(model_of(family), list(prompt), new_tokens)
+
+
 def fresh_log_probs(
     model: Any, prompt: list[int], completion: list[int], temperature: float = 1.0
 ) -> torch.Tensor:

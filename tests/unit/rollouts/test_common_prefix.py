@@ -13,7 +13,7 @@ from algorist.rollouts.native import decoder_tier
 from algorist.rollouts.native.decoder import Decoder
 from algorist.rollouts.native.decoder_tier import common_prefix
 from algorist.rollouts.native.engine import NativeEngine
-from tests.unit.rollouts.rollout_models import FAMILIES, VOCAB, build, greedy_of_generate, model_of
+from tests.unit.rollouts.rollout_models import FAMILIES, VOCAB, build, greedy_of, model_of
 
 rng = random.Random(3)
 SYSTEM = [rng.randrange(2, VOCAB) for _ in range(60)]
@@ -26,10 +26,9 @@ SAMPLED = SamplingParams(temperature=1.0, max_new_tokens=20, seed=5)
 @pytest.mark.parametrize("family", [name for name, (*_, by_hand) in FAMILIES.items() if by_hand])
 def test_greedy_equals_generate(family: str, tier: str) -> None:
     assert common_prefix(PROMPTS) == len(SYSTEM)
-    model = model_of(family)
-    found = NativeEngine(model, tier=tier).generate(PROMPTS, 2, GREEDY)
+    found = NativeEngine(model_of(family), tier=tier).generate(PROMPTS, 2, GREEDY)
     for prompt, group in zip(PROMPTS, found, strict=True):
-        assert [c.token_ids for c in group] == [greedy_of_generate(model, prompt, 12)] * 2
+        assert [c.token_ids for c in group] == [greedy_of(family, prompt, 12)] * 2
 
 
 @pytest.mark.parametrize("budget", [None, 300])  # 300 tokens: several waves, prompts come in later

@@ -25,6 +25,7 @@ from tests.unit.rollouts.rollout_models import (
     build,
     calling,
     fresh_log_probs,
+    greedy_of,
     greedy_of_generate,
     model_of,
     prompts_of,
@@ -67,7 +68,7 @@ def pairs() -> list[Any]:
 def test_greedy_equals_generate(family: str, engine: str) -> None:
     model, prompts = model_of(family), prompts_of()
     groups = ENGINES[engine](model).generate(prompts, 3, GREEDY)
-    expected = [greedy_of_generate(model, p, 24) for p in prompts]
+    expected = [greedy_of(family, p) for p in prompts]
     assert [[c.token_ids for c in group] for group in groups] == [[e] * 3 for e in expected]
     assert len({t for e in expected for t in e}) >= 20, (
         "the model's greedy output is too plain to prove anything"
@@ -157,7 +158,7 @@ def _assert_chi_square(sampled: torch.Tensor, probability: torch.Tensor) -> None
 
 def test_stop_token_ends_a_row_and_is_kept(make: Make) -> None:
     model, prompts = model_of("qwen3"), prompts_of()
-    plain = [greedy_of_generate(model, p, 24) for p in prompts]
+    plain = [greedy_of("qwen3", p) for p in prompts]
     stop = plain[0][4]
     params = SamplingParams(temperature=0.0, max_new_tokens=24, stop_token_ids=(stop,))
     groups = make(model).generate(prompts, 2, params)
@@ -172,7 +173,7 @@ def test_stop_token_ends_a_row_and_is_kept(make: Make) -> None:
 
 def test_end_tokens_and_nothing_else_of_the_generation_config(make: Make) -> None:
     model, prompts = build("qwen3"), prompts_of()
-    plain = [greedy_of_generate(model, p, 24) for p in prompts]
+    plain = [greedy_of("qwen3", p) for p in prompts]
     end = plain[0][5]
     model.generation_config.repetition_penalty = 5.0
     model.generation_config.suppress_tokens = [plain[0][0]]
@@ -192,7 +193,7 @@ def decode(ids: list[int]) -> str:
 
 def test_stop_string_spanning_tokens(make: Make) -> None:
     model, prompts = model_of("qwen3"), prompts_of()
-    plain = [greedy_of_generate(model, p, 24) for p in prompts]
+    plain = [greedy_of("qwen3", p) for p in prompts]
     text = decode(plain[0])
     string = text[7:10]  # begins inside the fourth token, ends with the fifth
     params = SamplingParams(temperature=0.0, max_new_tokens=24, stop_strings=(string, "never met"))
@@ -223,24 +224,29 @@ def test_min_new_tokens_bars_the_stop_tokens(make: Make) -> None:
 def test_the_narrowest_filter_is_greedy(filters: dict[str, Any], make: Make) -> None:
     model, prompts = model_of("llama"), prompts_of()
     found = make(model).generate(prompts, 1, SamplingParams(max_new_tokens=10, seed=0, **filters))
-    assert [g[0].token_ids for g in found] == [greedy_of_generate(model, p, 10) for p in prompts]
+    assert [g[0].token_ids for g in found] == [greedy_of("llama", p, 10) for p in prompts]
 
 
 def test_weights_changed_by_an_optimizer_step_are_seen(make: Make) -> None:
-    model, prompts = build("qwen3"), prompts_of()
+    model, prompts = build("qwen3"), prompts_of((12, 9))
     engine = make(model)
-    before = engine.generate(prompts, 1, GREEDY)
+
+    def assert_greedy(groups: Any) -> None:
+        expected = [[greedy_of_generate(model, prompt, 24)] * 2 for prompt in prompts]
+        assert [[c.token_ids for c in group] for group in groups] == expected
+
+    before = engine.generate(prompts, 2, GREEDY)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-    model(torch.tensor([prompts[1]]), labels=torch.tensor([prompts[1]])).loss.backward()
+    model(torch.tensor([prompts[0]]), labels=torch.tensor([prompts[0]])).loss.backward()
     optimizer.step()
-    after = engine.generate(prompts, 1, GREEDY)
+    after = engine.generate(prompts, 2, GREEDY)
     assert after != before
-    assert [g[0].token_ids for g in after] == [greedy_of_generate(model, p, 24) for p in prompts]
+    assert_greedy(after)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.data.mul_(0.9)  # through .data: no version counter tells
-    last = engine.generate(prompts, 1, GREEDY)
-    assert [g[0].token_ids for g in last] == [greedy_of_generate(model, p, 24) for p in prompts]
+    last = engine.generate(prompts, 2, GREEDY)
+    assert_greedy(last)
 
 
 @pytest.mark.parametrize("dora", [False, True])
@@ -250,7 +256,7 @@ def test_lora_is_active_and_followed(dora: bool, make: Make) -> None:
     config = LoraConfig(
         r=4, lora_alpha=16, target_modules=["q_proj", "v_proj", "down_proj"], lora_dropout=0.5, use_dora=dora
     )
-    prompts = prompts_of()
+    prompts = prompts_of((12, 9))
     model = get_peft_model(build("qwen3"), config)
     model.train()
     if dora and make in [ENGINES[name] for name in BY_HAND]:
@@ -302,9 +308,7 @@ def test_the_model_is_left_as_it_was(make: Make) -> None:
     state = {name: parameter.clone() for name, parameter in model.named_parameters()}
     with torch.autocast("cpu", dtype=torch.bfloat16):
         groups = make(model).generate(prompts_of(), 2, GREEDY)
-    assert [g[0].token_ids for g in groups] == [
-        greedy_of_generate(model_of("qwen2"), p, 24) for p in prompts_of()
-    ]
+    assert [g[0].token_ids for g in groups] == [greedy_of("qwen2", p) for p in prompts_of()]
     assert [m.training for m in model.modules()] == flags
     assert model.is_gradient_checkpointing
     assert all(torch.equal(state[n], p) and p.grad is None for n, p in model.named_parameters())
@@ -408,7 +412,7 @@ TURN_ENGINES = {**ENGINES, "continued": continued_engine}
 def test_turns_are_appended_and_continued_from(engine: str) -> None:
     """Calls, replies of no tokens, a reply after the end, a row that its replier ends, replies cut by the length: one reference."""
     model, prompts = model_of("qwen3"), prompts_of((5, 12, 9, 1, 17, 3))
-    plain = [greedy_of_generate(model, p, 24) for p in prompts]
+    plain = [greedy_of("qwen3", p) for p in prompts]
     call, stops = decode([plain[0][3]]), {plain[0][9], plain[3][6]}
     params = SamplingParams(temperature=0.0, max_new_tokens=24, stop_token_ids=tuple(stops))
     turns = Echo(call)
