@@ -11,13 +11,21 @@ from algorist.errors import ConfigError
 LIMIT_S, LIMIT_MB, LIMIT_CHARACTERS = 5.0, 256, 1_000_000
 
 
-@lru_cache(maxsize=32)
 def check_template(template: str, where: str) -> None:
     """Refuse a template that is not Jinja, or that does not render a short chat within limits of time, memory and size.
 
     Raises:
         ConfigError: One sentence.
     """
+    if reason := _fault_of(template):
+        raise ConfigError(
+            f"the chat template of {where} cannot be used: {reason}. Correct it, or give another: model.chat_template=FILE"
+        )
+
+
+@lru_cache(maxsize=32)
+def _fault_of(template: str) -> str:
+    """Return what is wrong with a template, or an empty text; a run loads the same one from several folders."""
     from algorist.child_process import Child
 
     child = Child("algorist.models.templates:prepare", memory_mb=LIMIT_MB)
@@ -29,11 +37,7 @@ def check_template(template: str, where: str) -> None:
         "timeout": f"it does not render a short chat within {LIMIT_S:g} s",
         "memory": f"it needs more than {LIMIT_MB} MiB for a short chat",
     }
-    reason = reply.value if not reply.error else reasons.get(reply.error, reply.detail.partition("\n")[0])
-    if reason:
-        raise ConfigError(
-            f"the chat template of {where} cannot be used: {reason}. Correct it, or give another: model.chat_template=FILE"
-        )
+    return reasons.get(reply.error, reply.detail.partition("\n")[0]) if reply.error else reply.value or ""
 
 
 def prepare() -> tuple[Callable[[bytes], str | None], None]:
