@@ -102,7 +102,8 @@ def extension_budget(room: str) -> int:
     return BUDGET.get(name, BUDGET["an extension"])
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Print everything that is held."""
     from tests.unit.test_names import phrases, uses
 
     print(table(rooms()))
@@ -110,3 +111,7 @@ if __name__ == "__main__":
     print(f"words of the documents {sum(counted.values()):,}: {counted}, held at {MOST_WORDS}")
     files = list(SOURCE.rglob("*.py"))
     print(f"forbidden names {sum(map(uses, files))}, lines with forbidden phrases {sum(map(phrases, files))}")
+
+
+if __name__ == "__main__":
+    main()

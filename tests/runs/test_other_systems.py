@@ -35,6 +35,7 @@ def call(*words: str, folder: Path) -> tuple[str, set[str]]:
     return done.stdout, set(seen.read_text().split("\n"))
 
 
+@pytest.mark.slow
 def test_the_fast_part_without_what_only_posix_has(tmp_path: Path) -> None:
     files = [
         str(ROOT / "tests/unit" / f"{name}.py")

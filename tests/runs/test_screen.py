@@ -193,7 +193,22 @@ VERBS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("words", VERBS.values(), ids=VERBS)
+WHOLE_RUNS = ("iterate", "preflight", "run", "report")
+"""Verbs that take half a second or more: the fast part looks at them in the narrow terminal only."""
+
+
+@pytest.mark.parametrize(
+    ("see", "words"),
+    [
+        pytest.param(
+            columns, words, id=f"{columns}-{name}",
+            marks=[pytest.mark.slow] if columns == 140 and words[0] in WHOLE_RUNS else [],
+        )
+        for columns in (80, 140)
+        for name, words in VERBS.items()
+    ],
+    indirect=["see"],
+)  # fmt: skip
 def test_a_verb_fits_the_terminal(see: See, run: Path, words: tuple[str, ...]) -> None:
     data = (
         words[:2] in (("data", "show"), ("recipes", "show")) or words[0] == "grade"

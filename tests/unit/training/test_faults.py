@@ -253,11 +253,12 @@ def test_memory_advice_names_the_recipes_keys_in_order(monkeypatch: pytest.Monke
 def test_advised_values_are_accepted_by_the_recipe(batch: int, accumulation: int, named: bool) -> None:
     """Each advised change alone, and all of them together, make a valid recipe whose step holds as many completions."""
     step = batch * accumulation
+    small = load_recipe("smoke-cpu", ["sft.enabled=false", "grpo.engine=vllm"]).recipe.grpo
+    shape = {"batch_size": batch, "gradient_accumulation_steps": accumulation}
+    shape |= {"steps_per_generation": accumulation} if named else {}
     for group in (g for g in range(2, step + 1) if step % g == 0):
-        start = ["sft.enabled=false", f"grpo.group_size={group}", f"grpo.batch_size={batch}"]
-        start.append(f"grpo.gradient_accumulation_steps={accumulation}")
-        start += [f"grpo.steps_per_generation={accumulation}"] if named else []
-        grpo = load_recipe("smoke-cpu", [*start, "grpo.engine=vllm"]).recipe.grpo
+        values = small.model_dump(exclude_unset=True) | shape | {"group_size": group}
+        grpo = GRPOSection.model_validate(values)
         lines = [line for line in memory_advice(grpo, cuda=False) if line.startswith("grpo.")]
         assert any("gpu_memory_utilization" in line for line in lines)
         changes = [line.split(" (")[0].split() for line in lines]
