@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Container, Iterator
+from functools import lru_cache
 from typing import Any
 
 import yaml
@@ -23,16 +24,21 @@ def read_yaml(text: str, where: str) -> Any:
     if len(text) > MAX_TEXT:
         raise ConfigError(f"{where} has {len(text)} characters; expected at most {MAX_TEXT}")
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        if node is None:
-            return None
-        _size(node, {}, 0)
-        return yaml.SafeLoader("").construct_document(node)
+        node = (_node if len(text) < 20_000 else _node.__wrapped__)(text)
+        return None if node is None else yaml.SafeLoader("").construct_document(node)
     except RecursionError:
         raise ConfigError(f"{where} is nested too deeply; expected at most {MAX_DEPTH} levels") from None
     except (yaml.YAMLError, ValueError, TypeError, OverflowError) as error:
         said = " ".join(str(error).split())[:300]
         raise ConfigError(f"{where} is not valid YAML: {said}") from None
+
+
+@lru_cache(maxsize=128)
+def _node(text: str) -> Any:
+    """Return the checked nodes of a text; recipes, presets and settings are read several times by one command."""
+    if (node := yaml.compose(text, Loader=yaml.SafeLoader)) is not None:
+        _size(node, {}, 0)
+    return node
 
 
 def one_line_yaml(value: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from functools import lru_cache
 from typing import Any
 
@@ -28,11 +29,8 @@ def _fault_of(template: str) -> str:
     """Return what is wrong with a template, or an empty text; a run loads the same one from several folders."""
     from algorist.child_process import Child
 
-    child = Child("algorist.models.templates:prepare", memory_mb=LIMIT_MB)
-    try:
+    with closing(Child("algorist.models.templates:prepare", memory_mb=LIMIT_MB)) as child:
         reply = child.ask(template.encode("utf-8", errors="surrogatepass"), LIMIT_S)
-    finally:
-        child.close()
     reasons = {
         "timeout": f"it does not render a short chat within {LIMIT_S:g} s",
         "memory": f"it needs more than {LIMIT_MB} MiB for a short chat",

@@ -72,6 +72,7 @@ _NAMED = re.compile(
     r"|secret|password|passwd|\b\w{1,40}_(?:pass|pwd|secret))[\"']?\s*[=:]\s*[\"']?|wandb\s+login\s+|bearer\s+)"
     r"([^\s\"',}\]\[\\]{8,})"
 )
+_Values = list[tuple[str, re.Pattern[str]]]
 _NAMES = ("key", "token", "secret", "passw", "_pass", "_pwd", "wandb", "bearer")
 _VARIABLE = re.compile(r"(?:TOKEN|KEY|SECRET|PASSWORD|PASSWD|PASS|PWD|CREDENTIAL)S?(?:_|$)")
 _SURE = {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "OPENAI_API_KEY", "GITHUB_TOKEN"}
@@ -79,7 +80,7 @@ _SURE = {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "OPENAI_API_KEY"
 
 def redact(text: str) -> str:
     """Return ``text`` without secrets: known values, the shapes of tokens, and values after a name and a sign."""
-    text = _without_values(text)
+    text = _without_values(text, _known_values())
     long_words = " ".join(word for word in text.split() if len(word) >= LEAST)
     for signs, shape in _SHAPES.values():
         if signs in text if isinstance(signs, str) else any(sign in long_words for sign in signs):
@@ -104,16 +105,19 @@ def refuse_secrets(value: Any, where: str, key: str = "") -> None:
     Raises:
         ConfigError: The setting's key, what it looks like, and where it belongs; never the secret.
     """
+    _refuse(value, where, key, _known_values())
+
+
+def _refuse(value: Any, where: str, key: str, known: _Values) -> None:
     if isinstance(value, dict):
         for name, item in value.items():
-            refuse_secrets(
-                str(name), where, f"{key}.{name}" if key and not _kind(str(name)) else key or "a key"
-            )
-            refuse_secrets(item, where, f"{key}.{name}" if key else str(name))
+            named = key and not _kind(str(name), known)
+            _refuse(str(name), where, f"{key}.{name}" if named else key or "a key", known)
+            _refuse(item, where, f"{key}.{name}" if key else str(name), known)
     elif isinstance(value, (list, tuple)):
         for index, item in enumerate(value):
-            refuse_secrets(item, where, f"{key}.{index}")
-    elif isinstance(value, str) and (kind := _kind(value)):
+            _refuse(item, where, f"{key}.{index}", known)
+    elif isinstance(value, str) and (kind := _kind(value, known)):
         raise ConfigError(
             f"{where}: {redact(key)} holds {kind}. A recipe is stored in the run folder, shown and uploaded; leave it out and "
             "put it into the environment: export HF_TOKEN=… or WANDB_API_KEY=…, or once: hf auth login, wandb login"
@@ -160,22 +164,27 @@ def _shortened(text: str) -> str:
     return f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"
 
 
-def _kind(text: str) -> str:
+def _kind(text: str, known: _Values) -> str:
     """Return what kind of secret a text holds, or an empty string."""
-    if _without_values(text) != text:
+    if _without_values(text, known) != text:
         return "the value of a secret environment variable, or of a stored login"
     return next((kind for kind, (_, shape) in _SHAPES.items() if shape.search(text)), "")
 
 
-def _without_values(text: str) -> str:
-    for sign, shape in _values(tuple(os.environ.items()), str(Path.home())):
+def _known_values() -> _Values:
+    """Return the values of now: reading all variables takes longer than looking for them in a short text."""
+    return _values(tuple(os.environ.items()), str(Path.home()))
+
+
+def _without_values(text: str, known: _Values) -> str:
+    for sign, shape in known:
         if sign in text:
             text = shape.sub(rf"\1{HIDDEN}", text)
     return text
 
 
 @lru_cache(maxsize=4)
-def _values(environment: tuple[tuple[str, str], ...], home: str) -> list[tuple[str, re.Pattern[str]]]:
+def _values(environment: tuple[tuple[str, str], ...], home: str) -> _Values:
     """Return (what a text must hold, what is hidden after group 1) for stored logins and secret variables.
 
     A value that looks secret is hidden anywhere, a short one where it is a word of its own, any other after its name.
