@@ -142,3 +142,9 @@ def mixed_precision(model: Any, device: torch.device) -> dict[str, bool]:
     # Bare bfloat16 needs no autocast: its products are bfloat16 anyway.
     mixed = torch.float32 in trained and (on_gpu(device) or compute_dtype(model) != weight_dtype(model))
     return {"bf16": mixed and compute == torch.bfloat16, "fp16": mixed and compute == torch.float16}
+
+
+def autocast_of(model: Any, device: torch.device) -> torch.autocast:
+    """Return the context of a model's forward in training on ``device``."""
+    mixed = any(mixed_precision(model, device).values())
+    return torch.autocast(device.type, dtype=compute_dtype(model), enabled=mixed, cache_enabled=False)

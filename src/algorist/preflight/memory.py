@@ -19,12 +19,15 @@ from torch import Tensor, nn
 
 from algorist import system
 from algorist.config.schema import GRPOSection, SFTSection
-from algorist.models.precision import HALF, Precision, compute_dtype, on_gpu, weight_dtype
+from algorist.models.precision import HALF, Precision, autocast_of, compute_dtype, on_gpu, weight_dtype
 from algorist.models.sharding import unwrap
 from algorist.rollouts.native.decoder import cache_dtype
+from algorist.rollouts.native.engine import CACHE_SHARE
+from algorist.rollouts.native.graph_buffers import Room, slots_for
+from algorist.rollouts.native.graph_tier import KEPT_SHARE
 from algorist.training.batch import SMALL_PART, Batch
 from algorist.training.extension import Extensions
-from algorist.training.faults import saved_bytes, state_bytes
+from algorist.training.faults import saved_bytes, state_bytes, tokens_in, tokens_that_fit
 from algorist.training.lm_head import CACHE_BYTES, CHUNK_ELEMENTS, TILE_COLUMNS, TILE_ROWS
 from algorist.training.log_probs import LogProbs, packed_log_probs, recomputes
 
@@ -42,7 +45,8 @@ _slopes: weakref.WeakKeyDictionary[nn.Module, dict[bool, float]] = weakref.WeakK
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """Bytes at the peak of a stage. ``base`` is what the process holds already, weights included (device: weights only);
-    ``extensions`` what extensions hold in an update, ``scoring`` what one takes between sampling and update."""
+    ``kept`` what the engine keeps of its cache in an update, ``extensions`` what extensions hold in one, ``scoring`` what one takes
+    between sampling and update."""
 
     base: int
     gradients: int
@@ -53,11 +57,12 @@ class MemoryPlan:
     allocator: int = 0
     extensions: int = 0
     scoring: int = 0
+    kept: int = 0
 
     @property
     def peak(self) -> int:
         """Rollouts, scoring and updates take turns: the largest counts."""
-        update = self.gradients + self.activations + self.allocator + self.logits + self.extensions
+        update = self.gradients + self.activations + self.allocator + self.logits + self.extensions + self.kept
         return self.base + self.optimizer + max(update, self.kv_cache, self.scoring)
 
     def as_dict(self) -> dict[str, int]:
@@ -105,9 +110,12 @@ def plan_step(
     base = unwrap(model)
     precision = precision or Precision(weight_dtype(model), compute_dtype(model))
     grpo = section if isinstance(section, GRPOSection) else None
+    fixed = _fixed(model, base_bytes, precision, section.optim)
     completions = shape.rows * shape.completion_tokens
     tokens = shape.rows * shape.prompt_tokens + completions
     if grpo is not None:
+        fixed = _with_sampling(base, fixed, shape.prompt_tokens, grpo, precision)
+        part_tokens = part_tokens or _part_tokens(model, base, fixed, grpo, precision)
         completions = shape.total_tokens or completions
         tokens = shape.prompts * shape.prompt_tokens + completions
         more = max(1.0, min(SMALL_PART / tokens, grpo.gradient_accumulation_steps))
@@ -115,10 +123,14 @@ def plan_step(
         if part_tokens and part_tokens < tokens:
             tokens = max(part_tokens, shape.prompt_tokens + shape.completion_tokens)
             completions = min(completions, tokens)
-    logits = _head_bytes(base, completions, precision)
-    cache = _sampling_bytes(base, shape.prompt_tokens, grpo, precision) if grpo is not None else 0
     activations = _activations(base, tokens, recompute, precision, packed=grpo is not None)
-    plan = _plan(model, activations, logits, cache, base_bytes, precision, section.optim)
+    holes = 0.0 if torch.cuda.is_available() else ADAPTER_HOLES if _is_adapter(model) else HOLES
+    plan = replace(
+        fixed,
+        activations=activations,
+        logits=_head_bytes(base, completions, precision),
+        allocator=int(holes * activations),
+    )
     if grpo is None or extensions is None:
         return plan
     rows = shape.rows * grpo.gradient_accumulation_steps
@@ -127,37 +139,60 @@ def plan_step(
     return replace(plan, extensions=held, scoring=scoring)
 
 
-def _sampling_bytes(base: Any, prompt_tokens: int, section: GRPOSection, precision: Precision) -> int:
-    """Return what sampling takes: the KV cache of all rows at their longest, their logits, the sampler's copy of the weights."""
-    rows = section.rows
-    length = prompt_tokens + section.max_completion_tokens
-    taken = rows * length * _cache_bytes(base, precision) + 3 * 4 * rows * _head(base)
-    if precision.autocast:
-        taken += sum(p.numel() for p in base.parameters()) * precision.compute.itemsize
-    return taken
+def _with_sampling(
+    base: Any, plan: MemoryPlan, prompt_tokens: int, section: GRPOSection, precision: Precision
+) -> MemoryPlan:
+    """Add what sampling takes, the cache of all rows at their longest and their logits, and what of it stays in the update."""
+    rows, new = section.rows, section.max_completion_tokens
+    prompts = -(-rows // section.group_size)
+    copies = sum(p.numel() for p in base.parameters()) * precision.compute.itemsize * precision.autocast
+    logits = 3 * 4 * rows * _head(base)
+    if not torch.cuda.is_available():
+        cache = (prompts * prompt_tokens + rows * new) * _cache_bytes(base, precision)
+        return replace(plan, kv_cache=cache + copies + logits)
+    room = Room(slots_for(rows), prompts, section.group_size, prompt_tokens, new, rows * new).rounded()
+    free = memory_limit() - plan.base - plan.optimizer
+    cache = int(min(room.cached * _cache_bytes(base, precision), CACHE_SHARE * (free - copies)))
+    names = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "lora_A", "lora_B")
+    if not copies:  # of these the decoder has its own, one beside the other
+        copies = sum(p.numel() for n, p in base.named_parameters() if any(name in n for name in names))
+        copies *= precision.compute.itemsize
+    held = cache + copies if section.engine in ("auto", "native") else 0
+    kept = held if held <= free // KEPT_SHARE else 0
+    return replace(plan, kv_cache=cache + copies + logits, kept=kept)
 
 
-def _autocast(base: Any, precision: Precision) -> contextlib.AbstractContextManager[Any]:
+def _part_tokens(
+    model: Any, base: Any, plan: MemoryPlan, section: GRPOSection, precision: Precision
+) -> int | None:
+    """Return the tokens of one forward and backward as the first update will count them; None: all."""
+    if next(base.parameters()).device.type != "meta":
+        return tokens_that_fit(model, section, coming=plan.kept)
+    if section.micro_batch_tokens is not None or not torch.cuda.is_available():
+        return section.micro_batch_tokens
+    left = memory_limit() - plan.base - plan.optimizer - plan.gradients - plan.kept
+    return tokens_in(left, _per_token(base, precision, packed=True), base, section, precision)
+
+
+def _autocast(base: Any) -> contextlib.AbstractContextManager[Any]:
     """Return the context of a pass; a model of shapes only lies in the products' type already."""
-    kind = next(base.parameters()).device.type
-    if not precision.autocast or kind == "meta":
-        return contextlib.nullcontext()
-    return torch.autocast(kind, dtype=precision.compute, cache_enabled=False)
+    device = next(base.parameters()).device
+    return contextlib.nullcontext() if device.type == "meta" else autocast_of(base, device)
 
 
-def _forward(base: Any, ids: Tensor, precision: Precision) -> Tensor:
+def _forward(base: Any, ids: Tensor) -> Tensor:
     """Return something to differentiate from the model's own forward, without the logits of more than one position."""
     mask = None
     if ids.device.type == "meta":  # the model would look into the values of its positions for packed rows
         mask = torch.ones(1, 1, ids.shape[1], ids.shape[1], dtype=torch.bool, device=ids.device)
-    with _autocast(base, precision):
+    with _autocast(base):
         hidden: Tensor = base(
             input_ids=ids, attention_mask=mask, use_cache=False, logits_to_keep=1
         ).logits.sum()
     return hidden
 
 
-def _kept(base: Any, tokens: int, precision: Precision, packed: bool) -> int:
+def _kept(base: Any, tokens: int, packed: bool) -> int:
     """Return the bytes that the backward pass keeps of the forward pass of one row, without logits."""
     device, half = next(base.parameters()).device, tokens // 2
     ids = torch.randint(0, _head(base), (1, tokens), device=device)
@@ -168,9 +203,9 @@ def _kept(base: Any, tokens: int, precision: Precision, packed: bool) -> int:
             row = [1] * tokens
             batch = Batch([row[:-half]], [row[-half:]], [0], torch.zeros(1, device=device), mask)
             if LogProbs(verify=False).why_plain(base, batch) is None:
-                with _autocast(base, precision):
+                with _autocast(base):
                     return packed_log_probs(base, batch)[0].sum()
-        return _forward(base, ids, precision)
+        return _forward(base, ids)
 
     return saved_bytes(forward, base)
 
@@ -183,23 +218,10 @@ def _activations(
     With gradient checkpointing that is each layer's input, and everything inside one layer at a time. The transient tensors of the
     backward pass are counted in.
     """
-    was, on = base.training, recomputes(base)
-    recompute = on if recompute is None else recompute
-    if on:
-        base.eval()  # checkpointing is in force in training only
-    try:
-        shapes_only = next(base.parameters()).device.type == "meta"
-        known = _slopes.setdefault(base, {}) if shapes_only else {}
-        if packed not in known:
-            long, short = (_kept(base, count, precision, packed) for count in (96, 32))
-            known[packed] = (long - short) / 64
-        per_token = known[packed]
-    finally:
-        base.train(was)
+    recompute = recomputes(base) if recompute is None else recompute
+    per_token = _per_token(base, precision, packed=packed)
     config = base.config.get_text_config()
     layers, width = max(1, int(config.num_hidden_layers)), int(config.hidden_size)
-    if shapes_only and precision.autocast:
-        per_token += MIXED_BYTES * width * layers
     every = int(per_token * tokens)
     inside = every // layers
     # Under autocast each weight's 16-bit copy is kept until the backward pass of its layer.
@@ -210,15 +232,27 @@ def _activations(
     return tokens * width * layers * precision.master.itemsize + inside + inside // 3 + copies // layers
 
 
-def _plan(
-    model: nn.Module,
-    activations: int,
-    logits: int,
-    cache: int,
-    base_bytes: int | None,
-    precision: Precision,
-    optim: str,
-) -> MemoryPlan:
+def _per_token(base: Any, precision: Precision, *, packed: bool) -> float:
+    """Return the bytes that the backward pass keeps of one token, all layers kept."""
+    was = base.training
+    if recomputes(base):
+        base.eval()  # checkpointing is in force in training only
+    try:
+        shapes_only = next(base.parameters()).device.type == "meta"
+        known = _slopes.setdefault(base, {}) if shapes_only else {}
+        if packed not in known:
+            long, short = (_kept(base, count, packed) for count in (96, 32))
+            known[packed] = (long - short) / 64
+        per_token = known[packed]
+    finally:
+        base.train(was)
+    config = base.config.get_text_config()
+    mixed = shapes_only and precision.autocast
+    return per_token + MIXED_BYTES * config.hidden_size * max(1, config.num_hidden_layers) * mixed
+
+
+def _fixed(model: Any, base_bytes: int | None, precision: Precision, optim: str) -> MemoryPlan:
+    """Return the plan of what does not depend on the batch: weights, gradients, optimizer states."""
     trained = [p for p in model.parameters() if p.requires_grad]
     shapes_only = bool(trained) and trained[0].device.type == "meta"
     # A model of shapes only has the products' type; an adapter's factors have their own.
@@ -229,10 +263,12 @@ def _plan(
     ]
     size = sum(p.numel() * itemsize for p, itemsize in zip(trained, sizes, strict=True))
     states = sum(p.numel() for p in trained) * state_bytes(optim)
-    adapter = len(trained) < sum(1 for _ in model.parameters())
-    holes = 0.0 if torch.cuda.is_available() else ADAPTER_HOLES if adapter else HOLES
     taken = memory_now() if base_bytes is None else base_bytes
-    return MemoryPlan(taken, size, states, activations, logits, cache, allocator=int(holes * activations))
+    return MemoryPlan(taken, size, states, 0, 0, 0)
+
+
+def _is_adapter(model: Any) -> bool:
+    return not all(p.requires_grad for p in model.parameters())
 
 
 def _head_bytes(base: Any, completions: int, precision: Precision) -> int:

@@ -130,10 +130,7 @@ def try_grpo(
             completion_tokens=max(lengths),
             total_tokens=int(total),
         )
-        part_tokens = getattr(trainer, "part_tokens", section.micro_batch_tokens)
-        plan = plan_step(
-            trainer.model, shape, section, part_tokens=part_tokens, extensions=trainer.extensions
-        )
+        plan = plan_step(trainer.model, shape, section, extensions=trainer.extensions)
         return _train(trainer, clock, steps, plan)
 
 

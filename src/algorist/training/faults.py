@@ -21,7 +21,14 @@ from transformers import TrainerCallback
 
 from algorist.config.schema import GRPOSection, SFTSection
 from algorist.errors import TrainingError, is_out_of_memory
-from algorist.models.precision import compute_dtype, on_gpu, unused_gpu_bytes, weight_dtype
+from algorist.models.precision import (
+    Precision,
+    autocast_of,
+    compute_dtype,
+    on_gpu,
+    unused_gpu_bytes,
+    weight_dtype,
+)
 from algorist.models.sharding import is_sharded, own_part, unwrap
 from algorist.rollouts.engines import ENGINES
 from algorist.training.batch import Batch
@@ -225,11 +232,12 @@ def state_bytes(optim: str) -> int:
 
 
 @torch.enable_grad()
-def tokens_that_fit(model: Any, section: GRPOSection, optimizer: Any = None) -> int | None:
+def tokens_that_fit(model: Any, section: GRPOSection, optimizer: Any = None, *, coming: int = 0) -> int | None:
     """Return ``grpo.micro_batch_tokens``, or on a GPU what the memory allows; None where that is not known.
 
     Gradients, optimizer states and the products' copies of the weights are counted in before they are there, this process's part
-    of them where weights are sharded. What a token takes is counted on two short forwards; every process must call this.
+    of them where weights are sharded; ``coming`` are further bytes. What a token takes is counted on two short forwards; every
+    process must call this.
     """
     base = unwrap(model)
     model = model.module if isinstance(model, DistributedDataParallel) else model
@@ -240,7 +248,7 @@ def tokens_that_fit(model: Any, section: GRPOSection, optimizer: Any = None) -> 
     # Before the forwards, which leave parts of a sharded model whole.
     trained = [p for p in model.parameters() if p.requires_grad]
     states = 0 if optimizer is not None and optimizer.state else state_bytes(section.optim)
-    coming = sum(own_part(p).numel() * (p.element_size() + states) for p in trained)
+    coming += sum(own_part(p).numel() * (p.element_size() + states) for p in trained)
 
     def held_by(tokens: int) -> int:
         half = tokens // 2
@@ -248,27 +256,27 @@ def tokens_that_fit(model: Any, section: GRPOSection, optimizer: Any = None) -> 
         batch = Batch([row], [row], [0], torch.zeros(1, device=device), mask)
         if LogProbs(verify=False).why_plain(model, batch) is not None:
             return 0
-        mixed = weight_dtype(base) != compute_dtype(base)
-        with torch.autocast(device.type, dtype=compute_dtype(base), enabled=mixed, cache_enabled=False):
+        with autocast_of(model, device):
             return saved_bytes(lambda: packed_log_probs(model, batch)[0].sum(), base)
 
     per_token = (held_by(_LONG) - held_by(_SHORT)) / (_LONG - _SHORT)
     if per_token <= 0:
         return None
+    left = unused_gpu_bytes(device) - coming
+    precision = Precision(weight_dtype(base), compute_dtype(base))
+    tokens = tokens_in(left, per_token, base, section, precision)
+    log.info("one forward and backward takes up to %d tokens (%.1f GB left)", tokens, left / 1e9)
+    return tokens
+
+
+def tokens_in(left: float, per_token: float, base: Any, section: GRPOSection, precision: Precision) -> int:
+    """Return how many tokens of ``per_token`` kept bytes one forward and backward may have in ``left`` bytes."""
     config = base.config.get_text_config()
+    layers = config.num_hidden_layers
     if section.gradient_checkpointing:
-        inputs = config.hidden_size * config.num_hidden_layers * weight_dtype(base).itemsize
-        per_token = inputs + per_token / config.num_hidden_layers
-    if weight_dtype(base) != compute_dtype(base):
+        per_token = config.hidden_size * layers * precision.master.itemsize + per_token / layers
+    if precision.autocast:
         copies = sum(getattr(p, "ds_numel", p.numel()) for p in base.parameters())
         one_layer = section.gradient_checkpointing or is_sharded(base)
-        coming += copies * compute_dtype(base).itemsize // (config.num_hidden_layers if one_layer else 1)
-    left = unused_gpu_bytes(device) - coming
-    tokens = max(1, int(SHARE * left / per_token))
-    log.info(
-        "one forward and backward takes up to %d tokens (%.1f MB each, %.1f GB left)",
-        tokens,
-        per_token / 1e6,
-        left / 1e9,
-    )
-    return tokens
+        left -= copies * precision.compute.itemsize // (layers if one_layer else 1)
+    return max(1, int(SHARE * left / per_token))

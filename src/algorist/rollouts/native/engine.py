@@ -22,7 +22,7 @@ from algorist.rollouts.native.weights import why_no_decoder, window_of
 log = logging.getLogger("algorist.rollouts.native.engine")
 TIERS = ("auto", "graph", "decoder", "module")
 _GRAPHS_FROM = (8, 0)
-_CACHE_SHARE = 0.7
+CACHE_SHARE = 0.7
 """Of the free memory, for a cache that is set aside once; the rest is for logits, prompts on their way, and graphs."""
 
 
@@ -197,7 +197,7 @@ def affordable_tokens(
         return max(least, free // 2 // (2 * token))
     if compute_dtype(model) != weight_dtype(model):
         free -= sum(p.numel() for p in model.parameters()) * compute_dtype(model).itemsize
-    return max(least, int(_CACHE_SHARE * free) // token)
+    return max(least, int(CACHE_SHARE * free) // token)
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -36,7 +36,7 @@ from algorist.rollouts.sampling import sample, sample_longer
 log = logging.getLogger("algorist.rollouts.native.graph_tier")
 READ_EVERY = 8
 _POSITION, _LENGTH, _NEXT, _TOKEN, _ALIVE = range(5)
-_KEPT_SHARE = 4
+KEPT_SHARE = 4
 _MOST_LOOKS = 3
 """Looks after the last step of every row: an older one may still be on its way, and one may be needed to see the end."""
 
@@ -210,7 +210,7 @@ class GraphTier:
         """Keep the memory for the next request only where the update does not miss it."""
         assert self._buffers is not None
         device, size = self._buffers.device, self.nbytes
-        if on_gpu(device) and size > (unused_gpu_bytes(device) + size) // _KEPT_SHARE:
+        if on_gpu(device) and size > (unused_gpu_bytes(device) + size) // KEPT_SHARE:
             log.debug("the graph tier gives %.1f GB back for the update", size / 1e9)
             self.release()
 
