@@ -104,6 +104,38 @@ def test_the_run_is_that_of_one_process(folder: Path, config: str) -> None:
     assert (two / f"grpo/checkpoint-{STEPS}" / SHARDED[config]).exists()
 
 
+FULL = """
+import os
+import torch
+from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
+
+plain, seen = Qwen3MLP.forward, dict.fromkeys(("forward", "backward"), 0)
+
+def runs_out(where, *times):
+    seen[where] += 1
+    if os.environ["RANK"] == "1" and seen[where] in times:
+        raise torch.OutOfMemoryError(f"CUDA out of memory, {where}")
+
+def forward(self, x):
+    if x.requires_grad and len(x) == 1:  # in the packed pass, not in SFT
+        runs_out("forward", 8, 31)
+        x.register_hook(lambda _: runs_out("backward", 17))
+    return plain(self, x)
+
+Qwen3MLP.forward = forward
+"""
+
+
+@pytest.mark.parametrize("config", ["fsdp2"], indirect=True)
+def test_out_of_memory_in_one_process_halves_the_parts_of_all(folder: Path, config: str) -> None:
+    """In the middle of a forward and of a backward pass; the other process learns of it after the pass."""
+    (folder / "full.py").write_text(FULL)
+    said = sharded(folder, config, "full", f"plugins=[{folder}/full.py]", "threads=1")
+    log = (folder / "runs/full/training.log").read_text()
+    assert log.count("same mathematics") == 3, said
+    assert largest_difference(weights(folder / "runs/one", "grpo"), weights(folder / "runs/full", "grpo")) <= WEIGHTS
+
+
 @pytest.mark.parametrize("config", ["fsdp2", "zero3"], indirect=True)  # zero2's checkpoints are zero3's
 def test_resume_goes_on_as_if_it_had_not_been_cut(folder: Path, config: str) -> None:
     run, whole = folder / f"runs/again-{config}", folder / "runs" / config

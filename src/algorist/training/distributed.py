@@ -14,10 +14,12 @@ import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from algorist.errors import ConfigError
+from algorist.errors import ConfigError, is_out_of_memory
 from algorist.models.attention import FLASH
 from algorist.models.load import pick_device
 from algorist.models.sharding import is_sharded, wrapped_module
@@ -42,6 +44,21 @@ _PATIENCE = timedelta(days=1)
 REMINDER_S = 180.0
 """A process that waits for others says so after this time, and again after each further time."""
 _SKIP_AT_ONCE = 1 << 20
+
+
+def of_all(value: T) -> list[T]:
+    """Return the values of all processes, by rank, exchanged by their CPUs: no device waits. Every process must call this."""
+    if not dist.is_initialized():
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value, group=_side_group(dist.group.WORLD))
+    return values
+
+
+@cache
+def _side_group(_: Any) -> Any:
+    """The group for what CPUs exchange (gloo): with NCCL alone each number would be a wait for the GPU, and a wait of hours its error."""
+    return dist.new_group(backend="gloo", timeout=_PATIENCE)
 
 
 @contextmanager
@@ -108,10 +125,8 @@ class Processes:
     def wait(self) -> None:
         """Go on when every process has come here."""
         if self.count > 1:
-            from accelerate.utils import wait_for_everyone
-
             with reminder("for the other processes"):
-                wait_for_everyone()
+                of_all(None)
 
     def from_main(self, action: Callable[[], T]) -> T:
         """Return what ``action`` returns in the main process; the others wait for it.
@@ -121,17 +136,15 @@ class Processes:
         """
         if self.count == 1:
             return action()
-        from accelerate.utils import broadcast_object_list
-
-        message: list[Any] = [None, False]
+        message: tuple[Any, bool] = None, False
         if self.main:
             try:
-                message = [action(), True]
+                message = action(), True
             finally:
-                broadcast_object_list(message)
+                of_all(message)
         else:
             with reminder("for the main process"):
-                broadcast_object_list(message)
+                message = of_all(message)[0]
         value, done = message
         if not done:
             raise SystemExit(1)
@@ -141,10 +154,8 @@ class Processes:
         """Return the values of all processes, in the order of their ranks."""
         if self.count == 1:
             return [value]
-        from accelerate.utils import gather_object
-
         with reminder("for the other processes"):
-            return list(gather_object([value]))
+            return of_all(value)
 
     def stop_signal(self, say: Callable[[str], None]) -> StopSignal:
         """Return the callback for Ctrl-C: all processes stop after the same step."""
@@ -293,13 +304,85 @@ def passes_of_all(accelerator: Any, passes: int) -> int:
     """Return the number of passes of every process: the largest, where each pass gathers weights or adds up gradients."""
     if accelerator.num_processes == 1 or not shares_passes(accelerator):
         return passes
-    needed = torch.tensor([passes], device=accelerator.device)
-    return int(accelerator.gather(needed).max())
+    return max(of_all(passes))
 
 
 def shares_passes(accelerator: Any) -> bool:
     """Whether a pass waits for the other processes: FSDP2 and DeepSpeed gather weights in it, or add its gradients up."""
     return bool(accelerator.is_fsdp2) or getattr(accelerator.state, "deepspeed_plugin", None) is not None
+
+
+class SharedPasses:
+    """Forward and backward passes of a model that FSDP2 shards, in step with the other processes also where memory runs out in one.
+
+    Each pass gathers weights and adds gradients up in the same order, which the first one notes. A process that cannot finish a
+    pass takes part in what is left of it with empty tensors; then all hear of it, and all count the pass as failed.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.order: list[Callable[[], Any]] = []
+        """What a pass exchanges, each with tensors of its own."""
+        self._done: list[Callable[[], Any]] = []
+        self.failed = False
+        for module in model.modules():
+            if hasattr(module, "set_custom_all_gather"):
+                module.set_custom_all_gather(_Exchange(self._done, dist.all_gather_single))
+                module.set_custom_reduce_scatter(_Exchange(self._done, dist.reduce_scatter_single))
+
+    @classmethod
+    def of(cls, model: Any) -> SharedPasses | None:
+        """Return those of a model that FSDP2 shards; None for others, and before torch 2.13, which cannot go on after a failed pass."""
+        return cls(model) if hasattr(model, "reset_iter_state") and dist.get_world_size() > 1 else None
+
+    def run(self, one_pass: Callable[[], None]) -> None:
+        """Run a pass; every process must call this.
+
+        Raises:
+            torch.OutOfMemoryError: Memory ran out in a process.
+        """
+        if self.order:  # forwards without a gradient, as of rollouts, would change what is gathered in advance
+            self.model.reset_iter_state()
+        self._done.clear()
+        failed: BaseException | None = None
+        try:
+            one_pass()
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error) or not self.order:
+                raise
+            failed = error
+            traceback.clear_frames(error.__traceback__)  # which hold the pass's tensors
+            self.model.reset_iter_state()
+            for exchange in self.order[len(self._done) :]:
+                exchange()
+        self.order = self.order or self._done.copy()
+        self.failed = failed is not None
+        if any(of_all(self.failed)):
+            raise failed or torch.OutOfMemoryError("out of memory in another process")
+
+    def all_smaller(self, smaller: bool) -> bool:
+        """Return whether each process that failed can make its next attempt ``smaller``; every process must call this."""
+        return all(of_all(smaller or not self.failed))
+
+
+class _Exchange:
+    """A collective of FSDP2 that is noted before it is called."""
+
+    def __init__(self, noted: list[Callable[[], Any]], collective: Callable[..., Any]) -> None:
+        self.noted, self.collective = noted, collective
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, **ways: Any) -> Any:
+        sizes = [(t.shape, t.dtype, t.device) for t in (output_tensor, input_tensor)]
+
+        def again() -> None:
+            made = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in sizes]
+            self.collective(*made, group=group, **{**ways, "async_op": False})
+
+        self.noted.append(again)
+        return self.collective(output_tensor, input_tensor, group=group, **ways)
 
 
 @contextmanager

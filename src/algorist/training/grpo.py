@@ -31,7 +31,9 @@ from algorist.training.batch import Batch
 from algorist.training.checkpoint import ExactCheckpoints
 from algorist.training.distributed import (
     PolicyEngine,
+    SharedPasses,
     average_gradients,
+    of_all,
     passes_of_all,
     reminder,
     shares_passes,
@@ -270,12 +272,20 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
 
         Idle passes over the shortest completion come where other processes have more parts and each pass needs all of them.
         """
-        parts = self._parts(batch, rows)
-        idle = passes_of_all(self.accelerator, len(parts)) - len(parts)
-        shortest = [min(range(len(batch)), key=lambda row: len(batch.completions[row]))]
-        for number, part in enumerate([*parts, *[shortest] * idle], start=1):
-            self.accelerator.sync_gradients = number == len(parts) + idle  # DeepSpeed's engine steps then
-            yield part, number > len(parts)
+        idle = [min(range(len(batch)), key=lambda row: len(batch.completions[row]))], True
+        parts = [(part, False) for part in self._parts(batch, rows)]
+        parts += [idle] * (passes_of_all(self.accelerator, len(parts)) - len(parts))
+        if torch.is_grad_enabled() and self.shared_passes and not self.shared_passes.order:
+            self.log_probs.why_plain(self.model_wrapped, batch, self.accelerator.autocast)  # compared here
+            parts.insert(0, idle)
+        for number, part in enumerate(parts, start=1):
+            self.accelerator.sync_gradients = number == len(parts)  # DeepSpeed's engine steps then
+            yield part
+
+    @cached_property
+    def shared_passes(self) -> SharedPasses | None:
+        """Of a model that FSDP2 shards."""
+        return SharedPasses.of(self.model_wrapped)
 
     @cached_property
     def part_tokens(self) -> int | None:
@@ -287,6 +297,10 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
 
     def halve_parts(self, batch: Batch) -> bool:
         """Take what the engine keeps, halve the tokens of a part, or spare memory for a single completion; False: nothing is left."""
+        smaller = self._halve_own(batch)
+        return smaller if self.shared_passes is None else self.shared_passes.all_smaller(smaller)
+
+    def _halve_own(self, batch: Batch) -> bool:
         if getattr(self.engine, "spare_memory", bool)():
             log.warning("out of memory in the update; the engine keeps nothing between rollouts from now on")
             return True
@@ -375,9 +389,7 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
         """Add up the metrics of all processes."""
         if self.args.world_size == 1:
             return
-        from accelerate.utils import gather_object
-
-        for sums in gather_object([metrics.take()]):
+        for sums in of_all(metrics.take()):
             for name, (total, count) in sums.items():
                 metrics.add_sum(name, total, count)
 

@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 
 from algorist.config.schema import GRPOSection
+from algorist.training.distributed import of_all
 from algorist.types import Group, Problem
 
 
@@ -153,9 +154,8 @@ def join_groups(accelerator: Any, share: Sequence[tuple[int, int]], groups: list
     """
     if accelerator.num_processes == 1:
         return groups
-    from accelerate.utils import gather_object
-
-    gathered = gather_object([(place, group) for (place, _), group in zip(share, groups, strict=True)])
+    own = [(place, group) for (place, _), group in zip(share, groups, strict=True)]
+    gathered = [pair for pairs in of_all(own) for pair in pairs]
     seconds = max(group.seconds for _, group in gathered)
     whole: dict[int, Group] = {}
     for place, group in gathered:

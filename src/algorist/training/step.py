@@ -30,6 +30,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -118,7 +119,7 @@ def update(trainer: Trainer, model: Any, batch: Batch) -> Tensor:
         policy,
         lambda: in_parts(trainer, policy, batch),
         lambda: trainer.halve_parts(batch),
-        alone=replicated or trainer.processes == 1,
+        alone=replicated or trainer.processes == 1 or trainer.shared_passes is not None,
     )
     if replicated:
         trainer.average_gradients(policy)
@@ -136,7 +137,8 @@ def in_parts(trainer: Trainer, model: Any, batch: Batch) -> tuple[Tensor, Metric
     )
     rows = rows_to_compute(batch, objective, extensions)
     total = torch.zeros((), device=batch.mask.device)
-    for part, idle in trainer.passes(batch, rows):
+
+    def one_pass(part: list[int], idle: bool) -> None:
         piece = batch.take(part)
         log_probs, entropy = trainer.log_probs(
             model,
@@ -146,12 +148,17 @@ def in_parts(trainer: Trainer, model: Any, batch: Batch) -> tuple[Tensor, Metric
             autocast=trainer.accelerator.autocast,
         )
         if idle:  # another process has one more part, and each pass needs all of them
-            trainer.accelerator.backward(log_probs.sum() * 0)
-            continue
+            return trainer.accelerator.backward(log_probs.sum() * 0)
         part_weights = weights[torch.tensor(part, device=weights.device), : piece.width]
         loss = loss_of(log_probs, entropy, piece, part_weights, objective, metrics, extensions)
         trainer.accelerator.backward(loss)
-        total += loss.detach()
+        total.add_(loss.detach())
         trainer.compare_with_sampler(metrics, log_probs.detach(), piece)
+
+    for part, idle in trainer.passes(batch, rows):
+        if trainer.shared_passes is None:
+            one_pass(part, idle)
+        else:
+            trainer.shared_passes.run(partial(one_pass, part, idle))
     trainer.count_skipped(metrics, batch, rows)
     return total, metrics
