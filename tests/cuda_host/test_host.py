@@ -26,6 +26,7 @@ from algorist.training.batch import Batch
 from algorist.training.distributed import without_buckets
 from algorist.training.faults import saved_bytes
 from algorist.training.log_probs import LogProbs, packed_log_probs
+from tests.cuda_host.memory import WITHIN, measure
 from tests.cuda_host.stub import Stub, model, rows_end_at_their_length
 
 GRAPHS = pytest.mark.skipif("int(__import__('os').environ['STUB_CC']) < 80", reason="graphs from 8.0")
@@ -220,6 +221,18 @@ def test_rollouts_halve_where_the_card_is_full(stub: Stub, caplog: pytest.LogCap
         del taken
     assert [len(group) for group in found] == [16] * 4
     assert "out of memory while sampling" in caplog.text
+
+
+@GRAPHS
+@pytest.mark.parametrize("name", ["gsm8k-qwen2.5-0.5b", "gsm8k-qwen2.5-1.5b-16gb"])
+def test_the_planned_peak_is_the_allocators(name: str) -> None:
+    """All weights, and an adapter; with what the engine keeps, the run's autocast, and parts of whole completions."""
+    card = torch.cuda.get_device_properties(0).total_memory / 1e9
+    if card < 20:
+        pytest.skip("the recipe is for a larger card")
+    assert measure(name, "grpo.micro_batch_tokens=4000", "grpo.max_completion_tokens=128", steps=2)[
+        "ratio"
+    ] == pytest.approx(1, abs=WITHIN)
 
 
 def test_the_battery_goes_on_without_nvidia_smi_and_past_a_section_that_hangs(tmp_path: Path) -> None:

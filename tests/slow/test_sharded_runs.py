@@ -118,8 +118,8 @@ def runs_out(where, *times):
 
 def forward(self, x):
     if x.requires_grad and len(x) == 1:  # in the packed pass, not in SFT
-        runs_out("forward", 8, 31)
-        x.register_hook(lambda _: runs_out("backward", 17))
+        runs_out("forward", 4)
+        x.register_hook(lambda _: runs_out("backward", 8))
     return plain(self, x)
 
 Qwen3MLP.forward = forward
@@ -130,10 +130,13 @@ Qwen3MLP.forward = forward
 def test_out_of_memory_in_one_process_halves_the_parts_of_all(folder: Path, config: str) -> None:
     """In the middle of a forward and of a backward pass; the other process learns of it after the pass."""
     (folder / "full.py").write_text(FULL)
-    said = sharded(folder, config, "full", f"plugins=[{folder}/full.py]", "threads=1")
+    said = sharded(folder, config, "full", f"plugins=[{folder}/full.py]", "grpo.micro_batch_tokens=1000")
     log = (folder / "runs/full/training.log").read_text()
-    assert log.count("same mathematics") == 3, said
-    assert largest_difference(weights(folder / "runs/one", "grpo"), weights(folder / "runs/full", "grpo")) <= WEIGHTS
+    assert log.count("same mathematics") == 2, said
+    assert (
+        largest_difference(weights(folder / "runs/one", "grpo"), weights(folder / "runs/full", "grpo"))
+        <= WEIGHTS
+    )
 
 
 @pytest.mark.parametrize("config", ["fsdp2", "zero3"], indirect=True)  # zero2's checkpoints are zero3's

@@ -25,7 +25,7 @@ from algorist.rollouts.native.decoder import cache_dtype
 from algorist.rollouts.native.engine import CACHE_SHARE
 from algorist.rollouts.native.graph_buffers import Room, slots_for
 from algorist.rollouts.native.graph_tier import KEPT_SHARE
-from algorist.training.batch import SMALL_PART, Batch
+from algorist.training.batch import Batch
 from algorist.training.extension import Extensions
 from algorist.training.faults import saved_bytes, state_bytes, tokens_in, tokens_that_fit
 from algorist.training.lm_head import CACHE_BYTES, CHUNK_ELEMENTS, TILE_COLUMNS, TILE_ROWS
@@ -45,7 +45,7 @@ _slopes: weakref.WeakKeyDictionary[nn.Module, dict[bool, float]] = weakref.WeakK
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """Bytes at the peak of a stage. ``base`` is what the process holds already, weights included (device: weights only);
-    ``kept`` what the engine keeps of its cache in an update, ``extensions`` what extensions hold in one, ``scoring`` what one takes
+    ``engine`` what the engine keeps of its cache in an update, ``extensions`` what extensions hold in one, ``scoring`` what one takes
     between sampling and update."""
 
     base: int
@@ -57,12 +57,14 @@ class MemoryPlan:
     allocator: int = 0
     extensions: int = 0
     scoring: int = 0
-    kept: int = 0
+    engine: int = 0
 
     @property
     def peak(self) -> int:
         """Rollouts, scoring and updates take turns: the largest counts."""
-        update = self.gradients + self.activations + self.allocator + self.logits + self.extensions + self.kept
+        update = (
+            self.gradients + self.activations + self.allocator + self.logits + self.extensions + self.engine
+        )
         return self.base + self.optimizer + max(update, self.kv_cache, self.scoring)
 
     def as_dict(self) -> dict[str, int]:
@@ -116,13 +118,7 @@ def plan_step(
     if grpo is not None:
         fixed = _with_sampling(base, fixed, shape.prompt_tokens, grpo, precision)
         part_tokens = part_tokens or _part_tokens(model, base, fixed, grpo, precision)
-        completions = shape.total_tokens or completions
-        tokens = shape.prompts * shape.prompt_tokens + completions
-        more = max(1.0, min(SMALL_PART / tokens, grpo.gradient_accumulation_steps))
-        tokens, completions = int(tokens * more), int(completions * more)
-        if part_tokens and part_tokens < tokens:
-            tokens = max(part_tokens, shape.prompt_tokens + shape.completion_tokens)
-            completions = min(completions, tokens)
+        tokens, completions = _largest_part(shape, grpo, part_tokens)
     activations = _activations(base, tokens, recompute, precision, packed=grpo is not None)
     holes = 0.0 if torch.cuda.is_available() else ADAPTER_HOLES if _is_adapter(model) else HOLES
     plan = replace(
@@ -137,6 +133,19 @@ def plan_step(
     sizes = rows, shape.completion_tokens, completions
     held, scoring = extensions.memory(base, *sizes, loaded=base_bytes is None)
     return replace(plan, extensions=held, scoring=scoring)
+
+
+def _largest_part(shape: Shape, section: GRPOSection, most_tokens: int | None) -> tuple[int, int]:
+    """Return the tokens of the largest part of a step, and those of its completions: each of the mean length, or one of the longest."""
+    rows = shape.rows * section.gradient_accumulation_steps
+    size = max(1, (shape.total_tokens or shape.rows * shape.completion_tokens) // shape.rows)
+    prompt_of = [row // section.group_size for row in range(rows)]
+    prompts = [[0] * shape.prompt_tokens] * (prompt_of[-1] + 1)
+    batch = Batch(prompts, [[0] * size] * rows, prompt_of, torch.zeros(rows), torch.ones(rows, 1))
+    parts = batch.parts(range(rows), most_rows=shape.rows, most_tokens=most_tokens)
+    largest = max(parts, key=batch.packed_tokens)
+    tokens = max(batch.packed_tokens(largest), shape.prompt_tokens + shape.completion_tokens)
+    return tokens, max(size * len(largest), shape.completion_tokens)
 
 
 def _with_sampling(
@@ -158,8 +167,8 @@ def _with_sampling(
         copies = sum(p.numel() for n, p in base.named_parameters() if any(name in n for name in names))
         copies *= precision.compute.itemsize
     held = cache + copies if section.engine in ("auto", "native") else 0
-    kept = held if held <= free // KEPT_SHARE else 0
-    return replace(plan, kv_cache=cache + copies + logits, kept=kept)
+    stays = held if held <= free // KEPT_SHARE else 0
+    return replace(plan, kv_cache=cache + copies + logits, engine=stays)
 
 
 def _part_tokens(
@@ -167,10 +176,10 @@ def _part_tokens(
 ) -> int | None:
     """Return the tokens of one forward and backward as the first update will count them; None: all."""
     if next(base.parameters()).device.type != "meta":
-        return tokens_that_fit(model, section, coming=plan.kept)
+        return tokens_that_fit(model, section, coming=plan.engine)
     if section.micro_batch_tokens is not None or not torch.cuda.is_available():
         return section.micro_batch_tokens
-    left = memory_limit() - plan.base - plan.optimizer - plan.gradients - plan.kept
+    left = memory_limit() - plan.base - plan.optimizer - plan.gradients - plan.engine
     return tokens_in(left, _per_token(base, precision, packed=True), base, section, precision)
 
 

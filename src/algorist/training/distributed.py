@@ -336,13 +336,12 @@ class SharedPasses:
         return cls(model) if hasattr(model, "reset_iter_state") and dist.get_world_size() > 1 else None
 
     def run(self, one_pass: Callable[[], None]) -> None:
-        """Run a pass; every process must call this.
+        """Run a pass after others of the model; every process must call this.
 
         Raises:
             torch.OutOfMemoryError: Memory ran out in a process.
         """
-        if self.order:  # forwards without a gradient, as of rollouts, would change what is gathered in advance
-            self.model.reset_iter_state()
+        self.model.reset_iter_state()  # forwards without a gradient leave weights gathered, and plans for gathering more
         self._done.clear()
         failed: BaseException | None = None
         try:
@@ -352,6 +351,7 @@ class SharedPasses:
                 raise
             failed = error
             traceback.clear_frames(error.__traceback__)  # which hold the pass's tensors
+            self.model.zero_grad()  # of the gathered weights, which are not added up yet
             self.model.reset_iter_state()
             for exchange in self.order[len(self._done) :]:
                 exchange()

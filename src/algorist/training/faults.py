@@ -232,7 +232,9 @@ def state_bytes(optim: str) -> int:
 
 
 @torch.enable_grad()
-def tokens_that_fit(model: Any, section: GRPOSection, optimizer: Any = None, *, coming: int = 0) -> int | None:
+def tokens_that_fit(
+    model: Any, section: GRPOSection, optimizer: Any = None, *, coming: int = 0
+) -> int | None:
     """Return ``grpo.micro_batch_tokens``, or on a GPU what the memory allows; None where that is not known.
 
     Gradients, optimizer states and the products' copies of the weights are counted in before they are there, this process's part

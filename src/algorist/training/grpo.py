@@ -276,7 +276,8 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
         parts = [(part, False) for part in self._parts(batch, rows)]
         parts += [idle] * (passes_of_all(self.accelerator, len(parts)) - len(parts))
         if torch.is_grad_enabled() and self.shared_passes and not self.shared_passes.order:
-            self.log_probs.why_plain(self.model_wrapped, batch, self.accelerator.autocast)  # compared here
+            with torch.no_grad():  # the packed pass is compared here, and not in what is noted
+                self.log_probs(self.model_wrapped, batch.take(idle[0]), autocast=self.accelerator.autocast)
             parts.insert(0, idle)
         for number, part in enumerate(parts, start=1):
             self.accelerator.sync_gradients = number == len(parts)  # DeepSpeed's engine steps then
