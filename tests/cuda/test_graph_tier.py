@@ -189,18 +189,19 @@ def test_a_forgotten_engine_takes_its_memory_along() -> None:
         gc.enable()
 
 
-def test_numbers_that_are_wrong_end_the_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device that never calls a row finished would be asked for ever."""
+@pytest.mark.parametrize("wrong", ["alive for ever", "zeros"])
+def test_numbers_that_are_wrong_end_the_rollout(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that never calls a row finished would be asked for ever; one that writes nothing calls rows without a token finished."""
     looks = []
     read = graph_tier._Look.read
 
-    def alive_for_ever(look: Any) -> list[list[int]]:
+    def other(look: Any) -> list[list[int]]:
         looks.append(look)
         assert len(looks) < 50, "asked for ever"
-        alive, *rest = read(look)
-        return [[1] * len(alive), *rest]
+        alive, ends = read(look)
+        return [[1] * len(alive), ends] if wrong == "alive for ever" else [[0] * len(alive)] * 2
 
-    monkeypatch.setattr(graph_tier._Look, "read", alive_for_ever)
+    monkeypatch.setattr(graph_tier._Look, "read", other)
     with pytest.raises(EngineError, match="12 rows have had all their steps, and the GPU still calls them"):
         NativeEngine(model(1, vocab_size=512), tier="graph").generate(
             PROMPTS, 4, SamplingParams(max_new_tokens=8, seed=3)

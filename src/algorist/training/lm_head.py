@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from algorist.models.products import row_bucket, times_transposed, weight_gradient, why_no_triton
+from algorist.models.products import row_bucket, times_transposed, weight_gradient
 
 CHUNK_ELEMENTS = 8_000_000
 """Logits of one chunk (32 MB in float32): large enough for the matrix product, small against the weights."""
@@ -203,10 +203,9 @@ def completion_log_probs(
     vocab = weight_VH.shape[0]
     device = hidden_NH.device.type
     if device not in ("cpu", "meta"):
-        from algorist.training.trl_seam import ChunkedLogProbFunction, head_without_triton
+        from algorist.training.trl_seam import ChunkedLogProbFunction, keep_head_running
 
-        if device == "cuda" and why_no_triton() is not None:
-            head_without_triton()
+        keep_head_running(hidden_NH.device)
         outputs = [n for n, on in (("entropy", compute_entropy), ("is_top1", compute_top1)) if on]
         columns = min(TILE_COLUMNS, vocab)
         scores = ChunkedLogProbFunction.apply(

@@ -62,6 +62,7 @@ class AlgoristSFTTrainer(ExactCheckpoints, SFTTrainer):
             gradient_accumulation_steps=arguments.gradient_accumulation_steps,
         )
         score_labels_only(unwrap(self.model))
+        trl_seam.keep_head_running(arguments.device)
         self.faults = FiniteSteps(lambda: list(self._window), lambda values: trl_seam.note(self, values))
         self.add_callback(self.faults)
 

@@ -7,6 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from algorist.models.products import why_no_triton
+
 # TRL sends a request on every trainer construction unless this is set before it is imported.
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
@@ -37,9 +41,10 @@ class SavesCheckpoints:
         self.save_whole(lambda: write(model, trial))
 
 
-def head_without_triton() -> None:
+def keep_head_running(device: torch.device) -> None:
     """Let TRL's head compute its tiles in torch on a GPU where Triton does not run."""
-    _chunked_logprob._TRITON_AVAILABLE = False
+    if device.type == "cuda" and why_no_triton() is not None:
+        _chunked_logprob._TRITON_AVAILABLE = False
 
 
 def load_weights(trainer: Any, checkpoint: Path) -> None:

@@ -361,7 +361,7 @@ class _GraphSchedule(Schedule):
                     lengths[row] = count
                 else:
                     calls[row] = count, last
-            elif not alive[slot]:
+            elif not alive[slot] and length > 0:  # a row begins with a token
                 lengths[row] = length
         if calls:
             self._set_back(calls, slot_of)
