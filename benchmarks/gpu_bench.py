@@ -32,8 +32,8 @@ class Bench:
     """Where and how large the sections run."""
 
     def __init__(self, smoke: bool, device: str) -> None:
-        self.smoke, self.device = smoke, torch.device(device)
-        self.cuda = self.device.type == "cuda"
+        self.cuda = device == "cuda"
+        self.smoke, self.device = smoke, torch.device("cuda:0" if self.cuda else device)
         self.dtype = torch.bfloat16 if self.cuda else torch.float32
 
     def shape(self, name: str) -> str:
@@ -100,6 +100,14 @@ class Bench:
             torch.cuda.reset_peak_memory_stats()
         yield
         into["peak_gb"] = torch.cuda.max_memory_allocated() / 1e9 if self.cuda else None
+
+    @contextmanager
+    def smaller_card(self, size: float) -> Iterator[float]:
+        """Leave ``size`` bytes of the card by taking the others, in GB: the driver's free memory is what parts are made for."""
+        self.free()
+        total = torch.cuda.get_device_properties(self.device).total_memory if self.cuda else 0
+        taken = torch.empty(max(0, int(total - size)), dtype=torch.uint8, device=self.device)
+        yield taken.nbytes / 1e9
 
     def free(self) -> None:
         """Give back what the last model took."""

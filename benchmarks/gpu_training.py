@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
@@ -214,7 +215,6 @@ def card(bench: Bench) -> dict[str, Any]:
     """Three real GRPO steps of a 1.5B model on a card of 24 GB (imitated): peak, size of the parts, seconds of each rollout."""
     need_trl()
     found: dict[str, Any] = {"card_gb": CARD / 1e9}
-    total = torch.cuda.get_device_properties(bench.device).total_memory if bench.cuda else 0
     optim = {"adapter": "adamw_torch"}
     if find_spec("bitsandbytes"):
         optim["float32 masters"] = "adamw_8bit" if bench.cuda else "adamw_torch"
@@ -222,23 +222,19 @@ def card(bench: Bench) -> dict[str, Any]:
         found["float32 masters"] = "left out: it needs bitsandbytes for Adam's states in 8 bit"
     for kind, name in optim.items():
         for length in (1024,) if bench.smoke else (1024, 4096):
-            if bench.cuda:
-                torch.cuda.set_per_process_memory_fraction(min(1.0, CARD / total), bench.device)
             try:
                 case: dict[str, Any] = {}
-                with bench.peak(case):
+                with bench.smaller_card(CARD) as taken, bench.peak(case):
                     trainer, said = _train(
                         bench, "1.5B", kind, length, max_steps=3, optim=name, gradient_checkpointing=True
                     )
                 log = [line for line in trainer.state.log_history if "time/rollout_s" in line]
                 case |= {"part_tokens": trainer.part_tokens, "said": said}
                 case |= {key: [line[f"time/{key}"] for line in log] for key in ("rollout_s", "update_s")}
+                case["peak_gb"] = case["peak_gb"] and case["peak_gb"] - taken
                 del trainer
             except Exception as error:  # the next case is as interesting
                 case = {"error": f"{type(error).__name__}: {error}"[:500]}
-            finally:
-                if bench.cuda:
-                    torch.cuda.set_per_process_memory_fraction(1.0, bench.device)
             found[f"{kind} 16 x {length}"] = case
             print("  ", kind, length, json.dumps(case), flush=True)
             bench.free()
@@ -253,7 +249,7 @@ def halving(bench: Bench) -> dict[str, Any]:
         peak: dict[str, Any] = {}
 
         def prepare(trainer: Any, limit: int | None = most if little else None) -> None:
-            trainer.log_probs = _Limited(bench, trainer.log_probs, limit)
+            trainer.log_probs = _Limited(bench, trainer.log_probs, limit, trainer.engine.release)
 
         before = _flat(_policy(bench, "0.5B", "float32 masters"))
         with bench.peak(peak):
@@ -278,14 +274,16 @@ class _Limited:
         bench: Where it runs.
         log_probs: The trainer's.
         most: What the whole step took: bytes of a GPU, else tokens; None for no limit.
+        release: Takes back what the engine keeps: else its memory would be given up first, and that may be enough.
     """
 
-    def __init__(self, bench: Bench, log_probs: Any, most: int | None) -> None:
-        self.bench, self.log_probs, self.most, self.tokens = bench, log_probs, most, 0
+    def __init__(self, bench: Bench, log_probs: Any, most: int | None, release: Callable[[], None]) -> None:
+        self.bench, self.log_probs, self.most, self.tokens, self.release = bench, log_probs, most, 0, release
 
     def __call__(self, model: Any, batch: Any, **more: Any) -> Any:
         tokens = batch.packed_tokens(range(len(batch)))
         self.tokens = max(self.tokens, tokens)
+        self.release()
         if self.most is not None and not self.bench.cuda and tokens > 0.6 * self.most:
             raise torch.OutOfMemoryError("this part is larger than what the smoke run allows")
         if self.most is not None and self.bench.cuda:

@@ -13,6 +13,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from sysconfig import get_paths
 
 HERE = Path(__file__).parent
 TRITON = {"2.13.0": "3.7.1", "2.11.0": "3.6.0"}
@@ -45,6 +46,7 @@ def main() -> None:
     (folder / ".gitignore").write_text("*\n")
     install(options.python, site, options.torch)
     objects = [*(site / "torch/lib").glob("*.so"), *(site / "torch").glob("_C*.so")]
+    objects += Path(get_paths()["purelib"]).glob("bitsandbytes/*_cuda130.so")
     by_name = (site / "torch/lib/libc10_cuda.so").read_bytes()  # what it asks the driver for while it runs
     by_name += (site / "triton/backends/nvidia/driver.c").read_bytes()
     wanted = imported(objects) | {

@@ -90,7 +90,7 @@ CURES: dict[str, tuple[tuple[str, str, str], str, int]] = {
     ),
     "the layout in one copy": (
         (PACKED, '    packed = torch.cat([t.reshape(-1)', '    return [t.to(device) for t in tensors]\n    packed = torch.cat([t.reshape(-1)'),
-        _UPDATE + "test_the_layout_of_a_part_is_copied_at_once",
+        _UPDATE + "test_a_part_waits_for_its_layout_only",
         0,
     ),
     "a capture beside other threads": (

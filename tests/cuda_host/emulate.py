@@ -8,6 +8,7 @@ alone. Kernels that exist on CUDA only are those of the pretend device (``tests/
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
+from algorist.rollouts.native.graph_tier import Step
 from tests.cuda.pretend import CUDA_ONLY
 
 BY_NUMBERS = set(
@@ -110,11 +112,14 @@ WITH_TYPE = {"addmm": _addmm, "mm": _mm}
 
 
 class Emulate(TorchDispatchMode):
-    """Computes every operation on CUDA tensors on the host as well; ``missing`` are those it could not, and why."""
+    """Computes every operation on CUDA tensors on the host as well; ``missing`` are those it could not, and why.
 
-    def __init__(self) -> None:
+    What is captured is computed when it is replayed (``numbers_of_a_replay``).
+    """
+
+    def __init__(self, missing: dict[str, str] | None = None) -> None:
         super().__init__()
-        self.missing: dict[str, str] = {}
+        self.missing = {} if missing is None else missing
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -123,6 +128,8 @@ class Emulate(TorchDispatchMode):
         wanted = kwargs.get("device")
         made_there = wanted is not None and torch.device(wanted).type == "cuda"
         if not made_there and not any(t.device.type == "cuda" for t in tensors):
+            return func(*args, **kwargs)
+        if torch.cuda.is_current_stream_capturing():
             return func(*args, **kwargs)
         by_mask = name in ("index", "index_put", "index_put_", "_index_put_impl_") and any(
             isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) for i in args[1]
@@ -187,3 +194,14 @@ class Emulate(TorchDispatchMode):
                 self.missing[f"{name}, shape"] = f"{tuple(left.shape)} {tuple(right.shape)}"
             else:
                 on_host(left).copy_(right.reshape(left.shape))
+
+
+def numbers_of_a_replay(run: Callable[[Step], None]) -> Callable[[Step], None]:
+    """Return ``Step.run`` that computes directly what a replayed graph would have written."""
+
+    def both(step: Step) -> None:
+        run(step)
+        if step._graph is not None:
+            step.body()
+
+    return both

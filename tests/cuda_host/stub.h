@@ -2,8 +2,9 @@
 // is touched, kernels do nothing and are counted by name, what a CUDA graph may not capture is refused as the driver
 // refuses it.
 //
-// STUB_CC is the compute capability (90, 89, 75 …), STUB_CARD_GB the card's memory in GB. Functions that are not here
-// answer 0, success (build.py adds them). What numbers a kernel would have written, emulate.py computes on the host.
+// STUB_CC is the compute capability (90, 89, 75 …), STUB_CARD_GB the card's memory in GB, STUB_LAUNCHES the number of
+// kernels after which it hangs. Functions that are not here answer 0, success (build.py adds them). What numbers a
+// kernel would have written, emulate.py computes on the host.
 #pragma once
 #include <cuda.h>
 #include <cuda_runtime_api.h>
@@ -11,7 +12,9 @@
 #include <pthread.h>
 #include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -138,22 +141,26 @@ inline int kind_of(const void* place) {
 }
 inline const size_t SMALL =
     4u << 20;  // larger copies between buffers of the card, and fills with 0, leave the pages unbacked
+// What is captured is not done yet.
+inline bool recorded() { return capture.on && pthread_equal(pthread_self(), capture.thread); }
 inline void copy(void* to, const void* from, size_t size) {
   LOCK;
   bool out = kind_of(from) == DEVICE, in = kind_of(to) == DEVICE;
   const char* way = out && in ? "d2d" : in ? "h2d" : "d2h";
   count(std::string("copy ") + way, way);
-  if (!(out && in) || size <= SMALL) memmove(to, from, size);
+  if (!recorded() && (!(out && in) || size <= SMALL)) memmove(to, from, size);
 }
 inline void fill(void* place, int value, size_t size) {
   LOCK;
   count("memset", "memsets");
-  if (value || size <= SMALL) memset(place, value, size);
+  if (!recorded() && (value || size <= SMALL)) memset(place, value, size);
 }
 
 // ---- kernels
 inline cudaError_t launch(const void* function, dim3 grid, dim3 block) {
   LOCK;
+  static double most = setting("STUB_LAUNCHES", INFINITY);
+  while (totals["launches"] >= most) pause();
   auto name = names.find(function);
   count(name == names.end() ? "?" : name->second, "launches");
   bool valid = grid.x && grid.y && grid.z && block.x && grid.y <= 65535 && grid.z <= 65535 &&

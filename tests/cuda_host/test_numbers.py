@@ -15,26 +15,21 @@ from torch import Tensor
 
 from algorist.rollouts.base import SamplingParams
 from algorist.rollouts.native import graph_tier
-from algorist.rollouts.native.decode_attention import PlainAttention
 from algorist.rollouts.native.engine import NativeEngine
 from algorist.training.batch import Batch
 from algorist.training.log_probs import LogProbs, packed_log_probs
 from tests.conftest import Cli
 from tests.cuda.test_rollout_on_gpu import PROMPTS, compare, model
 from tests.cuda.test_update_on_gpu import batch, gradient, policy
-from tests.cuda_host.emulate import Emulate
+from tests.cuda_host.emulate import Emulate, numbers_of_a_replay
 
 
 @pytest.fixture(autouse=True)
-def direct_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A replayed graph writes no numbers, and neither does a kernel of Triton."""
-    made = graph_tier.Step.__init__
-    monkeypatch.setattr(
-        graph_tier.Step, "__init__", lambda step, body, pool, _: made(step, body, pool, False)
-    )
-    monkeypatch.setattr(graph_tier, "attention_kind", lambda device: PlainAttention)
-    monkeypatch.setattr("algorist.rollouts.native.weights.why_no_triton", lambda: "it writes nothing here")
-    monkeypatch.setattr("trl.kernels.chunked_logprob._TRITON_AVAILABLE", False)
+def numbers_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels of Triton write none, and neither does a replayed graph."""
+    monkeypatch.setattr(graph_tier.Step, "run", numbers_of_a_replay(graph_tier.Step.run))
+    for place in ("rollouts.native.graph_tier", "rollouts.native.weights", "training.trl_seam"):
+        monkeypatch.setattr(f"algorist.{place}.why_no_triton", lambda: "it writes nothing here")
 
 
 @pytest.fixture

@@ -93,4 +93,8 @@ def test_every_line_that_a_mutation_or_a_missing_cure_changes_is_there_once() ->
         for name, (file, text, _) in changes.items()
         if (count := (SOURCE / file).read_text(encoding="utf-8").count(text)) != 1
     ]
+    for name, (_, test, _) in CURES.items():
+        file, _, function = test.partition("::")
+        if f"def {function}(" not in (TESTS.parent / file).read_text(encoding="utf-8") and function:
+            gone.append(f"{name}: no test {test}")
     assert not gone, "\n".join(gone)
