@@ -329,11 +329,11 @@ def test_the_page_of_the_store_lists_what_a_round_writes() -> None:
     assert re.findall(r"`(\w+)`", listed) == list(asdict(Drawing()))
 
 
-def test_grade_reads_what_a_command_writes(cli: Any, tmp_path: Path) -> None:
+def test_grade_reads_what_a_command_writes(call: Any, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     row = json.dumps({"answer": "0.5", "gold": "1/2"})
     writer = subprocess.Popen(["sh", "-c", f"echo '{row}' > {tmp_path}/pipe"])
-    done = cli("grade", "--file", "pipe")
+    done = call("grade", "--file", "pipe")
     writer.kill()
     assert (done.returncode, done.stdout.startswith("right: equal_number")) == (0, True), done.stderr
 

@@ -328,16 +328,14 @@ def test_a_completion_script_asks_this_program(verb: Any, shell: str) -> None:
         ("data ov", "overlap"),
     ],
 )
-def test_completion_knows_verbs_options_and_recipes(typed: str, offered: str) -> None:
+def test_completion_knows_verbs_options_and_recipes(
+    typed: str, offered: str, call: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = f"algorist {typed}"
-    asked = {
-        "_ALGORIST_COMPLETE": "complete_bash",
-        "COMP_WORDS": words,
-        "COMP_CWORD": str(len(words.split()) - 1),
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", "algorist"], capture_output=True, text=True, env={**os.environ, **asked}
-    )
+    monkeypatch.setenv("_ALGORIST_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+    done = call()
     assert offered in done.stdout.split(), done.stderr
 
 
