@@ -71,7 +71,7 @@ def equal() -> str:
         for cell in found["results"]:
             seconds = {name: side["second"]["median"] for name, side in cell["variants"].items()}
             work = f"{cell['prompt_tokens']} + {cell['tokens']}, {cell['rows']} in groups of {cell['group']}"
-            words = [f"{work}, {cell['dtype']}", *(["half without a signal"] if cell["half"] else [])]
+            words = [f"{work}, {cell['dtype']}", *(["half dead"] if cell["half"] else [])]
             memory = f"{cell['memory']:.2f}" if "memory" in cell else "–"
             share = cell.get("share_of_limit")
             columns = [
