@@ -236,6 +236,24 @@ def test_the_planned_peak_is_the_allocators(name: str) -> None:
     ] == pytest.approx(1, abs=WITHIN)
 
 
+@GRAPHS
+def test_an_update_that_does_not_fit_goes_on_in_halves(caplog: pytest.LogCaptureFixture) -> None:
+    """The allocator's own error, with 16 GB left at most: first the engine gives back what it keeps, then parts get smaller."""
+    taken = torch.empty(max(0, torch.cuda.mem_get_info()[0] - 16 * 10**9), dtype=torch.uint8, device="cuda")
+    try:
+        changes = "grpo.micro_batch_tokens=100000", "grpo.max_completion_tokens=128"
+        assert measure("gsm8k-qwen2.5-0.5b", *changes, steps=2)["phases_gb"]["optimizer"] > 0
+    finally:
+        del taken
+    said = [
+        record.getMessage()
+        for record in caplog.records
+        if "out of memory in" in record.getMessage() or "same mathematics" in record.getMessage()
+    ]
+    assert "the engine keeps nothing" in said[0] and "same mathematics" in said[1], said
+    assert torch.cuda.memory_stats()["num_ooms"] >= 2
+
+
 def battery(out: Path, *options: str, **environment: str) -> tuple[int, str, dict[str, Any]]:
     """Run ``benchmarks/gpu.py`` in small; return exit code, what it said, and its files by section."""
     command = [
