@@ -231,6 +231,14 @@ def _add_packed_forward(base: Any) -> None:
 
     base.forward = types.MethodType(forward, base)
     base._algorist_packed = True
+    for module in base.modules():
+        if (cast := getattr(module, "_cast_input_dtype", None)) is not None:
+            module._cast_input_dtype = functools.partial(_unless_mixed, cast)
+
+
+def _unless_mixed(cast: Callable[[Any, torch.dtype], Any], x: Any, dtype: torch.dtype) -> Any:
+    """Return the input of an adapter's factors, not in their float32 where autocast takes it back to 16 bit at once."""
+    return x if isinstance(x, Tensor) and torch.is_autocast_enabled(x.device.type) else cast(x, dtype)
 
 
 def _forward_packed(
