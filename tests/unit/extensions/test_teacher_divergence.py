@@ -221,7 +221,7 @@ def test_a_wide_teacher_is_cut_and_its_mass_on_the_rest_is_logged(tmp_path: Path
 def test_the_base_of_an_adapter_teaches_by_its_distribution(tmp_path: Path, loss: str) -> None:
     model = get_peft_model(make_model(), LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False))
     trainer, part = taught(
-        tmp_path, model, teacher={"model": "base", "loss": loss}, max_steps=8, learning_rate=3e-2
+        tmp_path, model, teacher={"model": "base", "loss": loss}, max_steps=16, learning_rate=3e-2
     )
     trainer.train()
     log = [line["teacher/divergence"] for line in trainer.state.log_history if "teacher/divergence" in line]
