@@ -180,7 +180,7 @@ _ONLY_WITH_COMMANDS = (
 _IT = r"(?:it|they|he|she|there) (?:is|are|does|do|can|has|have)"
 _EVERY = r"(?:all |the )*integers"
 _ORDERS = (("less|smaller", "<"), ("greater|more|larger", ">"))
-_IN_WORDS = (
+_IN_WORDS: tuple[tuple[str, re.Pattern[str], str], ...] = (
     ("'", re.compile(r"(?<=\d)'(?=\d{3}(?!\d))"), ""),
     ("{:}", re.compile(r"\{:\}"), ":"),
     ("es, ", re.compile(rf"^(yes), {_IT}$", re.IGNORECASE), r"\1"),
