@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Any
 
 from algorist.grading.algebra.units import number_in_words
 from algorist.grading.text import closing_brace
@@ -180,7 +181,7 @@ _ONLY_WITH_COMMANDS = (
 _IT = r"(?:it|they|he|she|there) (?:is|are|does|do|can|has|have)"
 _EVERY = r"(?:all |the )*integers"
 _ORDERS = (("less|smaller", "<"), ("greater|more|larger", ">"))
-_IN_WORDS: tuple[tuple[str, re.Pattern[str], str], ...] = (
+_IN_WORDS: tuple[tuple[str, re.Pattern[str], Any], ...] = (
     ("'", re.compile(r"(?<=\d)'(?=\d{3}(?!\d))"), ""),
     ("{:}", re.compile(r"\{:\}"), ":"),
     ("es, ", re.compile(rf"^(yes), {_IT}$", re.IGNORECASE), r"\1"),
