@@ -238,7 +238,8 @@ def _add_packed_forward(base: Any) -> None:
 
 def _unless_mixed(cast: Callable[[Any, torch.dtype], Any], x: Any, dtype: torch.dtype) -> Any:
     """Return the input of an adapter's factors, not in their float32 where autocast takes it back to 16 bit at once."""
-    return x if isinstance(x, Tensor) and torch.is_autocast_enabled(x.device.type) else cast(x, dtype)
+    kind = x.device.type if isinstance(x, Tensor) else "meta"  # which knows no autocast
+    return x if kind != "meta" and torch.is_autocast_enabled(kind) else cast(x, dtype)
 
 
 def _forward_packed(
