@@ -250,7 +250,14 @@ def _per_token(base: Any, precision: Precision, *, packed: bool) -> float:
         shapes_only = next(base.parameters()).device.type == "meta"
         known = _slopes.setdefault(base, {}) if shapes_only else {}
         if packed not in known:
+            # A run casts no input to the factors' float32; shapes know no autocast, so here the factors change type.
+            factors = [p for name, p in base.named_parameters() if shapes_only and "lora_" in name]
+            types = [(factor, factor.dtype) for factor in factors]
+            for factor in factors:
+                factor.data = factor.data.to(precision.compute)
             long, short = (_kept(base, count, packed) for count in (96, 32))
+            for factor, dtype in types:
+                factor.data = factor.data.to(dtype)
             known[packed] = (long - short) / 64
         per_token = known[packed]
     finally:
