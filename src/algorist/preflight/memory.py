@@ -255,9 +255,11 @@ def _per_token(base: Any, precision: Precision, *, packed: bool) -> float:
             types = [(factor, factor.dtype) for factor in factors]
             for factor in factors:
                 factor.data = factor.data.to(precision.compute)
-            long, short = (_kept(base, count, packed) for count in (96, 32))
-            for factor, dtype in types:
-                factor.data = factor.data.to(dtype)
+            try:
+                long, short = (_kept(base, count, packed) for count in (96, 32))
+            finally:
+                for factor, dtype in types:
+                    factor.data = factor.data.to(dtype)
             known[packed] = (long - short) / 64
         per_token = known[packed]
     finally:
