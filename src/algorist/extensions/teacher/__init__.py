@@ -14,8 +14,10 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import yaml
 from pydantic import Field
 
 from algorist.config.section import Section
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from algorist.training.lm_head import AtHead, OfHead
     from algorist.training.metrics import Metrics
 
+WORDS: dict[str, str] = yaml.safe_load(Path(__file__).with_name("words.yaml").read_text(encoding="utf-8"))
+"""What refusals, model and preview say."""
 BASE = "base"
 NUMBERS = "teacher/numbers"
 """What the teacher says of a batch, in ``Batch.extra``: hidden states (B, T, H), or its likeliest tokens (B, T, 2 + 2k)."""

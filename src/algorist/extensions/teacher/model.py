@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from algorist.config.section import ModelSection
 from algorist.errors import ConfigError
-from algorist.extensions.teacher import BASE, NUMBERS, TeacherSection
+from algorist.extensions.teacher import BASE, NUMBERS, WORDS, TeacherSection
 from algorist.extensions.teacher.divergence import Head, mass_beyond, top_of
-from algorist.extensions.teacher.refusals import WORDS
 from algorist.models.load import load_policy, make_policy
 from algorist.store.stages import LAST_FIRST
 from algorist.training.batch import Batch

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from algorist.evaluation.estimators import Interval, paired_difference
-from algorist.extensions.teacher import BASE
+from algorist.extensions.teacher import BASE, WORDS
 from algorist.extensions.teacher.model import Teacher
-from algorist.extensions.teacher.refusals import WORDS
 from algorist.extensions.teacher.remote import load_teacher, remote_of
 from algorist.preflight.completions import sample
 from algorist.training.batch import Batch

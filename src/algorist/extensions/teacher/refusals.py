@@ -6,12 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from algorist.extensions.teacher import BASE, TeacherSection
+from algorist.extensions.teacher import BASE, WORDS, TeacherSection
 from algorist.extensions.teacher.remote import remote_of
 
-WORDS: dict[str, str] = yaml.safe_load(Path(__file__).with_name("words.yaml").read_text(encoding="utf-8"))
 EQUAL_GROUPS = {"resample": "replaces", "replay": "replaces", "drop_equal_groups": "leaves out"}
 """What takes groups of equal rewards away, and how."""
 
