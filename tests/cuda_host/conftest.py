@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,8 +12,9 @@ collect_ignore_glob = [] if "STUB_CC" in os.environ else ["test_*.py"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        item.add_marker(pytest.mark.cuda_host)
+    for item in items:  # of all folders
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.cuda_host)
 
 
 @pytest.fixture
