@@ -130,6 +130,7 @@ def test_sigterm_while_torch_loads_has_its_word(tmp_path: Path) -> None:
     assert "Traceback" not in output
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_a_process_ends_shows_no_traceback() -> None:
     """The third of three: the first was answered, the second ended the run, exit hooks are at work."""
     code = (

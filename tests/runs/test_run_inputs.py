@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -22,34 +23,38 @@ TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfo
 REWARD = "def short(completion):\n    return 1.0 / (1 + len(completion))\n"
 
 
-@pytest.fixture
-def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "short.py").write_text(REWARD)
-    (tmp_path / "right.py").write_text(
-        "def right(problem, answer):\n    return answer == problem['answer']\n"
-    )
-    (tmp_path / "system.txt").write_text("Think.\n")
-    (tmp_path / "chat.jinja").write_text(TEMPLATE)
+SETTINGS = [
+    "threads=1",
+    "data.train={name: local, path: mine.jsonl, checker: 'right.py:right'}",
+    "data.sft=null",
+    "rewards=[correct, short.py:short]",
+    "prompt={format: reasoning_answer, system_prompt_path: system.txt}",
+    "model.chat_template=chat.jinja",
+    "grpo.max_steps=1",
+    "eval.enabled=false",
+    "run_name=r",
+]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a user's files and the run that was made from them."""
+    folder = tmp_path_factory.mktemp("mine")
+    (folder / "short.py").write_text(REWARD)
+    (folder / "right.py").write_text("def right(problem, answer):\n    return answer == problem['answer']\n")
+    (folder / "system.txt").write_text("Think.\n")
+    (folder / "chat.jinja").write_text(TEMPLATE)
     rows = [{"question": f"What is {n} + 1?", "answer": str(n + 1), "solution": "count"} for n in range(24)]
-    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return [
-        "threads=1",
-        "data.train={name: local, path: mine.jsonl, checker: 'right.py:right'}",
-        "data.sft=null",
-        "rewards=[correct, short.py:short]",
-        "prompt={format: reasoning_answer, system_prompt_path: system.txt}",
-        "model.chat_template=chat.jinja",
-        "grpo.max_steps=1",
-        "eval.enabled=false",
-        "run_name=r",
-    ]
+    (folder / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with chdir(folder):
+        run_recipe(load_recipe("smoke-cpu", SETTINGS).recipe)
+    return folder
 
 
 @pytest.fixture
-def run(settings: list[str], tmp_path: Path) -> Path:
-    run_recipe(load_recipe("smoke-cpu", settings).recipe)
-    return tmp_path / "runs" / "r"
+def run(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(made)
+    return made / "runs" / "r"
 
 
 def test_they_are_copied_and_hashed(run: Path) -> None:
@@ -73,29 +78,28 @@ def test_they_are_copied_and_hashed(run: Path) -> None:
         ("mine.jsonl", "data.train.path"),
     ],
 )
-def test_an_edited_file_is_reported_on_resume(
-    run: Path, settings: list[str], tmp_path: Path, name: str, key: str
-) -> None:
-    longer = load_recipe("smoke-cpu", settings).recipe
-    with (tmp_path / name).open("a") as file:
-        file.write(
-            "\n\n" if name != "mine.jsonl" else '{"question": "2+2?", "answer": "4", "solution": "s"}\n'
-        )
+def test_an_edited_file_is_reported_on_resume(run: Path, made: Path, name: str, key: str) -> None:
+    longer, before = load_recipe("smoke-cpu", SETTINGS).recipe, (made / name).read_text()
+    more = "\n\n" if name != "mine.jsonl" else '{"question": "2+2?", "answer": "4", "solution": "s"}\n'
+    (made / name).write_text(before + more)
     with pytest.raises(ConfigError) as error:
         run_recipe(longer, resume=True)
     assert f"{name} ({key})" in str(error.value) and "run_name=NAME" in str(error.value)
-    if name != "mine.jsonl":
-        shutil.copy(run / "files" / name, tmp_path / name)
-        run_recipe(longer, resume=True)
+    (made / name).write_text(before)
+    run_recipe(longer, resume=True)
 
 
 def test_a_run_works_where_the_files_are_not(
-    run: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    run: Path,
+    made: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
 ) -> None:
+    """The last one that needs them."""
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     shutil.move(run, elsewhere / "r")
-    for path in ("short.py", "system.txt", "chat.jinja"):
-        (run.parents[1] / path).unlink()
+    made.rename(elsewhere / "with another name")
     monkeypatch.chdir(elsewhere)
     assert load_run_recipe(Path("r")).rewards[1].name == "r/files/short.py:short"
     template = Solver.load(Path("r/grpo/final")).policy.tokenizer.chat_template

@@ -441,8 +441,11 @@ def test_holdout_cuts_without_overlap(shared_data: Path) -> None:
     assert len(train) == int(14_116 * 0.9)  # S1.33
     assert 1200 < len(rest) <= 14_116 - len(train)  # without the repeated questions, about one in a hundred
     assert overlap(train, rest) == []
-    other = load("holdout", path, "train", params={"of": "dapo", "seed": 1, "share": 0.5})
-    assert len(other) == 7058 and other[0] != train[0]
+    halves = [
+        load("holdout", shared_data / "math500", params={"of": "math500", "seed": seed, "share": 0.5})
+        for seed in (0, 1)
+    ]
+    assert [len(half) for half in halves] == [250, 250] and halves[0] != halves[1]
     year = load("holdout", shared_data / "aime24", params={"of": "aime", "year": 24, "part": "held_out"})
     assert len(year) == 3
 

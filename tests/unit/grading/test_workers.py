@@ -129,7 +129,7 @@ def _in_child(queue: multiprocessing.Queue[list[bool]]) -> None:
     queue.put([grade(a, g).correct for a, g in DEEP])
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_in_a_child_process(method: str) -> None:
     grade(*DEEP[0])  # the parent's workers exist and must not be shared
     context = multiprocessing.get_context(method)
@@ -149,6 +149,7 @@ def test_no_signal_handler_is_touched_and_no_thread_is_left() -> None:
     assert not [t for t in threading.enumerate() if t.name.startswith("grade")]
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_it_and_no_worker_is_left(tmp_path: Path) -> None:
     script = tmp_path / "hang.py"
     script.write_text(

@@ -183,6 +183,7 @@ def test_disk_full_keeps_the_rows(tmp_path: Path) -> None:
     assert len(stored(tmp_path)) == 1
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_leaves_whole_parts(tmp_path: Path) -> None:
     """SIGKILL in the middle of writing; every part can be read and the rows are a prefix of what was written."""
     code = textwrap.dedent("""

@@ -318,7 +318,7 @@ def rewards(tmp_path: Path) -> Path:
     return path
 
 
-def built(path: Path, name: str, timeout_s: float = 1.0) -> Any:
+def built(path: Path, name: str, timeout_s: float = 0.5) -> Any:
     return build_rewards([{"name": f"{path}:{name}", "timeout_s": timeout_s}])[0]
 
 
@@ -394,7 +394,7 @@ def test_a_run_goes_on_when_a_reward_hangs_once(tmp_path: Path, rewards: Path) -
     path = run(
         tmp_path,
         "sft.enabled=false", "grpo.max_steps=2", "grpo.batch_size=8", "grpo.gradient_accumulation_steps=1",
-        f"rewards=[{{name: '{rewards}:once', timeout_s: 1}}, {{name: correct}}]",
+        f"rewards=[{{name: '{rewards}:once', timeout_s: 0.5}}, {{name: correct}}]",
     )  # fmt: skip
     values = [row["v"] for row in query(path, "SELECT rewards['once'] AS v FROM rollouts")]
     assert sorted(values) == [0.0] + [0.25] * 15
