@@ -66,12 +66,12 @@ def test_what_preflight_prints(runs: Path, verb: Any) -> None:
 
 
 def test_planned_memory_is_near_the_measured_one(tmp_path: Path) -> None:
-    """Within 10 % in ten runs on an AMD Zen 4 (1.11 to 1.23 GB where 1.14 are planned), in parts of 2,048 tokens; 15 % here."""
+    """Within 15 %, in parts of 2,048 tokens."""
     from tests.runs.test_preflight import planned
 
     shape = "model.tiny={hidden_size: 64, layers: 2, vocab_size: 700}"
     for name, tiny in (
-        ("teacher", "model.tiny={hidden_size: 768, layers: 4, vocab_size: 700}"),
+        ("teacher", "model.tiny={hidden_size: 512, layers: 4, vocab_size: 700}"),
         ("student", shape),
     ):
         run_recipe(
@@ -79,7 +79,7 @@ def test_planned_memory_is_near_the_measured_one(tmp_path: Path) -> None:
         )
     memory = planned(
         f"model.name={tmp_path}/student/sft/final", f"grpo.teacher={{model: '{tmp_path}/teacher', loss: sampled}}",
-        "sft.enabled=false", "grpo.loss=dapo", "grpo.batch_size=64", "device=cpu",
+        "sft.enabled=false", "grpo.loss=dapo", "grpo.batch_size=32", "device=cpu",
     )["grpo"]["memory"]  # fmt: skip
     assert memory["peak"] == pytest.approx(memory["measured_peak"], rel=0.15), memory
 

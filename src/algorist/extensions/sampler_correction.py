@@ -1,4 +1,15 @@
-"""The correction for a sampler that differs from the trainer: truncated importance weights per token or sequence."""
+"""The correction for a sampler that differs from the trainer: truncated importance weights per token or sequence.
+
+Why ``sequence_mask`` is the default, as it is TRL's. The policy gradient of a completion asks for the ratio of the whole sequence. A
+ratio per token leaves out what came before the token: its gradient is biased by how far the two policies differ over the prefix, which
+grows with the length. The ratio of a sequence is right in expectation and large now and then; truncating it keeps the outlier with a
+wrong weight, masking leaves it out, and ``sampling/masked_share`` says how many were. Where both programs compute in the same type and
+differ by rounding alone, ratios are near 1 and all four modes agree. ``token_truncate`` (the first one proposed, by F. Yao and others)
+uses every token and varies least: take it when the masked share is a tenth or more and cannot be brought down.
+
+Source: F. Yao et al., "Your efficient RL framework secretly brings you off-policy RL training" (2025) for tokens; J. Liu et al., "When
+speed kills stability" (2025) for sequences and masks.
+"""
 
 from __future__ import annotations
 
