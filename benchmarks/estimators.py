@@ -59,7 +59,7 @@ ARMS = {
     "CISPO": ["grpo.loss=cispo", "grpo.advantage=group_normalized"],
     "DAPO": ["grpo.loss={name: dapo, clip_high: 0.28}", "grpo.advantage=group_normalized", "grpo.resample={when_below: 1}"],
 }  # fmt: skip
-SMOLLM2 = ["threads=1", "grpo.batch_size=32", "data.eval.split=train"]
+SMOLLM2 = ["threads=1", "grpo.batch_size=32", "data.eval.split=test"]
 """A step of 32 completions, so that a budget of minutes has some of them."""
 TASKS = {
     "quickstart": ("quickstart", []),
@@ -67,8 +67,8 @@ TASKS = {
         *SMOLLM2, "data.eval.name=story_problems", "data.eval.params={count: 100, seed: 3, traps: true}",
     ]),
     "equations": ("smollm2-grpo", [
-        *SMOLLM2, "data.train.name=equations", "data.train.params={count: 2000, seed: 2}",
-        "data.eval.name=equations", "data.eval.params={count: 100, seed: 3}",
+        *SMOLLM2, "data.train.name=equations", "data.train.params={count: 2000, seed: 2, each: 1}",
+        "data.eval.name=equations", "data.eval.params={count: 100, seed: 3, each: 1}",
     ]),
 }  # fmt: skip
 """Task → recipe and what differs from it."""
