@@ -16,8 +16,8 @@ import pytest
 from tests.conftest import Cli
 from tests.warm import PYTHON
 
-# The quickstart without the sampled evaluation and with a third of its GRPO steps.
-STEPS = 40
+# The quickstart without the sampled evaluation and with a quarter of its GRPO steps.
+STEPS = 28
 LEARN = ["eval.samples=0", f"grpo.max_steps={STEPS}", "seed=3"]
 
 
