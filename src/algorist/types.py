@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypedDict
 
 
@@ -155,3 +155,27 @@ class Group:
     prompt_ids: list[int]
     rollouts: list[Rollout]
     seconds: float = 0.0
+
+    def plain(self) -> dict[str, Any]:
+        """Return all but the problem as lists and dictionaries, for a checkpoint."""
+        return {
+            "prompt": self.prompt,
+            "prompt_ids": self.prompt_ids,
+            "rollouts": [asdict(r) for r in self.rollouts],
+        }
+
+    @classmethod
+    def of_plain(cls, problem: Problem, plain: dict[str, Any]) -> Group:
+        """Return what ``plain`` was made of."""
+        rollouts = [
+            Rollout(
+                **row
+                | {
+                    "grade": None if row["grade"] is None else Grade(**row["grade"]),
+                    "parsed": Parsed(**row["parsed"] | {"flags": tuple(row["parsed"]["flags"])}),
+                    "turns": tuple(Turn(**turn) for turn in row["turns"]),
+                }
+            )
+            for row in plain["rollouts"]
+        ]
+        return cls(problem, plain["prompt"], plain["prompt_ids"], rollouts)

@@ -9,14 +9,13 @@ Source: experience replay with truncated importance weights, ACER (1611.01224); 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from pydantic import Field
 
 from algorist.config.section import Section
 from algorist.training.extension import Extension, Policy, Sampled, Sampler, extension
-from algorist.types import Grade, Group, Parsed, Rollout, Turn
+from algorist.types import Group
 
 
 class ReplaySection(Section):
@@ -80,22 +79,11 @@ class Replay(Extension):
         return places
 
     def state_dict(self) -> dict[str, Any]:
-        groups = [
-            (batch, group.problem.id, group.prompt, group.prompt_ids, [asdict(r) for r in group.rollouts])
-            for batch, group in self._groups
-        ]
+        groups = [(batch, group.problem.id, group.plain()) for batch, group in self._groups]
         return {"batch": self.number, "groups": groups}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.number = state["batch"]
         self._groups = [
-            (batch, Group(self._problems[problem], prompt, ids, [_rollout(r) for r in rollouts]))
-            for batch, problem, prompt, ids, rollouts in state["groups"]
+            (batch, Group.of_plain(self._problems[name], plain)) for batch, name, plain in state["groups"]
         ]
-
-
-def _rollout(plain: dict[str, Any]) -> Rollout:
-    grade = Grade(**plain["grade"]) if plain["grade"] is not None else None
-    parsed = Parsed(**plain["parsed"] | {"flags": tuple(plain["parsed"]["flags"])})
-    turns = tuple(Turn(**turn) for turn in plain["turns"])
-    return Rollout(**plain | {"grade": grade, "parsed": parsed, "turns": turns})

@@ -40,7 +40,7 @@ class CorrectionSection(Section):
 
 class _Keys(Section):
     sampler_correction: CorrectionSection | None = Field(default_factory=CorrectionSection)
-    """Correct the loss for an engine whose log-probs differ from the trainer's; null leaves the difference as it is."""
+    """Correct the loss for an engine whose log-probs differ from the trainer's; null does not."""
 
 
 @extension

@@ -12,6 +12,7 @@ preview        preflight has sampled                  rows of its table, advice,
 memory         a step of GRPO is planned              its bytes
 problems       a rollout batch begins                 the problems that are sampled
 avoid          problems are drawn beyond the loader's ids that are not drawn now
+ready          before the groups are sampled          the groups, if they were sampled already
 groups         the groups are sampled                 others in their place (``Sampled`` is changed)
 sampled        the rollout batch is complete          metrics of all groups that were sampled
 batch          advantages are known                   numbers per token, once for a rollout batch
@@ -30,7 +31,7 @@ Hooks run in the order of ``order``, then of registration. The state of every ex
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -170,6 +171,9 @@ class Policy(Protocol):
     def everyone(self, values: Tensor) -> Tensor:
         """Return the values (N,) of all processes, which are 0 or more."""
 
+    def sample_elsewhere(self, problems: Sequence[Problem]) -> Callable[[], list[Group]] | None:
+        """Give the engine the weights of now; return what samples with them, for any thread. None: no rollout batch comes after this."""
+
     def sampler_is_exact(self, batch: Batch) -> bool:
         """Whether the sampler's log-probs are what the trainer would compute."""
 
@@ -230,6 +234,10 @@ class Extension(Declared):
     def avoid(self) -> set[str]:
         """Return the ids of problems that are not drawn now."""
         return set()
+
+    def ready(self) -> list[Group]:
+        """Return the groups of the problems that ``problems`` returned, where they were sampled before; else none."""
+        return []
 
     def groups(self, sampled: Sampled, sampler: Sampler) -> None:
         """Change what was sampled."""
@@ -399,6 +407,9 @@ class Extensions:
 
     def avoid(self) -> set[str]:
         return {name for part in self.parts for name in part.avoid()}
+
+    def ready(self) -> list[Group]:
+        return next((groups for part in self.parts if (groups := part.ready())), [])
 
     def groups(self, sampled: Sampled, sampler: Sampler) -> Sampled:
         for part in self.parts:

@@ -6,12 +6,13 @@ steps that it feeds. The loop, the optimizer, schedules, callbacks and distribut
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -155,23 +156,40 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
     def sample(self, problems: Sequence[Problem]) -> list[Group]:
         """Return the groups of ``problems`` from all processes; every process must call this."""
         share = self.schedule.share(len(problems), self.rank, self.processes)
+        own, counts = [problems[place] for place, _ in share], [count for _, count in share]
+        first_row = self.rank * len(problems) * self.group_size // self.processes
+        groups = self._sampling_of(PolicyEngine(self.engine, self, first_row), self.tokenizer, own, counts)()
+        with reminder("for the rollouts of the other processes"):
+            return join_groups(self.accelerator, share, groups)
+
+    def sample_elsewhere(self, problems: Sequence[Problem]) -> Callable[[], list[Group]] | None:
+        """Give the engine the weights of now; return what samples with them, for any thread. None: no rollout batch comes after this."""
+        if self.state.global_step + self.schedule.steps >= self.state.max_steps:
+            return None
+        tokenizer = copy.deepcopy(self.tokenizer)  # it is one thread's
+        engine = self.engine.with_present_weights(tokenizer)  # type: ignore[attr-defined]
+        return self._sampling_of(engine, tokenizer, problems, [self.group_size] * len(problems))
+
+    def _sampling_of(
+        self, engine: RolloutEngine, tokenizer: Any, problems: Sequence[Problem], counts: Sequence[int]
+    ) -> Callable[[], list[Group]]:
+        """Return what samples, with the next seed."""
         seed = self.sampling.seed
         if seed is not None:
             seed += SEED_STRIDE * self.generation_count
-        groups = collect(
-            PolicyEngine(self.engine, self, self.rank * len(problems) * self.group_size // self.processes),
-            self.tokenizer,
-            [problems[place] for place, _ in share],
+        self.generation_count += 1
+        return partial(
+            collect,
+            engine,
+            tokenizer,
+            problems,
             self.prompt_format,
             replace(self.sampling, seed=seed),
-            [count for _, count in share],
+            counts,
             rewards=self.rewards,
             matcher=self.matcher,
             extra={"trainer_state": self.state, "log_metric": lambda n, v: self.averages.add({n: v})},
         )
-        self.generation_count += 1
-        with reminder("for the rollouts of the other processes"):
-            return join_groups(self.accelerator, share, groups)
 
     def useful(self, groups: Sequence[Group]) -> list[bool]:
         """Return which groups carry a signal."""
@@ -412,6 +430,7 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
     def extra_state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps beyond transformers' own state: the rollout batch in use, position, counters."""
         batch = self.rollouts if self.position else None
+        extensions = self.extensions.state_dict()  # which may end what they began
         return {
             **super().extra_state(),
             "generation_count": self.generation_count,
@@ -421,7 +440,7 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
             "tokens_per_step": self.tokens_per_step,
             "rewards": self.rewards.state_dict(),
             "reserve": self.reserve.position,
-            "extensions": self.extensions.state_dict(),
+            "extensions": extensions,
         }
 
     def load_extra_state(self, state: dict[str, Any]) -> None:

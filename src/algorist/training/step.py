@@ -71,8 +71,8 @@ def roll_out(trainer: Trainer, problems: Sequence[Problem]) -> Batch:
     began = time.perf_counter()
     # problems: extensions may choose others
     problems = trainer.extensions.problems(problems, trainer)
-    # groups: collect() samples, parses, grades and rewards; extensions may put others in their places
-    groups = trainer.sample(problems)
+    # groups: collect() samples, parses, grades and rewards; extensions may have them already, and put others in their places
+    groups = trainer.extensions.ready() or trainer.sample(problems)
     sampled = trainer.extensions.groups(Sampled(groups, seconds=groups[0].seconds), trainer)
     # advantages: rewards (P, G) → (P, G), one number a token from here on
     advantages_PG = advantages_of(sampled.groups, trainer.objective)

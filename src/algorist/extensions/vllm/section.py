@@ -27,15 +27,15 @@ class ColocatedVLLMSection(Section):
     max_model_length: int | None = Field(None, ge=2)
     """Longest prompt with its completion in tokens; the model's context when left out."""
     max_num_seqs: int | None = Field(None, ge=1)
-    """Most rows at a time; vLLM chooses when left out."""
+    """Most rows at a time (vLLM's choice)."""
     max_num_batched_tokens: int | None = Field(None, ge=1)
-    """Most tokens of a step; vLLM chooses when left out."""
+    """Most tokens of a step (vLLM's choice)."""
     enable_sleep_mode: bool = True
     """Give the memory back during the update (CUDA)."""
     enforce_eager: bool | None = None
     """No compilation and no CUDA graphs; left out, so on the CPU only."""
     model_impl: Literal["auto", "vllm", "transformers"] | None = None
-    """Whose model code runs; vLLM chooses when left out."""
+    """Whose model code runs (vLLM's choice)."""
 
 
 class VLLMServerSection(Section):
@@ -52,7 +52,7 @@ class VLLMServerSection(Section):
     server_timeout: float | None = Field(None, gt=0)
     """Seconds to wait for a server that is still starting; 60 when left out."""
     sync_folder: str | None = None
-    """Folder that trainer and server both see under this path; the weights go through it. The system's temporary folder when left out."""
+    """Folder for the weights, under one path for trainer and server; the system's temporary one when left out."""
 
     @field_validator("server_base_url")
     @classmethod

@@ -5,6 +5,7 @@ Nothing of vLLM is imported: the trainer's environment needs none. Tested with v
 
 from __future__ import annotations
 
+import copy
 import http.client
 import json
 import logging
@@ -36,6 +37,7 @@ from algorist.extensions.vllm.engine import (
 from algorist.extensions.vllm.section import VLLMServerSection
 from algorist.models.sharding import unwrap
 from algorist.rollouts.base import Completion, Completions, Prompts, SamplingParams
+from algorist.rollouts.model_info import ModelSetting
 
 log = logging.getLogger("algorist.extensions.vllm.server")
 
@@ -86,14 +88,24 @@ class VLLMServerEngine(VLLMRollouts):
         self.together = together and torch.distributed.is_initialized()
         self._patience = section.server_timeout or _STARTING_SECONDS
         self._served: _Served | None = None
-        self._compared = False
+        self._compared, self._sends = False, True
+
+    def with_present_weights(self, tokenizer: Any) -> VLLMServerEngine:
+        """Give the server the policy's weights; return an engine that samples with them, whatever becomes of the policy."""
+        self._server()
+        self._send_weights()
+        other = copy.copy(self)
+        other.tokenizer, other.setting = tokenizer, ModelSetting(self.model, tokenizer)
+        other._sends, other._compared = False, True
+        return other
 
     def _sample(
         self, prompts: Prompts, count: int, params: SamplingParams, stops: Sequence[int], seed: int
     ) -> Completions:
         served = self._server()
         check_lengths(prompts, served.context, "start the server with --max-model-len")
-        self._send_weights()
+        if self._sends:
+            self._send_weights()
 
         def ask(index: int) -> list[Completion]:
             body = {
