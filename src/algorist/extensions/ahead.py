@@ -59,7 +59,7 @@ class Ahead(Extension):
                 "grpo.ahead needs the sampler's log-probs of the whole distribution; leave grpo.top_k, top_p and min_p out, or "
                 "grpo.ahead"
             )
-        if section.eval_every and evaluation.enabled and evaluation.engine == section.engine:
+        if section.eval_every and evaluation.enabled and evaluation.engine in (None, section.engine):
             yield (
                 f"grpo.eval_every={section.eval_every} would give the server other weights while it samples ahead; take "
                 "eval.engine=native"

@@ -137,6 +137,6 @@ def test_several_processes_and_an_evaluation_by_the_same_server_are_refused(
     plan = make_plan(load_recipe("smoke-cpu", settings).recipe)
     with pytest.raises(ConfigError, match="is for one training process, and the run has 2"):
         plan.extensions.check(replace(plan, processes=replace(plan.processes, count=2)))
-    own = ("eval.enabled=true", "eval.engine=elsewhere", "grpo.eval_every=2")
+    own = ("eval.enabled=true", "grpo.eval_every=2")
     with pytest.raises(ConfigError, match=r"grpo\.eval_every=2 would give the server other weights"):
         make_plan(load_recipe("smoke-cpu", [*settings, *own]).recipe)
