@@ -265,6 +265,20 @@ def test_a_grpo_run_learns(adapter: bool, folders: Path, server: Server, tmp_pat
     assert all(abs(row["sampling/importance_sampling_ratio/mean"] - 1) <= GAP for row in rows)
 
 
+def test_the_next_batch_is_sampled_during_the_update(folders: Path, server: Server, tmp_path: Path) -> None:
+    before = server.syncs
+    finish(
+        start_run(
+            tmp_path, folders / "varied", server, "grpo.max_steps=6", "grpo.ahead=true", "eval.enabled=false"
+        )
+    )
+    gaps = [row["sampling/sampling_logp_difference/max"] for row in rows_of(tmp_path)]
+    assert len(gaps) == 6 and server.syncs - before == 6
+    assert gaps[0] <= GAP and min(gaps[1:]) > 10 * GAP, (
+        gaps
+    )  # the policy before the update sampled the others
+
+
 def test_evaluations_of_sft_are_sampled_by_the_server(folders: Path, server: Server, tmp_path: Path) -> None:
     asked, synced = server.asked, server.syncs
     stage = ["sft={max_steps: 2, eval_every: 1, batch_size: 4}", "grpo.enabled=false"]
