@@ -1,6 +1,6 @@
 """Estimators after equal processor seconds from the same SFT model: pass@1 and pass@8, three seeds, differences to GRPO.
 
-    python benchmarks/estimators.py --out runs/estimators [--seconds 120] [--seeds 3] [--arms GRPO RLOO …] [--save] [--picture FILE.svg]
+    python benchmarks/estimators.py --out runs/estimators [--seconds 120] [--seeds 3] [--arms GRPO RLOO …] [--save]
     python benchmarks/estimators.py --out runs/stories --task story_problems --start runs/smollm2-demo/sft/final --seconds 1800
 
 The quickstart, or SmolLM2 on generated word problems or bare sums: problems, model after SFT and GRPO of the recipe with a constant
@@ -9,7 +9,7 @@ seed after seed, and stop after the first step that ends beyond ``--seconds`` of
 pass@k is estimated from ``--samples`` of each held-out problem at temperature 1; a problem's value is its mean over seeds, and
 differences are paired over problems.
 
-Each finished run is a file of its own in ``--out``; the same command continues where it was stopped, and refuses the files of other
+``--picture FILE.svg`` draws all that was saved, task under task, and measures nothing. Each finished run is a file of its own in ``--out``; the same command continues where it was stopped, and refuses the files of other
 settings or another processor.
 """
 
@@ -198,15 +198,32 @@ def vars_of(interval: Any) -> dict[str, float]:
     return {"value": interval.value, "low": interval.low, "high": interval.high}
 
 
-def picture(results: Mapping[str, Mapping[str, Any]], title: str) -> str:
-    """Return an SVG: a row for each arm, its mean with its interval, pass@1 to the left and pass@8 to the right."""
+def picture(tasks: Sequence[Mapping[str, Any]]) -> str:
+    """Return an SVG of saved tasks, one under another."""
+    panels = [panel(task) for task in tasks]
+    tops = [sum(height for _, height in panels[:place]) for place in range(len(panels) + 1)]
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 800 {tops[-1]}" font-family="sans-serif" font-size="12">',
+            '<rect width="100%" height="100%" fill="white"/>',
+            *(
+                f'<g transform="translate(0 {top})">{text}</g>'
+                for (text, _), top in zip(panels, tops, strict=False)
+            ),
+            "</svg>",
+            "",
+        ]
+    )
+
+
+def panel(task: Mapping[str, Any]) -> tuple[str, int]:
+    """Return a row for each arm, its mean with its interval, pass@1 to the left and pass@8 to the right; and the height."""
     row, left, width, gap = 26, 110, 300, 60
+    results, settings = task["results"], task["settings"]
     high = 70 + row * len(results)
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + 2 * width + gap + 30} {high + 30}" '
-        'font-family="sans-serif" font-size="12">',
-        f'<rect width="100%" height="100%" fill="white"/><text x="10" y="22">{escape(title)}</text>',
-    ]
+    starts = ", ".join(f"pass@{k} {100 * task['start'][f'pass@{k}']['value']:.1f} %" for k in KS)
+    title = f"{settings['task']}: {settings['seconds']:g} processor seconds from {starts}; seeds: {settings['seeds']}; 95 % over problems"
+    lines = [f'<text x="10" y="22">{escape(title)}</text>']
     for column, k in enumerate(KS):
         values = {arm: r[f"pass@{k}"] for arm, r in results.items()}
         low, top = min(v["low"] for v in values.values()), max(v["high"] for v in values.values())
@@ -228,7 +245,7 @@ def picture(results: Mapping[str, Mapping[str, Any]], title: str) -> str:
                 f'<path d="M{x[0]:.1f} {y}H{x[2]:.1f}" stroke="#246" stroke-width="2"/>'
                 f'<circle cx="{x[1]:.1f}" cy="{y}" r="4" fill="#246"/>'
             )
-    return "\n".join([*lines, "</svg>", ""])
+    return "\n".join(lines), high + 30
 
 
 def main() -> None:
@@ -250,6 +267,11 @@ def main() -> None:
     parser.add_argument("--save", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    if arguments.picture:
+        saved = [measure.BASELINES / f"estimators-{task}-1t.json" for task in TASKS]
+        tasks = [json.loads(path.read_text(encoding="utf-8")) for path in saved if path.is_file()]
+        arguments.picture.write_text(picture(tasks), encoding="utf-8")
+        return
     arguments.out = arguments.out.resolve()
     (arguments.out / "runs").mkdir(parents=True, exist_ok=True)
     arms = sorted(arguments.arms, key=lambda arm: arm != FIRST)
@@ -280,9 +302,6 @@ def main() -> None:
                 print(
                     f"{arm:12} {metric:22} {value['value']:+.3f} [{value['low']:+.3f}, {value['high']:+.3f}]"
                 )
-    if arguments.picture:
-        title = f"{arguments.task}, {arguments.seconds:g} processor seconds, seeds: {arguments.seeds}; 95 % over problems"
-        arguments.picture.write_text(picture(results, title), encoding="utf-8")
     if arguments.save:
         settings = {**same, "seeds": arguments.seeds, "arms": arms}
         start_pass = {f"pass@{k}": vars_of(share_interval(before["pass_at"][k])) for k in KS}

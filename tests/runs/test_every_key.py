@@ -98,7 +98,7 @@ SHOWN_BY = {
     "eval.batch_size": "runs/test_stages.py::test_eval_on_the_command_line_leaves_an_artifact",
     "eval.device": "unit/evaluation/test_run.py::test_evaluations_on_a_second_device_are_the_same",
     "eval.engine": "unit/evaluation/test_run.py::test_a_device_that_is_not_there_is_refused_before_anything_is_loaded",
-    "grpo.ahead": "unit/extensions/test_ahead.py::test_the_policy_before_the_update_samples_during_it",
+    "grpo.sample_ahead": "unit/extensions/test_sample_ahead.py::test_the_policy_before_the_update_samples_during_it",
     "grpo.teacher.beta": "unit/extensions/test_teacher_divergence.py::test_a_step_of_training_takes_the_exact_gradient",
     "grpo.teacher.device": "unit/extensions/test_teacher.py::test_the_advantage_of_a_token_is_the_teachers_disagreement",
     "grpo.teacher.loss": "unit/extensions/test_teacher_divergence.py::test_a_step_of_training_takes_the_exact_gradient",

@@ -269,7 +269,12 @@ def test_the_next_batch_is_sampled_during_the_update(folders: Path, server: Serv
     before = server.syncs
     finish(
         start_run(
-            tmp_path, folders / "varied", server, "grpo.max_steps=6", "grpo.ahead=true", "eval.enabled=false"
+            tmp_path,
+            folders / "varied",
+            server,
+            "grpo.max_steps=6",
+            "grpo.sample_ahead=true",
+            "eval.enabled=false",
         )
     )
     gaps = [row["sampling/sampling_logp_difference/max"] for row in rows_of(tmp_path)]

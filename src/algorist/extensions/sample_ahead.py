@@ -23,21 +23,21 @@ from algorist.training.extension import Extension, Policy, Sampled, Sampler, ext
 from algorist.types import Group, Problem
 
 ELSEWHERE = (
-    'grpo.ahead samples while the policy learns, with an engine that runs elsewhere; take "grpo.engine=vllm" and '
-    "\"grpo.vllm={mode: server, server_base_url: 'http://HOST:8000'}\", or leave grpo.ahead out"
+    'grpo.sample_ahead samples while the policy learns, with an engine that runs elsewhere; take "grpo.engine=vllm" and '
+    "\"grpo.vllm={mode: server, server_base_url: 'http://HOST:8000'}\", or leave grpo.sample_ahead out"
 )
 
 
 class _Keys(Section):
-    ahead: bool = False
+    sample_ahead: bool = False
     """Sample the next rollout batch during the update (vLLM in a server)."""
 
 
 @extension
-class Ahead(Extension):
+class SampleAhead(Extension):
     """The rollout batch that is being sampled, or is ready."""
 
-    name, keys, order = "ahead", {"grpo": _Keys}, 90
+    name, keys, order = "sample_ahead", {"grpo": _Keys}, 90
 
     def __init__(self, recipe: Any) -> None:
         super().__init__(recipe)
@@ -51,22 +51,22 @@ class Ahead(Extension):
             yield ELSEWHERE
         if getattr(section, "sampler_correction", None) is None:
             yield (
-                "grpo.ahead learns from the policy before this one, as if it were this one without grpo.sampler_correction; leave "
+                "grpo.sample_ahead learns from the policy before this one, as if it were this one without grpo.sampler_correction; leave "
                 "one of the two lines out"
             )
         if section.top_k or section.top_p < 1 or section.min_p:
             yield (
-                "grpo.ahead needs the sampler's log-probs of the whole distribution; leave grpo.top_k, top_p and min_p out, or "
-                "grpo.ahead"
+                "grpo.sample_ahead needs the sampler's log-probs of the whole distribution; leave grpo.top_k, top_p and min_p out, or "
+                "grpo.sample_ahead"
             )
         if section.eval_every and evaluation.enabled and evaluation.engine in (None, section.engine):
             yield (
-                f"grpo.eval_every={section.eval_every} would give the server other weights while it samples ahead; take "
+                f"grpo.eval_every={section.eval_every} would give the server other weights while it samples; take "
                 "eval.engine=native"
             )
         if plan.processes.count > 1:
             yield (
-                f"grpo.ahead is for one training process, and the run has {plan.processes.count}; leave it out"
+                f"grpo.sample_ahead is for one training process, and the run has {plan.processes.count}; leave it out"
             )
 
     def prepare(self, model: Any, trainer: Policy) -> None:

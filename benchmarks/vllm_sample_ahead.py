@@ -1,8 +1,8 @@
-"""Seconds of a GRPO step beside a vLLM server on the other core: ``grpo.ahead`` against sampling before each update.
+"""Seconds of a GRPO step beside a vLLM server on the other core: ``grpo.sample_ahead`` against sampling before each update.
 
 Run it with the Python of vLLM's environment, on a machine with two cores that do nothing else:
 
-    .venv-vllm/bin/python benchmarks/vllm_ahead.py [--steps 12] [--repeats 3] [--save]
+    .venv-vllm/bin/python benchmarks/vllm_sample_ahead.py [--steps 12] [--repeats 3] [--save]
 
 A random model of 6 layers; 32 completions of up to 96 tokens a step. Server and trainer have a core and a process each. The runs take
 turns; the first three steps of each are left out (the first samples before its update in both).
@@ -65,7 +65,7 @@ def main() -> None:
         os.sched_setaffinity(0, cores[:1])
         try:
             for number in range(arguments.repeats):
-                for name, more in (("before", []), ("ahead", ["grpo.ahead=true"])):
+                for name, more in (("before", []), ("ahead", ["grpo.sample_ahead=true"])):
                     samples[name].append(run(folder, f"{name}-{number}", server.url, arguments, *more))
                     print(
                         name, {key: round(value, 3) for key, value in samples[name][-1].items()}, flush=True
@@ -76,7 +76,7 @@ def main() -> None:
     ratio = ratio_with_interval(rates["ahead"], rates["before"])
     print(f"steps a second, ahead / before: {ratio}")
     if arguments.save:
-        save_json("vllm-ahead", {"shape": SHAPE, "samples": samples, "ahead_over_before": ratio})
+        save_json("vllm-sample-ahead", {"shape": SHAPE, "samples": samples, "ahead_over_before": ratio})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""``grpo.ahead``: the next rollout batch is sampled during the update, by the policy before it, and a run continues exactly."""
+"""``grpo.sample_ahead``: the next rollout batch is sampled during the update, by the policy before it, and a run continues exactly."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Watch(Extension):
 OWN = (
     "device=cpu", "threads=1", "sft.enabled=false", "eval.enabled=false", "rewards=[random]", "grpo.engine=elsewhere",
     "grpo={group_size: 4, batch_size: 8, gradient_accumulation_steps: 1, max_steps: 4, save_steps: 2, max_completion_tokens: 10, "
-    "learning_rate: 0.01, lr_scheduler: constant, ahead: true, engine: elsewhere}",
+    "learning_rate: 0.01, lr_scheduler: constant, sample_ahead: true, engine: elsewhere}",
 )  # fmt: skip
 
 
