@@ -9,8 +9,8 @@ seed after seed, and stop after the first step that ends beyond ``--seconds`` of
 pass@k is estimated from ``--samples`` of each held-out problem at temperature 1; a problem's value is its mean over seeds, and
 differences are paired over problems.
 
-``--picture FILE.svg`` draws all that was saved, task under task, and measures nothing. Each finished run is a file of its own in ``--out``; the same command continues where it was stopped, and refuses the files of other
-settings or another processor.
+Each finished run is a file of its own in ``--out``; the same command continues where it was stopped, and refuses the files of other
+settings or another processor. ``--picture FILE.svg`` measures nothing and draws all that was saved, task under task.
 """
 
 from __future__ import annotations
@@ -200,20 +200,13 @@ def vars_of(interval: Any) -> dict[str, float]:
 
 def picture(tasks: Sequence[Mapping[str, Any]]) -> str:
     """Return an SVG of saved tasks, one under another."""
-    panels = [panel(task) for task in tasks]
-    tops = [sum(height for _, height in panels[:place]) for place in range(len(panels) + 1)]
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 800 {tops[-1]}" font-family="sans-serif" font-size="12">',
-            '<rect width="100%" height="100%" fill="white"/>',
-            *(
-                f'<g transform="translate(0 {top})">{text}</g>'
-                for (text, _), top in zip(panels, tops, strict=False)
-            ),
-            "</svg>",
-            "",
-        ]
-    )
+    top, lines = 0, []
+    for task in tasks:
+        text, height = panel(task)
+        lines.append(f'<g transform="translate(0 {top})">{text}</g>')
+        top += height
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 800 {top}" font-family="sans-serif" font-size="12">'
+    return "\n".join([head, '<rect width="100%" height="100%" fill="white"/>', *lines, "</svg>", ""])
 
 
 def panel(task: Mapping[str, Any]) -> tuple[str, int]:

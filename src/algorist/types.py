@@ -156,7 +156,7 @@ class Group:
     rollouts: list[Rollout]
     seconds: float = 0.0
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return all but the problem as lists and dictionaries, for a checkpoint."""
         return {
             "prompt": self.prompt,
@@ -165,8 +165,8 @@ class Group:
         }
 
     @classmethod
-    def of_plain(cls, problem: Problem, plain: dict[str, Any]) -> Group:
-        """Return what ``plain`` was made of."""
+    def from_dict(cls, problem: Problem, values: dict[str, Any]) -> Group:
+        """Return the group that ``to_dict`` gave ``values``."""
         rollouts = [
             Rollout(
                 **row
@@ -176,6 +176,6 @@ class Group:
                     "turns": tuple(Turn(**turn) for turn in row["turns"]),
                 }
             )
-            for row in plain["rollouts"]
+            for row in values["rollouts"]
         ]
-        return cls(problem, plain["prompt"], plain["prompt_ids"], rollouts)
+        return cls(problem, values["prompt"], values["prompt_ids"], rollouts)

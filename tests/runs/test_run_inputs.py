@@ -84,8 +84,8 @@ def test_an_edited_file_is_reported_on_resume(run: Path, made: Path, name: str, 
     (made / name).write_text(before + more)
     with pytest.raises(ConfigError) as error:
         run_recipe(longer, resume=True)
-    assert f"{name} ({key})" in str(error.value) and "run_name=NAME" in str(error.value)
     (made / name).write_text(before)
+    assert f"{name} ({key})" in str(error.value) and "run_name=NAME" in str(error.value)
     run_recipe(longer, resume=True)
 
 
@@ -95,11 +95,12 @@ def test_a_run_works_where_the_files_are_not(
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
     capsys: Any,
+    request: pytest.FixtureRequest,
 ) -> None:
-    """The last one that needs them."""
     elsewhere = tmp_path_factory.mktemp("elsewhere")
-    shutil.move(run, elsewhere / "r")
-    made.rename(elsewhere / "with another name")
+    shutil.copytree(run, elsewhere / "r")
+    hidden = made.rename(elsewhere / "with another name")
+    request.addfinalizer(lambda: hidden.rename(made))
     monkeypatch.chdir(elsewhere)
     assert load_run_recipe(Path("r")).rewards[1].name == "r/files/short.py:short"
     template = Solver.load(Path("r/grpo/final")).policy.tokenizer.chat_template

@@ -79,11 +79,11 @@ class Replay(Extension):
         return places
 
     def state_dict(self) -> dict[str, Any]:
-        groups = [(batch, group.problem.id, group.plain()) for batch, group in self._groups]
+        groups = [(batch, group.problem.id, group.to_dict()) for batch, group in self._groups]
         return {"batch": self.number, "groups": groups}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.number = state["batch"]
         self._groups = [
-            (batch, Group.of_plain(self._problems[name], plain)) for batch, name, plain in state["groups"]
+            (batch, Group.from_dict(self._problems[name], values)) for batch, name, values in state["groups"]
         ]

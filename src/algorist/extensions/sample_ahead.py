@@ -115,7 +115,7 @@ class SampleAhead(Extension):
 
     def state_dict(self) -> dict[str, Any]:
         self._wait()
-        return {"groups": [(g.problem.id, g.plain()) for g in self._groups]} if self._groups else {}
+        return {"groups": [(g.problem.id, g.to_dict()) for g in self._groups]} if self._groups else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._groups = [Group.of_plain(self._problems[name], plain) for name, plain in state["groups"]]
+        self._groups = [Group.from_dict(self._problems[name], values) for name, values in state["groups"]]

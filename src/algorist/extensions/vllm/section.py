@@ -27,15 +27,15 @@ class ColocatedVLLMSection(Section):
     max_model_length: int | None = Field(None, ge=2)
     """Longest prompt with its completion in tokens; the model's context when left out."""
     max_num_seqs: int | None = Field(None, ge=1)
-    """Most rows at a time (vLLM's choice)."""
+    """Most rows at a time (default: vLLM's choice)."""
     max_num_batched_tokens: int | None = Field(None, ge=1)
-    """Most tokens of a step (vLLM's choice)."""
+    """Most tokens of a step (default: vLLM's choice)."""
     enable_sleep_mode: bool = True
     """Give the memory back during the update (CUDA)."""
     enforce_eager: bool | None = None
     """No compilation and no CUDA graphs; left out, so on the CPU only."""
     model_impl: Literal["auto", "vllm", "transformers"] | None = None
-    """Whose model code runs (vLLM's choice)."""
+    """Whose model code runs (default: vLLM's choice)."""
 
 
 class VLLMServerSection(Section):
