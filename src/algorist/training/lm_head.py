@@ -116,12 +116,13 @@ class _CompletionHead(torch.autograd.Function):
                 grad_hidden[start:stop] = times_transposed(slopes, products_VH.t())
             if needs_weight:
                 inputs = hidden[start:stop].to(ctx.compute_dtype)
-                if grad_weight is None:
-                    grad_weight = weight_gradient(slopes, inputs).float()
-                elif inputs.dtype == torch.float32:
-                    grad_weight.addmm_(slopes.t(), inputs)
+                if inputs.dtype != torch.float32:
+                    product = (slopes.t() @ inputs).float()
+                    grad_weight = product if grad_weight is None else grad_weight.add_(product)
+                elif grad_weight is None:
+                    grad_weight = weight_gradient(slopes, inputs)
                 else:
-                    grad_weight += (slopes.t() @ inputs).float()
+                    grad_weight.addmm_(slopes.t(), inputs)
         return (
             grad_hidden.to(hidden.dtype) if grad_hidden is not None else None,
             grad_weight.to(weight.dtype) if grad_weight is not None else None,
