@@ -95,10 +95,9 @@ def _update_case(bench: Bench, kind: str, length: int, checkpointing: bool, way:
         model.zero_grad(set_to_none=False)  # gradients stay, as between the parts of a step
 
     shape = Shape(16, 1, len(batch.prompts[0]), length)
-    section = GRPOSection(
-        batch_size=16, group_size=16, max_completion_tokens=length, micro_batch_tokens=10**9
-    )
-    plan = plan_step(model, shape, section, base_bytes=memory_now(), recompute=checkpointing)
+    sizes = {"batch_size": 16, "group_size": 16, "max_completion_tokens": length, "micro_batch_tokens": 10**9}
+    section = GRPOSection(**sizes, gradient_checkpointing=checkpointing)
+    plan = plan_step(model, shape, section, base_bytes=memory_now())
     bench.free()
     reset_peak()
     seconds = bench.seconds(gradient, 3, 1)

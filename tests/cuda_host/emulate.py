@@ -111,6 +111,9 @@ WITH_TYPE = {"addmm": _addmm, "mm": _mm}
 """Products with a type of their own for the result, which the CPU has not."""
 
 
+BY_MASK = ("index", "index_put", "index_put_", "_index_put_impl_")
+
+
 class Emulate(TorchDispatchMode):
     """Computes every operation on CUDA tensors on the host as well; ``missing`` are those it could not, and why.
 
@@ -131,7 +134,7 @@ class Emulate(TorchDispatchMode):
             return func(*args, **kwargs)
         if torch.cuda.is_current_stream_capturing():
             return func(*args, **kwargs)
-        by_mask = name in ("index", "index_put", "index_put_", "_index_put_impl_") and any(
+        by_mask = name in BY_MASK and any(
             isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) for i in args[1]
         )
         if name in BY_NUMBERS or by_mask:
@@ -194,6 +197,28 @@ class Emulate(TorchDispatchMode):
                 self.missing[f"{name}, shape"] = f"{tuple(left.shape)} {tuple(right.shape)}"
             else:
                 on_host(left).copy_(right.reshape(left.shape))
+
+
+class Integers(Emulate):
+    """Computes integers and truth values alone, labels and masks: of models of any size the shapes that follow from them are right."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name == "masked_scatter_backward":
+            return args[0].new_empty(args[2])
+        if name in BY_MASK:
+            places: list[Any] = []
+            for index in args[1]:
+                by_mask = index is not None and index.dtype in (torch.bool, torch.uint8)
+                places += (
+                    [i.to(index.device) for i in on_host(index).nonzero(as_tuple=True)]
+                    if by_mask
+                    else [index]
+                )
+            return func(args[0], places, *args[2:], **(kwargs or {}))
+        if any(isinstance(t, Tensor) and t.is_floating_point() for t in tree_flatten((args, kwargs))[0]):
+            return func(*args, **(kwargs or {}))
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 def numbers_of_a_replay(run: Callable[[Step], None]) -> Callable[[Step], None]:

@@ -1,9 +1,9 @@
 """Planned against measured: what preflight plans for each recipe for GPUs, and what torch's own allocator holds at the peak on the stub.
 
-``python -m tests.cuda_host.memory FOLDER [RECIPE …]`` tries GRPO as preflight does, in a process of its own on a card of the
-recipe's size (FOLDER is that of ``make test-cuda-host``), and prints a line per recipe; exit 1 where a plan is off by more than
-10 %. Kernels do nothing: the longest prompts and completions that the recipe allows, weights without values. SFT is left out,
-its loss reads the labels on the card; so are teachers, whose 4 bit need bitsandbytes' own kernels.
+``python -m tests.cuda_host.memory FOLDER [RECIPE …]`` tries the recipe's stages as preflight does, each in a process of its own on a card
+of the recipe's size (FOLDER is that of ``make test-cuda-host``), and prints a line per stage; exit 1 where a plan is off by more than 10 %.
+Kernels do nothing: the longest prompts, completions and demonstrations that the recipe allows, weights without values. A teacher's 4 bit
+are those of bitsandbytes. SFT is measured where every batch fits: its plan does not ask how large the card is.
 """
 
 from __future__ import annotations
@@ -29,13 +29,22 @@ CARDS = {
     "gsm8k-qwen3-0.6b-base-16gb": (89, 16),
     "math-grpo": (90, 80),
     "math-qwen2.5-1.5b-16gb": (89, 16),
+    "math-sft": (90, 80),
+    "math-sft-correct-full": (90, 80),
     "oneshot-gsm8k": (89, 24),
+    "qwen2.5-0.5b-from-7b": (89, 24),
+    "qwen2.5-1.5b-from-3b": (89, 24),
     "qwen2.5-1.5b-python": (89, 24),
+    "qwen3-1.7b-from-4b": (89, 24),
     "r1-zero-numina": (89, 24),
     "sft-grpo-dapo": (89, 24),
 }
 """Compute capability and memory in GB of the card that a recipe is for."""
 WITHIN = 0.1
+ROOMY = 4000
+"""Gigabytes of a card on which every batch of SFT fits."""
+LONGEST = 2048
+"""Tokens of a demonstration where the recipe names no limit; its plan takes as many."""
 BESIDE = 16
 """Tokens left for what a format and a template put around a question and its solution."""
 _QWEN = {"vocab_size": 151936, "tie_word_embeddings": True}
@@ -47,15 +56,32 @@ MODELS: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
     "Qwen/Qwen2.5-0.5B-Instruct": ("Qwen2", (24, 896, 4864, 14, 2, 64), _QWEN),
     "Qwen/Qwen2.5-1.5B-Instruct": ("Qwen2", (28, 1536, 8960, 12, 2, 128), _QWEN),
     "Qwen/Qwen2.5-Math-1.5B-Instruct": ("Qwen2", (28, 1536, 8960, 12, 2, 128), _QWEN),
+    "Qwen/Qwen2.5-3B-Instruct": ("Qwen2", (36, 2048, 11008, 16, 2, 128), _QWEN),
+    "Qwen/Qwen2.5-7B-Instruct": ("Qwen2", (28, 3584, 18944, 28, 4, 128), {"vocab_size": 152064, "tie_word_embeddings": False}),
     "Qwen/Qwen3-0.6B-Base": ("Qwen3", (28, 1024, 3072, 16, 8, 128), _QWEN),
+    "Qwen/Qwen3-1.7B-Base": ("Qwen3", (28, 2048, 6144, 16, 8, 128), _QWEN),
+    "Qwen/Qwen3-4B": ("Qwen3", (36, 2560, 9728, 32, 8, 128), _QWEN),
     "Qwen/Qwen3-4B-Base": ("Qwen3", (36, 2560, 9728, 32, 8, 128), _QWEN),
     "meta-llama/Llama-3.2-1B-Instruct": ("Llama", (16, 2048, 8192, 32, 8, 64), _QWEN | {"vocab_size": 128256}),
 }  # fmt: skip
 """By name: kind, shape, and what else its configuration has."""
+TOKENS = 151_665
+"""Of the vocabularies of Qwen's models; their heads have more rows."""
 
 
-def policy_of(recipe: Any, device: Any) -> Any:
-    """Return the recipe's model as ``make_policy`` makes it, its weights taken on the card and never written."""
+def config_of(name: str, **settings: Any) -> Any:
+    """Return the configuration of a model of ``MODELS``."""
+    import transformers
+
+    kind, sizes, more = MODELS[name]
+    settings |= dict(zip(_NAMES, sizes, strict=True)) | more
+    return getattr(transformers, f"{kind}Config")(
+        max_position_embeddings=32768, bos_token_id=None, **settings
+    )
+
+
+def policy_of(section: Any, device: Any, trained: bool = True) -> Any:
+    """Return a model as ``make_policy`` makes it, its weights taken on the card and never written."""
     import torch
     import transformers
 
@@ -64,25 +90,41 @@ def policy_of(recipe: Any, device: Any) -> Any:
     from algorist.models.precision import pick_precision, set_compute
     from benchmarks.models import make_tokenizer
 
-    kind, sizes, more = MODELS[recipe.model.name]
-    precision = pick_precision(recipe.model, device)
+    precision = pick_precision(section, device, trained=trained)
     tokenizer = make_tokenizer()
-    settings = dict(zip(_NAMES, sizes, strict=True)) | more
-    config = getattr(transformers, f"{kind}Config")(
-        max_position_embeddings=32768,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
-        **settings,
-    )
+    words = tokenizer.get_vocab() | {"the last one": TOKENS - 1}
+    tokenizer.get_vocab = lambda: words  # of which the teacher's head keeps as many rows
+    config = config_of(section.name, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
     _settle(device)
     torch.set_default_dtype(precision.master)
     with torch.device(device):
-        model = getattr(transformers, f"{kind}ForCausalLM")(config)
+        model = getattr(transformers, f"{MODELS[section.name][0]}ForCausalLM")(config)
     torch.set_default_dtype(torch.float32)
-    set_attention(model, recipe.model, device, precision.compute)
+    if section.quantization is not None:
+        quantize(model, section, device, precision.compute)
+    set_attention(model, section, device, precision.compute)
     set_compute(model, precision.compute)
-    return Policy(model if recipe.model.lora is None else add_lora(model, recipe.model.lora), tokenizer)
+    return Policy(model if section.lora is None else add_lora(model, section.lora), tokenizer)
+
+
+def quantize(model: Any, section: Any, device: Any, compute: Any) -> None:
+    """Keep the layers' weights in bitsandbytes' 4 bit, as ``from_pretrained`` does."""
+    import bitsandbytes
+    import torch
+    from transformers.integrations.bitsandbytes import replace_with_bnb_linear
+
+    from algorist.models.loaders import LOADERS
+
+    settings = LOADERS.get("quantization").arguments(section, device, compute)["quantization_config"]
+    weights = dict(model.named_parameters())
+    replace_with_bnb_linear(model, ["lm_head"], settings)
+    for name, made in list(model.named_parameters()):
+        inside, _, own = name.rpartition(".")
+        given = weights.pop(name)
+        if made.is_meta and own == "weight":
+            given = bitsandbytes.nn.Params4bit(given.data, requires_grad=False, **vars(made)).to(device)
+        setattr(model.get_submodule(inside), own, given)
+    torch.cuda.empty_cache()
 
 
 @contextmanager
@@ -139,35 +181,88 @@ class Phases:
         self.begin("end")
 
 
-def measure(name: str, *overrides: str, steps: int = 4) -> dict[str, Any]:
-    """Return planned and measured peak of a recipe's GRPO, in this process."""
+@contextmanager
+def teachers() -> Iterator[None]:
+    """Teachers are of ``MODELS``."""
+    import transformers
+
+    from algorist.extensions.teacher import model
+
+    def make(section: Any, *, device: Any, trained: bool, **_: Any) -> Any:
+        return policy_of(section, device, trained)
+
+    with (
+        patch.object(model, "make_policy", make),
+        patch.object(transformers.AutoConfig, "from_pretrained", lambda name, **_: config_of(name)),
+    ):
+        yield
+
+
+def measure(name: str, *overrides: str, stage: str = "grpo", steps: int = 4) -> dict[str, Any]:
+    """Return planned and measured peak of a recipe's stage, in this process."""
     import torch
 
     from algorist.config import load_recipe
-    from algorist.preflight import trial
-    from algorist.prompts import get_format
-    from algorist.types import Problem
 
     recipe = load_recipe(name, overrides).recipe
     device = torch.device("cuda")
-    policy, form = policy_of(recipe, device), get_format("question_only")
-    prompt, longest = recipe.data.train.max_prompt_tokens or 256, recipe.grpo.max_completion_tokens
-    count = max(64, 2 * recipe.grpo.rows)
-    problems = [Problem(f"p{i}", f"{i}=".rjust(prompt - BESIDE, "1"), "1") for i in range(count)]
-    lengths, phases = [longest] * count, Phases()
-    with without_numbers(), phases.counted(), patch.multiple(trial, STEPS=steps, ENOUGH_S=0.0):
-        memory = trial.try_grpo(recipe, policy, problems, form, device, lengths=lengths, until=math.inf)[
-            "memory"
-        ]
-    measured = max(phases.peaks.values())
+    with patch.multiple("algorist.preflight.trial", STEPS=steps, ENOUGH_S=0.0):
+        memory, phases = (sft if stage == "sft" else grpo)(recipe, policy_of(recipe.model, device), device)
+    measured = max(phases.values())
     return {
         "recipe": name,
+        "stage": stage,
         "planned_gb": memory["peak"] / 1e9,
         "measured_gb": measured / 1e9,
         "reserved_gb": torch.cuda.max_memory_reserved() / 1e9,
         "ratio": memory["peak"] / measured,
-        "phases_gb": {phase: size / 1e9 for phase, size in phases.peaks.items()},
+        "phases_gb": {phase: size / 1e9 for phase, size in phases.items()},
+        "plan_gb": {part: size / 1e9 for part, size in memory.items() if size},
     }
+
+
+def grpo(recipe: Any, policy: Any, device: Any) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the plan of GRPO and the peak of each phase, in bytes."""
+    from algorist.preflight.trial import try_grpo
+    from algorist.prompts import get_format
+    from algorist.types import Problem
+
+    prompt, longest = recipe.data.train.max_prompt_tokens or 256, recipe.grpo.max_completion_tokens
+    count = max(64, 2 * recipe.grpo.rows)
+    problems = [Problem(f"p{i}", f"{i}=".rjust(prompt - BESIDE, "1"), "1") for i in range(count)]
+    lengths, phases, form = [longest] * count, Phases(), get_format("question_only")
+    with without_numbers(), teachers(), phases.counted():
+        tried = try_grpo(recipe, policy, problems, form, device, lengths=lengths, until=math.inf)
+    return tried["memory"], phases.peaks
+
+
+def sft(recipe: Any, policy: Any, device: Any) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the plan of SFT and its peak, in bytes; labels and masks have numbers, on which shapes depend."""
+    from algorist.preflight.trial import try_sft
+    from algorist.prompts import get_format
+    from algorist.types import Problem
+    from tests.cuda_host.emulate import Integers
+
+    prompt, longest = recipe.data.train.max_prompt_tokens or 256, recipe.sft.max_length or LONGEST
+    solution = "1" * (longest - prompt - BESIDE)
+    count = 4 * recipe.sft.batch_size * recipe.sft.gradient_accumulation_steps
+    problems = [
+        Problem(f"p{i}", f"{i}=".rjust(prompt - BESIDE, "1"), "1", solution[i % 2 :]) for i in range(count)
+    ]
+    with without_numbers(), Integers():
+        tried = try_sft(recipe, policy, problems, get_format("question_only"), device, until=math.inf)
+    return tried["memory"], {"update": tried["memory"]["measured_peak"]}
+
+
+def stages(name: str) -> Iterator[tuple[str, int, int]]:
+    """Yield a recipe's stages, each with the capability and the gigabytes of the card it is measured on."""
+    from algorist.config import load_recipe
+
+    recipe, (capability, size) = load_recipe(name).recipe, CARDS[name]
+    if recipe.sft.enabled:
+        yield "sft", capability, ROOMY
+    if recipe.grpo.enabled:
+        yield "grpo", capability, size
 
 
 def main() -> None:
@@ -177,28 +272,19 @@ def main() -> None:
     options = parser.parse_args()
     off = 0
     for name in options.recipes or CARDS:
-        capability, size = CARDS[name]
-        code = (
-            f"import json; from tests.cuda_host.memory import measure; print(json.dumps(measure({name!r})))"
-        )
-        command = [
-            options.folder.resolve() / "python",
-            str(capability),
-            str(size),
-            "-W",
-            "ignore",
-            "-c",
-            code,
-        ]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise SystemExit(f"{name}: {done.stderr[-1000:]}")
-        row = json.loads(done.stdout.splitlines()[-1])
-        off += abs(row["ratio"] - 1) > WITHIN
-        print(
-            f"{name:27} {size:2} GB: planned {row['planned_gb']:5.2f}, measured {row['measured_gb']:5.2f} GB ({row['ratio']:.3f})",
-            flush=True,
-        )
+        for stage, capability, size in stages(name):
+            code = f"import json; from tests.cuda_host.memory import measure; print(json.dumps(measure({name!r}, stage={stage!r})))"
+            command = [options.folder.resolve() / "python", str(capability), str(size), "-W", "ignore", "-c"]
+            done = subprocess.run([*command, code], capture_output=True, text=True)
+            if done.returncode:
+                raise SystemExit(f"{name}, {stage}: {done.stderr[-1000:]}")
+            row = json.loads(done.stdout.splitlines()[-1])
+            off += abs(row["ratio"] - 1) > WITHIN
+            print(
+                f"{name:27} {CARDS[name][1]:2} GB, {stage:4}: planned {row['planned_gb']:6.2f}, measured {row['measured_gb']:6.2f} GB "
+                f"({row['ratio']:.3f})",
+                flush=True,
+            )
     raise SystemExit(1 if off else 0)
 
 

@@ -294,3 +294,20 @@ def test_a_reward_that_hangs_is_named_and_no_step_is_tried(tmp_path: Path) -> No
     (advice,) = [a for a in found.advice if a.name == "reward_hangs"]
     assert "reward 'hangs' hangs" in advice.sentence and found.grpo is None
     assert "longer than 0.3 s 3 times in a row" in advice.sentence
+
+
+def test_recomputed_layers_are_in_the_plan_of_a_tried_step() -> None:
+    """The trainer switches activation checkpointing on when it begins, after the plan is made: the recipe says it."""
+    settings = ["model.tiny={vocab_size: 300, hidden_size: 32, layers: 6}", "threads=1", "eval.enabled=false"]
+
+    def planned(*more: str) -> dict[str, int]:
+        found = preflight(
+            load_recipe("smoke-cpu", [*settings, *more]).recipe, problems=2, samples=2, minutes=0.0
+        )
+        tried = {"sft": found.sft, "grpo": found.grpo}
+        return {stage: part["memory"]["activations"] for stage, part in tried.items() if part is not None}
+
+    kept = planned()
+    recomputed = planned("sft.gradient_checkpointing=true", "grpo.gradient_checkpointing=true")
+    assert set(recomputed) == {"sft", "grpo"}
+    assert all(recomputed[stage] < 0.5 * kept[stage] for stage in kept), (kept, recomputed)

@@ -92,7 +92,6 @@ def plan_step(
     section: SFTSection | GRPOSection,
     *,
     base_bytes: int | None = None,
-    recompute: bool | None = None,
     precision: Precision | None = None,
     part_tokens: int | None = None,
     extensions: Extensions | None = None,
@@ -104,7 +103,6 @@ def plan_step(
         shape: The largest micro-batch.
         section: The recipe's settings of the stage.
         base_bytes: What is taken before the step, weights included; what this process takes now when left out.
-        recompute: Plan with gradient checkpointing, or without; as the model is set when left out.
         precision: Types of weights and products, for a model of shapes only, which has the products' type.
         part_tokens: Most tokens of one forward and backward of GRPO.
         extensions: Those that take part in GRPO; with ``base_bytes`` their models are not in it.
@@ -115,11 +113,21 @@ def plan_step(
     fixed = _fixed(model, base_bytes, precision, section.optim)
     completions = shape.rows * shape.completion_tokens
     tokens = shape.rows * shape.prompt_tokens + completions
+
+    def with_extensions(plan: MemoryPlan) -> MemoryPlan:
+        if grpo is None or extensions is None:
+            return plan
+        sizes = shape.rows * grpo.gradient_accumulation_steps, shape.completion_tokens, completions
+        held, scoring = extensions.memory(base, *sizes, loaded=base_bytes is None)
+        return replace(plan, extensions=held, scoring=scoring)
+
     if grpo is not None:
-        fixed = _with_sampling(base, fixed, shape.prompt_tokens, grpo, precision)
+        fixed = with_extensions(_with_sampling(base, fixed, shape.prompt_tokens, grpo, precision))
         part_tokens = part_tokens or _part_tokens(model, base, fixed, grpo, precision)
         tokens, completions = _largest_part(shape, grpo, part_tokens)
-    activations = _activations(base, tokens, recompute, precision, packed=grpo is not None)
+    activations = _activations(
+        base, tokens, section.gradient_checkpointing, precision, packed=grpo is not None
+    )
     holes = 0.0 if torch.cuda.is_available() else ADAPTER_HOLES if _is_adapter(model) else HOLES
     plan = replace(
         fixed,
@@ -127,12 +135,7 @@ def plan_step(
         logits=_head_bytes(base, completions, precision),
         allocator=int(holes * activations),
     )
-    if grpo is None or extensions is None:
-        return plan
-    rows = shape.rows * grpo.gradient_accumulation_steps
-    sizes = rows, shape.completion_tokens, completions
-    held, scoring = extensions.memory(base, *sizes, loaded=base_bytes is None)
-    return replace(plan, extensions=held, scoring=scoring)
+    return with_extensions(plan)
 
 
 def _largest_part(shape: Shape, section: GRPOSection, most_tokens: int | None) -> tuple[int, int]:
@@ -176,10 +179,10 @@ def _part_tokens(
 ) -> int | None:
     """Return the tokens of one forward and backward as the first update will count them; None: all."""
     if next(base.parameters()).device.type != "meta":
-        return tokens_that_fit(model, section, coming=plan.engine)
+        return tokens_that_fit(model, section, coming=plan.engine + plan.extensions)
     if section.micro_batch_tokens is not None or not torch.cuda.is_available():
         return section.micro_batch_tokens
-    left = memory_limit() - plan.base - plan.optimizer - plan.gradients - plan.engine
+    left = memory_limit() - plan.base - plan.optimizer - plan.gradients - plan.engine - plan.extensions
     return tokens_in(left, _per_token(base, precision, packed=True), base, section, precision)
 
 
@@ -219,15 +222,12 @@ def _kept(base: Any, tokens: int, packed: bool) -> int:
     return saved_bytes(forward, base)
 
 
-def _activations(
-    base: Any, tokens: int, recompute: bool | None, precision: Precision, *, packed: bool
-) -> int:
+def _activations(base: Any, tokens: int, recompute: bool, precision: Precision, *, packed: bool) -> int:
     """Return what the forward pass keeps for the backward pass of ``tokens`` tokens, and what that holds beside it (bytes).
 
     With gradient checkpointing that is each layer's input, and everything inside one layer at a time. The transient tensors of the
     backward pass are counted in.
     """
-    recompute = recomputes(base) if recompute is None else recompute
     per_token = _per_token(base, precision, packed=packed)
     config = base.config.get_text_config()
     layers, width = max(1, int(config.num_hidden_layers)), int(config.hidden_size)

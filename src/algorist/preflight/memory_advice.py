@@ -86,7 +86,6 @@ def plan_from_config(
         shape,
         section,
         base_bytes=base,
-        recompute=section.gradient_checkpointing,
         precision=precision,
         part_tokens=grpo.micro_batch_tokens,
         extensions=Extensions.of(recipe),

@@ -49,6 +49,9 @@ def taken(recipe: Any, student: Any, rows: int, width: int, tokens: int, loaded:
         of_token = text.hidden_size * size if section.loss == "full" else 8 + 8 * section.top_k
         numbers, every = rows * width * of_token, tokens * text.vocab_size
         logits = COPIES * 4 * min(CHUNK_ELEMENTS, every) + (4 * every if 4 * every <= CACHE_BYTES else 0)
+        head = student.get_output_embeddings().weight
+        # Its gradient from this loss alone, in float32, and the products' copy of it.
+        logits += (4 + size) * head.numel() if head.requires_grad and size < 4 else 0
     stays = 0 if loaded or section.device == "swap" else weights
     comes = weights if section.device == "swap" else 0
     return stays + numbers + logits, stays + comes + numbers + forward
@@ -57,7 +60,6 @@ def taken(recipe: Any, student: Any, rows: int, width: int, tokens: int, loaded:
 def _weights(config: Any, quantization: str | None, size: int) -> int:
     """Return the bytes of the weights; head and embeddings are not quantised."""
     model = model_of_shapes(config, torch.bfloat16)
-    head = model.get_output_embeddings()
-    inner = [m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear) and m is not head]
-    total, small = sum(p.numel() for p in model.parameters()), sum(inner) if quantization else 0
+    linear = {m for m in model.modules() if isinstance(m, nn.Linear)} - {model.get_output_embeddings()}
+    total, small = model.num_parameters(), sum(m.weight.numel() for m in linear) if quantization else 0
     return int((total - small) * size + small * BYTES.get(quantization or "", 0))
