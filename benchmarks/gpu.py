@@ -248,6 +248,23 @@ SECTIONS: dict[str, Callable[[Bench], dict[str, Any]]] = {
         *(correctness, float16, halving, memory, card, speed, step, sharded, learning),
     )
 }
+DECIDES = {
+    "env": "the ceilings that every other figure is read against",
+    "kernels": "whether the decoding kernels may be the default at all: right and in bounds on silicon, which no host test can say",
+    "decode": "native or vLLM as the default of grpo.engine, and whether an adapter must be merged (estimated: 1.2 ms a token, 0.5B)",
+    "update": "whether element-wise kernels are to be fused, by their share; if the peaks are the stub's, memory needs no card again",
+    "quickstart": "whether a run learns on a card as on the CPU",
+    "correctness": "the tolerance that the packed pass is held to in 16 bit",
+    "float16": "whether a T4's recipes may be recommended",
+    "halving": "whether a run outlives running out of memory with the real driver",
+    "memory": "the factor between planned and reserved memory",
+    "card": "the promises of the 8, 16 and 24 GB recipes",
+    "speed": "whether README may name a speed against stock TRL on a GPU",
+    "step": "the same on equal work, and what of a step is left to cut",
+    "sharded": "whether FSDP2 over NCCL is as exact as over gloo",
+    "learning": "whether the gain in accuracy on the CPU holds in bfloat16 on a card",
+}
+"""What is done differently by a section's figures; it stands in the section's file."""
 GPU_TESTS = (
     "-m",
     "gpu",
@@ -316,7 +333,9 @@ def main() -> int:
         except Exception:
             result = {"error": traceback.format_exc()}
             failed.append(name)
-        result = {"section": name, "smoke": chosen.smoke, "section_s": time.perf_counter() - began, **result}
+        seconds = time.perf_counter() - began
+        about = {"section": name, "decides": DECIDES[name], "smoke": chosen.smoke, "section_s": seconds}
+        result = {**about, **result}
         path = save_json(name, result, chosen.out)
         said = result.get("error") or result.get("skipped") or f"{result['section_s']:.1f} s"
         print(f"   {path}: {said}", flush=True)

