@@ -59,7 +59,7 @@ ARMS: dict[str, list[str]] = {
     "refill": ["grpo.resample={when_below: 1}"],
     "teacher": [
         "grpo.teacher={model: TEACHER, loss: full, temperature: 0.3}", "grpo.group_size=1", "grpo.gradient_accumulation_steps=1",
-        "grpo.learning_rate=1.5e-4", "grpo.warmup_steps=1", "grpo.loss=dapo", "rewards.0.weight=0",
+        "grpo.learning_rate=5e-5", "grpo.warmup_steps=1", "grpo.loss=dapo", "rewards=[{name: correct, weight: 0}]",
     ],
 }  # fmt: skip
 
@@ -178,6 +178,10 @@ def main() -> None:
                     )
                     one.start()
                     one.join()
+                    if one.exitcode:
+                        raise SystemExit(
+                            f"{who}, seed {seed} ended with {one.exitcode}; the same command continues"
+                        )
                 run = json.loads(file.read_text(encoding="utf-8"))
                 if run["target"] != arguments.target:
                     parser.error(f"{file} was made with another target; take another --out")
