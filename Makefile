@@ -16,7 +16,7 @@ help:
 	@echo "make quickstart   install, then train a tiny model from scratch and show what GRPO gained"
 	@echo "make install      only install, in .venv"
 	@echo "make flash        install, then flash-attn for CUDA (a wheel, else built from source; may take an hour)"
-	@echo "make test         install, then run the tests, but for those that take longer than four seconds"
+	@echo "make test         install, then run the quick tests: no real processes, no pretend GPU"
 	@echo "make test-all     install, then run all tests that need no GPU, vLLM or network"
 	@echo "make coverage     the tests, then which lines no test ran (one file: make coverage TESTS=tests/unit/data/test_load.py)"
 	@echo "make test-vllm    an environment of its own with vLLM for CPU (4 GB), then the tests that need it"
@@ -59,20 +59,21 @@ quickstart: $(STAMP)
 	$(VENV)/bin/algorist run quickstart $(if $(wildcard runs/quickstart/config.yaml),--resume)
 	@$(HOW)
 
-PYTEST := $(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# Whole runs wait for processes that they start and kill, so a third worker pays there; quick tests only compute.
+PYTEST := $(VENV)/bin/python -m pytest --dist loadfile --no-loadscope-reorder
 ELSEWHERE := not gpu and not vllm and not network
 
 test: $(DEV)
-	$(PYTEST) -m "$(ELSEWHERE) and not slow"
+	$(PYTEST) -n 2 -m "$(ELSEWHERE) and not slow"
 	@echo "left out: slow (run it with: make test-all)"
 
 test-all: $(DEV)
-	$(PYTEST) -m "$(ELSEWHERE)"
+	$(PYTEST) -n 3 -m "$(ELSEWHERE)"
 	@echo "left out: gpu, vllm, network (run them with: pytest -m gpu, make test-vllm, pytest -m network) and make test-cuda-host"
 
 TESTS ?= tests
 coverage: $(DEV)
-	$(PYTEST) -m "$(ELSEWHERE)" \
+	$(PYTEST) -n 2 -m "$(ELSEWHERE)" \
 		--cov=algorist --cov-report=term-missing:skip-covered $(TESTS)
 
 # vLLM first: it decides on torch and transformers. The three packages that go fit another torch than its own and break

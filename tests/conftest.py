@@ -36,7 +36,16 @@ if (
 
 from tests import warm  # noqa: E402 (it looks at the variables)
 
+SLOW = {"slow", "cuda"}
+"""Folders of whole jobs in real processes and of the pretend GPU, which takes a minute."""
 _frozen_at = {"modules": 0}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of these folders as slow."""
+    for item in items:
+        if item.path.parent.name in SLOW:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)
