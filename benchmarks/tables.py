@@ -54,7 +54,7 @@ def _timed(kind: str, what: str, unit: str) -> list[Row]:
             rows.append(
                 (
                     f"{what}, {'150k vocabulary' if size == 'wide' else size}, {found['rows']} rows",
-                    f"stock TRL: {rates[0]:.0f} → {rates[1]:.0f} {unit}",
+                    f"TRL: {rates[0]:.0f} → {rates[1]:.0f} {unit}",
                     ratio(found["speed_up"]),
                     f"`{kind}.py --size {size}`",
                 )
@@ -65,21 +65,24 @@ def _timed(kind: str, what: str, unit: str) -> list[Row]:
 def equal() -> str:
     """Steps on equal work: the same rendered prompts in the same order, completions of the same length."""
     lines = [
-        "| prompt + completion, rows | TRL → algorist | seconds [95 %] | processor seconds | memory | limit |",
+        "| prompt+completion, groups | core | TRL → algorist | ratio [95 %] | memory | limit |",
         "|---|---|---|---|---|---|",
     ]
     for found in load_all("equal"):
+        core = found["environment"]["cpu"].removeprefix("AMD EPYC ")
         for cell in found["results"]:
             seconds = {name: side["second"]["median"] for name, side in cell["variants"].items()}
-            work = f"{cell['prompt_tokens']} + {cell['tokens']}, {cell['rows']} in groups of {cell['group']}"
-            words = [f"{work}, {cell['dtype']}", *(["half dead"] if cell["half"] else [])]
+            work = (
+                f"{cell['prompt_tokens']}+{cell['tokens']}, {cell['rows'] // cell['group']} × {cell['group']}"
+            )
+            words = [f"{work}, {cell['dtype']}", *(["half without signal"] if cell["half"] else [])]
             memory = f"{cell['memory']:.2f}" if "memory" in cell else "–"
             share = cell.get("share_of_limit")
             columns = [
                 ", ".join(words),
+                core,
                 f"{seconds['trl']:.3g} → {seconds['algorist']:.3g} s",
                 ratio(cell["speed_up"]),
-                f"{cell['speed_up_cpu']['ratio']:.3g}×",
                 memory,
                 f"{share['sampling']:.2f}, {share['update']:.2f}" if share else "–",
             ]
@@ -95,7 +98,7 @@ def _memory() -> list[Row]:
     return [
         (
             "peak memory of an update, 150k vocabulary",
-            f"stock TRL: {peaks['trl']['peak_mib']:.0f} → {peaks['algorist']['peak_mib']:.0f} MiB",
+            f"TRL: {peaks['trl']['peak_mib']:.0f} → {peaks['algorist']['peak_mib']:.0f} MiB",
             f"{found['peak_ratio']:.2f}×",
             "`update.py --size wide --memory`",
         )
@@ -104,10 +107,10 @@ def _memory() -> list[Row]:
 
 def _accuracy() -> list[Row]:
     rows: list[Row] = []
-    how = {"algorist": "", "refill": ", groups without a signal drawn anew", "teacher": ", from a teacher"}
+    how = {"algorist": "", "refill": ", `resample`", "teacher": ", `teacher`"}
     for name, task in (
-        ("time-to-accuracy-1t", "the quickstart task"),
-        ("time-to-accuracy-sums-1t", "sums, SmolLM2"),
+        ("time-to-accuracy-1t", "the quickstart"),
+        ("time-to-accuracy-sums-1t", "sums (SmolLM2)"),
     ):
         for found in load_all(name):
             middle = {
@@ -118,7 +121,7 @@ def _accuracy() -> list[Row]:
                 rows.append(
                     (
                         f"time to {found['target']:.0%} on {task}{how[who]}",
-                        f"stock TRL: {middle['trl']:.0f} → {middle[who]:.0f} s",
+                        f"TRL: {middle['trl']:.0f} → {middle[who]:.0f} s",
                         ratio(times),
                         "`time_to_accuracy.py`",
                     )
@@ -133,7 +136,7 @@ def _vllm() -> list[Row]:
         rows.append(
             (
                 f"rollouts, small, {case['rows']} rows, {case['dtype']}",
-                f"vLLM (CPU build): {rates['vllm']:.0f} → {rates['native']:.0f} tokens/s",
+                f"vLLM: {rates['vllm']:.0f} → {rates['native']:.0f} tokens/s",
                 ratio(case["native_over_vllm"]),
                 "`vllm_rollout.py`",
             )
@@ -184,7 +187,10 @@ def _where(*kinds: str) -> str:
     for machine in dict.fromkeys(_machine(environment) for environment in found):
         cpu, _, rest = machine.partition(", ")
         machines.setdefault(rest, []).append(cpu)
-    where = ", and on ".join(f"{' and '.join(cpus)}, {rest}" for rest, cpus in machines.items())
+    where = ", and on ".join(
+        f"{', '.join([cpus[0], *(cpu.removeprefix('AMD EPYC ') for cpu in cpus[1:])])}, {rest}"
+        for rest, cpus in machines.items()
+    )
     note = f"Measured on {where}; both sides in turns in one run, one thread."
     return f"\n{textwrap.fill(note, 118)}\n" if machines else ""
 
