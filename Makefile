@@ -59,6 +59,7 @@ quickstart: $(STAMP)
 	$(VENV)/bin/algorist run quickstart $(if $(wildcard runs/quickstart/config.yaml),--resume)
 	@$(HOW)
 
+# Whole runs wait for processes that they start and kill, so a third worker pays there; quick tests only compute.
 PYTEST := $(VENV)/bin/python -m pytest --dist loadfile --no-loadscope-reorder
 ELSEWHERE := not gpu and not vllm and not network
 
@@ -67,7 +68,7 @@ test: $(DEV)
 	@echo "left out: slow (run it with: make test-all)"
 
 test-all: $(DEV)
-	$(PYTEST) -n 2 -m "$(ELSEWHERE)"
+	$(PYTEST) -n 3 -m "$(ELSEWHERE)"
 	@echo "left out: gpu, vllm, network (run them with: pytest -m gpu, make test-vllm, pytest -m network) and make test-cuda-host"
 
 TESTS ?= tests
