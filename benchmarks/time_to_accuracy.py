@@ -7,9 +7,10 @@
 All start from the same SFT model and train with the same problems, rewards and hyperparameters; TRL in its faster setting (no
 gradient checkpointing, ``generate``), in the recipe's types. The held-out accuracy is measured every few steps with the same code,
 and its time is left out. The runs take turns, one seed after the other, one thread; ``--out`` keeps each finished one, and the same
-command continues. ``sums``: SmolLM2-135M and bare sums, one to a problem; ``--start`` is a model after a short SFT. ``refill`` draws
-other problems in the places of groups without a signal; ``teacher`` learns from the next-token distributions of a better model of the
-same family, as ``smollm2-distill`` does, without a reward.
+command continues. ``sums``: SmolLM2-135M and bare sums, one to a problem; ``--start`` is a model after a short SFT, in the baseline the
+final one of ``algorist run smollm2-grpo grpo.enabled=false sft.max_steps=12 seed=1``. ``refill`` draws other problems in the places of
+groups without a signal; ``teacher`` learns from the next-token distributions of a better model of the same family without a reward,
+as ``smollm2-distill`` does, in the baseline from the same SFT of 80 steps.
 """
 
 from __future__ import annotations
