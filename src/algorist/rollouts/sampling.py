@@ -43,7 +43,7 @@ def sample(
     """Pick one token per row.
 
     Args:
-        logits_RV: Any float type; float32 logits are overwritten.
+        logits_RV: Any float type; float32 logits may be overwritten.
         uniform_R: Numbers in [0, 1); unused when greedy.
         params: ``temperature`` (0 is greedy), ``top_k``, ``top_p``, ``min_p``.
         may_wait: The host may look at numbers of the device, which saves top-p most of its sort; not inside a CUDA graph.
@@ -59,16 +59,11 @@ def sample(
         scaled_RV.div_(params.temperature)
     if params.top_k or params.top_p < 1:
         return _sample_candidates(scaled_RV, uniform_R, params, may_wait)
-    top_R1 = scaled_RV.amax(dim=-1, keepdim=True)
-    weight_RV = scaled_RV.sub_(top_R1).exp_()
-    total_R = weight_RV.sum(dim=-1)
+    weight_RV = kept_RV = scaled_RV.softmax(dim=-1)
     if params.min_p:
-        kept_RV = weight_RV.masked_fill(weight_RV < params.min_p, 0.0)
-        token_R = pick(kept_RV, uniform_R)
-    else:
-        token_R = pick(weight_RV, uniform_R)
-    chosen_R = weight_RV.gather(-1, token_R.unsqueeze(-1)).squeeze(-1)
-    return token_R, chosen_R.log_().sub_(total_R.log_())
+        kept_RV = weight_RV.masked_fill(weight_RV < params.min_p * weight_RV.amax(-1, keepdim=True), 0.0)
+    token_R = pick(kept_RV, uniform_R)
+    return token_R, weight_RV.gather(-1, token_R.unsqueeze(-1)).squeeze(-1).log_()
 
 
 def sample_longer(

@@ -1,13 +1,13 @@
 """The language-model head at completion positions only: log-probs and entropies without the (N, V) logits.
 
-On the CPU, chunks of positions are scored; the softmax of a chunk is kept for the backward pass when it fits a budget and
-recomputed from the hidden states when it does not. Elsewhere TRL's kernel does the same in tiles (Triton on GPUs), with the
+On the CPU, chunks of positions are multiplied and tiles of them scored, which stay in the processor's cache; their softmax is kept for
+the backward pass when it fits a budget and recomputed from the hidden states when it does not. Elsewhere TRL's kernel does the same in tiles (Triton on GPUs), with the
 products' gradients added up in float32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -22,6 +22,8 @@ CHUNK_ELEMENTS = 8_000_000
 CACHE_BYTES = 160_000_000
 """Probabilities kept for the backward pass; above it they are recomputed (one more product with the weights), and as many slopes
 are multiplied at once: each product is added to the gradient of the whole vocabulary."""
+_CACHED_ELEMENTS = 800_000
+"""Logits of one tile on the CPU (3 MB in float32)."""
 TILE_ROWS, TILE_COLUMNS = 4096, 32_768
 """Tile of TRL's kernel: positions (its own constant) and entries of the vocabulary."""
 
@@ -54,20 +56,20 @@ class _CompletionHead(torch.autograd.Function):
         needs_grad = any(ctx.needs_input_grad[:3])
         room = (rows, weight_VH.shape[0]) if cache and needs_grad else None
         cached = None if room is None else torch.empty(room, dtype=torch.float32, device=hidden_NH.device)
-        products_VH, chunk = weight_VH.to(compute_dtype), sizes[0]
-        for start in range(0, rows, chunk):
-            stop = min(start + chunk, rows)
-            logs = head_log_softmax(hidden_NH[start:stop], products_VH, bias_V, inverse_temperature)
-            log_probs[start:stop] = logs.gather(1, targets_N[start:stop, None]).squeeze(1)
-            if top1 is not None:
-                top1[start:stop] = logs.argmax(1) == targets_N[start:stop]
-            if entropy is not None or cached is not None:
-                probs = torch.exp(logs, out=None if cached is None else cached[start:stop])
+        products_VH = weight_VH.to(compute_dtype)
+        for chunk in parts(0, rows, sizes[0]):
+            logits = head_logits(hidden_NH[chunk], products_VH, bias_V)
+            for part, raw in _tiles(logits, chunk):
+                kept = None if cached is None else cached[part]
+                shifted, probs, log_sum = _softmax(raw, inverse_temperature, kept)
+                log_probs[part] = shifted.gather(1, targets_N[part, None]).squeeze(1) - log_sum
+                if top1 is not None:
+                    top1[part] = shifted.argmax(1) == targets_N[part]
                 if entropy is not None:
-                    entropy[start:stop] = -torch.bmm(probs[:, None, :], logs[:, :, None]).view(-1)
+                    entropy[part] = log_sum - torch.linalg.vecdot(probs, shifted)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, entropy)
-        ctx.cached = cached
+        ctx.cached, ctx.cast = cached, None if products_VH is weight_VH else products_VH
         ctx.inverse_temperature, ctx.sizes, ctx.compute_dtype = inverse_temperature, sizes, compute_dtype
         if top1 is not None:
             ctx.mark_non_differentiable(top1)
@@ -78,21 +80,17 @@ class _CompletionHead(torch.autograd.Function):
         grad_log_probs, grad_entropy = grads[:2]
         hidden, weight, bias, targets, entropy = ctx.saved_tensors
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        rows, (chunk, span), inverse = len(hidden), ctx.sizes, ctx.inverse_temperature
+        (chunk, span), inverse = ctx.sizes, ctx.inverse_temperature
         scale = torch.zeros_like(targets).float() if grad_log_probs is None else grad_log_probs * inverse
         # Sums over positions run in float32: rounding each part's product to bfloat16 biases the gradient.
         grad_hidden = torch.empty_like(hidden, dtype=torch.float32) if needs_hidden else None
         grad_weight: Tensor | None = None
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if needs_bias else None
         cached, ctx.cached = ctx.cached, None
-        products_VH = weight.to(ctx.compute_dtype)
+        products_VH, ctx.cast = weight.to(ctx.compute_dtype) if ctx.cast is None else ctx.cast, None
 
-        def slope_of(part: slice) -> Tensor:
-            """The gradient in the logits of some rows, in float32."""
-            if cached is not None:
-                slope = cached[part]
-            else:
-                slope = head_log_softmax(hidden[part], products_VH, bias, inverse).exp_()
+        def to_slope(slope: Tensor, part: slice) -> Tensor:
+            """Turn the probabilities of some rows into the gradient in their logits, in float32."""
             if grad_entropy is not None:
                 surprise = torch.xlogy(slope, slope) + slope * entropy[part, None]
                 surprise *= grad_entropy[part, None] * inverse
@@ -105,17 +103,18 @@ class _CompletionHead(torch.autograd.Function):
             return slope
 
         in_place = cached is not None and cached.dtype == products_VH.dtype
-        for start in range(0, rows, span):
-            stop = min(start + span, rows)
-            slopes = cached[start:stop] if in_place else products_VH.new_empty(stop - start, len(weight))
-            for at in range(start, stop, chunk):
-                slope = slope_of(slice(at, min(at + chunk, stop)))
-                if not in_place:
-                    slopes[at - start : at - start + len(slope)] = slope
+        for whole in parts(0, len(hidden), span):
+            slopes = cached[whole] if in_place else products_VH.new_empty(len(hidden[whole]), len(weight))
+            for at in parts(whole.start, whole.stop, chunk):
+                probs = head_logits(hidden[at], products_VH, bias) if cached is None else cached[at]
+                for part, tile in _tiles(probs, at):
+                    slope = to_slope(_softmax(tile, inverse)[1] if cached is None else tile, part)
+                    if not in_place:
+                        slopes[part.start - whole.start : part.stop - whole.start] = slope
             if grad_hidden is not None:
-                grad_hidden[start:stop] = times_transposed(slopes, products_VH.t())
+                grad_hidden[whole] = times_transposed(slopes, products_VH.t())
             if needs_weight:
-                inputs = hidden[start:stop].to(ctx.compute_dtype)
+                inputs = hidden[whole].to(ctx.compute_dtype)
                 if inputs.dtype != torch.float32:
                     product = (slopes.t() @ inputs).float()
                     grad_weight = product if grad_weight is None else grad_weight.add_(product)
@@ -131,17 +130,37 @@ class _CompletionHead(torch.autograd.Function):
         )
 
 
-def head_log_softmax(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, inverse_temperature: float
-) -> Tensor:
-    """Return the log-probs (N, V) of all tokens, in float32; the product is in the type of ``weight``."""
+def head_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return the logits (N, V) of all tokens, in the type of ``weight``."""
     logits = times_transposed(hidden.to(weight.dtype), weight)
-    if bias is not None:
-        logits += bias.to(weight.dtype)
-    logits = logits.float()
+    return logits if bias is None else logits.add_(bias.to(weight.dtype))
+
+
+def parts(start: int, stop: int, size: int) -> list[slice]:
+    """Return slices of at most ``size`` places, and of one at least."""
+    return [slice(at, min(at + max(1, size), stop)) for at in range(start, stop, max(1, size))]
+
+
+def _tiles(rows_NV: Tensor, at: slice) -> Iterator[tuple[slice, Tensor]]:
+    """Return tiles of the rows at ``at``: where each lies in the whole, and its part of ``rows_NV``."""
+    size = _CACHED_ELEMENTS // rows_NV.shape[1] if rows_NV.is_cpu else len(rows_NV)
+    for part in parts(at.start, at.stop, size):
+        yield part, rows_NV[part.start - at.start : part.stop - at.start]
+
+
+def _softmax(
+    logits: Tensor, inverse_temperature: float, out: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return logits (N, V) less the largest of their row, probabilities (N, V) and the log of the row's sum (N,), in float32.
+
+    Logits in float32 are overwritten. The largest has the probability one through the sum, at least 1 / V.
+    """
+    shifted = logits.float()
     if inverse_temperature != 1.0:
-        logits *= inverse_temperature
-    return torch.log_softmax(logits, -1)
+        shifted *= inverse_temperature
+    shifted -= shifted.amax(1, keepdim=True)
+    probs = torch.softmax(shifted, 1, out=out)
+    return shifted, probs, -probs.amax(1).log_()
 
 
 class AtHead(NamedTuple):

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from algorist.models.products import row_bucket, times_transposed
-from algorist.training.lm_head import CACHE_BYTES, CHUNK_ELEMENTS, AtHead, head_log_softmax
+from algorist.training.lm_head import CACHE_BYTES, CHUNK_ELEMENTS, AtHead, head_logits, parts
 
 TeacherLogs = Callable[[Tensor, Tensor], Tensor]
 """What the teacher said of n tokens (``Batch.extra``), the student's log-probs (n, R) → the teacher's (n, R)."""
@@ -202,8 +202,7 @@ def mass_beyond(at: AtHead, rest: Head, rows: int) -> Tensor:
 
 def _chunks(size: int, rows: int) -> list[slice]:
     """Return parts of ``size`` tokens whose logits may be held at once."""
-    most = max(1, CHUNK_ELEMENTS // rows)
-    return [slice(start, start + most) for start in range(0, size, most)]
+    return parts(0, size, CHUNK_ELEMENTS // rows)
 
 
 def _cut(weight_VH: Tensor | None, bias_V: Tensor | None, rows: int, dtype: torch.dtype) -> Head:
@@ -214,6 +213,5 @@ def _cut(weight_VH: Tensor | None, bias_V: Tensor | None, rows: int, dtype: torc
 def _logs(
     hidden: Tensor, weight: Tensor | None, bias: Tensor | None, rows: int, inverse_temperature: float
 ) -> Tensor:
-    if weight is None:  # the logits themselves
-        return torch.log_softmax(hidden[:, :rows].float() * inverse_temperature, -1)
-    return head_log_softmax(hidden, weight, bias, inverse_temperature)
+    logits = hidden[:, :rows] if weight is None else head_logits(hidden, weight, bias)
+    return torch.log_softmax(logits.float() * inverse_temperature, -1)
