@@ -398,7 +398,11 @@ def main() -> None:
         if file and file.is_file():
             print(line(json.loads(file.read_text(encoding="utf-8"))), flush=True)
             continue
-        result = time_case(case, options.repeats)
+        try:
+            result = time_case(case, options.repeats)
+        except ChildProcessError as error:
+            print(f"{name_of(case)}: left out: {error}", flush=True)
+            continue
         print(line(result), flush=True)
         if file:
             file.parent.mkdir(parents=True, exist_ok=True)

@@ -85,14 +85,24 @@ class InOwnProcess:
         self._process = context.Process(target=_serve, args=(there, build, arguments), daemon=True)
         self._process.start()
         there.close()  # so that its end, should it fail, is seen here
-        self._cpu = 0.0
+        self._cpu, self._name = 0.0, build.__name__
         self.parts: list[dict[str, float]] = []
         """Seconds of each part, for every call, where the function tells them in an attribute ``parts``."""
 
     def __call__(self) -> float:
-        """Run once; return the work done."""
-        self._here.send(None)
-        work, self._cpu, parts = self._here.recv()
+        """Run once; return the work done.
+
+        Raises:
+            ChildProcessError: The process has ended: an error, which it has printed, or the system killed it for its memory.
+        """
+        try:
+            self._here.send(None)
+            work, self._cpu, parts = self._here.recv()
+        except (EOFError, ConnectionError):
+            self._process.join()
+            code = self._process.exitcode
+            why = "killed, most likely for its memory" if code == -9 else f"ended by an error (code {code})"
+            raise ChildProcessError(f"the process of {self._name} was {why}") from None
         self.parts.append(parts)
         return float(work)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,25 @@ def test_tables_are_made_from_the_baselines(
     with pytest.raises(SystemExit) as end:
         tables.main()
     assert end.value.code == 0, f"{capsys.readouterr().out}run: python benchmarks/tables.py"
+
+
+@pytest.mark.parametrize(
+    ("build", "argument", "reason"),
+    [
+        (signal.raise_signal, signal.SIGKILL, "killed, most likely for its memory"),
+        (int, "x", "ended by an error"),
+    ],
+)
+def test_a_side_that_is_killed_is_named(
+    monkeypatch: pytest.MonkeyPatch, build: Any, argument: Any, reason: str
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import measure
+
+    side = measure.InOwnProcess(build, argument)
+    with pytest.raises(ChildProcessError, match=f"the process of {build.__name__} was {reason}"):
+        side()
+    side.close()
 
 
 def test_the_cost_of_a_recipe_is_what_its_run_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
