@@ -290,9 +290,13 @@ class _Limited:
             self.bench.free()
             held = torch.cuda.memory_reserved(device)
             total = torch.cuda.get_device_properties(device).total_memory
-            limit = held + 0.6 * max(0, most - torch.cuda.memory_allocated(device))
+            # At least one of the allocator's segments: the smoke run's whole step takes little more.
+            limit = held + max(2 << 20, 0.6 * (most - torch.cuda.memory_allocated(device)))
             torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), device)
         return self.log_probs(model, batch, **more)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.log_probs, name)
 
 
 def _flat(model: Any) -> torch.Tensor:

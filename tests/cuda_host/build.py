@@ -1,8 +1,8 @@
 """Builds the environment of ``make test-cuda-host``: torch's CUDA build over a CUDA runtime without a GPU.
 
-``python -m tests.cuda_host.build FOLDER`` puts three things into FOLDER: ``site`` with PyPI's CUDA builds of torch and triton
-(0.75 GB of wheels; none of NVIDIA's libraries), ``lib`` with the stub under the names of those libraries, and ``python``, which
-starts this interpreter on both: ``FOLDER/python 90 80 …`` is a card of compute capability 9.0 with 80 GB.
+``python -m tests.cuda_host.build FOLDER`` puts into FOLDER: ``site`` with PyPI's CUDA builds of torch and triton
+(0.75 GB of wheels; none of NVIDIA's libraries), CUDA's ``headers``, ``lib`` with the stub under the names of those libraries, and
+``python``, which starts this interpreter on both: ``FOLDER/python 90 80 …`` is a card of compute capability 9.0 with 80 GB.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from sysconfig import get_paths
 
 HERE = Path(__file__).parent
 TRITON = {"2.13.0": "3.7.1", "2.11.0": "3.6.0"}
-"""The triton that a torch release asks for; it brings CUDA's headers and ptxas along."""
+"""The triton that a torch release asks for; it brings ptxas along."""
+HEADERS = ("nvidia-cuda-runtime==13.0.*", "nvidia-cuda-crt==13.0.*")
+"""Of the CUDA that both are built for; triton's own headers may be of an older one."""
 NVIDIA = re.compile(
     r"(__cuda|cu[A-Z]|cuda|cublas|cudnn|nccl|cusparse|cusolver|cufft|curand|cupti|nvrtc|nvshmem|nvtx|nvml)\w+"
 )
@@ -35,16 +37,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--torch", default="2.13.0", choices=sorted(TRITON))
-    parser.add_argument(
-        "--python", default=sys.executable, help="an interpreter with algorist's other packages"
-    )
     options = parser.parse_args()
     folder = options.folder.resolve()
-    site, lib = folder / "site", folder / "lib"
+    site, lib, headers = folder / "site", folder / "lib", folder / "headers"
     for path in (lib, folder / "triton"):
         path.mkdir(parents=True, exist_ok=True)
     (folder / ".gitignore").write_text("*\n")
-    install(options.python, site, options.torch)
+    install(site, f"torch==={options.torch}", f"triton=={TRITON[options.torch]}")
+    install(headers, *HEADERS)
     objects = [*(site / "torch/lib").glob("*.so"), *(site / "torch").glob("_C*.so")]
     objects += Path(get_paths()["purelib"]).glob("bitsandbytes/*_cuda130.so")
     by_name = (site / "torch/lib/libc10_cuda.so").read_bytes()  # what it asks the driver for while it runs
@@ -52,11 +52,11 @@ def main() -> None:
     wanted = imported(objects) | {
         name.decode() for name in re.findall(rb"\b(?:cu[A-Z]|nvml[A-Z])\w{3,}", by_name)
     }
-    build(wanted, site / "triton/backends/nvidia/include", lib / "libstub.so")
+    build(wanted, headers / "nvidia/cu13/include", lib / "libstub.so")
     for name in {*needed(objects), "libcuda.so.1", "libnvidia-ml.so.1"}:
         (lib / name).unlink(missing_ok=True)
         (lib / name).symlink_to("libstub.so")
-    names = {"lib": lib, "folder": folder, "site": site, "python": options.python}
+    names = {"lib": lib, "folder": folder, "site": site, "python": sys.executable}
     start = folder / "python"
     start.write_text(_START.format(**{name: shlex.quote(str(path)) for name, path in names.items()}))
     start.chmod(0o755)
@@ -64,13 +64,23 @@ def main() -> None:
     subprocess.run([start, "90", "80", "-W", "ignore", "-c", check], check=True)
 
 
-def install(python: str, site: Path, torch: str) -> None:
-    """Install torch and triton into ``site``; ``===`` takes PyPI's build, which is CUDA's, where others are preferred."""
-    if (site / f"torch-{torch}.dist-info").is_dir():
+def install(folder: Path, *wheels: str) -> None:
+    """Install wheels into a new ``folder``; ``===`` takes PyPI's torch, which is CUDA's, where others are preferred."""
+    if folder.is_dir():
         return
-    wheels = [f"torch==={torch}", f"triton=={TRITON[torch]}"]
-    pip = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps", "--target", site]
-    subprocess.run([*pip, *wheels], check=True)
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--disable-pip-version-check",
+        "--no-deps",
+        "--target",
+    ]
+    partial = folder.with_suffix(".partial")
+    subprocess.run([*pip, partial, *wheels], check=True)
+    partial.replace(folder)
 
 
 def imported(objects: list[Path]) -> set[str]:

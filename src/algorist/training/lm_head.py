@@ -53,8 +53,7 @@ class _CompletionHead(torch.autograd.Function):
         log_probs = torch.empty(rows, dtype=torch.float32, device=hidden_NH.device)
         entropy = torch.empty_like(log_probs) if compute_entropy else None
         top1 = torch.empty_like(log_probs, dtype=torch.bool) if compute_top1 else None
-        needs_grad = any(ctx.needs_input_grad[:3])
-        room = (rows, weight_VH.shape[0]) if cache and needs_grad else None
+        room = (rows, weight_VH.shape[0]) if cache and any(ctx.needs_input_grad[:3]) else None
         cached = None if room is None else torch.empty(room, dtype=torch.float32, device=hidden_NH.device)
         products_VH = weight_VH.to(compute_dtype)
         for chunk in parts(0, rows, sizes[0]):

@@ -209,8 +209,8 @@ def plain_log_probs(
     logs = torch.log_softmax(logits.float() / temperature, -1)
     targets = ids.gather(1, places)
     of_targets = logs.gather(-1, targets[..., None]).squeeze(-1)
-    places_M = (~padding).flatten().nonzero()[:, 0]
     for name, compute in (of_head or {}).items():
+        places_M = (~padding).flatten().nonzero()[:, 0]
         head = AtHead(logits[~padding], None, None, targets[~padding], places_M, temperature)
         batch.extra[name] = _in_place(compute(head), places_M, batch)
     entropy = -(logs.exp() * logs).sum(-1).masked_fill(padding, 0.0) if compute_entropy else None

@@ -190,7 +190,7 @@ def affordable_tokens(
     if not heads or not layers:
         return None
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    free = _free_bytes(device) + held
+    free = held + (unused_gpu_bytes(device) if on_gpu(device) else psutil.virtual_memory().available)
     size = cache_dtype(compute_dtype(model), device).itemsize
     token = 2 * layers * heads * head_dim * size
     if not once:
@@ -198,7 +198,3 @@ def affordable_tokens(
     if compute_dtype(model) != weight_dtype(model):
         free -= sum(p.numel() for p in model.parameters()) * compute_dtype(model).itemsize
     return max(least, int(CACHE_SHARE * free) // token)
-
-
-def _free_bytes(device: torch.device) -> int:
-    return unused_gpu_bytes(device) if on_gpu(device) else psutil.virtual_memory().available

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -45,8 +46,7 @@ def attention_kind(device: torch.device) -> type[Any]:
     """Return the Triton kernels where they run, else their twin in torch."""
     if device.type != "cuda":
         return PlainAttention
-    reason = why_no_triton()
-    if reason is not None:
+    if (reason := why_no_triton()) is not None:
         _say_once(reason)
         return PlainAttention
     from algorist.rollouts.native.triton_attention import TritonAttention
@@ -68,18 +68,17 @@ class _Attempt:
 
     def step(self, index: int, qkv_SND: Tensor, norm_ND: Tensor | None) -> Tensor:
         """Attend; see ``DecodeAttention``."""
-        if self._started:
-            return self.attention.step(index, qkv_SND, norm_ND)
-        self._started = True
         try:
-            return self.attention.step(index, qkv_SND, norm_ND)
+            out = self.attention.step(index, qkv_SND, norm_ND)
         except Exception as error:  # of a compiler, as each likes
-            if is_out_of_memory(error) or isinstance(self.attention, PlainAttention):
+            if self._started or is_out_of_memory(error) or isinstance(self.attention, PlainAttention):
                 raise
             _say_once((str(error).strip().splitlines() or [type(error).__name__])[0])
             self.attention = self._twin()
             self.name = self.attention.name
-            return self.attention.step(index, qkv_SND, norm_ND)
+            out = self.attention.step(index, qkv_SND, norm_ND)
+        self._started = True
+        return out
 
 
 class Step:
@@ -100,18 +99,23 @@ class Step:
             self._warm = True
 
     def _record(self) -> None:
-        graph = torch.cuda.CUDAGraph()
+        graph, device = torch.cuda.CUDAGraph(), torch.cuda.current_device()
+        state = torch.cuda.default_generators[device].clone_state()
         try:
             # Other threads (grading, tracking) may use CUDA meanwhile.
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 self.body()
+            self._graph = graph
         except RuntimeError as error:
+            # torch 2.11 leaves generator and allocator as they are within a capture.
+            torch.cuda.default_generators[device].graphsafe_set_state(state)
+            with suppress(RuntimeError):
+                torch._C._cuda_endAllocateToPool(device, self._pool)
+                torch._C._cuda_releasePool(device, self._pool)
             if is_out_of_memory(error):
                 raise
             self._capture = False
             log.warning("no CUDA graph, decoding without: %s", str(error).partition("\n")[0])
-            return
-        self._graph = graph
 
 
 @dataclass(frozen=True, slots=True)
