@@ -187,9 +187,9 @@ def test_ddp_holds_no_second_copy_of_the_gradients() -> None:
 
 
 @GRAPHS
-@pytest.mark.parametrize(("kind", "most"), [("all weights", 135), ("adapter", 160)])
+@pytest.mark.parametrize(("kind", "most"), [("all weights", 135), ("adapter", 110)])
 def test_new_tensors_of_an_update(kind: str, most: float) -> None:
-    """Two layers of 1.5B, 68,576 tokens: an adapter's input is not cast to its factors' float32 and back (195 GB)."""
+    """Two layers of 1.5B, 68,576 tokens: an adapter adds in place, its input is not cast to float32 and back (150 GB)."""
     if torch.cuda.get_device_properties(0).total_memory < 40e9:
         pytest.skip("one part of so many tokens is for a larger card")
     assert written(kind, layers=2)[0] < most

@@ -62,9 +62,8 @@ COMMAND = re.compile(rf"(?<![\w/.-])algorist(?= (?:{'|'.join(VERBS)})\b)")
 
 def program() -> str:
     """Return what starts this program from the folder that it was started in."""
-    script = next(
-        (p for p in (Path(sys.argv[0]), Path(sys.executable).with_name("algorist")) if _is_script(p)), None
-    )
+    places = Path(sys.argv[0]), Path(sys.executable).with_name("algorist")
+    script = next((p for p in places if p.name == "algorist" and p.is_file()), None)
     if script is None:
         return f"{_short(Path(sys.executable))} -m algorist"
     known = shutil.which("algorist")
@@ -74,10 +73,6 @@ def program() -> str:
 def as_typed(text: str) -> str:
     """Return a text with each ``algorist VERB`` as it can be typed."""
     return COMMAND.sub(lambda _: program(), text)
-
-
-def _is_script(path: Path) -> bool:
-    return path.name == "algorist" and path.is_file()
 
 
 def _short(path: Path) -> str:

@@ -63,10 +63,6 @@ def _all(f: Facts) -> list[Batch]:
     return batches
 
 
-def _reasons(batches: list[Batch]) -> dict[str, int]:
-    return dict(sum((b.reasons for b in batches), Counter[str]()).most_common(4))
-
-
 for _name, _of, _shows in (
     ("all_right", "groups", "{} of the groups are all right ({where})"),
     ("all_wrong", "groups", "{} of the groups are all wrong ({where})"),
@@ -118,7 +114,8 @@ def finished_unreadable(f: Facts) -> Share:
 
 @fact("grading reasons: {}")
 def reasons(f: Facts) -> dict[str, int]:
-    return _reasons(recent(f.signals.batches) or f.signals.batches)
+    batches = recent(f.signals.batches) or f.signals.batches
+    return dict(sum((b.reasons for b in batches), Counter[str]()).most_common(4))
 
 
 @fact("{silent} of {completions} completions have no answer that can be read")

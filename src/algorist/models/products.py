@@ -109,12 +109,9 @@ def _usual(kind: Kind, dtype: torch.dtype) -> Library:
         return own
     # Of bfloat16, torch calls oneDNN too, and lays the weight out again for every product.
     laid_out_anew = kind == "decode" and dtype == torch.bfloat16
-    return "onednn" if laid_out_anew or _mkl_holds_back() else own
-
-
-def _mkl_holds_back() -> bool:
-    """Return whether this is an AMD processor with AVX-512, which MKL leaves unused there."""
-    return torch.backends.cpu.get_cpu_capability() == "AVX512" and "AuthenticAMD" in cpuinfo()
+    # MKL leaves the AVX-512 of AMD's processors unused.
+    held_back = torch.backends.cpu.get_cpu_capability() == "AVX512" and "AuthenticAMD" in cpuinfo()
+    return "onednn" if laid_out_anew or held_back else own
 
 
 def fixed_linear(weight: Tensor, bias: Tensor | None, rows: int) -> tuple[Linear, LinearAdd]:

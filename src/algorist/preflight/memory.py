@@ -128,7 +128,8 @@ def plan_step(
     activations = _activations(
         base, tokens, section.gradient_checkpointing, precision, packed=grpo is not None
     )
-    holes = 0.0 if torch.cuda.is_available() else ADAPTER_HOLES if _is_adapter(model) else HOLES
+    adapter = not all(p.requires_grad for p in model.parameters())
+    holes = 0.0 if torch.cuda.is_available() else ADAPTER_HOLES if adapter else HOLES
     plan = replace(
         fixed,
         activations=activations,
@@ -283,10 +284,6 @@ def _fixed(model: Any, base_bytes: int | None, precision: Precision, optim: str)
     states = sum(p.numel() for p in trained) * state_bytes(optim)
     taken = memory_now() if base_bytes is None else base_bytes
     return MemoryPlan(taken, size, states, 0, 0, 0)
-
-
-def _is_adapter(model: Any) -> bool:
-    return not all(p.requires_grad for p in model.parameters())
 
 
 def _head_bytes(base: Any, completions: int, precision: Precision) -> int:

@@ -27,8 +27,8 @@ class Chart:
 
     title: str
     note: str
-    patterns: tuple[str, ...]
-    strip: tuple[str, ...] = ()
+    patterns: Sequence[str]
+    strip: Sequence[str] = ()
     share: bool = False
     smooth: bool = True
 
@@ -38,14 +38,8 @@ class Chart:
         return about | {"curves": curves}
 
 
-def _chart(title: str, note: str, patterns: list[str], strip: Sequence[str] = (), **more: bool) -> Chart:
-    return Chart(title, note, tuple(patterns), tuple(strip), **more)
-
-
-CHARTS = [
-    _chart(**row)
-    for row in yaml.safe_load(Path(__file__).with_name("charts.yaml").read_text(encoding="utf-8"))
-]
+_FILE = Path(__file__).with_name("charts.yaml")
+CHARTS = [Chart(**row) for row in yaml.safe_load(_FILE.read_text(encoding="utf-8"))]
 
 
 def every_chart() -> list[Chart]:
@@ -122,7 +116,7 @@ def metric_series(lines: Sequence[dict[str, Any]], stage: str) -> dict[str, tupl
     return series
 
 
-def short_label(name: str, strip: tuple[str, ...]) -> str:
+def short_label(name: str, strip: Sequence[str]) -> str:
     """Return a metric's name without what its chart says already."""
     for part in strip:
         name = name.removesuffix(part) if part.startswith(("/", "_")) else name.removeprefix(part)

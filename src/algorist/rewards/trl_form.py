@@ -38,10 +38,8 @@ def rollouts_of(
         ConfigError: The gold answers or the token ids are missing, and the reward asks for them.
     """
     texts = [text_of(completion, reward.decode) for completion in completions]
-    rows = [
-        {name: column[place] for name, column in columns.items() if _is_column(column, len(texts))}
-        for place in range(len(texts))
-    ]
+    per_row = {n: c for n, c in columns.items() if isinstance(c, (list, tuple)) and len(c) == len(texts)}
+    rows = [{name: column[place] for name, column in per_row.items()} for place in range(len(texts))]
     if "completion_ids" in reward.context and "completion_ids" not in columns:
         raise ConfigError(
             f"reward '{reward.name}' counts tokens and needs completion_ids; the trainer sends them, elsewhere write "
@@ -95,10 +93,6 @@ def _text(gold: Any) -> str:
 def _plain(value: Any) -> Any:
     """Return a tensor or an array as numbers; anything else as it is."""
     return value.tolist() if hasattr(value, "tolist") else value
-
-
-def _is_column(value: Any, count: int) -> bool:
-    return isinstance(value, (list, tuple)) and len(value) == count
 
 
 def _problem(row: Mapping[str, Any], gold: str) -> Problem:

@@ -219,8 +219,7 @@ def completion_log_probs(
         chunk_elements: Logits that exist at one time.
         cache_bytes: Keep the probabilities for the backward pass up to this size; else multiply slopes of this size at once.
     """
-    vocab = weight_VH.shape[0]
-    device = hidden_NH.device.type
+    rows, vocab, device = len(hidden_NH), len(weight_VH), hidden_NH.device.type
     if device not in ("cpu", "meta"):
         from algorist.training.trl_seam import ChunkedLogProbFunction, keep_head_running
 
@@ -234,7 +233,6 @@ def completion_log_probs(
     shapes_only = device == "meta"  # which knows no autocast
     mixed = not shapes_only and torch.is_autocast_enabled(device)
     dtype = torch.get_autocast_dtype(device) if mixed else hidden_NH.dtype
-    rows = hidden_NH.shape[0]
     cache, chunk = rows * vocab * 4 <= cache_bytes, max(1, chunk_elements // vocab)
     if device == "cpu":  # few distinct sizes, see ``row_bucket``
         fill = row_bucket(rows) - rows

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from algorist.models.precision import on_gpu
 from algorist.models.products import fast_linear
-from algorist.models.sharding import unwrap, wrapped_module
+from algorist.models.sharding import plain_class, unwrap, wrapped_module
 from algorist.rollouts.model_info import eval_mode
 from algorist.training.batch import Batch
 from algorist.training.lm_head import AtHead, OfHead, altered_logits, completion_log_probs
@@ -232,14 +232,23 @@ def _add_packed_forward(base: Any) -> None:
     base.forward = types.MethodType(forward, base)
     base._algorist_packed = True
     for module in base.modules():
-        if (cast := getattr(module, "_cast_input_dtype", None)) is not None:
-            module._cast_input_dtype = functools.partial(_unless_mixed, cast)
+        if hasattr(module, "lora_A") and plain_class(module).__name__ == "Linear":
+            module.forward = functools.partial(_lean_lora, module, module.forward)  # type: ignore[method-assign]
 
 
-def _unless_mixed(cast: Callable[[Any, torch.dtype], Any], x: Any, dtype: torch.dtype) -> Any:
-    """Return the input of an adapter's factors, not in their float32 where autocast takes it back to 16 bit at once."""
-    kind = x.device.type if isinstance(x, Tensor) else "meta"  # which knows no autocast
-    return x if kind != "meta" and torch.is_autocast_enabled(kind) else cast(x, dtype)
+def _lean_lora(module: Any, original: Callable[..., Tensor], x: Tensor, *args: Any, **more: Any) -> Tensor:
+    """PEFT's forward of an adapted layer under autocast: one new tensor as wide as the output, which takes four, and no float32 input."""
+    seconds = {name: module.lora_B[name] for name in module.active_adapters if name in module.lora_B}
+    special = args or more or module.disable_adapters or module.merged or module.lora_variant or x.dim() != 3
+    # Weights that ZeRO has taken apart are there within their own module's forward only.
+    whole = all(second.bias is None and second.weight.dim() == 2 for second in seconds.values())
+    if special or not whole or x.is_meta or not torch.is_autocast_enabled(x.device.type):
+        return original(x, *args, **more)
+    result: Tensor = module.base_layer(x)
+    for name, second in seconds.items():
+        low = module.lora_A[name](module.lora_dropout[name](x)) * module.scaling[name]
+        result = result.baddbmm_(low, second.weight.t().to(result.dtype).expand(len(x), -1, -1))
+    return result
 
 
 def _forward_packed(

@@ -209,6 +209,42 @@ def test_bfloat16_products_are_as_exact_packed_as_plain(monkeypatch: pytest.Monk
     assert types == {torch.float32}  # the CPU's kernel is slow backward in bfloat16
 
 
+def test_an_adapters_product_in_place_is_as_exact_as_pefts() -> None:
+    """Under autocast; two adapters, one with dropout that is off, an input that asks for a gradient and one that does not."""
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(
+        r=4, lora_alpha=7, lora_dropout=0.5, target_modules="all-linear", init_lora_weights=False
+    )
+    made: Any = get_peft_model(build(COVERED["llama"]), config)
+    made.add_adapter("second", LoraConfig(r=3, target_modules=["up_proj"], init_lora_weights=False))
+    made.base_model.set_adapter(["default", "second"])
+    made.eval()
+    layers = [module for module in made.modules() if hasattr(module, "lora_A")]
+    log_probs, factors = LogProbs(), [p for name, p in made.named_parameters() if "lora_" in name]
+    assert len({id(p) for p in factors if p.requires_grad}) == len(factors) == 2 * 7 * 2 + 2 * 2
+
+    def gradient(half: bool) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
+            found, _ = log_probs(made, rows())
+        return torch.cat([g.flatten() for g in torch.autograd.grad((found**2).sum(), factors)])
+
+    def error() -> float:
+        return float((gradient(half=True) - exact).norm() / exact.norm())
+
+    exact = gradient(half=False)
+    ours = error()
+    x = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(0))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        in_place, again = layers[0](x), layers[0](x)
+    for layer in layers:
+        layer.forward = layer.forward.args[1]  # PEFT's own
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(in_place, layers[0](x), atol=0.05, rtol=0.02)
+    assert torch.equal(in_place, again)
+    assert 1e-4 < ours <= 1.2 * error() < 0.3
+
+
 def test_float64_stays_float64() -> None:
     model = build(COVERED["llama"]).double()
     batch = a_batch([[1, 2, 3]], [[4, 5, 6, 7]], [0])
