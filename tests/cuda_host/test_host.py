@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from algorist.config import load_recipe
 from algorist.config.section import ModelSection
+from algorist.extensions.liger import fuse
 from algorist.models.load import make_policy
 from algorist.models.precision import set_compute
 from algorist.preflight.memory_advice import plan_from_config
@@ -187,12 +188,36 @@ def test_ddp_holds_no_second_copy_of_the_gradients() -> None:
 
 
 @GRAPHS
-@pytest.mark.parametrize(("kind", "most"), [("all weights", 135), ("adapter", 110)])
-def test_new_tensors_of_an_update(kind: str, most: float) -> None:
+@pytest.mark.parametrize(
+    ("kind", "fused", "most"),
+    [
+        ("all weights", False, 135),
+        ("adapter", False, 110),
+        ("all weights", True, 80),
+        ("adapter", True, 58),
+    ],
+)
+def test_new_tensors_of_an_update(kind: str, fused: bool, most: float) -> None:
     """Two layers of 1.5B, 68,576 tokens: an adapter adds in place, its input is not cast to float32 and back (150 GB)."""
     if torch.cuda.get_device_properties(0).total_memory < 40e9:
         pytest.skip("one part of so many tokens is for a larger card")
-    assert written(kind, layers=2)[0] < most
+    assert written(kind, layers=2, fused=fused)[0] < most
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_ligers_kernels_start_on_every_card(dtype: torch.dtype, stub: Stub) -> None:
+    """As Triton's compiler makes them for it; the numbers are in tests/unit/extensions/test_liger.py."""
+    policy = model("0.5B", dtype, layers=1)
+    undo = fuse(policy)
+    try:
+        mask = torch.ones(1, 9, dtype=torch.bool, device="cuda")
+        batch = Batch([[1] * 9], [[1] * 9], [0], torch.zeros(1, device="cuda"), mask)
+        packed_log_probs(policy, batch)[0].sum().backward()
+    finally:
+        undo()
+    kernels = " ".join(stub.names("outside"))
+    for name in ("rms_norm_forward", "rms_norm_backward", "swiglu_forward", "swiglu_backward", "triton_rope"):
+        assert name in kernels, name
 
 
 def test_counting_tokens_leaves_the_cards_memory_as_it_was(capability: int) -> None:

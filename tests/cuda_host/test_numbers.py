@@ -28,7 +28,12 @@ from tests.cuda_host.emulate import Emulate, numbers_of_a_replay
 def numbers_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels of Triton write none, and neither does a replayed graph."""
     monkeypatch.setattr(graph_tier.Step, "run", numbers_of_a_replay(graph_tier.Step.run))
-    for place in ("rollouts.native.graph_tier", "rollouts.native.weights", "training.trl_seam"):
+    for place in (
+        "rollouts.native.graph_tier",
+        "rollouts.native.weights",
+        "training.trl_seam",
+        "models.products",
+    ):
         monkeypatch.setattr(f"algorist.{place}.why_no_triton", lambda: "it writes nothing here")
 
 

@@ -113,15 +113,15 @@ class ModelSection(Section):
     """Type of the weights. ``auto`` is float32 for weights that are trained, the products' type for an adapter's base; bfloat16
     trains bare 16-bit weights, stochastically rounded."""
     compute_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Type of the matrix products. ``auto`` is bfloat16 on GPUs that have tensor cores for it, float16 on older ones, and the
+    """Type of the matrix products. ``auto`` is bfloat16 on GPUs with tensor cores for it, float16 on older ones, and the
     weights' type elsewhere."""
     attn_implementation: str | None = None
-    """Attention kernel (``sdpa``, ``flash_attention_2``, ``eager``) of the passes through the model's module. Left out:
-    ``flash_attention_2`` on CUDA with 16-bit products where flash_attn is installed, else transformers chooses."""
+    """Attention kernel (``sdpa``, ``flash_attention_2``, ``eager``) of passes through the model's module. Left out:
+    ``flash_attention_2`` where flash_attn is installed (CUDA, 16-bit products), else transformers chooses."""
     trust_remote_code: bool = False
-    """Run Python code that comes with the model; only for authors whom you trust."""
+    """Run the model's own Python code; only for authors whom you trust."""
     chat_template: str | None = None
-    """A Jinja2 chat template, or the path of a file that holds one; the tokenizer's own when left out."""
+    """A Jinja2 chat template, or its file's path; the tokenizer's own when left out."""
     lora: LoraSection | None = None
     """Train an adapter instead of all weights."""
     tiny: TinySection = Field(default_factory=TinySection)

@@ -39,7 +39,7 @@ def environment(hub: bool) -> dict[str, Any]:
 
 def versions() -> dict[str, str | None]:
     """Return the version of each library that matters; None where it is not installed."""
-    others = "math-verify sympy vllm unsloth wandb bitsandbytes flash-attn deepspeed".split()
+    others = "math-verify sympy vllm unsloth wandb bitsandbytes flash-attn liger-kernel deepspeed".split()
     return {"python": platform.python_version()} | {name: _version(name) for name in (*TESTED, *others)}
 
 

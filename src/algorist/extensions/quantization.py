@@ -80,7 +80,7 @@ class _BitsAndBytes(Loader):
             )
         return {"quantization_config": config, "device_map": {"": device}}
 
-    def loaded(self, model: Any) -> None:
+    def loaded(self, model: Any, section: Any) -> None:
         keep_as_trained(model)
 
 

@@ -19,7 +19,7 @@ INSTALL = "pip install --no-deps 'unsloth>=2025.11.3' unsloth_zoo 'torch-c-dlpac
 
 class _Keys(Section):
     backend: Literal["transformers", "unsloth"] = "transformers"
-    """Loader of the model; ``unsloth`` needs an NVIDIA GPU and an environment with Unsloth."""
+    """Loader; ``unsloth`` needs an NVIDIA GPU and an environment with Unsloth."""
 
 
 @extension
@@ -33,88 +33,79 @@ class _Loader(Loader):
         return bool(section.backend == "unsloth")
 
     def check(self, section: Any, device: torch.device) -> None:
-        if self.takes(section):
-            _check(section, device)
+        """Refuse what Unsloth does not support (ConfigError), and machines that cannot run it (MissingExtraError)."""
+        if section.name == "tiny":
+            raise ConfigError(
+                "model.backend is unsloth while model.name is tiny; unsloth loads hub models and model folders only. Take "
+                "model.backend=transformers, or a model's name"
+            )
+        if device.type != "cuda":
+            raise MissingExtraError(
+                f"model.backend is unsloth, which needs an NVIDIA GPU, but the device is {device}. On a machine with one: "
+                f"{INSTALL} and device=cuda; here take model.backend=transformers"
+            )
+        if section.lora is not None and section.lora.dora:
+            raise ConfigError(
+                "model.lora.dora is true while model.backend is unsloth, which has no DoRA; take model.lora.dora=false, or "
+                "model.backend=transformers"
+            )
+        if section.attn_implementation is not None:
+            raise ConfigError(
+                f"model.attn_implementation is {section.attn_implementation} while model.backend is unsloth, which brings its "
+                "own attention; leave it out, or take model.backend=transformers"
+            )
+        _fast_language_model()
 
     def make(self, section: Any, device: torch.device, dtype: torch.dtype, *, seed: int, longest: int) -> Any:
-        return _load(section, dtype=dtype, seed=seed, longest=longest)
+        """Return the model with its adapter, if it has one; all weights are trained without.
 
+        Unsloth's own tokenizer is not used, so that prompts are the same with both backends.
 
-def _check(section: Any, device: torch.device) -> None:
-    """Refuse what Unsloth does not support (ConfigError), and machines that cannot run it (MissingExtraError)."""
-    if section.name == "tiny":
-        raise ConfigError(
-            "model.backend is unsloth while model.name is tiny; unsloth loads hub models and model folders only. Take "
-            "model.backend=transformers, or a model's name"
-        )
-    if device.type != "cuda":
-        raise MissingExtraError(
-            f"model.backend is unsloth, which needs an NVIDIA GPU, but the device is {device}. On a machine with one: "
-            f"{INSTALL} and device=cuda; here take model.backend=transformers"
-        )
-    if section.lora is not None and section.lora.dora:
-        raise ConfigError(
-            "model.lora.dora is true while model.backend is unsloth, which has no DoRA; take model.lora.dora=false, or "
-            "model.backend=transformers"
-        )
-    if section.attn_implementation is not None:
-        raise ConfigError(
-            f"model.attn_implementation is {section.attn_implementation} while model.backend is unsloth, which brings its "
-            "own attention; leave it out, or take model.backend=transformers"
-        )
-    _fast_language_model()
+        ``longest`` is the most tokens of a prompt with its completion; ``seed`` is the adapter's.
 
+        Raises:
+            ConfigError: Unsloth cannot load the model.
+        """
+        import torch
 
-def _load(section: Any, *, dtype: torch.dtype, seed: int, longest: int) -> Any:
-    """Return the model with its adapter, if it has one; all weights are trained without.
+        from algorist.models.loaders import lora_targets
 
-    Unsloth's own tokenizer is not used, so that prompts are the same with both backends.
-
-    ``longest`` is the most tokens of a prompt with its completion; ``seed`` is the adapter's.
-
-    Raises:
-        ConfigError: Unsloth cannot load the model.
-    """
-    import torch
-
-    from algorist.models.loaders import lora_targets
-
-    fast, lora = _fast_language_model(), section.lora
-    with torch.random.fork_rng(devices=[]):  # Unsloth seeds the process
-        try:
-            model, _ = fast.from_pretrained(
-                model_name=section.name,
-                revision=section.revision,
-                dtype=dtype,
-                max_seq_length=longest,
-                load_in_4bit=False,
-                full_finetuning=lora is None,
-                trust_remote_code=section.trust_remote_code,
-                use_gradient_checkpointing=False,  # the trainer turns it on where the recipe asks
-                use_exact_model_name=True,  # no mirror of another owner, to which ``revision`` would not belong
+        fast, lora = _fast_language_model(), section.lora
+        with torch.random.fork_rng(devices=[]):  # Unsloth seeds the process
+            try:
+                model, _ = fast.from_pretrained(
+                    model_name=section.name,
+                    revision=section.revision,
+                    dtype=dtype,
+                    max_seq_length=longest,
+                    load_in_4bit=False,
+                    full_finetuning=lora is None,
+                    trust_remote_code=section.trust_remote_code,
+                    use_gradient_checkpointing=False,  # the trainer turns it on where the recipe asks
+                    use_exact_model_name=True,  # no mirror of another owner, to which ``revision`` would not belong
+                    random_state=seed,
+                )
+            except (OSError, ValueError, RuntimeError) as error:
+                if is_out_of_memory(error):
+                    raise
+                reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:240]
+                raise ConfigError(
+                    f"unsloth cannot load the model '{section.name}': {reason} Take model.backend=transformers, or a model "
+                    "that unsloth knows"
+                ) from error
+            if lora is None:
+                return model
+            return fast.get_peft_model(
+                model,
+                r=lora.rank,
+                lora_alpha=lora.alpha,
+                lora_dropout=lora.dropout,
+                target_modules=lora_targets(model, lora.target_modules),
+                use_rslora=lora.rslora,
+                use_gradient_checkpointing=False,
                 random_state=seed,
+                max_seq_length=longest,
             )
-        except (OSError, ValueError, RuntimeError) as error:
-            if is_out_of_memory(error):
-                raise
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:240]
-            raise ConfigError(
-                f"unsloth cannot load the model '{section.name}': {reason} Take model.backend=transformers, or a model "
-                "that unsloth knows"
-            ) from error
-        if lora is None:
-            return model
-        return fast.get_peft_model(
-            model,
-            r=lora.rank,
-            lora_alpha=lora.alpha,
-            lora_dropout=lora.dropout,
-            target_modules=lora_targets(model, lora.target_modules),
-            use_rslora=lora.rslora,
-            use_gradient_checkpointing=False,
-            random_state=seed,
-            max_seq_length=longest,
-        )
 
 
 def _fast_language_model() -> Any:

@@ -104,11 +104,12 @@ def takes_flash(model: Any) -> bool:
 
 
 def describe(model: Any) -> str:
-    """Return weights' type, device and attention of a loaded model in words."""
+    """Return weights' type, device, attention and further kernels of a loaded model in words."""
     base = unwrap(model)
     weight = base.get_input_embeddings().weight
     kind = str(weight.dtype).removeprefix("torch.")
-    return f"{kind} on {weight.device}, attention {base.config._attn_implementation}"
+    more = getattr(base, "algorist_kernels", "")
+    return f"{kind} on {weight.device}, attention {base.config._attn_implementation}{more}"
 
 
 class _Float32Attention(TorchFunctionMode):

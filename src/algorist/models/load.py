@@ -130,9 +130,7 @@ def make_policy(
     if section.name == "tiny":
         made = train_tokenizer(texts, vocab_size=section.tiny.vocab_size, tags=tags)
         model: Any = tiny_model(made, seed=seed, **section.tiny.model_dump())
-        model.to(device, precision.master)
-        set_attention(model, section, device, precision.compute)
-        set_compute(model, precision.compute)
+        _settle_model(model.to(precision.master), section, device, precision)
         tokenizer = made
     else:
         model, tokenizer = _pretrained(section, device, precision)
@@ -167,9 +165,8 @@ def load_policy(
     """
     _settle(device)
     folder, of_run = Path(path), {"dtype", "compute_dtype", "attn_implementation", "trust_remote_code"}
+    of_run |= keys_added_to("model")  # how it is loaded
     is_adapter = (folder / "adapter_config.json").is_file()
-    if is_adapter:
-        of_run |= keys_added_to("model")  # how the base is loaded
     section = ModelSection(**like.model_dump(include=of_run)) if like else ModelSection()
     precision = Precision(dtype, dtype) if dtype else None
     precision = precision or pick_precision(section, device, trained=trainable and not is_adapter)
@@ -300,13 +297,17 @@ def _pretrained(
         )
     if converted:  # an adapter names its base as the recipe does, not by a folder in this machine's cache
         moved.name_or_path = section.name
-    for one in loaders():
-        one.loaded(moved)
-    if getattr(moved, "hf_quantizer", None) is None:  # quantised weights are where they were loaded
-        moved.to(device)
-    set_attention(moved, section, device, precision.compute)
-    set_compute(moved, precision.compute)
+    _settle_model(moved, section, device, precision)
     return moved, tokenizer
+
+
+def _settle_model(model: Any, section: ModelSection, device: torch.device, precision: Precision) -> None:
+    if getattr(model, "hf_quantizer", None) is None:  # quantised weights are where they were loaded
+        model.to(device)
+    set_attention(model, section, device, precision.compute)
+    set_compute(model, precision.compute)
+    for one in loaders():
+        one.loaded(model, section)
 
 
 def _tokenizer(name: str, revision: str | None, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:

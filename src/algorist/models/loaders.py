@@ -52,8 +52,8 @@ class Loader:
         """Return more arguments of transformers' ``from_pretrained``."""
         return {}
 
-    def loaded(self, model: Any) -> None:
-        """Take a model that transformers has loaded."""
+    def loaded(self, model: Any, section: ModelSection) -> None:
+        """Take a model of transformers that is where it will run, before it gets an adapter."""
 
 
 LOADERS: Registry[Loader] = Registry("model loader")

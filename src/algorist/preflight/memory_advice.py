@@ -9,7 +9,6 @@ import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -92,31 +91,12 @@ def plan_from_config(
     )
 
 
-def memory_steps(
-    recipe: Recipe,
-    stage: Stage,
-    config: Any,
-    *,
-    dtype: torch.dtype,
-    limit: int,
-    compute: torch.dtype | None = None,
-    prompt_tokens: int = 256,
-    base_bytes: int = 0,
-) -> list[Step]:
+def memory_steps(recipe: Recipe, stage: Stage, plan: Plan, config: Any, limit: int) -> list[Step]:
     """Return what to change, in this order: gradient checkpointing, a smaller batch, a smaller model, DeepSpeed ZeRO.
 
     Each step builds on those before it; steps that change nothing are left out. Empty when the stage fits into 90 % of
-    ``limit`` (bytes).
+    ``limit`` (bytes). ``plan`` plans the stage of a recipe for a model of ``config``.
     """
-    plan: Plan = partial(
-        plan_from_config,
-        stage=stage,
-        config=config,
-        dtype=dtype,
-        compute=compute,
-        prompt_tokens=prompt_tokens,
-        base_bytes=base_bytes,
-    )
     now = plan(recipe)
     if now.peak <= ROOM * limit:
         return []
@@ -181,12 +161,12 @@ def _smaller_model(recipe: Recipe, config: Any, plan: Plan, now: MemoryPlan, lim
     room = ROOM * limit - (now.peak - fixed)
     fits = max(0.0, room / fixed * weights)
     size = f"about {fits / 1e9:.2g} B parameters fit in its place" if fits < weights else "this size fits"
-    why = f"a smaller model: {size}, it has {weights / 1e9:.2g} B (model.name)"
-    if recipe.model.lora is not None:
-        return Step("smaller_model", why, {}, now.peak)
-    adapter = plan(_with(recipe, "model", lora=LoraSection())).peak
-    why += f"; or this one with an adapter: {_gb(adapter)} GB (model.lora.rank=16)"
-    return Step("smaller_model", why, {}, min(now.peak, adapter))
+    why, peak = f"a smaller model: {size}, it has {weights / 1e9:.2g} B (model.name)", now.peak
+    if recipe.model.lora is None:
+        adapter = plan(_with(recipe, "model", lora=LoraSection())).peak
+        why += f"; or this one with an adapter: {_gb(adapter)} GB (model.lora.rank=16)"
+        peak = min(peak, adapter)
+    return Step("smaller_model", why, {}, peak)
 
 
 def _zero(now: MemoryPlan, limit: int) -> Step:
@@ -195,20 +175,14 @@ def _zero(now: MemoryPlan, limit: int) -> Step:
     rest = now.peak - shared
     left = ROOM * limit - rest
     count = max(2, math.ceil(shared / left)) if left > 0 else MOST_PROCESSES + 1
+    peak = rest if count > MOST_PROCESSES else shared // count + rest
+    why = f"DeepSpeed ZeRO on {count} GPUs: {_gb(peak)} GB on each: algorist run -n {count} --launch zero3 RECIPE"
     if count > MOST_PROCESSES:
-        return Step(
-            "zero",
-            "DeepSpeed ZeRO shares weights, gradients and optimizer states out, but the rest alone does not fit: algorist "
-            "run --launch zero3 RECIPE, after the changes above",
-            {},
-            rest,
+        why = (
+            "DeepSpeed ZeRO shares weights, gradients and optimizer states out, but the rest alone does not fit: algorist run "
+            "--launch zero3 RECIPE, after the changes above"
         )
-    return Step(
-        "zero",
-        f"DeepSpeed ZeRO on {count} GPUs: {_gb(shared // count + rest)} GB on each: algorist run -n {count} --launch zero3 RECIPE",
-        {},
-        shared // count + rest,
-    )
+    return Step("zero", why, {}, peak)
 
 
 def model_of_shapes(config: Any, dtype: torch.dtype, lora: LoraSection | None = None) -> Any:

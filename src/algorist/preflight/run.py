@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -25,7 +26,7 @@ from algorist.models.loaders import loadable_name, own_loader
 from algorist.models.precision import compute_dtype, pick_precision, weight_dtype
 from algorist.preflight.completions import GROUP_SIZES, Look, sample
 from algorist.preflight.memory import memory_limit
-from algorist.preflight.memory_advice import ROOM, measured_steps, memory_steps, plan_from_config
+from algorist.preflight.memory_advice import ROOM, Plan, measured_steps, memory_steps, plan_from_config
 from algorist.preflight.tokenization import out_of_vocabulary, tokenization_facts
 from algorist.preflight.trial import grpo_steps, sft_steps, try_grpo, try_sft
 from algorist.prompts import PromptFormat
@@ -254,18 +255,18 @@ def _plan_smaller(recipe: Recipe, policy: Policy, result: Preflight) -> None:
         memory = tried["memory"]
         if max(memory["peak"], memory["measured_peak"]) <= ROOM * result.memory_limit:
             continue
-        weights = list(policy.model.parameters())
+        weights = sum(p.numel() * p.element_size() for p in policy.model.parameters())
+        plan = partial(
+            plan_from_config,
+            stage=stage,
+            config=policy.model.config,
+            dtype=weight_dtype(policy.model),
+            compute=compute_dtype(policy.model),
+            prompt_tokens=int(result.prompts["p99"]),
+            base_bytes=max(0, memory["base"] - weights),
+        )
         try:
-            steps = memory_steps(
-                recipe,
-                stage,
-                policy.model.config,
-                dtype=weight_dtype(policy.model),
-                compute=compute_dtype(policy.model),
-                limit=result.memory_limit,
-                prompt_tokens=int(result.prompts["p99"]),
-                base_bytes=max(0, memory["base"] - sum(p.numel() * p.element_size() for p in weights)),
-            )
+            steps = memory_steps(recipe, stage, plan, policy.model.config, result.memory_limit)
         except Exception as error:  # as in ``_plan_unloaded``
             log.info("the changes for %s cannot be planned: %r", stage, error)
             steps = []
@@ -300,11 +301,12 @@ def _plan_unloaded(recipe: Recipe, device: Any, limit: int) -> tuple[dict[str, l
     types: dict[str, Any] = {"dtype": kinds.master, "compute": kinds.compute}
     try:
         for stage in (s for s in STAGES if getattr(recipe, s).enabled):
-            plan = plan_from_config(recipe, stage, config, **types, prompt_tokens=tokens)
-            if plan.base + plan.gradients + plan.optimizer > limit:
-                steps = memory_steps(recipe, stage, config, **types, limit=limit, prompt_tokens=tokens)
+            plan: Plan = partial(plan_from_config, stage=stage, config=config, **types, prompt_tokens=tokens)
+            now = plan(recipe)
+            if now.base + now.gradients + now.optimizer > limit:
+                steps = memory_steps(recipe, stage, plan, config, limit)
                 planned[stage] = [step.as_dict() for step in steps]
-            can_load = can_load and plan.base <= limit
+            can_load = can_load and now.base <= limit
     except Exception as error:  # code of the model's own, or a forward that cannot run on shapes
         log.info("the memory of %s cannot be planned from its configuration: %r", section.name, error)
         return {}, True

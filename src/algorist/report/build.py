@@ -370,13 +370,9 @@ def _charts(
                 for name, of_run in zip(names, series, strict=True)
                 if metric in of_run and (curve := curve_of(name, *of_run[metric])) is not None
             ]
-            title = (
-                chart.title
-                if len(metric_names) == 1
-                else f"{chart.title}: {short_label(metric, chart.strip)}"
-            )
             if curves:
-                plots.append(chart.drawn(curves) | {"title": title})
+                part = f": {short_label(metric, chart.strip)}" if len(metric_names) > 1 else ""
+                plots.append(chart.drawn(curves) | {"title": chart.title + part})
     return plots
 
 

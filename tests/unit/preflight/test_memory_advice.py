@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -46,9 +46,9 @@ def numina(*overrides: str) -> Recipe:
 
 
 def steps(recipe: Recipe, size: str, limit: float) -> list[fit.Step]:
-    return memory_steps(
-        recipe, "grpo", Qwen2Config(**SHAPES[size]), dtype=torch.bfloat16, limit=int(limit * GB)
-    )
+    config = Qwen2Config(**SHAPES[size])
+    plan = partial(plan_from_config, stage="grpo", config=config, dtype=torch.bfloat16)
+    return memory_steps(recipe, "grpo", plan, config, int(limit * GB))
 
 
 @pytest.mark.parametrize("size", SHAPES)

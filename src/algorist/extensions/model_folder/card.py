@@ -63,13 +63,9 @@ def model_card(
     base = base or (base_of(folder) if is_adapter else None) or (recipe.model.name if recipe else None)
     stages = [s for s in STAGES if run and (run / s / "final").is_dir()] or [*STAGES]
     title = name or (run.name if run else folder.resolve().name)
-    origin = (
-        "a tiny model made from scratch"
-        if base == "tiny"
-        else _code(without_home(base))
-        if base
-        else "a model"
-    )
+    origin = _code(without_home(base)) if base else "a model"
+    if base == "tiny":
+        origin = "a tiny model made from scratch"
     head = yaml.safe_dump(redact_tree(_front_matter(recipe, base, is_adapter, stages)), sort_keys=False)
     parts = [
         f"---\n{head}---\n\n# {markdown(title)}",
@@ -144,14 +140,9 @@ def _licence(base: str) -> str | None:
     """Return the licence that the base model's own card names, where it lies here, or that of a base of the shipped recipes."""
     from huggingface_hub import try_to_load_from_cache
 
-    folder = Path(base).expanduser()
-    file = (
-        folder / CARD
-        if folder.is_dir()
-        else try_to_load_from_cache(base, CARD)
-        if _is_hub_name(base)
-        else None
-    )
+    file: Any = Path(base).expanduser() / CARD
+    if not file.parent.is_dir() and _is_hub_name(base):
+        file = try_to_load_from_cache(base, CARD)
     with suppress(*DAMAGED, ConfigError):
         head = read_yaml(
             Path(str(file)).read_text(encoding="utf-8").partition("---\n")[2].partition("---\n")[0], "a card"

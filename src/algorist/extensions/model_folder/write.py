@@ -64,9 +64,7 @@ def gather(
     for path in [*files, *([state] if state else [])]:
         put_file(path, target / path.name, links)
     base = base_of(folder) or ""
-    if base.startswith(
-        "."
-    ):  # the base of a model from scratch lies in the run, and is named from the adapter's place there
+    if base.startswith("."):  # from scratch: it lies in the run, and is named from the adapter's place there
         settings = json.loads((folder / ADAPTER).read_text(encoding="utf-8"))
         settings["base_model_name_or_path"] = str((folder / base).resolve())
         (target / ADAPTER).unlink()  # it may be a link to the run's

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from algorist.extensions.toolkit.tokenize import INSTRUCTION_TEMPLATE, tokenize_prompt_and_output
 from algorist.objectives import group_centered, group_normalized, token_ratio, useful_groups
@@ -92,17 +93,14 @@ def compute_policy_gradient_loss(
     }
     if loss_type not in needs:
         raise ValueError(f"unknown loss_type '{loss_type}'; expected one of {', '.join(needs)}")
-    missing = [name for name, value in needs[loss_type].items() if value is None]
+    arguments: dict[str, Any] = needs[loss_type]
+    missing = [name for name, value in arguments.items() if value is None]
     if missing:
         raise ValueError(f"loss_type '{loss_type}' needs {', '.join(missing)}")
-    if loss_type == "no_baseline":
-        assert raw_rewards is not None
-        return compute_naive_policy_gradient_loss(raw_rewards, policy_log_probs), {}
-    assert advantages is not None
-    if loss_type == "reinforce_with_baseline":
-        return compute_naive_policy_gradient_loss(advantages, policy_log_probs), {}
-    assert old_log_probs is not None and cliprange is not None
-    return compute_grpo_clip_loss(advantages, policy_log_probs, old_log_probs, cliprange)
+    if loss_type == "grpo_clip":
+        return compute_grpo_clip_loss(policy_log_probs=policy_log_probs, **arguments)
+    (weights,) = arguments.values()
+    return compute_naive_policy_gradient_loss(weights, policy_log_probs), {}
 
 
 def compute_group_normalized_rewards(
@@ -159,57 +157,24 @@ def compute_group_normalized_rewards(
     return advantages, raw, metadata
 
 
-# ---- entropy of next-token distributions, without a second tensor of the logits' size
+# ---- entropy of next-token distributions
 
 _CHUNK_ELEMENTS = 1 << 24
 """How many logits are worked on at once: 64 MB in float32."""
 
 
-class _Entropy(torch.autograd.Function):
-    """H = logsumexp(z) - Σ softmax(z)·z, row by row in chunks; dH/dz = -p·(log p + H)."""
-
-    @staticmethod
-    def forward(ctx: Any, logits_NV: Tensor) -> Tensor:
-        entropy = torch.empty(logits_NV.shape[0], dtype=torch.float32, device=logits_NV.device)
-        if logits_NV.dtype == torch.float64:
-            entropy = entropy.double()
-        for rows in _chunks(logits_NV):
-            logp = _log_softmax(logits_NV[rows])
-            entropy[rows] = _plogp(logp).sum(-1).neg()
-        ctx.save_for_backward(logits_NV, entropy)
-        return entropy
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        logits_NV, entropy = ctx.saved_tensors
-        gradient = torch.empty_like(logits_NV)
-        for rows in _chunks(logits_NV):
-            logp = _log_softmax(logits_NV[rows])
-            p = logp.exp()
-            part = -(_plogp(logp) + p * entropy[rows].unsqueeze(-1)) * grads[0][rows].unsqueeze(-1)
-            gradient[rows] = part.to(gradient.dtype)
-        return gradient
-
-
-def _log_softmax(logits: Tensor) -> Tensor:
-    return torch.log_softmax(logits if logits.dtype == torch.float64 else logits.float(), dim=-1)
-
-
-def _plogp(logp: Tensor) -> Tensor:
-    """Return p·log p, 0 where p is 0 (a logit of -inf)."""
-    return torch.where(logp == -torch.inf, torch.zeros_like(logp), logp.exp() * logp)
-
-
-def _chunks(logits_NV: Tensor) -> list[slice]:
-    step = max(1, _CHUNK_ELEMENTS // max(1, logits_NV.shape[-1]))
-    return [slice(start, start + step) for start in range(0, logits_NV.shape[0], step)]
+def _entropy(logits_NV: Tensor) -> Tensor:
+    exact = logits_NV if logits_NV.dtype == torch.float64 else logits_NV.float()
+    # Of a token that cannot occur (a logit of -inf) the finite floor makes the term and its slope 0.
+    logp = torch.log_softmax(exact, -1).clamp(min=torch.finfo(exact.dtype).min)
+    return torch.linalg.vecdot(logp.exp(), logp).neg()
 
 
 def compute_entropy(logits: Tensor) -> Tensor:
     """Return the entropy of each next-token distribution, in nats.
 
-    Stable for any logits; a logit of -inf is a token that cannot occur. Besides the logits, which autograd keeps,
-    memory is needed for one chunk of positions only, forward and backward.
+    Stable for any logits; a logit of -inf is a token that cannot occur. Forward and backward work on one chunk of positions at a
+    time; only the logits are kept.
 
     Args:
         logits: (…, V), not normalised, any float type; computed in float32 (float64 stays).
@@ -217,8 +182,10 @@ def compute_entropy(logits: Tensor) -> Tensor:
     Returns:
         (…), float32 or float64, from 0 to log V.
     """
-    flat = logits.reshape(-1, logits.shape[-1])
-    return _Entropy.apply(flat).view(logits.shape[:-1])
+    parts = logits.reshape(-1, logits.shape[-1]).split(max(1, _CHUNK_ELEMENTS // logits.shape[-1]))
+    return torch.cat([checkpoint(_entropy, part, use_reentrant=False) for part in parts]).view(
+        logits.shape[:-1]
+    )
 
 
 # ---- log-probabilities of given tokens

@@ -302,9 +302,7 @@ def check_trackers(names: Sequence[str], section: TrackingSection | None = None)
         _check_wandb_project(project or os.environ.get("WANDB_PROJECT") or DEFAULT_PROJECT, bool(project))
     for name in names:
         spec = importlib.util.find_spec(name)
-        if (
-            spec is None or spec.origin is None
-        ):  # a folder of that name in the working directory has no origin
+        if spec is None or spec.origin is None:  # a folder of that name where the run starts has none
             extra = "wandb" if name == "wandb" else "tracking"
             install = "mlflow" if name == "mlflow" else f"'algorist[{extra}]'"
             raise MissingExtraError(

@@ -10,6 +10,7 @@ from collections import deque
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from algorist.errors import EngineError
@@ -107,25 +108,24 @@ class Schedule:
         """Rows that run."""
         return sum(row is not None for row in self.row_of)
 
+    def admit(self) -> bool:
+        """Start waiting rows as far as that is worth it, and lay out those that run; False when every row is finished."""
+        while self.waiting and (self._worth_refilling() or not self.running) and self._refill():
+            pass  # a first token may already have ended a row
+        if not self.running:
+            assert not self.waiting, "waiting rows, no running row, and no place in the cache"
+            return False
+        if self.groups is None:
+            self._arrange()
+        return True
+
     def run(self) -> None:
         """Decode until every row is finished."""
-        while True:
-            if self.waiting and (self._worth_refilling() or not self.running) and self._refill():
-                continue  # a first token may already have ended a row
-            if not self.running:
-                assert not self.waiting, "waiting rows, no running row, and no place in the cache"
-                return
-            if self.groups is None:
-                self._arrange()
+        while self.admit():
             assert self.groups is not None
             self._make_time()
             logits = self.decoder.step(
-                self.token_S,
-                self.position_S,
-                self.first,
-                self.now,
-                self.groups,
-                self._start_mask(),
+                self.token_S, self.position_S, self.first, self.now, self.groups, self._start_mask()
             )
             self.now += 1
             self.position_S += self.rows.alive_S
@@ -144,33 +144,41 @@ class Schedule:
 
     # ---- shrinking ------------------------------------------------------------------------------------------------
 
+    size_for = staticmethod(bucket)
+    """Rows → slots of the batch that runs them."""
+
     def _shrink(self) -> None:
         """Go to a smaller batch when that saves something: survivors of the tail move into the holes."""
-        size = bucket(self.running)
+        size = self.size_for(self.running)
         if size >= len(self.row_of) or not self.running:
             return
         holes = [s for s in range(size) if self.row_of[s] is None]
         movers = [s for s in range(size, len(self.row_of)) if self.row_of[s] is not None]
-        index = list(range(size))
-        for hole, mover in zip(holes, movers, strict=False):
-            index[hole] = mover
+        holes = holes[: len(movers)]
+        for hole, mover in zip(holes, movers, strict=True):
+            self.row_of[hole] = self.row_of[mover]
+        del self.row_of[size:]
+        self._move(movers, holes)
+        self.groups = None
+
+    def _move(self, movers: list[int], holes: list[int]) -> None:
+        """Move rows of the batch, which is then as large as ``row_of``."""
+        index, target, source = (
+            torch.tensor(t, device=self.device) for t in (range(len(self.row_of)), holes, movers)
+        )
         if movers:
-            source = torch.tensor(movers, device=self.device)
-            self.decoder.cache.move_rows(source, torch.tensor(holes[: len(movers)], device=self.device))
-        self._set_slots(size, torch.tensor(index, device=self.device))
-        self.row_of = [self.row_of[i] for i in index]
+            self.decoder.cache.move_rows(source, target)
+            index[target] = source
+        self.rows.keep(index)
+        self.start_S, self.position_S, self.token_S = (
+            t[index] for t in (self.start_S, self.position_S, self.token_S)
+        )
+        self.decoder.cache.set_slots(len(self.row_of))
         live = [p for p in self.place_of if any(self._prompt(r) == p for r in self.row_of)]
         if len(live) < len(self.place_of):
             places = torch.tensor([self.place_of[p] for p in live], device=self.device)
             self.decoder.cache.keep_prompts(places)
             self.place_of = {p: i for i, p in enumerate(live)}
-        self.groups = None
-
-    def _set_slots(self, size: int, index: Tensor) -> None:
-        self.rows.keep(index)
-        self.start_S, self.position_S = self.start_S[index], self.position_S[index]
-        self.token_S = self.token_S[index]
-        self.decoder.cache.set_slots(size)
 
     def _prompt(self, row: int | None) -> int | None:
         return None if row is None else row // self.group_size
@@ -206,13 +214,13 @@ class Schedule:
         return bool(rows)
 
     def _extend(self, slots: int) -> None:
-        size = max(len(self.row_of), bucket(slots))
-        extra = torch.zeros(size - len(self.row_of), dtype=torch.int64, device=self.device)
-        self.row_of += [None] * (size - len(self.row_of))
+        size = max(len(self.row_of), self.size_for(slots))
+        added = size - len(self.row_of)
+        self.row_of += [None] * added
         self.rows.set_slots(size)
-        self.start_S = torch.cat([self.start_S, extra])
-        self.position_S = torch.cat([self.position_S, extra])
-        self.token_S = torch.cat([self.token_S, extra])
+        self.start_S, self.position_S, self.token_S = (
+            F.pad(t, (0, added)) for t in (self.start_S, self.position_S, self.token_S)
+        )
         self.decoder.cache.set_slots(size)
         lengths = [len(self.prompts[p]) for p in self.place_of]
         self.decoder.cache.set_prompts(max(self.place_of.values()) + 1, max(lengths))
@@ -244,15 +252,19 @@ class Schedule:
         lengths = [len(self.prompts[row // self.group_size]) for row in rows]
         self.start_S[at] = self.now
         self.position_S[at] = torch.tensor(lengths, device=self.device)
-        logits = torch.stack([self.logits_of[row // self.group_size] for row in rows])
-        to_start = {row // self.group_size for row in self.waiting}
-        self.logits_of = {p: logits for p, logits in self.logits_of.items() if p in to_start}
-        token, done = self.rows.take_at(at, logits)
+        token, done = self.rows.take_at(at, self._first_logits(rows))
         self.token_S[at] = token
         whole = torch.zeros(len(self.row_of), dtype=torch.bool, device=self.device)
         whole[at] = done
         self.groups = None
         self._leave(whole)
+
+    def _first_logits(self, rows: list[int]) -> Tensor:
+        """Return the logits of the prompts of rows (R, V); those that no waiting row needs are forgotten."""
+        logits = torch.stack([self.logits_of[row // self.group_size] for row in rows])
+        to_start = {row // self.group_size for row in self.waiting}
+        self.logits_of = {p: logits for p, logits in self.logits_of.items() if p in to_start}
+        return logits
 
     # ---- layout ---------------------------------------------------------------------------------------------------
 

@@ -301,23 +301,15 @@ class _GraphSchedule(Schedule):
         self.left: dict[int, int] = {}  # per running row, the most steps until its end
         self.seen: dict[int, int] = {}  # per running row, tokens whose text was looked at
         self.looks: list[_Look] = []
+        self.looked = 0  # since the last step
         self.followed = rows.has_strings or tier.turns
         self.stops = set(rows.tables["is_stop"].nonzero().view(-1).tolist()) if tier.turns else set()
 
     def run(self) -> None:
-        looked = 0
-        while True:
-            if self.waiting and (self._worth_refilling() or not self.running) and self._refill():
-                looked = 0
-                continue
-            if not self.running:
-                assert not self.waiting, "waiting rows, no running row, and no place in the cache"
-                return
-            if self.groups is None:
-                self._arrange()
+        while self.admit():
             steps = min(READ_EVERY, max(self.left.values()))
-            looked = 0 if steps else looked + 1
-            if looked > _MOST_LOOKS:
+            self.looked = 0 if steps else self.looked + 1
+            if self.looked > _MOST_LOOKS:
                 raise EngineError(
                     f"{self.running} rows have had all their steps, and the GPU still calls them unfinished: its memory holds "
                     "wrong numbers. Start again; if it happens twice, take grpo.engine=transformers and report it"
@@ -411,23 +403,14 @@ class _GraphSchedule(Schedule):
         if not self.waiting:
             self._shrink()
 
-    def _shrink(self) -> None:
-        """Go to a smaller graph when that saves something: survivors of the tail move into the holes."""
-        size = slots_for(self.running)
-        if size >= len(self.row_of) or not self.running:
-            return
-        holes = [s for s in range(size) if self.row_of[s] is None]
-        movers = [s for s in range(size, len(self.row_of)) if self.row_of[s] is not None]
-        holes = holes[: len(movers)]
+    size_for = staticmethod(slots_for)
+
+    def _move(self, movers: list[int], holes: list[int]) -> None:
         if movers:
             self.buffers.move(movers, holes)
-            for hole, mover in zip(holes, movers, strict=True):
-                self.row_of[hole] = self.row_of[mover]
-        del self.row_of[size:]
-        self.groups = None
 
     def _extend(self, slots: int) -> None:
-        size = max(len(self.row_of), slots_for(slots))
+        size = max(len(self.row_of), self.size_for(slots))
         added = list(range(len(self.row_of), size))
         if added:
             self.buffers.idle(added)
@@ -446,12 +429,11 @@ class _GraphSchedule(Schedule):
             "end": [end for _, end in spans],
             "place": [self.place_of[p] for p in prompts],
         }
+        self.looked = 0
         self.buffers.put(slots, [fields.get(name, [0] * len(rows)) for name in FIELDS])
         for slot, row, (begin, end) in zip(slots, rows, spans, strict=True):
             self.row_of[slot], self.left[row], self.seen[row] = row, end - begin - 1, 0
-        logits = torch.stack([self.logits_of[p] for p in prompts])
-        to_start = {row // self.group_size for row in self.waiting}
-        self.logits_of = {p: logits for p, logits in self.logits_of.items() if p in to_start}
+        logits = self._first_logits(rows)
         at = torch.tensor(slots, device=self.device)
         first = _Body(self.tier, len(self.row_of), self.rows.params, None)  # type: ignore[arg-type]
         first.state = self.buffers.state[:, at]
