@@ -26,14 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from algorist.objectives import (
-    ADVANTAGES,
-    LOSSES,
-    advantage_named,
-    mean_lengths,
-    token_losses,
-    token_weights,
-)
+from algorist.objectives import ADVANTAGES, LOSSES, advantage_named, mean_lengths, token_losses, token_weights
 from algorist.objectives.losses import Reduction
 
 Array = NDArray[np.float64]

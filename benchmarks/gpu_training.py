@@ -113,11 +113,7 @@ def correctness(bench: Bench) -> dict[str, Any]:
     need_trl()
     expected = _gradient("cpu", torch.float32, None)
     found: dict[str, Any] = {}
-    for master, compute in (
-        (torch.float32, None),
-        (torch.float32, torch.bfloat16),
-        (torch.bfloat16, None),
-    ):
+    for master, compute in ((torch.float32, None), (torch.float32, torch.bfloat16), (torch.bfloat16, None)):
         name = f"{master} {compute or 'alone'}".replace("torch.", "")
         apart = _gradient(str(bench.device), master, compute) - expected
         found[name] = float(apart.norm() / expected.norm())

@@ -234,11 +234,7 @@ def grading() -> str:
     return f"{_table(_grading())}{_where('grading.')}\n" + "\n".join(lines) + "\n"
 
 
-TABLES: dict[str, Callable[[], str]] = {
-    "engine": engine,
-    "equal": equal,
-    "grading": grading,
-}
+TABLES: dict[str, Callable[[], str]] = {"engine": engine, "equal": equal, "grading": grading}
 
 
 def main() -> None:

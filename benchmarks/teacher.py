@@ -64,10 +64,7 @@ TASKS = {
     "toy": Task(
         Made("quickstart", ("grpo.enabled=false", "model.tiny.hidden_size=56"), "sft/final"),
         Made("quickstart", ()),
-        {
-            "teacher": Made("quickstart-distill", ()),
-            "grpo": Made("quickstart", ("grpo.max_steps=290",)),
-        },
+        {"teacher": Made("quickstart-distill", ()), "grpo": Made("quickstart", ("grpo.max_steps=290",))},
         "{name: arithmetic, split: test, params: {count: 250, seed: 3}}",
     ),
     "smollm2": Task(

@@ -32,10 +32,7 @@ def run_case(
 ) -> dict[str, Any]:
     """Measure one dtype and print its line."""
     model, prompts = prepared(case, dtype, name)
-    engines = {
-        "native": NativeEngine(model),
-        "vllm": VLLMEngine(model, settings=settings),
-    }
+    engines = {"native": NativeEngine(model), "vllm": VLLMEngine(model, settings=settings)}
     variants = {name: with_engine(engine, prompts, case) for name, engine in engines.items()}
     samples = compare(variants, repeats=repeats, warmup=warmup)
     ratio = {

@@ -190,12 +190,7 @@ def test_ddp_holds_no_second_copy_of_the_gradients() -> None:
 @GRAPHS
 @pytest.mark.parametrize(
     ("kind", "fused", "most"),
-    [
-        ("all weights", False, 135),
-        ("adapter", False, 110),
-        ("all weights", True, 80),
-        ("adapter", True, 58),
-    ],
+    [("all weights", False, 135), ("adapter", False, 110), ("all weights", True, 80), ("adapter", True, 58)],
 )
 def test_new_tensors_of_an_update(kind: str, fused: bool, most: float) -> None:
     """Two layers of 1.5B, 68,576 tokens: an adapter adds in place, its input is not cast to float32 and back (150 GB)."""

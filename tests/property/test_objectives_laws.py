@@ -12,13 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from algorist.extensions.toolkit import grpo_microbatch_train_step, sft_microbatch_train_step
-from algorist.objectives import (
-    group_centered,
-    group_normalized,
-    leave_one_out,
-    masked_mean,
-    policy_loss,
-)
+from algorist.objectives import group_centered, group_normalized, leave_one_out, masked_mean, policy_loss
 
 KINDS = ["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "gspo", "sapo", "luspo", "vespo"]
 SEEDS = st.integers(0, 2**31 - 1)

@@ -99,9 +99,7 @@ def test_nothing_of_sft_is_alive_while_grpo_trains(tmp_path: Path, monkeypatch: 
     assert emptied[0] == 0  # the CUDA cache, before the first step of GRPO
 
 
-def test_files_of_checkpoints_and_of_the_final_adapter(
-    runs: tuple[Path, Watch, Run],
-) -> None:
+def test_files_of_checkpoints_and_of_the_final_adapter(runs: tuple[Path, Watch, Run]) -> None:
     saved = {"adapter_config.json", "adapter_model.safetensors"}
     tokenizer = {"chat_template.jinja", "tokenizer.json", "tokenizer_config.json"}
     state = {"optimizer.pt", "scheduler.pt", "trainer_state.json"}
@@ -112,9 +110,7 @@ def test_files_of_checkpoints_and_of_the_final_adapter(
         assert saved | tokenizer <= final and not state & final
 
 
-def test_held_out_evaluation_during_training_keeps_subjects(
-    runs: tuple[Path, Watch, Run],
-) -> None:
+def test_held_out_evaluation_during_training_keeps_subjects(runs: tuple[Path, Watch, Run]) -> None:
     path, _, run = runs
     assert {"grpo-step-1", "grpo"} <= set(run.summaries)
     found = read_artifact(path / "eval", "grpo-step-1")

@@ -118,17 +118,7 @@ def test_own_reward_in_a_run(folder: Path) -> None:
     usage = ast.get_docstring(ast.parse((EXAMPLES / "own_reward.py").read_text(encoding="utf-8"))) or ""
     verb, recipe, setting = re.findall(r"algorist (\w+) (\S+) '(.+)'", usage)[0]
     assert verb in VERBS
-    command = [
-        PYTHON,
-        "-m",
-        "algorist.cli.main",
-        verb,
-        recipe,
-        setting,
-        "run_name=reward",
-        *TINY,
-        *FEW,
-    ]
+    command = [PYTHON, "-m", "algorist.cli.main", verb, recipe, setting, "run_name=reward", *TINY, *FEW]
     (folder / "examples").symlink_to(EXAMPLES)
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr

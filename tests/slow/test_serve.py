@@ -60,17 +60,7 @@ def serving(run: Path) -> Iterator[tuple[str, Callable[[], str]]]:
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    command = [
-        PYTHON,
-        "-m",
-        "algorist",
-        "serve",
-        str(run),
-        "--engine",
-        "transformers",
-        "--port",
-        str(port),
-    ]
+    command = [PYTHON, "-m", "algorist", "serve", str(run), "--engine", "transformers", "--port", str(port)]
     log = tempfile.TemporaryFile("w+")  # noqa: SIM115
     process = subprocess.Popen(
         [*command, "--device", "cpu"],

@@ -72,12 +72,7 @@ def start(folder: Path, *arguments: str, program: tuple[str, ...] = ALGORIST) ->
     }
     command = [PYTHON, *program, *arguments]
     return subprocess.Popen(
-        command,
-        cwd=folder,
-        env=os.environ | own,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        command, cwd=folder, env=os.environ | own, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
 
 
@@ -301,9 +296,7 @@ def test_the_gist_in_two_processes_trains_all_weights(gsm8k: tuple[Path, list[st
     assert load_run_recipe(run).model.lora is None
 
 
-def test_an_adapter_run_that_goes_on_in_two_processes_keeps_it(
-    gsm8k: tuple[Path, list[str]],
-) -> None:
+def test_an_adapter_run_that_goes_on_in_two_processes_keeps_it(gsm8k: tuple[Path, list[str]]) -> None:
     path, changes = gsm8k
     run, given = path / "runs/kept", [*changes, "run_name=kept"]
     assert "adapter" not in gist_alone(given)

@@ -29,12 +29,7 @@ def test_uv_locks_syncs_and_runs(tmp_path: Path) -> None:
 
     def uv(*arguments: str) -> str:
         done = subprocess.run(
-            [str(UV), *arguments],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=900,
+            [str(UV), *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900
         )
         assert done.returncode == 0, done.stderr
         return done.stdout

@@ -92,11 +92,7 @@ def iterate(
         from algorist.extensions.iterate.rounds import iterate as do_rounds
 
         done = do_rounds(
-            loaded,
-            rounds=rounds,
-            drawing=Drawing(samples, questions, epochs),
-            display=display,
-            resume=resume,
+            loaded, rounds=rounds, drawing=Drawing(samples, questions, epochs), display=display, resume=resume
         )
     except KeyboardInterrupt:
         display.close()

@@ -29,12 +29,7 @@ VERBS = {
     "completion": "Print the shell's completion of verbs, options, recipes and runs.",
 }
 
-TOGETHER = {
-    "regrade": "grade",
-    "rewards": "grade",
-    "report": "watch",
-    "doctor": "diagnose",
-}
+TOGETHER = {"regrade": "grade", "rewards": "grade", "report": "watch", "doctor": "diagnose"}
 """Verbs that stand in another one's file, as ``VERB_app``."""
 COMPLETE = "_ALGORIST_COMPLETE"
 """Variable by which a shell asks for completions."""

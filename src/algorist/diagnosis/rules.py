@@ -357,10 +357,7 @@ CHANGE: dict[str, Changes | Callable[[Facts], Changes]] = {
         "{stage}.learning_rate": lambda f: _usual(f) if f["learning_rate"] <= LEAST_RATE else None,
     },
     "learning_rate_too_small": {"{stage}.learning_rate": _usual},
-    "learning_rate_too_large": {
-        "{stage}.learning_rate": tenth,
-        "{stage}.warmup_steps": _warmup,
-    },
+    "learning_rate_too_large": {"{stage}.learning_rate": tenth, "{stage}.warmup_steps": _warmup},
     "entropy_collapse": {
         "grpo.loss.clip_high": lambda f: 0.28 if 0.1 <= f.number("grpo.loss.clip_high", 0.0) < 0.28 else None,
         "grpo.learning_rate": lambda f: rounded(f["learning_rate"] / 3),

@@ -25,12 +25,7 @@ _STEPS = re.compile(r"Step \d+:|^\d+\.|\n-|\n\*|First,|Second,|Next,|Finally,", 
 
 @reward("correct", low=0.0, high=1.0, source="algorist.grading")
 def correct(
-    completion: str,
-    *,
-    parsed: Parsed,
-    gold: str,
-    matcher: str = "symbolic",
-    problem: Problem | None = None,
+    completion: str, *, parsed: Parsed, gold: str, matcher: str = "symbolic", problem: Problem | None = None
 ) -> float:
     """1 when the grader finds the parsed answer equal to the gold answer, else 0; the default reward.
 

@@ -60,9 +60,7 @@ class TransformersEngine:
         with self.setting.generating(), torch.no_grad():
             for wave in waves:
                 ids, mask = left_pad(
-                    [prompts[row // group_size] for row in wave.rows],
-                    self.setting.pad_token_id,
-                    rows.device,
+                    [prompts[row // group_size] for row in wave.rows], self.setting.pad_token_id, rows.device
                 )
                 rows.admit(wave.rows)
                 self._run_wave(ids, mask, rows)

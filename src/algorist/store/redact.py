@@ -54,10 +54,7 @@ _KINDS: dict[str, tuple[str | list[str], str]] = {
     "a JSON web token": ("eyJ", r"\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*"),
     "a bearer token": ("earer ", r"(?<=earer )(?=[\w.~+/=-]*\d)[\w.~+/=-]{20,}"),
     "an Azure key": (["ccountKey=", "ccessKey="], r"(?<=cc)(?:ount|ess)Key=[A-Za-z0-9+/]{40,}=*"),
-    "a private key": (
-        "PRIVATE KEY",
-        rf"{_EDGE.format('BEGIN')}(?:{_BODY}*?{_EDGE.format('END')}|{_BODY}*)",
-    ),
+    "a private key": ("PRIVATE KEY", rf"{_EDGE.format('BEGIN')}(?:{_BODY}*?{_EDGE.format('END')}|{_BODY}*)"),
     "a password in an address": ("://", r"(?<=://)[^/\s:@\"']*:[^/\s@\"']+(?=@)|(?<=://)[\w.~-]{16,}(?=@)"),
     "a token in an address": (
         "=",
@@ -88,10 +85,7 @@ def redact(text: str) -> str:
     lower = text.lower()
     if not any(name in lower for name in _NAMES):
         return text
-    return _NAMED.sub(
-        lambda match: match[1] + (HIDDEN if _looks_secret(match[2]) else match[2]),
-        text,
-    )
+    return _NAMED.sub(lambda match: match[1] + (HIDDEN if _looks_secret(match[2]) else match[2]), text)
 
 
 def redact_tree(value: Any) -> Any:

@@ -16,12 +16,7 @@ from rich.console import Console
 
 from algorist.cli.terminal import closing_table
 from algorist.errors import CheckpointError, ConfigError, DataError
-from algorist.evaluation.artifact import (
-    Artifact,
-    artifact_names,
-    read_artifact,
-    write_artifact,
-)
+from algorist.evaluation.artifact import Artifact, artifact_names, read_artifact, write_artifact
 from algorist.evaluation.compare import compare, flipped, paired_metrics
 from algorist.evaluation.estimators import mcnemar, summarise
 from algorist.extensions.lm_eval.samples import harness_samples

@@ -364,13 +364,7 @@ def test_dpo_loss_value_and_gradient() -> None:
 def test_denominators_by_hand() -> None:
     per_token = torch.tensor([[1.0, 2.0, 9.0], [4.0, 9.0, 9.0]])
     mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
-    by_hand = {
-        "grpo": (1.5 + 4) / 2,
-        "bnpo": 7 / 3,
-        "luspo": (3 + 4) / 2,
-        "dapo": 7 / 3,
-        "cispo": 7 / 3,
-    }
+    by_hand = {"grpo": (1.5 + 4) / 2, "bnpo": 7 / 3, "luspo": (3 + 4) / 2, "dapo": 7 / 3, "cispo": 7 / 3}
 
     def reduced(kind: str, denominator: float | None = None) -> float:
         return float(

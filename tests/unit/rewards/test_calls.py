@@ -337,11 +337,7 @@ def test_user_reward_twice_is_imported_once(user_file: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [
-        ("trl_fom", "Did you mean 'trl_form'"),
-        ("nothing", "takes no arguments"),
-        ("later", "is async"),
-    ],
+    [("trl_fom", "Did you mean 'trl_form'"), ("nothing", "takes no arguments"), ("later", "is async")],
 )
 def test_user_reward_mistakes(user_file: Path, name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -107,9 +107,7 @@ def test_the_loss_sees_sampled_tokens_only(loss: str, tmp_path: Path) -> None:
     high = 2.0 if loss == "cispo" else 0.28
     parameters = {k: v for k, v in {"clip_low": 0.2, "clip_high": high}.items() if k in takes}
     trainer.objective = replace(
-        trainer.objective,
-        loss=LOSSES.get(loss).with_settings(parameters),
-        entropy_bonus=0.01,
+        trainer.objective, loss=LOSSES.get(loss).with_settings(parameters), entropy_bonus=0.01
     )
     penalise(trainer, 0.05)
     bounds = "mode: token_truncate, high: 2"

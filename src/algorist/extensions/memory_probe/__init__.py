@@ -11,10 +11,7 @@ from algorist.types import Problem
 
 @probe("memory")
 def _probe(
-    engine: Any,
-    tokenizer: Any,
-    problems: Sequence[Problem],
-    on_progress: Callable[[int, int], None] | None,
+    engine: Any, tokenizer: Any, problems: Sequence[Problem], on_progress: Callable[[int, int], None] | None
 ) -> Probed:
     from algorist.extensions.memory_probe.probe import memory_json, memory_lines, probe_memory
 

@@ -142,10 +142,7 @@ def memory_lines(memory: Memory) -> list[str]:
     """Return what the probe saw, for the terminal."""
     left_out = f", {memory.left_out} without a number or too short left out" if memory.left_out else ""
     lines = [f"{memory.n} questions, the first {SHARE:.0%} given as bare text{left_out}"]
-    for name, how in (
-        ("exact", "completed word for word"),
-        ("near", f"completed nearly (ROUGE-L ≥ {NEAR})"),
-    ):
+    for name, how in (("exact", "completed word for word"), ("near", f"completed nearly (ROUGE-L ≥ {NEAR})")):
         lines.append(
             f"  {how:<32} {memory.original[name].text('format')} · with other numbers {memory.rewritten[name].text('format')} · "
             f"difference {memory.difference[name].text('format', signed=True)}"

@@ -77,13 +77,7 @@ class Schedule:
     """The state of one request."""
 
     def __init__(
-        self,
-        prompts: Prompts,
-        rows: Rows,
-        group_size: int,
-        decoder: Decoder,
-        slots: int,
-        places: int,
+        self, prompts: Prompts, rows: Rows, group_size: int, decoder: Decoder, slots: int, places: int
     ) -> None:
         self.prompts, self.rows, self.group_size, self.decoder = prompts, rows, group_size, decoder
         self.most_slots, self.most_places = slots, places

@@ -43,12 +43,7 @@ class NativeEngine:
     name = "native"
 
     def __init__(
-        self,
-        model: Any,
-        tokenizer: Any = None,
-        *,
-        token_budget: int | None = None,
-        tier: str = "auto",
+        self, model: Any, tokenizer: Any = None, *, token_budget: int | None = None, tier: str = "auto"
     ) -> None:
         self.model, self.token_budget = model, token_budget
         self.setting = ModelSetting(model, tokenizer)
