@@ -14,7 +14,7 @@ SOURCE = ROOT / "src" / "algorist"
 BESIDE = {"diagnosis", "report", "preflight", "cli", "recipes", "extensions"}
 """Rooms beside the core."""
 BUDGET = {"core": 17_500, "all": 27_000, "an extension": 600, "vllm": 900}
-HELD = {"core": 21_760, "all": 34_575}
+HELD = {"core": 21_720, "all": 34_575}
 """What the house has now. While it is above the budget it may only go down: lower these when you take something out."""
 HELD_EXTENSIONS = {"extensions/toolkit": 648}
 """Extensions above their budget, held in the same way."""

@@ -21,6 +21,8 @@ FLAGS = (
     "--dtype float32 --logprobs-mode processed_logprobs --generation-config vllm --no-enable-chunked-prefill "
     "--kv-cache-memory-bytes 33554432 --max-num-seqs 64 --enforce-eager"
 ).split()
+OVER_TCP = Path(__file__).parent / "over_tcp"
+"""A plugin of vLLM's, with which its weight transfer over NCCL runs without GPUs."""
 NOWHERE = "/proc/self/cwd"
 """Each process's own folder: what stands before a path that only a process in / finds."""
 TEXTS = [
@@ -38,7 +40,13 @@ class Server:
 
     @classmethod
     def start(
-        cls, model: Path, *flags: str, port: int | None = None, dev_mode: bool = True, unseen: bool = False
+        cls,
+        model: Path,
+        *flags: str,
+        port: int | None = None,
+        dev_mode: bool = True,
+        unseen: bool = False,
+        over_tcp: bool = False,
     ) -> Server:
         """Start one and wait until it answers; ``unseen``: it gets a path that leads nowhere outside the folder /."""
         port = port or free_port()
@@ -49,6 +57,9 @@ class Server:
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "HF_HUB_OFFLINE": "1",
         }
+        if over_tcp:
+            flags = (*flags, "--weight-transfer-config", '{"backend": "nccl"}')
+            environment["PYTHONPATH"] = os.pathsep.join([str(OVER_TCP), environment.get("PYTHONPATH", "")])
         command = [
             sys.executable,
             "-m",

@@ -29,7 +29,7 @@ from algorist.rollouts import SamplingParams, make_engine
 from algorist.rollouts.native.engine import NativeEngine
 from tests.unit.rollouts.rollout_models import fresh_log_probs, greedy_of_generate, prompts_of
 
-from .servers import NOWHERE, Server, free_port, like, make_folders
+from .servers import NOWHERE, OVER_TCP, Server, free_port, like, make_folders
 
 pytestmark = pytest.mark.vllm
 
@@ -328,3 +328,39 @@ def test_the_server_dies_and_the_run_continues_with_another(folders: Path, tmp_p
     rows = rows_of(tmp_path)
     assert [row["step"] for row in rows] == list(range(1, 13))
     assert max(row["sampling/sampling_logp_difference/max"] for row in rows) <= GAP
+
+
+# ---- weights over NCCL: vLLM's own engines on both sides, in whose place of NCCL stands their store (``over_tcp``)
+
+
+def test_weights_over_nccl(folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run learns, the server is fresh before each rollout batch, an adapter goes merged; no folder is written."""
+    server = Server.start(folders / "random", "--max-model-len", "256", over_tcp=True)
+    monkeypatch.setenv("PYTHONPATH", str(OVER_TCP))
+    try:
+        with pytest.raises(EngineError, match=r"torch has no NCCL here\); start it on GPUs of its own"):
+            engine_of(varied(folders), server, weight_transfer="nccl").generate(prompts_of(), 1, GREEDY)
+        for name, more in (
+            ("full", ["grpo.max_steps=16"]),
+            ("lora", ["grpo.max_steps=4", "model.lora={rank: 16, target_modules: all-linear}"]),
+        ):
+            (tmp_path / name).mkdir()
+            more += [
+                "grpo.vllm.weight_transfer=nccl",
+                f"plugins=[{OVER_TCP / 'trainer.py'}]",
+                "eval.enabled=false",
+            ]
+            finish(start_run(tmp_path / name, folders / "varied", server, *more))
+            rows = rows_of(tmp_path / name)
+            assert max(row["sampling/sampling_logp_difference/max"] for row in rows) <= GAP
+        assert server.syncs == 0 and server.log.read_text().count("POST /finish_weight_update") == 20
+    finally:
+        server.kill()
+
+
+def test_a_server_that_takes_no_weights_over_nccl(folders: Path, server: Server) -> None:
+    engine = engine_of(varied(folders), server, weight_transfer="nccl")
+    with pytest.raises(
+        EngineError, match=r"takes no weights over NCCL; start it .*--weight-transfer-config .*=folder"
+    ):
+        engine.generate(prompts_of(), 1, GREEDY)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from contextvars import ContextVar
 from importlib.util import find_spec
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("algorist.extensions.liger")
 LOOKED_AT, GAP, GAP_16_BIT = 32, 1e-3, 5e-2
 """Tokens of the comparison with the model's own forward and backward, and by how much they may differ, relative to the norm."""
+_ROTATES: ContextVar[bool] = ContextVar("algorist_liger_rotates", default=False)
 
 
 class _Keys(Section):
@@ -42,7 +43,7 @@ class _Loader(Loader):
         from algorist.models.products import why_no_triton
 
         possible = section.liger_kernel and on_gpu(model.get_input_embeddings().weight.device)
-        if not possible or find_spec("liger_kernel") is None or why_no_triton() or not _modules(model):
+        if not possible or find_spec("liger_kernel") is None or why_no_triton() or not _parts(model):
             return
         most = GAP_16_BIT if compute_dtype(model) in HALF else GAP
         with ExitStack() as undo:
@@ -62,59 +63,63 @@ class _Loader(Loader):
             log.warning("%s runs without Liger's kernels: %s", type(model).__name__, reason)
 
 
-def _modules(model: Any) -> list[Any]:
-    """Return the norms and the MLPs, by what they have; whether they are what they look like is seen in their numbers."""
+def _parts(model: Any) -> list[tuple[Any, str]]:
+    """Return the modules that may run the kernels, by what they have; whether they are what they look like is seen in their numbers."""
 
-    def is_gated(module: Any) -> bool:
-        parts = all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj"))
-        return parts and "silu" in type(getattr(module, "act_fn", None)).__name__.lower()
+    def kind(module: Any) -> str:
+        gated = all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj"))
+        if gated and "silu" in type(getattr(module, "act_fn", None)).__name__.lower():
+            return "mlp"
+        rotates = type(module).__name__.endswith("Attention")
+        return "norm" if hasattr(module, "variance_epsilon") else "attention" if rotates else ""
 
-    return [m for m in model.modules() if hasattr(m, "variance_epsilon") or is_gated(m)]
+    parts = [(module, name) for module in model.modules() if (name := kind(module))]
+    return parts if any(name != "attention" for _, name in parts) else []
 
 
 def fuse(model: Any) -> Callable[[], None]:
-    """Let the modules of a model run the kernels where their input is on a GPU; return what undoes it.
-
-    The rotation is a function of the model's family, and so changes for all of its models in the process.
-    """
+    """Let the modules of a model run the kernels where their input is on a GPU; return what undoes it."""
     from liger_kernel.ops import LigerRMSNormFunction, LigerRopeFunction, LigerSiLUMulFunction
 
+    from algorist.models.precision import on_gpu
     from algorist.models.sharding import plain_class
 
     def norm(self: Any, x: Tensor) -> Any:
+        if not on_gpu(x.device):
+            return type(self).forward(self, x)
         return LigerRMSNormFunction.apply(x, self.weight, self.variance_epsilon)
 
     def mlp(self: Any, x: Tensor) -> Any:
+        if not on_gpu(x.device):
+            return type(self).forward(self, x)
         return self.down_proj(LigerSiLUMulFunction.apply(self.gate_proj(x), self.up_proj(x)))
 
-    def rotation(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Any:
+    def attention(self: Any, *args: Any, **named: Any) -> Any:
+        before = _ROTATES.set(True)
+        try:
+            return type(self).forward(self, *args, **named)
+        finally:
+            _ROTATES.reset(before)
+
+    def rotation(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **named: Any) -> Any:
+        if args or named or not _ROTATES.get() or not on_gpu(q.device):
+            return own(q, k, cos, sin, *args, **named)
         return LigerRopeFunction.apply(q, k, cos, sin)
 
-    family, modules = vars(sys.modules[plain_class(model).__module__]), _modules(model)
-    before = {name: family[name] for name in ("apply_rotary_pos_emb",) if name in family}
-    family.update({name: _either(rotation, getattr(own, "own", own)) for name, own in before.items()})
-    for module in modules:
-        fused = norm if hasattr(module, "variance_epsilon") else mlp
-        module.forward = MethodType(_either(fused, type(module).forward), module)
+    # It is a function of the family, which for other models stays what it is.
+    family, name = vars(sys.modules[plain_class(model).__module__]), "apply_rotary_pos_emb"
+    own: Any = family.get(name)
+    if own and own.__module__ != __name__:
+        family[name] = rotation
+    parts = _parts(model)
+    for module, kind in parts:
+        module.forward = MethodType({"norm": norm, "mlp": mlp, "attention": attention}[kind], module)
 
     def undo() -> None:
-        family.update(before)
-        for module in modules:
+        for module, _ in parts:
             del module.forward
 
     return undo
-
-
-def _either(fused: Any, own: Any) -> Any:
-    from algorist.models.precision import on_gpu
-
-    @functools.wraps(own)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        device = next(value.device for value in args if hasattr(value, "dtype"))
-        return (fused if on_gpu(device) else own)(*args, **kwargs)
-
-    run.own = own  # type: ignore[attr-defined]
-    return run
 
 
 def _look(model: Any) -> tuple[Tensor, Tensor]:

@@ -69,7 +69,10 @@ def update(model: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
 
 
 def fused_modules(model: Any) -> int:
-    return sum(hasattr(vars(m).get("forward"), "own") for m in model.modules())
+    return sum(
+        getattr(vars(m).get("forward"), "__module__", "") == "algorist.extensions.liger"
+        for m in model.modules()
+    )
 
 
 @pytest.mark.parametrize("checkpointed", [False, True], ids=["kept", "checkpointed"])
@@ -80,8 +83,10 @@ def test_log_probs_and_gradients_are_the_models_own(adapter: bool, checkpointed:
         model: Any = tiny_model(TOKENIZER, seed=1, **TINY)
         if fused:
             fuse(model)
-            assert fused_modules(model) == 11, "of two layers two norms, two of heads, an MLP; the last norm"
-            assert hasattr(modeling_qwen3.apply_rotary_pos_emb, "own")
+            assert fused_modules(model) == 13, (
+                "of two layers two norms, two of heads, MLP and attention; the last norm"
+            )
+            assert modeling_qwen3.apply_rotary_pos_emb.__module__ == "algorist.extensions.liger"
         if adapter:
             torch.manual_seed(2)
             model = add_lora(model, LoraSection(rank=2, alpha=2, target_modules="all-linear"))
@@ -105,14 +110,14 @@ def test_a_recipes_model_runs_them_and_says_so(tmp_path: Any) -> None:
     """From scratch and from a folder; samplers read its weights as before; on another device it computes by itself."""
     section = ModelSection(name="tiny", tiny=TINY)
     made = make_policy(section, device=CPU, seed=0, texts=QUESTIONS)
-    assert fused_modules(made.model) == 11 and describe(made.model).endswith(
+    assert fused_modules(made.model) == 13 and describe(made.model).endswith(
         "attention sdpa, Liger's kernels"
     )
     assert why_no_decoder(made.model) is None
     made.model.save_pretrained(tmp_path)
     made.tokenizer.save_pretrained(tmp_path)
-    assert fused_modules(load_policy(tmp_path, device=CPU).model) == 11
-    off = load_policy(tmp_path, device=CPU, like=ModelSection(liger_kernel=False)).model
+    assert fused_modules(load_policy(tmp_path, device=CPU).model) == 13
+    off = load_policy(tmp_path, device=CPU, trainable=True, like=ModelSection(liger_kernel=False)).model
     assert fused_modules(off) == 0 and "Liger" not in describe(off)
 
     ids, elsewhere = torch.tensor([[5, 6, 7]]), copy.deepcopy(made.model)
@@ -121,6 +126,9 @@ def test_a_recipes_model_runs_them_and_says_so(tmp_path: Any) -> None:
         patch.setattr(precision, "GPUS", {"cuda"})
         patch.setattr("liger_kernel.ops.rms_norm.LigerRMSNormFunction.apply", None)
         torch.testing.assert_close(elsewhere(ids).logits, expected, atol=1e-5, rtol=0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("liger_kernel.ops.LigerRopeFunction.apply", None)
+        torch.testing.assert_close(off(ids).logits, expected, atol=1e-5, rtol=0)
 
 
 def test_kernels_that_compute_something_else_are_left_out(

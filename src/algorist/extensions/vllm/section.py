@@ -27,32 +27,34 @@ class ColocatedVLLMSection(Section):
     max_model_length: int | None = Field(None, ge=2)
     """Longest prompt with its completion in tokens; the model's context when left out."""
     max_num_seqs: int | None = Field(None, ge=1)
-    """Most rows at a time (default: vLLM's choice)."""
+    """Most rows at a time (vLLM's choice)."""
     max_num_batched_tokens: int | None = Field(None, ge=1)
-    """Most tokens of a step (default: vLLM's choice)."""
+    """Most tokens of a step (vLLM's choice)."""
     enable_sleep_mode: bool = True
     """Give the memory back during the update (CUDA)."""
     enforce_eager: bool | None = None
-    """No compilation and no CUDA graphs; left out, so on the CPU only."""
+    """No compilation, no CUDA graphs; left out, so on the CPU only."""
     model_impl: Literal["auto", "vllm", "transformers"] | None = None
-    """Whose model code runs (default: vLLM's choice)."""
+    """Whose model code runs (vLLM's choice)."""
 
 
 class VLLMServerSection(Section):
-    """vLLM in a server that is running already."""
+    """vLLM in a server that is running."""
 
     mode: Literal["server"] = "server"
-    """``server``: a vLLM server that is running."""
+    """``server``: one that is running."""
     server_base_url: str | None = None
-    """Its address, ``http://HOST:PORT``; made of host and port when left out."""
+    """Its address, ``http://HOST:PORT``; of host and port when left out."""
     server_host: str | None = None
     """Its host; localhost when left out."""
     server_port: int = Field(8000, ge=1, le=65535)
     """Its port."""
     server_timeout: float | None = Field(None, gt=0)
-    """Seconds to wait for a server that is still starting; 60 when left out."""
+    """Seconds to wait for its start; 60 when left out."""
+    weight_transfer: Literal["folder", "nccl"] = "folder"
+    """How it gets the weights; ``nccl`` is untried on GPUs."""
     sync_folder: str | None = None
-    """Folder for the weights, under one path for trainer and server; the system's temporary one when left out."""
+    """Folder for the weights, one path for trainer and server; a temporary one when left out."""
 
     @field_validator("server_base_url")
     @classmethod

@@ -1,6 +1,6 @@
-"""vLLM as a rollout engine, in a server of its own: requests over HTTP, weights through a folder that both see.
+"""vLLM as a rollout engine, in a server of its own: requests over HTTP, weights through a folder that both see, or over NCCL.
 
-Nothing of vLLM is imported: the trainer's environment needs none. Tested with vLLM 0.32 on CPU (``make test-vllm``).
+Nothing of vLLM is imported but for NCCL: the trainer's environment needs none. Tested with vLLM 0.32 on CPU (``make test-vllm``).
 """
 
 from __future__ import annotations
@@ -9,15 +9,20 @@ import copy
 import http.client
 import json
 import logging
+import math
 import shutil
+import socket
 import tempfile
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -46,6 +51,10 @@ START = (
     "--generation-config vllm"
 )
 AGAIN = f"Look at its log, start it again ({START}) and continue from the last checkpoint: the same command with --resume"
+_NCCL = (
+    'start it on GPUs of its own with --weight-transfer-config \'{"backend": "nccl"}\', with vllm in the trainer\'s environment too, or '
+    "take grpo.vllm.weight_transfer=folder"
+)
 _STARTING_SECONDS, _ANSWER_SECONDS, _LOOK_SECONDS = 60.0, 3600.0, 10.0
 _CONNECTIONS = 128
 _LARGEST_GAP = 0.5  # in the mean; bfloat16 stays below 0.1
@@ -87,6 +96,8 @@ class VLLMServerEngine(VLLMRollouts):
         self.sync_folder = Path(section.sync_folder).expanduser().absolute() if section.sync_folder else None
         self.together = together and torch.distributed.is_initialized()
         self._patience = section.server_timeout or _STARTING_SECONDS
+        self._over_nccl = section.weight_transfer == "nccl"
+        self._transfer: Any = None
         self._served: _Served | None = None
         self._compared, self._sends = False, True
 
@@ -183,7 +194,7 @@ class VLLMServerEngine(VLLMRollouts):
     def _look(self) -> _Served:
         try:
             config = self._call("/server_info?config_format=json", None)["vllm_config"]
-            served = _Served(config["model_config"], str(self._call("/v1/models", None)["data"][0]["id"]))
+            served = _Served(config, str(self._call("/v1/models", None)["data"][0]["id"]))
         except _Refused as refused:
             if refused.code != 404:
                 raise
@@ -194,6 +205,8 @@ class VLLMServerEngine(VLLMRollouts):
         except (KeyError, IndexError, TypeError):
             raise self._too_old() from None
         served.check(unwrap(self.model), self._dtype, self.url)
+        if self._over_nccl and served.transfer != "nccl":
+            raise EngineError(f"the vLLM server at {self.url} takes no weights over NCCL; {_NCCL}")
         chunked = config.get("scheduler_config", {}).get("enable_chunked_prefill")
         if chunked and "cpu" in str(config.get("device_config")):
             # Generators of the CPU have no offset to set back when a prompt comes in parts; vLLM 0.32 dies of it.
@@ -226,6 +239,45 @@ class VLLMServerEngine(VLLMRollouts):
             raise EngineError(message[0])
 
     def _sync(self) -> None:
+        if self._over_nccl:
+            self._broadcast()
+        else:
+            self._through_a_folder()
+        if not self._call("/reset_prefix_cache?reset_running_requests=true", {}).get("success", True):
+            raise EngineError(
+                f"the vLLM server at {self.url} cannot forget what it has cached of the old weights; does another run or "
+                "client use it? Start a server for this run alone"
+            )
+
+    def _broadcast(self) -> None:
+        """Send the weights as vLLM's own trainers do: this process is the first of a NCCL group, the server's workers the others."""
+        try:
+            from vllm.distributed.weight_transfer import base, clients, factory, nccl_engine
+
+            if not torch.distributed.is_nccl_available():
+                raise OSError("torch has no NCCL here")
+            if self._transfer is None:
+                place = urllib.parse.urlsplit(self.url)
+                with (
+                    socket.create_connection((place.hostname, place.port or 80)) as met,
+                    socket.socket(met.family) as free,
+                ):
+                    free.bind((met.getsockname()[0], 0))  # by which the server finds this machine
+                    group = *free.getsockname()[:2], 1 + self._server().workers
+                info = nccl_engine.NCCLTrainerInitInfo(*group, packed=False, rank=0)
+                client = clients.HTTPVLLMWeightSyncClient(self.url, _ANSWER_SECONDS)
+                source = base.ModuleSource(
+                    SimpleNamespace(named_parameters=partial(named_weights, self.model))
+                )
+                make = factory.WeightTransferTrainerFactory.trainer_init
+                self._transfer = make(info, client=client, source=source)
+            self._transfer.send_weights()
+        except (ImportError, OSError, RuntimeError, ValueError) as error:
+            raise EngineError(
+                f"the weights could not go to the vLLM server at {self.url} over NCCL ({_reason(error)}); {_NCCL}"
+            ) from error
+
+    def _through_a_folder(self) -> None:
         with self._new_folder() as folder:
             write_weights(self.model, folder)
             body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
@@ -237,11 +289,6 @@ class VLLMServerEngine(VLLMRollouts):
                     "the same folder as the trainer (set grpo.vllm.sync_folder to one that both share) and serve a model "
                     f"of the policy's shape; start it again after another shape: {START}"
                 ) from None
-        if not self._call("/reset_prefix_cache?reset_running_requests=true", {}).get("success", True):
-            raise EngineError(
-                f"the vLLM server at {self.url} cannot forget what it has cached of the old weights; does another run or "
-                "client use it? Start a server for this run alone"
-            )
 
     @contextmanager
     def _new_folder(self) -> Iterator[Path]:
@@ -299,8 +346,13 @@ class _Served:
     """The model that a server serves."""
 
     def __init__(self, config: Mapping[str, Any], name: str) -> None:
-        self.config, self.name = config, name
-        self.context = int(config["max_model_len"])
+        self.config, self.name = config["model_config"], name
+        self.context = int(self.config["max_model_len"])
+        self.transfer = (config.get("weight_transfer_config") or {}).get("backend")
+        of_group = config.get("parallel_config", {})
+        self.workers = math.prod(
+            int(of_group.get(f"{kind}_parallel_size", 1)) for kind in ("tensor", "pipeline", "data")
+        )
 
     def check(self, base: Any, dtype: torch.dtype, url: str) -> None:
         """Refuse a server whose model is not the policy's, or whose log-probs cannot be used (EngineError)."""

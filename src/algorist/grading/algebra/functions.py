@@ -50,36 +50,31 @@ def _fast_log(x: complex) -> complex:
     return cmath.log(x) / (math.log(LOG_BASE_SQUARED) / 2)
 
 
+def _named(name: str, exact: Any = None, *, fast: str = "", any_size: bool = False) -> Function:
+    """Return the function that mpmath calls ``name``, and cmath ``fast``."""
+    return Function(exact, getattr(cmath, fast, None), lambda mp, *x: getattr(mp, name)(*x), any_size)
+
+
 FUNCTIONS: dict[str, Function] = {
-    "sin": Function(None, cmath.sin, lambda mp, x: mp.sin(x)),
-    "cos": Function(None, cmath.cos, lambda mp, x: mp.cos(x)),
-    "tan": Function(None, cmath.tan, lambda mp, x: mp.tan(x)),
+    **{name: _named(name, fast=name) for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh", "coth")},
+    **{f"arc{name}": _named(f"a{name}", fast=f"a{name}") for name in ("sin", "cos", "tan", "cot")},
     "cot": Function(None, lambda x: 1 / cmath.tan(x), lambda mp, x: mp.cot(x)),
     "sec": Function(None, lambda x: 1 / cmath.cos(x), lambda mp, x: mp.sec(x)),
     "csc": Function(None, lambda x: 1 / cmath.sin(x), lambda mp, x: mp.csc(x)),
-    "arcsin": Function(None, cmath.asin, lambda mp, x: mp.asin(x)),
-    "arccos": Function(None, cmath.acos, lambda mp, x: mp.acos(x)),
-    "arctan": Function(None, cmath.atan, lambda mp, x: mp.atan(x)),
-    "arccot": Function(None, None, lambda mp, x: mp.acot(x)),
-    "sinh": Function(None, cmath.sinh, lambda mp, x: mp.sinh(x)),
-    "cosh": Function(None, cmath.cosh, lambda mp, x: mp.cosh(x)),
-    "tanh": Function(None, cmath.tanh, lambda mp, x: mp.tanh(x)),
-    "coth": Function(None, None, lambda mp, x: mp.coth(x)),
-    "ln": Function(None, cmath.log, lambda mp, x: mp.ln(x), any_size=True),
+    "ln": _named("ln", fast="log", any_size=True),
     "log": Function(None, _fast_log, lambda mp, x: mp.ln(x) * 2 / mp.ln(LOG_BASE_SQUARED), any_size=True),
     "deg": Function(None, lambda x: x * math.pi / 180, lambda mp, x: x * mp.pi / 180, any_size=True),
     "abs": Function(abs, abs, lambda mp, x: mp.fabs(x), any_size=True),
-    "floor": Function(math.floor, None, lambda mp, x: mp.floor(x), any_size=True),
-    "ceil": Function(math.ceil, None, lambda mp, x: mp.ceil(x), any_size=True),
+    "floor": _named("floor", math.floor, any_size=True),
+    "ceil": _named("ceil", math.ceil, any_size=True),
     "max": Function(lambda *v: max(v), None, lambda mp, *v: max(v), any_size=True),
     "min": Function(lambda *v: min(v), None, lambda mp, *v: min(v), any_size=True),
-    "re": Function(None, None, lambda mp, x: mp.re(x), any_size=True),
-    "im": Function(None, None, lambda mp, x: mp.im(x), any_size=True),
-    "arg": Function(None, None, lambda mp, x: mp.arg(x)),
-    "sgn": Function(None, None, lambda mp, x: mp.sign(x), any_size=True),
+    **{name: _named(name, any_size=True) for name in ("re", "im")},
+    "arg": _named("arg"),
+    "sgn": _named("sign", any_size=True),
     "factorial": Function(_whole(math.factorial), None, lambda mp, x: mp.gamma(x + 1)),
-    "double_factorial": Function(None, None, lambda mp, x: mp.fac2(x)),
-    "binomial": Function(_whole(math.comb), None, lambda mp, n, k: mp.binomial(n, k)),
+    "double_factorial": _named("fac2"),
+    "binomial": _named("binomial", _whole(math.comb)),
     "gcd": Function(_whole(math.gcd), None, None),
     "lcm": Function(_whole(math.lcm), None, None),
     "determinant": Function(None, None, _determinant),
