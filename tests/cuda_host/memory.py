@@ -80,11 +80,12 @@ def config_of(name: str, **settings: Any) -> Any:
     )
 
 
-def policy_of(section: Any, device: Any, trained: bool = True) -> Any:
-    """Return a model as ``make_policy`` makes it, its weights taken on the card and never written."""
+def policy_of(section: Any, device: Any, trained: bool = True, fused: bool = False) -> Any:
+    """Return a model as ``make_policy`` makes it, its weights taken on the card and never written; ``fused``: with Liger's kernels."""
     import torch
     import transformers
 
+    from algorist.extensions.liger import fuse
     from algorist.models.attention import set_attention
     from algorist.models.load import Policy, _settle, add_lora
     from algorist.models.precision import pick_precision, set_compute
@@ -104,6 +105,8 @@ def policy_of(section: Any, device: Any, trained: bool = True) -> Any:
         quantize(model, section, device, precision.compute)
     set_attention(model, section, device, precision.compute)
     set_compute(model, precision.compute)
+    if fused:
+        fuse(model)
     return Policy(model if section.lora is None else add_lora(model, section.lora), tokenizer)
 
 
@@ -198,7 +201,9 @@ def teachers() -> Iterator[None]:
         yield
 
 
-def measure(name: str, *overrides: str, stage: str = "grpo", steps: int = 4) -> dict[str, Any]:
+def measure(
+    name: str, *overrides: str, stage: str = "grpo", steps: int = 4, fused: bool = False
+) -> dict[str, Any]:
     """Return planned and measured peak of a recipe's stage, in this process."""
     import torch
 
@@ -207,7 +212,8 @@ def measure(name: str, *overrides: str, stage: str = "grpo", steps: int = 4) -> 
     recipe = load_recipe(name, overrides).recipe
     device = torch.device("cuda")
     with patch.multiple("algorist.preflight.trial", STEPS=steps, ENOUGH_S=0.0):
-        memory, phases = (sft if stage == "sft" else grpo)(recipe, policy_of(recipe.model, device), device)
+        policy = policy_of(recipe.model, device, fused=fused)
+        memory, phases = (sft if stage == "sft" else grpo)(recipe, policy, device)
     measured = max(phases.values())
     return {
         "recipe": name,
