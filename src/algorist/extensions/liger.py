@@ -12,7 +12,6 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from algorist.config.section import Section
-from algorist.errors import is_out_of_memory
 from algorist.models.loaders import Loader, loader
 from algorist.training.extension import Extension, extension
 
@@ -56,9 +55,9 @@ class _Loader(Loader):
                     undo.pop_all()
                     model.algorist_kernels = ", Liger's kernels"
                     return
-            except Exception as error:  # of the package, the compiler or the driver, as each likes
-                if is_out_of_memory(error):
-                    raise
+            except (
+                Exception
+            ) as error:  # of the package, the compiler or the driver, as each likes; memory for the look
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             log.warning("%s runs without Liger's kernels: %s", type(model).__name__, reason)
 
