@@ -117,7 +117,9 @@ def memory_steps(recipe: Recipe, stage: Stage, plan: Plan, config: Any, limit: i
         recipe = checkpointing
     recipe, batch = _smaller_batch(recipe, stage, plan, limit)
     now = plan(recipe)
-    steps += [*batch, _smaller_model(recipe, config, plan, now, limit), _zero(now, limit)]
+    weights = sum(p.numel() for p in model_of_shapes(config, torch.bfloat16).parameters())
+    whole = 2 * weights if stage == "grpo" else 0
+    steps += [*batch, _smaller_model(recipe, weights, plan, now, limit), _zero(now, limit, whole)]
     return [replace(steps[0], why=f"{start}; {steps[0].why}"), *steps[1:]]
 
 
@@ -154,9 +156,8 @@ def _smaller_batch(recipe: Recipe, stage: Stage, plan: Plan, limit: int) -> tupl
     ]
 
 
-def _smaller_model(recipe: Recipe, config: Any, plan: Plan, now: MemoryPlan, limit: int) -> Step:
+def _smaller_model(recipe: Recipe, weights: int, plan: Plan, now: MemoryPlan, limit: int) -> Step:
     """Advise an adapter where all weights are trained, and say how large a model would fit."""
-    weights = sum(p.numel() for p in model_of_shapes(config, torch.bfloat16).parameters())
     fixed = now.base + now.optimizer + now.gradients
     room = ROOM * limit - (now.peak - fixed)
     fits = max(0.0, room / fixed * weights)
@@ -169,10 +170,11 @@ def _smaller_model(recipe: Recipe, config: Any, plan: Plan, now: MemoryPlan, lim
     return Step("smaller_model", why, {}, peak)
 
 
-def _zero(now: MemoryPlan, limit: int) -> Step:
-    """Advise DeepSpeed ZeRO-3: weights, gradients and optimizer states are shared out, activations are not."""
+def _zero(now: MemoryPlan, limit: int, whole: int) -> Step:
+    """Advise DeepSpeed ZeRO-3: weights, gradients and optimizer states are shared out; activations, or the ``whole`` weights of rollouts
+    in 16 bit, are not."""
     shared = now.base + now.optimizer + now.gradients
-    rest = now.peak - shared
+    rest = max(now.peak - shared, whole)
     left = ROOM * limit - rest
     count = max(2, math.ceil(shared / left)) if left > 0 else MOST_PROCESSES + 1
     peak = rest if count > MOST_PROCESSES else shared // count + rest
