@@ -135,6 +135,7 @@ SHOWN_BY = {
     ),
     "grpo.vllm.mode": "unit/extensions/test_vllm.py::test_the_mode_decides_and_survives_the_runs_yaml",
     "matcher": "runs/test_latex_fallback.py::test_a_run_of_r1_zero_numina_finishes_without_it",
+    "model.liger_kernel": "unit/extensions/test_liger.py::test_a_recipes_model_runs_them_and_says_so",
     "model.attn_implementation": "unit/models/test_load.py::test_flash_attention_that_is_not_there_is_told_before_anything_is_written",
     "model.backend": "unit/extensions/test_unsloth.py::test_unsloth_gets_what_the_recipe_says",
     "model.lora.in_several_processes": "unit/models/test_load.py::test_the_adapter_goes_with_more_than_one_process_only",

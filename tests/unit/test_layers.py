@@ -47,7 +47,7 @@ LIGHT = {"types", "errors", "registry", "config", "prompts", "grading", "store",
 HEAVY = {"torch", "transformers", "trl", "peft", "datasets", "vllm"}
 ONLY_IN = {
     "trl": ("training/sft.py", "training/trl_seam.py", "extensions/toolkit/oneshot.py"),
-    "vllm": ("extensions/vllm/engine.py", "diagnosis/environment.py"),
+    "vllm": ("extensions/vllm/engine.py", "extensions/vllm/server.py", "diagnosis/environment.py"),
     "sympy": ("grading/math_verify",),
     "math_verify": ("grading/math_verify",),
 }
