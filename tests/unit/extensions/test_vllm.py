@@ -104,6 +104,7 @@ def test_settings_of_a_server_reach_its_engine(tmp_path: Path) -> None:
 
     plain = engine()
     assert (plain.url, plain.sync_folder, plain._patience) == ("http://localhost:8000", None, 60.0)
+    assert engine(weight_transfer="nccl")._over_nccl and not plain._over_nccl
     found = engine(server_host="gpu1", server_port=81, server_timeout=7, sync_folder=str(tmp_path))
     assert (found.url, found.sync_folder, found._patience) == ("http://gpu1:81", tmp_path, 7.0)
     assert engine(server_base_url="https://gpu2:9/v1/", server_host="gpu1").url == "https://gpu2:9"
