@@ -330,11 +330,11 @@ def test_the_server_dies_and_the_run_continues_with_another(folders: Path, tmp_p
     assert max(row["sampling/sampling_logp_difference/max"] for row in rows) <= GAP
 
 
-# ---- weights over NCCL: vLLM's own engines on both sides, in whose place of NCCL stands their store (``over_tcp``)
+# ---- weights over NCCL: vLLM's own engines on both sides, with their store in NCCL's place (``over_tcp``)
 
 
 def test_weights_over_nccl(folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run learns, the server is fresh before each rollout batch, an adapter goes merged; no folder is written."""
+    """A run learns, each rollout batch has the weights of now, an adapter goes merged; no folder is written."""
     server = Server.start(folders / "random", "--max-model-len", "256", over_tcp=True)
     monkeypatch.setenv("PYTHONPATH", str(OVER_TCP))
     try:
@@ -350,8 +350,12 @@ def test_weights_over_nccl(folders: Path, tmp_path: Path, monkeypatch: pytest.Mo
                 f"plugins=[{OVER_TCP / 'trainer.py'}]",
                 "eval.enabled=false",
             ]
-            finish(start_run(tmp_path / name, folders / "varied", server, *more))
+            start = folders / ("random" if name == "full" else "varied")
+            finish(start_run(tmp_path / name, start, server, *more))
             rows = rows_of(tmp_path / name)
+            if name == "full":
+                rewards = [row["reward"] for row in rows]
+                assert sum(rewards[-4:]) > 4 * sum(rewards[:4]), rewards
             assert max(row["sampling/sampling_logp_difference/max"] for row in rows) <= GAP
         assert server.syncs == 0 and server.log.read_text().count("POST /finish_weight_update") == 20
     finally:

@@ -36,6 +36,8 @@ class Liger(Extension):
 
 @loader("liger")
 class _Loader(Loader):
+    everywhere = ("liger_kernel",)
+
     def loaded(self, model: Any, section: Any) -> None:
         """Take the kernels where they compute what the model computes, forward and backward; else say why not, in one line."""
         from algorist.models.precision import HALF, compute_dtype, on_gpu

@@ -158,15 +158,15 @@ def load_policy(
         dtype: Weights' type; that of ``like`` when left out.
         trainable: The weights, or the adapter's, are trained further.
         like: The section of the run that the folder belongs to: its type of weights, attention and trust in the model's
-            code hold for the folder too. Our defaults when left out.
+            code hold for the folder too, and how its base is loaded for an adapter's. Our defaults when left out.
 
     Raises:
         CheckpointError: The folder holds neither a model nor an adapter, or no tokenizer.
     """
     _settle(device)
     folder, of_run = Path(path), {"dtype", "compute_dtype", "attn_implementation", "trust_remote_code"}
-    of_run |= keys_added_to("model")  # how it is loaded
     is_adapter = (folder / "adapter_config.json").is_file()
+    of_run |= keys_added_to("model") if is_adapter else {key for one in loaders() for key in one.everywhere}
     section = ModelSection(**like.model_dump(include=of_run)) if like else ModelSection()
     precision = Precision(dtype, dtype) if dtype else None
     precision = precision or pick_precision(section, device, trained=trainable and not is_adapter)

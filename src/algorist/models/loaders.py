@@ -5,7 +5,7 @@ Light: what a loader needs is imported when it loads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from algorist.errors import ConfigError
@@ -24,6 +24,8 @@ class Loader:
     """Names of its own → the models' names on the hub."""
     smaller: ClassVar[Mapping[str, Any]] = {}
     """Keys of the model section that make an adapter's base take less memory."""
+    everywhere: ClassVar[Sequence[str]] = ()
+    """Keys that hold for every model of a run; the others say how an adapter's base, or a model by its name, is loaded."""
 
     def place(self, name: str, revision: str | None) -> str | None:
         """Return the folder or hub name that transformers loads for ``model.name``; None for a name that is not its own."""

@@ -79,6 +79,12 @@ def test_engines_sample_the_same_from_a_quantised_base(base: Path, kind: Any) ->
     assert [g[0].token_ids for g in mine] == [g[0].token_ids for g in theirs]
 
 
+def test_whole_weights_of_a_run_are_loaded_whole(base: Path) -> None:
+    """A merged folder beside a run on a 4-bit base: what is asked is what was exported."""
+    model = load_policy(base, device=CPU, like=ModelSection(quantization="4bit")).model
+    assert getattr(model, "hf_quantizer", None) is None
+
+
 @needs_bitsandbytes
 @pytest.mark.slow
 def test_a_run_on_a_4_bit_base_trains_the_adapter_alone_and_plain_peft_answers_the_same(

@@ -183,9 +183,9 @@ def compute_entropy(logits: Tensor) -> Tensor:
         (…), float32 or float64, from 0 to log V.
     """
     parts = logits.reshape(-1, logits.shape[-1]).split(max(1, _CHUNK_ELEMENTS // logits.shape[-1]))
-    return torch.cat([checkpoint(_entropy, part, use_reentrant=False) for part in parts]).view(
-        logits.shape[:-1]
-    )
+    return torch.cat(
+        [checkpoint(_entropy, part, use_reentrant=False, preserve_rng_state=False) for part in parts]
+    ).view(logits.shape[:-1])
 
 
 # ---- log-probabilities of given tokens

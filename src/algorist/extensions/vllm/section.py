@@ -33,7 +33,7 @@ class ColocatedVLLMSection(Section):
     enable_sleep_mode: bool = True
     """Give the memory back during the update (CUDA)."""
     enforce_eager: bool | None = None
-    """No compilation, no CUDA graphs; left out, so on the CPU only."""
+    """No compilation, no CUDA graphs; the default on a CPU."""
     model_impl: Literal["auto", "vllm", "transformers"] | None = None
     """Whose model code runs (vLLM's choice)."""
 
@@ -44,7 +44,7 @@ class VLLMServerSection(Section):
     mode: Literal["server"] = "server"
     """``server``: one that is running."""
     server_base_url: str | None = None
-    """Its address, ``http://HOST:PORT``; of host and port when left out."""
+    """Its address, ``http://HOST:PORT``; made of host and port when left out."""
     server_host: str | None = None
     """Its host; localhost when left out."""
     server_port: int = Field(8000, ge=1, le=65535)
@@ -52,9 +52,9 @@ class VLLMServerSection(Section):
     server_timeout: float | None = Field(None, gt=0)
     """Seconds to wait for its start; 60 when left out."""
     weight_transfer: Literal["folder", "nccl"] = "folder"
-    """How it gets the weights; ``nccl`` is untried on GPUs."""
+    """How the server gets the weights; ``nccl`` was not run on GPUs."""
     sync_folder: str | None = None
-    """Folder for the weights, one path for trainer and server; a temporary one when left out."""
+    """Folder for the weights, under one path for both; a temporary one when left out."""
 
     @field_validator("server_base_url")
     @classmethod

@@ -258,19 +258,15 @@ class VLLMServerEngine(VLLMRollouts):
                 raise OSError("torch has no NCCL here")
             if self._transfer is None:
                 place = urllib.parse.urlsplit(self.url)
-                with (
-                    socket.create_connection((place.hostname, place.port or 80)) as met,
-                    socket.socket(met.family) as free,
-                ):
+                address = place.hostname, place.port or {"https": 443}.get(place.scheme, 80)
+                with socket.create_connection(address) as met, socket.socket(met.family) as free:
                     free.bind((met.getsockname()[0], 0))  # by which the server finds this machine
                     group = *free.getsockname()[:2], 1 + self._server().workers
                 info = nccl_engine.NCCLTrainerInitInfo(*group, packed=False, rank=0)
                 client = clients.HTTPVLLMWeightSyncClient(self.url, _ANSWER_SECONDS)
-                source = base.ModuleSource(
-                    SimpleNamespace(named_parameters=partial(named_weights, self.model))
-                )
+                weights = SimpleNamespace(named_parameters=partial(named_weights, self.model))
                 make = factory.WeightTransferTrainerFactory.trainer_init
-                self._transfer = make(info, client=client, source=source)
+                self._transfer = make(info, client=client, source=base.ModuleSource(weights))
             self._transfer.send_weights()
         except (ImportError, OSError, RuntimeError, ValueError) as error:
             raise EngineError(

@@ -76,6 +76,9 @@ def common_prefix(prompts: Prompts) -> int:
 class Schedule:
     """The state of one request."""
 
+    size_for = staticmethod(bucket)
+    """Rows → slots of the batch that runs them."""
+
     def __init__(
         self, prompts: Prompts, rows: Rows, group_size: int, decoder: Decoder, slots: int, places: int
     ) -> None:
@@ -102,7 +105,7 @@ class Schedule:
         """Rows that run."""
         return sum(row is not None for row in self.row_of)
 
-    def admit(self) -> bool:
+    def _admit(self) -> bool:
         """Start waiting rows as far as that is worth it, and lay out those that run; False when every row is finished."""
         while self.waiting and (self._worth_refilling() or not self.running) and self._refill():
             pass  # a first token may already have ended a row
@@ -115,7 +118,7 @@ class Schedule:
 
     def run(self) -> None:
         """Decode until every row is finished."""
-        while self.admit():
+        while self._admit():
             assert self.groups is not None
             self._make_time()
             logits = self.decoder.step(
@@ -137,9 +140,6 @@ class Schedule:
             self._shrink()
 
     # ---- shrinking ------------------------------------------------------------------------------------------------
-
-    size_for = staticmethod(bucket)
-    """Rows → slots of the batch that runs them."""
 
     def _shrink(self) -> None:
         """Go to a smaller batch when that saves something: survivors of the tail move into the holes."""

@@ -286,6 +286,8 @@ class _Body:
 class _GraphSchedule(Schedule):
     """Which rows run when, with the numbers of running rows on the device."""
 
+    size_for = staticmethod(slots_for)
+
     def __init__(
         self,
         tier: GraphTier,
@@ -306,7 +308,7 @@ class _GraphSchedule(Schedule):
         self.stops = set(rows.tables["is_stop"].nonzero().view(-1).tolist()) if tier.turns else set()
 
     def run(self) -> None:
-        while self.admit():
+        while self._admit():
             steps = min(READ_EVERY, max(self.left.values()))
             self.looked = 0 if steps else self.looked + 1
             if self.looked > _MOST_LOOKS:
@@ -402,8 +404,6 @@ class _GraphSchedule(Schedule):
             del self.left[row]
         if not self.waiting:
             self._shrink()
-
-    size_for = staticmethod(slots_for)
 
     def _move(self, movers: list[int], holes: list[int]) -> None:
         if movers:
