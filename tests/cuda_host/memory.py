@@ -87,7 +87,7 @@ def policy_of(section: Any, device: Any, trained: bool = True, fused: bool = Fal
 
     from algorist.extensions.liger import fuse
     from algorist.models.attention import set_attention
-    from algorist.models.load import Policy, _settle, add_lora
+    from algorist.models.load import Policy, _set_up, add_lora
     from algorist.models.precision import pick_precision, set_compute
     from benchmarks.models import make_tokenizer
 
@@ -96,7 +96,7 @@ def policy_of(section: Any, device: Any, trained: bool = True, fused: bool = Fal
     words = tokenizer.get_vocab() | {"the last one": TOKENS - 1}
     tokenizer.get_vocab = lambda: words  # of which the teacher's head keeps as many rows
     config = config_of(section.name, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
-    _settle(device)
+    _set_up(device)
     torch.set_default_dtype(precision.master)
     with torch.device(device):
         model = getattr(transformers, f"{MODELS[section.name][0]}ForCausalLM")(config)

@@ -317,6 +317,19 @@ def test_an_update_that_does_not_fit_goes_on_in_halves(caplog: pytest.LogCapture
     assert torch.cuda.memory_stats()["num_ooms"] >= 2
 
 
+@GRAPHS
+def test_each_gpu_of_fsdp2_loads_its_part_only() -> None:
+    """7B by 8: 30.5 GB of weights were on each card before they were sharded; now one tensor of 2.2 GB beside the part of 3.8."""
+    code = (
+        "import json; from tests.cuda_host.sharded import measure; print(json.dumps(measure(trains=False)))"
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["part"] == pytest.approx(3.81, rel=0.01) and found["loading"] < 3.81 + 1.1 * 2.18
+    assert found["whole"] == pytest.approx(3.81 + 15.23, rel=0.01)  # 16-bit weights for a rollout
+
+
 def battery(out: Path, *options: str, **environment: str) -> tuple[int, str, dict[str, Any]]:
     """Run ``benchmarks/gpu.py`` in small; return exit code, what it said, and its files by section."""
     command = [

@@ -13,10 +13,13 @@ import pytest
 from algorist.config.load import load_recipe
 from algorist.config.schema import DatasetSection, Recipe
 from algorist.data import load_problems
+from algorist.data.load import read_table
 from algorist.errors import ConfigError, DataError
 from algorist.grading import grade
 from algorist.prompts import get_format
 from algorist.runs.pipeline import Run, run_recipe
+from algorist.runs.rate import rate
+from algorist.runs.sample import sample
 from algorist.store.read import rollouts
 
 
@@ -159,6 +162,24 @@ def test_right_completions_are_written_as_a_dataset_for_sft(first: Run, verb: An
     assert code == 2 and "few.jsonl exists; take another name (--out)" in err
     code, _, err = verb("data", "sample", "smoke-cpu", "--out", str(tmp_path / "none.jsonl"))
     assert code == 2 and "model.name is tiny" in err and "--model RUN/sft/final" in err
+
+
+@pytest.mark.slow
+def test_completions_end_where_grpo_ends_them(first: Run, tmp_path: Path) -> None:
+    """At its stop strings, not at those of the evaluation; rates under others lie in another table."""
+    model, rated = first.folder.path / "sft/final", []
+    for key in ("eval", "grpo"):
+        own = recipe(
+            tmp_path,
+            "own",
+            f"{key}.stop_strings=['</reasoning>']",
+            *(["grpo.stop_strings=[]"] if key == "eval" else []),
+        )
+        table = rate(own, samples=4, model=model)
+        rated.append((table, sum(row["right"] for row in read_table(table)["problems"].values())))
+    assert rated[0][1] > 0 and rated[1][1] == 0 and rated[0][0] != rated[1][0]
+    with pytest.raises(DataError, match="none of 48 completions"):
+        sample(own, tmp_path / "right.jsonl", samples=2, model=model)
 
 
 @pytest.mark.slow

@@ -11,6 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from algorist.training.checkpoint import damage, processes_of
 from tests.slow.test_two_processes import (
@@ -137,6 +140,92 @@ def test_out_of_memory_in_one_process_halves_the_parts_of_all(folder: Path, conf
         largest_difference(weights(folder / "runs/one", "grpo"), weights(folder / "runs/full", "grpo"))
         <= WEIGHTS
     )
+
+
+READS = """
+import os
+from pathlib import Path
+from transformers import AutoModelForCausalLM
+from algorist.training.extension import Extension, extension
+
+load = AutoModelForCausalLM.from_pretrained
+
+def note(what):
+    with Path(__file__).with_name("noted.txt").open("a") as file:
+        file.write(f"{os.environ['RANK']}: {what}\\n")
+
+def noted(name, *args, **ways):
+    note(f"reads {Path(name).parent.name}")
+    return load(name, *args, **ways)
+
+AutoModelForCausalLM.from_pretrained = noted
+
+@extension
+class Parts(Extension):
+    name = "parts"
+
+    def seen(self, event):
+        if event.kind == "stage" and os.environ["RANK"] == "0":
+            units = [type(m).__name__ for m in event.trainer.model.modules() if "FSDP" in type(m).__name__]
+            note(f"{event.stage} in {len(units)} units")
+"""
+
+
+@pytest.mark.parametrize("config", ["fsdp2"], indirect=True)
+def test_one_process_reads_the_weights_and_each_has_its_part_from_then_on(folder: Path, config: str) -> None:
+    """Also in the evaluation before the training, of the policy that a KL penalty refers to, and of what is saved at the start."""
+    (folder / "reads.py").write_text(READS)
+    model = shutil.copytree(folder / "runs/one/sft/final", folder / "pretrained/model")
+    more = [f"model.name={model}", "eval.baseline=true", "grpo.beta=0.1", "grpo.stop={patience: 9}"]
+    run_alone(folder, "run_name=whole", *ONE, *CHANGES, *more)
+    sharded(folder, config, "parts", f"plugins=[{folder}/reads.py]", *more)
+    loads = ["reads pretrained", "sft in 6 units", "reads sft", "grpo in 6 units", "reads grpo"]
+    assert (folder / "noted.txt").read_text().splitlines() == [f"0: {what}" for what in loads]
+    whole, parts = folder / "runs/whole", folder / "runs/parts"
+    for stage in ("sft", "grpo"):
+        assert largest_difference(weights(whole, stage), weights(parts, stage)) <= WEIGHTS
+    start = load_file(parts / "grpo/start/model.safetensors")
+    assert largest_difference(start, weights(whole, "sft")) <= WEIGHTS
+    base = [json.loads((run / "eval/base.json").read_text())["metrics"] for run in (whole, parts)]
+    assert base[0] == base[1]
+    kls = [[row["kl"] for row in metrics(run) if "kl" in row] for run in (whole, parts)]
+    assert kls[1] == pytest.approx(kls[0], abs=NUMBERS) and kls[0][-1] > 100 * NUMBERS
+
+
+@pytest.mark.parametrize("config", ["fsdp2"], indirect=True)
+def test_a_model_that_no_process_can_sample_alone_is_whole_in_the_evaluations(
+    folder: Path, config: str
+) -> None:
+    model = folder / "gpt2"
+    tokenizer = AutoTokenizer.from_pretrained(folder / "runs/one/sft/final")
+    tokenizer.save_pretrained(model)
+    shape = {"vocab_size": len(tokenizer), "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 512}
+    ids = {"bos_token_id": tokenizer.eos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    torch.manual_seed(0)
+    GPT2LMHeadModel(GPT2Config(**shape, **ids, **no_dropout)).save_pretrained(model)
+    more = [f"model.name={model}", "eval.baseline=true", "grpo.enabled=false"]
+    run_alone(folder, "run_name=gpt2-one", *ONE, *CHANGES, *more)
+    sharded(folder, config, "gpt2", *more)
+    one, two = folder / "runs/gpt2-one", folder / "runs/gpt2"
+    assert largest_difference(weights(one, "sft"), weights(two, "sft")) <= WEIGHTS
+    for name in ("base", "sft"):
+        found = [json.loads((run / f"eval/{name}.json").read_text())["metrics"] for run in (one, two)]
+        assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("config", ["fsdp2"], indirect=True)
+def test_weights_that_cannot_be_used_end_both_processes_with_one_sentence(folder: Path, config: str) -> None:
+    """``--debug`` shows the tracebacks of all processes."""
+    broken = shutil.copytree(folder / "runs/one/sft/final", folder / "broken")
+    tensors = load_file(broken / "model.safetensors")
+    tensors["model.norm.weight"][0] = float("nan")
+    save_file(tensors, broken / "model.safetensors", {"format": "pt"})
+    given = ["run", "-n", "2", "--launch", config, "smoke-cpu", "run_name=broken", f"model.name={broken}"]
+    said = call(folder, *given, *TWO, code=2)
+    assert said.count("not finite in model.norm.weight") == 1 and "SystemExit" not in said, said
+    said = call(folder, *given, *TWO, "run_name=again", "--debug", code=1)
+    assert "CheckpointError: the weights in" in said and "Traceback" in said
 
 
 @pytest.mark.parametrize("config", ["fsdp2", "zero3"], indirect=True)  # zero2's checkpoints are zero3's

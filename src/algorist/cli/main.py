@@ -35,9 +35,9 @@ def main() -> None:
     arguments, rest = sys.argv[1:], []
     if "--" in arguments:  # what follows is text
         arguments, rest = arguments[: arguments.index("--")], arguments[arguments.index("--") :]
-    debug = "--debug" in arguments
-    if "--trust" in arguments:
-        os.environ["ALGORIST_TRUST"] = "1"
+    for word in ("--debug", "--trust"):  # for the processes that it starts too
+        if word in arguments:
+            os.environ[f"ALGORIST_{word[2:].upper()}"] = "1"
     arguments = [a for a in arguments if a not in ("--debug", "--trust")] + rest
     if arguments in ([], ["--help"], ["-h"]):
         print(_help())
@@ -55,7 +55,7 @@ def main() -> None:
     safe: Any = (SafeStream(sys.stdout), SafeStream(sys.stderr))
     try:
         with contextlib.redirect_stdout(safe[0]), contextlib.redirect_stderr(safe[1]):
-            code = _call(arguments, debug)
+            code = _call(arguments, os.environ.get("ALGORIST_DEBUG") == "1")
     except KeyboardInterrupt:  # again, while the first was answered
         code = INTERRUPTED
     with contextlib.suppress(ValueError):  # the end itself is not interrupted

@@ -18,6 +18,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -210,18 +211,10 @@ class EvaluationSetting:
         cls, section: EvalSection, *, max_tokens: int, matcher: str, seed: int, protocol: str = ""
     ) -> EvaluationSetting:
         """Return the setting of a recipe's ``eval`` section; a reference protocol reads and compares as its original does."""
-        return cls(
-            section.samples,
-            section.temperature,
-            section.top_p,
-            section.max_completion_tokens or max_tokens,
-            section.batch_size,
-            matcher,
-            seed,
-            tuple(section.stop_strings),
-            protocol,
-            section.top_k,
-        )
+        same = section.model_dump(include={"samples", "temperature", "top_p", "top_k", "batch_size"})
+        tokens, stops = section.max_completion_tokens or max_tokens, tuple(section.stop_strings)
+        more: dict[str, Any] = {"matcher": matcher, "seed": seed, "stop_strings": stops, "protocol": protocol}
+        return cls(**same, max_completion_tokens=tokens, **more)
 
     def recorded(self, prompt_format: PromptFormat) -> dict[str, Any]:
         """Return what an artifact says of the protocol: its name, the settings, the prompt format."""
@@ -335,42 +328,23 @@ def _collect(
     pulse: Pulse,
 ) -> list[Group]:
     """Return one group for each problem: the greedy completion first, then the sampled ones."""
-    limits: dict[str, Any] = {
-        "max_new_tokens": setting.max_completion_tokens,
-        "stop_strings": setting.stop_strings,
-    }
-    drawn = SamplingParams(
-        temperature=setting.temperature,
-        top_p=setting.top_p,
-        top_k=setting.top_k,
-        seed=setting.seed + start,
-        **limits,
+    most, stops = setting.max_completion_tokens, setting.stop_strings
+    best = SamplingParams(temperature=0.0, max_new_tokens=most, stop_strings=stops)
+    seed = setting.seed + start
+    drawn = replace(
+        best, temperature=setting.temperature, top_p=setting.top_p, top_k=setting.top_k, seed=seed
     )
-    draws = [(int(greedy), SamplingParams(temperature=0.0, **limits)), (setting.samples, drawn)]
+    sample = partial(collect, engine, tokenizer, batch, prompt_format, matcher=setting.matcher)
     each = len(batch) / max(1, int(greedy) + setting.samples)
     parts: list[list[Group]] = []
-    for count, params in draws:
+    for count, params in ((int(greedy), best), (setting.samples, drawn)):
         if count:
             pulse.sampling(engine, begin=each * int(greedy) * len(parts), size=each * count)
-            parts.append(
-                collect(
-                    engine,
-                    tokenizer,
-                    batch,
-                    prompt_format,
-                    params,
-                    count,
-                    rewards=rewards,
-                    matcher=setting.matcher,
-                )
-            )
+            parts.append(sample(params, count, rewards=rewards))
     seconds = sum(part[0].seconds for part in parts)
-    return [
-        replace(
-            groups[0], rollouts=[r for group in groups for r in group.rollouts], seconds=seconds / len(batch)
-        )
-        for groups in zip(*parts, strict=True)
-    ]
+    joined = [[r for group in groups for r in group.rollouts] for groups in zip(*parts, strict=True)]
+    groups = zip(parts[0], joined, strict=True)
+    return [replace(group, rollouts=rollouts, seconds=seconds / len(batch)) for group, rollouts in groups]
 
 
 def _rows(group: Group, greedy: bool, protocol: str) -> list[dict[str, Any]]:

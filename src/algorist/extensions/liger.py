@@ -126,19 +126,19 @@ def fuse(model: Any) -> Callable[[], None]:
 def _look(model: Any) -> tuple[Tensor, Tensor]:
     """Return the logits of a few tokens, and the slopes of their log-sum-exps at the embeddings."""
     import torch
+    from torch.nn.functional import embedding
 
     from algorist.models.precision import compute_dtype, weight_dtype
     from algorist.rollouts.model_info import eval_mode
+    from algorist.training.distributed import whole_weights
 
-    embed, dtype = model.get_input_embeddings(), compute_dtype(model)
-    device, mixed = embed.weight.device, dtype != weight_dtype(model)
-    ids = torch.arange(LOOKED_AT, device=device)[None] % len(embed.weight)
-    with (
-        torch.enable_grad(),
-        eval_mode(model),
-        torch.autocast(device.type, dtype if mixed else None, enabled=mixed),
-    ):
-        inputs = embed(ids).detach().requires_grad_()
-        logits = model(inputs_embeds=inputs, use_cache=False).logits.float()
-        (slope,) = torch.autograd.grad(logits.logsumexp(-1).sum(), inputs)
+    dtype = compute_dtype(model)
+    mixed = dtype != weight_dtype(model)
+    with torch.enable_grad(), eval_mode(model), whole_weights(model):
+        weight = model.get_input_embeddings().weight
+        ids = torch.arange(LOOKED_AT, device=weight.device)[None] % len(weight)
+        inputs = embedding(ids, weight).detach().requires_grad_()
+        with torch.autocast(weight.device.type, dtype if mixed else None, enabled=mixed):
+            logits = model(inputs_embeds=inputs, use_cache=False).logits.float()
+            (slope,) = torch.autograd.grad(logits.logsumexp(-1).sum(), inputs)
     return logits.detach(), slope.float()

@@ -63,9 +63,14 @@ class Reference:
     """
 
     def __init__(self, model: Any) -> None:
+        from algorist.training.distributed import is_sharded, sharded_copy
+
         self.model: torch.nn.Module | None = None
         if not hasattr(model, "peft_config"):
-            self.model = copy.deepcopy(model, _in_compute_type(model)).requires_grad_(False).eval()
+            copied = (
+                sharded_copy(model) if is_sharded(model) else copy.deepcopy(model, _in_compute_type(model))
+            )
+            self.model = copied.requires_grad_(False).eval()
             return
         trained = model.active_adapter
         model.add_adapter(NAME, model.peft_config[trained])

@@ -27,7 +27,8 @@ from algorist.errors import DAMAGED, AlgoristError, CheckpointError, ConfigError
 from algorist.models.attention import pick_attention, set_attention
 from algorist.models.host_memory import keep_freed_memory
 from algorist.models.loaders import loadable_name, loaders, lora_targets, own_loader
-from algorist.models.precision import Precision, on_gpu, pick_precision, set_compute
+from algorist.models.precision import Precision, compute_dtype, on_gpu, pick_precision, set_compute
+from algorist.models.sharding import is_sharded
 from algorist.models.templates import check_template
 from algorist.models.tiny import tiny_model, train_tokenizer
 from algorist.models.weights import check_adapter, check_loaded, check_sizes
@@ -84,7 +85,7 @@ def check_model(section: ModelSection, device: torch.device) -> None:
         pick_attention(section, device, precision.compute)
 
 
-def _settle(device: torch.device) -> None:
+def _set_up(device: torch.device) -> None:
     """Set the process up for a model on ``device``."""
     if device.type == "cpu":
         keep_freed_memory()
@@ -102,6 +103,7 @@ def make_policy(
     tags: Iterable[str] = (),
     longest: Callable[[PreTrainedTokenizerBase], int | None] | None = None,
     trained: bool = True,
+    on_host: bool = False,
 ) -> Policy:
     """Make or load the policy that a recipe names.
 
@@ -114,12 +116,13 @@ def make_policy(
         longest: Gives the most tokens of a prompt with its completion, for a loader that sets room aside; None for the
             model's context.
         trained: The weights may be trained; else they lie in the type of the products.
+        on_host: The weights stay in the host's memory until ``settle`` is called.
 
     Raises:
         ConfigError: The model cannot be found or has no tokenizer; the message names the way out.
         MissingExtraError: What the recipe's loader needs is not here.
     """
-    _settle(device)
+    _set_up(device)
     precision = pick_precision(section, device, trained=trained)
     if other := own_loader(section):
         other.check(section, device)
@@ -130,10 +133,12 @@ def make_policy(
     if section.name == "tiny":
         made = train_tokenizer(texts, vocab_size=section.tiny.vocab_size, tags=tags)
         model: Any = tiny_model(made, seed=seed, **section.tiny.model_dump())
-        _settle_model(model.to(precision.master), section, device, precision)
+        set_compute(model.to(precision.master), precision.compute)
         tokenizer = made
     else:
         model, tokenizer = _pretrained(section, device, precision)
+    if not on_host:
+        settle(model, section, device)
     policy = Policy(model, prepare_tokenizer(tokenizer, section.chat_template))
     if section.lora is not None and not hasattr(policy.model, "peft_config"):
         with torch.random.fork_rng(devices=[]):
@@ -149,6 +154,7 @@ def load_policy(
     dtype: torch.dtype | None = None,
     trainable: bool = False,
     like: ModelSection | None = None,
+    on_host: bool = False,
 ) -> Policy:
     """Load a folder that algorist or PEFT saved: full weights, or an adapter on its base model.
 
@@ -159,11 +165,12 @@ def load_policy(
         trainable: The weights, or the adapter's, are trained further.
         like: The section of the run that the folder belongs to: its type of weights, attention and trust in the model's
             code hold for the folder too, and how its base is loaded for an adapter's. Our defaults when left out.
+        on_host: Full weights stay in the host's memory until ``settle`` is called.
 
     Raises:
         CheckpointError: The folder holds neither a model nor an adapter, or no tokenizer.
     """
-    _settle(device)
+    _set_up(device)
     folder, of_run = Path(path), {"dtype", "compute_dtype", "attn_implementation", "trust_remote_code"}
     is_adapter = (folder / "adapter_config.json").is_file()
     of_run |= keys_added_to("model") if is_adapter else {key for one in loaders() for key in one.everywhere}
@@ -182,6 +189,7 @@ def load_policy(
         base_place = str((folder / base_name).resolve()) if base_name.startswith(".") else base_name
         section = section.model_copy(update={"name": base_place, "revision": revision})
         base, tokenizer = _pretrained(section, device, precision)
+        settle(base, section, device)
         if (folder / "tokenizer_config.json").is_file():
             tokenizer = _tokenizer(str(folder), None)
         with _in_words(str(folder)):
@@ -197,6 +205,8 @@ def load_policy(
             f"{folder} holds no model: neither config.json nor adapter_config.json is there"
         )
     model, tokenizer = _pretrained(section.model_copy(update={"name": str(folder)}), device, precision)
+    if not on_host:
+        settle(model, section, device)
     return Policy(model, prepare_tokenizer(tokenizer, None))
 
 
@@ -297,15 +307,16 @@ def _pretrained(
         )
     if converted:  # an adapter names its base as the recipe does, not by a folder in this machine's cache
         moved.name_or_path = section.name
-    _settle_model(moved, section, device, precision)
+    set_compute(moved, precision.compute)
     return moved, tokenizer
 
 
-def _settle_model(model: Any, section: ModelSection, device: torch.device, precision: Precision) -> None:
-    if getattr(model, "hf_quantizer", None) is None:  # quantised weights are where they were loaded
+def settle(model: Any, section: ModelSection, device: torch.device) -> None:
+    """Put a loaded model where it will run, with its kernels; weights that are sharded or quantised are where they belong."""
+    _set_up(device)
+    if getattr(model, "hf_quantizer", None) is None and not is_sharded(model):
         model.to(device)
-    set_attention(model, section, device, precision.compute)
-    set_compute(model, precision.compute)
+    set_attention(model, section, device, compute_dtype(model))
     for one in loaders():
         one.loaded(model, section)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
+import torch
 from torch.nn.parallel import DistributedDataParallel
 
 _SHARDERS = ("torch.distributed.", "deepspeed.")
@@ -20,6 +22,12 @@ def own_part(parameter: Any) -> Any:
     if hasattr(parameter, "ds_tensor"):
         return parameter.ds_tensor
     return parameter.to_local() if hasattr(parameter, "to_local") else parameter
+
+
+def shapes_of(model: Any) -> Any:
+    """Return a copy of a model whose weights are shapes only (device meta): little to send to another process."""
+    shapes = {id(p): torch.nn.Parameter(p.detach().to("meta"), p.requires_grad) for p in model.parameters()}
+    return copy.deepcopy(model, shapes)
 
 
 def wrapped_module(model: Any) -> Any:

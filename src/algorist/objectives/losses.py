@@ -11,6 +11,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import Field
@@ -57,14 +58,14 @@ class Loss:
     @property
     def parameters(self) -> dict[str, Parameter]:
         """What it can be set to: the function's arguments beside the batch's tensors."""
-        return parameters_of(self.function, without=TENSORS)
+        own = parameters_of(self.function, without=TENSORS)
+        return {name: replace(p, default=self.settings.get(name, p.default)) for name, p in own.items()}
 
     @property
     def importance(self) -> Importance:
         """Whether its ratios are per token, or per sequence as it is set to."""
-        own = inspect.signature(self.function).parameters.get("importance")
-        level: Importance = self.settings.get("importance", own.default if own else "token")
-        return level
+        own = self.parameters.get("importance")
+        return own.default if own else "token"  # type: ignore[no-any-return]
 
     def with_settings(self, values: Mapping[str, Any]) -> Loss:
         """Return the loss with these values of its parameters.
@@ -110,7 +111,11 @@ LOSSES: Registry[Loss] = Registry("loss")
 
 
 def loss(
-    name: str, *, reduction: Reduction = "token-mean", zero_advantage_adds_nothing: bool = False
+    name: str,
+    *,
+    reduction: Reduction = "token-mean",
+    zero_advantage_adds_nothing: bool = False,
+    **settings: Any,
 ) -> Callable[[LossFunction], LossFunction]:
     """Register a loss as ``grpo.loss: name``; the function itself stays as it is.
 
@@ -123,16 +128,21 @@ def loss(
         name: The name in recipes.
         reduction: How the values per token are reduced, see ``token_weights``.
         zero_advantage_adds_nothing: Completions of advantage 0 need not be computed: they add 0 to loss, gradient and metrics.
+        **settings: Values of the function's parameters under this name, where they are not its defaults.
     """
 
     def decorate(function: LossFunction) -> LossFunction:
-        LOSSES.register(name)(Loss(name, function, reduction, zero_advantage_adds_nothing))
+        made = Loss(name, function, reduction, zero_advantage_adds_nothing)
+        LOSSES.register(name)(made.with_settings(settings) if settings else made)
         # The innermost decorator tells what a function that is named by its file means.
         if not hasattr(function, "loss"):
             function.loss = LOSSES.get(name)  # type: ignore[attr-defined]
         return function
 
     return decorate
+
+
+_exact = partial(loss, zero_advantage_adds_nothing=True)
 
 
 def loss_named(loss: Loss | LossFunction | str) -> Loss:
@@ -177,10 +187,12 @@ def ratio_of(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor, importance:
     return token_ratio(log_probs, old_log_probs, mask)
 
 
-@loss("grpo", reduction="seq-mean-token-mean", zero_advantage_adds_nothing=True)
-@loss("bnpo", reduction="micro-batch-token-mean", zero_advantage_adds_nothing=True)
-@loss("dr_grpo", reduction="seq-mean-token-sum-norm", zero_advantage_adds_nothing=True)
-@loss("dapo", reduction="token-mean", zero_advantage_adds_nothing=True)
+@_exact("gspo", reduction="seq-mean-token-mean", importance="sequence", clip_low=3e-4, clip_high=4e-4)
+@_exact("luspo", reduction="seq-mean-token-sum", importance="sequence", clip_low=2e-3, clip_high=2.5e-3)
+@_exact("grpo", reduction="seq-mean-token-mean")
+@_exact("bnpo", reduction="micro-batch-token-mean")
+@_exact("dr_grpo", reduction="seq-mean-token-sum-norm")
+@_exact("dapo", reduction="token-mean")
 def clipped_ratio(
     log_probs: Tensor,
     old_log_probs: Tensor,
@@ -194,13 +206,17 @@ def clipped_ratio(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return -min(ratio·A, clip(ratio, 1 - clip_low, 1 + clip_high)·A): PPO's clipped objective, GRPO's loss.
 
+    GSPO takes one ratio per sequence, with the far narrower clip that such ratios need; so does LUSPO, whose reduction weighs a
+    completion by its length.
+
     Args:
         importance: Ratios per token or per sequence.
         clip_low: Lower clipping distance of the ratio.
         clip_high: Upper clipping distance of the ratio.
-        delta: Also caps the ratio that is not clipped (two-sided clipping, INTELLECT-2); above 1 + ``clip_high``.
+        delta: Also caps the unclipped ratio (two-sided clipping, INTELLECT-2); above 1 + ``clip_high``.
 
-    Source: PPO (1707.06347) eq. 7, GRPO (2402.03300), DAPO (2503.14476), Dr. GRPO (2503.20783).
+    Source: PPO (1707.06347) eq. 7, GRPO (2402.03300), DAPO (2503.14476), Dr. GRPO (2503.20783),
+    GSPO (2507.18071) eq. 5 and section 5.1, LUSPO (2602.05261) and its section 5.1.
     """
     ratio = ratio_of(log_probs, old_log_probs, mask, importance)
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high) * advantages
@@ -232,55 +248,7 @@ def _row_mean(values: Tensor, mask: Tensor) -> Tensor:
     return masked_sum(values, mask, -1) / mask.sum(-1).clamp(min=1)
 
 
-@loss("gspo", reduction="seq-mean-token-mean", zero_advantage_adds_nothing=True)
-def sequence_clipped_ratio(
-    log_probs: Tensor,
-    old_log_probs: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    *,
-    importance: Importance = "sequence",
-    clip_low: Positive = 3e-4,
-    clip_high: Positive = 4e-4,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return ``clipped_ratio`` with one ratio per sequence, and the far narrower clip that such ratios need.
-
-    Args:
-        importance: Ratios per token or per sequence.
-        clip_low: Lower clipping distance of the ratio.
-        clip_high: Upper clipping distance of the ratio.
-
-    Source: GSPO (2507.18071) eq. 5 and section 5.1.
-    """
-    tensors = (log_probs, old_log_probs, advantages, mask)
-    return clipped_ratio(*tensors, importance=importance, clip_low=clip_low, clip_high=clip_high)
-
-
-@loss("luspo", reduction="seq-mean-token-sum", zero_advantage_adds_nothing=True)
-def length_unbiased_sequence_ratio(
-    log_probs: Tensor,
-    old_log_probs: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    *,
-    importance: Importance = "sequence",
-    clip_low: Positive = 2e-3,
-    clip_high: Positive = 2.5e-3,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return GSPO's loss; its reduction weighs a completion by its length.
-
-    Args:
-        importance: Ratios per token or per sequence.
-        clip_low: Lower clipping distance of the ratio.
-        clip_high: Upper clipping distance of the ratio.
-
-    Source: LUSPO (2602.05261) and its section 5.1.
-    """
-    tensors = (log_probs, old_log_probs, advantages, mask)
-    return clipped_ratio(*tensors, importance=importance, clip_low=clip_low, clip_high=clip_high)
-
-
-@loss("cispo", reduction="token-mean", zero_advantage_adds_nothing=True)
+@_exact("cispo", reduction="token-mean")
 def capped_reinforce(
     log_probs: Tensor,
     old_log_probs: Tensor,
@@ -303,7 +271,7 @@ def capped_reinforce(
     return -ratio.clamp(max=clip_high) * advantages * log_probs, {"cispo_clip_ratio": capped}
 
 
-@loss("sapo", reduction="seq-mean-token-mean", zero_advantage_adds_nothing=True)
+@_exact("sapo", reduction="seq-mean-token-mean")
 def soft_clipped_ratio(
     log_probs: Tensor,
     old_log_probs: Tensor,

@@ -14,7 +14,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,12 +36,15 @@ from algorist.evaluation.record import mark_of, record_evaluation
 from algorist.evaluation.run import Alone, EvaluationSetting, Peers
 from algorist.models import products
 from algorist.models.attention import describe
-from algorist.models.load import Policy, keep_base, load_policy, make_policy
+from algorist.models.load import Policy, keep_base, load_policy, make_policy, settle
+from algorist.models.loaders import own_loader
+from algorist.models.sharding import shapes_of
 from algorist.prompts import PromptFormat
 from algorist.prompts.chat import attach
 from algorist.rewards import RewardSet, build_rewards
 from algorist.rollouts import make_engine
 from algorist.rollouts.engines import ENGINES, auto_engine
+from algorist.rollouts.native.weights import why_no_decoder
 from algorist.runs.asking import asked_in_training
 from algorist.runs.plan import Plan, make_plan
 from algorist.store.run_folder import RunFolder, started_as
@@ -57,7 +60,7 @@ from algorist.training.callbacks import (
     StopSignal,
 )
 from algorist.training.checkpoint import newest_checkpoint, other_count, train_from
-from algorist.training.distributed import Processes, is_sharded, model_on, whole_weights
+from algorist.training.distributed import Processes, is_sharded, model_on, shard, uses_fsdp2, whole_weights
 from algorist.training.extension import Control, Event
 from algorist.training.grpo_setup import check_enough_problems, make_grpo_trainer
 from algorist.types import Group, Problem
@@ -275,12 +278,12 @@ def _load_start(run: Run) -> None:
     for stage in LAST_FIRST:
         final = run.folder.path / stage / "final"
         if _is_finished(run, stage) and final.is_dir():
-            run.policy = load_policy(final, device=run.plan.device, trainable=True, like=run.recipe.model)
+            run.policy = _placed(run, partial(load_policy, final, trainable=True, like=run.recipe.model))
             break
     else:
-        run.policy = make_policy(
+        make = partial(
+            make_policy,
             run.recipe.model,
-            device=run.plan.device,
             seed=run.recipe.seed,
             texts=tokenizer_texts([*run.sft[:4000], *run.train[:4000]], run.prompt_format),
             tags=run.prompt_format.markers,
@@ -288,6 +291,7 @@ def _load_start(run: Run) -> None:
                 longest_sequence, run.recipe, Problems(run.train, run.sft, run.held_out), run.prompt_format
             ),
         )
+        run.policy = _placed(run, make)
         if run.recipe.model.name == "tiny" and run.recipe.model.lora is not None:
             run.processes.from_main(partial(keep_base, run.policy, run.folder.path / "base"))
     attach(run.policy.tokenizer, asked_in_training(run.recipe, run.prompt_format))
@@ -306,6 +310,27 @@ def _load_start(run: Run) -> None:
         )
 
 
+def _placed(run: Run, load: Callable[..., Policy]) -> Policy:
+    """Load the policy where it will run; for FSDP2 the main process alone reads it, and each process takes its part."""
+    recipe, device = run.recipe, run.plan.device
+    whole = recipe.model.lora or own_loader(recipe.model)
+    if whole or not uses_fsdp2() or "transformers" in (recipe.grpo.engine, recipe.eval.engine):
+        return load(device=device)
+    read: list[Policy] = []
+
+    def shapes() -> Policy | None:
+        """Return what the others need of it; None for a model that samples by its own forward, and is sharded by the trainer."""
+        read.append(load(device=device, on_host=True))
+        return None if why_no_decoder(read[0].model) else replace(read[0], model=shapes_of(read[0].model))
+
+    sent = run.processes.from_main(shapes)
+    policy = next(iter(read), sent) or load(device=device, on_host=True)
+    if sent is not None:
+        shard(policy.model, device)
+    settle(policy.model, recipe.model, device)
+    return policy
+
+
 def _stage(run: Run, name: str, action: Callable[[Run], None]) -> None:
     """Do a stage and its evaluation unless they are finished."""
     if not _is_finished(run, name):
@@ -316,9 +341,6 @@ def _stage(run: Run, name: str, action: Callable[[Run], None]) -> None:
             return
         _finish(run, name, {})
     if run.recipe.eval.enabled and not _is_finished(run, f"eval-{name}"):
-        if run.policy is None:
-            final = run.folder.path / name / "final"
-            run.policy = load_policy(final, device=run.plan.device, trainable=True, like=run.recipe.model)
         summary = evaluate_stage(run, name)
         _finish(run, f"eval-{name}", {k: v.value for k, v in summary.items()})
 

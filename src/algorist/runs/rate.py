@@ -11,13 +11,12 @@ from algorist.config.schema import Recipe
 from algorist.data.load import key_of, read_table
 from algorist.data.problems import fitting_problems
 from algorist.errors import ConfigError
-from algorist.evaluation.run import EvaluationSetting, Progress, evaluate, fingerprint
 from algorist.models.load import policy_of
 from algorist.prompts.chat import attach
-from algorist.rollouts import make_engine
 from algorist.runs.asking import asked_in_training
 from algorist.runs.pass_rates import protocol_of, table_path
 from algorist.runs.plan import make_plan
+from algorist.runs.sample import sample_problems
 from algorist.store.atomic import replace_text
 
 
@@ -58,33 +57,18 @@ def rate(
     table: dict[str, Any] = read_table(path) if path.is_file() else {"samples": samples, "problems": {}}
     known = table["problems"] if table["samples"] == samples else {}
     new = list({key_of(p): p for p in problems if key_of(p) not in known}.values())
-    setting = EvaluationSetting(
-        samples,
-        recipe.grpo.temperature,
-        recipe.grpo.top_p,
-        recipe.grpo.max_completion_tokens,
-        recipe.eval.batch_size,
-        recipe.matcher,
-        recipe.seed,
-        top_k=recipe.grpo.top_k,
-    )
     path.parent.mkdir(parents=True, exist_ok=True)
-    mark = fingerprint(model or recipe.model.name, new, form, setting.recorded(form))
-    progress = Progress(path.with_suffix(".progress.jsonl"), mark)
-    engine = make_engine(recipe.grpo.engine, policy.model, policy.tokenizer, section=recipe.grpo)
-    rows = evaluate(
-        engine, policy.tokenizer, new, form, setting, progress=progress, on_progress=on_progress, greedy=False
+    name = str(model or recipe.model.name)
+    named = recipe.model_copy(update={"model": recipe.model.model_copy(update={"name": name})})
+    keep = path.with_suffix(".progress.jsonl")
+    rows, progress = sample_problems(
+        named, policy, new, form, samples=samples, seed=recipe.seed, keep=keep, on_progress=on_progress
     )
     for number, problem in enumerate(new):
         right = sum(bool(row["correct"]) for row in rows[number * samples : (number + 1) * samples])
         known[key_of(problem)] = {"id": problem.id, "right": right}
     protocol = protocol_of(recipe) | {"prompt_format": form.name}
-    rated = {
-        "model": str(model or recipe.model.name),
-        "samples": samples,
-        "protocol": protocol,
-        "problems": known,
-    }
+    rated = {"model": name, "samples": samples, "protocol": protocol, "problems": known}
     replace_text(path, json.dumps(rated, indent=0) + "\n")
     progress.remove()
     return path

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ def sample_problems(
     rewards: RewardSet | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> tuple[list[dict[str, Any]], Progress]:
-    """Return the rows of ``samples`` completions for each problem, at GRPO's temperature and length, and what kept them.
+    """Return the rows of ``samples`` completions for each problem, sampled as GRPO samples, and what kept them.
 
     Killed and started again, it continues with the batch that was not finished; remove the progress when the rows are stored.
 
@@ -57,28 +57,16 @@ def sample_problems(
         rewards: Those of the recipe, for the rows.
         on_progress: Called with (problems done, problems in all).
     """
-    setting = replace(
-        EvaluationSetting.from_section(
-            recipe.eval, max_tokens=recipe.grpo.max_completion_tokens, matcher=recipe.matcher, seed=seed
-        ),
-        samples=samples,
-        temperature=recipe.grpo.temperature,
-        top_p=recipe.grpo.top_p,
-        top_k=recipe.grpo.top_k,
-    )
+    same = recipe.grpo.model_dump(include={"temperature", "top_p", "top_k", "max_completion_tokens"})
+    more: dict[str, Any] = {
+        "batch_size": recipe.eval.batch_size,
+        "stop_strings": tuple(recipe.grpo.stop_strings or ()),
+    }
+    setting = EvaluationSetting(samples=samples, matcher=recipe.matcher, seed=seed, **same, **more)
     progress = Progress(keep, mark_of(recipe.model.name, problems, form, setting, [], rewards))
     engine = make_engine(recipe.grpo.engine, policy.model, policy.tokenizer, section=recipe.grpo)
-    rows = evaluate(
-        engine,
-        policy.tokenizer,
-        problems,
-        form,
-        setting,
-        rewards=rewards,
-        progress=progress,
-        on_progress=on_progress,
-        greedy=False,
-    )
+    beside: dict[str, Any] = {"rewards": rewards, "progress": progress, "on_progress": on_progress}
+    rows = evaluate(engine, policy.tokenizer, problems, form, setting, greedy=False, **beside)
     return rows, progress
 
 

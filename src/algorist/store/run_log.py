@@ -217,7 +217,7 @@ class LogFile:
                     handler.handle(record)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if error is not None:
+        if error is not None and self.handlers:
             log.error("the run ended: %s: %s", type(error).__name__, error)
         for handler in self.handlers:
             logging.getLogger("algorist").removeHandler(handler)

@@ -30,7 +30,8 @@ from torch.nn.parallel import DistributedDataParallel
 from algorist.errors import ConfigError, is_out_of_memory
 from algorist.models.attention import FLASH
 from algorist.models.load import pick_device
-from algorist.models.sharding import is_sharded, wrapped_module
+from algorist.models.precision import compute_dtype, mixed_precision, set_compute, weight_dtype
+from algorist.models.sharding import is_sharded, plain_class, wrapped_module
 from algorist.rollouts.base import Completions, Prompts, RolloutEngine, SamplingParams, Turns
 from algorist.rollouts.model_info import eval_mode
 from algorist.store.stages import STOP_FILE
@@ -124,9 +125,7 @@ class Processes:
 
     def wait(self) -> None:
         """Go on when every process has come here."""
-        if self.count > 1:
-            with reminder("for the other processes"):
-                of_all(None)
+        self.gather(None)
 
     def from_main(self, action: Callable[[], T]) -> T:
         """Return what ``action`` returns in the main process; the others wait for it.
@@ -152,8 +151,6 @@ class Processes:
 
     def gather(self, value: T) -> list[T]:
         """Return the values of all processes, in the order of their ranks."""
-        if self.count == 1:
-            return [value]
         with reminder("for the other processes"):
             return of_all(value)
 
@@ -264,15 +261,13 @@ class ShardedTraining:
 
     args: Any
     accelerator: Any
+    model: Any
 
     def create_accelerator_and_postprocess(self) -> None:
         """Make the accelerator as the library does, then keep what FSDP2 adds up and returns in float32."""
-        from accelerate import PartialState
-        from accelerate.utils import AutocastKwargs, DistributedType
+        from accelerate.utils import AutocastKwargs
 
-        if self.args.device.type == "cpu" and os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true":
-            # accelerate 1.15 shards only what it counts as GPUs, and takes DDP on the CPU without a word.
-            PartialState().distributed_type = DistributedType.MULTI_GPU
+        _let_fsdp_shard(self.args.device)
         super().create_accelerator_and_postprocess()  # type: ignore[misc]
         # A pass reads each weight once: cached, all 16-bit copies would be held until it ends, also where layers are computed again.
         self.accelerator.autocast_handler = AutocastKwargs(cache_enabled=False)
@@ -290,14 +285,72 @@ class ShardedTraining:
             return state or None
 
         self.accelerator.get_state_dict = without_copies
-        if not self.accelerator.is_fsdp2 or self.accelerator.mixed_precision == "no":
-            return
-        from torch.distributed.fsdp import MixedPrecisionPolicy
+        _add_up_in_float32(self.accelerator)
+        if self.accelerator.is_fsdp2 and is_sharded(self.model):
+            # accelerate 1.15 does not find the layers again.
+            self.accelerator.state.fsdp_plugin.auto_wrap_policy = None
 
-        plugin = self.accelerator.state.fsdp_plugin
-        # accelerate's policy rounds log-probs, and the sums of gradients over the processes, to 16 bit.
-        compute = plugin.mixed_precision_policy.param_dtype
-        plugin.mixed_precision_policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
+
+def uses_fsdp2() -> bool:
+    """Whether several processes were started for FSDP2."""
+    names = ("ACCELERATE_USE_FSDP", "FSDP_VERSION")
+    return dist.is_initialized() and [os.environ.get(name, "").lower() for name in names] == ["true", "2"]
+
+
+def shard(model: Any, device: torch.device, *, send: bool = True) -> None:
+    """Shard a model by FSDP2 in place, each process with its part on ``device``; every process must call this.
+
+    Args:
+        model: All weights of the main process, which may lie on the CPU; those of the others may be shapes only.
+        device: Of this process.
+        send: Send the main process's weights; else all give shapes only and load their parts themselves.
+    """
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+    from accelerate.utils import fsdp2_prepare_model
+
+    AcceleratorState._reset_state()  # of an earlier stage
+    _let_fsdp_shard(device)
+    mixed = next((name for name, used in mixed_precision(model, device).items() if used), "no")
+    accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision=mixed)
+    accelerator.state.fsdp_plugin.cpu_ram_efficient_loading = send
+    _add_up_in_float32(accelerator)
+    fsdp2_prepare_model(accelerator, model)
+    AcceleratorState._reset_state()  # accelerate 1.15 takes a second accelerator for one without shards
+
+
+def sharded_copy(model: Any) -> Any:
+    """Return a copy of a model that FSDP2 shards: each process copies its part."""
+    from accelerate import init_empty_weights
+
+    parts = {name: part.clone() for name, part in model.state_dict().items()}
+    with init_empty_weights(include_buffers=False):
+        copied = plain_class(model)(model.config)
+    set_compute(copied, compute_dtype(model))
+    shard(copied.to(weight_dtype(model)), next(iter(parts.values())).device, send=False)
+    copied.load_state_dict(parts, assign=True)
+    copied.tie_weights()
+    return copied
+
+
+def _let_fsdp_shard(device: torch.device) -> None:
+    """Have accelerate 1.15 shard on the CPU too: it shards only what it counts as GPUs, and takes DDP without a word."""
+    from accelerate import PartialState
+    from accelerate.utils import DistributedType
+
+    if device.type == "cpu" and os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true":
+        PartialState().distributed_type = DistributedType.MULTI_GPU
+
+
+def _add_up_in_float32(accelerator: Any) -> None:
+    """Replace accelerate's types for FSDP2, which round log-probs, and the sums of gradients over the processes, to 16 bit."""
+    if not accelerator.is_fsdp2 or accelerator.mixed_precision == "no":
+        return
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    plugin = accelerator.state.fsdp_plugin
+    compute = plugin.mixed_precision_policy.param_dtype
+    plugin.mixed_precision_policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
 
 
 def passes_of_all(accelerator: Any, passes: int) -> int:

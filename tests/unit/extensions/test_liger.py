@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from accelerate import PartialState
 from transformers.models.qwen3 import modeling_qwen3
 
 from algorist.config.section import LoraSection, ModelSection
 from algorist.extensions.liger import fuse
 from algorist.models import precision, products
 from algorist.models.attention import describe
-from algorist.models.load import add_lora, load_policy, make_policy
+from algorist.models.load import add_lora, load_policy, make_policy, settle
 from algorist.models.loaders import LOADERS
+from algorist.models.sharding import is_sharded
 from algorist.models.tiny import tiny_model
 from algorist.rollouts.native.weights import why_no_decoder
 from algorist.training.batch import Batch
+from algorist.training.distributed import shard
 from algorist.training.log_probs import LogProbs, packed_log_probs
 from tests.tiny import QUESTIONS, TOKENIZER
 
@@ -149,3 +154,32 @@ def test_kernels_that_compute_something_else_are_left_out(
             loader.loaded(model, ModelSection())
         assert "Qwen3ForCausalLM runs without Liger's kernels: " in caplog.text and why in caplog.text
         assert torch.equal(model(torch.tensor([[5, 6, 7]])).logits, expected)
+
+
+@pytest.fixture
+def sharding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """One process as if it were started for FSDP2."""
+    for name, value in (("USE_FSDP", "true"), ("USE_CPU", "true")):
+        monkeypatch.setenv(f"ACCELERATE_{name}", value)
+    for name, value in (("VERSION", "2"), ("AUTO_WRAP_POLICY", "TRANSFORMER_BASED_WRAP")):
+        monkeypatch.setenv(f"FSDP_{name}", value)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    PartialState(cpu=True)
+    yield
+    PartialState._reset_state()
+    torch.distributed.destroy_process_group()
+
+
+def test_a_sharded_model_takes_them_after_its_own_comparison(sharding: None) -> None:
+    model = tiny_model(TOKENIZER, seed=1, **TINY)
+    whole, ids = copy.deepcopy(model), torch.tensor([[5, 6, 7]])
+    shard(model, CPU)
+    assert is_sharded(model)
+    settle(model, ModelSection(), CPU)
+    assert fused_modules(model) == 13 and describe(model).endswith("Liger's kernels")
+    logits = [each(ids).logits for each in (model, whole)]
+    torch.testing.assert_close(logits[0], logits[1], atol=1e-5, rtol=0)
+    for each in logits:
+        each.logsumexp(-1).sum().backward()
+    for (name, ours), own in zip(model.named_parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad.full_tensor(), own.grad, atol=1e-5, rtol=1e-4, msg=name)
