@@ -101,6 +101,5 @@ def is_out_of_memory(error: BaseException) -> bool:
     from accelerate.utils.memory import should_reduce_batch_size
 
     named = type(error).__name__ == "OutOfMemoryError"  # torch's, whatever it says
-    return (
-        named or should_reduce_batch_size(error) or str(error).startswith("could not create a ")  # oneDNN
-    )
+    of_onednn = str(error).startswith("could not create a ")
+    return named or should_reduce_batch_size(error) or of_onednn

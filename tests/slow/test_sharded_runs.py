@@ -223,21 +223,43 @@ def test_weights_that_cannot_be_used_end_both_processes_with_one_sentence(folder
     save_file(tensors, broken / "model.safetensors", {"format": "pt"})
     given = ["run", "-n", "2", "--launch", config, "smoke-cpu", "run_name=broken", f"model.name={broken}"]
     said = call(folder, *given, *TWO, code=2)
-    assert said.count("not finite in model.norm.weight") == 1 and "SystemExit" not in said, said
+    assert said.count("not finite in model.norm.weight") == 1, said
+    assert "SystemExit" not in said and "exitcode" not in said, said
     said = call(folder, *given, *TWO, "run_name=again", "--debug", code=1)
     assert "CheckpointError: the weights in" in said and "Traceback" in said
 
 
+@pytest.mark.parametrize("config", ["fsdp2"], indirect=True)
+def test_an_optimizer_that_needs_whole_weights_is_refused_once(folder: Path, config: str) -> None:
+    given = ["run", "-n", "2", "--launch", config, "smoke-cpu", "grpo.optim=adafactor"]
+    said = call(folder, *given, *TWO, code=2)
+    assert said.count("grpo.optim is adafactor, which cannot update the parts") == 1, said
+
+
 @pytest.mark.parametrize("config", ["fsdp2", "zero3"], indirect=True)  # zero2's checkpoints are zero3's
 def test_resume_goes_on_as_if_it_had_not_been_cut(folder: Path, config: str) -> None:
-    run, whole = folder / f"runs/again-{config}", folder / "runs" / config
+    cut_and_go_on(folder, config, folder / "runs" / config)
+
+
+@pytest.mark.parametrize("config", ["fsdp2"], indirect=True)
+def test_weights_of_bare_bfloat16_are_rounded_in_parts(folder: Path, config: str) -> None:
+    sharded(folder, config, "bare", "model.dtype=bfloat16")
+    first, last = (weights(folder / "runs/bare", stage) for stage in ("sft", "grpo"))
+    assert {weight.dtype for weight in last.values()} == {torch.bfloat16}
+    assert largest_difference(first, last) > 100 * WEIGHTS
+    cut_and_go_on(folder, config, folder / "runs/bare", "model.dtype=bfloat16")
+
+
+def cut_and_go_on(folder: Path, config: str, whole: Path, *more: str) -> None:
+    """Compare a run that was cut after its first step of GRPO, and continued, with the whole one."""
+    run = whole.with_name(f"{whole.name}-again")
     shutil.copytree(whole, run)
     shutil.rmtree(run / "grpo/final")
     for later in (2, 3, 4):  # in the middle of two updates on one batch of rollouts
         shutil.rmtree(run / f"grpo/checkpoint-{later}")
     stages = json.loads((run / "stages.json").read_text())
     (run / "stages.json").write_text(json.dumps({k: v for k, v in stages.items() if "grpo" not in k}))
-    said = sharded(folder, config, f"again-{config}", "--resume")
+    said = sharded(folder, config, run.name, *more, "--resume")
     assert "continuing from checkpoint-1" in said and "not bit for bit" not in said
     newest = run / f"grpo/checkpoint-{STEPS}"
     assert damage(newest) == "" and processes_of(newest) == 2

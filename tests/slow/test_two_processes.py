@@ -412,3 +412,23 @@ def test_estimators_that_look_at_more_than_a_completion_are_those_of_one_process
         ), name
     assert any(row["off_policy_mask/masked"] for row in lines[0])
     assert len({row["grad_norm"] for row in lines[0]}) == 4
+
+
+KILLED = """
+import os, signal
+from algorist.training.extension import Extension, extension
+
+@extension
+class Killed(Extension):
+    name = "killed"
+
+    def seen(self, event):
+        if event.kind == "stage" and os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_signal_that_ended_a_process_is_said(tmp_path: Path) -> None:
+    (tmp_path / "killed.py").write_text(KILLED)
+    said = call(tmp_path, "run", "-n", "2", "smoke-cpu", *TWO, f"plugins=[{tmp_path}/killed.py]", code=137)
+    assert "error: signal 9 ended a process (9: often for want of memory)" in said and "exitcode" not in said

@@ -9,6 +9,7 @@ import os
 import platform
 import signal
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,8 @@ def _call(arguments: list[str], debug: bool) -> int:
             if ours:
                 say(f"Settings are key=value, without dashes.{ours}", stderr=True)
             return 2
+        if os.environ.get("RANK", "0") != "0":
+            time.sleep(10)  # the main process says what all of them met, and its launcher ends the others
         if debug:
             traceback.print_exc()
             return 1

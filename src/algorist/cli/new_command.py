@@ -223,9 +223,8 @@ def _ask_column(file: DataFile, field: str) -> None:
 
 def _ask(what: str, guess: Any = None) -> str:
     """Return what is typed; an empty line is the guess, the end of the input is Ctrl-C."""
-    shown = printable(
-        f"{what} [{guess}]: " if guess is not None else f"{what}: "
-    )  # input() writes past SafeStream
+    # input() writes past SafeStream.
+    shown = printable(f"{what} [{guess}]: " if guess is not None else f"{what}: ")
     try:
         return input(shown).strip() or ("" if guess is None else str(guess))
     except EOFError:

@@ -180,14 +180,19 @@ CONFIGS = ("ddp", "fsdp2", "zero2", "zero3")
 _COMMAND = "ALGORIST_LAUNCH_COMMAND"
 # accelerate's own entry point, which would answer a failed worker with a long traceback and always with 1.
 _ACCELERATE = """
-import subprocess, sys
+import logging, subprocess, sys
 from accelerate.commands.launch import main
+from torch.distributed.elastic.multiprocessing import api
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+api.logger.setLevel(logging.CRITICAL)  # the process itself has said it
 try:
     main()
 except ChildFailedError as error:
     codes = [failure.exitcode for failure in error.failures.values()]
-    sys.exit(max(codes) if max(codes) > 0 else 128 - min(codes))
+    if killed := [-code for code in codes if code < 0 and code != -15]:  # 15 is the launcher's own
+        print(f"error: signal {killed[0]} ended a process (9: often for want of memory)", file=sys.stderr)
+        sys.exit(128 + killed[0])
+    sys.exit(max(codes) if max(codes) > 0 else 128 + 15)
 except subprocess.CalledProcessError as error:
     sys.exit(error.returncode if error.returncode > 0 else 128 - error.returncode)
 """

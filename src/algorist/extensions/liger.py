@@ -57,9 +57,7 @@ class _Loader(Loader):
                     undo.pop_all()
                     model.algorist_kernels = ", Liger's kernels"
                     return
-            except (
-                Exception
-            ) as error:  # of the package, the compiler or the driver, as each likes; memory for the look
+            except Exception as error:  # of package, compiler or driver, as each likes; memory for the look
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             log.warning("%s runs without Liger's kernels: %s", type(model).__name__, reason)
 

@@ -300,21 +300,24 @@ def _load_start(run: Run) -> None:
     packed = [getattr(p, "quant_state", None) for p in every]  # 4-bit weights: two in a byte
     count = sum(math.prod(q.shape) if q else p.numel() for p, q in zip(every, packed, strict=True))
     trained = sum(p.numel() for p in every if p.requires_grad)
-    run.display.say(
+    lines = [
         f"model {run.recipe.model.name}: {count / 1e6:.2f} M parameters, {trained / 1e6:.2f} M trained, "
         f"{describe(run.policy.model)}"
-    )
+    ]
     if run.processes.count > 1 and hasattr(run.policy.model, "peft_config"):
-        run.display.say(
-            "warning: an adapter in several processes is less tried; all weights: model.lora=null"
-        )
+        lines.append("warning: an adapter in several processes is less tried; all weights: model.lora=null")
+    for line in lines:
+        if line not in run.reported:  # a sharded model is loaded again after each stage
+            run.display.say(line)
+    run.reported.update(lines)
 
 
 def _placed(run: Run, load: Callable[..., Policy]) -> Policy:
     """Load the policy where it will run; for FSDP2 the main process alone reads it, and each process takes its part."""
     recipe, device = run.recipe, run.plan.device
+    alone = run.processes.count == 1 or not uses_fsdp2()
     whole = recipe.model.lora or own_loader(recipe.model)
-    if whole or not uses_fsdp2() or "transformers" in (recipe.grpo.engine, recipe.eval.engine):
+    if alone or whole or "transformers" in (recipe.grpo.engine, recipe.eval.engine):
         return load(device=device)
     read: list[Policy] = []
 

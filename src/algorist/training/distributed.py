@@ -292,9 +292,9 @@ class ShardedTraining:
 
 
 def uses_fsdp2() -> bool:
-    """Whether several processes were started for FSDP2."""
+    """Whether this process was started for FSDP2."""
     names = ("ACCELERATE_USE_FSDP", "FSDP_VERSION")
-    return dist.is_initialized() and [os.environ.get(name, "").lower() for name in names] == ["true", "2"]
+    return [os.environ.get(name, "").lower() for name in names] == ["true", "2"]
 
 
 def shard(model: Any, device: torch.device, *, send: bool = True) -> None:

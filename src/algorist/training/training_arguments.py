@@ -12,8 +12,13 @@ from transformers.training_args import OptimizerNames
 from algorist.config.schema import GRPOSection, OptimSection, Recipe, SFTSection
 from algorist.errors import ConfigError, check_known
 from algorist.models.precision import on_gpu, round_stochastically
+from algorist.models.sharding import own_part
 from algorist.store.stages import STAGES
+from algorist.training.distributed import uses_fsdp2
 
+OPTIMIZERS = ("adamw_torch", "adamw_torch_fused")
+OF_PARTS = (*OPTIMIZERS, "sgd", "adagrad", "rmsprop")
+"""Optimisers for weights that FSDP2 shards, whose states a checkpoint brings back; torchao's of 8 bit cannot be read again."""
 SAME_NAMES = {
     "learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "max_grad_norm", "optim", "logging_steps", "save_steps",
     "save_total_limit", "gradient_checkpointing",
@@ -30,6 +35,11 @@ def check_optimizers(recipe: Recipe) -> None:
         said = f"{stage}.optim is '{section.optim}', which is no optimiser of transformers"
         usual = "Take adamw_torch, adamw_torch_fused or adamw_8bit (needs bitsandbytes)"
         check_known(section.optim, names, said, usual)
+        if section.enabled and uses_fsdp2() and section.optim not in OF_PARTS:
+            raise ConfigError(
+                f"{stage}.optim is {section.optim}, which cannot update the parts of the weights that each process has under FSDP2. "
+                "Take adamw_torch, or --launch zero3"
+            )
 
 
 def optim_arguments(
@@ -64,8 +74,6 @@ def optim_arguments(
 
 
 # ---- adamW for bare bfloat16 weights: moments in float32, weights rounded up or down at random
-
-OPTIMIZERS = ("adamw_torch", "adamw_torch_fused")
 
 
 def bare_optimizer(model: Any, section: OptimSection) -> tuple[type, dict[str, Any]] | None:
@@ -117,16 +125,14 @@ class RoundingAdamW(torch.optim.Optimizer):
                     state["exp_avg_sq"] = torch.zeros_like(parameter, dtype=torch.float32)
                 state["step"] += 1
                 count = int(state["step"])
-                grad = parameter.grad.float()
-                mean = state["exp_avg"].lerp_(grad, 1 - first)
-                square = state["exp_avg_sq"].lerp_(grad.square(), 1 - second)
+                weight, grad = own_part(parameter), own_part(parameter.grad).float()
+                mean = own_part(state["exp_avg"]).lerp_(grad, 1 - first)
+                square = own_part(state["exp_avg_sq"]).lerp_(grad.square(), 1 - second)
                 size = (square / (1 - second**count)).sqrt_().add_(group["eps"])
-                value = parameter.float().mul_(1 - group["lr"] * group["weight_decay"])
+                value = weight.float().mul_(1 - group["lr"] * group["weight_decay"])
                 value.addcdiv_(mean, size, value=-group["lr"] / (1 - first**count))
                 seed = count * 1_000_003 + number
-                parameter.copy_(
-                    round_stochastically(value, seed) if parameter.dtype == torch.bfloat16 else value
-                )
+                weight.copy_(round_stochastically(value, seed) if weight.dtype == torch.bfloat16 else value)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load without torch's cast of the moments to the weights' type."""
