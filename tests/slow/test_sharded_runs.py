@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.distributed.fsdp import FSDPModule
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from algorist.training.checkpoint import damage, processes_of
@@ -129,6 +130,10 @@ Qwen3MLP.forward = forward
 """
 
 
+@pytest.mark.skipif(
+    not hasattr(FSDPModule, "reset_iter_state"),
+    reason="before torch 2.13 FSDP2 cannot go on after a failed pass",
+)
 @pytest.mark.parametrize("config", ["fsdp2"], indirect=True)
 def test_out_of_memory_in_one_process_halves_the_parts_of_all(folder: Path, config: str) -> None:
     """In the middle of a forward and of a backward pass; the other process learns of it after the pass."""

@@ -295,10 +295,13 @@ def test_evaluations_of_sft_are_sampled_by_the_server(folders: Path, server: Ser
     )  # its weights are new after step 1 and at the end
 
 
-def test_of_two_processes_one_sends_the_weights(folders: Path, server: Server, tmp_path: Path) -> None:
+@pytest.mark.parametrize("launched", [(), ("--launch", "fsdp2")], ids=["ddp", "fsdp2"])
+def test_of_two_processes_one_sends_the_weights(
+    folders: Path, server: Server, tmp_path: Path, launched: tuple[str, ...]
+) -> None:
     before = server.syncs
     small = ["grpo.max_steps=4", "grpo.batch_size=16", "eval.enabled=false"]
-    launch = ("run", "-n", "2")
+    launch = ("run", "-n", "2", *launched)
     finish(start_run(tmp_path, folders / "random", server, *small, launch=launch))
     rows = rows_of(tmp_path)
     assert [row["step"] for row in rows] == [1, 2, 3, 4]

@@ -316,7 +316,7 @@ def _placed(run: Run, load: Callable[..., Policy]) -> Policy:
     """Load the policy where it will run; for FSDP2 the main process alone reads it, and each process takes its part."""
     recipe, device = run.recipe, run.plan.device
     alone = run.processes.count == 1 or not uses_fsdp2()
-    whole = recipe.model.lora or own_loader(recipe.model)
+    whole = recipe.model.lora or recipe.model.trust_remote_code or own_loader(recipe.model)
     if alone or whole or "transformers" in (recipe.grpo.engine, recipe.eval.engine):
         return load(device=device)
     read: list[Policy] = []

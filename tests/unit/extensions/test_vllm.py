@@ -163,6 +163,9 @@ def test_what_vllm_cannot_do_is_refused_with_the_plan(
     two = replace(plan, processes=replace(plan.processes, count=2))
     with pytest.raises(ConfigError, match=r"serves one process, and the run has 2; start a server"):
         plan.extensions.check(two)
+    plan = planned(tmp_path, "grpo.engine=native", "eval.engine=vllm")  # it would wait for ever
+    with pytest.raises(ConfigError, match=r"eval.engine is vllm in the training process"):
+        plan.extensions.check(replace(plan, processes=two.processes))
     server = planned(tmp_path, "grpo.vllm={mode: server}")
     server.extensions.check(replace(server, processes=two.processes))
 

@@ -39,15 +39,14 @@ class VLLM(Extension):
         section = self.recipe.grpo
         if isinstance(section.vllm, ColocatedVLLMSection) and find_spec("vllm") is None:
             raise MissingExtraError(f"the engine is vllm, which is not installed. {INSTALL}")
-        if section.engine != self.name:
-            return
+        key = "grpo" if section.engine == self.name else "eval"
         if isinstance(section.vllm, ColocatedVLLMSection) and plan.processes.count > 1:
             yield (
-                f"grpo.engine is vllm in the training process, which serves one process, and the run has {plan.processes.count}; start "
+                f"{key}.engine is vllm in the training process, which serves one process, and the run has {plan.processes.count}; start "
                 "a server for all of them and take \"grpo.vllm={mode: server, server_base_url: 'http://HOST:8000'}\", or "
-                "grpo.engine=native"
+                f"{key}.engine=native"
             )
-        if reason := why_no_sleep(section.vllm, plan.device):
+        if section.engine == self.name and (reason := why_no_sleep(section.vllm, plan.device)):
             yield reason
 
 
