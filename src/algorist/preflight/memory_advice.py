@@ -22,6 +22,7 @@ from algorist.preflight.memory import MemoryPlan, Shape, plan_step
 from algorist.store.stages import Stage
 from algorist.training.extension import Extensions
 from algorist.training.faults import smaller_batch
+from algorist.training.training_arguments import OF_PARTS
 
 ROOM = 0.9
 """Share of the memory that a plan may take; the rest is for what is not planned."""
@@ -92,7 +93,7 @@ def plan_from_config(
 
 
 def memory_steps(recipe: Recipe, stage: Stage, plan: Plan, config: Any, limit: int) -> list[Step]:
-    """Return what to change, in this order: gradient checkpointing, a smaller batch, a smaller model, DeepSpeed ZeRO.
+    """Return what to change, in this order: gradient checkpointing, a smaller batch, a smaller model, more GPUs.
 
     Each step builds on those before it; steps that change nothing are left out. Empty when the stage fits into 90 % of
     ``limit`` (bytes). ``plan`` plans the stage of a recipe for a model of ``config``.
@@ -119,7 +120,8 @@ def memory_steps(recipe: Recipe, stage: Stage, plan: Plan, config: Any, limit: i
     now = plan(recipe)
     weights = sum(p.numel() for p in model_of_shapes(config, torch.bfloat16).parameters())
     whole = 2 * weights if stage == "grpo" else 0
-    steps += [*batch, _smaller_model(recipe, weights, plan, now, limit), _zero(now, limit, whole)]
+    sharding = _sharding(now, limit, whole, getattr(recipe, stage).optim)
+    steps += [*batch, _smaller_model(recipe, weights, plan, now, limit), sharding]
     return [replace(steps[0], why=f"{start}; {steps[0].why}"), *steps[1:]]
 
 
@@ -170,21 +172,19 @@ def _smaller_model(recipe: Recipe, weights: int, plan: Plan, now: MemoryPlan, li
     return Step("smaller_model", why, {}, peak)
 
 
-def _zero(now: MemoryPlan, limit: int, whole: int) -> Step:
-    """Advise DeepSpeed ZeRO-3: weights, gradients and optimizer states are shared out; activations, or the ``whole`` weights of rollouts
-    in 16 bit, are not."""
+def _sharding(now: MemoryPlan, limit: int, whole: int, optim: str) -> Step:
+    """Advise FSDP2, or ZeRO-3 for other optimisers: weights, gradients and optimizer states are shared out; activations, or the ``whole``
+    weights of rollouts in 16 bit, are not."""
     shared = now.base + now.optimizer + now.gradients
     rest = max(now.peak - shared, whole)
     left = ROOM * limit - rest
     count = max(2, math.ceil(shared / left)) if left > 0 else MOST_PROCESSES + 1
     peak = rest if count > MOST_PROCESSES else shared // count + rest
-    why = f"DeepSpeed ZeRO on {count} GPUs: {_gb(peak)} GB on each: algorist run -n {count} --launch zero3 RECIPE"
+    name, launch = ("FSDP2", "fsdp2") if optim in OF_PARTS else ("DeepSpeed ZeRO", "zero3")
+    why = f"{name} on {count} GPUs: {_gb(peak)} GB on each: algorist run -n {count} --launch {launch} RECIPE"
     if count > MOST_PROCESSES:
-        why = (
-            "DeepSpeed ZeRO shares weights, gradients and optimizer states out, but the rest alone does not fit: algorist run "
-            "--launch zero3 RECIPE, after the changes above"
-        )
-    return Step("zero", why, {}, peak)
+        why = f"{name} shares the weights out, but the rest alone does not fit: after the changes above, --launch {launch}"
+    return Step("sharding", why, {}, peak)
 
 
 def model_of_shapes(config: Any, dtype: torch.dtype, lora: LoraSection | None = None) -> Any:

@@ -146,7 +146,7 @@ def memory_advice(section: SFTSection | GRPOSection, *, cuda: bool) -> list[str]
         ways += _smaller_rollouts(grpo)
     ways.append("a smaller model (model.name), or an adapter (model.lora.rank=16)")
     if cuda:
-        ways.append("several GPUs with DeepSpeed ZeRO (algorist run --launch zero3 RECIPE)")
+        ways.append("several GPUs that share the weights out (algorist run --launch fsdp2 RECIPE)")
         if not os.environ.get("PYTORCH_ALLOC_CONF"):  # else the command line, or the user, has decided
             ways.append(
                 "PYTORCH_ALLOC_CONF=expandable_segments:True in the environment, against fragmentation"

@@ -35,7 +35,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 PARAMETERS = {"0.5B": 494_032_768, "3B": 3_085_938_688, "7B": 7_615_616_512}
-ORDER = ["gradient_checkpointing", "smaller_batch", "smaller_model", "zero"]
+ORDER = ["gradient_checkpointing", "smaller_batch", "smaller_model", "sharding"]
 
 
 def numina(*overrides: str) -> Recipe:
@@ -79,13 +79,7 @@ def test_the_advice_has_the_originals_order(size: str) -> None:
     text = "\n".join(step.why for step in told)
     places = [
         text.index(words)
-        for words in (
-            "gradient checkpointing",
-            "batch_size 4 (",
-            ", 2 (",
-            "a smaller model",
-            "DeepSpeed ZeRO",
-        )
+        for words in ("gradient checkpointing", "batch_size 4 (", ", 2 (", "a smaller model", "FSDP2 ")
     ]
     assert places == sorted(places)
     shown = Preflight(planned={"grpo": [step.as_dict() for step in told]})
@@ -132,13 +126,15 @@ def test_what_fits_needs_no_advice_and_steps_that_change_nothing_are_left_out() 
 
 
 def test_a_smaller_model_and_processes_are_named_with_numbers_that_fit() -> None:
-    *_, model, zero = advised("7B")
+    *_, model, shared = advised("7B")
     assert "it has 7.6 B" in model.why and "adapter: " in model.why
     assert model.peak < 0.9 * 48 * GB  # the adapter
     whole = 2 * PARAMETERS["7B"]  # in 16 bit, for the rollouts; three GPUs hold the update's parts only
-    assert "algorist run -n 4 --launch zero3" in zero.why and whole < zero.peak <= 0.9 * 48 * GB
-    *_, zero = steps(numina(), "7B", 24.0)
-    assert "-n 15 " in zero.why and whole < zero.peak <= 0.9 * 24 * GB
+    assert "algorist run -n 4 --launch fsdp2" in shared.why and whole < shared.peak <= 0.9 * 48 * GB
+    *_, shared = steps(numina(), "7B", 24.0)
+    assert "-n 15 " in shared.why and whole < shared.peak <= 0.9 * 24 * GB
+    *_, shared = steps(numina("grpo.optim=adamw_8bit"), "7B", 48.0)  # of whole tensors
+    assert "DeepSpeed ZeRO on " in shared.why and "--launch zero3" in shared.why
 
 
 COLUMNS = [
@@ -202,6 +198,6 @@ def test_a_model_whose_weights_do_not_fit_is_told_without_loading_it(
         (advice,) = [a for a in found["advice"] if (a["name"], a["stage"]) == ("does_not_fit", stage)]
         whys = advice["evidence"][0]["value"]
         assert whys[0].startswith(f"{stage} is planned to take")
-        assert "a smaller model: " in "".join(whys) and "DeepSpeed ZeRO" in "".join(whys)
+        assert "a smaller model: " in "".join(whys) and "FSDP2 shares" in "".join(whys)
     app(recipe, standalone_mode=False)
     assert "its weights alone do not fit" in " ".join(capsys.readouterr().out.split())

@@ -269,6 +269,5 @@ def _versions(run: Path) -> str:
         return ""
     versions = environment.get("versions") or environment.get("libraries") or {}
     libraries = ", ".join(markdown(f"{name} {version}") for name, version in versions.items() if version)
-    return (
-        f"## Versions\n\n{libraries}; Python {markdown(environment.get('python', '?'))}" if libraries else ""
-    )
+    text = f"## Versions\n\n{libraries}; Python {markdown(environment.get('python', '?'))}"
+    return text if libraries else ""
