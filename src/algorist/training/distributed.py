@@ -146,6 +146,7 @@ class Processes:
                 message = of_all(message)[0]
         value, done = message
         if not done:
+            time.sleep(10)  # the main process says why and ends, and its launcher ends the others
             raise SystemExit(1)
         return value  # type: ignore[no-any-return]
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,10 @@ ROTATION = "apply_rotary_pos_emb"
 
 @pytest.fixture(autouse=True)
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    interpret(monkeypatch)
+
+
+def interpret(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter knows neither numbers that are no tensors (``eps.to(…)``) nor CUDA's own rsqrt."""
     norms = pytest.importorskip(
         "liger_kernel.ops.rms_norm",
@@ -156,30 +162,38 @@ def test_kernels_that_compute_something_else_are_left_out(
         assert torch.equal(model(torch.tensor([[5, 6, 7]])).logits, expected)
 
 
-@pytest.fixture
-def sharding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """One process as if it were started for FSDP2."""
-    for name, value in (("USE_FSDP", "true"), ("USE_CPU", "true")):
-        monkeypatch.setenv(f"ACCELERATE_{name}", value)
-    for name, value in (("VERSION", "2"), ("AUTO_WRAP_POLICY", "TRANSFORMER_BASED_WRAP")):
-        monkeypatch.setenv(f"FSDP_{name}", value)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    PartialState(cpu=True)
-    yield
-    PartialState._reset_state()
-    torch.distributed.destroy_process_group()
+_LAUNCHED = {
+    "ACCELERATE_USE_FSDP": "true", "ACCELERATE_USE_CPU": "true",
+    "FSDP_VERSION": "2", "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+}  # fmt: skip
 
 
-def test_a_sharded_model_takes_them_after_its_own_comparison(sharding: None) -> None:
-    model = tiny_model(TOKENIZER, seed=1, **TINY)
-    whole, ids = copy.deepcopy(model), torch.tensor([[5, 6, 7]])
-    shard(model, CPU)
-    assert is_sharded(model)
-    settle(model, ModelSection(), CPU)
-    assert fused_modules(model) == 13 and describe(model).endswith("Liger's kernels")
-    logits = [each(ids).logits for each in (model, whole)]
-    torch.testing.assert_close(logits[0], logits[1], atol=1e-5, rtol=0)
-    for each in logits:
-        each.logsumexp(-1).sum().backward()
-    for (name, ours), own in zip(model.named_parameters(), whole.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad.full_tensor(), own.grad, atol=1e-5, rtol=1e-4, msg=name)
+def test_a_sharded_model_takes_them_after_its_own_comparison(tmp_path: Path) -> None:
+    """In a process of its own, where no test has made another device."""
+    code = f"from tests.unit.extensions.test_liger import compare_sharded; compare_sharded({str(tmp_path)!r})"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | _LAUNCHED, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def compare_sharded(folder: str) -> None:
+    """Shard a model by one process, let it take the kernels, and compare it with one that does not."""
+    with pytest.MonkeyPatch.context() as patch:
+        interpret(patch)
+        torch.distributed.init_process_group(
+            "gloo", init_method=f"file://{folder}/store", rank=0, world_size=1
+        )
+        PartialState(cpu=True)
+        model = tiny_model(TOKENIZER, seed=1, **TINY)
+        whole, ids = copy.deepcopy(model), torch.tensor([[5, 6, 7]])
+        shard(model, CPU)
+        assert is_sharded(model)
+        settle(model, ModelSection(), CPU)
+        assert fused_modules(model) == 13 and describe(model).endswith("Liger's kernels")
+        logits = [each(ids).logits for each in (model, whole)]
+        torch.testing.assert_close(logits[0], logits[1], atol=1e-5, rtol=0)
+        for each in logits:
+            each.logsumexp(-1).sum().backward()
+        for (name, ours), own in zip(model.named_parameters(), whole.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad.full_tensor(), own.grad, atol=1e-5, rtol=1e-4, msg=name)

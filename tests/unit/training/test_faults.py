@@ -231,7 +231,7 @@ def test_memory_advice_names_the_recipes_keys_in_order(monkeypatch: pytest.Monke
         "grpo.max_completion_tokens=128",
         "grpo.vllm.gpu_memory_utilization=0.7",
         "a smaller model",
-        "several GPUs with DeepSpeed ZeRO",
+        "several GPUs that share the weights out",
         "PYTORCH_ALLOC_CONF=expandable_segments:True in the environment, against fragmentation",
     ]
     small = GRPOSection(batch_size=4, group_size=4, steps_per_generation=1)
