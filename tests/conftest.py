@@ -151,6 +151,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "argv", ["algorist", *arguments])
         monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        monkeypatch.setenv("ALGORIST_DEBUG", "")  # --debug sets it, for this call alone
         capsys.readouterr()
         with pytest.raises(SystemExit) as stop:
             main()
