@@ -115,7 +115,6 @@ SHOWN_BY = {
     "grpo.drop_equal_groups": "unit/training/test_objective.py::test_groups_that_teach_nothing_can_be_left_out_of_the_mean",
     "grpo.pools.hopeless": "unit/extensions/test_refill.py::test_problems_that_no_completion_solves_rest",
     "grpo.pools.solved": "unit/extensions/test_refill.py::test_rests_double_and_end",
-    "grpo.preset": "unit/config/test_presets.py::test_a_run_with_a_preset_is_that_of_its_lines_and_loads_again",
     "grpo.processes": "unit/config/test_schema.py::test_the_recipe_counts_its_processes",
     "grpo.replay.max_age": "unit/extensions/test_refill.py::test_replayed_groups_keep_the_log_probs_of_the_policy_that_sampled_them",
     "grpo.resample.max_rounds": "unit/extensions/test_refill.py::test_without_any_signal_it_ends_at_the_limits",

@@ -52,7 +52,6 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "tour": ("tour",),
     "recipes list": ("recipes", "list"),
     "recipes show": ("recipes", "show", "quickstart"),
-    "recipes presets": ("recipes", "presets"),
     "doctor": ("doctor", "--no-hub"),
 }  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -36,13 +37,18 @@ def recipes(context: typer.Context) -> None:
 
 @verb(app, "list")
 def list_recipes() -> Rows:
-    """List the shipped recipes, first those that need no hub. Next: algorist recipes show NAME.
+    """List the shipped recipes, first those that need no hub, then lines of published methods to extend. Next: algorist recipes show NAME.
 
     Example: algorist recipes list
     """
     from algorist.config.explain import in_order
+    from algorist.config.load import preset_names, recipe_text
 
-    return Rows([{"name": recipe.name, "description": recipe.description} for recipe in in_order()])
+    rows = [{"name": recipe.name, "description": recipe.description} for recipe in in_order()]
+    for name in preset_names():
+        about = re.match(r"# (.*?)\n# Paper: (\S+)", recipe_text(name), re.S)
+        rows.append({"name": name, "description": f"{about[1]} {about[2]}" if about else ""})
+    return Rows(rows)
 
 
 def _prints(module: str, function: str) -> Callable[[], None]:
@@ -88,36 +94,6 @@ def json_page() -> str:
                 for key, meaning in keys_of(returned).items()
             ]
     return "\n".join(lines) + "\n"
-
-
-class Presets(Result):
-    """What each preset is."""
-
-    presets: Annotated[list[dict[str, Any]], "per preset: name, paper, description, lines"]
-
-    def view(self, width: int) -> View:
-        from algorist.config.yaml_text import one_line_yaml
-
-        for preset in self.presets:
-            about = textwrap.fill(preset["description"], 78, initial_indent="# ", subsequent_indent="# ")
-            lines = "\n".join(
-                f"  {key}: {one_line_yaml(value)}" for key, value in preset["lines"]["grpo"].items()
-            )
-            head = f"# {preset['name']}, https://arxiv.org/abs/{preset['paper']}"
-            yield Line(f"{head}\n{about}\ngrpo:\n{lines}\n", whole=True)
-
-
-@verb(app, "presets")
-def presets() -> Presets:
-    """Show the lines of each grpo.preset, with its paper. Next: algorist recipes show RECIPE grpo.preset=NAME.
-
-    Example: algorist recipes presets
-    """
-    from algorist.config.presets import preset_named, preset_names
-
-    every = [preset_named(name) for name in preset_names()]
-    keys = ("name", "paper", "description", "lines")
-    return Presets([{key: getattr(preset, key) for key in keys} for preset in every])
 
 
 class Resolved(Result):

@@ -8,13 +8,13 @@ import typing
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from algorist.config.other_names import ours_for
-from algorist.config.presets import preset_of
 from algorist.config.schema import DatasetSection, LossSection, Recipe, SFTSection
 from algorist.config.yaml_text import leaves, read_yaml
 from algorist.errors import ConfigError, check_known, nearest
@@ -35,6 +35,10 @@ _DATASET = DatasetSection.model_fields["name"].default
 _LOSS = LossSection.model_fields["name"].default
 
 
+_Layer = tuple[dict[str, Any], dict[str, str]]
+"""Values, and for each dotted key where its value comes from."""
+
+
 @dataclass(frozen=True)
 class LoadedRecipe:
     """A resolved recipe and, for each dotted key that was set, where its value comes from."""
@@ -44,8 +48,21 @@ class LoadedRecipe:
 
 
 def recipe_names() -> list[str]:
-    """Return the names of the shipped recipes."""
-    folder = resources.files("algorist.recipes")
+    """List the shipped recipes."""
+    return _names_in(resources.files("algorist.recipes"))
+
+
+def preset_names() -> list[str]:
+    """List the shipped lines of published methods: ``presets/NAME``, recipes to extend."""
+    return [f"presets/{name}" for name in _names_in(resources.files("algorist.recipes") / "presets")]
+
+
+def recipe_text(name: str) -> str:
+    """Read a shipped recipe or preset."""
+    return (resources.files("algorist.recipes") / f"{name}.yaml").read_text(encoding="utf-8")
+
+
+def _names_in(folder: Traversable) -> list[str]:
     return sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml"))
 
 
@@ -56,22 +73,22 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> LoadedRecip
         ConfigError: Unknown recipe, unreadable YAML, unknown key, wrong value, an impossible combination, a secret, or the
             recipe of a foreign run that names code.
     """
-    values, origins = _read_with_parents(name_or_path, ())
-    code = code_in(values)
+    layer = _read_with_parents(name_or_path, ())
+    code = code_in(layer[0])
     changes = [parse_override(override) for override in overrides]
+    for parent in [
+        name for key, value in changes if key == "extends" for name in _parents(value, "command line")
+    ]:
+        layer = _over(layer, _read_with_parents(parent, ()))
+    values, origins = layer
+    changes = [(key, value) for key, value in changes if key != "extends"]
     named = {key.removesuffix(".name"): value for key, value in changes if NAMED.fullmatch(key)}
-    lines, source = _preset_under(changes)
-    if any(key == "grpo.preset" for key, _ in changes):
-        origins = _without_preset(values, origins)
-    origins = _drop_former(values, origins, _names(lines) | named)
+    origins = _drop_former(values, origins, named)
     for key, value in changes:
         _set(values, key, value, origin=f"override {key}")
         above = _above(key)
         origins = {k: v for k, v in origins.items() if not k.startswith(f"{key}.") and k not in above}
         origins |= dict.fromkeys(_leaves(value, key), "command line")
-    for key in _leaves(lines):
-        _set(values, key, _at(lines, key), origin=source)
-        origins = {k: v for k, v in origins.items() if k not in _above(key)} | {key: source}
     refuse_secrets(values, f"recipe '{name_or_path}'")
     folder = Path(name_or_path).parent
     if Path(name_or_path).name == "config.yaml" and any((folder / name).exists() for name in OF_A_RUN):
@@ -151,11 +168,11 @@ def _locate(name_or_path: str, base: Path | None) -> tuple[str, Path | None, str
                     f"no recipe file at {candidate}.{nearest(candidate.name, beside)} "
                     "algorist recipes lists the shipped ones"
                 )
-    names = recipe_names()
+    names = [*recipe_names(), *preset_names()]
     name = name_or_path.replace("_", "-") if name_or_path not in names else name_or_path
     expected = "Shipped recipes: {}; or give the path of a .yaml file"
     check_known(name, names, f"unknown recipe '{name_or_path}'", expected)
-    return (resources.files("algorist.recipes") / f"{name}.yaml").read_text(encoding="utf-8"), None, name
+    return recipe_text(name), None, name
 
 
 def _is_file(path: Path) -> bool:
@@ -174,9 +191,7 @@ def read_recipe_file(path: Path) -> str:
         raise ConfigError(f"{path} cannot be read as UTF-8 text: {error}") from None
 
 
-def _read_with_parents(
-    name: str, chain: tuple[str, ...], base: Path | None = None
-) -> tuple[dict[str, Any], dict[str, str]]:
+def _read_with_parents(name: str, chain: tuple[str, ...], base: Path | None = None) -> _Layer:
     text, folder, label = _locate(name, base)
     if label in chain or len(chain) >= MAX_EXTENDS:
         raise ConfigError(
@@ -187,67 +202,34 @@ def _read_with_parents(
         raise ConfigError(
             f"recipe {label}: expected keys and values at the top, found {type(values).__name__}"
         )
-    parent = values.pop("extends", None)
+    parents = _parents(values.pop("extends", []), f"recipe {label}")
     values = _numbers(values)
     grpo = values.get("grpo")
     if isinstance(grpo, dict) and isinstance(grpo.get("loss"), str):
         grpo["loss"] = {"name": grpo["loss"]}
-    values, origins = _over_preset(values, dict.fromkeys(_leaves(values), label))
-    if parent is None:
-        return values, origins
-    if not isinstance(parent, str):
-        raise ConfigError(f"recipe {label}: extends is {parent!r}; expected the name or path of one recipe")
-    merged, parent_origins = _read_with_parents(parent, (*chain, label), folder)
-    if "grpo.preset" in origins:
-        parent_origins = _without_preset(merged, parent_origins)
-    parent_origins = _drop_former(merged, parent_origins, _names(values))
-    above = {section for key in origins for section in _above(key)}
-    return _merge(merged, values), {k: v for k, v in parent_origins.items() if k not in above} | origins
+    layer: _Layer = ({}, {})
+    for parent in parents:
+        layer = _over(layer, _read_with_parents(parent, (*chain, label), folder))
+    return _over(layer, (values, dict.fromkeys(_leaves(values), label)))
 
 
-def _over_preset(values: dict[str, Any], origins: dict[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return what a recipe says over the lines of the preset that it names, and where each comes from."""
-    preset = preset_of(values)
-    if preset is None:
-        return values, origins
-    below = dict.fromkeys(_leaves(preset.lines), preset.origin)
-    below = _drop_former(preset.lines, below, _names(values))
-    over = {section for key in origins for section in _above(key)} | set(origins)
-    below = {k: v for k, v in below.items() if k not in over and not set(_above(k)) & set(origins)}
-    return _merge(preset.lines, values), below | origins
+def _parents(value: Any, where: str) -> list[str]:
+    parents = [value] if isinstance(value, str) else value
+    if not isinstance(parents, list) or not all(isinstance(name, str) for name in parents):
+        raise ConfigError(
+            f"{where}: extends is {value!r}; expected the name or path of a recipe, or a list of them"
+        )
+    return parents
 
 
-def _without_preset(values: dict[str, Any], origins: dict[str, str]) -> dict[str, str]:
-    """Take the lines of a preset out of ``values`` where another one, or none, is named; return the other origins."""
-    for key in [key for key, origin in origins.items() if origin.startswith("preset ")]:
-        for path in [key, *_above(key)]:
-            section, _, last = path.rpartition(".")
-            if section and (path == key or not _at(values, path)):  # a section without any line left is none
-                _at(values, section).pop(last)
-    return {key: origin for key, origin in origins.items() if not origin.startswith("preset ")}
-
-
-def _preset_under(changes: Sequence[tuple[str, Any]]) -> tuple[dict[str, Any], str]:
-    """Return the lines of the preset that the command line names, without those that it sets itself, and their origin."""
-    own: dict[str, Any] = {}
-    for key, value in changes:
-        _set(own, key, value, origin=f"override {key}")
-    preset = preset_of(own)
-    if preset is None:
-        return {}, ""
-    _drop_former(preset.lines, {}, _names(own))
-    said, lines = set(_leaves(own)), dict[str, Any]()
-    for key in _leaves(preset.lines):
-        if not {key, *_above(key)} & said and not any(k.startswith(f"{key}.") for k in said):
-            _set(lines, key, _at(preset.lines, key), origin=preset.origin)
-    return lines, preset.origin
-
-
-def _at(values: dict[str, Any], key: str) -> Any:
-    """Return the value of a dotted key."""
-    for part in key.split("."):
-        values = values[part]
-    return values
+def _over(below: _Layer, above: _Layer) -> _Layer:
+    """Lay the values of one recipe over those of another; a dataset or loss of another name brings its own settings."""
+    (values, origins), (changes, labels) = below, above
+    origins = _drop_former(values, origins, _names(changes))
+    sections = {section for key in labels for section in _above(key)}
+    replaced = {key for key in origins if set(_above(key)) & set(labels)}  # by a plain value or null
+    rest = {k: v for k, v in origins.items() if k not in sections | replaced}
+    return _merge(values, changes), rest | labels
 
 
 def _above(key: str) -> list[str]:

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from algorist.config.presets import preset_names
 from algorist.config.section import ModelSection, Section
 from algorist.declared import open_schema
 from algorist.errors import ConfigError, MissingExtraError, check_known
@@ -45,9 +44,6 @@ def refuse_groups_of_one(section: GRPOSection) -> None:
 
 def check_grpo(section: GRPOSection) -> GRPOSection:
     """Return the section; refuse combinations that cannot be trained (ValueError)."""
-    if section.preset is not None:
-        shown = "Expected one of {}; algorist recipes presets shows their lines"
-        check_known(section.preset, preset_names(), f"grpo.preset is '{section.preset}'", shown)
     if ".py:" not in section.advantage:
         check_known(section.advantage, ADVANTAGES, f"grpo.advantage is '{section.advantage}'", OR_OWN)
     per_micro, shared, factor = section.batch_size * section.processes, "", ""
@@ -325,9 +321,6 @@ class GRPOSection(OptimSection):
 
     enabled: bool = True
     """Run this stage."""
-    preset: str | None = None
-    """A published recipe by name: ``scalerl``, ``lite_ppo``, ``justrl``, ``dr_grpo`` or ``w_reinforce``. Its lines
-    (``algorist recipes presets``) replace what the recipe extends and give way to what is set beside them."""
     epochs: float = Field(1.0, gt=0)
     """Passes over the problems."""
     max_steps: int | None = Field(None, ge=1)
