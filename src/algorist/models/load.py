@@ -26,7 +26,7 @@ from algorist.declared import keys_added_to
 from algorist.errors import DAMAGED, AlgoristError, CheckpointError, ConfigError, is_out_of_memory, nearest
 from algorist.models.attention import pick_attention, set_attention
 from algorist.models.host_memory import keep_freed_memory
-from algorist.models.loaders import loadable_name, loaders, lora_targets, own_loader
+from algorist.models.loaders import hub_name, loadable_name, loaders, lora_targets, own_loader
 from algorist.models.precision import Precision, compute_dtype, on_gpu, pick_precision, set_compute
 from algorist.models.sharding import is_sharded
 from algorist.models.templates import check_template
@@ -123,6 +123,7 @@ def make_policy(
         MissingExtraError: What the recipe's loader needs is not here.
     """
     _set_up(device)
+    section = _located(section)
     precision = pick_precision(section, device, trained=trained)
     if other := own_loader(section):
         other.check(section, device)
@@ -183,11 +184,9 @@ def load_policy(
         adapter = _adapter_settings(folder)
         with _in_words(str(folder)):
             check_sizes(adapter)
-        base_name = adapter["base_model_name_or_path"]
+        base_name = _base_place(folder, adapter["base_model_name_or_path"])
         revision = like.revision if like and like.name == base_name else None
-        # A relative path is read from the adapter's folder or its run.
-        base_place = str((folder / base_name).resolve()) if base_name.startswith(".") else base_name
-        section = section.model_copy(update={"name": base_place, "revision": revision})
+        section = section.model_copy(update={"name": base_name, "revision": revision})
         base, tokenizer = _pretrained(section, device, precision)
         settle(base, section, device)
         if (folder / "tokenizer_config.json").is_file():
@@ -263,6 +262,14 @@ def add_lora(model: PreTrainedModel, section: LoraSection) -> Any:
         task_type="CAUSAL_LM",
     )
     return get_peft_model(model, config)
+
+
+def _located(section: ModelSection) -> ModelSection:
+    """Return the section with the whole path of a local model: an adapter names its base by it, and is loaded from anywhere."""
+    path = Path(section.name).expanduser()
+    if section.name == "tiny" or hub_name(section.name) != section.name or not path.exists():
+        return section
+    return section.model_copy(update={"name": str(path.resolve())})
 
 
 def _pretrained(
@@ -370,6 +377,23 @@ def _adapter_settings(adapter: Path) -> dict[str, Any]:
             f"{file} does not say which model the adapter belongs to ({type(error).__name__}: {str(error)[:200]}); "
             "copy the adapter again"
         ) from None
+
+
+def _base_place(adapter: Path, base: str) -> str:
+    """Return what an adapter's base is loaded by: a relative folder beside the adapter or above it is not asked of the hub.
+
+    Raises:
+        CheckpointError: It was a folder, and there is none.
+    """
+    if base.startswith("."):
+        return str((adapter / base).resolve())
+    if Path(base).is_absolute() and not Path(base).exists():
+        raise CheckpointError(
+            f"the base model of the adapter {adapter} was the folder {base}, which is not there. Copy it back, or write its place "
+            f"now into {adapter / 'adapter_config.json'} (base_model_name_or_path)"
+        )
+    above = [place / base for place in adapter.resolve().parents]
+    return next((str(place) for place in above if place.exists()), base)
 
 
 def _not_loaded(name: str, error: Exception) -> str:

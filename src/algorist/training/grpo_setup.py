@@ -13,6 +13,7 @@ from transformers import PrinterCallback, TrainingArguments
 
 from algorist.config.schema import GRPOSection, Recipe
 from algorist.errors import ConfigError
+from algorist.models.dropout import switch_off_dropout
 from algorist.models.precision import mixed_precision
 from algorist.models.sharding import unwrap
 from algorist.objectives import Objective, advantage_named, loss_named, probe_advantage, probe_loss
@@ -125,6 +126,7 @@ def make_grpo_trainer(
     check_rewards(section, rewards)
     weights = dict(zip(rewards.names, rewards.weights, strict=True))
     objective = replace(objective_of(section), reward_weights=weights)
+    switch_off_dropout(unwrap(model))
     if not section.gradient_checkpointing:  # SFT may have left it on
         stop_recomputing(unwrap(model))
     common = optim_arguments(

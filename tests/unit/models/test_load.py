@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import re
 from pathlib import Path
@@ -19,7 +20,7 @@ from algorist.config.resume import begun, run_path, why_no_adapter, without_adap
 from algorist.config.schema import GRPOSection, Recipe, SFTSection
 from algorist.config.section import ModelSection
 from algorist.data.problems import Problems, longest_sequence
-from algorist.errors import ConfigError
+from algorist.errors import CheckpointError, ConfigError
 from algorist.extensions.vllm.engine import llm_arguments
 from algorist.extensions.vllm.section import ColocatedVLLMSection, VLLMServerSection
 from algorist.extensions.vllm.sleep import SLEEPS_WITH_SEGMENTS, why_no_sleep
@@ -35,6 +36,7 @@ from algorist.training.batch import Batch
 from algorist.training.log_probs import packed_log_probs
 from algorist.training.training_arguments import optim_arguments
 from algorist.types import Problem
+from tests.tiny import tiny_policy
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 SIZES: dict[str, Any] = {"hidden_size": 32, "layers": 2, "vocab_size": 400}
@@ -304,3 +306,43 @@ def test_the_longest_sequence_of_a_run_is_that_of_its_longest_stage() -> None:
     assert longest_sequence(alone, problems, form, tokenizer) == longest + 100
     with_sft = load_recipe("smoke-cpu", [*sizes[:2], "sft.max_length=1000"]).recipe
     assert longest_sequence(with_sft, problems, form, tokenizer) == 1000
+
+
+# --- the base of an adapter
+
+
+@pytest.fixture
+def on_a_local_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder with ``models/q`` and an adapter on it, made where ``models/q`` was a relative name."""
+    base = tiny_policy()
+    base.model.save_pretrained(tmp_path / "models/q")
+    base.tokenizer.save_pretrained(tmp_path / "models/q")
+    monkeypatch.chdir(tmp_path)
+    section = ModelSection.model_validate({"name": "models/q", "lora": {"rank": 2}})
+    make_policy(section, device=CPU, seed=0).model.save_pretrained(tmp_path / "runs/y/grpo/final")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    return tmp_path
+
+
+def test_an_adapter_finds_its_local_base_from_any_folder(on_a_local_base: Path) -> None:
+    base = load_policy(on_a_local_base / "models/q", device=CPU)
+    run = (on_a_local_base / "runs").rename(on_a_local_base / "moved")
+    adapter = load_policy(run / "y/grpo/final", device=CPU)
+    weight = adapter.model.get_base_model().get_input_embeddings().weight
+    assert torch.equal(weight, base.model.get_input_embeddings().weight)
+
+
+def test_a_relative_base_is_looked_for_above_the_adapter(on_a_local_base: Path) -> None:
+    file = on_a_local_base / "runs/y/grpo/final/adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": "models/q"}))
+    assert load_policy(file.parent, device=CPU).model.peft_config
+
+
+def test_a_base_that_was_a_folder_is_never_asked_of_the_hub(on_a_local_base: Path) -> None:
+    (on_a_local_base / "models").rename(on_a_local_base / "gone")
+    with pytest.raises(
+        CheckpointError, match=r"was the folder .*models/q, which is not there.*adapter_config"
+    ):
+        load_policy(on_a_local_base / "runs/y/grpo/final", device=CPU)
