@@ -32,10 +32,10 @@ $(VENV)/bin/pip:
 	python3 -m venv $(VENV)
 
 # torch first and alone: the constraint decides which build is taken.
-$(STAMP): pyproject.toml constraints.txt | $(VENV)/bin/pip
+$(STAMP): pyproject.toml packages/grader/pyproject.toml constraints.txt | $(VENV)/bin/pip
 	@echo "installing into $(VENV): torch first, then the rest; two minutes or more, and nothing is said meanwhile"
 	@$(VENV)/bin/pip install -q --disable-pip-version-check -c constraints.txt torch
-	@$(VENV)/bin/pip install -q --disable-pip-version-check -c constraints.txt -e .
+	@$(VENV)/bin/pip install -q --disable-pip-version-check -c constraints.txt -e packages/grader -e .
 	@touch $(STAMP)
 
 $(DEV): $(STAMP)
@@ -71,10 +71,10 @@ test-all: $(DEV)
 	$(PYTEST) -n 3 -m "$(ELSEWHERE)"
 	@echo "left out: gpu, vllm, network (run them with: pytest -m gpu, make test-vllm, pytest -m network) and make test-cuda-host"
 
-TESTS ?= tests
+TESTS ?= tests packages/grader/tests
 coverage: $(DEV)
 	$(PYTEST) -n 2 -m "$(ELSEWHERE)" \
-		--cov=algorist --cov-report=term-missing:skip-covered $(TESTS)
+		--cov=algorist --cov=algorist_grader --cov-report=term-missing:skip-covered $(TESTS)
 
 # vLLM first: it decides on torch and transformers. The three packages that go fit another torch than its own and break
 # its import. VLLM_PACKAGE=vllm takes the CUDA build.
@@ -85,7 +85,7 @@ $(VLLM)/.installed: pyproject.toml
 	$(VLLM)/bin/pip install -q --disable-pip-version-check $(VLLM_PACKAGE)
 	$(VLLM)/bin/pip uninstall -q -y torchvision torchaudio torchcodec
 	$(VLLM)/bin/pip freeze | grep -iE '^(torch|transformers|numpy|vllm[a-z-]*)==' > $(VLLM)/constraints.txt
-	$(VLLM)/bin/pip install -q --disable-pip-version-check -c $(VLLM)/constraints.txt -e . 'pytest>=8.3' psutil
+	$(VLLM)/bin/pip install -q --disable-pip-version-check -c $(VLLM)/constraints.txt -e packages/grader -e . 'pytest>=8.3' psutil
 	touch $@
 
 test-vllm: $(VLLM)/.installed
@@ -102,16 +102,17 @@ test-cuda-host: $(CUDA_HOST)/.installed
 		echo "capability $${card%:*}, $${card#*:} GB"; \
 		$(CUDA_HOST)/python $${card%:*} $${card#*:} -m pytest tests/cuda_host || exit 1; done
 
-SPELLED := README.md CHANGELOG.md CONTRIBUTING.md docs src tests benchmarks examples mkdocs.yml pyproject.toml Makefile
+CODE := src tests benchmarks examples packages conftest.py
+SPELLED := README.md CHANGELOG.md CONTRIBUTING.md docs src tests packages benchmarks examples mkdocs.yml pyproject.toml Makefile
 check: $(DEV)
-	$(VENV)/bin/ruff format --check src tests benchmarks examples
-	$(VENV)/bin/ruff check src tests benchmarks examples
+	$(VENV)/bin/ruff format --check $(CODE)
+	$(VENV)/bin/ruff check $(CODE)
 	$(VENV)/bin/mypy
 	$(VENV)/bin/codespell $(SPELLED)
 
 format: $(DEV)
-	$(VENV)/bin/ruff format src tests benchmarks examples
-	$(VENV)/bin/ruff check --fix src tests benchmarks examples
+	$(VENV)/bin/ruff format $(CODE)
+	$(VENV)/bin/ruff check --fix $(CODE)
 
 bench: $(DEV)
 	for file in grading rollout sft update equal store; do $(PYTHON) benchmarks/$$file.py || exit 1; done
@@ -128,4 +129,4 @@ docs: $(DOCS)
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info src/*.egg-info
+	rm -rf $(VENV) build dist *.egg-info src/*.egg-info packages/*/build packages/*/src/*.egg-info

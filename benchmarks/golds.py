@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from algorist.grading import hash_answer, last_boxed
+from algorist_grader import hash_answer, last_boxed
 
 _ABOVE = Path(__file__).resolve().parents
 SHARED = next((p / "shared/data" for p in _ABOVE if (p / "shared/data").is_dir()), _ABOVE[2] / "shared/data")

@@ -22,11 +22,11 @@ from typing import Any
 from golds import datasets, golds
 from measure import environment, ratio_with_interval, save_json
 
-from algorist.grading import forget_verdicts, grade, grade_many, is_text_only, why_unreadable
-from algorist.grading.algebra.tree import _root
-from algorist.grading.numeric import _value
-from algorist.grading.symbolic import _reading
-from algorist.grading.text import _cleaned
+from algorist_grader import forget_verdicts, grade, grade_many, is_text_only, why_unreadable
+from algorist_grader.algebra.tree import _root
+from algorist_grader.numeric import _value
+from algorist_grader.symbolic import _reading
+from algorist_grader.text import _cleaned
 
 Judge = Callable[[str, str], bool]
 
@@ -155,7 +155,7 @@ def import_seconds() -> dict[str, float]:
 
     return {
         "empty": best("pass"),
-        "algorist.grading": best("import algorist.grading"),
+        "algorist_grader": best("import algorist_grader"),
         "math_verify": best("import math_verify"),
     }
 

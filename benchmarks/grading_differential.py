@@ -24,8 +24,8 @@ from grading_kinds import kinds
 from grading_rewritings import FAIR, FAIR_COMPLETIONS, WRONG, WRONG_COMPLETIONS, balanced, bare, is_value
 from measure import environment, save_json
 
-from algorist.grading import grade, grade_completion, is_text_only, why_unreadable
 from algorist.prompts import get_format
+from algorist_grader import grade, grade_completion, is_text_only, why_unreadable
 
 ARGUED = {
     "fair, only we pay": "math-verify cannot read the spelling, or takes another part of the answer for it",

@@ -24,7 +24,6 @@ from trl import GRPOTrainer
 from algorist.config.schema import GRPOSection
 from algorist.errors import ConfigError
 from algorist.extensions.toolkit.oneshot import trl_config
-from algorist.grading import grade_completion
 from algorist.models.precision import mixed_precision
 from algorist.prompts import PromptFormat
 from algorist.prompts.chat import render_prompt
@@ -38,6 +37,7 @@ from algorist.training.grpo_setup import objective_of, sampling_params
 from algorist.training.objective import advantages_of
 from algorist.training.training_arguments import bare_optimizer, optim_arguments
 from algorist.types import Group, Problem, Rollout
+from algorist_grader import grade_completion
 
 
 class StockGRPOTrainer(ExactCheckpoints, GRPOTrainer):

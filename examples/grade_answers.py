@@ -13,8 +13,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from algorist.grading import grade, grade_completion
 from algorist.prompts import get_format
+from algorist_grader import grade, grade_completion
 
 BUILT_IN = [
     {"answer": "0.5", "gold": "1/2"},

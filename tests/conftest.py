@@ -72,7 +72,7 @@ def registrations_undone() -> Iterator[None]:
     """Take out again what a test registers in this process: names, and the keys of its extensions."""
     from algorist import declared, user_code
     from algorist.diagnosis.rules import all_rules
-    from algorist.registry import Registry
+    from algorist_grader.registry import Registry
 
     all_rules()  # which are registered once, when their modules are first imported
     modules = [module for name, module in sys.modules.items() if name.startswith("algorist")]
@@ -99,25 +99,6 @@ def pytest_sessionfinish() -> None:
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 Verb = Callable[..., tuple[int, str, str]]
-
-_ABOVE = Path(__file__).resolve().parents
-SHARED_DATA = next(
-    (p / "shared/data" for p in _ABOVE if (p / "shared/data").is_dir()), _ABOVE[2] / "shared/data"
-)
-
-
-@pytest.fixture(scope="session")
-def real_data() -> Path:
-    """Real rows of GSM8K and SVAMP that every clone has (``tests/data/README.md``)."""
-    return Path(__file__).with_name("data")
-
-
-@pytest.fixture(scope="session")
-def shared_data() -> Path:
-    """The folder of whole real datasets beside the checkout."""
-    if not SHARED_DATA.is_dir():
-        pytest.skip(f"the real datasets are not at {SHARED_DATA}")
-    return SHARED_DATA
 
 
 @pytest.fixture

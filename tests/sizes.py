@@ -11,10 +11,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "algorist"
-BESIDE = {"diagnosis", "report", "preflight", "cli", "recipes", "extensions"}
-"""Rooms beside the core."""
+GRADER = ROOT / "packages/grader/src/algorist_grader"
+BESIDE = {"diagnosis", "report", "preflight", "cli", "recipes", "extensions", "grader"}
+"""Rooms beside the core, and the grader, a package of its own."""
 BUDGET = {"core": 17_500, "all": 27_000, "an extension": 600, "vllm": 900}
-HELD = {"core": 21_720, "all": 34_575}
+HELD = {"core": 16_992, "all": 34_575}
 """What the house has now. While it is above the budget it may only go down: lower these when you take something out."""
 HELD_EXTENSIONS = {"extensions/toolkit": 648}
 """Extensions above their budget, held in the same way."""
@@ -52,7 +53,7 @@ def code_lines(text: str) -> int:
 
 @functools.cache
 def rooms(source: Path = SOURCE) -> dict[str, int]:
-    """Return the code lines of each room: a folder, or ``top`` for the files beside them; ``extensions/NAME`` for each extension."""
+    """Return the code lines of each room: a folder, or ``top`` for the files beside them; ``extensions/NAME``; ``grader``."""
     sizes: dict[str, int] = {}
     for path in sorted(source.rglob("*.py")):
         parts = path.relative_to(source).parts
@@ -60,6 +61,7 @@ def rooms(source: Path = SOURCE) -> dict[str, int]:
         if room == "extensions":
             room = "/".join([room, *([parts[1].removesuffix(".py")] if parts[1] != "__init__.py" else [])])
         sizes[room] = sizes.get(room, 0) + code_lines(path.read_text(encoding="utf-8"))
+    sizes["grader"] = sum(code_lines(path.read_text(encoding="utf-8")) for path in GRADER.rglob("*.py"))
     return sizes
 
 
@@ -107,7 +109,7 @@ def main() -> None:
     print(table(rooms()))
     counted = words()
     print(f"words of the documents {sum(counted.values()):,}: {counted}, held at {MOST_WORDS}")
-    files = list(SOURCE.rglob("*.py"))
+    files = [*SOURCE.rglob("*.py"), *GRADER.rglob("*.py")]
     print(f"forbidden names {sum(map(uses, files))}, lines with forbidden phrases {sum(map(phrases, files))}")
 
 

@@ -20,14 +20,15 @@ logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(
     lambda record: "kernels-community" not in str(record.msg)
 )
 
+# The grader's warnings go where those of this package go: to the screen and into the log of a run.
+logging.getLogger("algorist_grader").parent = logging.getLogger("algorist")
+
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from algorist.config import load_recipe as load_recipe
     from algorist.data.golds import extract_hash_answer as extract_hash_answer
     from algorist.extensions import *  # noqa: F403
-    from algorist.grading import grade as grade
-    from algorist.grading import grade_completion as grade_completion
     from algorist.models.load import load_policy as load_policy
     from algorist.objectives import advantage as advantage
     from algorist.objectives import loss as loss
@@ -51,11 +52,12 @@ if TYPE_CHECKING:
     from algorist.training.extension import Extension as Extension
     from algorist.training.extension import extension as extension
     from algorist.training.log_probs import LogProbs as LogProbs
+    from algorist_grader import grade as grade
+    from algorist_grader import grade_completion as grade_completion
 
 _MODULES = {
     "config": "load_recipe",
     "data.golds": "extract_hash_answer",
-    "grading": "grade grade_completion",
     "models.load": "load_policy",
     "objectives": "advantage loss policy_loss token_losses",
     "prompts": "get_format",
@@ -70,9 +72,11 @@ _MODULES = {
     "training.extension": "Extension extension",
     "training.log_probs": "LogProbs",
 }
-_MODULE_OF = {
-    name: module for module, names in _MODULES.items() for name in names.split()
-} | extensions.PUBLIC
+_MODULE_OF = (
+    {name: f"algorist.{module}" for module, names in _MODULES.items() for name in names.split()}
+    | {name: f"algorist.{module}" for name, module in extensions.PUBLIC.items()}
+    | dict.fromkeys(("grade", "grade_completion"), "algorist_grader")
+)
 __all__ = [*_MODULE_OF]
 
 
@@ -82,7 +86,7 @@ def __getattr__(name: str) -> Any:
         from algorist.errors import nearest
 
         raise AttributeError(f"module 'algorist' has no attribute '{name}'.{nearest(name, __all__)}")
-    value = getattr(importlib.import_module(f"algorist.{_MODULE_OF[name]}"), name)
+    value = getattr(importlib.import_module(_MODULE_OF[name]), name)
     globals()[name] = value
     return value
 

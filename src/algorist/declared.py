@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import BaseModel
 
 from algorist.errors import ConfigError
-from algorist.registry import Registry
+from algorist_grader.registry import Registry
 
 GROUP = "algorist.extensions"
 """The package whose folders are extensions, and the entry point group of installed ones."""

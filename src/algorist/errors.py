@@ -1,38 +1,27 @@
-"""Every error that algorist raises on purpose.
-
-A message says what was wrong and where, what was expected, the nearest valid value, and the next command or line to
-write. Each class is also the built-in exception a caller would expect, and is picklable.
-"""
+"""Every error that algorist raises on purpose: the grader's, and those of training, data and runs, built on the same base."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
-from typing import ClassVar
+from algorist_grader.errors import (
+    AlgoristError,
+    ConfigError,
+    GradingError,
+    MissingExtraError,
+    check_known,
+    nearest,
+)
+
+__all__ = [
+    "DAMAGED", "AlgoristError", "CheckpointError", "ConfigError", "DataError", "EngineError", "GradingError", "HubError",
+    "MissingExtraError", "RewardError", "TrainingError", "check_known", "is_disk_full", "is_out_of_memory", "nearest",
+]  # fmt: skip
 
 DAMAGED = (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError)
 """What reading a JSON file of unknown origin can raise: not there, not JSON, nested too deeply, of another shape."""
 
 
-class AlgoristError(Exception):
-    """Base of all errors raised by algorist."""
-
-    exit_code: ClassVar[int] = 2
-    """Of the command line: 2 for what the user can mend, 1 for what failed on the way."""
-
-
-class ConfigError(AlgoristError, ValueError):
-    """A recipe, an override or an argument is not valid."""
-
-
 class DataError(AlgoristError, ValueError):
     """A dataset, a column or a row is missing or unreadable."""
-
-
-class GradingError(AlgoristError, RuntimeError):
-    """The grader itself failed (a bad completion is data, never this)."""
-
-    exit_code = 1
 
 
 class EngineError(AlgoristError, RuntimeError):
@@ -63,29 +52,6 @@ class HubError(AlgoristError, RuntimeError):
     def __init__(self, message: str, *, retry: bool = True) -> None:
         super().__init__(message)
         self.retry = retry
-
-
-class MissingExtraError(AlgoristError, ImportError):
-    """An optional dependency is not installed."""
-
-
-def nearest(name: str, valid: Iterable[str]) -> str:
-    """Return ``" Did you mean 'x'?"`` for the closest valid name, or an empty string."""
-    near = difflib.get_close_matches(str(name), [str(v) for v in valid], n=1, cutoff=0.5)
-    return f" Did you mean '{near[0]}'?" if near else ""
-
-
-def check_known(
-    name: str,
-    valid: Iterable[str],
-    said: str,
-    then: str = "Expected: {}",
-    kind: type[AlgoristError] = ConfigError,
-) -> None:
-    """Refuse a name that is not valid: what was said, the nearest name, and ``then`` with all of them in its braces."""
-    names = list(valid)
-    if name not in names:
-        raise kind(f"{said}.{nearest(name, names)} {then.format(', '.join(map(str, names)) or 'none')}")
 
 
 def is_disk_full(error: BaseException) -> bool:

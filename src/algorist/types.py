@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, TypedDict
+from typing import Any, TypedDict
+
+from algorist_grader.types import Grade, Parsed
 
 
 class Message(TypedDict):
@@ -18,7 +20,7 @@ class Problem:
     """One problem with its gold answer.
 
     ``answer`` is the gold answer as text (never empty), ``solution`` the worked solution or an empty string. ``checker`` names what
-    decides where many answers are right (``grading.checkers``); without one the gold answer does.
+    decides where many answers are right (``algorist_grader.checkers``); without one the gold answer does.
     """
 
     id: str
@@ -41,47 +43,6 @@ class Problem:
 
 
 PROBLEM_COLUMNS = ("question", "answer", "solution", "subject", "level", "checker")
-
-
-@dataclass(frozen=True, slots=True)
-class Parsed:
-    """A completion read by its prompt format.
-
-    ``answer`` is None when the completion has no answer block. ``well_formed`` means that the completion follows the
-    format exactly; ``flags`` names what is odd about it (``repeated_tag``, ``text_after``, ``several_answers``, …).
-    """
-
-    reasoning: str | None
-    answer: str | None
-    well_formed: bool
-    flags: tuple[str, ...] = ()
-
-
-GradeReason = Literal[
-    "equal_string",
-    "equal_number",
-    "equal_symbolic",
-    "checked",
-    "different",
-    "no_answer",
-    "ambiguous",
-    "unparseable_answer",
-    "unparseable_gold",
-    "timeout",
-    "memory",
-    "crashed",
-]
-
-
-@dataclass(frozen=True, slots=True)
-class Grade:
-    """The verdict on one completion: ``correct``, why, what was read, the gold answer, and the time it took."""
-
-    correct: bool
-    reason: GradeReason
-    extracted: str | None
-    gold: str
-    seconds: float = 0.0
 
 
 ENVIRONMENT = "environment"

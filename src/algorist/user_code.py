@@ -1,59 +1,16 @@
-"""A user's own function, named as ``file.py:function``: found, imported and called in one way for rewards, checkers, losses, advantages."""
+"""A user's own function, called in one way for rewards, losses, advantages; and the files of a recipe's ``plugins``."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.util
-import inspect
-import itertools
-import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from algorist.errors import ConfigError, nearest
-from algorist.registry import by_user
-
-_times = itertools.count()
-
-
-def find_file(target: str, where: str, otherwise: str = "") -> tuple[Path, str]:
-    """Return the file, an absolute path, and the function's name of ``file.py:function``.
-
-    Raises:
-        ConfigError: No such file. It begins with ``where`` and ends with ``otherwise``.
-    """
-    file, _, name = target.rpartition(":")
-    path = Path(file).expanduser().resolve()
-    if not path.is_file():
-        beside = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        raise ConfigError(
-            f"{where}: no file at {path}.{nearest(path.name, beside)} Write file.py:function with a path from {Path.cwd()}{otherwise}"
-        )
-    return path, name
-
-
-def import_file(path: Path, *, anew: bool = False) -> ModuleType:
-    """Import a file by its path; one that has not changed since is run again only ``anew``. Raises what the file raises."""
-    name = f"algorist_user_{path.stem}_{abs(hash((path, path.stat().st_mtime_ns))):x}"
-    if anew:
-        name += f"_{next(_times)}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None  # the name ends in .py
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickling in the user's file look their module up
-    try:
-        with by_user():
-            spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
+from algorist.errors import ConfigError
+from algorist_grader.user_code import find_file, functions_of, import_file, no_function
 
 
 def load_function(target: str, key: str) -> Callable[..., Any]:
@@ -82,16 +39,6 @@ def load_function(target: str, key: str) -> Callable[..., Any]:
             ) from error
 
     return called
-
-
-def functions_of(module: ModuleType) -> list[str]:
-    """Return the names of the functions that a module defines itself."""
-    return [k for k, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__]
-
-
-def no_function(name: str, names: list[str]) -> str:
-    """Say that a file has no such function, and which it has."""
-    return f"has no function '{name}'.{nearest(name, names)} There are: {', '.join(names) or 'none'}"
 
 
 _PLUGINS: dict[str, str] = {}

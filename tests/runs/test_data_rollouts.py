@@ -15,12 +15,12 @@ from algorist.config.schema import DatasetSection, Recipe
 from algorist.data import load_problems
 from algorist.data.load import read_table
 from algorist.errors import ConfigError, DataError
-from algorist.grading import grade
 from algorist.prompts import get_format
 from algorist.runs.pipeline import Run, run_recipe
 from algorist.runs.rate import rate
 from algorist.runs.sample import sample
 from algorist.store.read import rollouts
+from algorist_grader import grade
 
 
 def section(name: str, **values: Any) -> DatasetSection:

@@ -39,7 +39,7 @@ from tests import sizes
 ROOT = Path(__file__).resolve().parents[2]
 SKILL = ROOT / "skills" / "algorist" / "SKILL.md"
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "AGENTS.md")),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "AGENTS.md", "packages/grader/README.md")),
     SKILL,
     *sorted((ROOT / "docs").glob("*.md")),
 ]
@@ -240,10 +240,10 @@ def call(monkeypatch: pytest.MonkeyPatch) -> Iterator[Call]:
     """The command line, and afterwards registries and log levels as they were."""
     from algorist.data import DATASETS
     from algorist.diagnosis.rule import FACTS, RULES
-    from algorist.grading import MATCHERS
     from algorist.models.loaders import FAMILIES
     from algorist.prompts import FORMATS
     from algorist.rewards import REWARDS
+    from algorist_grader import MATCHERS
 
     for registry in (DATASETS, FACTS, RULES, MATCHERS, FORMATS, REWARDS):
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
@@ -495,12 +495,12 @@ def test_paths_and_python_names_in_the_text_exist(name: str) -> None:
     inside = {p.name for p in (ROOT / "src" / "algorist").iterdir() if p.is_dir()}
     for code in inline_code(ROOT / name):
         for word in re.split(r"[\s,:]+", code):
-            if re.fullmatch(r"algorist(\.\w+)+", word):
+            if re.fullmatch(r"algorist(_grader)?(\.\w+)+", word):
                 pkgutil.resolve_name(word)
             first, slash, _ = word.partition("/")
             if not slash or not re.fullmatch(r"[\w./*-]+", word) or re.search(r"[A-Z]{2}", word):
                 continue
-            if first in ("src", "tests", "docs", "examples", "benchmarks"):
+            if first in ("src", "tests", "docs", "examples", "benchmarks", "packages"):
                 assert list(ROOT.glob(word.rstrip("/"))), f"{name}: `{word}` does not exist"
             elif first in inside and word.endswith((".py", ".yaml", ".css", ".j2")):
                 assert list((ROOT / "src" / "algorist").glob(word)), f"{name}: `{word}` does not exist"

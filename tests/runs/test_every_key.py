@@ -89,7 +89,7 @@ def vllm_keys(section: type[Section]) -> list[str]:
 
 
 SHOWN_BY = {
-    "data.train.checker": "unit/grading/test_checkers.py::test_rows_name_their_checker_and_files_hold_ones_own",
+    "data.train.checker": "unit/data/test_checkers.py::test_rows_name_their_checker_and_files_hold_ones_own",
     "data.train.correct_only": "runs/test_settings_are_read.py::test_correct_only_filters_the_files_own_rows",
     "data.train.pass_rate": "runs/test_diagnosis.py::test_rated_problems_are_filtered_and_a_killed_rating_continues",
     "data.train.pass_rates": "runs/test_diagnosis.py::test_rated_problems_are_filtered_and_a_killed_rating_continues",

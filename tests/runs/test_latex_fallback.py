@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from algorist.grading import grade
 from algorist.rewards.systems import formula_in
 from algorist.store.read import query
+from algorist_grader import grade
 
 RIGHT = [
     ("0.5", "\\frac{1}{2}"), ("$x^2-1$", "(x-1)(x+1)"), ("\\boxed{(1,2)}", "(1, 2)"), ("7", "7"),
@@ -21,8 +21,8 @@ RIGHT = [
 WRONG = [("0.33", "\\frac{1}{3}"), ("$x^2+1$", "(x-1)(x+1)"), ("(2,1)", "(1, 2)"), ("8", "7")]
 GRADE = """
 import json, sys
-from algorist.grading import grade_many
-from algorist.grading.matchers import deciding_matcher
+from algorist_grader import grade_many
+from algorist_grader.matchers import deciding_matcher
 pairs = json.loads(sys.argv[1])
 told = grade_many(pairs, matcher="latex_verify", workers=int(sys.argv[2]), timeout_s=30.0)
 print(json.dumps({"told": [(g.correct, g.reason) for g in told], "by": deciding_matcher("latex_verify")}))

@@ -21,7 +21,9 @@ FAST = (
 def call(*words: str, folder: Path) -> tuple[str, set[str]]:
     """Return what a command prints, and what it asked a system in vain for."""
     seen = folder / "seen.txt"
-    paths = os.pathsep.join([str(ROOT / "tests/plain"), str(ROOT / "src"), str(ROOT)])
+    paths = os.pathsep.join(
+        [str(ROOT / "tests/plain"), str(ROOT / "src"), str(ROOT / "packages/grader/src"), str(ROOT)]
+    )
     environment = {
         **os.environ,
         "PYTHONPATH": paths,
@@ -38,8 +40,12 @@ def call(*words: str, folder: Path) -> tuple[str, set[str]]:
 @pytest.mark.slow
 def test_the_fast_part_without_what_only_posix_has(tmp_path: Path) -> None:
     files = [
-        str(ROOT / "tests/unit" / f"{name}.py")
-        for name in ("test_child_process", "store/test_run_folder", "grading/test_workers")
+        str(ROOT / f"{name}.py")
+        for name in (
+            "tests/unit/test_child_process",
+            "tests/unit/store/test_run_folder",
+            "packages/grader/tests/test_workers",
+        )
     ]
     options = ["-q", "-m", "not slow", "-p", "no:cacheprovider", "--rootdir", str(ROOT), "-k", FAST]
     shown, seen = call("-m", "pytest", *options, *files, folder=tmp_path)

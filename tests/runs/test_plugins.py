@@ -58,8 +58,8 @@ class ProcessReward(Extension):
 '''
 OWN_DATA = """
 from algorist.data import dataset
-from algorist.grading import MATCHERS
-from algorist.grading.matchers import Matcher
+from algorist_grader import MATCHERS
+from algorist_grader.matchers import Matcher
 from algorist.prompts import PromptFormat, Tags, add_format
 from algorist.types import Problem
 

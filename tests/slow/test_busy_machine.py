@@ -1,6 +1,6 @@
 """Verdicts do not depend on load: the tests of the grader's pairs and workers pass beside busy processes.
 
-By hand, on any test: ``python -m tests.slow.test_busy_machine tests/golden tests/unit/grading/test_workers.py``.
+By hand, on any test: ``python -m tests.slow.test_busy_machine packages/grader/tests``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 BUSY = "import os; parent = os.getppid()\nwhile os.getppid() == parent: sum(range(10**6))"
-GRADING = ["tests/golden/test_grading_pairs.py", "tests/unit/grading/test_workers.py"]
+GRADING = [f"packages/grader/tests/test_{name}.py" for name in ("grading_pairs", "workers")]
 
 
 def beside_busy_processes(tests: list[str], count: int = 8) -> subprocess.CompletedProcess[str]:

@@ -19,9 +19,9 @@ pytestmark = [
 
 
 def test_uv_locks_syncs_and_runs(tmp_path: Path) -> None:
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "conftest.py"):
         shutil.copy2(ROOT / name, tmp_path)
-    for name in ("src", "tests"):
+    for name in ("src", "tests", "packages"):
         shutil.copytree(
             ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,19 @@ def call(*command: str, folder: Path, **environment: str) -> str:
     )
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
     return done.stdout
+
+
+GRADER = ROOT / "packages/grader"
+
+
+@pytest.fixture(scope="module")
+def grader_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The grader's wheel, of a copy too."""
+    copy, out = tmp_path_factory.mktemp("grader") / "grader", tmp_path_factory.mktemp("grader_wheel")
+    shutil.copytree(GRADER, copy, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info", "build"))
+    call(*PIP, "wheel", "--no-deps", "--no-build-isolation", "-w", str(out), str(copy), folder=out)
+    (built,) = out.glob("algorist_grader-*.whl")
+    return built
 
 
 @pytest.fixture(scope="module")
@@ -61,14 +75,63 @@ def test_one_version(wheel: Path) -> None:
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["version"] == __version__ == wheel.name.split("-")[1]
+    grader = tomllib.loads((GRADER / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert f"algorist-grader=={grader['version']}" in project["dependencies"]
+    assert grader["version"] == __version__
 
 
 @pytest.fixture(scope="module")
-def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with nothing but the installed wheel."""
+def site(wheel: Path, grader_wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with nothing but the installed wheels."""
     folder = tmp_path_factory.mktemp("site")
-    call(*PIP, "install", "-q", "--no-deps", "--no-index", "--target", str(folder), str(wheel), folder=folder)
+    call(
+        *PIP,
+        "install",
+        "-q",
+        "--no-deps",
+        "--no-index",
+        "--target",
+        str(folder),
+        str(wheel),
+        str(grader_wheel),
+        folder=folder,
+    )
     return folder
+
+
+def test_the_grader_alone_grades_without_torch(grader_wheel: Path, tmp_path: Path) -> None:
+    """Beside its wheel nothing can be imported but what its metadata requires."""
+    site = tmp_path / "site"
+    call(
+        *PIP,
+        "install",
+        "-q",
+        "--no-deps",
+        "--no-index",
+        "--target",
+        str(site),
+        str(grader_wheel),
+        folder=tmp_path,
+    )
+    (metadata,) = site.glob("algorist_grader-*.dist-info/METADATA")
+    required = re.findall(
+        r"^Requires-Dist: ([\w-]+)[^;\n]*$", metadata.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert required == ["mpmath", "psutil"]
+    for name in [*required, "gmpy2"]:
+        if (spec := find_spec(name)) is not None and spec.submodule_search_locations:
+            (site / name).symlink_to(spec.submodule_search_locations[0])
+    code = (
+        "import sys; from algorist_grader import grade\n"
+        "assert not {'torch', 'transformers', 'pydantic', 'numpy', 'mpmath', 'sympy'} & set(sys.modules)\n"
+        "assert grade('0.5', '1/2').correct\n"
+        r"slow = grade(r'\sqrt{5+2\sqrt{6}}', r'\sqrt2+\sqrt3')"
+        "\n"
+        "assert slow.correct and slow.reason == 'equal_symbolic', slow\n"
+    )
+    call(sys.executable, "-S", "-c", code, folder=tmp_path, PYTHONPATH=str(site))
+    shown = call(str(site / "bin/grade"), r"\frac{2}{4}", "0.5", folder=tmp_path, PYTHONPATH=str(site))
+    assert shown.startswith("right: equal_number")
 
 
 def test_every_file_of_the_package_is_inside(wheel: Path) -> None:

@@ -17,11 +17,11 @@ from typing import Any
 import psutil
 import pytest
 
-from algorist import child_process
-from algorist.child_process import Child
 from algorist.errors import ConfigError
-from algorist.grading.workers import Pool, stats
 from algorist.rewards import build_rewards, user
+from algorist_grader import child_process
+from algorist_grader.child_process import Child
+from algorist_grader.workers import Pool, stats
 
 TARGET = """
 import json, os, sys, time
@@ -116,7 +116,7 @@ def test_an_answer_that_is_there_counts_however_long_this_process_was_stopped(tm
     """SIGSTOP for longer than the limit, then SIGCONT: the answer came in time and is taken."""
     (tmp_path / "some_target.py").write_text(TARGET)
     code = (
-        "import json\nfrom algorist.child_process import Child\n"
+        "import json\nfrom algorist_grader.child_process import Child\n"
         "c = Child('some_target:prepare'); c.start(); print('ready', flush=True)\n"
         "print(c.ask(b'0.5', 0.9), flush=True)\n"
     )

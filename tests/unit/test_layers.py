@@ -15,7 +15,8 @@ from typing import TypeVar
 import pytest
 
 Node = TypeVar("Node", bound=ast.AST)
-SOURCE = Path(__file__).resolve().parents[2] / "src" / "algorist"
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE, GRADER = ROOT / "src" / "algorist", ROOT / "packages/grader/src/algorist_grader"
 ROWS = [
     {"cli"},
     {"extensions"},
@@ -26,30 +27,26 @@ ROWS = [
     {"diagnosis"},
     {"rollouts"},
     {"data", "rewards"},
-    {"config", "prompts", "grading", "models", "store", "recipes"},
+    {"config", "prompts", "models", "store", "recipes"},
     {"objectives"},
     {"declared"},
-    {"types", "parameters", "child_process", "user_code"},
-    {"registry"},
+    {"types", "parameters", "user_code"},
     {"errors", "system"},
+    {"algorist_grader"},
 ]
 # models are built from the recipe's model section, and prompts from its prompt section: plain typed objects.
 # recipes are refused when they hold a secret, or come from elsewhere and name code: plain functions of the store.
 # a model's tokenizer carries the prompt of its training: what reads it is a plain function of the prompts.
-SAME_ROW = {
-    ("prompts", "grading"),
-    ("prompts", "config"),
-    ("models", "config"),
-    ("models", "prompts"),
-    ("config", "store"),
-}
-LIGHT = {"types", "errors", "registry", "config", "prompts", "grading", "store", "cli"}
+SAME_ROW = {("prompts", "config"), ("models", "config"), ("models", "prompts"), ("config", "store")}
+LIGHT = {"types", "errors", "config", "prompts", "algorist_grader", "store", "cli"}
 HEAVY = {"torch", "transformers", "trl", "peft", "datasets", "vllm"}
+NOT_IN_THE_GRADER = HEAVY | {"accelerate", "algorist", "numpy", "pydantic", "typer", "rich"}
+"""At whatever level: it is a distribution of its own (``packages/grader/pyproject.toml``)."""
 ONLY_IN = {
     "trl": ("training/sft.py", "training/trl_seam.py", "extensions/toolkit/oneshot.py"),
     "vllm": ("extensions/vllm/engine.py", "extensions/vllm/server.py", "diagnosis/environment.py"),
-    "sympy": ("grading/math_verify",),
-    "math_verify": ("grading/math_verify",),
+    "sympy": ("algorist_grader/math_verify",),
+    "math_verify": ("algorist_grader/math_verify",),
 }
 """Beginnings of the paths that may import a library, at whatever level."""
 
@@ -66,7 +63,8 @@ class Module:
 
     @functools.cached_property
     def name(self) -> str:
-        return self.path.relative_to(SOURCE).as_posix()
+        base = SOURCE if SOURCE in self.path.parents else GRADER.parent
+        return self.path.relative_to(base).as_posix()
 
     @functools.cached_property
     def part(self) -> str:
@@ -100,7 +98,7 @@ class Module:
 @pytest.fixture(scope="module")
 def modules() -> list[Module]:
     """The whole source, which is given back after these tests: its trees make every later garbage collection slower."""
-    return [Module(path) for path in sorted(SOURCE.rglob("*.py"))]
+    return [Module(path) for folder in (SOURCE, GRADER) for path in sorted(folder.rglob("*.py"))]
 
 
 def test_imports_go_downward(modules: list[Module]) -> None:
@@ -126,6 +124,8 @@ def test_heavy_libraries_stay_where_they_belong(modules: list[Module]) -> None:
             library = name.partition(".")[0]
             if top and module.part in LIGHT and library in HEAVY:
                 elsewhere.append(f"{place} imports {name} at module level")
+            if module.part == "algorist_grader" and library in NOT_IN_THE_GRADER:
+                elsewhere.append(f"{place} imports {name}, which the grader does without")
             if not module.name.startswith(ONLY_IN.get(library, module.name)):
                 elsewhere.append(f"{place} imports {name}")
     assert not elsewhere, "\n".join(elsewhere)
@@ -166,11 +166,15 @@ LIBRARIES = {"transformers", "trl", "datasets", "accelerate", "bitsandbytes"}
 def test_loggers_are_named_for_their_module(modules: list[Module]) -> None:
     misnamed = []
     for module in modules:
-        own = "algorist." + module.name.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+        package = "" if module.part == "algorist_grader" else "algorist."
+        own = package + module.name.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
         for node, place in module.each(ast.Call):
             if ast.unparse(node.func) == "logging.getLogger" and node.args:
                 name = node.args[0].value if isinstance(node.args[0], ast.Constant) else "algorist"
-                if name not in ("algorist", own) and name.partition(".")[0] not in LIBRARIES:
+                if (
+                    name not in ("algorist", "algorist_grader", own)
+                    and name.partition(".")[0] not in LIBRARIES
+                ):
                     misnamed.append(f"{place}: logger {name}")
     assert not misnamed, "\n".join(misnamed)
 
@@ -195,7 +199,12 @@ ONLY_SYSTEM = re.compile(
 )
 
 
-def test_what_not_every_system_has_is_in_one_module(modules: list[Module]) -> None:
-    """Others: the tool that needs Linux and says so, and a child process for llama.cpp, whose library is called through ctypes."""
-    linux = {"system.py", "extensions/full_python/worker.py", "extensions/gguf/child.py"}
+def test_what_not_every_system_has_is_in_two_modules(modules: list[Module]) -> None:
+    """One of each package. Others: the tool that needs Linux and says so, and a child process for llama.cpp, whose library is called through ctypes."""
+    linux = {
+        "system.py",
+        "algorist_grader/system.py",
+        "extensions/full_python/worker.py",
+        "extensions/gguf/child.py",
+    }
     assert {module.name for module in modules if ONLY_SYSTEM.search(module.text)} == linux

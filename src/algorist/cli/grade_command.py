@@ -32,10 +32,9 @@ class Graded(Result):
     verdicts: Annotated[list[dict[str, Any]], "per answer: correct, reason, extracted, gold, seconds"]
 
     def view(self, width: int) -> View:
-        for verdict in self.verdicts:
-            rest = [f"{key} {verdict[key]}" for key in ("extracted", "gold") if verdict[key]]
-            word = "right" if verdict["correct"] else "wrong"
-            yield Line(" · ".join([f"{word}: {verdict['reason']}", *rest]))
+        from algorist_grader.command import verdict_line
+
+        yield from (Line(verdict_line(verdict)) for verdict in self.verdicts)
 
     def code(self) -> int:
         return 0 if all(verdict["correct"] for verdict in self.verdicts) else 1
@@ -64,28 +63,16 @@ def grade_one(
     Next: algorist rewards explain --help
     """
     from algorist.data.files import read_rows
-    from algorist.grading import grade, grade_completion
     from algorist.prompts import get_format
+    from algorist_grader.command import grade_rows
 
     with tempfile.NamedTemporaryFile(suffix=".jsonl") as copy:
         if file and file.is_fifo():  # <(a command) of a shell
             Path(copy.name).write_bytes(file.read_bytes())
             file = Path(copy.name)
         rows = read_rows(file) if file else [{"answer": answer, "completion": completion, "gold": gold}]
-    verdicts = []
-    for number, row in enumerate(rows):
-        truth, text = row.get("gold"), row.get("completion")
-        if truth is None or (row.get("answer") is None and text is None):
-            raise ConfigError(
-                f"row {number}: expected gold and one of answer, completion; write --answer 0.5 --gold 1/2"
-            )
-        if text is not None:
-            parsed = get_format(prompt_format).parse(str(text))
-            verdict = grade_completion(str(text), str(truth), parsed=parsed, matcher=matcher)
-        else:
-            verdict = grade(str(row["answer"]), str(truth), matcher=matcher)
-        verdicts.append(asdict(verdict))
-    return Graded(verdicts)
+    verdicts = grade_rows(rows, matcher, get_format(prompt_format).parse)
+    return Graded([asdict(verdict) for verdict in verdicts])
 
 
 class GradedAgain(Result):

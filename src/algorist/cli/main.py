@@ -81,7 +81,7 @@ def _end_like_ctrl_c(*, launched: bool) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends at once
         raise KeyboardInterrupt
 
-    from algorist.system import HANGUP
+    from algorist_grader.system import HANGUP
 
     try:
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL and not launched:

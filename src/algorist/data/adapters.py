@@ -20,9 +20,9 @@ from algorist.data.golds import (
     without_dollars,
 )
 from algorist.errors import DataError
-from algorist.grading import last_boxed
 from algorist.prompts import get_format
 from algorist.types import Problem
+from algorist_grader import last_boxed
 
 AIME_HUBS = {24: "math-ai/aime24", 25: "math-ai/aime25", 26: "math-ai/aime26"}
 MATHARENA = ("aime_2026", "hmmt_feb_2025", "hmmt_feb_2026", "brumo_2025", "apex_2025")

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeVar, get_args, get_ty
 from pydantic import BaseModel, Field, ValidationError, create_model
 
 from algorist.errors import DataError, check_known, nearest
-from algorist.registry import Registry
 from algorist.types import Problem
+from algorist_grader.registry import Registry
 
 P = ParamSpec("P")
 M = TypeVar("M", bound=BaseModel)

@@ -19,8 +19,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from algorist.data.base import Count, Split, draw_distinct, generated, id_of, is_held_out
-from algorist.grading import checker, numeric_value
 from algorist.types import Problem
+from algorist_grader import checker, numeric_value
 
 _OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: add,

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from algorist.grading import grade, is_text_only, last_boxed, numeric_value, why_unreadable
-from algorist.grading.markers import hash_answers
 from algorist.types import Problem
+from algorist_grader import grade, is_text_only, last_boxed, numeric_value, why_unreadable
+from algorist_grader.markers import hash_answers
 
 _LOCAL = r"(?:\d{1,3}(?:\.\d{3})+|\d+)(?:,|\{,\})\d+"
 _NUMBER = re.compile(rf"(?<![\d.,}}])(?:{_LOCAL}|\d{{1,3}}(?:\.\d{{3}})+)(?![\d.,]|\{{,\}})")

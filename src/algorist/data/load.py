@@ -15,9 +15,9 @@ from algorist.config.schema import DatasetSection
 from algorist.data.base import DATASETS, Source
 from algorist.data.files import SUFFIXES
 from algorist.errors import DAMAGED, DataError, GradingError
-from algorist.grading import grade, grade_many, hash_answer, last_boxed, numeric_value
-from algorist.grading.checkers import ask
 from algorist.types import PROBLEM_COLUMNS, Problem
+from algorist_grader import grade, grade_many, hash_answer, last_boxed, numeric_value
+from algorist_grader.checkers import ask
 
 log = logging.getLogger("algorist.data.load")
 

@@ -9,13 +9,13 @@ from typing import Any
 
 from algorist.config.schema import DatasetSection, Recipe
 from algorist.data.load import load_problems, with_solutions
-from algorist.grading import why_unreadable
 from algorist.prompts import PromptFormat
 from algorist.prompts.chat import encode_prompt
 from algorist.store.run_log import kept_records
 from algorist.store.safe_text import printable
 from algorist.store.stages import STAGES
 from algorist.types import Problem
+from algorist_grader import why_unreadable
 
 
 @dataclass

@@ -14,8 +14,8 @@ from typing import Any
 
 from algorist.data.base import Split, draw_distinct, generated, id_of, is_held_out
 from algorist.errors import DataError, MissingExtraError, check_known
-from algorist.grading import checker
 from algorist.types import Problem
+from algorist_grader import checker
 
 Settings = dict[str, Any]
 NO_ANSWER = "any that reasoning-gym accepts"

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import yaml
 
 from algorist.diagnosis.settings import Settings
-from algorist.registry import Registry
+from algorist_grader.registry import Registry
 
 if TYPE_CHECKING:
     from algorist.diagnosis.signals import Signals

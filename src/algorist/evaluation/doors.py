@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from algorist.registry import Registry
 from algorist.types import Problem
+from algorist_grader.registry import Registry
 
 if TYPE_CHECKING:
     from algorist.evaluation.artifact import Artifact

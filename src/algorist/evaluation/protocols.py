@@ -18,10 +18,10 @@ from typing import Any
 from algorist.config.schema import DatasetSection, EvalSection
 from algorist.data import load_problems
 from algorist.errors import ConfigError, DataError, nearest
-from algorist.grading.published import Score, gsm8k, lighteval_aime, lighteval_math_500, matharena, minerva
 from algorist.prompts import PromptFormat
 from algorist.prompts.formats import harness_shots
 from algorist.types import Problem
+from algorist_grader.published import Score, gsm8k, lighteval_aime, lighteval_math_500, matharena, minerva
 
 _SAMPLED = re.compile(r"sampled-(\d+)(?:@(\d+(?:\.\d+)?)(?:/(\d+(?:\.\d+)?)(?:/(\d+))?)?)?")
 _USUAL = ("greedy", "sampled-4", "sampled-8@1", "sampled-16@0.6/0.95")

@@ -11,11 +11,11 @@ from algorist.errors import CheckpointError
 from algorist.evaluation.artifact import Artifact, read_artifact, write_artifact
 from algorist.evaluation.estimators import summarise
 from algorist.evaluation.run import Alone, EvaluationSetting, Peers, Progress, evaluate, fingerprint
-from algorist.grading import deciding_matcher
 from algorist.prompts import PromptFormat
 from algorist.rewards import RewardSet
 from algorist.rollouts.base import RolloutEngine
 from algorist.types import Problem
+from algorist_grader import deciding_matcher
 
 
 def record_evaluation(

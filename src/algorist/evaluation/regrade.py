@@ -8,11 +8,11 @@ from typing import Any
 
 from algorist.config import load_recipe
 from algorist.data import load_problems
-from algorist.grading import MATCHERS, deciding_matcher, grade_completion
 from algorist.prompts import get_format
 from algorist.rewards import build_rewards
 from algorist.store.read import query
 from algorist.types import Group, Problem, Rollout
+from algorist_grader import MATCHERS, deciding_matcher, grade_completion
 
 
 def differences(run: Path, matcher: str | None) -> dict[str, Any]:

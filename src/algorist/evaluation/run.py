@@ -26,13 +26,13 @@ from algorist import __version__
 from algorist.config.schema import EvalSection
 from algorist.errors import DAMAGED, CheckpointError
 from algorist.evaluation.protocols import REFERENCES, protocol_name
-from algorist.grading import is_right_leniently
 from algorist.prompts import PromptFormat
 from algorist.rewards import RewardSet
 from algorist.rollouts.base import RolloutEngine, SamplingParams
 from algorist.rollouts.collect import collect
 from algorist.store.write import rows_of
 from algorist.types import Group, Problem
+from algorist_grader import is_right_leniently
 
 Rows = list[dict[str, Any]]
 EVERY_S = 1.0

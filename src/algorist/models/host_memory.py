@@ -12,7 +12,7 @@ import os
 import sys
 from functools import cache
 
-from algorist.system import c_function
+from algorist_grader.system import c_function
 
 log = logging.getLogger("algorist.models.host_memory")
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from algorist.errors import ConfigError
-from algorist.registry import Registry
+from algorist_grader.registry import Registry
 
 if TYPE_CHECKING:
     import torch

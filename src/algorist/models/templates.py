@@ -27,7 +27,7 @@ def check_template(template: str, where: str) -> None:
 @lru_cache(maxsize=32)
 def _fault_of(template: str) -> str:
     """Return what is wrong with a template, or an empty text; a run loads the same one from several folders."""
-    from algorist.child_process import Child
+    from algorist_grader.child_process import Child
 
     with closing(Child("algorist.models.templates:prepare", memory_mb=LIMIT_MB)) as child:
         reply = child.ask(template.encode("utf-8", errors="surrogatepass"), LIMIT_S)

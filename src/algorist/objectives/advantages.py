@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from algorist.errors import ConfigError
-from algorist.registry import Registry
 from algorist.user_code import load_function
+from algorist_grader.registry import Registry
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -21,8 +21,8 @@ from algorist.objectives.advantages import Advantage
 from algorist.objectives.masks import masked_sum
 from algorist.objectives.ratios import k3, log_ratio, sequence_ratio, token_ratio
 from algorist.parameters import REQUIRED, Parameter, check_values, parameters_of
-from algorist.registry import Registry
 from algorist.user_code import load_function
+from algorist_grader.registry import Registry
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -30,6 +30,7 @@ from algorist.training.extension import Extensions
 from algorist.training.faults import saved_bytes, state_bytes, tokens_in, tokens_that_fit
 from algorist.training.lm_head import CACHE_BYTES, CHUNK_ELEMENTS, TILE_COLUMNS, TILE_ROWS
 from algorist.training.log_probs import LogProbs, packed_log_probs, recomputes
+from algorist_grader.system import c_function
 
 HOLES, ADAPTER_HOLES = 0.1, 0.4
 """Memory that the C allocator keeps in holes between what stays and what is freed, as a share of the activations (CPU only;
@@ -319,7 +320,7 @@ def memory_now() -> int:
     gc.collect()
     if torch.cuda.is_available():
         return int(torch.cuda.memory_allocated())
-    if (trim := system.c_function("malloc_trim")) is not None:
+    if (trim := c_function("malloc_trim")) is not None:
         trim(0)
     return system.own_memory()
 

@@ -20,7 +20,6 @@ from algorist.diagnosis.rule import Facts, Finding, Share, apply
 from algorist.diagnosis.rules import all_rules
 from algorist.diagnosis.settings import Settings
 from algorist.diagnosis.signals import MIN_GROUPS
-from algorist.grading import why_unreadable
 from algorist.models.load import Policy, load_policy, make_policy
 from algorist.models.loaders import loadable_name, own_loader
 from algorist.models.precision import compute_dtype, pick_precision, weight_dtype
@@ -35,6 +34,7 @@ from algorist.runs.plan import make_plan
 from algorist.store.run_log import clock
 from algorist.store.stages import STAGES
 from algorist.types import Group, Problem
+from algorist_grader import why_unreadable
 
 log = logging.getLogger("algorist.preflight.run")
 

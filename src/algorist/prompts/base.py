@@ -13,10 +13,10 @@ from types import NoneType
 from typing import Any, Literal, Protocol
 
 from algorist.errors import ConfigError, nearest
-from algorist.grading.extract import decided
-from algorist.grading.markers import answer_blocks
-from algorist.registry import Registry
 from algorist.types import Message, Parsed, Problem, Rollout
+from algorist_grader.extract import decided
+from algorist_grader.markers import answer_blocks
+from algorist_grader.registry import Registry
 
 log = logging.getLogger("algorist.prompts.base")
 

@@ -10,10 +10,10 @@ from random import Random
 
 import yaml
 
-from algorist.grading.extract import from_boxes
-from algorist.grading.markers import after_reasoning
 from algorist.prompts.base import PromptFormat, Tags, add_format
 from algorist.types import Message, Parsed, Problem
+from algorist_grader.extract import from_boxes
+from algorist_grader.markers import after_reasoning
 
 
 class QuestionOnly(PromptFormat):

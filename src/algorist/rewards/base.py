@@ -22,9 +22,9 @@ from typing import Any
 from algorist.errors import ConfigError, RewardError, nearest
 from algorist.parameters import REQUIRED, Parameter, check_values, parameters_of
 from algorist.prompts import PromptFormat, get_format
-from algorist.registry import Registry
 from algorist.rewards.trl_form import Decode, columns_of, rollouts_of
 from algorist.types import Group, Problem, Rollout
+from algorist_grader.registry import Registry
 
 log = logging.getLogger("algorist.rewards.base")
 

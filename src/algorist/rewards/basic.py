@@ -11,11 +11,11 @@ from typing import Annotated
 from pydantic import Field
 
 from algorist.errors import ConfigError
-from algorist.grading import grade
 from algorist.prompts import Tags
 from algorist.rewards.base import reward
 from algorist.rewards.systems import THINK_TAGS, WORKING_TAGS, accuracy, follows, plain_float
 from algorist.types import Parsed, Problem
+from algorist_grader import grade
 
 REASONING_TAGS = Tags("<reasoning>", "</reasoning>", "<answer>", "</answer>")
 _HASH = re.compile(r"####\s*(-?\d+(?:,\d{3})*(?:\.\d+)?)")
@@ -23,7 +23,7 @@ _GROUPED = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _STEPS = re.compile(r"Step \d+:|^\d+\.|\n-|\n\*|First,|Second,|Next,|Finally,", re.MULTILINE)
 
 
-@reward("correct", low=0.0, high=1.0, source="algorist.grading")
+@reward("correct", low=0.0, high=1.0, source="algorist_grader")
 def correct(
     completion: str, *, parsed: Parsed, gold: str, matcher: str = "symbolic", problem: Problem | None = None
 ) -> float:

@@ -9,11 +9,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from algorist.grading import gold_texts, grade, last_boxed
-from algorist.grading.hendrycks import plain_form
-from algorist.grading.markers import after_reasoning, find_boxes, is_denied
 from algorist.prompts import Tags
 from algorist.rewards.base import reward
+from algorist_grader import gold_texts, grade, last_boxed
+from algorist_grader.hendrycks import plain_form
+from algorist_grader.markers import after_reasoning, find_boxes, is_denied
 
 _MATH = re.compile(r"\$([^$]+)\$")
 _ALTERNATIVES = re.compile(

@@ -7,9 +7,9 @@ from functools import lru_cache
 from typing import Any
 
 from algorist.errors import ConfigError
-from algorist.grading import grade_completion
 from algorist.prompts import PromptFormat
 from algorist.types import Group, Parsed, Problem, Rollout
+from algorist_grader import grade_completion
 
 Decode = Callable[[list[int]], str]
 GOLDS = ("reference_answer", "ground_truth", "answer", "solution")

@@ -15,13 +15,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from algorist.child_process import START_S, Answer, Child
 from algorist.errors import ConfigError, RewardError
 from algorist.rewards.base import Reward, as_reward
 from algorist.store.redact import secret_variables
 from algorist.store.safe_text import printable
 from algorist.types import Problem, Rollout
-from algorist.user_code import find_file, functions_of, import_file, no_function
+from algorist_grader.child_process import START_S, Answer, Child
+from algorist_grader.user_code import find_file, functions_of, import_file, no_function
 
 TIMEOUT_S = 30.0
 """Seconds that one call of a user's function may take, unless the recipe says otherwise."""

@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 from algorist.errors import EngineError
-from algorist.grading import grade_completion
 from algorist.prompts import PromptFormat
 from algorist.prompts.chat import render_prompt
 from algorist.rewards import RewardSet
 from algorist.rollouts.base import Completion, Completions, RolloutEngine, SamplingParams, Turns
 from algorist.types import ENVIRONMENT, Group, Problem, Rollout
+from algorist_grader import grade_completion
 
 
 def collect(

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from algorist.errors import EngineError
-from algorist.registry import Registry
 from algorist.rollouts.base import EngineSettings, RolloutEngine
+from algorist_grader.registry import Registry
 
 if TYPE_CHECKING:
     from algorist.config.schema import GRPOSection

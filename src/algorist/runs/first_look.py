@@ -12,8 +12,8 @@ from algorist.data.columns import ALIASES
 from algorist.data.files import Row, read_rows
 from algorist.data.golds import GoldCheck, check_golds
 from algorist.errors import DataError, nearest
-from algorist.grading import hash_answer, last_boxed, numeric_value
 from algorist.types import Problem
+from algorist_grader import hash_answer, last_boxed, numeric_value
 
 FIELDS = ("question", "answer", "solution")
 LEAST_ROWS = 5

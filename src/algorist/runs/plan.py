@@ -23,7 +23,6 @@ from algorist.config.resume import (
 from algorist.config.schema import Recipe, refuse_groups_of_one
 from algorist.data.problems import Problems
 from algorist.errors import ConfigError
-from algorist.grading import MATCHERS
 from algorist.objectives import Objective
 from algorist.prompts import PromptFormat
 from algorist.rewards import RewardSet, build_rewards
@@ -32,6 +31,7 @@ from algorist.runs.asking import recipe_format
 from algorist.store.run_log import kept_records
 from algorist.store.stages import STAGES
 from algorist.training.extension import Extensions
+from algorist_grader import MATCHERS
 
 if TYPE_CHECKING:
     import torch

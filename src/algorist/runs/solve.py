@@ -20,7 +20,6 @@ from algorist.evaluation.estimators import elect
 from algorist.evaluation.protocols import with_shots
 from algorist.evaluation.record import finished_evaluation, mark_of, record_evaluation
 from algorist.evaluation.run import EvaluationSetting
-from algorist.grading import grade
 from algorist.models.load import Policy, pick_device, policy_of
 from algorist.prompts import PromptFormat
 from algorist.prompts.attached import attached
@@ -33,6 +32,7 @@ from algorist.rollouts.transformers import TransformersEngine
 from algorist.runs.asking import how_to_ask, with_turns
 from algorist.store.atomic import replace_text
 from algorist.types import Group, Problem
+from algorist_grader import grade
 
 
 @dataclass

@@ -13,8 +13,9 @@ import psutil
 import torch
 from transformers import TrainerCallback
 
-from algorist.system import HANGUP, STOPPING, own_memory
+from algorist.system import own_memory
 from algorist.training.extension import Control
+from algorist_grader.system import HANGUP, STOPPING
 
 MetricsSink = Callable[[int, dict[str, float]], Control | None]
 

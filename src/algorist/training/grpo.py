@@ -22,7 +22,6 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
 from algorist.config.schema import GRPOSection
-from algorist.grading.workers import stats
 from algorist.objectives import Objective, mean_lengths, token_losses
 from algorist.prompts import PromptFormat
 from algorist.rewards import RewardSet
@@ -49,6 +48,7 @@ from algorist.training.objective import deal, rows_to_compute, single_rewards, u
 from algorist.training.order import ProblemOrder, Reserve, Schedule, join_groups, parts_of
 from algorist.training.step import train_step
 from algorist.types import Group, Problem
+from algorist_grader.workers import stats
 
 log = logging.getLogger("algorist.training.grpo")
 

@@ -10,12 +10,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from algorist.config.load import load_recipe, recipe_names
 from algorist.config.schema import Recipe
 from algorist.data import DATASETS
-from algorist.grading import MATCHERS
 from algorist.models.loaders import lora_targets
 from algorist.prompts import FORMATS
 from algorist.rewards import build_rewards
 from algorist.runs.asking import recipe_format
 from algorist.runs.plan import check_names
+from algorist_grader import MATCHERS
 
 # Recipe -> (item of the reference systems, dotted key, value). "weights" is name -> weight in the recipe's order.
 STATED: dict[str, list[tuple[str, str, Any]]] = {

@@ -16,9 +16,9 @@ from algorist.data.adapters import plain_problem
 from algorist.data.files import read_rows
 from algorist.data.golds import plain_number, without_dollars
 from algorist.errors import ConfigError, DataError
-from algorist.grading import numeric_value
 from algorist.prompts import get_format
 from algorist.types import Problem
+from algorist_grader import numeric_value
 
 
 def load(name: str, path: Path | str | None = None, split: str = "test", **values: Any) -> list[Problem]:

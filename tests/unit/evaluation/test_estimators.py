@@ -26,8 +26,8 @@ from algorist.evaluation.estimators import (
     summarise,
     wilson,
 )
-from algorist.grading import grade_completion
 from algorist.prompts import get_format
+from algorist_grader import grade_completion
 
 
 def test_wilson_against_published_values() -> None:

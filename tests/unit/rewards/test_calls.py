@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from algorist.errors import ConfigError
-from algorist.grading import grade_completion
 from algorist.prompts import get_format
 from algorist.rewards import (
     DEFAULT_REWARD_WEIGHTS,
@@ -26,6 +25,7 @@ from algorist.rewards import (
 )
 from algorist.rewards.base import Reward
 from algorist.types import Group, Problem, Rollout
+from algorist_grader import grade_completion
 from tests.acceptance.rewards_page import reference_markdown
 from tests.conftest import Cli
 

@@ -12,11 +12,11 @@ import pytest
 
 from algorist.cli.solve_command import _Live, converse, load_solver
 from algorist.evaluation.estimators import elect
-from algorist.grading import grade
 from algorist.models.load import Policy
 from algorist.prompts import get_format
 from algorist.prompts.base import Tags
 from algorist.runs.solve import Solver
+from algorist_grader import grade
 from tests.tiny import TOKENIZER, make_model
 
 

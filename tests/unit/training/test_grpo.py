@@ -12,7 +12,6 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from algorist.config import load_recipe
-from algorist.grading.matchers import MATCHERS
 from algorist.objectives import LOSSES, policy_loss
 from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
@@ -20,6 +19,7 @@ from algorist.rollouts.base import Completion, SamplingParams
 from algorist.training.grpo import AlgoristGRPOTrainer
 from algorist.training.grpo_setup import objective_of
 from algorist.types import Group
+from algorist_grader.matchers import MATCHERS
 from benchmarks.stock_trl import StockGRPOTrainer
 from tests.tiny import (
     PROBLEMS,

@@ -11,9 +11,9 @@ import os
 import textwrap
 from functools import lru_cache
 
-from algorist.child_process import START_S, Child
 from algorist.errors import MissingExtraError
 from algorist.extensions.toolbox.base import Limits, Output, clipped, tool
+from algorist_grader.child_process import START_S, Child
 
 MOST_CODE = 20_000
 """Longest code of a rollout's calls together (characters)."""

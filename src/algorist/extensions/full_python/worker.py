@@ -95,7 +95,7 @@ def _confine(sink: int, memory_mb: int, seconds: float) -> None:
         os.dup2(null, handle)
     os.closerange(3, sink)
     os.closerange(sink + 1, 1 << 16)
-    from algorist.system import limit_memory
+    from algorist_grader.system import limit_memory
 
     limit_memory(memory_mb)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from algorist.registry import Registry
+from algorist_grader.registry import Registry
 
 if TYPE_CHECKING:
     from algorist.config.section import ModelSection

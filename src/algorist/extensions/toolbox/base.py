@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from algorist.registry import Registry
+from algorist_grader.registry import Registry
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from algorist.child_process import START_S, Answer, Child
 from algorist.errors import ConfigError
 from algorist.extensions.toolbox.base import Limits, Output, clipped
 from algorist.store.redact import secret_variables
 from algorist.types import Problem, Turn
-from algorist.user_code import find_file, import_file, no_function
+from algorist_grader.child_process import START_S, Answer, Child
+from algorist_grader.user_code import find_file, import_file, no_function
 
 SECONDS = 30.0
 """Most seconds of one reply of an environment."""

@@ -1,0 +1,67 @@
+"""Names for plain functions and classes: ``Registry("reward")`` makes one decorator and one lookup."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Generic, TypeVar
+
+from algorist_grader.errors import ConfigError, check_known
+
+T = TypeVar("T")
+F = TypeVar("F")
+
+
+_BY_USER: ContextVar[bool] = ContextVar("by_user", default=False)
+
+
+@contextmanager
+def by_user() -> Iterator[None]:
+    """Take what is registered inside for a user's, which may be registered again: a file that was edited, or a run's copy of it."""
+    token = _BY_USER.set(True)
+    try:
+        yield
+    finally:
+        _BY_USER.reset(token)
+
+
+class Registry(Generic[T]):
+    """Maps names to objects; duplicate names fail at registration, unknown names answer with the nearest one."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._entries: dict[str, T] = {}
+        self._by_user: set[str] = set()
+
+    def register(self, name: str) -> Callable[[F], F]:
+        """Return a decorator that stores the object under ``name`` and returns it unchanged."""
+
+        def decorate(entry: F) -> F:
+            if name in self._entries and not (_BY_USER.get() and name in self._by_user):
+                raise ConfigError(f"{self.kind} '{name}' is registered twice; choose another name")
+            self._entries[name] = entry  # type: ignore[assignment]
+            if _BY_USER.get():
+                self._by_user.add(name)
+            return entry
+
+        return decorate
+
+    def get(self, name: str) -> T:
+        """Return the entry called ``name``.
+
+        Raises:
+            ConfigError: No such entry; the message names the nearest one and lists all.
+        """
+        check_known(name, sorted(self._entries), f"unknown {self.kind} '{name}'", "Known: {}")
+        return self._entries[name]
+
+    def names(self) -> list[str]:
+        """Return all names, sorted."""
+        return sorted(self._entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names())

@@ -1,0 +1,47 @@
+"""What the grader takes and gives: a completion read by a prompt format, and the verdict on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A completion read by its prompt format.
+
+    ``answer`` is None when the completion has no answer block. ``well_formed`` means that the completion follows the
+    format exactly; ``flags`` names what is odd about it (``repeated_tag``, ``text_after``, ``several_answers``, …).
+    """
+
+    reasoning: str | None
+    answer: str | None
+    well_formed: bool
+    flags: tuple[str, ...] = ()
+
+
+GradeReason = Literal[
+    "equal_string",
+    "equal_number",
+    "equal_symbolic",
+    "checked",
+    "different",
+    "no_answer",
+    "ambiguous",
+    "unparseable_answer",
+    "unparseable_gold",
+    "timeout",
+    "memory",
+    "crashed",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """The verdict on one completion: ``correct``, why, what was read, the gold answer, and the time it took."""
+
+    correct: bool
+    reason: GradeReason
+    extracted: str | None
+    gold: str
+    seconds: float = 0.0
