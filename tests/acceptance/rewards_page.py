@@ -20,8 +20,8 @@ rewards:
   - {name: my_rewards.py:brevity, weight: 0.1}
 ```
 
-Try one without a run: `algorist rewards explain --completion TEXT --answer GOLD`. Scales differ between systems:
-compare runs by accuracy, never by reward.
+Try one without a run: `algorist rewards explain` on a completion, `algorist rewards audit` on right and wrong ones.
+Scales differ between systems: compare runs by accuracy, never by reward.
 
 ## What each one pays
 

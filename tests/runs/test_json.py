@@ -50,6 +50,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "compare": ("compare", "e/own.json", "e/own.json"),
     "export": ("export", "runs/first", "--to", "model"),
     "tour": ("tour",),
+    "rewards audit": ("rewards", "audit", "correct", "--problems", "2"),
     "recipes list": ("recipes", "list"),
     "recipes show": ("recipes", "show", "quickstart"),
     "doctor": ("doctor", "--no-hub"),

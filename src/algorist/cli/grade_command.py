@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from algorist.cli.arguments import Overrides, read_pairs
+from algorist.cli.audit_command import audit
 from algorist.cli.session import without_warnings
 from algorist.cli.terminal import Line, Result, Rows, View, say, table, verb
 from algorist.errors import ConfigError
@@ -21,7 +22,7 @@ regrade_app = typer.Typer(add_completion=False)
 rewards_app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
-    help="List the rewards; explain the reward of a completion.",
+    help="List rewards; explain or audit what one pays.",
     epilog="Example: algorist rewards explain --completion '<answer>7</answer>' --answer 7",
 )
 
@@ -213,3 +214,6 @@ def explain(
         for name, value in breakdown.components.items()
     }
     return Explained(breakdown.total, values, failed)
+
+
+verb(rewards_app, "audit")(audit)

@@ -16,7 +16,7 @@ VERBS = {
     "serve": "Serve a model with OpenAI-compatible endpoints.",
     "grade": "Grade an answer or a completion, with the reason.",
     "regrade": "Grade a run's stored rollouts again and show what changes.",
-    "rewards": "List the rewards; explain the reward of a completion.",
+    "rewards": "List rewards; explain or audit what one pays.",
     "data": "List, show, check, rate, sample and compare datasets.",
     "inspect": "Browse or query the stored rollouts of a run.",
     "watch": "Watch a run from another window: where it is, what is wrong.",

@@ -43,8 +43,13 @@ OFFERS: dict[str, Callable[[Rollout, Problem], Any]] = {
     "parsed": lambda rollout, problem: rollout.parsed,
     "completion_ids": lambda rollout, problem: rollout.sampled_ids,
     "gold": lambda rollout, problem: problem.answer,
+    "solution_str": lambda rollout, problem: rollout.text,
+    "ground_truth": lambda rollout, problem: problem.answer,
+    "data_source": lambda rollout, problem: str(problem.extra.get("data_source", "")),
+    "extra_info": lambda rollout, problem: problem.columns(),
 }
-"""What a function of a rollout may name: the rollout, its text, its reading, its sampled tokens; the problem, its gold answer."""
+"""What a function of a rollout may name: the rollout, its text, its reading, its sampled tokens; the problem, its gold answer; and
+what verl passes to a score function."""
 FROM_THE_TRAINER = ("trainer_state", "log_metric", "log_extra")
 """What only a trainer has; a function that names one of these runs in the trainer's process, and applies nowhere else."""
 FORMS = "def f(rollout, problem): …  or, as TRL calls it,  def f(completions, **columns): …"
@@ -125,7 +130,7 @@ class Reward:
         """Whether the function has TRL's form: it names lists, or takes any keyword and neither ``rollout`` nor ``completion``."""
         names = self._arguments.keys()
         return bool(names & {"completions", "prompts"}) or (
-            self._any_keyword and names.isdisjoint({"rollout", "completion"})
+            self._any_keyword and names.isdisjoint({"rollout", "completion", "solution_str"})
         )
 
     @cached_property
