@@ -16,7 +16,7 @@ import pytest
 
 from algorist.cli.main import main
 from algorist.config.load import load_recipe
-from algorist.config.resume import load_run_recipe, open_folder
+from algorist.config.resume import hold_folder, load_run_recipe
 from algorist.errors import CheckpointError, ConfigError
 from algorist.evaluation.artifact import read_artifact, write_artifact
 from algorist.extensions.model_folder.card import model_card
@@ -159,11 +159,13 @@ def with_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Pa
     (tmp_path / "own.py").write_text(
         f"open({str(ran)!r}, 'a').write('x')\ndef f(completion):\n    return 1.0\n"
     )
-    make_run(tmp_path / "run", steps=1)
     recipe = load_recipe(
         "smoke-cpu", [f"output_dir={tmp_path}", "run_name=run", f"rewards=['{tmp_path / 'own.py'}:f']"]
     )
-    open_folder(recipe.recipe, resume=False)
+    with hold_folder(recipe.recipe, resume=False) as folder:
+        config = folder.config.read_text()
+    make_run(tmp_path / "run", steps=1)
+    folder.config.write_text(config)
     return tmp_path / "run", ran
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from algorist.config.yaml_text import leaves, read_yaml
 from algorist.errors import DAMAGED, CheckpointError, ConfigError
 from algorist.store.run_folder import INPUTS, RunFolder
 from algorist.store.safe_text import printable
-from algorist.store.stages import STAGES
+from algorist.store.stages import STAGES, checkpoints
 from algorist.store.trust import refuse_foreign_code, sign
 from algorist.user_code import load_plugins
 
@@ -93,10 +94,7 @@ def begun(recipe: Recipe, *, resume: bool) -> dict[str, Any] | None:
     path = run_path(recipe)
     known = (path / "config.yaml").exists()
     if not resume:
-        if known and RunFolder(path).has_begun():
-            raise CheckpointError(
-                f"{path} already holds a run. Continue it with --resume, or take another name: run_name={path.name}-2"
-            )
+        refuse_begun(RunFolder(path))
         return None
     if not known:
         raise CheckpointError(f"nothing to resume: {path} holds no run (config.yaml is missing)")
@@ -221,8 +219,15 @@ def check_same_inputs(recipe: Recipe, run: Path) -> None:
         raise ConfigError(
             f"{run} began with other files than there are now, so this would be another run:\n"
             + "\n".join(lines)
-            + "\nPut the former files back to resume, or start a new run with run_name=NAME"
+            + f"\nPut the former files back to resume, or start a new run with run_name=NAME{_from_sft(run)}"
         )
+
+
+def _from_sft(run: Path) -> str:
+    """Return how a new run takes over the finished SFT of one whose GRPO made no step, or an empty string."""
+    if not RunFolder(run).is_finished("sft") or checkpoints(run / "grpo"):
+        return ""
+    return f"; from its finished SFT: sft.enabled=false model.name={run / 'sft' / 'final'}"
 
 
 def changed_since(run: Path) -> list[str]:
@@ -362,16 +367,28 @@ def why_from_the_model(recipe: Recipe, stages: Sequence[str]) -> str:
     )
 
 
-def open_folder(recipe: Recipe, *, resume: bool) -> RunFolder:
-    """Create the run folder, or open it to resume; it says how the recipe runs, and keeps what the user wrote."""
-    path, text = run_path(recipe), to_yaml(recipe)
-    inputs = {} if resume else inputs_of(recipe)
-    if resume:
-        folder = RunFolder.open(path)
-    else:
-        folder = RunFolder.create(path)
-        folder.write_environment(seed=recipe.seed)
-        folder.keep_inputs(inputs)
-    folder.write_text("config.yaml", text)
-    sign(folder.path)
-    return folder
+@contextmanager
+def hold_folder(recipe: Recipe, *, resume: bool) -> Iterator[RunFolder]:
+    """Make the run folder, or open it to resume, and hold it against other processes; only then is it looked into and written.
+
+    Raises:
+        CheckpointError: Another process holds it, or one has made a run of it meanwhile.
+    """
+    path = run_path(recipe)
+    folder = RunFolder.open(path) if resume else RunFolder.create(path)
+    with folder.lock():
+        if not resume:
+            refuse_begun(folder)
+            folder.write_environment(seed=recipe.seed)
+            folder.keep_inputs(inputs_of(recipe))
+        folder.write_text("config.yaml", to_yaml(recipe))
+        sign(folder.path)
+        yield folder
+
+
+def refuse_begun(folder: RunFolder) -> None:
+    """Refuse to begin a run in a folder that holds one (CheckpointError)."""
+    if folder.config.exists() and folder.has_begun():
+        raise CheckpointError(
+            f"{folder.path} already holds a run. Continue it with --resume, or take another name: run_name={folder.path.name}-2"
+        )

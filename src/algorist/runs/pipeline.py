@@ -13,7 +13,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from algorist.config.resume import changed_since, open_folder, with_copies
+from algorist.config.resume import changed_since, hold_folder, with_copies
 from algorist.config.schema import Recipe
 from algorist.data.problems import (
     Problems,
@@ -153,11 +153,9 @@ def run_recipe(
 def run_plan(plan: Plan, *, display: Display) -> Run:
     """Do what a plan says and return the run."""
     began, processes, extensions = time.monotonic(), plan.processes, plan.extensions
-    folder = processes.from_main(lambda: open_folder(plan.recipe, resume=plan.resume))
-    with (
-        folder.lock() if processes.main else nullcontext(),
-        LogFile(folder.path, processes.main, plan.problems.notes, display),
-    ):
+    with ExitStack() as held:
+        folder = processes.from_main(lambda: held.enter_context(hold_folder(plan.recipe, resume=plan.resume)))
+        held.enter_context(LogFile(folder.path, processes.main, plan.problems.notes, display))
         run = Run(plan, folder, display)
         for line in folder.differences() if plan.resume and processes.main else ():
             display.say(f"warning: {line}")

@@ -83,12 +83,16 @@ class RunFolder:
         return cls(path)
 
     def has_begun(self) -> bool:
-        """Return whether anything was learned, sampled or evaluated here; a run that never began may be started anew."""
-        made = ("metrics.jsonl", "stages.json", *STAGES)
-        filled = ("rollouts", "eval")
-        return any((self.path / name).exists() for name in made) or any(
-            any((self.path / name).glob("*")) for name in filled
-        )
+        """Return whether there is something to keep: a step, a checkpoint, a finished stage, or what was drawn or evaluated before any.
+
+        A run that failed in the first batch of a stage has none and may be started anew, with its file corrected.
+        """
+        if (self.path / "stages.json").exists() or any(checkpoints(self.path / s) for s in STAGES):
+            return True
+        if self.metrics.exists() and any(b'"step": 0,' not in line for line in self.metrics.open("rb")):
+            return True
+        failed = any((self.path / stage).exists() for stage in STAGES)
+        return not failed and any(any((self.path / name).glob("*")) for name in ("rollouts", "eval"))
 
     def write_text(self, name: str, text: str) -> None:
         """Write a file of the run whole or not at all, as it is: it is read back.

@@ -7,14 +7,15 @@ takes them through the dataset ``rollouts`` and starts from the final model of t
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from algorist.config.resume import begun, open_folder, run_path
+from algorist.config.resume import begun, hold_folder, run_path
 from algorist.config.schema import DatasetSection, Recipe
 from algorist.data import load_problems
 from algorist.data.problems import fitting_problems
@@ -112,12 +113,11 @@ def iterate(
         policy = None
         if not drawn:  # a model that is not there leaves no folder
             policy = make_policy(own.model, device=pick_device(own.device), seed=own.seed)
-        folder = _open(own, drawing, resume)
-        display.say(f"round {number} of {rounds} · {folder.path} · starts from {model}")
-        if policy is not None:
-            with folder.lock():
+        with _opened(own, drawing, resume) as folder:
+            display.say(f"round {number} of {rounds} · {folder.path} · starts from {model}")
+            if policy is not None:
                 _sample(own, policy, folder, drawing, number, display)
-            del policy
+        del policy
         counts = folder.stages()[STAGE]
         if not counts["right"]:
             raise DataError(_nothing_right(recipe, folder.path, number, counts))
@@ -165,19 +165,20 @@ def _check_start(recipe: Recipe) -> None:
         )
 
 
-def _open(recipe: Recipe, drawing: Drawing, resume: bool) -> RunFolder:
-    """Open the folder of a round; one that an earlier call has begun must have drawn the same way."""
+@contextmanager
+def _opened(recipe: Recipe, drawing: Drawing, resume: bool) -> Iterator[RunFolder]:
+    """Hold the folder of a round; one that an earlier call has begun must have drawn the same way."""
     known = resume and (run_path(recipe) / "config.yaml").exists()
     begun(recipe, resume=known)
-    folder = open_folder(recipe, resume=known)
-    before, now = folder.read_json(SETTING) if known else None, asdict(drawing)
-    if before is not None and before != now:
-        raise ConfigError(
-            f"{folder.path} was begun with {_told(before)}, not with {_told(now)}; give those values to resume, or take "
-            "another name: run_name=NAME"
-        )
-    folder.write_json(SETTING, now)
-    return folder
+    with hold_folder(recipe, resume=known) as folder:
+        before, now = folder.read_json(SETTING) if known else None, asdict(drawing)
+        if before is not None and before != now:
+            raise ConfigError(
+                f"{folder.path} was begun with {_told(before)}, not with {_told(now)}; give those values to resume, or take "
+                "another name: run_name=NAME"
+            )
+        folder.write_json(SETTING, now)
+        yield folder
 
 
 def _told(setting: dict[str, Any]) -> str:
