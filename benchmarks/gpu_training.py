@@ -70,7 +70,8 @@ def _policy(bench: Bench, shape: str, kind: str) -> Any:
 
 def _update_case(bench: Bench, kind: str, length: int, checkpointing: bool, way: str) -> dict[str, Any]:
     from algorist.config.schema import GRPOSection
-    from algorist.preflight.memory import Shape, memory_now, peak, plan_step, reset_peak
+    from algorist.models.memory import memory_now, peak, reset_peak
+    from algorist.preflight.memory import Shape, plan_step
     from algorist.training.batch import Batch
     from algorist.training.log_probs import LogProbs
 

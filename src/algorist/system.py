@@ -23,6 +23,7 @@ import psutil
 from algorist_grader.system import FORKS, HANGUP, optional, resource, status, waited
 
 CPUINFO = Path("/proc/cpuinfo")
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
 fcntl: Any = optional("fcntl")
 
 
@@ -155,6 +156,55 @@ def reset_peak() -> None:
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
 
 
+def available_memory() -> int:
+    """Return the bytes that this process can still take: what the machine has left, within control groups and limits."""
+    left = [int(psutil.virtual_memory().available), *_left_in_groups()]
+    for limit, used in (("RLIMIT_AS", "VmSize"), ("RLIMIT_DATA", "VmData")):
+        with contextlib.suppress(AttributeError, OSError, StopIteration):
+            soft, _ = resource.getrlimit(getattr(resource, limit))
+            left += [soft - status(used)] * (soft != resource.RLIM_INFINITY)
+    return max(0, min(left))
+
+
+def _left_in_groups() -> Iterator[int]:
+    """Yield what each control group (version 1 or 2) that this process is in leaves it, in bytes; cached files give way."""
+    for line in _lines(Path("/proc/self/cgroup")):
+        _, kinds, path = line.split(":", 2)
+        if kinds and "memory" not in kinds.split(","):
+            continue
+        names = ("limit_in_bytes", "usage_in_bytes", "total_") if kinds else ("max", "current", "")
+        top = CONTROL_GROUPS / "memory" if kinds else CONTROL_GROUPS
+        folder = top / path.lstrip(
+            "/"
+        )  # a container may see the path outside it, and its own group at the top
+        for group in (g for g in (folder, *folder.parents) if g.is_relative_to(top)):
+            limit, used = (_lines(group / f"memory.{name}") for name in names[:2])
+            if limit and used and limit[0].isdigit():
+                cached = (entry.split() for entry in _lines(group / "memory.stat"))
+                yield (
+                    int(limit[0])
+                    - int(used[0])
+                    + sum(int(n) for k, n in cached if k == f"{names[2]}inactive_file")
+                )
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+
+
+def bound_memory(more: int) -> None:
+    """Have this process refused more than so many bytes beyond what it has (an error), on Linux; it may take the limit back."""
+    with contextlib.suppress(AttributeError, OSError, StopIteration, ValueError):
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        limit = status("VmData") + more
+        resource.setrlimit(
+            resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard)
+        )
+
+
 def processor_seconds() -> float:
     """Return the processor time of this process and of its children that have ended (s); Windows does not count children."""
     return sum(os.times()[:4])
@@ -162,10 +212,7 @@ def processor_seconds() -> float:
 
 def cpuinfo() -> str:
     """Return what Linux says of the processor, one ``name : value`` a line; empty elsewhere."""
-    try:
-        return CPUINFO.read_text(encoding="utf-8")
-    except OSError:
-        return ""
+    return "\n".join(_lines(CPUINFO))
 
 
 @cache

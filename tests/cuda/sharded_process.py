@@ -18,7 +18,7 @@ from algorist.errors import EngineError
 from algorist.rollouts.base import SamplingParams
 from algorist.rollouts.native.engine import NativeEngine
 from algorist.rollouts.transformers import TransformersEngine
-from algorist.training import faults as part_size
+from algorist.training import part_size
 from algorist.training.batch import Batch
 from algorist.training.distributed import whole_weights
 from algorist.training.log_probs import packed_log_probs
@@ -89,7 +89,7 @@ for ours, theirs in zip(model.parameters(), whole.parameters(), strict=True):
 found["gradients"] = worst
 # What fits is counted on this process's part of weights, gradients and moments (12 bytes per weight here; 16 are free).
 part_size.on_gpu = lambda device: True
-part_size.unused_gpu_bytes = lambda device: 16 * sum(p.numel() for p in whole.parameters()) // 2
+part_size.memory_left = lambda device: 16 * sum(p.numel() for p in whole.parameters()) // 2
 found["tokens"] = [part_size.tokens_that_fit(m, GRPOSection()) for m in (whole, model)]
 print(json.dumps(found), flush=True)
 dist.destroy_process_group()

@@ -29,8 +29,8 @@ from algorist.rollouts.native.engine import NativeEngine
 from algorist.store.stages import Stage
 from algorist.training.batch import Batch
 from algorist.training.distributed import without_buckets
-from algorist.training.faults import saved_bytes
 from algorist.training.log_probs import LogProbs, packed_log_probs
+from algorist.training.part_size import saved_bytes
 from tests.cuda_host.memory import WITHIN, config_of, measure, teachers
 from tests.cuda_host.stub import Stub, model, rows_end_at_their_length
 from tests.cuda_host.written import written

@@ -6,20 +6,14 @@ counted on a short real forward (the bytes that autograd saves, per token) and s
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import weakref
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
-from torch import Tensor, nn
 
-from algorist import system
 from algorist.config.schema import GRPOSection, SFTSection
-from algorist.models.precision import HALF, Precision, autocast_of, compute_dtype, on_gpu, weight_dtype
+from algorist.models.memory import memory_limit, memory_now
+from algorist.models.precision import Precision, compute_dtype, weight_dtype
 from algorist.models.sharding import unwrap
 from algorist.rollouts.native.decoder import cache_dtype
 from algorist.rollouts.native.engine import CACHE_SHARE
@@ -27,20 +21,11 @@ from algorist.rollouts.native.graph_buffers import Room, slots_for
 from algorist.rollouts.native.graph_tier import KEPT_SHARE
 from algorist.training.batch import Batch
 from algorist.training.extension import Extensions
-from algorist.training.faults import saved_bytes, state_bytes, tokens_in, tokens_that_fit
-from algorist.training.lm_head import CACHE_BYTES, CHUNK_ELEMENTS, TILE_COLUMNS, TILE_ROWS
-from algorist.training.log_probs import LogProbs, packed_log_probs, recomputes
-from algorist_grader.system import c_function
+from algorist.training.part_size import head_bytes, kept_per_token, state_bytes, tokens_in, tokens_that_fit
 
 HOLES, ADAPTER_HOLES = 0.1, 0.4
 """Memory that the C allocator keeps in holes between what stays and what is freed, as a share of the activations (CPU only;
 measured with benchmarks/memory_plan.py: adapters make several short-lived tensors in each layer)."""
-
-
-MIXED_BYTES = 10
-"""What a layer keeps more under autocast than in 16 bit, per token and width: its stream and norms are float32 (counted)."""
-_slopes: weakref.WeakKeyDictionary[nn.Module, dict[bool, float]] = weakref.WeakKeyDictionary()
-"""Bytes per token of models that are shapes only and never change, by whether the pass is packed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +119,7 @@ def plan_step(
     plan = replace(
         fixed,
         activations=activations,
-        logits=_head_bytes(base, completions, precision),
+        logits=head_bytes(base, completions, precision),
         allocator=int(holes * activations),
     )
     return with_extensions(plan)
@@ -185,43 +170,7 @@ def _part_tokens(
     if section.micro_batch_tokens is not None or not torch.cuda.is_available():
         return section.micro_batch_tokens
     left = memory_limit() - plan.base - plan.optimizer - plan.gradients - plan.engine - plan.extensions
-    return tokens_in(left, _per_token(base, precision, packed=True), base, section, precision)
-
-
-def _autocast(base: Any) -> contextlib.AbstractContextManager[Any]:
-    """Return the context of a pass; a model of shapes only lies in the products' type already."""
-    device = next(base.parameters()).device
-    return contextlib.nullcontext() if device.type == "meta" else autocast_of(base, device)
-
-
-def _forward(base: Any, ids: Tensor) -> Tensor:
-    """Return something to differentiate from the model's own forward, without the logits of more than one position."""
-    mask = None
-    if ids.device.type == "meta":  # the model would look into the values of its positions for packed rows
-        mask = torch.ones(1, 1, ids.shape[1], ids.shape[1], dtype=torch.bool, device=ids.device)
-    with _autocast(base):
-        hidden: Tensor = base(
-            input_ids=ids, attention_mask=mask, use_cache=False, logits_to_keep=1
-        ).logits.sum()
-    return hidden
-
-
-def _kept(base: Any, tokens: int, packed: bool) -> int:
-    """Return the bytes that the backward pass keeps of the forward pass of one row, without logits."""
-    device, half = next(base.parameters()).device, tokens // 2
-    ids = torch.randint(0, _head(base), (1, tokens), device=device)
-    mask = torch.ones(1, half, dtype=torch.bool, device=device)
-
-    def forward() -> Tensor:
-        if packed:
-            row = [1] * tokens
-            batch = Batch([row[:-half]], [row[-half:]], [0], torch.zeros(1, device=device), mask)
-            if LogProbs(verify=False).why_plain(base, batch) is None:
-                with _autocast(base):
-                    return packed_log_probs(base, batch)[0].sum()
-        return _forward(base, ids)
-
-    return saved_bytes(forward, base)
+    return tokens_in(left, kept_per_token(base, precision, packed=True), base, section, precision)
 
 
 def _activations(base: Any, tokens: int, recompute: bool, precision: Precision, *, packed: bool) -> int:
@@ -230,7 +179,7 @@ def _activations(base: Any, tokens: int, recompute: bool, precision: Precision, 
     With gradient checkpointing that is each layer's input, and everything inside one layer at a time. The transient tensors of the
     backward pass are counted in.
     """
-    per_token = _per_token(base, precision, packed=packed)
+    per_token = kept_per_token(base, precision, packed=packed)
     config = base.config.get_text_config()
     layers, width = max(1, int(config.num_hidden_layers)), int(config.hidden_size)
     every = int(per_token * tokens)
@@ -241,34 +190,6 @@ def _activations(base: Any, tokens: int, recompute: bool, precision: Precision, 
         return every + copies + (every + copies) // layers
     # Those gradients are counted on shapes: about a third of what a layer keeps.
     return tokens * width * layers * precision.master.itemsize + inside + inside // 3 + copies // layers
-
-
-def _per_token(base: Any, precision: Precision, *, packed: bool) -> float:
-    """Return the bytes that the backward pass keeps of one token, all layers kept."""
-    was = base.training
-    if recomputes(base):
-        base.eval()  # checkpointing is in force in training only
-    try:
-        shapes_only = next(base.parameters()).device.type == "meta"
-        known = _slopes.setdefault(base, {}) if shapes_only else {}
-        if packed not in known:
-            # A run casts no input to the factors' float32; shapes know no autocast, so here the factors change type.
-            factors = [p for name, p in base.named_parameters() if shapes_only and "lora_" in name]
-            types = [(factor, factor.dtype) for factor in factors]
-            for factor in factors:
-                factor.data = factor.data.to(precision.compute)
-            try:
-                long, short = (_kept(base, count, packed) for count in (96, 32))
-            finally:
-                for factor, dtype in types:
-                    factor.data = factor.data.to(dtype)
-            known[packed] = (long - short) / 64
-        per_token = known[packed]
-    finally:
-        base.train(was)
-    config = base.config.get_text_config()
-    mixed = shapes_only and precision.autocast
-    return per_token + MIXED_BYTES * config.hidden_size * max(1, config.num_hidden_layers) * mixed
 
 
 def _fixed(model: Any, base_bytes: int | None, precision: Precision, optim: str) -> MemoryPlan:
@@ -287,18 +208,6 @@ def _fixed(model: Any, base_bytes: int | None, precision: Precision, optim: str)
     return MemoryPlan(taken, size, states, 0, 0, 0)
 
 
-def _head_bytes(base: Any, completions: int, precision: Precision) -> int:
-    """Return what the head takes: probabilities or slopes and two chunks of logits, or a tile and gradients in float32."""
-    weight = base.get_output_embeddings().weight
-    vocabulary = int(weight.shape[0])
-    if on_gpu(weight.device) or precision.compute in HALF:
-        rows, columns = min(TILE_ROWS, completions), min(TILE_COLUMNS, vocabulary)
-        gradients = completions * int(weight.shape[1]) + weight.numel() * weight.requires_grad
-        return rows * columns * precision.compute.itemsize + 4 * gradients
-    chunk = min(CHUNK_ELEMENTS, completions * vocabulary) * 4
-    return min(CACHE_BYTES, completions * vocabulary * 4) + 2 * chunk
-
-
 def _head(base: Any) -> int:
     return int(base.get_output_embeddings().weight.shape[0])
 
@@ -310,41 +219,3 @@ def _cache_bytes(base: Any, precision: Precision) -> int:
     width = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
     kind = cache_dtype(precision.compute, next(base.parameters()).device)
     return 2 * int(config.num_hidden_layers) * heads * width * kind.itemsize
-
-
-def memory_now() -> int:
-    """Return what is taken now: of the GPU where there is one, else the resident memory of this process.
-
-    What was freed but is still with the allocator is given back first: the next stage would use it again.
-    """
-    gc.collect()
-    if torch.cuda.is_available():
-        return int(torch.cuda.memory_allocated())
-    if (trim := c_function("malloc_trim")) is not None:
-        trim(0)
-    return system.own_memory()
-
-
-def memory_limit() -> int:
-    """Return the memory of the device in bytes: the card's, or this machine's within its control group."""
-    if torch.cuda.is_available():
-        return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
-    limit = int(psutil.virtual_memory().total)
-    group = Path("/sys/fs/cgroup/memory.max")
-    if group.is_file() and group.read_text().strip().isdigit():
-        limit = min(limit, int(group.read_text()))
-    return limit
-
-
-def reset_peak() -> None:
-    """Forget the highest value so far."""
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
-    system.reset_peak()
-
-
-def peak() -> int:
-    """Return the highest value since ``reset_peak``, in bytes."""
-    if torch.cuda.is_available():
-        return int(torch.cuda.max_memory_allocated())
-    return system.own_memory(peak=True)

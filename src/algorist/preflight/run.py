@@ -22,9 +22,9 @@ from algorist.diagnosis.settings import Settings
 from algorist.diagnosis.signals import MIN_GROUPS
 from algorist.models.load import Policy, load_policy, make_policy
 from algorist.models.loaders import loadable_name, own_loader
+from algorist.models.memory import bound_memory, memory_limit
 from algorist.models.precision import compute_dtype, pick_precision, weight_dtype
 from algorist.preflight.completions import GROUP_SIZES, Look, sample
-from algorist.preflight.memory import memory_limit
 from algorist.preflight.memory_advice import ROOM, Plan, measured_steps, memory_steps, plan_from_config
 from algorist.preflight.tokenization import out_of_vocabulary, tokenization_facts
 from algorist.preflight.trial import grpo_steps, sft_steps, try_grpo, try_sft
@@ -105,6 +105,7 @@ def preflight(
     recipe, data, device, form = plan.recipe, plan.problems, plan.device, plan.form
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
+    bound_memory(device)
     sft, grpo = recipe.sft.enabled and model is None, recipe.grpo.enabled or model is not None
     result = Preflight(memory_limit=memory_limit(), model=str(model) if model is not None else None)
     if model is None:

@@ -14,7 +14,8 @@ from transformers import TrainerCallback
 
 from algorist.config.schema import GRPOSection, Recipe, SFTSection
 from algorist.models.load import Policy
-from algorist.preflight.memory import MemoryPlan, Shape, peak, plan_step, reset_peak
+from algorist.models.memory import peak, reset_peak
+from algorist.preflight.memory import MemoryPlan, Shape, plan_step
 from algorist.prompts import PromptFormat
 from algorist.prompts.chat import encode_prompt
 from algorist.rewards import build_rewards

@@ -38,6 +38,7 @@ from algorist.models import products
 from algorist.models.attention import describe
 from algorist.models.load import Policy, keep_base, load_policy, make_policy, settle
 from algorist.models.loaders import own_loader
+from algorist.models.memory import bound_memory
 from algorist.models.sharding import shapes_of
 from algorist.prompts import PromptFormat
 from algorist.prompts.chat import attach
@@ -260,6 +261,7 @@ def _prepare(run: Run) -> None:
         run.display.say(f"warning: {line}")
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
+    bound_memory(run.plan.device)
     if leaked := leaked_text([*run.train, *run.sft], run.held_out):
         run.display.say(f"warning: {leaked}")
     demonstrations = f"{len(run.sft)} demonstrations, " if run.plan.trains("sft") else ""

@@ -15,24 +15,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from transformers import TrainerCallback
 
 from algorist.config.schema import GRPOSection, SFTSection
 from algorist.errors import TrainingError, is_out_of_memory
-from algorist.models.precision import (
-    Precision,
-    autocast_of,
-    compute_dtype,
-    on_gpu,
-    unused_gpu_bytes,
-    weight_dtype,
-)
-from algorist.models.sharding import is_sharded, own_part, unwrap
 from algorist.rollouts.engines import ENGINES
-from algorist.training.batch import Batch
-from algorist.training.log_probs import LogProbs, packed_log_probs
 
 T = TypeVar("T")
 log = logging.getLogger("algorist.training.faults")
@@ -192,93 +179,3 @@ def out_of_memory_text(
     said = (str(error).splitlines() or [type(error).__name__])[0]
     advice = "; ".join(memory_advice(section, cuda=device.type == "cuda"))
     return f"out of memory in the update, {how}: {said}. Change, in this order: {advice}"
-
-
-# ---- how many tokens one forward and backward of an update may have, from the memory that a GPU has left
-
-SHARE = 0.7
-"""Of the memory that is left: the rest is for the head's tiles, gradients inside a layer and fragments."""
-_SHORT, _LONG = 32, 96
-
-
-def saved_bytes(forward: Callable[[], Tensor], model: nn.Module) -> int:
-    """Return the bytes that autograd keeps for the backward pass of ``forward``, each storage once, without weights."""
-
-    def place(tensor: Tensor) -> int:
-        storage = own_part(tensor).untyped_storage()
-        # a model of shapes only (meta device) has no addresses
-        return storage.data_ptr() or int(storage._cdata)
-
-    weights = {place(p) for p in model.parameters()}
-    seen: dict[int, torch.UntypedStorage] = {}  # alive, so that no address is used twice
-
-    def pack(tensor: Tensor) -> None:
-        # A tensor that is kept, or given back to the graph, would hold the graph that holds it: a circle through C++, which
-        # no collector of Python finds, around the whole model.
-        if (where := place(tensor)) not in weights:
-            seen[where] = tensor.untyped_storage()
-
-    def unpack(_: None) -> Tensor:
-        raise AssertionError("what is only counted has no backward pass")
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-        forward()
-    return sum(storage.nbytes() for storage in seen.values())
-
-
-def state_bytes(optim: str) -> int:
-    """Return the bytes of optimizer states per trained weight: two moments, in float32 or in 8 bit."""
-    return 2 if "8bit" in optim else 8
-
-
-@torch.enable_grad()
-def tokens_that_fit(
-    model: Any, section: GRPOSection, optimizer: Any = None, *, coming: int = 0
-) -> int | None:
-    """Return ``grpo.micro_batch_tokens``, or on a GPU what the memory allows; None where that is not known.
-
-    Gradients, optimizer states and the products' copies of the weights are counted in before they are there, this process's part
-    of them where weights are sharded; ``coming`` are further bytes. What a token takes is counted on two short forwards; every
-    process must call this.
-    """
-    base = unwrap(model)
-    model = model.module if isinstance(model, DistributedDataParallel) else model
-    device = next(base.parameters()).device
-    if section.micro_batch_tokens is not None or not on_gpu(device):
-        return section.micro_batch_tokens
-
-    # Before the forwards, which leave parts of a sharded model whole.
-    trained = [p for p in model.parameters() if p.requires_grad]
-    states = 0 if optimizer is not None and optimizer.state else state_bytes(section.optim)
-    coming += sum(own_part(p).numel() * (p.element_size() + states) for p in trained)
-
-    def held_by(tokens: int) -> int:
-        half = tokens // 2
-        row, mask = [1] * half, torch.ones(1, half, dtype=torch.bool, device=device)
-        batch = Batch([row], [row], [0], torch.zeros(1, device=device), mask)
-        if LogProbs(verify=False).why_plain(model, batch) is not None:
-            return 0
-        with autocast_of(model, device):
-            return saved_bytes(lambda: packed_log_probs(model, batch)[0].sum(), base)
-
-    per_token = (held_by(_LONG) - held_by(_SHORT)) / (_LONG - _SHORT)
-    if per_token <= 0:
-        return None
-    left = unused_gpu_bytes(device) - coming
-    precision = Precision(weight_dtype(base), compute_dtype(base))
-    tokens = tokens_in(left, per_token, base, section, precision)
-    log.info("one forward and backward takes up to %d tokens (%.1f GB left)", tokens, left / 1e9)
-    return tokens
-
-
-def tokens_in(left: float, per_token: float, base: Any, section: GRPOSection, precision: Precision) -> int:
-    """Return how many tokens of ``per_token`` kept bytes one forward and backward may have in ``left`` bytes."""
-    config = base.config.get_text_config()
-    layers = config.num_hidden_layers
-    if section.gradient_checkpointing:
-        per_token = config.hidden_size * layers * precision.master.itemsize + per_token / layers
-    if precision.autocast:
-        copies = sum(getattr(p, "ds_numel", p.numel()) for p in base.parameters())
-        one_layer = section.gradient_checkpointing or is_sharded(base)
-        left -= copies * precision.compute.itemsize // (layers if one_layer else 1)
-    return max(1, int(SHARE * left / per_token))

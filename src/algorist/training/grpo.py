@@ -40,12 +40,13 @@ from algorist.training.distributed import (
     without_buckets,
 )
 from algorist.training.extension import Extensions, Sampled
-from algorist.training.faults import FiniteSteps, tokens_that_fit
+from algorist.training.faults import FiniteSteps
 from algorist.training.lm_head import OfHead
 from algorist.training.log_probs import LogProbs
 from algorist.training.metrics import Averages, Metrics, rollout_metrics
 from algorist.training.objective import deal, rows_to_compute, single_rewards, useful
 from algorist.training.order import ProblemOrder, Reserve, Schedule, join_groups, parts_of
+from algorist.training.part_size import tokens_that_fit
 from algorist.training.step import train_step
 from algorist.types import Group, Problem
 from algorist_grader.workers import stats
@@ -102,6 +103,7 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
         self.rollouts: Batch | None = None
         self.dealt: list[list[int]] = []
         self.tokens_per_step = 0.0
+        self.part_tokens_before: int | None = None
         self.averages = Averages()
         self.graded = stats()
         super().__init__(model=model, args=args, processing_class=tokenizer, callbacks=list(callbacks))
@@ -308,8 +310,12 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
 
     @cached_property
     def part_tokens(self) -> int | None:
-        """Most tokens of one forward and backward; counted at the first, when weights are sharded and the engine has what it keeps."""
-        return tokens_that_fit(self.model_wrapped, self.section, self.optimizer)
+        """Most tokens of one forward and backward; counted at the first, when weights are sharded and the engine has what it keeps.
+
+        A resumed run keeps the size that it had, which decides how sums are rounded, unless less fits now.
+        """
+        fit = tokens_that_fit(self.model_wrapped, self.section, self.optimizer)
+        return min(fit, self.part_tokens_before or fit) if fit else fit
 
     def _parts(self, batch: Batch, rows: Sequence[int]) -> list[list[int]]:
         return batch.parts(rows, most_rows=self.schedule.micro_batch, most_tokens=self.part_tokens)
@@ -440,6 +446,7 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
             "tokens_per_step": self.tokens_per_step,
             "rewards": self.rewards.state_dict(),
             "reserve": self.reserve.position,
+            "part_tokens": vars(self).get("part_tokens", self.part_tokens_before),
             "extensions": extensions,
         }
 
@@ -449,6 +456,6 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
         batch = state["rollouts"]
         self.rollouts = Batch(**batch).to(self.args.device) if batch is not None else None
         self.dealt, self.tokens_per_step = state["dealt"], state["tokens_per_step"]
-        self.reserve.position = state["reserve"]
+        self.reserve.position, self.part_tokens_before = state["reserve"], state["part_tokens"]
         self.extensions.load_state_dict(state["extensions"])
         self.rewards.load_state_dict(state["rewards"])

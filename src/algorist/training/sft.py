@@ -37,6 +37,7 @@ from algorist.prompts.chat import render_prompt
 from algorist.training.checkpoint import ExactCheckpoints
 from algorist.training.faults import FiniteSteps, until_it_fits
 from algorist.training.log_probs import recomputes
+from algorist.training.part_size import tokens_that_fit
 from algorist.training.training_arguments import bare_optimizer, optim_arguments
 from algorist.types import Problem
 
@@ -48,8 +49,6 @@ class AlgoristSFTTrainer(ExactCheckpoints, SFTTrainer):
 
     An accumulation window that does not fit into memory is computed again in smaller parts.
     """
-
-    _most_rows: int | None = None
 
     def __init__(self, *args: Any, section: SFTSection | None = None, **kwargs: Any) -> None:
         self._window: list[Any] = []
@@ -96,16 +95,28 @@ class AlgoristSFTTrainer(ExactCheckpoints, SFTTrainer):
         self._window_ended = self.accelerator.sync_gradients
         return loss
 
+    @functools.cached_property
+    def part_tokens(self) -> int | None:
+        """Most tokens of one forward and backward, padding counted; None on a GPU until memory runs out."""
+        fits = self.args.device.type == "cpu" and self.accelerator.num_processes == 1
+        return tokens_that_fit(self.model, self.section, self.optimizer) if fits else None
+
+    def _rows(self, inputs: Any) -> int:
+        """Return the most rows of one part of a micro-batch."""
+        size, width = inputs["input_ids"].shape
+        return size if self.part_tokens is None else min(size, max(1, self.part_tokens // width))
+
     def _halve(self) -> bool:
         """Halve the rows of one forward and backward; the loss is a sum over the step's tokens, so parts add up."""
-        rows = self._most_rows or self.args.per_device_train_batch_size
+        largest = max(self._window, key=lambda inputs: self._rows(inputs) * inputs["input_ids"].shape[1])
+        rows, width = self._rows(largest), largest["input_ids"].shape[1]
         if rows <= 1:
             return False
-        self._most_rows = (rows + 1) // 2
+        self.part_tokens = (rows + 1) // 2 * width
         log.warning(
             "out of memory with %d rows at a time; continuing with %d, same mathematics",
             rows,
-            self._most_rows,
+            (rows + 1) // 2,
         )
         return True
 
@@ -113,8 +124,8 @@ class AlgoristSFTTrainer(ExactCheckpoints, SFTTrainer):
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """TRL's loss; in parts the backward of all but the last part is done here, so that its memory is free again."""
-        size, most = inputs["input_ids"].shape[0], self._most_rows
-        if most is None or size <= most or return_outputs or not model.training:
+        size = inputs["input_ids"].shape[0]
+        if return_outputs or not model.training or size <= (most := self._rows(inputs)):
             return self._loss(model, inputs, return_outputs, num_items_in_batch)
         done: Any = 0.0
         for start in range(0, size, most):

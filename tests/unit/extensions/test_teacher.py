@@ -20,8 +20,8 @@ from algorist.errors import ConfigError
 from algorist.extensions.teacher import Distillation, TeacherSection
 from algorist.extensions.teacher.model import Teacher, check_same_tokenizer, cut_vocabulary
 from algorist.models.load import load_policy
+from algorist.models.memory import memory_now
 from algorist.objectives import policy_loss
-from algorist.preflight.memory import memory_now
 from algorist.preflight.memory_advice import plan_from_config
 from algorist.report.curves import charts
 from algorist.runs.plan import make_plan

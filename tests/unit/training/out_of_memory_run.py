@@ -1,8 +1,9 @@
 """One SFT or GRPO run under a memory limit that its update does not fit into; run as a process of its own.
 
-``python -m tests.unit.training.out_of_memory_run grpo|sft EXTRA_MB FOLDER`` saves the final weights in FOLDER. EXTRA_MB is what the process may
-take beyond what it has when training begins (0: no limit); the kernel refuses more, as it does when memory is really full. Started
-as one of two processes (RANK, WORLD_SIZE), each takes half of the step, and only the second has the limit.
+``python -m tests.unit.training.out_of_memory_run grpo|sft EXTRA_MB FOLDER [planned]`` saves the final weights in FOLDER. EXTRA_MB is what the
+process may take beyond what it has when training begins (0: no limit); the kernel refuses more, as it does when memory is really full.
+The parts of a step are sized before the limit comes, as if another program took the memory; with ``planned`` they know of it. Started as
+one of two processes (RANK, WORLD_SIZE), each takes half of the step, and only the second has the limit.
 """
 
 from __future__ import annotations
@@ -32,11 +33,14 @@ from algorist.types import Problem
 class Limit(TrainerCallback):
     """Sets the limit when training begins."""
 
-    def __init__(self, extra_mb: int) -> None:
-        self.extra = extra_mb << 20
+    def __init__(self, extra_mb: int, planned: bool) -> None:
+        self.extra, self.planned = extra_mb << 20, planned
+        self.trainer: Any = None
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         """Limit the address space."""
+        if not self.planned:
+            _ = self.trainer.part_tokens
         if self.extra:
             pages = int(Path("/proc/self/statm").read_text().split()[0])
             limit = pages * resource.getpagesize() + self.extra
@@ -48,7 +52,7 @@ def length_reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
     return [float(sum(ids) % 7) for ids in completion_ids]
 
 
-def main(kind: str, extra_mb: int, folder: Path) -> None:
+def main(kind: str, extra_mb: int, folder: Path, planned: str = "") -> None:
     """Train a step (SFT: two) and save the weights."""
     torch.set_num_threads(1)
     processes = Processes.join("cpu")
@@ -62,6 +66,7 @@ def main(kind: str, extra_mb: int, folder: Path) -> None:
         "report_to": [], "save_strategy": "no", "logging_steps": 1, "disable_tqdm": True, "seed": 3,
         "gradient_accumulation_steps": 2, "optim": "sgd", "learning_rate": 0.05, "per_device_train_batch_size": 32,
     }  # fmt: skip
+    limit = Limit(extra_mb, bool(planned))
     trainer: Any
     if kind == "grpo":
         form = get_format("question_only")
@@ -81,7 +86,7 @@ def main(kind: str, extra_mb: int, folder: Path) -> None:
             output_dir=folder,
             seed=3,
             device=torch.device("cpu"),
-            callbacks=[Limit(extra_mb)],
+            callbacks=[limit],
         )
     else:
         ids = [tokenizer(t * 12)["input_ids"][:200] for t in texts * 2]
@@ -95,9 +100,10 @@ def main(kind: str, extra_mb: int, folder: Path) -> None:
             ),
             train_dataset=Dataset.from_list([{"input_ids": i, "labels": i} for i in ids]),
             processing_class=tokenizer,
-            callbacks=[Limit(extra_mb)],
+            callbacks=[limit],
             section=SFTSection(batch_size=32, gradient_accumulation_steps=2),
         )
+    limit.trainer = trainer
     trainer.train()
     if not processes.main:
         return
@@ -107,4 +113,4 @@ def main(kind: str, extra_mb: int, folder: Path) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING)
-    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), *sys.argv[4:])

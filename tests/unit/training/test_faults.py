@@ -126,23 +126,25 @@ def test_nan_weights_are_named_and_nothing_is_sampled_from_them(engine: str, tem
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sft", "grpo"])
 def test_out_of_memory_is_the_same_mathematics_in_smaller_parts(kind: str, tmp_path: Path) -> None:
-    """The kernel refuses memory (RLIMIT_AS) in the middle of a window of two micro-batches."""
+    """The kernel refuses memory (RLIMIT_AS) in the middle of a window of two micro-batches; parts that know of it are small at once."""
     told, ends = {}, {}
     enough = {"sft": 120, "grpo": 300}[kind]
-    for extra_mb in (0, enough):
-        folder = tmp_path / str(extra_mb)
+    for extra_mb, *planned in ((0,), (enough,), (enough, "planned")):
+        folder = tmp_path / "-".join((str(extra_mb), *planned))
         done = subprocess.run(
-            [PYTHON, "-m", "tests.unit.training.out_of_memory_run", kind, str(extra_mb), str(folder)],
+            [PYTHON, "-m", "tests.unit.training.out_of_memory_run", kind, str(extra_mb), str(folder), *planned],
             capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
-        told[extra_mb] = done.stderr
-        ends[extra_mb] = torch.load(folder / "end.pt", weights_only=True)
-    assert "out of memory" not in told[0] and "same mathematics" in told[enough]
-    for name, weight in ends[0]["weights"].items():
-        assert torch.allclose(weight, ends[enough]["weights"][name], atol=1e-6, rtol=1e-5), name
-    assert {"loss", "grad_norm", "num_tokens"} <= set().union(*ends[0]["log"])
-    for left, right in zip(ends[0]["log"], ends[enough]["log"], strict=True):
+        told[(extra_mb, *planned)] = done.stderr
+        ends[(extra_mb, *planned)] = torch.load(folder / "end.pt", weights_only=True)
+    without, late, early = told
+    assert "out of memory" not in told[without] + told[early] and "same mathematics" in told[late]
+    for name, weight in ends[without]["weights"].items():
+        for other in (late, early):
+            assert torch.allclose(weight, ends[other]["weights"][name], atol=1e-6, rtol=1e-5), name
+    assert {"loss", "grad_norm", "num_tokens"} <= set().union(*ends[without]["log"])
+    for left, right in zip(ends[without]["log"] * 2, ends[late]["log"] + ends[early]["log"], strict=True):
         assert left.keys() == right.keys()
         for key in ("loss", "grad_norm", "num_tokens"):  # nothing counted twice
             assert key not in left or left[key] == pytest.approx(right[key], rel=1e-4)
@@ -197,7 +199,7 @@ def test_a_process_that_runs_out_of_memory_does_its_share_again_while_the_other_
 @pytest.mark.slow
 def test_out_of_memory_with_one_row_says_what_to_change(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.unit.training.out_of_memory_run", "grpo", "32", str(tmp_path)],
+        [sys.executable, "-m", "tests.unit.training.out_of_memory_run", "grpo", "8", str(tmp_path)],
         capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode != 0

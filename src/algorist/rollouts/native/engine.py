@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-import psutil
 import torch
 
 from algorist.errors import EngineError, is_out_of_memory, nearest
@@ -18,6 +17,7 @@ from algorist.rollouts.native.decoder_tier import DecoderTier
 from algorist.rollouts.native.graph_tier import GraphTier, attention_kind
 from algorist.rollouts.native.module_tier import ModuleTier, why_no_module_tier
 from algorist.rollouts.native.weights import why_no_decoder, window_of
+from algorist.system import available_memory
 
 log = logging.getLogger("algorist.rollouts.native.engine")
 TIERS = ("auto", "graph", "decoder", "module")
@@ -185,7 +185,7 @@ def affordable_tokens(
     if not heads or not layers:
         return None
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    free = held + (unused_gpu_bytes(device) if on_gpu(device) else psutil.virtual_memory().available)
+    free = held + (unused_gpu_bytes(device) if on_gpu(device) else available_memory())
     size = cache_dtype(compute_dtype(model), device).itemsize
     token = 2 * layers * heads * head_dim * size
     if not once:

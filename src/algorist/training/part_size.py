@@ -1,0 +1,191 @@
+"""How many tokens one forward and backward of an update may have, from the memory that its device has left.
+
+What the backward pass keeps of a token is counted on two short forwards; weights' gradients, moments, the products' copies and the
+head's tiles are counted in before they are there. On a CPU a part takes no more than ``PART_BYTES`` however much is left: larger ones
+are not faster, and other programs need memory too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from algorist.config.schema import GRPOSection, SFTSection
+from algorist.models.memory import memory_left
+from algorist.models.precision import HALF, Precision, autocast_of, compute_dtype, on_gpu, weight_dtype
+from algorist.models.sharding import is_sharded, own_part, unwrap
+from algorist.training.batch import Batch
+from algorist.training.lm_head import CACHE_BYTES, CHUNK_ELEMENTS, TILE_COLUMNS, TILE_ROWS
+from algorist.training.log_probs import LogProbs, packed_log_probs, plain_log_probs, recomputes
+
+log = logging.getLogger("algorist.training.part_size")
+
+SHARE = 0.7
+"""Of the memory that is left: the rest is for the head's tiles, gradients inside a layer and fragments."""
+PART_BYTES = 2 * 10**9
+"""Most that the forward pass of one part keeps for its backward pass on a CPU."""
+MIXED_BYTES = 10
+"""What a layer keeps more under autocast than in 16 bit, per token and width: its stream and norms are float32 (counted)."""
+_SHORT, _LONG = 32, 96
+_slopes: weakref.WeakKeyDictionary[nn.Module, dict[bool, float]] = weakref.WeakKeyDictionary()
+"""Bytes per token of models that are shapes only and never change, by whether the pass is packed."""
+
+
+def saved_bytes(forward: Callable[[], Tensor], model: nn.Module) -> int:
+    """Return the bytes that autograd keeps for the backward pass of ``forward``, each storage once, without weights."""
+
+    def place(tensor: Tensor) -> int:
+        storage = own_part(tensor).untyped_storage()
+        # a model of shapes only (meta device) has no addresses
+        return storage.data_ptr() or int(storage._cdata)
+
+    weights = {place(p) for p in model.parameters()}
+    seen: dict[int, torch.UntypedStorage] = {}  # alive, so that no address is used twice
+
+    def pack(tensor: Tensor) -> None:
+        # A tensor that is kept, or given back to the graph, would hold the graph that holds it: a circle through C++, which
+        # no collector of Python finds, around the whole model.
+        if (where := place(tensor)) not in weights:
+            seen[where] = tensor.untyped_storage()
+
+    def unpack(_: None) -> Tensor:
+        raise AssertionError("what is only counted has no backward pass")
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        forward()
+    return sum(storage.nbytes() for storage in seen.values())
+
+
+def state_bytes(optim: str) -> int:
+    """Return the bytes of optimizer states per trained weight: two moments, in float32 or in 8 bit."""
+    return 2 if "8bit" in optim else 8
+
+
+def _forward(base: Any, ids: Tensor, autocast: contextlib.AbstractContextManager[Any]) -> Tensor:
+    """Return something to differentiate from the model's own forward, without the logits of more than one position."""
+    mask = None
+    if ids.device.type == "meta":  # the model would look into the values of its positions for packed rows
+        mask = torch.ones(1, 1, ids.shape[1], ids.shape[1], dtype=torch.bool, device=ids.device)
+    with autocast:
+        hidden: Tensor = base(
+            input_ids=ids, attention_mask=mask, use_cache=False, logits_to_keep=1
+        ).logits.sum()
+    return hidden
+
+
+def _kept(model: Any, tokens: int, packed: bool) -> int:
+    """Return the bytes that the backward pass keeps of the forward pass of one row; without logits, where the pass makes none."""
+    base = unwrap(model)
+    device, half = next(base.parameters()).device, tokens // 2
+    shapes_only = device.type == "meta"  # its weights lie in the products' type already
+
+    def forward() -> Tensor:
+        autocast = contextlib.nullcontext() if shapes_only else autocast_of(model, device)
+        mask = torch.ones(1, half, dtype=torch.bool, device=device)
+        row = [1] * half
+        batch = Batch([row], [row], [0], torch.zeros(1, device=device), mask)
+        if packed and LogProbs(verify=False).why_plain(model, batch) is None:
+            with autocast:
+                return packed_log_probs(model, batch)[0].sum()
+        if packed and not shapes_only:
+            return plain_log_probs(model, batch, autocast=lambda: autocast)[0].sum()
+        return _forward(base, torch.ones(1, tokens, dtype=torch.long, device=device), autocast)
+
+    return saved_bytes(forward, base)
+
+
+@torch.enable_grad()
+def kept_per_token(model: Any, precision: Precision, *, packed: bool) -> float:
+    """Return the bytes that the backward pass keeps of one token, all layers kept.
+
+    Args:
+        model: The policy, as the loop wraps it; one on the meta device has shapes only.
+        precision: Its types.
+        packed: Count GRPO's pass, packed where the model is covered; else the model's own forward, without logits.
+    """
+    base = unwrap(model)
+    training, shapes_only = base.training, next(base.parameters()).device.type == "meta"
+    if recomputes(base):
+        base.eval()  # checkpointing is in force in training only
+    known = _slopes.setdefault(base, {}) if shapes_only else {}
+    if packed not in known:
+        # A run casts no input to the factors' float32; shapes know no autocast, so here the factors change type.
+        factors = [p for name, p in base.named_parameters() if shapes_only and "lora_" in name]
+        types = [(factor, factor.dtype) for factor in factors]
+        for factor in factors:
+            factor.data = factor.data.to(precision.compute)
+        try:
+            with torch.random.fork_rng(devices=[]):  # dropout draws numbers that training would draw
+                long, short = (_kept(model, count, packed) for count in (_LONG, _SHORT))
+        finally:
+            base.train(training)
+            for factor, dtype in types:
+                factor.data = factor.data.to(dtype)
+        known[packed] = (long - short) / (_LONG - _SHORT)
+    config = base.config.get_text_config()
+    mixed = shapes_only and precision.autocast
+    return known[packed] + MIXED_BYTES * config.hidden_size * max(1, config.num_hidden_layers) * mixed
+
+
+def head_bytes(base: Any, completions: int, precision: Precision) -> int:
+    """Return what the head takes: probabilities or slopes and two chunks of logits, or a tile and gradients in float32."""
+    weight = base.get_output_embeddings().weight
+    vocabulary = int(weight.shape[0])
+    if on_gpu(weight.device) or precision.compute in HALF:
+        rows, columns = min(TILE_ROWS, completions), min(TILE_COLUMNS, vocabulary)
+        gradients = completions * int(weight.shape[1]) + weight.numel() * weight.requires_grad
+        return rows * columns * precision.compute.itemsize + 4 * gradients
+    chunk = min(CHUNK_ELEMENTS, completions * vocabulary) * 4
+    return min(CACHE_BYTES, completions * vocabulary * 4) + 2 * chunk
+
+
+def tokens_that_fit(
+    model: Any, section: SFTSection | GRPOSection, optimizer: Any = None, *, coming: int = 0
+) -> int | None:
+    """Return the most tokens of one part: ``grpo.micro_batch_tokens``, or what the device's memory allows.
+
+    Gradients, optimizer states and the products' copies of the weights are counted in before they are there, this process's part
+    of them where weights are sharded; ``coming`` are further bytes. Every process must call this. None: not a GPU and not a CPU.
+    """
+    fixed: int | None = getattr(section, "micro_batch_tokens", None)
+    base = unwrap(model)
+    model = model.module if isinstance(model, DistributedDataParallel) else model
+    device = next(base.parameters()).device
+    if fixed is not None or not (on_gpu(device) or device.type == "cpu"):
+        return fixed
+
+    # Before the forwards, which leave parts of a sharded model whole.
+    trained = [p for p in model.parameters() if p.requires_grad]
+    states = 0 if optimizer is not None and optimizer.state else state_bytes(section.optim)
+    coming += sum(own_part(p).numel() * (p.element_size() + states) for p in trained)
+    precision = Precision(weight_dtype(base), compute_dtype(base))
+    per_token = kept_per_token(model, precision, packed=True)
+    left = memory_left(device) - coming
+    tokens = tokens_in(left, per_token, base, section, precision)
+    log.info("one forward and backward takes up to %d tokens (%.1f GB left)", tokens, left / 1e9)
+    return tokens
+
+
+def tokens_in(
+    left: float, per_token: float, base: Any, section: SFTSection | GRPOSection, precision: Precision
+) -> int:
+    """Return how many tokens of ``per_token`` kept bytes one forward and backward may have in ``left`` bytes."""
+    config = base.config.get_text_config()
+    layers = config.num_hidden_layers
+    if section.gradient_checkpointing:
+        per_token = config.hidden_size * layers * precision.master.itemsize + per_token / layers
+    if precision.autocast:
+        copies = sum(getattr(p, "ds_numel", p.numel()) for p in base.parameters())
+        one_layer = section.gradient_checkpointing or is_sharded(base)
+        left -= copies * precision.compute.itemsize // (layers if one_layer else 1)
+    room = SHARE * left
+    if next(base.parameters()).device.type == "cpu":
+        room = min(room, PART_BYTES)
+    return max(1, int(room / max(1.0, per_token)))

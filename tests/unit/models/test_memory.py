@@ -1,0 +1,87 @@
+"""The memory that a process can still take on a CPU, and the parts of an update that follow from it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from algorist import system
+from algorist.config.schema import GRPOSection, SFTSection
+from algorist.models.precision import Precision
+from algorist.models.tiny import tiny_model, train_tokenizer
+from algorist.training.part_size import PART_BYTES, kept_per_token, tokens_that_fit
+
+MB = 1 << 20
+FLOAT32 = Precision(torch.float32, torch.float32)
+
+
+def small_model(**shape: int) -> torch.nn.Module:
+    tokenizer = train_tokenizer(["one two three"] * 4, vocab_size=300)
+    return tiny_model(tokenizer, seed=0, **{"hidden_size": 64, "layers": 2, **shape})
+
+
+@pytest.mark.parametrize("limit", ["RLIMIT_AS", "RLIMIT_DATA"])
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_a_limit_of_the_process_bounds_what_is_available(limit: str) -> None:
+    code = (
+        "import resource; from algorist import system\n"
+        f"name = 'VmSize' if '{limit}' == 'RLIMIT_AS' else 'VmData'\n"
+        f"resource.setrlimit(resource.{limit}, (system.status(name) + (300 << 20), resource.RLIM_INFINITY))\n"
+        "before = system.available_memory(); held = bytearray(200 << 20); print(before >> 20, system.available_memory() >> 20)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    before, after = map(int, done.stdout.split())
+    assert 290 <= before <= 300 and 90 <= after <= 100
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("own_path", [True, False])
+def test_control_groups_bound_what_is_available(
+    version: int, own_path: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The group itself and the one above it; a container's own group is at the top, whatever path it reads."""
+    line = {1: "4:cpu,memory:/box/inner", 2: "0::/box/inner"}[version]
+    top = tmp_path / "memory" if version == 1 else tmp_path
+    names = {1: ("limit_in_bytes", "usage_in_bytes", "total_"), 2: ("max", "current", "")}[version]
+    groups = {"box": (900, 300), "box/inner": (10**7, 100)} if own_path else {"": (900, 300)}
+    for path, (limit, used) in groups.items():
+        folder = top / path
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"memory.{names[0]}").write_text(f"{limit * MB}\n")
+        (folder / f"memory.{names[1]}").write_text(f"{used * MB}\n")
+        (folder / "memory.stat").write_text(f"anon 5\n{names[2]}inactive_file {50 * MB}\ninactive_anon 7\n")
+    read = system._lines
+    monkeypatch.setattr(system, "CONTROL_GROUPS", tmp_path)
+    monkeypatch.setattr(
+        system, "_lines", lambda file: [line] if file == Path("/proc/self/cgroup") else read(file)
+    )
+    assert system.available_memory() == 650 * MB
+    (top / next(iter(groups)) / f"memory.{names[0]}").write_text("max\n")
+    assert 0 < system.available_memory() <= psutil.virtual_memory().total
+
+
+def test_a_part_on_a_cpu_is_bounded_and_smaller_where_less_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_model()
+    per_token = kept_per_token(model, FLOAT32, packed=True)
+    assert per_token > 2 * 64 * 4 * 10
+    sizes = [
+        tokens_that_fit(model, section)
+        for section in (GRPOSection(), SFTSection(), GRPOSection(micro_batch_tokens=500))
+    ]
+    assert sizes[0] == sizes[1] == pytest.approx(PART_BYTES / per_token, rel=0.01) and sizes[2] == 500
+    monkeypatch.setattr(system, "available_memory", lambda: 100 * MB)
+    fewer = tokens_that_fit(model, GRPOSection())
+    assert fewer is not None and 0.5 * 100 * MB < fewer * per_token < 0.75 * 100 * MB
+    assert tokens_that_fit(model, GRPOSection(gradient_checkpointing=True)) > 1.3 * fewer
+
+
+def test_counting_a_token_draws_no_number_and_leaves_the_mode() -> None:
+    model = small_model().train()
+    state = torch.get_rng_state()
+    kept_per_token(model, FLOAT32, packed=True)
+    assert torch.equal(state, torch.get_rng_state()) and model.training
