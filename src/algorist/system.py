@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -213,6 +214,11 @@ def processor_seconds() -> float:
 def cpuinfo() -> str:
     """Return what Linux says of the processor, one ``name : value`` a line; empty elsewhere."""
     return "\n".join(_lines(CPUINFO))
+
+
+def has_bfloat16() -> bool:
+    """Return whether this processor multiplies in bfloat16 (AVX512-BF16, AMX, Arm's BF16), as far as Linux says; others imitate it, slowly."""
+    return re.search(r"\b(avx512_bf16|amx_bf16|bf16)\b", cpuinfo()) is not None
 
 
 @cache

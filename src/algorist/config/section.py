@@ -113,8 +113,8 @@ class ModelSection(Section):
     """Type of the weights. ``auto`` is float32 for weights that are trained, the products' type for an adapter's base; bfloat16
     trains bare 16-bit weights, stochastically rounded."""
     compute_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Type of the matrix products. ``auto`` is bfloat16 on GPUs with tensor cores for it, float16 on older ones, and the
-    weights' type elsewhere."""
+    """Type of the matrix products. ``auto`` is bfloat16 on GPUs with tensor cores for it, float16 on older ones; on a CPU bfloat16
+    where it has units for it (AVX512-BF16, AMX, Arm's BF16) and the model is at least 256 wide; else the weights' type."""
     attn_implementation: str | None = None
     """Attention kernel (``sdpa``, ``flash_attention_2``, ``eager``) of passes through the model's module. Left out:
     ``flash_attention_2`` where flash_attn is installed (CUDA, 16-bit products), else transformers chooses."""

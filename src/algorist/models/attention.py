@@ -107,9 +107,10 @@ def describe(model: Any) -> str:
     """Return weights' type, device, attention and further kernels of a loaded model in words."""
     base = unwrap(model)
     weight = base.get_input_embeddings().weight
-    kind = str(weight.dtype).removeprefix("torch.")
+    kind, products = (str(dtype).removeprefix("torch.") for dtype in (weight.dtype, compute_dtype(model)))
+    where = f"{weight.device}" if kind == products else f"{weight.device}, products {products}"
     more = getattr(base, "algorist_kernels", "")
-    return f"{kind} on {weight.device}, attention {base.config._attn_implementation}{more}"
+    return f"{kind} on {where}, attention {base.config._attn_implementation}{more}"
 
 
 class _Float32Attention(TorchFunctionMode):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,7 +124,7 @@ def make_policy(
     """
     _set_up(device)
     section = _located(section)
-    precision = pick_precision(section, device, trained=trained)
+    precision = pick_precision(section, device, trained=trained, width=section.tiny.hidden_size)
     if other := own_loader(section):
         other.check(section, device)
         tokenizer = _tokenizer(section.name, section.revision, section.trust_remote_code)
@@ -137,7 +137,7 @@ def make_policy(
         set_compute(model.to(precision.master), precision.compute)
         tokenizer = made
     else:
-        model, tokenizer = _pretrained(section, device, precision)
+        model, tokenizer = _pretrained(section, device, trained=trained)
     if not on_host:
         settle(model, section, device)
     policy = Policy(model, prepare_tokenizer(tokenizer, section.chat_template))
@@ -176,8 +176,6 @@ def load_policy(
     is_adapter = (folder / "adapter_config.json").is_file()
     of_run |= keys_added_to("model") if is_adapter else {key for one in loaders() for key in one.everywhere}
     section = ModelSection(**like.model_dump(include=of_run)) if like else ModelSection()
-    precision = Precision(dtype, dtype) if dtype else None
-    precision = precision or pick_precision(section, device, trained=trainable and not is_adapter)
     if is_adapter:
         from peft import PeftModel
 
@@ -187,7 +185,7 @@ def load_policy(
         base_name = _base_place(folder, adapter["base_model_name_or_path"])
         revision = like.revision if like and like.name == base_name else None
         section = section.model_copy(update={"name": base_name, "revision": revision})
-        base, tokenizer = _pretrained(section, device, precision)
+        base, tokenizer = _pretrained(section, device, trained=False, dtype=dtype)
         settle(base, section, device)
         if (folder / "tokenizer_config.json").is_file():
             tokenizer = _tokenizer(str(folder), None)
@@ -203,7 +201,8 @@ def load_policy(
         raise CheckpointError(
             f"{folder} holds no model: neither config.json nor adapter_config.json is there"
         )
-    model, tokenizer = _pretrained(section.model_copy(update={"name": str(folder)}), device, precision)
+    section = section.model_copy(update={"name": str(folder)})
+    model, tokenizer = _pretrained(section, device, trained=trainable, dtype=dtype)
     if not on_host:
         settle(model, section, device)
     return Policy(model, prepare_tokenizer(tokenizer, None))
@@ -273,8 +272,9 @@ def _located(section: ModelSection) -> ModelSection:
 
 
 def _pretrained(
-    section: ModelSection, device: torch.device, precision: Precision
+    section: ModelSection, device: torch.device, *, trained: bool, dtype: torch.dtype | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load a model and its tokenizer; ``dtype`` is the type of weights and products in place of what the section says."""
     with _in_words(section.name):
         name = loadable_name(section.name, section.revision)
     local = Path(name).expanduser()
@@ -286,7 +286,10 @@ def _pretrained(
         )
     converted, name = name != section.name, str(local) if looks_local else name
     with _in_words(name):
-        check_sizes(PreTrainedConfig.get_config_dict(name, revision=section.revision or "main")[0])
+        config = PreTrainedConfig.get_config_dict(name, revision=section.revision or "main")[0]
+        check_sizes(config)
+    precision = Precision(dtype, dtype) if dtype else None
+    precision = precision or pick_precision(section, device, trained=trained, width=width_of(config))
     tokenizer = _tokenizer(name, section.revision, section.trust_remote_code)
     pick_attention(section, device, precision.compute)
     more = {k: v for one in loaders() for k, v in one.arguments(section, device, precision.compute).items()}
@@ -316,6 +319,12 @@ def _pretrained(
         moved.name_or_path = section.name
     set_compute(moved, precision.compute)
     return moved, tokenizer
+
+
+def width_of(config: Mapping[str, Any]) -> int:
+    """Return the hidden size that a model's configuration names; 0 where it names none."""
+    config = config.get("text_config") or config
+    return int(config.get("hidden_size") or config.get("n_embd") or config.get("d_model") or 0)
 
 
 def settle(model: Any, section: ModelSection, device: torch.device) -> None:

@@ -2,7 +2,8 @@
 
 Adam's steps are far smaller than a 16-bit number of a weight's size can hold: at a learning rate of 1e-6, bfloat16 weights
 stay as they are in 98 of 100 cases. Trained weights are therefore float32 (the masters), and products run in 16 bit under
-autocast: bfloat16 where the GPU has tensor cores for it, else float16 with a scaled loss. What is not trained (the base of
+autocast: bfloat16 where the GPU has tensor cores for it, else float16 with a scaled loss; on a CPU bfloat16 where the processor has units
+for it and the model is wide enough to gain, else float32. What is not trained (the base of
 an adapter, a model that is evaluated) lies in the compute type; the adapter's factors are float32.
 """
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from algorist.errors import ConfigError
+from algorist.models.products import WIDE, wide_dtype
 from algorist.models.sharding import unwrap
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -59,13 +61,14 @@ class Precision:
         return self.compute != self.master
 
 
-def pick_precision(section: Any, device: torch.device, *, trained: bool = True) -> Precision:
+def pick_precision(section: Any, device: torch.device, *, trained: bool = True, width: int = 0) -> Precision:
     """Return the types that a recipe's model section asks for.
 
     Args:
         section: ``dtype`` (of the weights), ``compute_dtype`` and ``lora``; ``auto`` leaves the choice to the device.
         device: Where the model runs.
         trained: All weights may be trained; else they need no more than the compute type.
+        width: Width of the model (its hidden size), which decides on a CPU.
 
     Raises:
         ConfigError: float32 products of 16-bit weights, or of one 16-bit type with weights of the other.
@@ -73,6 +76,8 @@ def pick_precision(section: Any, device: torch.device, *, trained: bool = True) 
     fast = torch.float32
     if on_gpu(device):
         fast = torch.bfloat16 if has_tensor_cores_for(torch.bfloat16, device) else torch.float16
+    elif device.type == "cpu" and width >= WIDE:
+        fast = wide_dtype()
     master, compute = DTYPES.get(section.dtype), DTYPES.get(section.compute_dtype)
     if master is None:
         keeps = trained and section.lora is None

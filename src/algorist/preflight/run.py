@@ -20,7 +20,7 @@ from algorist.diagnosis.rule import Facts, Finding, Share, apply
 from algorist.diagnosis.rules import all_rules
 from algorist.diagnosis.settings import Settings
 from algorist.diagnosis.signals import MIN_GROUPS
-from algorist.models.load import Policy, load_policy, make_policy
+from algorist.models.load import Policy, load_policy, make_policy, width_of
 from algorist.models.loaders import loadable_name, own_loader
 from algorist.models.memory import bound_memory, memory_limit
 from algorist.models.precision import compute_dtype, pick_precision, weight_dtype
@@ -298,7 +298,7 @@ def _plan_unloaded(recipe: Recipe, device: Any, limit: int) -> tuple[dict[str, l
     if getattr(config, "quantization_config", None):  # its weights are smaller than their shapes say
         return {}, True
     can_load, tokens = True, recipe.data.train.max_prompt_tokens or 256
-    kinds = pick_precision(section, device)
+    kinds = pick_precision(section, device, width=width_of(config.to_dict()))
     types: dict[str, Any] = {"dtype": kinds.master, "compute": kinds.compute}
     try:
         for stage in (s for s in STAGES if getattr(recipe, s).enabled):

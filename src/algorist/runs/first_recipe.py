@@ -19,7 +19,6 @@ from algorist.errors import ConfigError, DataError
 from algorist.models.loaders import loaders
 from algorist.runs.first_look import DataFile
 from algorist.store.safe_text import one_line
-from algorist.system import cpuinfo
 
 GPU_MODELS = ((10, "Qwen/Qwen2.5-1.5B-Instruct"), (6, "Qwen/Qwen2.5-0.5B-Instruct"), (0, "smollm2"))
 CPU_MODELS = ((6, "smollm2"), (0, "tiny"))
@@ -53,11 +52,6 @@ def this_machine() -> Hardware:
     import psutil
 
     return Hardware(psutil.virtual_memory().total / 1e9, False)
-
-
-def has_bfloat16() -> bool:
-    """Return whether this processor multiplies in bfloat16; others imitate it, slowly."""
-    return re.search(r"\b(avx512_bf16|amx_bf16)\b", cpuinfo()) is not None
 
 
 def default_model(hardware: Hardware) -> str:
@@ -115,8 +109,6 @@ def sizes_for(file: DataFile, model: str, hardware: Hardware) -> Sizes:
         section["lora"] = {"rank": 32, "alpha": 32, "target_modules": "all-linear"}
         if size is not None and per_weight * size + ROOM_GB > memory:
             section |= {key: value for one in loaders() for key, value in one.smaller.items()}
-    if not hardware.gpu and whole and has_bfloat16():
-        section["compute_dtype"] = "bfloat16"
     why = "all weights are trained" if whole else "an adapter is trained"
     small = size is not None and size < 0.3
     rates = (2e-4, 3e-5) if not whole else (2e-4, 1e-5) if small else (1e-5, 1e-6)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,10 +16,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from algorist import system
+from algorist.config.section import ModelSection
 from algorist.errors import CheckpointError
 from algorist.models import products
+from algorist.models.attention import describe
+from algorist.models.load import make_policy
 from algorist.models.products import (
     BY_HAND,
+    WIDE,
     _Linear,
     fast_linear,
     fixed_linear,
@@ -174,6 +180,40 @@ def test_a_run_continues_with_the_choices_that_it_kept() -> None:
         CheckpointError, match=r"products\.json of the run holds .*'evil'.* torch, mkl, onednn"
     ):
         products.choose({"decode torch.float32": "evil"})  # type: ignore[dict-item]
+
+
+UNITS = {
+    "Intel, AMX": ("flags\t: fpu avx512_bf16 amx_bf16", True),
+    "AMD Zen 4": ("flags\t: fpu avx512f avx512_bf16", True),
+    "Arm": ("Features\t: fp asimd bf16 i8mm", True),
+    "none": ("flags\t: fpu avx512f avx512_fp16", False),
+}
+
+
+@pytest.mark.parametrize("processor", UNITS)
+def test_wide_models_compute_in_bfloat16_where_the_processor_has_units_for_it(
+    processor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training, evaluation and adapters alike; narrow models stay in float32, and the key wins. A run keeps what it began with."""
+    flags, has = UNITS[processor]
+    cpuinfo = tmp_path / "cpuinfo"
+    monkeypatch.setattr(system, "CPUINFO", cpuinfo)
+    cpuinfo.write_text(f"{flags}\n")
+    forget()
+
+    def made(width: int, *, trained: bool = True, **keys: Any) -> str:
+        section = ModelSection(name="tiny", tiny={"hidden_size": width, "layers": 1}, **keys)
+        policy = make_policy(section, device=torch.device("cpu"), seed=0, texts=["one two"], trained=trained)
+        return describe(policy.model).partition(", attention")[0]
+
+    mixed = "float32 on cpu, products bfloat16" if has else "float32 on cpu"
+    bare = "bfloat16 on cpu" if has else "float32 on cpu"
+    assert made(WIDE) == mixed and made(WIDE - 64) == "float32 on cpu"
+    assert made(WIDE, trained=False) == made(WIDE, lora={"rank": 2}) == bare
+    assert made(WIDE, compute_dtype="float32") == "float32 on cpu"
+    products.choose(json.loads(json.dumps(products.choices())))
+    cpuinfo.write_text("flags\t: fpu\n" if has else "flags\t: amx_bf16\n")
+    assert made(WIDE) == mixed
 
 
 @pytest.mark.parametrize("name", ["torch", "mkl", "onednn"])

@@ -30,7 +30,8 @@ def taken(recipe: Any, student: Any, rows: int, width: int, tokens: int, loaded:
     """Return the bytes in an update, and between sampling and update, on the student's device; see ``Extension.memory``."""
     section: TeacherSection = recipe.grpo.teacher
     device = pick_device(recipe.device)
-    size = pick_precision(recipe.model, device, trained=False).compute.itemsize
+    width = student.config.get_text_config().hidden_size
+    size = pick_precision(recipe.model, device, trained=False, width=width).compute.itemsize
     config, weights, remote = student.config, 0, remote_of(section) is not None
     if section.model != BASE and not remote:
         place = place_of(section.model)
