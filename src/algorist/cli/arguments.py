@@ -128,12 +128,15 @@ def find_model(model: str | None, runs: Path = Path("runs")) -> tuple[Path | str
     Raises:
         CheckpointError: There is no run, or the run has no finished stage.
     """
+    import algorist.config.schema  # noqa: F401  # finds the loaders, which have names of their own
+    from algorist.models.loaders import hub_name
+
     if model is None:
         newest = sorted(runs.glob("*/config.yaml"), key=lambda p: p.stat().st_mtime, reverse=True)
         if not newest:
             raise CheckpointError(f"no run under {runs}/; give --model, or make one: algorist run quickstart")
         folder = next((p.parent for p in newest if _model_in(p.parent)), newest[0].parent)
-    elif model == "smollm2":
+    elif hub_name(model) != model:
         return model, None
     else:
         folder = Path(model).expanduser()

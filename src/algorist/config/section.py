@@ -106,7 +106,8 @@ class ModelSection(Section):
 
     name: str = "tiny"
     """``tiny`` (made from scratch), a local folder in the hub's layout, a ``.gguf`` file or a folder with one (extra ``gguf``),
-    ``smollm2`` (SmolLM2-135M-Instruct, of the extra ``smollm2`` or from the hub), or a hub name ``owner/model``."""
+    ``smollm2`` (SmolLM2-135M-Instruct, of the extra ``smollm2`` or from the hub), ``qwen-coder-0.5b``, ``qwen-coder-1.5b``,
+    ``gemma-3-270m`` (a file in the cache, of the package index, or from the hub), or a hub name ``owner/model``."""
     revision: str | None = None
     """Branch, tag or commit on the hub."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"

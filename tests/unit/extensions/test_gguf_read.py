@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from algorist.cli.arguments import find_model
 from algorist.config.section import ModelSection
 from algorist.errors import CheckpointError, ConfigError, MissingExtraError
-from algorist.extensions.gguf import HUB_NAME
+from algorist.extensions.gguf import MODELS
 from algorist.models.load import load_policy, load_tokenizer, make_policy
 from algorist.models.loaders import loadable_name
 from algorist.models.tiny import train_tokenizer
@@ -25,8 +25,10 @@ TEXT = "Tom has 14 apples. He gives 3 to Mia."
 gguf = pytest.importorskip("gguf")
 
 
-def write_gguf(path: Path, *, quantised: bool = False, without: str = "") -> LlamaForCausalLM:
-    """Write a small Llama with its tokenizer as GGUF, as llama.cpp's converter does, and return it."""
+def write_gguf(
+    path: Path, *, quantised: bool = False, without: str = "", kinds: tuple[str, ...] = (), tied: bool = True
+) -> LlamaForCausalLM:
+    """Write a small Llama with its tokenizer as GGUF, as llama.cpp's converter does, and return it; ``kinds``: those of its embedding and head."""
     tokenizer = train_tokenizer([TEXT] * 20, vocab_size=320)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -36,13 +38,14 @@ def write_gguf(path: Path, *, quantised: bool = False, without: str = "") -> Lla
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=128,
-        tie_word_embeddings=True,
+        tie_word_embeddings=tied,
         rms_norm_eps=1e-5,
     )
     torch.manual_seed(0)
     model = LlamaForCausalLM(config)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter.data, std=0.3)
+    head = model.lm_head.weight.detach()
     writer = gguf.GGUFWriter(str(path), "llama")
     writer.add_block_count(2)
     writer.add_context_length(128)
@@ -66,8 +69,12 @@ def write_gguf(path: Path, *, quantised: bool = False, without: str = "") -> Lla
     writer.add_eos_token_id(tokenizer.eos_token_id)
     writer.add_pad_token_id(tokenizer.pad_token_id)
     writer.add_chat_template(str(tokenizer.chat_template))
-    for name, tensor in _tensors(model):
+    for name, tensor in [*_tensors(model), *([("output.weight", head)] if kinds else [])]:
         if name == without:
+            continue
+        if kinds and name in ("token_embd.weight", "output.weight"):
+            kind = gguf.GGMLQuantizationType[kinds[name == "output.weight"]]
+            writer.add_tensor(name, gguf.quants.quantize(tensor.numpy(), kind), raw_dtype=kind)
             continue
         if quantised and tensor.dim() == 2:
             kind = gguf.GGMLQuantizationType.Q8_0
@@ -144,6 +151,50 @@ def test_quantised_weights_are_close_and_converted_once(cache: Path, tmp_path: P
     assert find_model(str(tmp_path / "a.gguf"))[0] == tmp_path / "a.gguf"
 
 
+@pytest.mark.parametrize(("kinds", "finer"), [(("Q5_0", "Q8_0"), "head"), (("Q8_0", "Q4_0"), "embedding")])
+def test_a_tied_matrix_that_is_there_twice_is_tied_again(
+    kinds: tuple[str, str], finer: str, cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    written = write_gguf(tmp_path / "a.gguf", kinds=kinds)
+    policy = make_policy(section(tmp_path / "a.gguf"), device=CPU, seed=0)
+    assert f"a.gguf holds one matrix twice; the finer, its {finer}, is" in caplog.text
+    assert sum(p.numel() for p in policy.model.parameters()) == sum(p.numel() for p in written.parameters())
+    embedding = policy.model.get_input_embeddings().weight
+    assert policy.model.get_output_embeddings().weight is embedding
+    error = (embedding - written.lm_head.weight).detach().norm() / embedding.detach().norm()
+    assert 0 < float(error) < 0.01  # that of Q8_0; of Q5_0 about 0.05
+
+
+def test_a_head_of_its_own_stays_one(cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    written = write_gguf(tmp_path / "a.gguf", kinds=("Q5_0", "Q8_0"), tied=False)
+    policy = make_policy(section(tmp_path / "a.gguf"), device=CPU, seed=0)
+    assert "twice" not in caplog.text
+    assert not policy.model.config.tie_word_embeddings
+    for name in ("get_input_embeddings", "get_output_embeddings"):
+        read, true = (getattr(model, name)().weight for model in (policy.model, written))
+        torch.testing.assert_close(read, true, rtol=0, atol=0.1)
+
+
+def test_the_vocabulary_is_not_walked_word_by_word(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walked, get_string = [], gguf.GGUFReader._get_str
+
+    def counted(self: Any, offset: int) -> Any:
+        walked.append(offset)
+        return get_string(self, offset)
+
+    write_gguf(tmp_path / "a.gguf")
+    monkeypatch.setattr(gguf.GGUFReader, "_get_str", counted)
+    reader = gguf.GGUFReader(tmp_path / "a.gguf")
+    names = len(reader.fields) + len(reader.tensors)
+    assert len(walked) > 6 * names  # its words and their merges
+    walked.clear()
+    loadable_name(str(tmp_path / "a.gguf"))
+    assert len(walked) <= 4 * names  # names and texts, once in the file and once in the one without words
+    assert gguf.GGUFReader._get_str is counted
+
+
 def test_another_file_of_the_same_name_is_converted_anew(cache: Path, tmp_path: Path) -> None:
     write_gguf(tmp_path / "a.gguf")
     first = loadable_name(str(tmp_path / "a.gguf"))
@@ -207,15 +258,28 @@ def test_smollm2_is_the_packages_file_or_the_hubs(
     package.mkdir()
     (package / "__init__.py").write_text("raise SystemExit('the package is not to be imported')")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert loadable_name("smollm2") == HUB_NAME  # installed, but without a file
+    assert loadable_name("smollm2") == MODELS["smollm2"]  # installed, but without a file
     write_gguf(package / "SmolLM2-tiny.gguf")
     policy = make_policy(section("smollm2"), device=CPU, seed=0)
     assert policy.model.config.hidden_size == 32
-    assert loadable_name("smollm2", "main") == HUB_NAME  # a commit on the hub is the hub's
+    assert loadable_name("smollm2", "main") == MODELS["smollm2"]  # a commit on the hub is the hub's
     assert find_model("smollm2") == ("smollm2", None)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ConfigError, match=r"pip install 'algorist\[smollm2\]' brings the model"):
-        make_policy(section(HUB_NAME), device=CPU, seed=0)
+        make_policy(section(MODELS["smollm2"]), device=CPU, seed=0)
+
+
+def test_a_short_name_is_the_file_in_the_cache_or_the_hubs(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert loadable_name("qwen-coder-0.5b") == MODELS["qwen-coder-0.5b"]
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ConfigError, match=r"python benchmarks/models\.py qwen-coder-0\.5b brings the model"):
+        make_policy(section("qwen-coder-0.5b"), device=CPU, seed=0)
+    cache.mkdir(parents=True)
+    write_gguf(cache / "qwen-coder-0.5b.gguf")
+    assert make_policy(section("qwen-coder-0.5b"), device=CPU, seed=0).model.config.hidden_size == 32
+    assert find_model("qwen-coder-0.5b") == ("qwen-coder-0.5b", None)
 
 
 @pytest.mark.slow

