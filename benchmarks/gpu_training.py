@@ -77,7 +77,8 @@ def _update_case(bench: Bench, kind: str, length: int, checkpointing: bool, way:
 
     model = _policy(bench, "1.5B", kind)
     if checkpointing:
-        model.activation_checkpointing_enable()
+        newer = getattr(model, "activation_checkpointing_enable", None)  # transformers 5.23; 5.17 has the other
+        (newer or model.gradient_checkpointing_enable)()
         model.enable_input_require_grads()
     vocab = model.config.vocab_size
     rows = bench.prompts(16, vocab, length) if not bench.smoke else [[5] * length] * 16

@@ -36,10 +36,9 @@ def test_same_rollouts(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     params = SamplingParams(max_new_tokens=7, seed=3, temperature={"plain": 0.6, "greedy": 0.0}.get(way, 1.0))
     policy = model(1, vocab_size=300).to(DEVICE)
 
-    def rollouts(kind: type[Any] | None, turns: Echo | None = None) -> Any:
+    def rollouts(kind: type[Any], turns: Echo | None = None) -> Any:
         with monkeypatch.context() as patch:
-            if kind is not None:
-                patch.setattr(graph_tier, "attention_kind", lambda device: kind)
+            patch.setattr(graph_tier, "attention_kind", lambda device: kind)
             engine = NativeEngine(policy, decode, tier="graph")
             return engine.generate(PROMPTS, 3, params, *([turns] if turns else []))
 
@@ -49,8 +48,8 @@ def test_same_rollouts(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_step.TritonTake, "__call__", lambda *given: ran.append(call(*given)))
     echo = None
     if way == "calls":
-        echo = Echo(decode([rollouts(None)[1][0].token_ids[2]]))
-    expected = rollouts(None, echo)
+        echo = Echo(decode([rollouts(PlainAttention)[1][0].token_ids[2]]))
+    expected = rollouts(PlainAttention, echo)
     assert not ran
     found = rollouts(_AsTriton, echo)
     assert len(ran) >= 6
