@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from algorist_grader import grade
+from algorist_grader import grade, grade_completion
 from pairs import FILE, pairs
 
 ALL = list(pairs())
@@ -62,5 +62,19 @@ def test_answers_of_an_attack() -> None:
     for row in rows:
         verdict = grade(row["answer"], row["gold"])
         if verdict.correct != (row["fair"] and "unpaid_because" not in row):
+            wrong.append((row, verdict.reason))
+    assert wrong == []
+
+
+def test_answers_of_public_reports() -> None:
+    """494 answers after bug reports of other graders; none that is wrong is paid, and those unpaid have their reason."""
+    lines = FILE.with_name("public_reports.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert len(rows) == 494 and sum("unpaid_because" in row for row in rows) <= 5
+    wrong = []
+    for row in rows:
+        judge = grade if row["style"] == "plain" else grade_completion
+        verdict = judge(row["completion"], row["gold"])
+        if verdict.correct != (row["expected"] and "unpaid_because" not in row):
             wrong.append((row, verdict.reason))
     assert wrong == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -39,6 +40,22 @@ def test_gold_against_itself_and_the_next(shared_data: Path, name: str) -> None:
         if verdict.correct and pair[0] != pair[1]
     }
     assert equal == EQUAL_NEIGHBOURS.get(name, set())
+
+
+@pytest.mark.parametrize("name", datasets())
+def test_a_gold_with_the_label_of_a_choice(shared_data: Path, name: str) -> None:
+    """As AMC's problems have them: letter, value and both are right; another letter or the next value is not."""
+    every = list(dict.fromkeys(golds(name)))
+    some = every[:: max(1, len(every) // 150)]
+    letters = re.compile(r"(?:\\text\{)?\(?[A-J]\b|[-+=]|.*\bor\b")
+    values = [gold for gold in some if len(gold) < 250 and not letters.match(gold)]
+    right = [
+        (answer, f"\\textbf{{(B)}}\\ {v}") for v in values for answer in ("B", v, f"\\textbf{{(B)}}\\ {v}")
+    ]
+    wrong = [(answer, f"\\textbf{{(B)}}\\ {v}") for v in values for answer in ("C", f"\\textbf{{(C)}}\\ {v}")]
+    wrong += [(b, f"\\textbf{{(B)}}\\ {a}") for a, b in pairwise(values) if not grade(b, a).correct]
+    assert [(v.gold, v.extracted) for v in grade_many(right) if not v.correct] == []
+    assert [(v.gold, v.extracted) for v in grade_many(wrong) if v.correct] == []
 
 
 def test_what_stands_around_the_boxes_of_worked_solutions_hurts_no_answer(shared_data: Path) -> None:

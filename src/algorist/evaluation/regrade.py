@@ -39,7 +39,7 @@ def differences(run: Path, matcher: str | None) -> dict[str, Any]:
         for row in query(run, "SELECT * FROM rollouts WHERE step = ?", [step]):
             text, gold, identity = row["completion"], row["gold"] or "", row["problem_id"]
             problem = known.get(identity) or Problem(identity, row["question"] or "", gold)
-            parsed = form.parse(text)
+            parsed = form.read(text, row["prompt"] or "")
             verdict = grade_completion(text, gold, parsed=parsed, matcher=name, problem=problem.columns())
             tokens = row["sampled_tokens"] or row["completion_tokens"] or 0
             rollout = Rollout([0] * tokens, text, None, bool(row["truncated"]), parsed, verdict)

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 from algorist.errors import ConfigError, nearest
 from algorist.types import Message, Parsed, Problem, Rollout
 from algorist_grader.extract import decided
-from algorist_grader.markers import answer_blocks
+from algorist_grader.markers import after_thinking, answer_blocks, opened_tag
 from algorist_grader.registry import Registry
 
 log = logging.getLogger("algorist.prompts.base")
@@ -161,6 +161,12 @@ class PromptFormat:
             f"{t.answer_open}{i}{answer.strip()}{i}{t.answer_close}"
         )
 
+    def read(self, text: str, prompt: str) -> Parsed:
+        """Read a completion of a rendered prompt: thinking that its chat template opened begins there."""
+        opened = opened_tag(prompt)
+        begun = not opened or text.lstrip().startswith(opened) or opened == self.tags.reasoning_open
+        return self.parse(text if begun else opened + text)
+
     def parse(self, text: str) -> Parsed:
         """Read a completion.
 
@@ -181,6 +187,11 @@ class PromptFormat:
         tail, reopened, unfinished = tail.partition(t.reasoning_open)
         if reopened and not closed:
             head = unfinished
+        after = after_thinking(tail)  # in the tags of another family
+        if after is None:
+            tail, unfinished, reopened = "", unfinished + tail, t.reasoning_open
+        else:
+            tail = after
         reasoning = self._reasoning(head) if closed else None
         last_block = decided(answer_blocks(tail, t.answer_open, t.answer_close), t.answer_open)
         answer = last_block.answer

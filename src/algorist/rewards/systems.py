@@ -79,14 +79,15 @@ def accuracy(
     neutral: Annotated[float, Field(ge=0, le=1)] = 0.5,
     latex_gold_only: bool = False,
 ) -> float:
-    """1 or 0 by the grader on the first answer block (the whole text without one); ``neutral`` for unreadable gold.
+    """1 or 0 by the grader on the first answer block after the reasoning (all of that without one); ``neutral`` for unreadable gold.
 
     A box or ``$…$`` inside the answer is what counts. ``latex_gold_only``: gold without LaTeX is unreadable, as in the original.
     """
     if not gold.strip() or (latex_gold_only and not _LATEX.search(gold)):
         return neutral
-    block = first_block(completion, tags.answer_open, tags.answer_close)
-    said = (after_reasoning(completion) or "") if block is None else block
+    body = after_reasoning(completion) or ""
+    block = first_block(body, tags.answer_open, tags.answer_close)
+    said = body if block is None else block
     graded = grade(formula_in(said), formula_in(gold), matcher=matcher)
     return neutral if graded.reason == "unparseable_gold" else float(graded.correct)
 

@@ -105,8 +105,8 @@ def text_of(completion: Any, decode: Decode | None = None) -> str:
     """Return the text of a completion in any form that TRL sends.
 
     Args:
-        completion: Text, a message, a list of messages or of texts (the first one counts), or token ids as a list or
-            a tensor. None is the empty text.
+        completion: Text, a message, a list of messages (the assistant's last one counts) or of texts (the first one does),
+            or token ids as a list or a tensor. None is the empty text.
         decode: Turns token ids into text, for example ``tokenizer.decode``.
 
     Raises:
@@ -124,6 +124,9 @@ def text_of(completion: Any, decode: Decode | None = None) -> str:
         completion = [completion]
     if not isinstance(completion, (list, tuple)):
         return str(completion)
+    turns = [m for m in completion if isinstance(m, dict) and m.get("role", "assistant") == "assistant"]
+    if turns:
+        return text_of(turns[-1], decode)
     if not completion or not isinstance(completion[0], int):
         return text_of(completion[0], decode) if completion else ""
     if decode is None:

@@ -66,7 +66,11 @@ def collect(
     seconds = time.perf_counter() - began
     groups = [
         Group(
-            problem, prompt, ids, [_read(c, tokenizer, prompt_format, sampling) for c in completions], seconds
+            problem,
+            prompt,
+            ids,
+            [_read(c, prompt, tokenizer, prompt_format, sampling) for c in completions],
+            seconds,
         )
         for problem, prompt, ids, completions in zip(problems, prompts, prompt_ids, sampled, strict=True)
     ]
@@ -109,7 +113,7 @@ def _are_completions(made: Any) -> bool:
 
 
 def _read(
-    completion: Completion, tokenizer: Any, prompt_format: PromptFormat, sampling: SamplingParams
+    completion: Completion, prompt: str, tokenizer: Any, prompt_format: PromptFormat, sampling: SamplingParams
 ) -> Rollout:
     ids, first = completion.token_ids, _last_part(completion)
     text = str(tokenizer.decode(ids[first:], skip_special_tokens=True))
@@ -123,7 +127,7 @@ def _read(
         text=text,
         log_probs=None if completion.log_probs is None else list(completion.log_probs),
         truncated=completion.finish_reason == "length",
-        parsed=prompt_format.parse(text),
+        parsed=prompt_format.read(text, prompt),
         sampled=completion.sampled,
         turns=completion.turns,
     )

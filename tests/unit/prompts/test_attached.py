@@ -73,7 +73,8 @@ def test_a_prefilled_start_tag_counts_as_present() -> None:
 def test_boxes() -> None:
     form = get_format("question_only")
     assert form.parse(r"so \boxed{\frac{1}{2}}").answer == r"\frac{1}{2}"
-    assert form.parse(r"\boxed{1} or \boxed{2}").flags == ("several_answers",)
+    assert form.parse(r"\boxed{1}. So it is \boxed{2}").flags == ("several_answers",)
+    assert form.parse(r"\boxed{1} or \boxed{2}").answer == "1, 2"
     assert form.parse(r"\boxed{1").flags == ("unclosed_answer",)
 
 

@@ -229,3 +229,31 @@ def test_accuracy_takes_the_last_formula(said: str) -> None:
 )
 def test_an_answer_that_is_not_stated_is_not_paid(format_name: str, text: str) -> None:
     assert not grade_completion(text, "12", parsed=get_format(format_name).parse(text)).correct
+
+
+@pytest.mark.parametrize(
+    ("format_name", "prompt", "text", "answer"),
+    [
+        ("reasoning_answer", "", "<think>Perhaps <answer>12</answer>, but let me check again", None),
+        (
+            "reasoning_answer",
+            "",
+            "<think>Perhaps <answer>12</answer></think><reasoning>no</reasoning><answer>13</answer>",
+            "13",
+        ),
+        ("reasoning_answer", "", "<think>a</think><reasoning>b</reasoning><answer>12</answer>", "12"),
+        ("reasoning_answer", "…<think>\n", "<answer>12</answer>, but wait", None),
+        ("reasoning_answer", "…<think>\n", "hm</think><reasoning>no</reasoning><answer>13</answer>", "13"),
+        ("question_only", "…<think>\n", "Okay, \\boxed{12}, wait", None),
+        ("question_only", "…<think>\n", "Okay</think>\\boxed{12}", "12"),
+        ("question_only", "…[THINK]", "\\boxed{12} wait", None),
+        ("question_only", "…<think>\n\n</think>\n\n", "\\boxed{12}", "12"),
+        ("think_answer", "", "I add.\n</think>\n\n<answer>\n12\n</answer>", "12"),
+        ("think_answer", "…<think>\n", "I add.\n</think>\n\n<answer>\n12\n</answer>", "12"),
+    ],
+)
+def test_thinking_that_never_ends_has_no_answer(
+    format_name: str, prompt: str, text: str, answer: str | None
+) -> None:
+    """In the tags of other families, and where the chat template opened it in the prompt."""
+    assert get_format(format_name).read(text, prompt).answer == answer

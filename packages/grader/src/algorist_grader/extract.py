@@ -7,6 +7,7 @@ under it are ambiguous. An answer that is only inside the reasoning is no answer
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 
@@ -26,8 +27,27 @@ from algorist_grader.symbolic import Limits, symbolic
 
 _BLOCKS = (("<answer>", "</answer>"), ("<SOLUTION>", "</SOLUTION>"))
 _PHRASE = re.compile(
-    r"(?:\banswer[ \t]{0,4}(?:is|are|=|:){1,3}[ \t]{0,4}:?|^[ \t]{0,8}A[ \t]{0,4}:)(?P<a>[^\n]+)",
+    r"(?:\banswer(?: to (?:the|this) (?:problem|question))?[ \t*]{0,4}(?:is|are|=|:|(?:would|must|should) be){1,3}[ \t*]{0,4}:?[ \t*]{0,4}\n?"
+    r"|^[ \t]{0,8}A[ \t]{0,4}:|^#{1,4}[ \t]{0,4}(?:Final )?Answer:?[ \t]*\n{1,3})(?P<a>[^\n]+)",
     re.IGNORECASE | re.MULTILINE,
+)
+_TAIL = re.compile(
+    r"(?:,|\.|!)?\s+(?:because|since|as|\(see|which|\(as)\b.*|,\s+[a-z]{2,}(?<!and)(?<!or)\b[^,]*|[.!]\s+[A-Z].*"
+)
+"""What follows a value in its sentence, or in the next one."""
+_DOUBT = re.compile(
+    r"\b(?:or|maybe|perhaps|possibly|not|no|never|wait|actually|but|however|either|unless|wrong|incorrect|hmm|instead|rather|correction|oops|sorry|mistake|error"
+    r"|except|also|and|plus|minus|times|more|less|otherwise)\b|n't\b",
+    re.IGNORECASE,
+)
+_CORRECTED = re.compile(
+    r"[\s$*.,;:!)\]-]*(?:wait|actually|hmm+|no|oops|sorry|correction|i made an? (?:error|mistake))\b[^\n]{0,80}?"
+    r"(?:\b(?:is|be|it's|get|answer|equals?)\b|:|=)\s*(?:actually |really )?\$?(?P<value>-?(?:\d[\d.,/]*(?<![.,])|\\[dt]?frac\{[^{}]*\}\{[^{}]*\}))",
+    re.IGNORECASE,
+)
+"""A box that is taken back in the next sentence, which says another value."""
+_BETWEEN = re.compile(
+    r"[\s$*]*(?:\\[)\]])?[\s$*]*(?:,|and\b|or\b|,\s*and\b|,\s*or\b)[\s$*]*(?:\\[(\[])?[\s$*]*"
 )
 _OR = re.compile(
     r"[\s$*]*\bor\s+(?:maybe\s+|perhaps\s+|possibly\s+)?\$?(-?\d[\d.,/]*(?<![.,])|-?\\[dt]?frac\{[^{}]*\}\{[^{}]*\})"
@@ -76,7 +96,7 @@ def extract(text: str, *, last_number: bool = False) -> Extraction:
     hashes = hash_answers(body, own_line=True)
     if hashes:
         return decided(hashes, "####")
-    phrases = [match["a"].strip().rstrip(".") for match in _PHRASE.finditer(body)]
+    phrases = [_value_of(match["a"]) for match in _PHRASE.finditer(body)]
     if phrases:
         return decided(phrases, "the answer is")
     if last_number:
@@ -84,6 +104,20 @@ def extract(text: str, *, last_number: bool = False) -> Extraction:
         if numbers:
             return Extraction(numbers[-1].strip(), "last number")
     return Extraction(None)
+
+
+def _value_of(phrase: str) -> str:
+    """Return the value of ``52, as wanted`` and ``52 because …``; all of it where what follows may doubt or add to the value."""
+    phrase = re.sub(r"\*{1,3}\s*\Z", "", phrase.strip()).rstrip(".")
+    tail = _TAIL.search(phrase)
+    if tail is None:
+        return phrase
+    value, rest = phrase[: tail.start()].rstrip(" ,"), tail[0]
+    others = set(re.findall(r"\d[\d.,/]*(?<![.,])", rest)) - {value.strip("$ ")}
+    explained = rest.lstrip(" ,.!").startswith(("because", "since"))
+    return (
+        phrase if not re.search(r"\d", value) or _DOUBT.search(rest) or (others and not explained) else value
+    )
 
 
 def last_number(text: str) -> str | None:
@@ -111,4 +145,21 @@ def from_boxes(body: str) -> tuple[Extraction, list[Box]]:
     if not boxes or boxes[-1] != outer[-1]:
         return Extraction(None, "denied box"), boxes
     others = [match[1] for box in boxes if (match := _OR.match(body, box.end + 1))]
+    if corrected := _CORRECTED.match(body, boxes[-1].end + 1):
+        others.append(corrected["value"])
+    if not others and (several := _several(body, boxes)):
+        return Extraction(several, "\\boxed"), boxes
     return decided([*others, *(body[box.start : box.end] for box in boxes)], "\\boxed"), boxes
+
+
+def _several(body: str, boxes: list[Box]) -> str:
+    """Return ``3, 5`` for ``\\boxed{3}, \\boxed{5}``: boxes side by side that are all there are, and say different things."""
+    texts = [body[box.start : box.end].strip() for box in boxes]
+    if not 1 < len(boxes) <= 8 or len(set(texts)) < len(texts) or not all(texts):
+        return ""
+    gaps = itertools.pairwise(boxes)
+    return (
+        ", ".join(texts)
+        if all(_BETWEEN.fullmatch(body, one.end + 1, other.command) for one, other in gaps)
+        else ""
+    )

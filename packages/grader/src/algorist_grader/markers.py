@@ -14,17 +14,21 @@ MOST_ANSWERS = 200
 """A completion with more boxes or answer blocks says nothing."""
 REASONING_TAGS = (
     ("<think>", "</think>"), ("<reasoning>", "</reasoning>"), ("<start_working_out>", "<end_working_out>"), ("<thinking>", "</thinking>"),
+    ("<thought>", "</thought>"), ("[THINK]", "[/THINK]"), ("◁think▷", "◁/think▷"), ("<seed:think>", "</seed:think>"),
+    ("<|begin_of_thought|>", "<|end_of_thought|>"), ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),
 )  # fmt: skip
+"""Where a family's thinking begins and ends; upper and lower case are the same."""
+_LOWER_TAGS = tuple((start.lower(), end.lower()) for start, end in REASONING_TAGS)
 _MARK = re.compile(r"\\(?:boxed|fbox)\s{0,8}\{|\\.|[{}]", re.DOTALL)
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])")
 _HASHES = re.compile(r"####\s*(.+)")
 _OWN_LINE = re.compile(r"^[ \t]{0,8}####([^\n]+)", re.MULTILINE)
 _FILLED = (
-    r"(?:(?:really|exactly|actually|quite|simply|necessarily|just|be|is|are|equals?|to|the|an?|my|our|final|correct|right|answer|value|result)\b"
+    r"(?:(?:really|exactly|actually|quite|simply|would|could|might|necessarily|just|be|is|are|equals?|to|the|an?|my|our|final|correct|right|answer|value|result)\b"
     r"|\\[(\[]|[ \t:$=(*])*"
 )
 _DENIED = re.compile(
-    r"(?:(?:\bnot|\bnever|\bneither|\bnor|\bcannot|\bwithout|\bunlike|\brather than|\binstead of|\banything but|n['’]t)\b"
+    r"(?:(?:\b(?:in(?:correct|valid)|wrong|false|mistaken)(?=\s+(?:answer|value|result|solution|guess))|\bnot|\bnever|\bneither|\bnor|\bcannot|\bwithout|\bunlike|\brather than|\binstead of|\banything but|n['’]t)\b"
     rf"|\\neq?(?![a-zA-Z])|\\neg(?![a-zA-Z])|≠|(?<!\S)!=){_FILLED}\s*\Z",
     re.IGNORECASE,
 )
@@ -40,14 +44,17 @@ _HARMLESS = re.compile(
     r"(?:\\(?:text\w*|mbox|hbox|mathrm|mathbf|operatorname|stackrel\s*\{[^{}]*\}|xrightarrow|hspace\*?|color|begin|end|label|tag)\s*\{[^{}]*\}|\\[\])]|[=&]\s*\+"
     r"|(?:^|\s)\*+|^\s*[*+-][ \t]+|[a-zA-Z]{2,}:?[ \t]+-+[ \t]+|\\\\(?:\[\w+\])?)\Z"
 )
+_SCALE = r"(?:hundred|thousand|million|billion|trillion|dozen|score)s?\b"
 _AFTER = re.compile(
     r"(?:[ \t]|\\[,;:!]|\{\})*(?:\d|\{,?\}?[ \t]*\d|\^[ \t]*\{?[ \t]*[-\w]|[*/+-][ \t]*(?:\d|\\(?:sqrt|[dt]?frac|pi)(?![a-zA-Z]))|\\(?:cdot|times|div|pm|mp|over|choose|sqrt|pi|[dtc]?frac(?!\s*\{\s*\\(?:text|mathrm)))(?![a-zA-Z]))"
     r"|(?:[.,:(]|[eE][+-]?)\d"
+    rf"|[ \t]*(?:\\[ ,;:!]|~)*[ \t]*(?:\\text\w*\s*\{{\s*)?{_SCALE}|\$[ \t]*{_SCALE}(?![ \t]+[a-z])"
 )
 _REFUSED = re.compile(
     r"[\s$*,;]*(?:\\[)\]])?[\s$*,;]*(?:(?:which|but|and|that|this|it)\s+){0,2}"
     r"(?:(?:is|was|are|seems|looks|would be)\s+(?:(?:also|clearly|definitely)\s+)?(?:not\s+(?:the\s+)?(?:final\s+)?(?:correct|right|answer|true|possible|valid|it\b)|not\s*[.,;!]|wrong|incorrect|false|invalid|impossible)"
     r"|(?:is|was)n['’]t\s+(?:the\s+)?(?:correct|right|answer|true|possible|valid|it\b)|cannot be\s+(?:the\s+)?(?:correct|right|answer|true|valid))"
+    r"|[\s$*]*[(\[]\s*(?:incorrect|wrong|false|invalid|not (?:correct|right|valid|the answer))\b|[\s$*]*\?[\s$*]*(?:No|Nope|Wrong)\b"
 )
 _COMMAND = re.compile(r"\\([a-zA-Z]+)\*?\s*(?:\[[^\[\]]*\]\s*)?(?:\{[^{}]*\}\s*)*\Z")
 _STYLES = re.compile(
@@ -171,14 +178,27 @@ def after_reasoning(text: str) -> str | None:
     """Return what follows the last closing reasoning tag; None if reasoning was opened and never closed."""
     place = -1
     opened = False
-    for start, end in REASONING_TAGS:
-        position = text.rfind(end)
+    lower = text.lower() if len(text.lower()) == len(text) else text
+    for start, end in _LOWER_TAGS:
+        position = lower.rfind(end)
         if position >= 0:
             place = max(place, position + len(end))
-        opened = opened or text.rfind(start) > max(position, place)
+        opened = opened or lower.rfind(start) > max(position, place)
     if place >= 0:
         return text[place:]
     return None if opened else text
+
+
+def after_thinking(text: str) -> str | None:
+    """Return what follows thinking that was opened in a text, in any family's tags; None if it never ends, all of it without."""
+    lower = text.lower()
+    return after_reasoning(text) if any(start in lower for start, _ in _LOWER_TAGS) else text
+
+
+def opened_tag(prompt: str) -> str:
+    """Return the tag with which a rendered prompt opens the thinking of its completions, or an empty string."""
+    end = prompt[-200:].rstrip()
+    return next((start for start, _ in REASONING_TAGS if end.lower().endswith(start.lower())), "")
 
 
 def hash_answers(text: str, *, own_line: bool = False) -> list[str]:

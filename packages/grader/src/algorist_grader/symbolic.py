@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from algorist_grader.algebra import Node, Unreadable, equal, is_close, read
 from algorist_grader.child_process import Answer
+from algorist_grader.golds import Choice, is_date_or_range, labelled, why_no_answer
 from algorist_grader.numeric import numeric_value
 from algorist_grader.text import MAX_ANSWER, clean, letters_only, tight
 from algorist_grader.types import GradeReason
@@ -18,10 +19,6 @@ Verdict = tuple[bool, GradeReason]
 MAX_GOLD = 2_000
 """Longer gold answers are unreadable (characters)."""
 
-_LABELLED = re.compile(
-    r"(?P<text>\\(?:text|textbf|mathrm|mathbf)\s*\{\s*)?\(?(?P<letter>[A-J])[).:](?(text)\s*\}|)[\s:~]*(?:\\[ ,;:]|\\q?quad)*\s*(?P<value>[^\s].*)",
-    re.DOTALL,
-)
 _CHOICE = re.compile(r"(?:\\(?:text|textbf|mathrm)\s*\{\s*)?\(?([A-J])\)?\s*\}?")
 
 
@@ -62,6 +59,9 @@ def _reading(text: str) -> Read:
     if not cleaned:
         return Read("", None, "empty" if cleaned is not None else "control characters", "unparseable")
     same = tight(cleaned), letters_only(cleaned)
+    if is_date_or_range(cleaned):
+        dated = re.sub(r"(?<!\d)0+(?=\d)", "", same[0])
+        return Read(cleaned, None, "a date or a range", "", dated, same[1])
     try:
         return Read(cleaned, read(cleaned), "", "", *same)
     except Unreadable as error:
@@ -77,6 +77,8 @@ def why_unreadable(gold: str) -> str:
     """Return why a gold answer cannot be graded against, or an empty string; what is only text is compared as text."""
     if len(gold) > MAX_GOLD:
         return f"longer than {MAX_GOLD} characters"
+    if why := why_no_answer(gold):
+        return why
     if numeric_value(gold) is not None:
         return ""
     trees = reading(gold)
@@ -102,16 +104,9 @@ def symbolic(answer: str, gold: str, limits: Limits, *, slow: bool = True) -> Ve
             return number_verdict(answer, gold, is_close(left, right, limits.tolerance))
     if why_unreadable(gold):
         return False, "unparseable_gold"
-    labelled = _LABELLED.fullmatch(answer.strip()) if len(answer) < 200 else None
-    if labelled and numeric_value(labelled["value"]) is not None:  # \textbf{(B)}\ 27
-        choice = _CHOICE.fullmatch(gold.strip())
-        if choice:
-            same = labelled["letter"] == choice[1]
-            return same, "equal_string" if same else "different"
-        if labelled["text"]:
-            answer = labelled["value"]
-    elif re.fullmatch(r"[A-J]\)", answer):  # B)
-        answer = answer[:-1]
+    answer, gold, decided = _without_labels(answer, gold)
+    if decided is not None:
+        return decided, "equal_string" if decided else "different"
     said, truth = reading(answer), reading(gold)
     if not said.text:
         return False, "unparseable_answer"
@@ -131,6 +126,37 @@ def symbolic(answer: str, gold: str, limits: Limits, *, slow: bool = True) -> Ve
         return True, "equal_number" if said.tree[0] == "num" else "equal_symbolic"
     several = said.tree[0] == "list" and truth.tree[0] not in ("list", "set", "union", "named")
     return False, "ambiguous" if several else "different"
+
+
+def _without_labels(answer: str, gold: str) -> tuple[str, str, bool | None]:
+    """Take the labels of choices off: ``\\textbf{(B)} 27``. Both letter and value must be right where both are written.
+
+    Returns:
+        Answer and gold without their labels, and the verdict where the letters decide.
+    """
+    if gold.strip() == answer.strip():
+        return answer, gold, None
+    chosen_gold, chosen_answer = _labelled(gold), _labelled(answer)
+    if chosen_answer and (letter := _CHOICE.fullmatch(gold.strip())):
+        return answer, gold, chosen_answer.letter == letter[1]
+    if chosen_gold:
+        if chosen_answer:
+            same = chosen_gold.letter == chosen_answer.letter
+            return chosen_answer.value, chosen_gold.value, None if same else False
+        only = _CHOICE.fullmatch(answer.strip())
+        return answer, chosen_gold.value, None if only is None else only[1] == chosen_gold.letter
+    if chosen_answer and "\\" in answer and numeric_value(chosen_answer.value) is not None:
+        return chosen_answer.value, gold, None
+    return answer[:-1] if re.fullmatch(r"[A-J]\)", answer) else answer, gold, None
+
+
+def _labelled(text: str) -> Choice | None:
+    """Read a choice with its label; ``A. Smith`` is none, ``A. 5`` is."""
+    choice = labelled(text)
+    if choice and choice.strict and numeric_value(choice.value) is None:
+        tree = reading(choice.value).tree
+        return choice if tree is not None and tree[0] not in ("text", "name", "list") else None
+    return choice
 
 
 def number_verdict(answer: str, gold: str, same: bool) -> Verdict:

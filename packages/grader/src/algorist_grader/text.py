@@ -24,7 +24,7 @@ _SIGNS = {
     "⌋": "\\rfloor ", "⌈": "\\lceil ", "⌉": "\\rceil ", "⟨": "\\langle ", "⟩": "\\rangle ", "〈": "\\langle ", "〉": "\\rangle ",
     "ℝ": "\\mathbb{R}", "ℤ": "\\mathbb{Z}", "ℕ": "\\mathbb{N}", "ℚ": "\\mathbb{Q}", "ℂ": "\\mathbb{C}",
     "“": '"', "”": '"', "‘": "'", "’": "'", "′": "'", "，": ",", "。": ".", "％": "%", "٪": "%", "٫": ".", "٬": ",",
-    "€": " euro ", "£": " sterling ", "₹": " rupee ", "¥": " yen ", "¢": " cents ", "Ω": "\\Omega ", "→": "\\to ", "∖": "\\setminus ", "∣": "|", "｜": "|", "∘": "\\circ ", "℅": "%",
+    "€": " euro ", "£": " sterling ", "₹": " rupee ", "¥": " yen ", "¢": " cents ", "Ω": "\\Omega ", "→": "\\to ", "∖": "\\setminus ", "∣": "|", "｜": "|", "∘": "\\circ ", "℅": "%", "‰": "\\cdot\\frac{1}{1000}",
 }  # fmt: skip
 _GREEK = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho _ sigma tau upsilon phi chi psi omega"
 _GREEK_SIGNS = {chr(0x3B1 + i): f"\\{name} " for i, name in enumerate(_GREEK.split()) if name != "_"}
@@ -37,6 +37,18 @@ _RUNS = (
 )
 _INVISIBLE = re.compile("[\u200b-\u200f\u2060-\u2064\ufeff\u00ad\u202a-\u202e\u2066-\u2069]")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufffd]")
+_EATEN = re.compile(
+    r"[\x07\x08\x0b\x0c]|\t(?=(?:ext|frac|ilde)\{|imes|heta|riangle)|\r(?=ho\b|ight|angle|floor|ceil)"
+)
+"""What is left of ``\\frac``, ``\\text``, ``\\rho`` where one backslash stood in JSON: refused before white space is taken off."""
+_TWO_BACKSLASHES = re.compile(
+    r"\\\\(?=(?:[dt]?frac|sqrt|pi|text|times|cdot|left|right|leq?|geq?|infty|pm|sin|cos|tan|ln|log|math\w+|boxed|theta|alpha|beta|circ)(?![a-z]))"
+)
+_HTML = re.compile(r"&(?:#\d{1,6}|#x[\da-fA-F]{1,5}|[a-zA-Z]{2,8}\d{0,2});|<su([pb])>([^<>]{1,40})</su[pb]>")
+_DOTTED = re.compile(r"(?<=\.)(\d*)\\dot\s*\{?\s*(\d)\s*\}?(?:(\d*)\\dot\s*\{?\s*(\d)\s*\}?)?(?!\d)")
+_QUOTED = re.compile(r"""\[\s*(?:'[^']*'|"[^"]*")(?:\s*,\s*(?:'[^']*'|"[^"]*"))*\s*\]""")
+_ORDINAL = re.compile(r"(?<=\d)\^\s*\{?\s*\\(?:text|mathrm)\s*\{\s*(st|n[d]|rd|th)\s*\}\s*\}?")
+_HOUR = re.compile(r"(\d{1,2}) ?([ap])\.? ?m\b\.?", re.IGNORECASE)
 _SIZES = re.compile(
     r"\\(?:left|right|[bB]ig{1,2}[lrm]?)(?![a-zA-Z])\s*\.?(?=[^\d])|\\(?:left|right)(?![a-zA-Z])"
 )
@@ -57,7 +69,7 @@ _TIME = re.compile(r"(\d{1,2}:\d\d)\s*(?:\\text\s*\{\s*)?([ap])\.?\s?m\b\.?\s*\}
 _CLOCK = re.compile(r"\b([ap])\.\s?m\.?(?![a-z])", re.IGNORECASE)
 _WRAPS = (
     ("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"), ("$", "$"), ("***", "***"), ("**", "**"), ("__", "__"),
-    ("`", "`"), ('"', '"'), ("*", "*"), ("\\boxed{", "}"), ("\\fbox{", "}"), ("\\ensuremath{", "}"), ("\\mbox{", "}"),
+    ("```", "```"), ("`", "`"), ('"', '"'), ("*", "*"), ("\\boxed{", "}"), ("\\fbox{", "}"), ("\\ensuremath{", "}"), ("\\mbox{", "}"),
 )  # fmt: skip
 _OPENERS = tuple(start for start, _ in _WRAPS)
 _MOST_WRAPS = 8
@@ -99,6 +111,15 @@ def _unicode(text: str) -> str:
         str(unicodedata.decimal(c)) if not c.isascii() and unicodedata.decimal(c, None) is not None else c
         for c in text
     )
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    """Return what a sign of HTML means: ``&lt;``, ``&pi;``, ``<sup>2</sup>``."""
+    if match[1]:
+        return f"{'^' if match[1] == 'p' else '_'}{{{match[2]}}}"
+    from html import unescape  # a table of 2,000 names, which few answers need
+
+    return unescape(match[0])
 
 
 def _unwrap(text: str) -> str:
@@ -154,7 +175,13 @@ def clean(text: str) -> str | None:
 
 @lru_cache(maxsize=16_384)
 def _cleaned(text: str) -> str | None:
+    if _EATEN.search(text):
+        return None
     text = _marks_off(text.strip())
+    if "&" in text or "<su" in text:
+        text = _HTML.sub(_unescaped, text)
+    if text[:1] == "[" and _QUOTED.fullmatch(text):
+        text = ", ".join(one or other for one, other in re.findall(r"""'([^']*)'|"([^"]*)\"""", text))
     if text[:2] == "**":
         text = _BOLD_LEAD.sub("", text, count=1) or text
     if not text.isascii():
@@ -162,6 +189,11 @@ def _cleaned(text: str) -> str | None:
     if _CONTROL.search(text) or (text[:2] == text[-2:] == "~~"):
         return None
     if "\\" in text or "~" in text or "&" in text:
+        if "\\\\" in text and "\\begin" not in text:
+            text = _TWO_BACKSLASHES.sub(r"\\", text)
+        if "\\dot" in text:
+            text = _DOTTED.sub(lambda m: f"{m[1]}\\overline{{{m[2]}{m[3] or ''}{m[4] or ''}}}", text)
+        text = _ORDINAL.sub(r"\1", text)
         if "rm" in text or "color" in text or "bbox" in text:
             text = _COLOURS.sub("", _ROMAN.sub(r"\\mathrm{\1}", text))
         text = _SPACES.sub(" ", _STYLES.sub(" ", _SIZES.sub("", _THOUSANDS.sub("", text))))
@@ -172,6 +204,8 @@ def _cleaned(text: str) -> str | None:
         text = words[1].strip()
     if ":" in text:
         text = _TIME.sub(lambda m: f"{m[1]} {m[2].lower()}m", text)
+    elif hour := _HOUR.fullmatch(text):
+        text = f"{hour[1]}:00 {hour[2].lower()}m"
     if "$" in text:
         text = _dollars(text)
     if ".m" in text or ". m" in text:

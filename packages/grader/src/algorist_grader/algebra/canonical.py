@@ -172,6 +172,8 @@ def _relation(node: Node) -> Node:
         return canonical(terms[0])
     if not all(o in FLIPPED for o in operators):
         return node
+    if len(terms) > 2 and all(o[0] == ">" for o in operators):
+        node = ("rel", tuple(FLIPPED[o] for o in operators[::-1]), terms[::-1])
     return _interval(operators, terms) or _of_a_distance(operators, terms) or node
 
 
@@ -270,7 +272,7 @@ def _equation(terms: Sequence[Node]) -> Node:
     if name is None:
         values = [v[1] if v[0] == "maybe" else v for v in values]
     if name is not None and len(values) == 1:
-        return ("equals", name, values[0])
+        return ("equals", *_in_order(name, values[0]))
     if len(values) > 1:
         verdicts = [equal(values[0], other, quick) for other in values[1:]]
         constant = not any(symbols(v) for v in values)
@@ -282,6 +284,25 @@ def _equation(terms: Sequence[Node]) -> Node:
     raise Unreadable("a chain of equalities that do not hold", "ambiguous")
 
 
+def _in_order(name: Node, value: Node) -> tuple[Node, Node]:
+    """Return ``(y, x) = (1, 2)`` as ``(x, y) = (2, 1)``: only names in the order of the alphabet may be left out."""
+    sign = "," if value[0] == "tuple" else ":" if value[0] == "ratio" else ""
+    letters = str(name[1]).strip("()").split(sign) if sign and name[0] == "formula" else []
+    parts = value[-1] if letters else ()
+    if (
+        len(letters) != len(parts)
+        or letters == sorted(letters)
+        or not all(len(letter) == 1 for letter in letters)
+    ):
+        return name, value
+    order = sorted(range(len(letters)), key=letters.__getitem__)
+    spelled = sign.join(letters[at] for at in order)
+    return ("formula", f"({spelled})" if sign == "," else spelled), (
+        *value[:-1],
+        tuple(parts[at] for at in order),
+    )
+
+
 def _interval(operators: Sequence[str], terms: Sequence[Node]) -> Node | None:
     """Write ``a < x <= b``, ``x > a`` or ``-2x < 6`` as the tuple that the interval is; None for other inequalities."""
     terms = [t[1] if t[0] == "maybe" else t for t in terms]
@@ -291,7 +312,7 @@ def _interval(operators: Sequence[str], terms: Sequence[Node]) -> Node | None:
         return None
     if len(terms) == 2 and not _is_variable(terms[0]) and not _is_variable(terms[1]):
         terms = [add([terms[0], neg(terms[1])]), num(0)]
-    if len(terms) == 2 and _is_variable(terms[1]) and not _is_variable(terms[0]):
+    if len(terms) == 2 and _is_variable(terms[1]) and not (_is_variable(terms[0]) and _comes_first(*terms)):
         terms, operators = [terms[1], terms[0]], [FLIPPED[operators[0]]]
     if len(terms) == 2:  # x < a is -∞ < x < a
         low = neg(_INFINITY) if operators[0][0] == "<" else _INFINITY
@@ -348,11 +369,21 @@ def _same_kind_of_letter(name: str, low: Node, high: Node) -> bool:
     return name in unknown and bool(unknown & (symbols(low) | symbols(high)))
 
 
+def _comes_first(letter: Node, other: Node) -> bool:
+    """Say which of two letters an inequality is about, whichever way round it is written: an unknown, else the later one."""
+    return (letter[1] in "xyztuvw", letter[1]) >= (other[1] in "xyztuvw", other[1])
+
+
 def _is_variable(node: Node) -> bool:
     return node[0] == "sym" and node[1] not in ("e", "i", "pi", "infty")
 
 
 def _list(node: Node) -> Node:
+    if len(node[2]) == 2 and node[2][1][:2] == ("rel", ("in",)) and node[2][1][2][1] == ("set_named", "N"):
+        formula, letter = canonical(node[2][0]), node[2][1][2][0]
+        value = formula[2] if formula[0] == "equals" else formula
+        if is_scalar(value) and letter[1] in symbols(value):
+            return ("natural", formula)  # 2n - 1, n ∈ N
     over = [one[2][0] for one in node[2] if _over_integers(one)]
     rest = tuple(one for one in node[2] if not _over_integers(one))
     if over and rest and all(letter[1] in symbols(rest) for letter in over):

@@ -90,6 +90,10 @@ def equal(a: Node, b: Node, scalar: Scalar) -> bool | None:
         return _chained(a, b, scalar)
     if a[0] == "maybe" or b[0] == "maybe":
         return _maybe_units(a, b, scalar)
+    if a[0] == "natural" or b[0] == "natural":  # a formula in n, which counts: not one over all integers
+        first, second = (node[1] if node[0] == "natural" else node for node in (a, b))
+        over_all = any((node[2] if node[0] == "equals" else node)[0] == "every" for node in (first, second))
+        return not over_all and equal(first, second, scalar)
     if a[0] == "either" or b[0] == "either":
         ones, others = (n[1] if n[0] == "either" else (n,) for n in (a, b))
         return _any([equal(one, other, scalar) for one in ones for other in others])
@@ -103,6 +107,9 @@ def equal(a: Node, b: Node, scalar: Scalar) -> bool | None:
         return _quantities(a, b, scalar)
     if is_scalar(a) and is_scalar(b):
         return _scalars(a, b, scalar)
+    if {a[0], b[0]} == {"base", "num"}:
+        numeral, value = (a, b) if a[0] == "base" else (b, a)
+        return numeral[2] == "10" and numeral[1] == str(value[1])
     if b[:2] == ("list", "") and a[0] in ("list", "set", "named"):  # 5,12 for 12,5 may be another number
         return _pairs(_values(a) if a[0] == "named" else a[-1], b[2], scalar)
     kinds = {a[0], b[0]}

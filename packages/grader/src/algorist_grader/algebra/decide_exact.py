@@ -14,14 +14,7 @@ from typing import Any
 import mpmath
 from mpmath import mp
 
-from algorist_grader.algebra.decide_fast import (
-    MORE_ROUNDS,
-    complex_,
-    has_real_root,
-    has_steps,
-    outside,
-    points,
-)
+from algorist_grader.algebra.decide_fast import Points, complex_, has_real_root, outside
 from algorist_grader.algebra.functions import FUNCTIONS, Unsure
 from algorist_grader.algebra.tree import Node, symbols
 
@@ -132,9 +125,10 @@ def decide(a: Node, b: Node, length: int) -> bool | None:
     digits = 50 + 2 * length
     agreed, beyond = 0, []  # beyond: points where neither is defined as a real number
     real = bool(names) and not complex_(a) and not complex_(b)
-    more = MORE_ROUNDS if has_steps(a) or has_steps(b) else 0
+    points = Points.of(a, b)
+    more = points.rounds - 3 if points.rounds > 3 else 0
     for round_ in range(4 * _ROUNDS + more) if names else (0,):
-        same, neither_real = _at_point(a, b, points(names, round_), digits)
+        same, neither_real = _at_point(a, b, points.at(round_), digits)
         if neither_real and real and same is not None:
             beyond.append(same)
             continue

@@ -55,6 +55,22 @@ def _named(name: str, exact: Any = None, *, fast: str = "", any_size: bool = Fal
     return Function(exact, getattr(cmath, fast, None), lambda mp, *x: getattr(mp, name)(*x), any_size)
 
 
+def _step(name: str, step: Callable[[Any], int]) -> Function:
+    """Return floor or ceiling; beside a whole number only exact values can tell, and many digits that are the whole number."""
+
+    def fast(x: complex) -> complex:
+        if x.imag or abs(x.real - round(x.real)) <= 1e-6 * max(1.0, abs(x.real)):
+            raise Unsure
+        return complex(step(x.real))
+
+    def digits(mp: Any, x: Any) -> Any:
+        nearest = mp.nint(mp.re(x))
+        near = abs(x - nearest) <= mp.mpf(10) ** (15 - mp.dps) * max(1, abs(x))
+        return nearest if near else getattr(mp, name)(x)
+
+    return Function(step, fast, digits, any_size=True)
+
+
 FUNCTIONS: dict[str, Function] = {
     **{name: _named(name, fast=name) for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh", "coth")},
     **{f"arc{name}": _named(f"a{name}", fast=f"a{name}") for name in ("sin", "cos", "tan", "cot")},
@@ -65,8 +81,7 @@ FUNCTIONS: dict[str, Function] = {
     "log": Function(None, _fast_log, lambda mp, x: mp.ln(x) * 2 / mp.ln(LOG_BASE_SQUARED), any_size=True),
     "deg": Function(None, lambda x: x * math.pi / 180, lambda mp, x: x * mp.pi / 180, any_size=True),
     "abs": Function(abs, abs, lambda mp, x: mp.fabs(x), any_size=True),
-    "floor": _named("floor", math.floor, any_size=True),
-    "ceil": _named("ceil", math.ceil, any_size=True),
+    **{name: _step(name, step) for name, step in (("floor", math.floor), ("ceil", math.ceil))},
     "max": Function(lambda *v: max(v), None, lambda mp, *v: max(v), any_size=True),
     "min": Function(lambda *v: min(v), None, lambda mp, *v: min(v), any_size=True),
     **{name: _named(name, any_size=True) for name in ("re", "im")},

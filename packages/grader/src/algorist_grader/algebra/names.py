@@ -17,7 +17,7 @@ _DERIVATIVE = re.compile(
 _PRIMES = re.compile(rf"(?P<f>{_LETTER})(?P<p>'+)(?P<x>{_ARGUMENTS})?")
 _PURE = re.compile(
     rf"m?\{{?angle\{{?[A-Z<>\w]+\}}?\}}?|\{{?triangle[A-Z]+\}}?|{_LETTER}_\{{triangle[A-Z]+\}}|{_LETTER}triangle[A-Z]+|\|(?:[A-Z]{{1,3}}|[zwuv])\||[A-Z]{{2,}}"
-    rf"|[fghFGHPE](?:\^\{{?-1\}}?)?{_ARGUMENTS}|[yuvpqSTVRLr]\((?:{_NAME}|\d+)(?:,(?:{_NAME}|\d+))*\)|E\[[^\[\]]*\]"
+    rf"|[fghFGHPE](?:\^\{{?-1\}}?)?{_ARGUMENTS}|(?!(?:e|i|<pi>)\(){_LETTER}{_SUBSCRIPT}\((?:{_NAME}|\d+)(?:,(?:{_NAME}|\d+))*\)|E\[[^\[\]]*\]"
     rf"|\({_LETTER}circ{_LETTER}\){_ARGUMENTS}|\({_NAME}(?:,{_NAME})+\)|{_NAME}(?::{_NAME})+|[A-Z]\^\{{?-1\}}?|d{_LETTER}"
     rf"|{_LETTER}\({_NAME}(?:,{_NAME})+\)|(?:det|dim|rank|tr|gcd|lcm|max|min|Var|Cov|Pr|sup|inf|deg|area|vol)(?:{_ARGUMENTS}|{_NAME})"
     rf"|mathbb\{{[EP]\}}(?:{_ARGUMENTS}|\[[^\[\]]*\])|\|(?:[A-Z]|cup|cap)+\||{_LETTER}(?:\({_LETTER}\))?_\{{?(?:max|min)\}}?|{_LETTER}\^\{{?\*\}}?|lim_.+"

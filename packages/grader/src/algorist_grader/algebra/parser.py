@@ -84,7 +84,8 @@ class Parser(Atoms):
             nodes.append(self.union())
         if len(nodes) == 1:
             return nodes[0]
-        if words == {"and"} and len(nodes) == 2 and (joined := _joined(*nodes)):
+        measures = words == {",", ""} and nodes[0][0] == nodes[1][0] == "quantity"  # 2 hours, 30 minutes
+        if (words == {"and"} or measures) and len(nodes) == 2 and (joined := _joined(*nodes)):
             return ("either", (joined, ("list", ",", tuple(nodes))))
         word = "or" if "or" in words or "and/or" in words else "" if one_number and len(nodes) == 2 else ","
         return ("list", word, tuple(nodes))
@@ -299,6 +300,8 @@ class Parser(Atoms):
                 return ("base", f"-{term[1]}", term[2])
             if sign == "+":
                 return term
+            if sign == "-" and term[0] == "quantity":
+                return ("quantity", neg(as_scalar(term[1])), term[2])
             if sign == "-" and term[0] in ("tuple", "matrix"):
                 return scaled_container(MINUS, term)
             raise Unreadable("a sign before something that is not a number")
@@ -325,13 +328,25 @@ class Parser(Atoms):
                 products = self.tokens[self.at - 1].value == self.peek(1)[1] == "!" or factors == [
                     sym("i")
                 ]  # 3!7!, i2
-                if kind == "num" and (value[0] == 1 or not (products or self._after_a_power())):  # type: ignore[index]
+                products = products or self._after_a_power() or self._before_power(factors)
+                if kind == "num" and (value[0] == 1 or not products):  # type: ignore[index]
                     raise Unreadable("two numbers side by side")
                 factors.append(self.power())
             else:
                 break
             last_is_number = False
         return factors[0] if len(factors) == 1 else multiplied(factors)
+
+    def _before_power(self, factors: list[Node]) -> bool:
+        """Say whether a number here is raised and no part of what is before it: ``n2^{n-1}``, ``(n+1)2^n``, ``k 10^6``."""
+        if self.peek(1) != ("op", "^") or factors[-1][0] == "num":
+            return False
+        if self.tokens[self.at].space or self.tokens[self.at - 1].value in (")", "]", "}", "!"):
+            return True
+        group = self.peek(2) == ("op", "{")
+        exponent = self.tokens[self.at + 2 : self.at + (14 if group else 3)]
+        ends = next((i for i, token in enumerate(exponent) if token.value == "}"), len(exponent))
+        return any(token.kind == "sym" for token in exponent[:ends])
 
     def _after_a_power(self) -> bool:
         """Say whether an exponent ends here: ``2^3 5^2``, ``2^{10} 5``."""

@@ -356,7 +356,9 @@ class Atoms:
         argument = self._function_argument()
         if name == "lg":
             name, base = "log", num(10)
-        if name == "exp":
+        if name == "cis":
+            node = power(sym("e"), mul([sym("i"), argument]))
+        elif name == "exp":
             node = power(sym("e"), argument)
         elif name == "log" and base is not None:
             node = divide(fn("ln", argument), fn("ln", base))
@@ -367,12 +369,16 @@ class Atoms:
         return node if exponent is None else power(node, exponent)
 
     def _function_argument(self) -> Node:
-        """``sin(x)``, ``sin x``, ``sin 2x``: without brackets the argument ends at a sign or the next function."""
+        """``sin(x)``, ``sin x``, ``sin 2\\sqrt3 x``: without brackets the argument ends at a sign or the next function."""
         if self.sees("(", "[", "{", "|"):  # sin(x)^2 is the square of sin(x)
             return as_scalar(self._deeper(self.atom))
         sign = MINUS if self.take("-") else ONE
         factors = [self._deeper(self.power)]
-        while self._starts_factor() and self.peek()[0] not in ("fn", "num") and not self.sees("(", "["):
+        while self._starts_factor() and not self.sees("(", "["):
+            kind, value = self.peek()
+            root = value in ("sqrt", "cbrt") and len(factors) == 1 and factors[0][0] == "num"  # ln 2√2
+            if kind == "num" or (kind == "fn" and not root):
+                break
             factors.append(self._deeper(self.power))
         if self.peek(1)[0] == "num" and self.take("/"):
             factors.append(power(as_scalar(self._deeper(self.power)), MINUS))

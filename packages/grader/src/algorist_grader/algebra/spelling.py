@@ -36,6 +36,14 @@ _OF_LETTERS = re.compile(
 )
 _ARRANGED = re.compile(rf"[PA]_\s*{_NUMERAL}\s*\^\s*{_NUMERAL}")
 _ANGLE = re.compile(r"\\ang\s*\{([^{}]*)\}")
+_MINUTES = re.compile(
+    r"(?<![\d.])(\d{1,3})\s*\^\s*\{?\s*\\circ\s*\}?\s*(\d{1,2})\s*(?:'|\^\s*\{?\s*\\prime\s*\}?)(?!')(?:\s*(\d{1,2})\s*(?:''|\"|\^\s*\{\s*\\prime\s*\\prime\s*\}))?"
+)
+_NATURAL = re.compile(
+    r"[\s,;]*\(?\s*(?:\\(?:text|mbox)\s*\{\s*(?:for|where)\s*\}\s*)?(?P<n>[nkm])\s*\\in\s*(?:\\(?:mathbb|mathbf|Bbb)\s*\{?\s*N\s*\}?|N)\s*"
+    r"(?:(?:\^|_)\s*(?:\{\s*)?(?:\*|\+|\\ast)(?:\s*\})?)?\s*\)?$"
+)
+_EXCEPT = re.compile(r"(.*=.*[^\s,;(])\s*\(\s*([a-zA-Z])\s*(\\neq?(?![a-zA-Z])[^()=]*)\)")
 _HALF_LINES = (
     (re.compile(r"(?:\\(?:mathbb|mathbf|Bbb)\s*\{?R\}?|(?<![a-zA-Z\\])R)\s*(?:\^\s*\{?\+\}?|_\s*\{?(?:\+|> *0)\}?)(?!\s*[_^])"), r"(0,\\infty)"),
     (re.compile(r"(?:\\(?:mathbb|mathbf|Bbb)\s*\{?R\}?|(?<![a-zA-Z\\])R)\s*(?:\^\s*\{?-\}?|_\s*\{?(?:-|< *0)\}?)(?!\s*[_^])"), r"(-\\infty,0)"),
@@ -158,7 +166,18 @@ def _twice(match: re.Match[str]) -> str:
     return match[1] if str(number_in_words(match[2])) == match[1] else match[0]
 
 
+def _degrees(match: re.Match[str]) -> str:
+    """Return ``24^\\circ 30'`` as degrees alone; 60 minutes and more are none."""
+    whole, minutes, seconds = (int(n or 0) for n in match.groups())
+    if minutes >= 60 or seconds >= 60:
+        return match[0]
+    return f"\\frac{{{whole * 3600 + minutes * 60 + seconds}}}{{3600}}^\\circ "
+
+
 _ONLY_WITH_COMMANDS = (
+    ("\\circ", _MINUTES, _degrees),
+    ("\\in", _NATURAL, r", \g<n> \\in \\mathbb{N}"),
+    ("\\ne", _EXCEPT, r"\1, \2 \3"),
     ("nicefrac", re.compile(r"\\nicefrac"), r"\\frac"),
     ("\\R", re.compile(r"\\R(?![a-zA-Z])"), r"\\mathbb{R}"),
     ("\\\\", re.compile(r"\\\\\s*\[\s*[\d.]+\s*(?:pt|em|ex|mm)\s*\]"), r"\\\\"),
@@ -187,6 +206,11 @@ _IN_WORDS: tuple[tuple[str, re.Pattern[str], Any], ...] = (
     ("es, ", re.compile(rf"^(yes), {_IT}$", re.IGNORECASE), r"\1"),
     ("o, ", re.compile(rf"^(no), {_IT}(?: not|n't)$", re.IGNORECASE), r"\1"),
     (" is ", re.compile(r"^([a-zA-Z]) is (?=[-\d\\(.])"), r"\1 = "),
+    (
+        "m",
+        re.compile(r"^(?:the |The )?((?:[mM]ax|[mM]in)(?:imum)?)(?: value)? is (?=[-\d\\(.])"),
+        r"\\text{\1} = ",
+    ),
     *(
         (" than ", re.compile(rf"(?<![a-zA-Z])([a-zA-Z]) (?:is )?(?:{w}) than (?=[-\d\\])"), rf"\1 {s} ")
         for w, s in _ORDERS
@@ -204,6 +228,7 @@ _IN_WORDS: tuple[tuple[str, re.Pattern[str], Any], ...] = (
     (" out of ", re.compile(r"^(\d+) out of (\d+)$"), r"\\frac{\1}{\2}"),
     (".", re.compile(r"\b(sq|ft|hrs?|mins?|secs?|lbs?|oz|yds?)\.(?=\s|$)"), r"\1"),
     (")", re.compile(r"^(\d+) *\(([a-z][a-z -]+)\)$"), _twice),
+    ("pct", re.compile(r"(?<=\d) ?pct\.?(?![a-zA-Z])"), r"\%"),
     (")", re.compile(r"(?<=[\d}i]) *\(((?:[cm]?m|ft|km|yd)\s*\^\s*\{?[23]\}?)\)$"), r" \\text{\1}"),
 )
 

@@ -15,7 +15,17 @@ from algorist_grader.text import closing_brace
 MAX_TOKENS = 600
 
 _UNSPELLED = {"deg", "factorial", "double_factorial", "binomial", "determinant"}
-SPELLED = (FUNCTIONS.keys() - _UNSPELLED) | {"asin", "acos", "atan", "lg", "exp", "sqrt", "cbrt", "det"}
+SPELLED = (FUNCTIONS.keys() - _UNSPELLED) | {
+    "asin",
+    "acos",
+    "atan",
+    "lg",
+    "exp",
+    "cis",
+    "sqrt",
+    "cbrt",
+    "det",
+}
 GREEK = frozenset(
     "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi pi rho sigma tau upsilon phi varphi"
     " chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega ell hbar".split()
@@ -188,6 +198,8 @@ class Tokenizer:
             self._put("word", text, space)
         elif text in SPELLED or (text in ("Sin", "Cos", "Tan", "Log", "Ln", "Sqrt")):
             self._put("fn", lower, space)
+        elif text in ("Theta", "Omega"):
+            self._put("sym", text, space)
         elif lower in ("pi", "theta", "alpha", "beta", "gamma", "lambda", "phi", "omega", "sigma", "delta"):
             self._put("sym", lower, space)
         elif lower in ("inf", "infty", "infinity", "oo"):

@@ -239,6 +239,8 @@ def number_in_words(text: str) -> Fraction | int | None:
     words = [w for w in re.split(r"[\s-]+", text.lower().strip()) if w]
     negative = words[:1] in (["minus"], ["negative"])
     words = words[1:] if negative else words
+    if words in (["dozen"], ["a", "dozen"], ["one", "dozen"]):
+        return -12 if negative else 12
     part = _PARTS.get(words[-1].removesuffix("s")) if words else None
     if part is not None and (len(words) > 1 or words == ["half"]):
         parts = 1 if words[:-1] in ([], ["a"], ["one"]) else number_in_words(" ".join(words[:-1]))
