@@ -17,7 +17,10 @@ from algorist.evaluation.artifact import artifact_names, read_artifact
 from algorist.prompts import get_format
 from algorist.prompts.attached import attached
 from algorist.runs.pipeline import run_recipe
+from algorist.runs.plan import make_plan
 from algorist.runs.solve import Solver
+from algorist.store.read import query
+from algorist.store.run_log import Quiet
 
 SYSTEM = "Work it out, then answer."
 TAGS = {"reasoning_open": "<work>", "reasoning_close": "</work>"}
@@ -123,3 +126,50 @@ def test_a_damaged_entry_is_named(
         main()
     assert stop.value.code == 2
     assert "a damaged entry 'algorist'" in capsys.readouterr().err
+
+
+def test_a_run_from_the_folder_asks_as_it_was_trained(run: Path, tmp_path: Path) -> None:
+    """A recipe's own wording is for its own model; what is written beside ``model.name`` counts, and is named."""
+    model = f"model.name={run / 'sft' / 'final'}"
+    later = ["threads=1", "sft.enabled=false", "eval.enabled=false", f"output_dir={tmp_path}"]
+    form = get_format("reasoning_answer", system_prompt=SYSTEM, tags=TAGS)
+    done = run_recipe(load_recipe("smoke-cpu", [*later, model, "run_name=later"]).recipe, display=Quiet())
+    (prompt,) = {row["prompt"] for row in query(done.folder.path, "SELECT prompt FROM rollouts LIMIT 1")}
+    assert SYSTEM in prompt
+    asked = attached(done.folder.path / "grpo" / "final")
+    assert asked is not None and asked.prompt_format == form and asked.stop_strings == ("</answer>",)
+    (tmp_path / "mine.yaml").write_text(f"extends: smoke-cpu\nmodel: {{name: {run / 'sft' / 'final'}}}\n")
+    for name, more in ((str(tmp_path / "mine.yaml"), []), ("quickstart", [model])):
+        plan = make_plan(load_recipe(name, [*later, *more, "data.train.limit=4"]).recipe)
+        assert plan.form == form and plan.recipe.grpo.stop_strings == ["</answer>"], name
+        assert not [line for line in plan.remarks if "another prompt" in line or "never shows" in line]
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ("prompt.system_prompt=null", "leave prompt.system_prompt out"),
+        ("prompt.tags={answer_open: <x>}", "leave prompt.tags out"),
+        ("prompt.format=think_answer", "prompt.format=reasoning_answer"),
+        ("eval.stop_strings=[]", "leave eval.stop_strings out"),
+    ],
+)
+def test_another_prompt_than_the_folders_is_named(
+    run: Path, tmp_path: Path, output_of: Any, change: str, named: str
+) -> None:
+    settings = ["threads=1", "sft.enabled=false", "grpo.max_steps=1", "eval.enabled=false", change]
+    words = ["smoke-cpu", f"model.name={run / 'sft' / 'final'}", *settings, f"output_dir={tmp_path}"]
+    shown = " ".join(output_of("run", *words).split())
+    assert "was trained with another prompt than this recipe asks with" in shown and named in shown
+
+
+def test_demonstrations_with_another_prompt_are_named_when_sft_begins(tmp_path: Path, output_of: Any) -> None:
+    rows = [
+        {"prompt": f"Q: {n} + 1? A:", "response": f"<answer>{n + 1}</answer>", "ground_truth": str(n + 1)}
+        for n in range(12)
+    ]
+    (tmp_path / "sft.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = f"data.sft={{name: sft_jsonl, path: {tmp_path}/sft.jsonl}}"
+    settings = ["sft.source=prompt_response", "grpo.enabled=false", "eval.enabled=false", "sft.max_steps=1"]
+    shown = output_of("run", "smoke-cpu", "threads=1", *settings, data, f"output_dir={tmp_path}")
+    assert "12 of 12 prompts of SFT differ from those that are sampled with" in " ".join(shown.split())

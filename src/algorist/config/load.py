@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import typing
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from algorist.config.other_names import ours_for
 from algorist.config.schema import DatasetSection, LossSection, Recipe, SFTSection
 from algorist.config.yaml_text import leaves, read_yaml
-from algorist.errors import ConfigError, check_known, nearest
+from algorist.errors import DAMAGED, ConfigError, check_known, nearest
 from algorist.store.redact import refuse_secrets
 from algorist.store.trust import refuse_foreign_code
 from algorist.user_code import load_plugins
@@ -30,6 +31,8 @@ NAMED = re.compile(r"(data\.\w+|grpo\.loss)\.name")
 """The name in a section whose other keys belong to what it names."""
 OF_A_RUN = ("environment.json", "metrics.jsonl", "stages.json", "rollouts", "eval", "sft", "grpo", ".lock")
 """Beside one of these a ``config.yaml`` is that of a run."""
+_WORDING = ("system_prompt", "system_prompt_path", "tags", "template_kwargs", "system_role")
+"""Keys of ``prompt`` that are about one model's prompt; a model that was trained here carries its own."""
 _OWN_CODE = re.compile(r"\.py:\w+$")
 _DATASET = DatasetSection.model_fields["name"].default
 _LOSS = LossSection.model_fields["name"].default
@@ -84,6 +87,7 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> LoadedRecip
     changes = [(key, value) for key, value in changes if key != "extends"]
     named = {key.removesuffix(".name"): value for key, value in changes if NAMED.fullmatch(key)}
     origins = _drop_former(values, origins, named)
+    origins = _drop_wording(values, origins, dict(changes).get("model.name"))
     for key, value in changes:
         _set(values, key, value, origin=f"override {key}")
         above = _above(key)
@@ -226,6 +230,8 @@ def _over(below: _Layer, above: _Layer) -> _Layer:
     """Lay the values of one recipe over those of another; a dataset or loss of another name brings its own settings."""
     (values, origins), (changes, labels) = below, above
     origins = _drop_former(values, origins, _names(changes))
+    model = changes.get("model")
+    origins = _drop_wording(values, origins, model.get("name") if isinstance(model, dict) else None)
     sections = {section for key in labels for section in _above(key)}
     replaced = {key for key in origins if set(_above(key)) & set(labels)}  # by a plain value or null
     rest = {k: v for k, v in origins.items() if k not in sections | replaced}
@@ -268,6 +274,26 @@ def _drop_former(values: dict[str, Any], origins: dict[str, str], named: dict[st
             if dropped and kind == "dataset":
                 origins[full] = f"default; what {label} says is for the dataset {former}"
     return origins
+
+
+def _drop_wording(values: dict[str, Any], origins: dict[str, str], model: Any) -> dict[str, str]:
+    """Drop from ``values`` how a prompt is worded where a model is named that carries its own wording; return the other origins.
+
+    ``quickstart model.name=runs/mine/sft/final`` drops quickstart's ``prompt.system_prompt``: it is that of quickstart's own model.
+    Another prompt format than the model's keeps the recipe's wording.
+    """
+    file = Path(str(model)).expanduser() / "tokenizer_config.json"
+    prompt = values.get("prompt")
+    try:
+        carried = json.loads(file.read_text(encoding="utf-8"))["algorist"]["prompt_format"]
+    except DAMAGED:
+        return origins
+    if not isinstance(prompt, dict) or prompt.get("format", carried) != carried:
+        return origins
+    for key in _WORDING:
+        prompt.pop(key, None)
+    former = {f"prompt.{key}" for key in _WORDING}
+    return {key: value for key, value in origins.items() if not former & {key, *_above(key)}}
 
 
 def _numbers(value: Any) -> Any:

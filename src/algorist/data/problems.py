@@ -10,9 +10,9 @@ from typing import Any
 from algorist.config.schema import DatasetSection, Recipe
 from algorist.data.load import load_problems, with_solutions
 from algorist.prompts import PromptFormat
-from algorist.prompts.chat import encode_prompt
+from algorist.prompts.chat import encode_prompt, render_prompt
 from algorist.store.run_log import kept_records
-from algorist.store.safe_text import printable
+from algorist.store.safe_text import one_line, printable
 from algorist.store.stages import STAGES
 from algorist.types import Problem
 from algorist_grader import why_unreadable
@@ -75,6 +75,30 @@ def unreadable_golds(training: list[Problem], held_out: list[Problem]) -> list[s
                 f"grader cannot read, such as {problem.id}: {printable(problem.answer[:60])} ({why})"
             )
     return lines
+
+
+def trained_otherwise(tokenizer: Any, form: PromptFormat, problems: Sequence[Problem]) -> str:
+    """Compare, token by token, the prompts that SFT trains on as written with those that are sampled with, of up to 200 rows."""
+    differ, problems = [], problems[:200]
+    for problem in problems:
+        text = str(problem.extra.get("prompt", ""))
+        prompt = render_prompt(form, tokenizer, problem.question)
+        trained, sampled = (tokenizer(one)["input_ids"] for one in (text, prompt))
+        if trained != sampled:
+            differ.append((trained, sampled))
+    if not differ:
+        return ""
+    trained, sampled = differ[0]
+    place = next(
+        (i for i, (a, b) in enumerate(zip(trained, sampled)) if a != b), min(len(trained), len(sampled))
+    )
+    shown = [
+        one_line(str(tokenizer.decode(ids[place : place + 8])), 60) or "its end" for ids in (trained, sampled)
+    ]
+    return (
+        f"{len(differ)} of {len(problems)} prompts of SFT differ from those that are sampled with, the first at token "
+        f"{place}: trained on '{shown[0]}', sampled with '{shown[1]}'"
+    )
 
 
 def longest_sequence(

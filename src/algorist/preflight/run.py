@@ -101,7 +101,9 @@ def preflight(
     """
     import torch
 
-    plan = make_plan(recipe, in_folder=False, say=say)
+    plan = make_plan(recipe, in_folder=False, model=model, say=say)
+    for remark in plan.remarks:
+        say(remark)
     recipe, data, device, form = plan.recipe, plan.problems, plan.device, plan.form
     if recipe.threads:
         torch.set_num_threads(recipe.threads)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from algorist.data.problems import trained_otherwise
 from algorist.models.load import Policy
 from algorist.prompts import PromptFormat
 from algorist.prompts.chat import render_prompt
@@ -40,7 +41,7 @@ def tokenization_facts(
         "start_token": tokenizer.bos_token if twice else None,
         "no_end": end is None,
         "end_token": tokenizer.eos_token if ends else None,
-        "trained_otherwise": _trained_otherwise(tokenizer, form, as_written[:LOOKED_AT]),
+        "trained_otherwise": trained_otherwise(tokenizer, form, as_written),
     }
     if facts["outside"]:
         facts |= {"highest_id": max(map(max, rows)), "embeddings": embeddings(policy)}
@@ -72,27 +73,3 @@ def _changed(tokenizer: Any, texts: Sequence[str], rows: Sequence[Sequence[int]]
         if "".join(text.split()) not in back or (unknown is not None and unknown in row):
             odd.append(text)
     return odd
-
-
-def _trained_otherwise(tokenizer: Any, form: PromptFormat, problems: Sequence[Problem]) -> str:
-    """Compare, token by token, the prompts that SFT trains on as written with those that are sampled with."""
-    differ = []
-    for problem in problems:
-        text = str(problem.extra.get("prompt", ""))
-        prompt = render_prompt(form, tokenizer, problem.question)
-        trained, sampled = (tokenizer(one)["input_ids"] for one in (text, prompt))
-        if trained != sampled:
-            differ.append((trained, sampled))
-    if not differ:
-        return ""
-    trained, sampled = differ[0]
-    place = next(
-        (i for i, (a, b) in enumerate(zip(trained, sampled)) if a != b), min(len(trained), len(sampled))
-    )
-    shown = [
-        one_line(str(tokenizer.decode(ids[place : place + 8])), 60) or "its end" for ids in (trained, sampled)
-    ]
-    return (
-        f"{len(differ)} of {len(problems)} prompts of SFT differ from those that are sampled with, the first at token "
-        f"{place}: trained on '{shown[0]}', sampled with '{shown[1]}'"
-    )

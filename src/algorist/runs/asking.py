@@ -2,20 +2,117 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from algorist.config.schema import Recipe
 from algorist.errors import ConfigError
-from algorist.prompts import PromptFormat, get_format
-from algorist.prompts.attached import Asked
+from algorist.prompts import FORMATS, PromptFormat, get_format
+from algorist.prompts.attached import Asked, attached
 from algorist.prompts.base import turn_source, warn_of_missing_tags
+from algorist.prompts.chat import attach
+from algorist.store.safe_text import one_line
 from algorist.training.extension import Extensions
+
+log = logging.getLogger("algorist.runs.asking")
 
 DEFAULT_TOKENS = 512
 """Longest completion in tokens for a model that belongs to no run."""
+
+
+def asked_as_trained(recipe: Recipe, model: Path | str | None = None) -> tuple[Recipe, PromptFormat]:
+    """Return the recipe with its prompt as the model was trained with, and its prompt format; what differs is logged.
+
+    What the recipe leaves out of ``prompt`` and ``eval.stop_strings`` is what the model's folder carries
+    (``prompts.attached``), unless the recipe names another prompt format.
+
+    Args:
+        recipe: The resolved recipe.
+        model: What is sampled from instead of the recipe's model: a folder or a hub name.
+    """
+    name = str(model or recipe.model.name)
+    carried = attached(Path(name).expanduser()) if name != "tiny" else None
+    if carried is not None:
+        recipe = _filled(recipe, carried)
+    form = recipe_format(recipe)
+    knows_the_tags = carried is not None and carried.prompt_format.tags == form.tags
+    if name != "tiny" and not recipe.sft.enabled and not knows_the_tags:
+        warn_of_missing_tags(form)
+    warn_if_asked_otherwise(name, carried, asked_in_training(recipe, form))
+    return recipe, form
+
+
+def _filled(recipe: Recipe, carried: Asked) -> Recipe:
+    prompt, form, stops = recipe.prompt, carried.prompt_format, list(carried.stop_strings)
+    named = prompt.format if "format" in prompt.model_fields_set else form.name
+    if named != form.name or form.name not in FORMATS.names() or form.turns is not None:
+        return recipe
+    usual, written = FORMATS.get(form.name), prompt.model_fields_set
+    if "system_prompt_path" in written:
+        written = written | {"system_prompt"}
+    theirs, ours = (
+        {
+            "system_prompt": f.system_prompt if f.is_chat else f.raw_template,
+            "tags": asdict(f.tags),
+            "template_kwargs": dict(f.template_kwargs),
+            "system_role": f.system_role,
+        }
+        for f in (form, usual)
+    )
+    update = {key: value for key, value in theirs.items() if key not in written and value != ours[key]}
+    sections: dict[str, Any] = {"prompt": prompt.model_copy(update={"format": form.name, **update})}
+    if stops and "stop_strings" not in recipe.eval.model_fields_set:
+        sections["eval"] = recipe.eval.model_copy(update={"stop_strings": stops})
+        if recipe.grpo.stop_strings == recipe.eval.stop_strings:
+            sections["grpo"] = recipe.grpo.model_copy(update={"stop_strings": stops})
+    return recipe.model_copy(update=sections)
+
+
+def attach_asking(tokenizer: Any, recipe: Recipe, form: PromptFormat) -> None:
+    """Make how a recipe asks part of a tokenizer; one of the hub that says something else is named (a folder was in the plan)."""
+    asking = asked_in_training(recipe, form)
+    if not Path(tokenizer.name_or_path or ".").is_dir():
+        warn_if_asked_otherwise(tokenizer.name_or_path, attached(tokenizer), asking)
+    attach(tokenizer, asking)
+
+
+def warn_if_asked_otherwise(model: str, trained: Asked | None, now: Asked) -> None:
+    """Say where a model is asked in another way than it was trained."""
+    if trained is None:
+        return
+    before, after = (asking.recorded() for asking in (trained, now))
+    differ = [key for key in _KEYS if before.get(key) != after.get(key)]
+    if not differ:
+        return
+    if differ[0] == "prompt_format":
+        shown, way = differ[:1], f"prompt.format={trained.prompt_format.name}"
+    else:
+        shown, way = differ, f"leave {' and '.join(_KEYS[key] for key in differ)} out of the recipe"
+    pairs = [(key, *_from_their_difference(before.get(key), after.get(key))) for key in shown]
+    said = "; ".join(f"{_KEYS[key]} was {theirs}, here {ours}" for key, theirs, ours in pairs)
+    warning = "%s was trained with another prompt than this recipe asks with: %s. As in its training: %s"
+    log.warning(warning, model, said, way)
+
+
+_KEYS = {
+    "prompt_format": "prompt.format",
+    **{key: f"prompt.{key}" for key in ("system_prompt", "tags", "template_kwargs", "system_role")},
+    "raw_template": "prompt.system_prompt",
+    "stop_strings": "eval.stop_strings",
+}
+"""What a model carries of its prompt (``Asked.recorded``) → the key of a recipe."""
+
+
+def _from_their_difference(before: Any, after: Any) -> Iterator[str]:
+    """Yield both values as short texts; what two long texts begin with alike is left out."""
+    texts = [str(value) if value else "none" for value in (before, after)]
+    alike = next((n for n, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), min(map(len, texts)))
+    start = max(0, alike - 20) if alike > 40 else 0
+    for text in texts:
+        yield repr("…" * bool(start) + one_line(text[start:], 60))
 
 
 def recipe_format(recipe: Recipe) -> PromptFormat:
@@ -35,10 +132,7 @@ def recipe_format(recipe: Recipe) -> PromptFormat:
         template_kwargs=section.template_kwargs,
         system_role=section.system_role,
     )
-    form = Extensions.of(recipe).form(form)
-    if recipe.model.name != "tiny" and not recipe.sft.enabled:
-        warn_of_missing_tags(form)
-    return form
+    return Extensions.of(recipe).form(form)
 
 
 def with_turns(prompt_format: PromptFormat, turns: Mapping[str, Any] | None) -> PromptFormat:

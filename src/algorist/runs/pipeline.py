@@ -28,6 +28,7 @@ from algorist.data.problems import (
     fitting_problems,
     longest_sequence,
     tokenizer_texts,
+    trained_otherwise,
     unreadable_golds,
 )
 from algorist.diagnosis.facts import leaked_text
@@ -41,12 +42,11 @@ from algorist.models.loaders import own_loader
 from algorist.models.memory import bound_memory
 from algorist.models.sharding import shapes_of
 from algorist.prompts import PromptFormat
-from algorist.prompts.chat import attach
 from algorist.rewards import RewardSet, build_rewards
 from algorist.rollouts import make_engine
 from algorist.rollouts.engines import ENGINES, auto_engine
 from algorist.rollouts.native.weights import why_no_decoder
-from algorist.runs.asking import asked_in_training
+from algorist.runs.asking import attach_asking
 from algorist.runs.plan import Plan, make_plan
 from algorist.store.run_folder import RunFolder, started_as
 from algorist.store.run_log import Display, Lines, LogFile, Logged, Quiet, clock
@@ -184,6 +184,9 @@ def run_sft(run: Run) -> None:
     from algorist.training.sft import demonstrations, make_sft_trainer
 
     policy = run.loaded()
+    as_written = run.sft if run.recipe.sft.source == "prompt_response" else []
+    if differ := trained_otherwise(policy.tokenizer, run.prompt_format, as_written):
+        run.display.say(f"warning: {differ}")
     metrics = _metrics_writer(run)
     stop = run.processes.stop_signal(run.display.say)
     trainer = make_sft_trainer(
@@ -294,7 +297,7 @@ def _load_start(run: Run) -> None:
         run.policy = _placed(run, make)
         if run.recipe.model.name == "tiny" and run.recipe.model.lora is not None:
             run.processes.from_main(partial(keep_base, run.policy, run.folder.path / "base"))
-    attach(run.policy.tokenizer, asked_in_training(run.recipe, run.prompt_format))
+    attach_asking(run.policy.tokenizer, run.recipe, run.prompt_format)
     run.train = fitting_problems(run.recipe.data.train, run.train, run.prompt_format, run.policy.tokenizer)
     every = list(run.policy.model.parameters())
     packed = [getattr(p, "quant_state", None) for p in every]  # 4-bit weights: two in a byte

@@ -27,7 +27,7 @@ from algorist.objectives import Objective
 from algorist.prompts import PromptFormat
 from algorist.rewards import RewardSet, build_rewards
 from algorist.rollouts.engines import ENGINES
-from algorist.runs.asking import recipe_format
+from algorist.runs.asking import asked_as_trained
 from algorist.store.run_log import kept_records
 from algorist.store.stages import STAGES
 from algorist.training.extension import Extensions
@@ -104,6 +104,7 @@ def make_plan(
     resume: bool = False,
     problems: Problems | None = None,
     in_folder: bool = True,
+    model: Path | str | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Plan:
     """Check a recipe, load its problems, and return the plan; nothing is written, and no model is loaded.
@@ -114,6 +115,7 @@ def make_plan(
         resume: Continue the run in the same folder.
         problems: The recipe's problems, where they are loaded already.
         in_folder: Whether the plan's run has a folder of its own, which must be free, or hold the run to resume.
+        model: What is sampled from instead of the recipe's model.
         say: Shows a line.
 
     Raises:
@@ -126,7 +128,7 @@ def make_plan(
     from algorist.training.training_arguments import check_optimizers
 
     with kept_records() as notes:
-        form = recipe_format(recipe)
+        recipe, form = asked_as_trained(recipe, model)
         rewards = check_names(recipe, form)
     recipe = with_pass_rates(recipe, form)
     trains_grpo = recipe.grpo.enabled and "grpo" in stages

@@ -12,8 +12,7 @@ from algorist.data.load import key_of, read_table
 from algorist.data.problems import fitting_problems
 from algorist.errors import ConfigError
 from algorist.models.load import policy_of
-from algorist.prompts.chat import attach
-from algorist.runs.asking import asked_in_training
+from algorist.runs.asking import attach_asking
 from algorist.runs.pass_rates import protocol_of, table_path
 from algorist.runs.plan import make_plan
 from algorist.runs.sample import sample_problems
@@ -48,11 +47,11 @@ def rate(
         )
     unrated = recipe.data.train.model_copy(update={"pass_rate": None, "pass_rates": None})
     data = recipe.data.model_copy(update={"train": unrated})
-    plan = make_plan(recipe.model_copy(update={"data": data}), stages=(), in_folder=False)
+    plan = make_plan(recipe.model_copy(update={"data": data}), stages=(), in_folder=False, model=model)
     recipe, form = plan.recipe, plan.form
     path = table_path(recipe, form, model)
     policy = policy_of(model or recipe.model.name, device=plan.device, like=recipe.model)
-    attach(policy.tokenizer, asked_in_training(recipe, form))
+    attach_asking(policy.tokenizer, recipe, form)
     problems = fitting_problems(unrated, plan.problems.train, form, policy.tokenizer)
     table: dict[str, Any] = read_table(path) if path.is_file() else {"samples": samples, "problems": {}}
     known = table["problems"] if table["samples"] == samples else {}

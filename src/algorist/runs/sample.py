@@ -20,10 +20,9 @@ from algorist.evaluation.record import mark_of
 from algorist.evaluation.run import EvaluationSetting, Progress, evaluate
 from algorist.models.load import Policy, policy_of
 from algorist.prompts import PromptFormat
-from algorist.prompts.chat import attach
 from algorist.rewards import RewardSet
 from algorist.rollouts import make_engine
-from algorist.runs.asking import asked_in_training
+from algorist.runs.asking import attach_asking
 from algorist.runs.plan import make_plan
 from algorist.store.atomic import replace_text
 from algorist.store.run_folder import environment
@@ -117,10 +116,10 @@ def sample(
         )
     if path.exists():
         raise ConfigError(f"{path} exists; take another name (--out), or remove it")
-    plan = make_plan(recipe, stages=(), in_folder=False)
+    plan = make_plan(recipe, stages=(), in_folder=False, model=model)
     recipe, form = plan.recipe, plan.form
     policy = policy_of(model or recipe.model.name, device=plan.device, like=recipe.model)
-    attach(policy.tokenizer, asked_in_training(recipe, form))
+    attach_asking(policy.tokenizer, recipe, form)
     problems = fitting_problems(recipe.data.train, plan.problems.train, form, policy.tokenizer)
     path.parent.mkdir(parents=True, exist_ok=True)
     named = recipe.model_copy(update={"model": recipe.model.model_copy(update={"name": name})})

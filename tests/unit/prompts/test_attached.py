@@ -16,7 +16,7 @@ from algorist.errors import ConfigError
 from algorist.models.load import make_policy, prepare_tokenizer
 from algorist.prompts import FORMATS, get_format, missing_tags
 from algorist.prompts.chat import render_prompt
-from algorist.runs.asking import recipe_format
+from algorist.runs.asking import asked_as_trained, recipe_format
 
 TAGGED = [name for name in FORMATS if FORMATS.get(name).tags.all()]
 words = st.text(alphabet="abc 0123456789+-*/=.\n", min_size=1).filter(lambda s: s.strip())
@@ -159,9 +159,9 @@ def test_system_prompt_from_a_file_is_stripped(tmp_path: Path) -> None:
 
 
 def test_a_system_prompt_without_tags_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
-    recipe_format(load_recipe("oneshot-gsm8k").recipe)
+    asked_as_trained(load_recipe("oneshot-gsm8k").recipe)
     assert not caplog.records
-    recipe_format(load_recipe("oneshot-gsm8k", ["prompt.system_prompt=Just answer."]).recipe)
+    asked_as_trained(load_recipe("oneshot-gsm8k", ["prompt.system_prompt=Just answer."]).recipe)
     assert "never shows <reasoning>, </reasoning>, <answer>, </answer>" in caplog.text
 
 
