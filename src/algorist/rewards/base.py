@@ -13,7 +13,8 @@ import inspect
 import logging
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,9 +22,9 @@ from typing import Any
 
 from algorist.errors import ConfigError, RewardError, nearest
 from algorist.parameters import REQUIRED, Parameter, check_values, parameters_of
-from algorist.prompts import PromptFormat, get_format
-from algorist.rewards.trl_form import Decode, columns_of, rollouts_of
-from algorist.types import Group, Problem, Rollout
+from algorist.prompts import PromptFormat, Tags, get_format
+from algorist.rewards.trl_form import Decode, as_messages, columns_of, rollouts_of, with_other_names
+from algorist.types import Grade, Group, Problem, Rollout
 from algorist_grader.registry import Registry
 
 log = logging.getLogger("algorist.rewards.base")
@@ -43,17 +44,17 @@ OFFERS: dict[str, Callable[[Rollout, Problem], Any]] = {
     "parsed": lambda rollout, problem: rollout.parsed,
     "completion_ids": lambda rollout, problem: rollout.sampled_ids,
     "gold": lambda rollout, problem: problem.answer,
-    "solution_str": lambda rollout, problem: rollout.text,
+    "response": lambda rollout, problem: rollout.text,
     "ground_truth": lambda rollout, problem: problem.answer,
+    "solution_str": lambda rollout, problem: rollout.text,
     "data_source": lambda rollout, problem: str(problem.extra.get("data_source", "")),
     "extra_info": lambda rollout, problem: problem.columns(),
 }
-"""What a function of a rollout may name: the rollout, its text, its reading, its sampled tokens; the problem, its gold answer; and
-what verl passes to a score function."""
+"""What a function of a rollout may name: the rollout, its text, its reading, its sampled tokens; the problem, its gold answer; then
+the same under the names of CS336's rewards (``response``, ``ground_truth``) and verl's."""
 FROM_THE_TRAINER = ("trainer_state", "log_metric", "log_extra")
 """What only a trainer has; a function that names one of these runs in the trainer's process, and applies nowhere else."""
 FORMS = "def f(rollout, problem): …  or, as TRL calls it,  def f(completions, **columns): …"
-_SAID = ("<reasoning>\n3 + 4 = 7\n</reasoning>\n<answer>\n7\n</answer>", "It is 8.")
 LARGEST = 1e9
 """A value beyond this would overflow in the statistics of its group."""
 
@@ -78,6 +79,7 @@ class Reward:
         decode: Turns token ids into text, for completions that come as ids.
         failures: Completions for which it raised, gave no finite number of its range, or had no gold answer.
         first_failure: What the first of them was.
+        messages: Whether a function of lists takes chat messages; None until a call has shown it.
     """
 
     name: str
@@ -95,6 +97,7 @@ class Reward:
     decode: Decode | None = None
     failures: int = 0
     first_failure: str = ""
+    messages: bool | None = None
 
     def __post_init__(self) -> None:
         self.__name__ = self.name  # TRL reads it
@@ -130,7 +133,7 @@ class Reward:
         """Whether the function has TRL's form: it names lists, or takes any keyword and neither ``rollout`` nor ``completion``."""
         names = self._arguments.keys()
         return bool(names & {"completions", "prompts"}) or (
-            self._any_keyword and names.isdisjoint({"rollout", "completion", "solution_str"})
+            self._any_keyword and names.isdisjoint({"rollout", "completion", "response", "solution_str"})
         )
 
     @cached_property
@@ -146,6 +149,12 @@ class Reward:
         return {n: p for n, p in own.items() if not (self.takes_lists and p.default is REQUIRED)}
 
     @property
+    def own_tags(self) -> Tags | None:
+        """The tags that the function reads unless it is given others."""
+        tags = self._arguments.get("tags")
+        return tags.default if tags is not None and isinstance(tags.default, Tags) else None
+
+    @property
     def needs_trainer(self) -> bool:
         """Whether the reward asks for what only a trainer has."""
         return not self._arguments.keys().isdisjoint(FROM_THE_TRAINER)
@@ -153,7 +162,8 @@ class Reward:
     @property
     def needs_gold(self) -> bool:
         """Whether rows must have a gold answer."""
-        return ("gold" in self.context and not self.takes_lists) if self.gold is None else self.gold
+        asks = not self.context.isdisjoint({"gold", "ground_truth"}) and not self.takes_lists
+        return asks if self.gold is None else self.gold
 
     @property
     def floor(self) -> float:
@@ -205,45 +215,56 @@ class Reward:
             raise ConfigError(f"reward '{self.name}' was called without completions; write completions=[…]")
         extra = {name: columns.pop(name) for name in FROM_THE_TRAINER if name in columns}
         if self.takes_lists:
-            lists = {"prompts": prompts, "completions": completions, **columns}
+            lists = {**with_other_names(columns), "prompts": prompts, "completions": completions}
             return self._from_lists(lists, len(completions), extra)
         rows = rollouts_of(self, completions, columns)
         return [self._value(rollout, problems, extra) for rollout, problems in rows]
 
-    def probe(self) -> None:
-        """Call the function on two made-up rollouts: what it raises there may be the data's fault, the kind of its value is not.
+    def probe(self, problems: Sequence[Problem] = ()) -> None:
+        """Call the function on a demonstration and on prose, for up to two problems of the run, or a made-up one.
 
         Raises:
-            ConfigError: It returns something else than a number or None for each of them, or ends the program.
+            ConfigError: It fails on every one of them, returns something else than a number or None, or ends the program.
         """
         if hasattr(self.function, "probe"):
-            self.function.probe(self.form, self.matcher, self.params)
+            self.function.probe(problems, self.form, self.matcher, self.params)
             return
-        reading = [
-            Rollout([1] * n, text, None, False, self.form.parse(text)) for n, text in enumerate(_SAID, 1)
-        ]
-        group = Group(Problem("probe", "What is 3 + 4?", "7"), "What is 3 + 4?", [1, 2], reading)
-        try:
-            made = (
-                [self.call(rollout, group.problem, {}) for rollout in reading]
-                if not self.takes_lists
-                else None
-            )
-            values = self.call_lists(columns_of([group]), {}) if made is None else made
-        except SystemExit as error:
-            raise ConfigError(f"reward '{self.name}' ended the program (SystemExit: {error})") from error
-        except Exception:
+        if self.needs_trainer:
             return
-        wrong = next((v for v in values if v is not None and not hasattr(v, "__float__")), None)
-        if wrong is not None or len(values) != len(reading):
-            what = (
-                f"{len(values)} values for 2 completions"
-                if wrong is None
-                else f"a value of type {type(wrong).__name__}"
-            )
-            raise ConfigError(
-                f"reward '{self.name}' returned {what}; expected a number or None for a completion: {FORMS}"
-            )
+        errors, tried = [], list(_tried(self.form, problems[:2] or [Problem("probe", "What is 3 + 4?", "7")]))
+        for group in tried:
+            try:
+                if self.takes_lists:
+                    values = self.call_lists(columns_of([group]), {})
+                else:
+                    values = [paid_in(self.call(group.rollouts[0], group.problem, {}))]
+            except SystemExit as error:
+                raise ConfigError(f"reward '{self.name}' ended the program (SystemExit: {error})") from error
+            except Exception as error:
+                errors.append(error)
+                continue
+            wrong = next((v for v in values if v is not None and not hasattr(v, "__float__")), None)
+            if wrong is not None or len(values) != 1:
+                what = (
+                    f"{len(values)} values for 1 completion"
+                    if wrong is None
+                    else f"a value of type {type(wrong).__name__}"
+                )
+                raise ConfigError(
+                    f"reward '{self.name}' returned {what}; expected a number or None for a completion: {FORMS}"
+                )
+        if len(errors) == len(tried) and problems:
+            raise ConfigError(self._always_fails(errors[0], problems[0]))
+
+    def _always_fails(self, error: Exception, problem: Problem) -> str:
+        offered = with_other_names(problem.columns()) if self.takes_lists else OFFERS
+        names = ", ".join(
+            dict.fromkeys(["completions", "prompts", *offered] if self.takes_lists else offered)
+        )
+        return (
+            f"reward '{self.name}' fails on every completion that it was tried on, a demonstration among them: {_said(error)}. "
+            f"It may name: {names}. Try it: algorist rewards explain --completion TEXT --answer GOLD"
+        )
 
     def call(self, rollout: Rollout, problem: Problem, extra: Mapping[str, Any]) -> Any:
         """Return what the function returns for a rollout."""
@@ -251,11 +272,25 @@ class Reward:
         return self.function(*(() if self._first in OFFERS else (rollout,)), **named, **self._around(extra))
 
     def call_lists(self, columns: Mapping[str, Any], extra: Mapping[str, Any]) -> list[Any]:
-        """Return what a function of TRL's form returns; it gets the columns that it names, or with ``**keywords`` all of them."""
-        taken = {
-            name: column for name, column in columns.items() if self._any_keyword or name in self._arguments
-        }
-        return list(self.function(**{**taken, **self._around(extra)}))
+        """Return what a function of TRL's form returns; it gets the columns that it names, or with ``**keywords`` all of them.
+
+        Completions and prompts are texts; chat messages for a function that fails on texts and not on messages.
+        """
+
+        def call(columns: Mapping[str, Any]) -> list[Any]:
+            taken = {n: column for n, column in columns.items() if self._any_keyword or n in self._arguments}
+            return list(self.function(**{**taken, **self._around(extra)}))
+
+        if self.messages is None:
+            try:
+                values, self.messages = call(columns), False
+            except (TypeError, AttributeError, LookupError):
+                with suppress(Exception):  # "text"[0]["content"]: it reads messages
+                    values, self.messages = call(as_messages(columns, self.form)), True
+                if self.messages is None:
+                    raise
+            return values
+        return call(as_messages(columns, self.form) if self.messages else columns)
 
     def _around(self, extra: Mapping[str, Any]) -> dict[str, Any]:
         around = {name: offer(self) for name, offer in AROUND.items() if name in self._arguments}
@@ -290,7 +325,7 @@ class Reward:
     def _checked(self, value: Any) -> float | None:
         if value is None:
             return None
-        number = float(value)
+        number = float(paid_in(value))
         if not abs(number) <= LARGEST:
             raise ValueError(f"it returned {number:g}; expected a finite number of at most {LARGEST:g}")
         slack = 1e-6 * max(1.0, abs(number))
@@ -316,17 +351,33 @@ class Reward:
 
     def _failed(self, error: Exception) -> float:
         if self.failures == 0:
-            said = (str(error).splitlines() or [""])[0]
-            # What another process raised comes as a RuntimeError with its traceback.
-            places = re.findall(r'File "([^"]+)", line (\d+)', str(error))
-            said += f" in {Path(places[-1][0]).name}:{places[-1][1]}" if places else ""
-            self.first_failure = (
-                said if isinstance(error, RuntimeError) else f"{type(error).__name__}: {said}"
-            )
+            self.first_failure = _said(error)
             warning = "reward '%s' failed: %s; such completions get its floor %g and are counted (shown once)"
             log.warning(warning, self.name, self.first_failure, self.floor, exc_info=error)
         self.failures += 1
         return self.floor
+
+
+def paid_in(value: Any) -> Any:
+    """Return what counts of a mapping that a reward of CS336 (``reward``) or verl (``score``) returns; any other value as it is."""
+    return value.get("reward", value.get("score")) if isinstance(value, Mapping) else value
+
+
+def _said(error: Exception) -> str:
+    """Return the kind and the first line of an error; that of another process is a RuntimeError with its traceback."""
+    said = (str(error).splitlines() or [""])[0]
+    places = re.findall(r'File "([^"]+)", line (\d+)', str(error))
+    said += f" in {Path(places[-1][0]).name}:{places[-1][1]}" if places else ""
+    return said if isinstance(error, RuntimeError) else f"{type(error).__name__}: {said}"
+
+
+def _tried(form: PromptFormat, problems: Sequence[Problem]) -> Iterator[Group]:
+    """Yield each problem with a demonstration of its answer, and with prose."""
+    for problem in problems:
+        for text in (form.demonstrate(problem.solution or "Step by step.", problem.answer), "It is 8."):
+            parsed = form.parse(text)
+            grade = Grade(parsed.answer == problem.answer, "different", parsed.answer, problem.answer)
+            yield Group(problem, problem.question, [1], [Rollout([1, 2], text, None, False, parsed, grade)])
 
 
 REWARDS: Registry[Reward] = Registry("reward")

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from algorist.errors import ConfigError, check_known
-from algorist.prompts import PromptFormat, get_format
+from algorist.prompts import FORMATS, PromptFormat, get_format
 from algorist.rewards.base import REWARDS, Reward, as_reward
 from algorist.rewards.trl_form import Decode
 from algorist.rewards.user import TIMEOUT_S, load_user_reward
-from algorist.types import Group, Rollout
+from algorist.types import Group, Problem, Rollout
+
+log = logging.getLogger("algorist.rewards.build")
 
 DEFAULT_REWARDS = ("correctness_numeric", "numeric", "tag_fraction")
 """Names of the default rewards; a new one is registered in its theme's file and added here."""
@@ -74,10 +77,10 @@ class RewardSet(list[Reward]):
 
         return [replace(group, rollouts=[paid(rollout) for rollout in group.rollouts]) for group in groups]
 
-    def probe(self) -> None:
-        """Call each reward once, before anything is loaded (see ``Reward.probe``)."""
+    def probe(self, problems: Sequence[Problem] = ()) -> None:
+        """Try each reward before the run (see ``Reward.probe``)."""
         for reward in self:
-            reward.probe()
+            reward.probe(problems)
 
     def score(self, completions: Sequence[Any], **columns: Any) -> list[RewardBreakdown]:
         """Return the total and the components of each completion; columns as TRL passes them."""
@@ -86,9 +89,10 @@ class RewardSet(list[Reward]):
         return [breakdown(dict(zip(self.names, (v[row] for v in values))), weights) for row in rows]
 
     def explain(self, completion: Any, gold: Any, **columns: Any) -> RewardBreakdown:
-        """Return the total and the components of one completion; ``columns`` hold one value each."""
-        row = {key: [value] for key, value in columns.items()}
-        return self.score([completion], **{**row, "reference_answer": [gold]})[0]
+        """Return the total and the components of one completion; ``columns`` of its row hold one value each."""
+        usual = dict.fromkeys(("question", "subject", "level", "checker", "problem_id"), "")
+        row = {key: [value] for key, value in {**usual, **columns, "reference_answer": gold}.items()}
+        return self.score([completion], **{"prompts": row["question"], **row})[0]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of each reward that has one: a function or object with ``state_dict`` and ``load_state_dict``."""
@@ -112,7 +116,7 @@ def breakdown(
 
 def build_rewards(
     specs: Sequence[Any],
-    prompt_format: PromptFormat | str = "reasoning_answer",
+    prompt_format: PromptFormat | str | None = None,
     *,
     matcher: str = "symbolic",
     decode: Decode | None = None,
@@ -122,18 +126,20 @@ def build_rewards(
     Args:
         specs: A name each, or ``{"name", "weight", "params"}`` as mapping or object. A name is that of a registered
             reward, or ``file.py:function``. A function of this process counts as it is, with weight 1.
-        prompt_format: How completions are read, and whose tags the format rewards look for.
+        prompt_format: How completions are read, and whose tags the format rewards look for; when left out, the one that the rewards
+            were published for (``check_answer``: working_solution), else ``reasoning_answer``.
         matcher: How answers are compared.
         decode: Turns token ids into text, for completions that come as ids or tensors.
 
     Raises:
         ConfigError: Unknown reward or parameter, a refused value, or a function that cannot be loaded.
     """
-    form = get_format(prompt_format) if isinstance(prompt_format, str) else prompt_format
+    loaded = [_spec(spec) for spec in specs]
+    named = prompt_format or _published_for([reward for reward, _ in loaded])
+    form = get_format(named) if isinstance(named, str) else named
     built = RewardSet()
     taken: dict[str, int] = {}
-    for spec in specs:
-        reward, settings = _spec(spec)
+    for reward, settings in loaded:
         params, low, high = reward.set_to(settings.get("params") or {})
         name = str(settings["name"]).rpartition(":")[2]
         taken[name] = taken.get(name, 0) + 1
@@ -144,6 +150,20 @@ def build_rewards(
     return built
 
 
+def _published_for(rewards: Sequence[Reward]) -> str:
+    """Return the prompt format whose tags are the rewards' own; that of recipes where they have none, or not the same."""
+    own = {reward.name: tags for reward in rewards if (tags := reward.own_tags) is not None}
+    if len(set(own.values())) > 1:
+        log.warning(
+            "the rewards %s were published for different tags, and read those of reasoning_answer; name the tags of your completions: "
+            "prompt_format='think_answer'",
+            ", ".join(own),
+        )
+        return "reasoning_answer"
+    same = (name for name in FORMATS for tags in own.values() if FORMATS.get(name).tags == tags)
+    return next(same, "reasoning_answer")
+
+
 def default_reward_functions(prompt_format: str = "reasoning_answer") -> RewardSet:
     """Return the default rewards with their weights."""
     specs = [{"name": n, "weight": w} for n, w in zip(DEFAULT_REWARDS, DEFAULT_REWARD_WEIGHTS, strict=True)]
@@ -152,7 +172,7 @@ def default_reward_functions(prompt_format: str = "reasoning_answer") -> RewardS
 
 def trl_reward(
     name: str,
-    prompt_format: PromptFormat | str = "reasoning_answer",
+    prompt_format: PromptFormat | str | None = None,
     *,
     matcher: str = "symbolic",
     decode: Decode | None = None,

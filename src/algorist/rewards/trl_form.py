@@ -9,7 +9,8 @@ from typing import Any
 from algorist.errors import ConfigError
 from algorist.prompts import PromptFormat
 from algorist.types import Group, Parsed, Problem, Rollout
-from algorist_grader import grade_completion
+from algorist_grader import grade_completion, last_boxed
+from algorist_grader.markers import hash_answers
 
 Decode = Callable[[list[int]], str]
 GOLDS = ("reference_answer", "ground_truth", "answer", "solution")
@@ -21,11 +22,37 @@ def columns_of(groups: Sequence[Group]) -> dict[str, Any]:
     """Return the rollouts of groups as TRL's lists: prompts, completions, completion_ids, and each column of the problems."""
     rows = [(group, rollout) for group in groups for rollout in group.rollouts]
     problems = [group.problem.columns() for group, _ in rows]
+    names = dict.fromkeys(name for problem in problems for name in problem)
     return {
-        **{name: [p.get(name) for p in problems] for name in dict.fromkeys(n for p in problems for n in p)},
+        **with_other_names({name: [p.get(name) for p in problems] for name in names}),
         "prompts": [group.prompt for group, _ in rows],
         "completions": [rollout.text for _, rollout in rows],
         "completion_ids": [rollout.sampled_ids for _, rollout in rows],
+    }
+
+
+def with_other_names(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return columns also under the names that other systems' rewards have for them, where the rows have none of that name."""
+    gold = next((columns[name] for name in GOLDS if columns.get(name) is not None), None)
+    solution = columns.get("solution")
+    if solution is None or not any(solution):
+        solution = gold
+    names = {"solution": solution, "reference_solution": solution, "problem": columns.get("question")}
+    names |= dict.fromkeys(GOLDS[:-1], gold)
+    held = {name: column for name, column in columns.items() if name != "solution"}
+    return {name: column for name, column in names.items() if column is not None} | held
+
+
+def as_messages(columns: Mapping[str, Any], form: PromptFormat) -> dict[str, Any]:
+    """Return columns with prompts and completions as chat messages, which is how TRL hands over those of a chat dataset."""
+    texts = columns["completions"]
+    questions, prompts = columns.get("question"), columns.get("prompts") or [""] * len(texts)
+    if questions and form.is_chat:
+        prompts = [form.render(str(question)) for question in questions]
+    return {
+        **columns,
+        "prompts": [[{"role": "user", "content": p}] if isinstance(p, str) else p for p in prompts],
+        "completions": [[{"role": "assistant", "content": c}] if isinstance(c, str) else c for c in texts],
     }
 
 
@@ -81,13 +108,20 @@ def _golds(reward: Any, columns: Mapping[str, Any], count: int) -> list[list[str
     if len(golds) != count:
         raise ConfigError(f"column '{name}' has {len(golds)} gold answers for {count} completions")
     return [
-        [_text(g) for g in (gold or [""])] if isinstance(gold, (list, tuple)) else [_text(gold)]
+        [_gold(g) for g in (gold or [""])] if isinstance(gold, (list, tuple)) else [_gold(gold)]
         for gold in golds
     ]
 
 
-def _text(gold: Any) -> str:
-    return "" if gold is None else str(gold)
+def _gold(value: Any) -> str:
+    """Return a gold answer as text; of a worked solution what it states: after its ``####``, or in its last box."""
+    text = _text(value)
+    stated = next(iter(hash_answers(text)), None) if "####" in text else None
+    return (last_boxed(text) if stated is None and "\\boxed" in text else stated) or text
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)
 
 
 def _plain(value: Any) -> Any:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from algorist.errors import ConfigError, RewardError
-from algorist.rewards.base import Reward, as_reward
+from algorist.rewards.base import Reward, as_reward, paid_in
 from algorist.store.redact import secret_variables
 from algorist.store.safe_text import printable
 from algorist.types import Problem, Rollout
@@ -52,10 +52,10 @@ class UserFunction:
         low, high = self.ask("set_to", (), None, "", params)
         return low, high
 
-    def probe(self, form: Any, matcher: str, params: Any) -> None:
+    def probe(self, problems: Any, form: Any, matcher: str, params: Any) -> None:
         """Probe the function where it is (see ``Reward.probe``)."""
         with suppress(TimeoutError, RuntimeError):
-            self.ask("probe", (), form, matcher, params)
+            self.ask("probe", (problems,), form, matcher, params)
 
     def ask(
         self, what: str, args: tuple[Any, ...], form: Any = None, matcher: str = "", params: Any = None
@@ -177,7 +177,7 @@ def prepare(file: str) -> tuple[Callable[[bytes], Any], dict[str, Any]]:
                 return bounds
             made.form, made.matcher = form, matcher
             if what == "probe":
-                return made.probe()
+                return made.probe(*args)
         except ConfigError as error:
             return {"refused": str(error)}
         call: Any = made.call if what == "call" else made.call_lists
@@ -192,6 +192,7 @@ def plain(value: Any) -> Any:
     Raises:
         TypeError: It is something else.
     """
+    value = paid_in(value)
     if value is None or isinstance(value, (int, float)):
         return value
     if isinstance(value, (str, bytes, dict)):

@@ -138,8 +138,6 @@ def make_plan(
     if recipe.eval.device is not None:
         pick_device(recipe.eval.device, "eval.device")
     check_model(recipe.model, processes.device)
-    with kept_records() as probed:
-        rewards.probe()
     recipe = with_processes(recipe, processes.count)
 
     def begins() -> tuple[str, str]:
@@ -149,7 +147,7 @@ def make_plan(
     no_adapter, from_the_model = processes.from_main(begins)
     if no_adapter:
         recipe = without_adapter(recipe)
-    said = [note.getMessage() for note in (*notes, *probed) if note.levelno >= logging.WARNING]
+    said = [note.getMessage() for note in notes if note.levelno >= logging.WARNING]
     plan = Plan(
         recipe,
         tuple(stages),
@@ -172,7 +170,11 @@ def make_plan(
     if trains_grpo and not plan.extensions.teach:
         refuse_groups_of_one(recipe.grpo)
     plan.extensions.check(plan)
-    return plan if problems else replace(plan, problems=Problems.load(recipe, stages))
+    problems = problems or Problems.load(recipe, stages)
+    with kept_records() as probed:
+        rewards.probe(problems.train)
+    said = [note.getMessage() for note in probed if note.levelno >= logging.WARNING]
+    return replace(plan, problems=problems, remarks=(*plan.remarks, *said))
 
 
 def check_stages(recipe: Recipe, stages: Sequence[str]) -> None:

@@ -23,7 +23,7 @@ from algorist.data.golds import extract_hash_answer
 from algorist.data.problems import fitting_problems, tokenizer_texts
 from algorist.errors import ConfigError, DataError, EngineError, check_known
 from algorist.prompts import PromptFormat, get_format
-from algorist.prompts.attached import Asked
+from algorist.prompts.attached import Asked, attached
 from algorist.prompts.base import warn_of_missing_tags
 from algorist.prompts.chat import attach, encode_prompt
 from algorist.rewards import DEFAULT_REWARD_WEIGHTS, DEFAULT_REWARDS, RewardSet, build_rewards
@@ -205,6 +205,7 @@ def create_math_training_setup(
             if len(encode_prompt(form, policy.tokenizer, p.question)) <= merged["max_prompt_length"]
         ]
     )
+    rewards.probe(problems)
     usable = {p.question for p in problems}
     rows = load_gsm8k(split, path=path) if dataset is None else dataset
     fitting = [dict(row) for row in rows if str(row["question"]).strip() in usable]
@@ -271,29 +272,37 @@ def build_text_generator(
 
     Args:
         model_id: A hub name, a run, or a folder that was saved after training.
-        prompt_format: A prompt format's name; ``reasoning_answer`` when left out.
+        prompt_format: A prompt format's name; that of the training when left out, ``reasoning_answer`` where nothing says it.
     """
     from algorist.runs.solve import Solver
 
     folder = Path(model_id).expanduser()
     folder = next((f for s in LAST_FIRST if (f := folder / s / "final").is_dir()), folder)
-    return Solver.load(folder if folder.is_dir() else str(model_id), prompt_format=prompt_format or FORMAT)
+    return Solver.load(folder if folder.is_dir() else str(model_id), prompt_format=prompt_format)
 
 
 def generate_math_solution(
     question: str,
     *,
-    generator: Solver | None = None,
+    generator: Any = None,
     max_new_tokens: int = 200,
     temperature: float = 0.9,
     seed: int | None = None,
 ) -> str:
     """Return the completion of a question, with its tags; ``temperature`` 0 is greedy.
 
+    Args:
+        question: The question alone; the prompt is that of the model's training.
+        generator: Of ``build_text_generator``, or a text-generation pipeline of transformers; the default model's when left out.
+        max_new_tokens: Longest completion in tokens.
+        temperature: 0 is greedy.
+        seed: Makes samples repeatable.
+
     Raises:
         EngineError: The model wrote nothing.
     """
     solver = generator if generator is not None else build_text_generator()
+    solver = solver if hasattr(solver, "solve") else _solver_of(solver)
     (row,) = solver.solve([question], max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
     text = str(row["completion"]).strip()
     if not text:
@@ -301,6 +310,17 @@ def generate_math_solution(
             f"the model wrote nothing for {question[:80]!r}; raise max_new_tokens ({max_new_tokens}) or try another seed"
         )
     return text
+
+
+def _solver_of(pipeline: Any) -> Solver:
+    """Return what a text-generation pipeline of transformers holds as a solver, which asks as the model was trained."""
+    from algorist.models.load import Policy, prepare_tokenizer
+    from algorist.runs.asking import how_to_ask
+    from algorist.runs.solve import Solver
+
+    how = how_to_ask(None, None, attached(pipeline.tokenizer))
+    policy = Policy(pipeline.model, prepare_tokenizer(pipeline.tokenizer, None))
+    return Solver(policy, how.prompt_format, how.max_completion_tokens, how.stop_strings)
 
 
 def save_prompt_and_response(
