@@ -42,6 +42,7 @@ A function of a rollout and its problem, named by its file ([a worked example](e
 `rollout.parsed` has `answer`, `reasoning`, `well_formed` and `flags`. Every other argument is a parameter, set under
 `params`. None means that the reward does not apply. `function.low` and `function.high` declare the range.
 
+- Before a run each is tried on a demonstration of two problems. One that fails on all of it is refused.
 - A reward that raises, or returns no number in its range, pays `low` (else 0). It is counted, and logged once.
 - A call over `timeout_s` (30 s) is killed. Three in a row end the run.
 - An object with `state_dict` and `load_state_dict` has a state, which is in every checkpoint.
@@ -56,9 +57,22 @@ functions = [trl_reward("correct"), trl_reward("cosine", max_len=500)]   # GRPOT
 functions = build_rewards(["correct", {"name": "well_formed", "weight": 0.1}])   # .weights for reward_weights
 ```
 
-The gold answer is the first of the columns `reference_answer`, `ground_truth`, `answer` and `solution`. Completions may
-be texts, messages, token ids or tensors (with `decode=tokenizer.decode`). A function in TRL's form,
-`def f(completions, **columns) -> list[float]`, works in a recipe as it is.
+A reward reads the tags that it was published for; other tags: `trl_reward("correct", "think_answer")`. The gold answer
+is the first of the columns `reference_answer`, `ground_truth`, `answer` and `solution`; of a worked solution, what its
+`####` or last box states. Completions may be texts, messages (the assistant's last one counts), token ids or tensors
+(with `decode=tokenizer.decode`).
+
+A function written for another system works in a recipe as it is:
+
+| form | gets |
+|---|---|
+| TRL, OneShotGRPO, open-r1: `def f(completions, **columns)`, a list | every column, and the names below |
+| with chat messages: `completions[0][0]["content"]` | messages, where it fails on texts and not on messages |
+| CS336: `def f(response, ground_truth)`, a mapping | `reward` counts |
+| verl: `def f(data_source, solution_str, ground_truth, extra_info)` | `score` counts |
+
+The gold answer is in `answer`, `reference_answer` and `ground_truth`, the worked solution (without one the gold answer)
+in `solution` and `reference_solution`, the question in `question` and `problem`.
 """
 
 
