@@ -90,15 +90,20 @@ def test_a_model_folder_without_tokenizer(call: Cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_reward_that_always_fails_is_told_at_once(call: Cli, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("def broken(completion):\n    raise ValueError('my bug')\n")
+def test_a_reward_that_fails_on_what_the_model_writes_is_told_at_once(call: Cli, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def broken(completion):\n    if '<answer>' in completion: return 1.0\n    raise ValueError('my bug')\n\n"
+        "def always(completion):\n    raise ValueError('my bug')\n"
+    )
+    done = call("run", "smoke-cpu", "rewards=[{name: 'mine.py:always'}]")
+    assert done.returncode == 2 and "ValueError: my bug" in done.stderr and not (tmp_path / "runs").exists()
     done = call(
         "run", "smoke-cpu", "rewards=[correct, {name: 'mine.py:broken'}]", "sft.enabled=false", "eval.enabled=false"
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     told = " ".join((done.stdout + done.stderr).split())
     assert (
-        "reward 'broken' failed on 16 of 16 completions (ValueError('my bug') in mine.py:2); they get 0"
+        "reward 'broken' failed on 16 of 16 completions (ValueError('my bug') in mine.py:3); they get 0"
         in told
     )
     lines = [
