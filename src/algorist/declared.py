@@ -77,8 +77,14 @@ def registered() -> list[type[Declared]]:
 def open_schema(recipe: type[BaseModel], **sections: type[BaseModel]) -> None:
     """Find the extensions, and add their keys to the recipe and its sections (config/schema.py calls this once)."""
     package = importlib.import_module(GROUP)
-    for module in sorted(pkgutil.iter_modules(package.__path__), key=lambda m: m.name):
-        importlib.import_module(f"{GROUP}.{module.name}")
+    names = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
+    for name in names:
+        try:
+            importlib.import_module(f"{GROUP}.{name}")
+        except ModuleNotFoundError as error:  # built on a folder that was deleted: it goes with it
+            missing = (error.name or "").removeprefix(f"{GROUP}.").partition(".")[0]
+            if missing in names or not str(error.name).startswith(f"{GROUP}."):
+                raise
     for point in entry_points(group=GROUP):
         point.load()
     _SECTIONS.update({"": [recipe], **{name: [section, recipe] for name, section in sections.items()}})

@@ -123,7 +123,7 @@ run_recipe(load_recipe("smoke-cpu", ["device=cpu", "threads=1", f"output_dir={sy
 def without(parts: list[str], folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     """Run Python with a copy of the package in which the folders of these extensions are not there."""
     copy = shutil.copytree(SOURCE, folder / "algorist", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in {*parts, *(one for one, other in TOGETHER if other in parts and one in PARTS)}:
+    for name in parts:
         place = copy / "extensions" / name
         shutil.rmtree(place) if place.is_dir() else place.unlink()
     return subprocess.run(
@@ -146,6 +146,13 @@ def test_extensions_can_be_deleted(parts: list[str], tmp_path: Path) -> None:
         raise AssertionError(f"not without {alone or 'all of them together'}: {done.stderr[-2000:]}")
     artifacts = {path.name for path in (tmp_path / "group/runs/smoke-cpu/eval").glob("*.json")}
     assert artifacts >= {"sft.json", "grpo.json"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", sorted({other for _, other in TOGETHER}))
+def test_an_extension_that_others_build_on_can_be_deleted_alone(part: str, tmp_path: Path) -> None:
+    done = without([part], tmp_path, "-c", SMALL)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 @pytest.mark.slow

@@ -135,7 +135,7 @@ def to_problems(rows: list[Row], columns: Columns, *, where: str) -> list[Proble
         raise DataError(
             f"dataset '{where}': {len(bad)} of {len(rows)} rows cannot be used:\n  {shown}\n"
             "Correct or remove these rows, map the right columns with data.….columns, or leave such rows out (adapter local): "
-            "data.train.params.skip_bad_rows=true"
+            "data.….params.skip_bad_rows=true"
         )
     return problems
 
@@ -167,8 +167,15 @@ def pick_columns(row: Row, mapping: dict[str, str], *, where: str) -> dict[str, 
         lack = " and ".join(
             f"no '{field}' field (looked for {', '.join(ALIASES[field])})" for field in lacking
         )
-        way = " ".join(f"data.train.columns.{field}=COLUMN" for field in lacking)
-        raise ColumnError(where, lacking, f"{lack}. Columns: {', '.join(map(str, row))}", way)
+        way = " ".join(f"data.….columns.{field}=COLUMN" for field in lacking)
+        chat = next((name for name, value in row.items() if _no_text(value).startswith("chat")), "")
+        other = (
+            f". {chat} holds chat messages, which are not read: give columns of text, question and solution, or prompt and response "
+            "(sft.source=prompt_response)"
+            if chat
+            else ""
+        )
+        raise ColumnError(where, lacking, f"{lack}. Columns: {', '.join(map(str, row))}{other}", way)
     return columns
 
 

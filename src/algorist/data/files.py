@@ -55,7 +55,7 @@ def read_hub(name: str, *, subset: str | None, split: str) -> list[Row]:
     except Exception as error:
         raise DataError(
             f"cannot load the dataset '{name}' (split {split}) from the hub: {first_line(error)}. If this machine has no network, "
-            "give a local copy: data.train.path=/path/to/file.jsonl (and data.eval.path=… for evaluation)"
+            "give a local copy: data.….path=/path/to/file.jsonl"
         ) from None
 
 

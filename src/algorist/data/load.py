@@ -38,7 +38,7 @@ def load_problems(
     if section.name not in DATASETS and Path(section.name).suffix.lower() in SUFFIXES:
         raise DataError(
             f"the dataset's name is '{section.name}', a file; write name: local and path: {section.name} "
-            f"(data.train.name=local data.train.path={section.name})"
+            f"(data.….name=local data.….path={section.name})"
         )
     problems = _problems(DATASETS.get(section.name)(source), section.name)
     if code := next((p for p in problems if ".py:" in p.checker and not section.checker), None):
@@ -238,8 +238,6 @@ def within(
         f"{len(problems) - len(known)} have no rate"
     )
     if not inside:
-        raise DataError(
-            f"{summary}. Widen data.train.pass_rate, or rate this dataset: algorist data rate RECIPE"
-        )
+        raise DataError(f"{summary}. Widen data.….pass_rate, or rate this dataset: algorist data rate RECIPE")
     log.info("%s", summary)
     return inside

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from algorist.config.schema import DatasetSection, Recipe
 from algorist.data.load import load_problems, with_solutions
+from algorist.errors import ConfigError, DataError
 from algorist.prompts import PromptFormat
 from algorist.prompts.chat import encode_prompt, render_prompt
 from algorist.store.run_log import kept_records
@@ -36,15 +38,30 @@ class Problems:
             DataError: A dataset, a column or a row is missing or unreadable.
         """
         with kept_records() as notes:
-            train, sft = load_problems(recipe.data.train), []
-            held_out = load_problems(recipe.data.eval) if recipe.eval.enabled else []
+            sft: list[Problem] = []
+            with _named("train"):
+                train = load_problems(recipe.data.train)
+            with _named("eval"):
+                held_out = load_problems(recipe.data.eval) if recipe.eval.enabled else []
             if (recipe.sft.enabled and "sft" in stages) or recipe.model.name == "tiny":
                 section = recipe.data.sft or recipe.data.train  # which may have inherited the filter
                 unrated = section.model_copy(update={"pass_rate": None})
-                sft = load_problems(unrated) if recipe.data.sft or section.pass_rate else train
+                with _named("sft" if recipe.data.sft else "train"):
+                    sft = load_problems(unrated) if recipe.data.sft or section.pass_rate else train
                 if recipe.sft.enabled:
                     with_solutions(sft)
         return cls(train, sft, held_out, notes)
+
+
+@contextmanager
+def _named(part: str) -> Iterator[None]:
+    """Let a message of the data name its keys in this section: ``data.….path`` becomes ``data.sft.path``."""
+    try:
+        yield
+    except DataError as error:
+        if "data.…." not in str(error):
+            raise
+        raise DataError(str(error).replace("data.….", f"data.{part}.")) from None
 
 
 def tokenizer_texts(problems: Iterable[Problem], prompt_format: PromptFormat) -> list[str]:
@@ -61,6 +78,35 @@ def fitting_problems(
     return load_problems(
         section, prompt_tokens=lambda p: len(encode_prompt(prompt_format, tokenizer, p.question))
     )
+
+
+def prompts_beyond(
+    tokens: int, problems: Sequence[Problem], prompt_format: PromptFormat, tokenizer: Any
+) -> list[tuple[Problem, int]]:
+    """Return the problems whose prompts have more tokens, with their number; a question of fewer bytes is not encoded."""
+
+    def length(problem: Problem) -> int:
+        return len(encode_prompt(prompt_format, tokenizer, problem.question))
+
+    around = length(problems[0]) if problems else 0
+    long = [p for p in problems if len(p.question.encode()) + around > tokens]
+    return [(p, count) for p in long if (count := length(p)) > tokens]
+
+
+def refuse_beyond_context(
+    part: str, problems: Sequence[Problem], prompt_format: PromptFormat, tokenizer: Any, context: int | None
+) -> None:
+    """Refuse prompts that fill the model's context, so that nothing could be sampled; ``part`` is their data section.
+
+    Raises:
+        ConfigError: One sentence with their number, the longest, and the key that leaves them out.
+    """
+    if context and (beyond := prompts_beyond(context - 1, problems, prompt_format, tokenizer)):
+        problem, count = max(beyond, key=lambda pair: pair[1])
+        raise ConfigError(
+            f"{len(beyond)} of {len(problems)} prompts of data.{part} leave no room for a completion in the model's context of {context} "
+            f"tokens; the longest has {count} ({problem.id}). Leave them out: data.{part}.max_prompt_tokens={context - 1}, or less"
+        )
 
 
 def unreadable_golds(training: list[Problem], held_out: list[Problem]) -> list[str]:

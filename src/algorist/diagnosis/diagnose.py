@@ -126,8 +126,9 @@ class LiveDiagnosis:
             log.exception("the diagnosis failed at step %d; training continues", step)
 
     def _look(self) -> None:
+        rules = all_rules()
         for finding in find_causes(self.signals):
-            if finding.name not in self.said:
+            if finding.name not in self.said and rules[finding.name].room != "start":  # said at the start
                 self.said.add(finding.name)
                 self.say(
                     one_line(f"warning: {finding.one_line()} · more: algorist diagnose {self.run_folder}")

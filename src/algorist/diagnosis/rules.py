@@ -5,6 +5,7 @@ Each fault has one threshold and one text, in ``preflight``, while a run trains,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -97,8 +98,20 @@ for _name, _shows in {
     "start_token": "the token is {}",
     "end_token": "the token is {}",
     "trained_otherwise": "{}",
+    "opened_tag": "the prompt ends with {}",
+    "control_tokens": "{} problems",
 }.items():
     FACTS.register(_name)(Fact(_shows))
+
+
+FACTS.register("steps")(Fact("{stage} has {} steps", lambda f: f.settings.get(f"{f.stage}.max_steps")))
+
+
+def warm_up_too_long(f: Facts) -> bool:
+    """Return whether a stage ends before its learning rate has risen."""
+    rises = f.settings.get(f"{f.stage}.lr_scheduler") != "constant"
+    share = math.ceil(f.number("{stage}.warmup_ratio", 0) * f["steps"])
+    return bool(rises and f["steps"] <= f.number("{stage}.warmup_steps", share))
 
 
 def larger_groups(f: Facts) -> dict[str, int]:
@@ -320,6 +333,12 @@ SAYS: dict[str, Callable[[Facts], str]] = {
 CHANGE: dict[str, Changes | Callable[[Facts], Changes]] = {
     "does_not_fit": lambda f: f["memory_change"],
     "prompts_too_long": {"data.train.max_prompt_tokens": lambda f: max(1, f["context"] - f["limit"])},
+    "template_opens_a_tag": lambda f: (
+        {"prompt.format": "think_answer"}
+        if f["opened_tag"] == "<think>"
+        else {"prompt.tags.reasoning_open": f["opened_tag"]}
+    ),
+    "warm_up_too_long": lambda f: {f"{f.stage}.warmup_steps": f["steps"] // 10},
     "few_useful_groups": lambda f: _way(f)[1],
     "held_out_leaks": cut_off,
     "nothing_answered": lambda f: cooler_or(

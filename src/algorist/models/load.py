@@ -189,6 +189,7 @@ def load_policy(
         settle(base, section, device)
         if (folder / "tokenizer_config.json").is_file():
             tokenizer = _tokenizer(str(folder), None)
+            _take_end(tokenizer, base)
         with _in_words(str(folder)):
             model: Any = PeftModel.from_pretrained(
                 base, str(folder), is_trainable=trainable, ignore_mismatched_sizes=True
@@ -229,7 +230,18 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 def prepare_tokenizer(
     tokenizer: PreTrainedTokenizerBase, chat_template: str | None
 ) -> PreTrainedTokenizerBase:
-    """Give the tokenizer what training needs: a pad token, left padding, a chat template."""
+    """Give the tokenizer what training needs: a pad token, left padding, a chat template.
+
+    Raises:
+        ConfigError: It has no end token, so that no completion would end, or its template is no template.
+    """
+    if tokenizer.eos_token_id is None:
+        names = ", ".join(tokenizer.all_special_tokens or list(tokenizer.get_added_vocab()))[:200]
+        raise ConfigError(
+            f"the tokenizer of {tokenizer.name_or_path or 'the model'} has no end token, and generation_config.json names none: no "
+            "completion would end. Write the token that ends a turn into its tokenizer_config.json as eos_token"
+            + (f"; its special tokens are {names}" if names else "")
+        )
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.padding_side = "left"
@@ -315,6 +327,8 @@ def _pretrained(
             len(tokenizer),
             rows,
         )
+    _take_end(tokenizer, moved)
+    _mark_untied(moved, name)
     if converted:  # an adapter names its base as the recipe does, not by a folder in this machine's cache
         moved.name_or_path = section.name
     set_compute(moved, precision.compute)
@@ -325,6 +339,29 @@ def width_of(config: Mapping[str, Any]) -> int:
     """Return the hidden size that a model's configuration names; 0 where it names none."""
     config = config.get("text_config") or config
     return int(config.get("hidden_size") or config.get("n_embd") or config.get("d_model") or 0)
+
+
+def _take_end(tokenizer: PreTrainedTokenizerBase, model: Any) -> None:
+    """Give a tokenizer without an end token the first one of the model's generation config."""
+    ends = getattr(model.generation_config, "eos_token_id", None)
+    ends = ends if isinstance(ends, list) else [ends]
+    if tokenizer.eos_token_id is None and isinstance(ends[0], int):
+        tokenizer.eos_token = tokenizer.convert_ids_to_tokens(ends[0])
+
+
+def _mark_untied(model: Any, name: str) -> None:
+    """Let the configuration say that head and embedding are two tensors where the files hold two: what is saved is read by it."""
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    config = model.config.get_text_config(decoder=True)
+    if not config.tie_word_embeddings or head is None or head.weight is embedding.weight:
+        return
+    for each in (config, model.config):
+        each.tie_word_embeddings = False
+    log.warning(
+        "config.json of %s says tie_word_embeddings=true, but its lm_head.weight is not its embedding: it is taken as it is, and saved "
+        "with false. Other programs (vLLM) read its embedding as the head; correct its config.json",
+        name,
+    )
 
 
 def settle(model: Any, section: ModelSection, device: torch.device) -> None:

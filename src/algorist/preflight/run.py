@@ -20,19 +20,20 @@ from algorist.diagnosis.rule import Facts, Finding, Share, apply
 from algorist.diagnosis.rules import all_rules
 from algorist.diagnosis.settings import Settings
 from algorist.diagnosis.signals import MIN_GROUPS
+from algorist.diagnosis.tokenization import out_of_vocabulary, tokenization_facts
 from algorist.models.load import Policy, load_policy, make_policy, width_of
 from algorist.models.loaders import loadable_name, own_loader
 from algorist.models.memory import bound_memory, memory_limit
 from algorist.models.precision import compute_dtype, pick_precision, weight_dtype
 from algorist.preflight.completions import GROUP_SIZES, Look, sample
 from algorist.preflight.memory_advice import ROOM, Plan, measured_steps, memory_steps, plan_from_config
-from algorist.preflight.tokenization import out_of_vocabulary, tokenization_facts
-from algorist.preflight.trial import grpo_steps, sft_steps, try_grpo, try_sft
+from algorist.preflight.trial import try_grpo, try_sft
 from algorist.prompts import PromptFormat
-from algorist.prompts.chat import encode_prompt
+from algorist.prompts.chat import encode_prompt, opened_by_template
 from algorist.runs.plan import make_plan
 from algorist.store.run_log import clock
 from algorist.store.stages import STAGES
+from algorist.training.training_arguments import grpo_steps, sft_steps
 from algorist.types import Group, Problem
 from algorist_grader import why_unreadable
 
@@ -117,6 +118,7 @@ def preflight(
             result.advice = advise(recipe, result)
             return result
     policy = _policy(recipe, data, form, device, model)
+    form = opened_by_template(form, policy.tokenizer)
     data.train = fitting_problems(recipe.data.train, data.train, form, policy.tokenizer)
     result.batch = batch_arithmetic(recipe, len(data.train), len(data.sft))
     if not sft:
@@ -124,8 +126,9 @@ def preflight(
     result.prompts = prompt_lengths(recipe, data.train, policy, form)
     result.golds = gold_coverage(data.train)
     result.leaked = leaked_text([*data.train, *data.sft], data.held_out)
+    as_written, rendered = (data.sft, ()) if recipe.sft.source == "prompt_response" else ((), data.sft)
     result.tokenization = tokenization_facts(
-        policy, form, data.train, data.sft if sft and recipe.sft.source == "prompt_response" else ()
+        policy, form, data.train, as_written if sft else (), rendered if sft else ()
     )
     prompts = [encode_prompt(form, policy.tokenizer, p.question) for p in data.train[:problems]]
     if out_of_vocabulary(policy, prompts):
@@ -403,7 +406,16 @@ def advise(recipe: Recipe, look: Preflight) -> list[Finding]:
     """Return what the rules say, the most severe first; empty when nothing is wrong."""
     settings, common = Settings(recipe.model_dump()), _facts(recipe, look)
     views = [
-        Facts(settings, {**common, **_memory(look.planned.get(stage, []))}, stage=stage) for stage in STAGES
+        Facts(
+            settings,
+            {
+                **common,
+                **_memory(look.planned.get(stage, [])),
+                "steps": look.batch.get(stage, {}).get("steps"),
+            },
+            stage=stage,
+        )
+        for stage in STAGES
     ]
     own = [
         Finding(f"{name}_preview", item["why"], 2, ())

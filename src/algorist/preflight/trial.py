@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import tempfile
 import time
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from algorist.config.schema import GRPOSection, Recipe, SFTSection
+from algorist.config.schema import Recipe
 from algorist.models.load import Policy
 from algorist.models.memory import peak, reset_peak
 from algorist.preflight.memory import MemoryPlan, Shape, plan_step
@@ -21,6 +20,7 @@ from algorist.prompts.chat import encode_prompt
 from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
 from algorist.training.extension import Extensions
+from algorist.training.training_arguments import grpo_steps, sft_steps
 from algorist.types import Problem
 
 STEPS, MOST_STEPS, ENOUGH_S = 4, 16, 2.0
@@ -146,26 +146,6 @@ def _train(trainer: Any, clock: _Clock, steps: int, plan: MemoryPlan) -> dict[st
         "seconds": steps * seconds,
         "memory": plan.as_dict() | {"measured_peak": peak()},
     }
-
-
-def sft_steps(section: SFTSection, demonstrations: int) -> int:
-    """Return the optimiser steps of SFT (one process); the last, smaller batch of an epoch counts."""
-    if section.max_steps:
-        return section.max_steps
-    per_epoch = math.ceil(
-        math.ceil(demonstrations / section.batch_size) / section.gradient_accumulation_steps
-    )
-    return max(1, math.ceil(section.epochs * per_epoch))
-
-
-def grpo_steps(section: GRPOSection, problems: int) -> int:
-    """Return the optimiser steps of GRPO (one process); problems that fill no rollout batch are left out of an epoch."""
-    if section.max_steps:
-        return section.max_steps
-    batches = problems // max(1, section.rows // section.group_size)
-    per_step = section.batch_size * section.gradient_accumulation_steps
-    per_epoch = batches * section.num_iterations * section.rows / per_step
-    return max(1, math.ceil(section.epochs * per_epoch))
 
 
 def _short(steps: int) -> dict[str, Any]:

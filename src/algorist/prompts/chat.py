@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -59,6 +60,15 @@ def render_prompt(prompt_format: PromptFormat, tokenizer: Any, question: str) ->
             text = text.removeprefix(tokenizer.bos_token)
     prefill = prompt_format.prefill()
     return text if not prefill or text.rstrip().endswith(prefill.strip()) else text + prefill
+
+
+def opened_by_template(prompt_format: PromptFormat, tokenizer: Any) -> PromptFormat:
+    """Return the format as the chat template has it: where the prompt ends with the opening reasoning tag, completions start after it."""
+    tag = prompt_format.tags.reasoning_open
+    if not tag or not prompt_format.is_chat or prompt_format.prefilled_start:
+        return prompt_format
+    opened = render_prompt(prompt_format, tokenizer, "1 + 1?").rstrip().endswith(tag)
+    return replace(prompt_format, prefilled_start=True) if opened else prompt_format
 
 
 def encode_prompt(prompt_format: PromptFormat, tokenizer: Any, question: str) -> list[int]:

@@ -16,6 +16,13 @@ from algorist.rollouts.base import Prompts, SamplingParams, Turns
 from algorist.rollouts.row_state import Rows, check_request
 
 
+def context_of(model: Any) -> int | None:
+    """Return how many tokens a model takes, prompt and completion together; None where its configuration has no bound."""
+    config = model.config.get_text_config(decoder=True)
+    context = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    return context if isinstance(context, int) and context > 0 else None
+
+
 class ModelSetting:
     """Reads what is needed from the model, its generation config and the tokenizer.
 
@@ -24,10 +31,8 @@ class ModelSetting:
 
     def __init__(self, model: Any, tokenizer: Any = None) -> None:
         self.model = model
-        config = model.config.get_text_config(decoder=True)
-        context = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
-        self.context: int | None = context if isinstance(context, int) and context > 0 else None
-        self.vocabulary = int(config.vocab_size)
+        self.context = context_of(model)
+        self.vocabulary = int(model.config.get_text_config(decoder=True).vocab_size)
         self.decode = _decoder(tokenizer)
         sources = (getattr(model, "generation_config", None), tokenizer)
         ends = [i for source in sources for i in _as_list(getattr(source, "eos_token_id", None))]

@@ -62,7 +62,7 @@ class Rows:
         decode: Callable[[list[int]], str] | None = None,
         turns: Turns | None = None,
     ) -> None:
-        self.params, self.group_size, self.device = params, group_size, device
+        self.params, self.group_size, self.device, self.context = params, group_size, device, context
         self.count = len(prompts) * group_size
         self._steps = params.max_new_tokens
         room = [self._steps if context is None else min(self._steps, context - len(p)) for p in prompts]

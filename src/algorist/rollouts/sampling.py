@@ -171,7 +171,11 @@ class Wave:
 
 
 def plan_waves(
-    prompt_lengths: Sequence[int], group_size: int, max_new_tokens: int, token_budget: int | None
+    prompt_lengths: Sequence[int],
+    group_size: int,
+    max_new_tokens: int,
+    token_budget: int | None,
+    context: int | None = None,
 ) -> list[Wave]:
     """Split the rows into waves whose padded size stays within the budget; longest prompts first.
 
@@ -180,6 +184,7 @@ def plan_waves(
         group_size: Rows per prompt.
         max_new_tokens: Most tokens per completion.
         token_budget: Most cached tokens (rows x (longest prompt + max_new_tokens)); None puts all in one wave.
+        context: Most tokens of a row with its padding: a prompt that leaves less than ``max_new_tokens`` waits for none that is shorter.
 
     Raises:
         EngineError: One row alone is over the budget.
@@ -192,6 +197,8 @@ def plan_waves(
         room = len(queue) if token_budget is None else token_budget // (longest + max_new_tokens)
         if room < 1:
             raise EngineError(too_small(token_budget or 0, longest, max_new_tokens))
+        if context is not None and longest + max_new_tokens > context:
+            room = min(room, sum(prompt_lengths[p] == longest for p, _ in queue))
         taken, queue = queue[:room], queue[room:]
         prompts = list(dict.fromkeys(p for p, _ in taken))
         place = {p: i for i, p in enumerate(prompts)}

@@ -56,7 +56,7 @@ class TransformersEngine:
             raise EngineError(why_not_by_forward(self.model, "engine=transformers"))
         rows = self.setting.new_rows(prompts, group_size, params, turns)
         lengths = [len(p) for p in prompts]
-        waves = plan_waves(lengths, group_size, params.max_new_tokens, self.token_budget)
+        waves = plan_waves(lengths, group_size, params.max_new_tokens, self.token_budget, rows.context)
         with self.setting.generating(), torch.no_grad():
             for wave in waves:
                 ids, mask = left_pad(

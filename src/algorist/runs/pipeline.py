@@ -42,12 +42,14 @@ from algorist.models.loaders import own_loader
 from algorist.models.memory import bound_memory
 from algorist.models.sharding import shapes_of
 from algorist.prompts import PromptFormat
+from algorist.prompts.chat import opened_by_template
 from algorist.rewards import RewardSet, build_rewards
 from algorist.rollouts import make_engine
 from algorist.rollouts.engines import ENGINES, auto_engine
 from algorist.rollouts.native.weights import why_no_decoder
 from algorist.runs.asking import attach_asking
 from algorist.runs.plan import Plan, make_plan
+from algorist.runs.start import check_start
 from algorist.store.run_folder import RunFolder, started_as
 from algorist.store.run_log import Display, Lines, LogFile, Logged, Quiet, clock
 from algorist.store.stages import LAST_FIRST, STAGES, START, step_of
@@ -297,8 +299,11 @@ def _load_start(run: Run) -> None:
         run.policy = _placed(run, make)
         if run.recipe.model.name == "tiny" and run.recipe.model.lora is not None:
             run.processes.from_main(partial(keep_base, run.policy, run.folder.path / "base"))
-    attach_asking(run.policy.tokenizer, run.recipe, run.prompt_format)
-    run.train = fitting_problems(run.recipe.data.train, run.train, run.prompt_format, run.policy.tokenizer)
+    tokenizer = run.policy.tokenizer
+    run.plan = replace(run.plan, form=opened_by_template(run.plan.form, tokenizer))
+    attach_asking(tokenizer, run.recipe, run.prompt_format)
+    run.train = fitting_problems(run.recipe.data.train, run.train, run.prompt_format, tokenizer)
+    run.held_out = fitting_problems(run.recipe.data.eval, run.held_out, run.prompt_format, tokenizer)
     every = list(run.policy.model.parameters())
     packed = [getattr(p, "quant_state", None) for p in every]  # 4-bit weights: two in a byte
     count = sum(math.prod(q.shape) if q else p.numel() for p, q in zip(every, packed, strict=True))
@@ -309,6 +314,9 @@ def _load_start(run: Run) -> None:
     ]
     if run.processes.count > 1 and hasattr(run.policy.model, "peft_config"):
         lines.append("warning: an adapter in several processes is less tried; all weights: model.lora=null")
+    lines += run.processes.from_main(
+        partial(check_start, run.plan, run.policy, run.train, run.sft, run.held_out)
+    )
     for line in lines:
         if line not in run.reported:  # a sharded model is loaded again after each stage
             run.display.say(line)

@@ -124,7 +124,7 @@ def make_plan(
     from algorist.models.load import check_model, pick_device
     from algorist.runs.pass_rates import with_pass_rates
     from algorist.training.distributed import Processes
-    from algorist.training.grpo_setup import objective_of
+    from algorist.training.grpo_setup import check_enough_problems, objective_of
     from algorist.training.training_arguments import check_optimizers
 
     with kept_records() as notes:
@@ -171,6 +171,8 @@ def make_plan(
         refuse_groups_of_one(recipe.grpo)
     plan.extensions.check(plan)
     problems = problems or Problems.load(recipe, stages)
+    if trains_grpo:
+        check_enough_problems(len(problems.train), recipe.grpo)
     with kept_records() as probed:
         rewards.probe(problems.train)
     said = [note.getMessage() for note in probed if note.levelno >= logging.WARNING]

@@ -129,7 +129,7 @@ def test_filters(tmp_path: Path) -> None:
     ("rows", "values", "parts"),
     [
         ([], {}, ["no rows"]),
-        ([{"question": "q"}], {}, ["'answer' field", "data.train.columns.answer=COLUMN"]),
+        ([{"question": "q"}], {}, ["'answer' field", "data.….columns.answer=COLUMN"]),
         (
             [{"question": "q", "answer": "1"}],
             {"columns": {"question": "qestion"}},

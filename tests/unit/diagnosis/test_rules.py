@@ -23,7 +23,7 @@ SAMPLED: dict[str, Any] = {
     "first_failure": "ValueError: no", "context": 128, "memory_steps": ["sft is planned to take 9 of 8 GB"],
     "memory_change": {"sft.gradient_checkpointing": True, "sft.batch_size": 2, "sft.gradient_accumulation_steps": 8},
     "ended": {"step": 4, "checkpoint": "checkpoint-4", "ended": {"reason": "collapse", "why": "kl", "step": 9}},
-    "rewards_from_to": "0 to 0", "groups": 24,
+    "rewards_from_to": "0 to 0", "groups": 24, "opened_tag": "<thought>", "control_example": "<|im_end|> in p1", "steps": 3,
 }  # fmt: skip
 """Plausible values of the facts that sentences and changes read."""
 START: dict[str, dict[str, Any]] = {
@@ -35,7 +35,10 @@ START: dict[str, dict[str, Any]] = {
     "ids_without_embeddings": {"outside": 3, "embeddings": 100, "highest_id": 104, "looked_at": 12},
     "prompts_changed": {"changed_prompts": 2, "changed_text": "what is ¿?", "looked_at": 12},
     "start_twice": {"start_token": "<s>"},
-    "no_end_token": {"no_end": True},
+    "system_prompt_lost": {"system_prompt_lost": True},
+    "template_opens_a_tag": {"opened_tag": "<think>"},
+    "control_tokens_in_text": {"control_tokens": 2, "control_example": "<|im_end|> in p1"},
+    "warm_up_too_long": {"steps": 3},
     "end_in_prompts": {"end_token": "</s>"},
     "sft_prompts_differ": {"trained_otherwise": "2 of 12 prompts of SFT differ"},
     "reward_hangs": {"hanging_reward": "own", "first_failure": "longer than 0.3 s"},

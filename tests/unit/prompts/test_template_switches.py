@@ -13,11 +13,11 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from algorist.config import load_recipe
+from algorist.diagnosis.tokenization import tokenization_facts
 from algorist.errors import ConfigError
 from algorist.evaluation.artifact import read_artifact
 from algorist.models.load import PLAIN_TEMPLATE, Policy, load_tokenizer
 from algorist.models.tiny import CHATML
-from algorist.preflight.tokenization import tokenization_facts
 from algorist.prompts import FORMATS, PromptFormat, get_format
 from algorist.prompts.attached import Asked, attached, own_template
 from algorist.prompts.chat import attach, encode_prompt, render_prompt

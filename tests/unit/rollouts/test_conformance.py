@@ -325,6 +325,16 @@ def test_a_long_completion_ends_with_the_context(make: Make) -> None:
     assert {g[0].finish_reason for g in groups} == {"length"}
 
 
+@pytest.mark.parametrize("engine", ["native", "transformers"])
+def test_a_table_of_positions_is_never_left(engine: str) -> None:
+    """Rows of another length in the batch do not run on beyond the context, where GPT-2 has no position."""
+    model = build("gpt2", max_position_embeddings=32)
+    groups = make_engine(engine, model).generate(
+        prompts_of((31, 20, 5)), 1, SamplingParams(temperature=0.0, max_new_tokens=30)
+    )
+    assert [len(g[0].token_ids) for g in groups] == [1, 12, 27]
+
+
 def test_bad_requests(make: Make) -> None:
     model = model_of("qwen2")
     engine = make(model)

@@ -109,7 +109,9 @@ def without_vocabulary(header: GGUFReader, source: Path, target: Path, *, drop: 
     content = head + b"".join([*pairs, *tensors])
     with target.open("wb") as file, source.open("rb") as whole:
         file.write(content + bytes(-len(content) % int(header.alignment)))
-        whole.seek(int(header.data_offset))  # not through the mapping: its pages would count as this process's memory
+        whole.seek(
+            int(header.data_offset)
+        )  # not through the mapping: its pages would count as this process's memory
         shutil.copyfileobj(whole, file, 1 << 24)
 
 

@@ -54,7 +54,7 @@ class ModuleTier:
 
     def run(self, prompts: Prompts, rows: Rows, group_size: int, token_budget: int | None) -> None:
         lengths = [len(p) for p in prompts]
-        for wave in plan_waves(lengths, group_size, rows.params.max_new_tokens, token_budget):
+        for wave in plan_waves(lengths, group_size, rows.params.max_new_tokens, token_budget, rows.context):
             self._run_wave([prompts[p] for p in wave.prompts], wave, rows)
 
     def _run_wave(self, prompts: list[Sequence[int]], wave: Wave, rows: Rows) -> None:

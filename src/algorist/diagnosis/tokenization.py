@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,11 @@ LOOKED_AT = 200
 
 
 def tokenization_facts(
-    policy: Policy, form: PromptFormat, problems: Sequence[Problem], as_written: Sequence[Problem] = ()
+    policy: Policy,
+    form: PromptFormat,
+    problems: Sequence[Problem],
+    as_written: Sequence[Problem] = (),
+    demonstrations: Sequence[Problem] = (),
 ) -> dict[str, Any]:
     """Return what is wrong as facts by name, of up to 200 prompts; empty when nothing is.
 
@@ -25,6 +30,7 @@ def tokenization_facts(
         form: Renders the prompts.
         problems: What is sampled with.
         as_written: What SFT trains on with the data's own prompts (``sft.source=prompt_response``).
+        demonstrations: What SFT trains on with prompts of the format.
     """
     tokenizer: Any = policy.tokenizer
     texts = [render_prompt(form, tokenizer, p.question) for p in problems[:LOOKED_AT]]
@@ -39,13 +45,42 @@ def tokenization_facts(
         "changed_prompts": len(odd),
         "changed_text": one_line(odd[0][-160:], 160) if odd else None,
         "start_token": tokenizer.bos_token if twice else None,
-        "no_end": end is None,
         "end_token": tokenizer.eos_token if ends else None,
         "trained_otherwise": trained_otherwise(tokenizer, form, as_written),
+        "system_prompt_lost": form.is_chat and _flat(form.system_prompt) not in _flat(texts[0])
+        if texts
+        else False,
+        "opened_tag": _opened_tag(tokenizer, form, texts[0]) if texts else "",
+        **_control_tokens(tokenizer, form, [*problems, *demonstrations]),
     }
     if facts["outside"]:
         facts |= {"highest_id": max(map(max, rows)), "embeddings": embeddings(policy)}
     return {name: value for name, value in facts.items() if value}
+
+
+def _flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _opened_tag(tokenizer: Any, form: PromptFormat, prompt: str) -> str:
+    """Return a tag that the chat template opens at the end of the prompt and the format does not know."""
+    match = re.search(r"<\w+>\s*$", prompt)
+    tag = match[0].strip() if match else ""
+    known = (*form.tags.all(), *tokenizer.all_special_tokens)
+    return tag if form.is_chat and form.tags.all() and tag not in known else ""
+
+
+def _control_tokens(tokenizer: Any, form: PromptFormat, problems: Sequence[Problem]) -> dict[str, Any]:
+    """Return how many problems hold control tokens as text, which ones, and the first of these problems."""
+    tokens = [t for t in tokenizer.all_special_tokens if len(t) > 2 and t not in form.markers]
+    pattern = re.compile("|".join(map(re.escape, tokens)) or "(?!)")
+    each = {p.id: pattern.findall(f"{p.question}\n{p.solution}") for p in problems}
+    hits = {name: sorted(set(held)) for name, held in each.items() if held}
+    first = next(iter(hits), "")
+    return {
+        "control_tokens": len(hits),
+        "control_example": f"{', '.join(hits[first])} in {first}" if hits else "",
+    }
 
 
 def embeddings(policy: Policy) -> int:
