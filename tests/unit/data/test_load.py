@@ -169,7 +169,7 @@ def test_damaged_files_are_named_with_their_line(tmp_path: Path) -> None:
 
 
 def test_a_missing_hub_names_the_local_option() -> None:
-    with pytest.raises(DataError, match=r"data\.train\.path"):
+    with pytest.raises(DataError, match=r"data\.….path"):
         load_problems(section(name="gsm8k"))
 
 
