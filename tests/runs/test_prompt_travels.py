@@ -140,7 +140,7 @@ def test_a_run_from_the_folder_asks_as_it_was_trained(run: Path, tmp_path: Path)
     assert asked is not None and asked.prompt_format == form and asked.stop_strings == ("</answer>",)
     (tmp_path / "mine.yaml").write_text(f"extends: smoke-cpu\nmodel: {{name: {run / 'sft' / 'final'}}}\n")
     for name, more in ((str(tmp_path / "mine.yaml"), []), ("quickstart", [model])):
-        plan = make_plan(load_recipe(name, [*later, *more, "data.train.limit=4"]).recipe)
+        plan = make_plan(load_recipe(name, [*later, *more, "data.train.limit=16"]).recipe)
         assert plan.form == form and plan.recipe.grpo.stop_strings == ["</answer>"], name
         assert not [line for line in plan.remarks if "another prompt" in line or "never shows" in line]
 
