@@ -56,7 +56,7 @@ def grade_one(
         answer: An extracted answer.
         completion: A whole completion, read in --format.
         gold: The gold answer.
-        file: A JSONL file with answer or completion, and gold.
+        file: A JSONL file with answer or completion, and gold; or rows of SFT with response and ground_truth.
         prompt_format: Prompt format of completions; algorist eval --help names them.
         matcher: How answers are compared: symbolic, numeric, exact and others (docs/grading.md).
 
@@ -71,9 +71,20 @@ def grade_one(
         if file and file.is_fifo():  # <(a command) of a shell
             Path(copy.name).write_bytes(file.read_bytes())
             file = Path(copy.name)
-        rows = read_rows(file) if file else [{"answer": answer, "completion": completion, "gold": gold}]
+        rows = (
+            [_graded_row(row) for row in read_rows(file)]
+            if file
+            else [{"answer": answer, "completion": completion, "gold": gold}]
+        )
     verdicts = grade_rows(rows, matcher, get_format(prompt_format).parse)
     return Graded([asdict(verdict) for verdict in verdicts])
+
+
+def _graded_row(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row of prompt and response, which SFT takes, under the names of ``grade``; any other as it is."""
+    if "response" not in row:
+        return row
+    return {"completion": row["response"], "gold": row.get("ground_truth", row.get("answer"))}
 
 
 class GradedAgain(Result):

@@ -302,7 +302,8 @@ class Reward:
         """Return the value of a rollout; of several gold answers the one that serves it best."""
 
         def best() -> float | None:
-            if self.needs_gold and not all(problem.answer.strip() for problem in problems):
+            neutral = "neutral" in self.parameters  # it says itself what a missing gold answer pays
+            if self.needs_gold and not neutral and not all(problem.answer.strip() for problem in problems):
                 raise ValueError("the row has no gold answer")
             values = [self._checked(self.call(rollout, problem, extra)) for problem in problems]
             return max((value for value in values if value is not None), default=None)

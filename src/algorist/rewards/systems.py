@@ -11,7 +11,7 @@ from pydantic import Field
 
 from algorist.prompts import Tags
 from algorist.rewards.base import reward
-from algorist_grader import gold_texts, grade, last_boxed
+from algorist_grader import gold_texts, grade, last_boxed, why_unreadable
 from algorist_grader.hendrycks import plain_form
 from algorist_grader.markers import after_reasoning, find_boxes, is_denied
 
@@ -83,7 +83,7 @@ def accuracy(
 
     A box or ``$…$`` inside the answer is what counts. ``latex_gold_only``: gold without LaTeX is unreadable, as in the original.
     """
-    if not gold.strip() or (latex_gold_only and not _LATEX.search(gold)):
+    if why_unreadable(formula_in(gold)) or (latex_gold_only and not _LATEX.search(gold)):
         return neutral
     body = after_reasoning(completion) or ""
     block = first_block(body, tags.answer_open, tags.answer_close)
@@ -191,7 +191,11 @@ def check_numbers(
 
 
 Truth = str | int | float | Sequence[str | int | float]
-_PLAIN_FRACTION = re.compile(r"\s*(-?)\s*(?:(\d+)\s*/\s*(\d+)|\\[dt]?frac\s*\{(\d+)\}\s*\{(\d+)\})\s*")
+_PLAIN_FRACTION = re.compile(
+    r"\s*(-?)\s*(?:(\d+)\s*/\s*(\d+)|\\[dt]?frac\s*(?:\{(\d+)\}|(\d))\s*(?:\{(\d+)\}|(\d)))\s*"
+)
+_VARIABLE = re.compile(r"\d[a-zA-Z](?:\^\{?\d+\}?)?$|\d[a-zA-Z]\d")
+"""One letter at a digit (``3x``, ``162x^4``, ``5C2``): no unit that the original's normalisers drop."""
 
 
 def _same_form(answer: str, truth: str) -> bool:
@@ -199,6 +203,10 @@ def _same_form(answer: str, truth: str) -> bool:
 
     Both are looked at without what the original's normalisers drop: text wrappers, units, degrees, percent, ``x =``.
     """
+    if _VARIABLE.search("".join(truth.split())):
+        return True
+    if re.search(r"\d[a-zA-Z]\d", answer):
+        return False
     answer, truth = plain_form(answer), plain_form(truth)
     left, right = _PLAIN_FRACTION.fullmatch(answer), _PLAIN_FRACTION.fullmatch(truth)
     if left and right:

@@ -28,6 +28,7 @@ from algorist.prompts import PromptFormat
 from algorist.rewards import RewardSet, build_rewards
 from algorist.rollouts.engines import ENGINES
 from algorist.runs.asking import asked_as_trained
+from algorist.runs.paid import with_paid_demonstrations
 from algorist.store.run_log import kept_records
 from algorist.store.stages import STAGES
 from algorist.training.extension import Extensions
@@ -175,6 +176,7 @@ def make_plan(
         check_enough_problems(len(problems.train), recipe.grpo)
     with kept_records() as probed:
         rewards.probe(problems.train)
+        problems = with_paid_demonstrations(recipe, problems, rewards, form)
     said = [note.getMessage() for note in probed if note.levelno >= logging.WARNING]
     return replace(plan, problems=problems, remarks=(*plan.remarks, *said))
 

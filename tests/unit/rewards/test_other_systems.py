@@ -213,3 +213,61 @@ def test_of_several_turns_the_assistants_last_one_counts() -> None:
         {"role": "assistant", "content": THINKING},
     ]
     assert trl_reward("accuracy")(completions=[turns, turns[:2]], answer=["42", "42"]) == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("gold", "paid", "unpaid"),
+    [
+        ("3x", ["3x", "3*x", "2x+x", r"3\cdot x"], ["3", "3y", "4x", "3x^2"]),
+        ("162x^4", ["162x^4", "162x^{4}"], ["162", "162x^3", "162x"]),
+        ("162x^{4}", ["162x^4", "162x^{4}"], ["162"]),
+        ("10", ["10", "10 cm", r"10\text{ cm}^2"], ["5C2", r"\binom{5}{2}", "10x", "20/2"]),
+        (r"\frac12", [r"\frac12", r"\frac{1}{2}", "1/2"], [r"\frac24", r"\frac{2}{4}"]),
+    ],
+)
+def test_the_fast_reward_takes_no_letter_for_a_unit(gold: str, paid: list[str], unpaid: list[str]) -> None:
+    one = trl_reward("r1_zero")
+    for values, answers in ((1.0, paid), (0.0, unpaid)):
+        texts = [f"so </think> <answer> {answer} </answer>" for answer in answers]
+        assert one(completions=texts, answer=[gold] * len(texts)) == [values] * len(texts), answers
+
+
+@pytest.mark.parametrize("matcher", ["latex_verify", "symbolic", "numeric"])
+def test_a_gold_that_nobody_can_read_pays_the_neutral_value(matcher: str) -> None:
+    """The recipe r1-zero-numina has the matcher latex_verify."""
+    one = trl_reward("accuracy", matcher=matcher)
+    golds = [r"\frac{", "{{", "..", "see above", "", None, "4", "5"]
+    assert one(completions=["<answer>4</answer>"] * 8, answer=golds) == [0.5] * 6 + [1.0, 0.0]
+    assert one.failures == 0
+
+
+def test_correct_only_keeps_what_the_reward_pays(tmp_path: Path, call: Cli) -> None:
+    """The grader finds each right; r1_zero pays the first two."""
+    said = [
+        (r"so </think> <answer> 4 </answer>", "4"),
+        (r"so </think> <answer> 1/2 </answer>", "1/2"),
+        (r"so </think> <answer> 8/2 </answer>", "4"),
+        (r"so </think> <answer> \frac{2}{4} </answer>", r"\frac{1}{2}"),
+        ("so </think>\n<answer> 4 </answer>", "4"),
+    ]
+    rows = [
+        {"prompt": f"User: Question {n}\nAssistant: <think>", "response": text, "ground_truth": gold}
+        for n, (text, gold) in enumerate(said)
+    ]
+    path = tmp_path / "sft.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = [
+        "data.sft.correct_only=true",
+        f"data.train.path={path}",
+        "model.name=tiny",
+        "eval.enabled=false",
+    ]
+    for source, count in (("prompt_response", 2), ("problems", 3)):
+        recipe = load_recipe("math-sft", [*settings, f"sft.source={source}", f"output_dir={tmp_path}"]).recipe
+        plan = make_plan(recipe)
+        assert len(plan.problems.sft) == count
+        assert any(
+            f"{5 - count} of 5 right demonstrations are paid nothing by r1_zero" in r for r in plan.remarks
+        )
+    graded = call("grade", "--file", str(path), "--format", "r1_zero", "--json")
+    assert [row["correct"] for row in json.loads(graded.stdout)["verdicts"]] == [True] * 5, graded.stderr
