@@ -199,3 +199,11 @@ def test_notebook_of_your_own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "Written by `algorist new`" in printed and "my-model: README.md" in printed
     assert "grpo 2/2 · loss" in printed and "\x1b[2K" not in printed
     assert (tmp_path / "my-model" / "config.json").is_file() and (tmp_path / "mine_reward.py").is_file()
+
+
+def test_a_stock_trl_script_learns_from_the_grader(tmp_path: Path) -> None:
+    shares = [
+        float(n)
+        for n in re.findall(r"^step \d+: (\d\.\d{3}) right$", run(tmp_path, "trl_grader.py"), re.MULTILINE)
+    ]
+    assert len(shares) == 6 and shares[-1] > shares[0] + 0.2

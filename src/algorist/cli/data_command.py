@@ -84,6 +84,9 @@ class Checked(Result):
     unreadable: Annotated[list[dict[str, str]], "golds that the grader cannot read: id, gold, reason"]
     text_only: Annotated[list[dict[str, str]], "golds that are right in the same words only: id, gold"]
     decimal_commas: Annotated[list[dict[str, str]], "golds that may have a decimal comma: id, gold"]
+    conflicting: Annotated[
+        list[dict[str, str]], "repeated questions with another gold: id, gold, first_id, first_gold"
+    ]
     reasons: Annotated[dict[str, int], "reason → golds, most frequent first"]
 
     def view(self, width: int) -> View:
@@ -97,6 +100,12 @@ class Checked(Result):
             )
         for row in self.unreadable[:50]:
             yield Line(f"  {row['id']}: {row['gold']!r} ({row['reason']})")
+        if self.conflicting:
+            yield f"  {len(self.conflicting)} repeat a question with another gold answer, such as:"
+            for row in self.conflicting[:5]:
+                yield Line(
+                    f"    {row['id']}: {row['gold']!r}, where {row['first_id']} has {row['first_gold']!r}"
+                )
         if self.decimal_commas:
             yield (
                 f"  {len(self.decimal_commas)} may be decimal commas but are read as two numbers, right in the same order only; "
@@ -136,6 +145,10 @@ def check(
         unreadable=[{"id": p.id, "gold": p.answer, "reason": why} for p, why in golds.unreadable],
         text_only=[{"id": p.id, "gold": p.answer} for p in golds.text_only],
         decimal_commas=[{"id": p.id, "gold": p.answer} for p in golds.decimal_commas],
+        conflicting=[
+            {"id": p.id, "gold": p.answer, "first_id": first.id, "first_gold": first.answer}
+            for first, p in golds.conflicting
+        ],
         reasons=dict(golds.reasons.most_common()),
     )
 

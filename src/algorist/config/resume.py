@@ -162,7 +162,7 @@ def flat(value: Any) -> dict[str, Any]:
 
 
 COPIES = "files"
-DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
+DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 
 
 def written_files(recipe: Recipe) -> dict[str, Path]:

@@ -391,11 +391,13 @@ def load_local(source: Source) -> list[Problem]:
     An answer column that holds a worked solution is read after ``####`` or in its last ``\\boxed{}``. The param
     ``answer_from`` (``as_is``, ``hash``, ``boxed``, ``auto``) fixes the way; ``auto`` is the default. With the param
     ``skip_bad_rows`` rows without question or answer are left out and counted; with ``decimal: ","`` the golds ``12,5`` and
-    ``1.234,5`` are read as 12.5 and 1234.5.
+    ``1.234,5`` are read as 12.5 and 1234.5. Rows in verl's layout (``prompt``, ``reward_model.ground_truth``) are read as ``dapo`` does.
     """
     rows = load_source(source, hub=None, where="local")
     refuse_unknown(source.params, ("answer_from", "skip_bad_rows", "decimal"), "local")
     where = source.path or source.hub or "local"
+    if not source.columns and isinstance(rows[0].get("reward_model"), dict) and "answer" not in rows[0]:
+        return to_problems(rows, PUBLISHED["dapo"], where=where)
     names = pick_columns(rows[0], source.columns, where=where)
     way, decimal = source.params.get("answer_from", "auto"), source.params.get("decimal", ".")
     if way not in ("as_is", "hash", "boxed", "auto"):

@@ -13,6 +13,7 @@ from algorist.data.base import Source, id_of
 from algorist.data.files import Row, read_hub, read_rows
 from algorist.errors import DataError, check_known, nearest
 from algorist.types import Problem
+from algorist_grader.text import stripped
 
 log = logging.getLogger("algorist.data.columns")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -89,7 +90,7 @@ def load_source(source: Source, *, hub: str | None, subset: str | None = None, w
     name = source.hub or hub
     if name is None:
         raise DataError(
-            f"dataset '{where}' needs data.….path (a .jsonl, .json, .csv or .parquet file) or data.….hub"
+            f"dataset '{where}' needs data.….path (a .jsonl, .json, .csv, .tsv or .parquet file) or data.….hub"
         )
     return read_hub(name, subset=source.subset or subset, split=source.split)
 
@@ -212,7 +213,7 @@ def _text(value: Any) -> str:
         return str(int(value))
     if isinstance(value, list) and len(value) == 1:
         return _text(value[0])
-    return str(value).strip()
+    return stripped(str(value))
 
 
 def _no_text(value: Any) -> str:
@@ -222,6 +223,7 @@ def _no_text(value: Any) -> str:
         "chat messages or an object": any(isinstance(part, dict) for part in inside),
         "bytes": any(isinstance(part, bytes) for part in inside),
         "null in a list": len(inside) > 1 and None in inside,
+        "several values in one cell (all of them in one text, or one of them)": len(inside) > 1,
         "infinity as a number": any(isinstance(part, float) and math.isinf(part) for part in inside),
     }
     return next((kind for kind, holds in kinds.items() if holds), "")

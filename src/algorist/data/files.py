@@ -1,10 +1,11 @@
-"""Rows from files and from the hub: JSONL, JSON, CSV, Parquet, a folder of them, or a hub name."""
+"""Rows from files and from the hub: JSONL, JSON, CSV, TSV, Parquet, a folder of them, or a hub name."""
 
 from __future__ import annotations
 
 import csv
 import itertools
 import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from algorist.errors import DataError
 from algorist.store.safe_text import first_line
 
 Row = dict[str, Any]
-SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
+SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+SEPARATORS = {",": "a comma", ";": "a semicolon", "\t": "a tab"}
 MAX_LINE_BYTES = 16 * 1024 * 1024
 MAX_TABLE_BYTES, MAX_ROWS = 8 * 1024**3, 20_000_000
 """What a Parquet file may hold once it is unpacked."""
@@ -30,8 +32,10 @@ def read_rows(path: str | Path, *, split: str = "train") -> list[Row]:
         DataError: Missing path, unknown suffix, damaged content (with its line), or no rows.
     """
     file = _pick(Path(path).expanduser(), split)
-    readers = {".jsonl": _jsonl, ".json": _json, ".csv": _csv, ".parquet": _parquet}
+    readers = {".jsonl": _jsonl, ".json": _json, ".csv": _csv, ".tsv": _csv, ".parquet": _parquet}
     try:
+        if file.suffix.lower() != ".parquet":
+            _check_encoding(file)
         rows = list(readers[file.suffix.lower()](file))
     except DataError:
         raise
@@ -86,6 +90,45 @@ def _pick(path: Path, split: str) -> Path:
     return matches[0]
 
 
+def _check_encoding(file: Path) -> None:
+    """Refuse a text file that is not UTF-8, with the command that makes it so.
+
+    Raises:
+        DataError: It has another encoding.
+    """
+    number = 0
+    with file.open("rb") as lines:
+        start = lines.read(4)
+        if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
+            raise DataError(_other_encoding(file, "UTF-16", "its first bytes"))
+        lines.seek(0)
+        while line := lines.readline(MAX_LINE_BYTES + 1):
+            number += 1
+            try:
+                line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                if len(line) > MAX_LINE_BYTES:  # cut within a character
+                    continue
+                tail = line[error.start : error.start + 40]
+                chinese = len(tail) > 3 and sum(byte > 127 for byte in tail[:8]) > 3
+                guess = "GB18030" if chinese else "CP1252"
+                raise DataError(_other_encoding(file, guess, f"line {number}: {error.reason}")) from None
+
+
+def _other_encoding(file: Path, guess: str, where: str) -> str:
+    return (
+        f"{file} is not UTF-8 ({where}); it may be {guess}. Write it anew: "
+        f"iconv -f {guess} -t UTF-8 {shlex.quote(str(file))} > utf8{file.suffix}"
+    )
+
+
+def _delimiter(file: Path, head: str) -> str:
+    """Return what separates the cells of a table: a tab in .tsv, else a comma, or what its head has in place of one."""
+    if file.suffix.lower() == ".tsv":
+        return "\t"
+    return next((sign for sign in SEPARATORS if sign in head), ",")
+
+
 def _jsonl(file: Path) -> Iterator[Row]:
     with file.open("rb") as lines:
         number = 0
@@ -132,7 +175,9 @@ def _once(pairs: list[tuple[str, Any]]) -> Row:
 
 def _csv(file: Path) -> Iterator[Row]:
     with file.open(encoding="utf-8-sig", newline="") as lines:
-        reader = csv.DictReader(lines)
+        sign = _delimiter(file, lines.readline())
+        lines.seek(0)
+        reader = csv.DictReader(lines, delimiter=sign)
         _once([(name, None) for name in reader.fieldnames or ()])
         for row in reader:
             if None in row or None in row.values():
@@ -140,7 +185,7 @@ def _csv(file: Path) -> Iterator[Row]:
                 cells = sum(v is not None for k, v in row.items() if k is not None) + len(row.get(None) or ())
                 raise DataError(
                     f"{file}:{reader.line_num}: {cells} cells, expected {len(columns)} ({', '.join(columns)}): "
-                    f"{str(list(row.values()))[:120]}; quote a text that has a comma"
+                    f"{str(list(row.values()))[:120]}; quote a text that has {SEPARATORS[sign]}"
                 )
             yield dict(row)
 

@@ -7,9 +7,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from algorist.store.safe_text import printable
 from algorist.types import Problem
 from algorist_grader import grade, is_text_only, last_boxed, numeric_value, why_unreadable
 from algorist_grader.markers import hash_answers
+from algorist_grader.text import stripped
 
 _LOCAL = r"(?:\d{1,3}(?:\.\d{3})+|\d+)(?:,|\{,\})\d+"
 _NUMBER = re.compile(rf"(?<![\d.,}}])(?:{_LOCAL}|\d{{1,3}}(?:\.\d{{3}})+)(?![\d.,]|\{{,\}})")
@@ -42,14 +44,14 @@ def stated_gold(value: object, way: str) -> object:
 
 def plain_number(value: object) -> str:
     """Return a number without a needless ``.0``, leading zeros or plus sign; any other text stripped."""
-    text = "" if value is None else str(value).strip()
+    text = "" if value is None else stripped(str(value))
     match = re.fullmatch(r"\+?(-?)0*(\d+)(\.0+)?", text)
     return f"{match[1]}{match[2]}" if match else text
 
 
 def without_dollars(value: object) -> str:
     """Return the text inside one pair of ``$`` around all of it; any other text stripped."""
-    text = "" if value is None else str(value).strip()
+    text = "" if value is None else stripped(str(value))
     match = re.fullmatch(r"\$([^$]*[^$\\])\$", text)
     return match[1].strip() if match else text
 
@@ -81,11 +83,41 @@ class GoldCheck:
     reasons: Counter[str] = field(default_factory=Counter)
     repeated: int = 0
     """Questions that occur more than once, without their first time."""
+    conflicting: list[tuple[Problem, Problem]] = field(default_factory=list)
+    """The same question with another gold answer than its first time, after that one."""
+
+    def warnings(self, kind: str, count: int) -> list[str]:
+        """Say in a line each what no training can mend: gold answers that are never paid, questions with two of them.
+
+        Args:
+            kind: Which problems these are, such as ``training``.
+            count: How many there are.
+        """
+        lines = []
+        if self.unreadable:
+            problem, why = self.unreadable[0]
+            lines.append(
+                f"warning: {len(self.unreadable)} of {count} {kind} problems have a gold answer that the "
+                f"grader cannot read, such as {problem.id}: {printable(problem.answer[:60])} ({why})"
+            )
+        if self.conflicting:
+            first, second = self.conflicting[0]
+            lines.append(
+                f"warning: {len(self.conflicting)} {kind} problems repeat a question with another gold answer, such as {second.id}: "
+                f"{printable(second.answer[:40])}, where {first.id} has {printable(first.answer[:40])}; keep the right one, or "
+                "data.….unique=true the first"
+            )
+        return lines
 
 
 def check_golds(problems: Sequence[Problem]) -> GoldCheck:
-    """Grade every gold answer against itself."""
+    """Grade every gold answer against itself: what ``data check``, ``preflight`` and ``run`` say of gold answers."""
     check = GoldCheck(repeated=sum(n - 1 for n in Counter(p.question for p in problems).values()))
+    first: dict[str, Problem] = {}
+    for problem in problems:
+        earlier = first.setdefault(problem.question, problem)
+        if earlier.answer != problem.answer and not grade(problem.answer, earlier.answer).correct:
+            check.conflicting.append((earlier, problem))
     for problem in problems:
         verdict = grade(problem.answer, problem.answer, problem=problem.columns())
         check.reasons[verdict.reason] += 1

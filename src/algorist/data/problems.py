@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from algorist.config.schema import DatasetSection, Recipe
+from algorist.data.golds import check_golds
 from algorist.data.load import load_problems, with_solutions
 from algorist.errors import ConfigError, DataError
 from algorist.prompts import PromptFormat
 from algorist.prompts.chat import encode_prompt, render_prompt
 from algorist.store.run_log import kept_records
-from algorist.store.safe_text import one_line, printable
+from algorist.store.safe_text import one_line
 from algorist.store.stages import STAGES
 from algorist.types import Problem
-from algorist_grader import why_unreadable
 
 
 @dataclass
@@ -110,17 +110,9 @@ def refuse_beyond_context(
 
 
 def unreadable_golds(training: list[Problem], held_out: list[Problem]) -> list[str]:
-    """Return a line per part that has gold answers which the grader cannot read: never paid and never right."""
-    lines = []
-    for kind, problems in (("training", training), ("held-out", held_out)):
-        unread = [(p, why) for p in problems if not p.checker and (why := why_unreadable(p.answer))]
-        if unread:
-            problem, why = unread[0]
-            lines.append(
-                f"warning: {len(unread)} of {len(problems)} {kind} problems have a gold answer that the "
-                f"grader cannot read, such as {problem.id}: {printable(problem.answer[:60])} ({why})"
-            )
-    return lines
+    """Return the lines of each part that has gold answers which the grader cannot read, or questions with two."""
+    parts = (("training", training), ("held-out", held_out))
+    return [line for kind, part in parts for line in check_golds(part).warnings(kind, len(part))]
 
 
 def trained_otherwise(tokenizer: Any, form: PromptFormat, problems: Sequence[Problem]) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from transformers import AutoConfig
 
 from algorist.config.schema import Recipe
+from algorist.data.golds import check_golds
 from algorist.data.problems import Problems, fitting_problems, tokenizer_texts
 from algorist.diagnosis.facts import ENOUGH, ENOUGH_ENDED, leaked_text
 from algorist.diagnosis.rule import Facts, Finding, Share, apply
@@ -35,7 +36,6 @@ from algorist.store.run_log import clock
 from algorist.store.stages import STAGES
 from algorist.training.training_arguments import grpo_steps, sft_steps
 from algorist.types import Group, Problem
-from algorist_grader import why_unreadable
 
 log = logging.getLogger("algorist.preflight.run")
 
@@ -374,7 +374,7 @@ def prompt_lengths(
 
 def gold_coverage(problems: Sequence[Problem]) -> dict[str, Any]:
     """Return the share of gold answers that the grader can read, and examples of others."""
-    unread = [(p, why) for p in problems if not p.checker and (why := why_unreadable(p.answer))]
+    unread = check_golds(problems).unreadable
     return {
         "readable_share": 1 - len(unread) / max(1, len(problems)),
         "unreadable": [f"{p.id}: {p.answer[:60]} ({why})" for p, why in unread[:5]],

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from algorist.config.load import load_recipe
-from algorist.config.resume import open_folder
+from algorist.config.resume import hold_folder
 from algorist.config.schema import DatasetSection, EvalSection
 from algorist.data import load_problems
 from algorist.data.countdown import value_of
@@ -127,12 +127,12 @@ def test_a_stored_run_is_graded_again_by_its_checker(tmp_path: Path) -> None:
         "rewards=[correct]",
     ]
     recipe = load_recipe("smoke-cpu", [*changes, f"output_dir={tmp_path}", "run_name=r"]).recipe
-    folder, form = open_folder(recipe, resume=False), get_format("question_only")
+    form = get_format("question_only")
     engine = Scripted("\\boxed{6*4}", "\\boxed{24}")  # 24 equals the gold answer, but does not make it
     rewards = build_rewards(["correct"], form)
     problems = load_problems(recipe.data.train)
     (group,) = collect(engine, TOKENIZER, problems, form, SamplingParams(), 2, rewards=rewards)
-    with RolloutWriter(folder.rollouts) as store:
+    with hold_folder(recipe, resume=False) as folder, RolloutWriter(folder.rollouts) as store:
         store.write([row | {"stage": "grpo", "step": 0} for row in rows_of(group)])
     found = differences(folder.path, None)
     assert (found["rollouts"], found["moves"], found["rewards_changed"]) == (2, {}, 0)

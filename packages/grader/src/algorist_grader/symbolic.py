@@ -57,7 +57,12 @@ def _reading(text: str) -> Read:
         return Read("", None, f"longer than {MAX_ANSWER} characters", "too_large")
     cleaned = clean(text)
     if not cleaned:
-        return Read("", None, "empty" if cleaned is not None else "control characters", "unparseable")
+        why = (
+            'control characters; a single backslash in JSON, as in "\\frac", becomes one: write two'
+            if cleaned is None
+            else "empty"
+        )
+        return Read("", None, why, "unparseable")
     same = tight(cleaned), letters_only(cleaned)
     if is_date_or_range(cleaned):
         dated = re.sub(r"(?<!\d)0+(?=\d)", "", same[0])
@@ -93,7 +98,9 @@ def why_unreadable(gold: str) -> str:
 
 def is_text_only(gold: str) -> bool:
     """Say whether a gold answer can only be compared as a string, because the grammar does not know it."""
-    return numeric_value(gold) is None and reading(gold).tree is None
+    choice = _labelled(gold)
+    value = choice.value if choice else gold
+    return numeric_value(value) is None and reading(value).tree is None
 
 
 def symbolic(answer: str, gold: str, limits: Limits, *, slow: bool = True) -> Verdict:
