@@ -229,23 +229,19 @@ def measure(
 
 def grpo(recipe: Any, policy: Any, device: Any) -> tuple[dict[str, int], dict[str, int]]:
     """Return the plan of GRPO and the peak of each phase, in bytes."""
-    from algorist.preflight.trial import try_grpo
-    from algorist.prompts import get_format
     from algorist.types import Problem
 
-    prompt, longest = recipe.data.train.max_prompt_tokens or 256, recipe.grpo.max_completion_tokens
+    prompt = recipe.data.train.max_prompt_tokens or 256
     count = max(64, 2 * recipe.grpo.rows)
     problems = [Problem(f"p{i}", f"{i}=".rjust(prompt - BESIDE, "1"), "1") for i in range(count)]
-    lengths, phases, form = [longest] * count, Phases(), get_format("question_only")
+    phases = Phases()
     with without_numbers(), teachers(), phases.counted():
-        tried = try_grpo(recipe, policy, problems, form, device, lengths=lengths, until=math.inf)
-    return tried["memory"], phases.peaks
+        memory = planned_and_tried("grpo", recipe, policy, problems, device)
+    return memory, phases.peaks
 
 
 def sft(recipe: Any, policy: Any, device: Any) -> tuple[dict[str, int], dict[str, int]]:
     """Return the plan of SFT and its peak, in bytes; labels and masks have numbers, on which shapes depend."""
-    from algorist.preflight.trial import try_sft
-    from algorist.prompts import get_format
     from algorist.types import Problem
     from tests.cuda_host.emulate import Integers
 
@@ -256,8 +252,30 @@ def sft(recipe: Any, policy: Any, device: Any) -> tuple[dict[str, int], dict[str
         Problem(f"p{i}", f"{i}=".rjust(prompt - BESIDE, "1"), "1", solution[i % 2 :]) for i in range(count)
     ]
     with without_numbers(), Integers():
-        tried = try_sft(recipe, policy, problems, get_format("question_only"), device, until=math.inf)
-    return tried["memory"], {"update": tried["memory"]["measured_peak"]}
+        memory = planned_and_tried("sft", recipe, policy, problems, device)
+    return memory, {"update": memory["measured_peak"]}
+
+
+def planned_and_tried(stage: str, recipe: Any, policy: Any, problems: Any, device: Any) -> dict[str, int]:
+    """Return the plan of a stage as preflight makes it, and the peak of its tried steps, in bytes."""
+    from algorist.config.schema import Recipe
+    from algorist.data.problems import Problems
+    from algorist.models.memory import memory_now
+    from algorist.preflight.memory import plan_step
+    from algorist.preflight.time import Sizes, batch_arithmetic
+    from algorist.preflight.trial import try_stage
+    from algorist.prompts import get_format
+    from algorist.training.extension import Extensions
+
+    form, section = get_format("question_only"), getattr(recipe, stage)
+    sizes = Sizes.of(recipe, Problems(problems, problems, []), policy, form, sft=stage == "sft")
+    extensions = Extensions.of(Recipe(grpo=recipe.grpo, model=recipe.model))
+    plan = plan_step(
+        policy.model, sizes.shape(recipe, stage), section, base_bytes=memory_now(), extensions=extensions
+    )
+    steps = batch_arithmetic(recipe, len(problems), len(problems))[stage]["steps"]
+    tried = try_stage(stage, recipe, policy, problems, form, device, steps=steps, until=math.inf)
+    return plan.as_dict() | {"measured_peak": tried["measured_peak"]}
 
 
 def stages(name: str) -> Iterator[tuple[str, int, int]]:

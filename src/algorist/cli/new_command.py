@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from algorist.cli.session import without_warnings
-from algorist.cli.terminal import Line, Result, View, console, say, table, verb
+from algorist.cli.terminal import Line, Result, View, ask, console, say, table, verb
 from algorist.errors import DataError, nearest
-from algorist.store.safe_text import one_line, printable
+from algorist.store.safe_text import one_line
 
 if TYPE_CHECKING:
     from algorist.runs.first_look import DataFile
@@ -95,7 +95,7 @@ def new(
     asks = not yes and not as_json and sys.stdin.isatty()
     if data is None and not asks:
         raise DataError("which file? algorist new FILE, such as algorist new sums.csv")
-    data = data or _ask("data file (CSV, JSONL, JSON or Parquet)", _first_data_file())
+    data = data or ask("data file (CSV, JSONL, JSON or Parquet)", _first_data_file())
     options = zip(FIELDS, (question, answer, solution), strict=True)
     named = {field: None if column == NONE else column for field, column in options if column is not None}
     file = look_at(data, named)
@@ -108,7 +108,7 @@ def new(
     read_problems(file, decimal)
     if asks and decimal is None and file.decimal == ",":
         commas = "12,5 is 12.5, 1.234,5 is 1234.5 (, or .)"
-        read_problems(file, _ask(f"decimal sign of the answers: {commas}", ","))
+        read_problems(file, ask(f"decimal sign of the answers: {commas}", ","))
     hardware = _hardware(memory, gpu)
     name_of_model = _choose_model(hardware, asks) if model is None else model
     written = write_files(file, name or name_for(data), name_of_model, hardware)
@@ -201,7 +201,7 @@ def _choose_model(hardware: Hardware, asks: bool) -> str:
         "models: tiny (from nothing, no download, shows that all fits), smollm2 (135 M), Qwen/Qwen2.5-0.5B-Instruct, any hub name "
         "or folder"
     )
-    return _ask(f"model for {hardware}", guess)
+    return ask(f"model for {hardware}", guess)
 
 
 def _ask_column(file: DataFile, field: str) -> None:
@@ -209,7 +209,7 @@ def _ask_column(file: DataFile, field: str) -> None:
     while True:
         optional = field == "solution"
         guess = file.columns.get(field) or (NONE if optional else None)
-        column = _ask(f"{field} column{f' ({NONE} for none)' if optional else ''}", guess)
+        column = ask(f"{field} column{f' ({NONE} for none)' if optional else ''}", guess)
         if optional and column == NONE:
             file.columns.pop(field, None)
             return
@@ -219,14 +219,3 @@ def _ask_column(file: DataFile, field: str) -> None:
         say(
             f"no column '{column}'.{nearest(column, file.rows[0])} Columns: {', '.join(map(str, file.rows[0]))}"
         )
-
-
-def _ask(what: str, guess: Any = None) -> str:
-    """Return what is typed; an empty line is the guess, the end of the input is Ctrl-C."""
-    # input() writes past SafeStream.
-    shown = printable(f"{what} [{guess}]: " if guess is not None else f"{what}: ")
-    try:
-        return input(shown).strip() or ("" if guess is None else str(guess))
-    except EOFError:
-        print()
-        raise KeyboardInterrupt from None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,17 +11,20 @@ import typer
 
 from algorist.cli.arguments import Overrides, find_model, read_recipe
 from algorist.cli.diagnose_command import view_of
-from algorist.cli.session import import_quietly
-from algorist.cli.terminal import Line, Result, View, console, verb
+from algorist.cli.session import Stopped, import_quietly
+from algorist.cli.terminal import Line, Result, TerminalDisplay, View, ask, verb
 from algorist.errors import ConfigError
-from algorist.store.run_log import clock
+from algorist.store.run_log import duration
 from algorist.store.safe_text import one_line
 
 if TYPE_CHECKING:
     from algorist.config.schema import Recipe
     from algorist.preflight import Preflight
+    from algorist.runs.pipeline import Run
 
 app = typer.Typer(add_completion=False)
+BUSY = 0.8
+"""Share of the time with a processor below which others are worth a word."""
 
 
 class Preflighted(Result):
@@ -31,32 +36,31 @@ class Preflighted(Result):
     golds: Annotated[dict[str, Any], "whether the grader can read the gold answers"]
     leaked: Annotated[str | None, "how many held-out problems are also trained on"]
     sampling: Annotated[dict[str, Any], "pass rate, useful groups, lengths, tags, rewards, completions"]
-    sft: Annotated[dict[str, Any] | None, "trial steps: seconds, memory"]
-    grpo: Annotated[dict[str, Any] | None, "trial steps: seconds, memory"]
+    sft: Annotated[
+        dict[str, Any] | None, "steps, seconds of a step and in all, memory; tried: measured in real steps"
+    ]
+    grpo: Annotated[dict[str, Any] | None, "the same"]
     evaluations: Annotated[dict[str, Any] | None, "how many, problems, completions of each, seconds in all"]
+    speed: Annotated[
+        dict[str, float], "seconds that this machine needs: of a prompt token, a decode step, a row in it, …"
+    ]
+    stopped: Annotated[bool, "Ctrl-C ended it"]
     memory_limit: Annotated[int, "bytes of the device"]
     planned: Annotated[dict[str, Any], "stage → what to change where it cannot fit; it is not tried"]
     tokenization: Annotated[dict[str, Any], "what the tokenizer does to prompt and tags"]
     extensions: Annotated[dict[str, Any], "name → rows of the table, advice, numbers"]
     advice: Annotated[list[dict[str, Any]], "findings, as those of `algorist diagnose --json`"]
     result: Any
+    shown: Mapping[str, str]
+    """Rows that are on the screen already."""
+
+    def code(self) -> int:
+        return 130 if self.stopped else 0  # as Ctrl-C ends any verb
 
     def view(self, width: int) -> View:
-        from rich.table import Table
-
-        rows = Table(show_header=False, box=None, pad_edge=False)
-        of_extensions = {
-            name: text for part in self.extensions.values() for name, text in part["rows"].items()
-        }
-        for row in {
-            **_counts(self.result),
-            **_sampled(self.result),
-            **of_extensions,
-            **_costs(self.result),
-            **_evaluations(self.evaluations),
-        }.items():
-            rows.add_row(*row)
-        yield rows
+        yield _table(
+            {name: text for name, text in _rows(self.result).items() if self.shown.get(name) != text}
+        )
         for shown in self.sampling.get("shown", ()):
             text = one_line(shown["completion"], 400)
             yield Line(f"  {shown['reason']}, gold {one_line(shown['gold'], 40)}: {text}", "dim")
@@ -64,8 +68,10 @@ class Preflighted(Result):
             yield "nothing to change that can be known before SFT"
             if self.sampling:
                 yield "pass rates and completions above are the model's before SFT; after it: --model RUN/sft/final"
-        elif not self.advice:
+        elif not self.advice and self.sampling.get("judged"):
             yield Line("nothing to change", "bold green")
+        elif not self.advice:
+            yield "nothing to change that can be known without sampling"
         for finding in self.result.advice:
             yield from view_of(finding)
 
@@ -77,18 +83,18 @@ def preflight(
     problems: Annotated[int, typer.Option(min=1)] = 24,
     samples: Annotated[int, typer.Option(min=2)] = 8,
     trial: bool = True,
-    minutes: Annotated[float, typer.Option(min=0)] = 1.0,
+    minutes: Annotated[float, typer.Option(min=0)] = 2.0,
     model: str | None = None,
     as_json: bool = False,
 ) -> Preflighted:
-    """Before GRPO, on this machine: batch arithmetic, prompts, pass rates, useful groups, variety, tags, memory, time, advice.
+    """Before GRPO, on this machine: memory and time first, then pass rates, useful groups, variety, tags, advice.
 
     Args:
         recipe: A shipped recipe, a .yaml file, or a run or checkpoint folder: its recipe and its model.
-        problems: Training problems to sample from.
+        problems: Training problems to sample from, at most.
         samples: Completions per problem.
-        trial: Also take a few real steps of each stage.
-        minutes: About how long it may take once the model is loaded.
+        trial: Also take a few real steps of each stage, where there is time for them.
+        minutes: How long sampling and trial may take once the model is loaded; with 0 nothing is sampled.
         model: Sample from this run, checkpoint, adapter, model folder or hub name, after its SFT.
 
     Example: algorist preflight quickstart · algorist preflight quickstart --model runs/quickstart/sft/final · Next:
@@ -96,20 +102,48 @@ def preflight(
     """
     loaded, where = _what(recipe, overrides, model)
 
-    screen = console(stderr=as_json)
-    import_quietly("algorist.preflight", screen.say)
+    display, shown = TerminalDisplay(stderr=as_json), {}
+    import_quietly("algorist.preflight", display.say)
     from algorist.preflight import preflight as look
 
-    result = look(
-        loaded,
-        problems=problems,
-        samples=samples,
-        trial=trial,
-        model=where,
-        minutes=minutes,
-        say=lambda text: screen.print(f"{text} …", style="dim"),
-    )
-    return Preflighted(**result.as_dict(), result=result)
+    def show(first: Preflight) -> None:
+        if not as_json:
+            shown.update(_rows(first))
+            display.console.print(_table(shown))
+
+    try:
+        result = look(
+            loaded,
+            problems=problems,
+            samples=samples,
+            trial=trial,
+            model=where,
+            minutes=minutes,
+            display=display,
+            show=show,
+        )
+    finally:
+        display.close()
+    return Preflighted(**result.as_dict(), result=result, shown=shown)
+
+
+def how_long(run: Run, *, may_ask: bool) -> None:
+    """Say what a run that lasts more than an hour will take, and ask whether it shall begin; without a terminal it begins.
+
+    Raises:
+        Stopped: It shall not.
+    """
+    from algorist.preflight.run import before_run
+
+    if run.plan.resume or run.processes.count > 1 or (seen := before_run(run)) is None:
+        return
+    for name, text in _costs(seen).items():
+        run.display.say(f"{name}: {text}")
+    for finding in seen.advice:
+        run.display.say(finding.sentence)
+        run.display.say("\n".join(f"  {shlex.quote(line)}" for line in finding.change))
+    if may_ask and ask("begin? yes or no", "no").lower() not in ("y", "yes"):
+        raise Stopped(f"not begun: {run.folder.path} holds only its settings. Without the question: --yes")
 
 
 def _what(name: str, overrides: list[str] | None, model: str | None) -> tuple[Recipe, Path | str | None]:
@@ -133,14 +167,19 @@ def _what(name: str, overrides: list[str] | None, model: str | None) -> tuple[Re
     return read_recipe(str(run / "config.yaml"), overrides), start
 
 
-def _evaluations(planned: dict[str, Any] | None) -> dict[str, str]:
-    if not planned or not planned["evaluations"]:
-        return {}
-    each = planned["completions"]
-    return {
-        "evaluations": f"{planned['evaluations']} of {planned['problems']} problems, {each} completion{'s' * (each > 1)} each, about "
-        f"{clock(planned['seconds'])} in all"
-    }
+def _rows(seen: Preflight) -> dict[str, str]:
+    of_extensions = {name: text for part in seen.extensions.values() for name, text in part["rows"].items()}
+    return {**_counts(seen), **_costs(seen), **_sampled(seen), **of_extensions}
+
+
+def _table(rows: Mapping[str, str]) -> Any:
+    from rich.table import Table
+
+    drawn = Table(show_header=False, box=None, pad_edge=False)
+    drawn.add_column(min_width=13)
+    for row in rows.items():
+        drawn.add_row(*row)
+    return drawn
 
 
 def _counts(seen: Preflight) -> dict[str, str]:
@@ -169,11 +208,21 @@ def _sampled(seen: Preflight) -> dict[str, str]:
     s = seen.sampling
     if not s:
         return {}
+    low, high = s["pass_rate_interval"]
+    enough = s["judged"]
     tags = ", ".join(f"{tag} {share:.0%}" for tag, share in s["tags"].items())
     return {
-        "sampled": f"{s['problems']} problems × {s['samples']}: pass rate {s['pass_rate']:.1%}, all right "
-        f"{s['all_right']:.0%}, all wrong {s['all_wrong']:.0%}",
-        "useful groups": ", ".join(f"G={g} {share:.0%}" for g, share in s["useful_share"].items()),
+        "sampled": f"{s['problems']} problem{'s' * (s['problems'] > 1)} × {s['samples']}: pass rate {s['pass_rate']:.1%}"
+        + (
+            f" [{low:.1%}, {high:.1%}], all right {s['all_right']:.0%}, all wrong {s['all_wrong']:.0%}"
+            if enough
+            else "; too little to judge, more with --minutes"
+        ),
+        **(
+            {"useful groups": ", ".join(f"G={g} {share:.0%}" for g, share in s["useful_share"].items())}
+            if enough
+            else {}
+        ),
         "completions": f"mean {s['tokens_mean']:.0f} tokens, {s['truncated']:.0%} truncated, "
         f"{s['end_of_turn_as_text']:.0%} show an end-of-turn token, {s['tokens_per_second']:.0f} tokens/s",
         "variety": f"temperature {s['temperature']:g}: {s['distinct']:.0%} of a group's texts differ, "
@@ -193,19 +242,37 @@ def _rewarded(name: str, row: dict[str, Any]) -> str:
 def _costs(seen: Preflight) -> dict[str, str]:
     rows = {}
     limit = f" of {seen.memory_limit / 1e9:.1f}" if seen.memory_limit else ""
-    for name, tried in (("SFT", seen.sft), ("GRPO", seen.grpo)):
-        if not tried:
+    for name, part in (("SFT", seen.sft), ("GRPO", seen.grpo)):
+        if not part:
             continue
-        memory = tried["memory"]
-        parts = ", ".join(
-            f"{part.replace('_', ' ')} {size / 1e6:.0f}"
-            for part, size in memory.items()
-            if size and part not in ("allocator", "peak", "measured_peak")
+        memory = part["memory"]
+        sizes = ", ".join(
+            f"{key.replace('_', ' ')} {size / 1e6:.0f}"
+            for key, size in memory.items()
+            if size and key not in ("allocator", "peak", "measured_peak")
         )
-        minutes, seconds = divmod(int(tried["seconds"]), 60)
-        rows[f"{name} time"] = f"{tried['seconds_per_step']:.3g} s per step, {minutes}:{seconds:02d} in all"
-        rows[f"{name} memory"] = (
-            f"planned {memory['peak'] / 1e9:.2f}{limit} GB (MB: {parts}); measured in the trial "
-            f"{memory['measured_peak'] / 1e9:.2f} GB"
+        measured = memory.get("measured_peak")
+        tried = f"; measured {measured / 1e9:.2f} GB in the trial" if measured else ""
+        of_step = (
+            f" (sampling {part['sampling_s']:.3g}, update {part['update_s']:.3g})"
+            if "sampling_s" in part
+            else ""
+        )
+        rows[f"{name} time"] = (
+            f"{part['seconds_per_step']:.3g} s per step{' in the trial' if measured else of_step}, "
+            f"{duration(part['seconds'])} for {part['steps']} steps"
+        )
+        rows[f"{name} memory"] = f"{memory['peak'] / 1e9:.2f}{limit} GB (MB: {sizes}){tried}"
+    if (planned := seen.evaluations) and planned["evaluations"]:
+        each = planned["completions"]
+        rows["evaluations"] = (
+            f"{planned['evaluations']} × {planned['problems']} problems, {each} completion{'s' * (each > 1)} each, "
+            f"{duration(planned['seconds'])}"
+        )
+    if len(seen.times) > 1:
+        rows["in all"] = duration(sum(part["seconds"] for part in seen.times.values()))
+    if (free := seen.speed.get("free", 1.0)) < BUSY:
+        rows["busy machine"] = (
+            f"this process has a processor {free:.0%} of the time; the times are those of a free machine, now {1 / free:.1f} times as long"
         )
     return rows

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -75,6 +77,7 @@ def run(
         ),
     ] = None,
     seeds: Annotated[int | None, typer.Option(min=1)] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y")] = False,
     wandb_project: str | None = None,
     wandb_entity: str | None = None,
     no_wandb: bool = False,
@@ -91,6 +94,7 @@ def run(
         only: Only this stage; grpo starts from the finished SFT stage with --resume, else from the recipe's model.
         processes: Several processes, through accelerate; words after -- are its flags.
         seeds: Run it with N seeds, seed … seed + N - 1: mean, spread, one page.
+        yes: Begin without a question what takes more than an hour; where no terminal is, nothing is asked.
         wandb_project: Track with wandb, in this project (tracking.project).
         wandb_entity: User or team in wandb (tracking.entity).
         no_wandb: Leave wandb out, whatever the recipe says.
@@ -122,8 +126,8 @@ def run(
         own = [*(["--resume"] * resume), *(["--only", only] if only else []), *(["--json"] * as_json)]
         return launch(recipe, settings, flags, processes, config or "ddp", own)
     if seeds is not None:
-        return _run_seeds(recipe, settings, resume, stages, seeds, as_json)
-    return run_stages(recipe, settings, resume, stages, as_json)
+        return _run_seeds(recipe, settings, resume, stages, seeds, as_json, yes)
+    return run_stages(recipe, settings, resume, stages, as_json, yes)
 
 
 def tracking_and_hub(
@@ -152,7 +156,13 @@ def tracking_and_hub(
 
 
 def _run_seeds(
-    name: str, settings: list[str], resume: bool, stages: tuple[str, ...], count: int, as_json: bool
+    name: str,
+    settings: list[str],
+    resume: bool,
+    stages: tuple[str, ...],
+    count: int,
+    as_json: bool,
+    yes: bool,
 ) -> Ran:
     """Run a recipe once per seed and say mean and spread; with ``resume``, finished seeds are not repeated."""
     from algorist.config.resume import begun, run_path
@@ -165,7 +175,7 @@ def _run_seeds(
         begun(recipe, resume=continues)  # before the first seed has taken its hours
     for number, (recipe, continues) in enumerate(zip(recipes, known, strict=True), start=1):
         display.say(f"seed {recipe.seed} ({number} of {count})")
-        done = _run(recipe, display, continues, stages)
+        done = _run(recipe, display, continues, stages, may_ask=not (yes or as_json) and number == 1)
         if done is not None and not as_json:
             render(done, as_json=False)
     summary = summarise_seeds(loaded, [run_path(recipe) for recipe in recipes])
@@ -175,7 +185,7 @@ def _run_seeds(
 
 
 def run_stages(
-    name: str, settings: list[str], resume: bool, stages: tuple[str, ...], as_json: bool
+    name: str, settings: list[str], resume: bool, stages: tuple[str, ...], as_json: bool, yes: bool = False
 ) -> Ran | None:
     """Run the given stages of a recipe with a terminal display; shared by ``run`` and its workers.
 
@@ -190,13 +200,16 @@ def run_stages(
         loaded = read_recipe(name, settings)
         run = Path(loaded.output_dir) / (loaded.run_name or loaded.name)
         folder = run if resume or not (run / "config.yaml").is_file() else None  # else it will be refused
-        return _run(loaded, display, resume, stages)
+        return _run(loaded, display, resume, stages, may_ask=not (yes or as_json))
     except KeyboardInterrupt:
         display.close()
         raise Stopped(stopped_at_once(folder)) from None
 
 
-def _run(loaded: Recipe, display: TerminalDisplay, resume: bool, stages: tuple[str, ...]) -> Ran | None:
+def _run(
+    loaded: Recipe, display: TerminalDisplay, resume: bool, stages: tuple[str, ...], *, may_ask: bool
+) -> Ran | None:
+    from algorist.cli.preflight_command import how_long
     from algorist.config.resume import begun, run_path
     from algorist.data.problems import Problems
     from algorist.prompts import get_format
@@ -215,7 +228,10 @@ def _run(loaded: Recipe, display: TerminalDisplay, resume: bool, stages: tuple[s
     import_quietly("algorist.training.grpo_setup", display.say)
     from algorist.runs.pipeline import run_recipe
 
-    state = run_recipe(loaded, display=display, resume=resume, stages=stages, problems=problems)
+    begins = partial(how_long, may_ask=may_ask and sys.stdin.isatty())
+    state = run_recipe(
+        loaded, display=display, resume=resume, stages=stages, problems=problems, begins=begins
+    )
     if not state.processes.main:
         return None
     if state.stopped:

@@ -130,6 +130,17 @@ def say(text: str, style: str | None = None, *, stderr: bool = False) -> None:
     (sys.stderr if stderr else sys.stdout).flush()
 
 
+def ask(what: str, guess: Any = None) -> str:
+    """Return what is typed; an empty line is the guess, the end of the input is Ctrl-C."""
+    # input() writes past SafeStream.
+    shown = printable(f"{what} [{guess}]: " if guess is not None else f"{what}: ")
+    try:
+        return input(shown).strip() or ("" if guess is None else str(guess))
+    except EOFError:
+        print()
+        raise KeyboardInterrupt from None
+
+
 class Line(NamedTuple):
     """A text of a view: as it is, so that commands in it, which a model may have written, are not replaced."""
 

@@ -21,6 +21,8 @@ HARDLY_RIGHT, NEARLY_RIGHT = 0.05, 0.9
 """Share of right answers below which larger groups do not help (of 16 completions fewer than one is right), and above which neither."""
 GOLDS_READ = 0.99
 """Share of gold answers that can be read below which it is worth a look: one in a hundred may be a slip of the data."""
+LONG_S = 3600.0
+"""Seconds of a run that are worth a question: nobody waits longer for what is only tried."""
 # ---- what shows in the rollouts
 NEARLY_ALL = 0.9
 """Share of groups without a signal at which a run has effectively stalled: at most one group in ten still teaches."""
@@ -307,6 +309,11 @@ def reward_hacking(f: Facts) -> bool:
 
 
 SAYS: dict[str, Callable[[Facts], str]] = {
+    "takes_too_long": lambda f: (
+        f"It takes about {f['lasts']} on this machine; half of that with {f['half_of_it']}."
+        + (" The change below takes about an evening." if f["evening"] else "")
+        + (" A recipe for machines without a GPU: algorist run smollm2-demo" if f["laptop"] else "")
+    ),
     "few_useful_groups": lambda f: (
         f"Only {f['useful_here'][1]:.0%} of groups of {f['useful_here'][0]} would be useful; {_way(f)[0]}."
     ),
@@ -332,6 +339,7 @@ SAYS: dict[str, Callable[[Facts], str]] = {
 }
 CHANGE: dict[str, Changes | Callable[[Facts], Changes]] = {
     "does_not_fit": lambda f: f["memory_change"],
+    "takes_too_long": lambda f: f["evening"],
     "prompts_too_long": {"data.train.max_prompt_tokens": lambda f: max(1, f["context"] - f["limit"])},
     "template_opens_a_tag": lambda f: (
         {"prompt.format": "think_answer"}

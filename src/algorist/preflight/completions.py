@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import mean
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from algorist.config.schema import Recipe
 from algorist.diagnosis.signals import END_OF_TURN, UNREADABLE
 from algorist.errors import RewardError
+from algorist.evaluation.estimators import share_interval
 from algorist.models.load import Policy
 from algorist.prompts import PromptFormat
 from algorist.rewards import RewardSet, build_rewards
@@ -25,61 +26,88 @@ SHOWN = 5
 """Completions that are shown, all of the first problem: their differences are what a group learns from."""
 
 
-def sample(
-    recipe: Recipe, problems: Sequence[Problem], policy: Policy, form: PromptFormat, samples: int
-) -> tuple[dict[str, Any], list[Group]]:
-    """Sample completions; return pass rates, useful groups, variety, tags, rewards, truncation, reasons, speed, and the completions.
+JUDGED = 10
+"""Problems below which nothing is said of what a model can and cannot do: too few to judge."""
+
+
+class Sampler:
+    """Samples completions as GRPO would: its settings, its prompt format, its rewards but those that ask for what only a trainer has.
 
     Raises:
         EngineError: The model cannot be sampled from.
     """
-    section = recipe.grpo
-    if ENGINES.get(section.engine).own_device:
-        section = section.model_copy(update={"engine": "auto"})
-    # Without the rewards that ask for what only a trainer has.
-    functions = build_rewards(recipe.rewards, form, matcher=recipe.matcher)
-    rewards = RewardSet([reward for reward in functions if not reward.needs_trainer])
-    policy.model.eval()
-    engine = make_engine(section.engine, policy.model, policy.tokenizer)
-    params = sampling_params(section, recipe.seed)
-    draw = partial(collect, engine, policy.tokenizer, problems, form, params, samples, matcher=recipe.matcher)
-    hangs: dict[str, str] = {}
-    try:
-        groups = draw(rewards=rewards)
-    except RewardError as error:
-        hangs = {reward.__name__: str(error) for reward in rewards if repr(reward.__name__) in str(error)}
-        groups = draw()
-    flat = [rollout for group in groups for rollout in group.rollouts]
-    tokens = sorted(len(rollout.completion_ids) for rollout in flat)
-    right = [sum(r.grade is not None and r.grade.correct for r in group.rollouts) for group in groups]
-    reasons = Counter(r.grade.reason for r in flat if r.grade)
-    shown = [
-        {"completion": r.text, "gold": groups[0].problem.answer, "reason": r.grade.reason if r.grade else ""}
-        for r in groups[0].rollouts[:SHOWN]
-    ]
-    rates = fit_pass_rates(right, samples)
-    facts = {
-        "problems": len(problems),
-        "samples": samples,
-        "temperature": section.temperature,
-        "pass_rate": sum(right) / len(flat),
-        "all_right": sum(k == samples for k in right) / len(right),
-        "all_wrong": sum(k == 0 for k in right) / len(right),
-        "useful_share": {
-            str(g): round(rates.useful_share(g, right_teach=section.advantage in WITHOUT_BASELINE), 3)
-            for g in sorted({section.group_size, *GROUP_SIZES})
-        },
-        "truncated": sum(r.truncated for r in flat) / len(flat),
-        "reasons": dict(reasons.most_common()),
-        "tokens_mean": sum(tokens) / len(tokens),
-        "tokens": tokens,
-        "tokens_per_second": sum(tokens) / groups[0].seconds,
-        "per_problem": {p.id: k / samples for p, k in zip(problems, right, strict=True)},
-        "shown": shown,
-        **_texts(groups, form),
-        "rewards": _values(rewards, flat, hangs),
-    }
-    return facts, groups
+
+    def __init__(self, recipe: Recipe, policy: Policy, form: PromptFormat) -> None:
+        self.section, self.form = recipe.grpo, form
+        name = "auto" if ENGINES.get(self.section.engine).own_device else self.section.engine
+        functions = build_rewards(recipe.rewards, form, matcher=recipe.matcher)
+        self.rewards = RewardSet([reward for reward in functions if not reward.needs_trainer])
+        self.hangs: dict[str, str] = {}
+        policy.model.eval()
+        self.engine: Any = make_engine(name, policy.model, policy.tokenizer)
+        self._params = sampling_params(self.section, recipe.seed)
+        self._collect = partial(collect, self.engine, policy.tokenizer, matcher=recipe.matcher)
+
+    def draw(self, problems: Sequence[Problem], samples: int, until: float | None = None) -> list[Group]:
+        """Return the graded, rewarded groups of problems.
+
+        Raises:
+            OutOfTime: They were not finished at ``until`` (``time.monotonic``).
+        """
+        groups = self._collect(problems, self.form, replace(self._params, until=until), samples)
+        try:
+            return groups if self.hangs else self.rewards.pay(groups)
+        except RewardError as error:
+            self.hangs = {r.__name__: str(error) for r in self.rewards if repr(r.__name__) in str(error)}
+            return groups
+
+    def facts(self, groups: Sequence[Group]) -> dict[str, Any]:
+        """Return pass rates, useful groups, variety, tags, rewards, truncation, reasons, speed, and some completions."""
+        section, samples = self.section, len(groups[0].rollouts)
+        flat = [rollout for group in groups for rollout in group.rollouts]
+        tokens = sorted(len(rollout.completion_ids) for rollout in flat)
+        right = [sum(r.grade is not None and r.grade.correct for r in group.rollouts) for group in groups]
+        shown = [
+            {
+                "completion": r.text,
+                "gold": groups[0].problem.answer,
+                "reason": r.grade.reason if r.grade else "",
+            }
+            for r in groups[0].rollouts[:SHOWN]
+        ]
+        rates, interval = fit_pass_rates(right, samples), share_interval([k / samples for k in right])
+        return {
+            "problems": len(groups),
+            "samples": samples,
+            "judged": len(groups) >= JUDGED,
+            "temperature": section.temperature,
+            "pass_rate": sum(right) / len(flat),
+            "pass_rate_interval": (interval.low, interval.high),
+            "all_right": sum(k == samples for k in right) / len(right),
+            "all_wrong": sum(k == 0 for k in right) / len(right),
+            "useful_share": {
+                str(g): round(rates.useful_share(g, right_teach=section.advantage in WITHOUT_BASELINE), 3)
+                for g in sorted({section.group_size, *GROUP_SIZES})
+            },
+            "truncated": sum(r.truncated for r in flat) / len(flat),
+            "reasons": dict(Counter(r.grade.reason for r in flat if r.grade).most_common()),
+            "tokens_mean": sum(tokens) / len(tokens),
+            "tokens": tokens,
+            "tokens_per_second": sum(tokens) / sum({group.seconds for group in groups}),
+            "per_problem": {g.problem.id: k / samples for g, k in zip(groups, right, strict=True)},
+            "shown": shown,
+            **_texts(groups, self.form),
+            "rewards": _values(self.rewards, flat, self.hangs),
+        }
+
+
+def sample(
+    recipe: Recipe, problems: Sequence[Problem], policy: Policy, form: PromptFormat, samples: int
+) -> tuple[dict[str, Any], list[Group]]:
+    """Sample completions of problems; return what ``Sampler.facts`` says of them, and the groups."""
+    sampler = Sampler(recipe, policy, form)
+    groups = sampler.draw(problems, samples)
+    return sampler.facts(groups), groups
 
 
 def _texts(groups: Sequence[Group], form: PromptFormat) -> dict[str, Any]:

@@ -127,7 +127,7 @@ def memory_steps(recipe: Recipe, stage: Stage, plan: Plan, config: Any, limit: i
 
 def measured_steps(recipe: Recipe, stage: Stage, memory: Mapping[str, int], limit: int) -> list[Step]:
     """Return a smaller batch for a stage whose measured peak is too high and cannot be planned; none at one row."""
-    need = max(memory["peak"], memory["measured_peak"])
+    need = max(memory["peak"], memory.get("measured_peak", 0))
     change = {f"{stage}.{name}": value for name, value in smaller_batch(getattr(recipe, stage)).items()}
     why = f"{stage} needs {_gb(need)} of {_gb(limit)} GB; the same step in halves needs less"
     return [Step("smaller_batch", why, change, need)] if change else []

@@ -1,15 +1,15 @@
-"""The whole preflight: load what the run would load, sample a little, try a few steps, advise."""
+"""The whole preflight: load what the run would load, plan memory and time, sample a little, try a few steps, advise."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import AutoConfig
 
@@ -18,32 +18,47 @@ from algorist.data.golds import check_golds
 from algorist.data.problems import Problems, fitting_problems, tokenizer_texts
 from algorist.diagnosis.facts import ENOUGH, ENOUGH_ENDED, leaked_text
 from algorist.diagnosis.rule import Facts, Finding, Share, apply
-from algorist.diagnosis.rules import all_rules
+from algorist.diagnosis.rules import LONG_S, all_rules
 from algorist.diagnosis.settings import Settings
 from algorist.diagnosis.signals import MIN_GROUPS
 from algorist.diagnosis.tokenization import out_of_vocabulary, tokenization_facts
-from algorist.models.load import Policy, load_policy, make_policy, width_of
+from algorist.evaluation.run import Pulse
+from algorist.models.load import Policy, load_policy, make_policy, pick_device, width_of
 from algorist.models.loaders import loadable_name, own_loader
-from algorist.models.memory import bound_memory, memory_limit
-from algorist.models.precision import compute_dtype, pick_precision, weight_dtype
-from algorist.preflight.completions import GROUP_SIZES, Look, sample
+from algorist.models.memory import bound_memory, memory_limit, memory_now
+from algorist.models.precision import compute_dtype, on_gpu, pick_precision, weight_dtype
+from algorist.preflight.completions import Look, Sampler
+from algorist.preflight.memory import plan_step
 from algorist.preflight.memory_advice import ROOM, Plan, measured_steps, memory_steps, plan_from_config
-from algorist.preflight.trial import try_grpo, try_sft
+from algorist.preflight.time import (
+    LOOKED_AT,
+    Sizes,
+    Speed,
+    batch_arithmetic,
+    long_facts,
+    measure,
+    might_last,
+    seconds_of,
+    total,
+)
+from algorist.preflight.trial import ENOUGH_S, try_stage
 from algorist.prompts import PromptFormat
 from algorist.prompts.chat import encode_prompt, opened_by_template
+from algorist.rollouts.base import OutOfTime
+from algorist.runs.plan import Plan as RunPlan
 from algorist.runs.plan import make_plan
-from algorist.store.run_log import clock
+from algorist.store.run_log import Display, Quiet
 from algorist.store.stages import STAGES
-from algorist.training.training_arguments import grpo_steps, sft_steps
 from algorist.types import Group, Problem
+
+if TYPE_CHECKING:
+    from algorist.runs.pipeline import Run
 
 log = logging.getLogger("algorist.preflight.run")
 
-PROBE = 2
-"""Problems that are sampled first, to see how many fit into the time."""
+LARGE = 2e8
+"""Products of a token of a model for which there is a smaller one that learns without a GPU."""
 SHOWN_LENGTHS = (50, 90, 99, 100)
-DEMONSTRATIONS = 100
-"""Demonstrations whose length is looked at."""
 
 
 @dataclass
@@ -57,8 +72,12 @@ class Preflight:
     """How many held-out problems are also trained on; None where there is none."""
     sampling: dict[str, Any] = field(default_factory=dict)
     sft: dict[str, Any] | None = None
+    """Steps, seconds of a step and in all, memory; where steps were tried, as measured there."""
     grpo: dict[str, Any] | None = None
     evaluations: dict[str, Any] | None = None
+    speed: dict[str, float] = field(default_factory=dict)
+    stopped: bool = False
+    """Ctrl-C ended it."""
     memory_limit: int = 0
     """Bytes of the device."""
     model: str | None = None
@@ -73,6 +92,12 @@ class Preflight:
         """Return a JSON-ready dictionary."""
         return {**vars(self), "advice": [finding.as_dict() for finding in self.advice]}
 
+    @property
+    def times(self) -> dict[str, Any]:
+        """The parts that take their time."""
+        parts = {name: getattr(self, name) for name in (*STAGES, "evaluations")}
+        return {name: part for name, part in parts.items() if part}
+
 
 def preflight(
     recipe: Recipe,
@@ -81,175 +106,234 @@ def preflight(
     samples: int = 8,
     trial: bool = True,
     model: Path | str | None = None,
-    minutes: float = 1.0,
-    say: Callable[[str], None] = lambda _: None,
+    minutes: float = 2.0,
+    display: Display | None = None,
+    show: Callable[[Preflight], None] = lambda _: None,
 ) -> Preflight:
     """Look at a recipe on this machine before any training; nothing is written.
 
+    First arithmetic, memory and time, which need no sampling; then what a little sampling tells, and a few real steps.
+
     Args:
         recipe: The resolved recipe.
-        problems: Training problems that are sampled.
+        problems: Training problems that are sampled, at most.
         samples: Completions per problem.
-        trial: Also take a few real steps of each stage.
+        trial: Also take a few real steps of each stage, where the time is enough.
         model: Sample from this model instead of the recipe's start: a folder with weights or an adapter, such as the
             checkpoint of an SFT stage, which then counts as done; or a hub name.
-        minutes: About how long it may take after the model is loaded: fewer problems are sampled and fewer steps tried where
-            the time is not enough, one of each at least.
-        say: Shows what is being done, with the time left.
+        minutes: How long sampling and trial may take once the model is loaded, whatever its size; with 0 nothing is sampled.
+        display: Shows what is being done.
+        show: Takes what is known before anything is sampled.
+
+    Returns:
+        What is known; where Ctrl-C ended it, ``stopped`` is true.
 
     Raises:
         AlgoristError: What would stop the run as well.
     """
     import torch
 
-    plan = make_plan(recipe, in_folder=False, model=model, say=say)
+    display = display or Quiet()
+    plan = make_plan(recipe, in_folder=False, model=model, say=display.say)
     for remark in plan.remarks:
-        say(remark)
-    recipe, data, device, form = plan.recipe, plan.problems, plan.device, plan.form
+        display.say(remark)
+    recipe, data, form = plan.recipe, plan.problems, plan.form
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
-    bound_memory(device)
-    sft, grpo = recipe.sft.enabled and model is None, recipe.grpo.enabled or model is not None
+    bound_memory(plan.device)
     result = Preflight(memory_limit=memory_limit(), model=str(model) if model is not None else None)
     if model is None:
-        result.planned, can_load = _plan_unloaded(recipe, device, result.memory_limit)
+        result.planned, can_load = _plan_unloaded(recipe, plan.device, result.memory_limit)
         if not can_load:
             result.batch = batch_arithmetic(recipe, len(data.train), len(data.sft))
             result.advice = advise(recipe, result)
             return result
-    policy = _policy(recipe, data, form, device, model)
-    form = opened_by_template(form, policy.tokenizer)
-    data.train = fitting_problems(recipe.data.train, data.train, form, policy.tokenizer)
-    result.batch = batch_arithmetic(recipe, len(data.train), len(data.sft))
-    if not sft:
-        result.batch.pop("sft", None)
-    result.prompts = prompt_lengths(recipe, data.train, policy, form)
-    result.golds = gold_coverage(data.train)
-    result.leaked = leaked_text([*data.train, *data.sft], data.held_out)
-    as_written, rendered = (data.sft, ()) if recipe.sft.source == "prompt_response" else ((), data.sft)
-    result.tokenization = tokenization_facts(
-        policy, form, data.train, as_written if sft else (), rendered if sft else ()
-    )
-    prompts = [encode_prompt(form, policy.tokenizer, p.question) for p in data.train[:problems]]
-    if out_of_vocabulary(policy, prompts):
-        result.advice = advise(recipe, result)
-        return result
+    policy = _policy(recipe, data, form, plan.device, model)
+    plan = replace(plan, form=opened_by_template(form, policy.tokenizer))
+    data.train = fitting_problems(recipe.data.train, data.train, plan.form, policy.tokenizer)
+    look = _Inspection(plan, policy, result, display, sft=recipe.sft.enabled and model is None)
     ends = time.monotonic() + 60 * minutes
-    if sft and trial and "sft" not in result.planned:
-        say(f"trying a few SFT steps ({_left(ends)})")
-        until = ends - 60 * minutes * (2 / 3 if grpo else 0)  # the rest is for GRPO
-        result.sft = try_sft(recipe, policy, data.sft, form, device, until=until)
-    if grpo:
-        result.sampling, groups = _sampled(
-            recipe, data.train[:problems], policy, form, samples, ends - 20 * minutes * trial, say
-        )
-        looked = Look(
-            policy,
-            data.train[: result.sampling["problems"]],
-            form,
-            samples,
-            result.sampling["per_problem"],
-            groups,
-            data.sft if sft else (),
-            device,
-            say,
-        )
-        if recipe.grpo.enabled:
-            result.extensions = plan.extensions.preview(looked)
-        hang = [name for name, values in result.sampling["rewards"].items() if values["hangs"]]
-        if trial and recipe.grpo.enabled and not hang and "grpo" not in result.planned:
-            say(f"trying a few GRPO steps ({_left(ends)})")
-            lengths, more_s = _planned(recipe, result)
-            result.grpo = try_grpo(recipe, policy, data.train, form, device, lengths=lengths, until=ends)
-            _add(result.grpo, lengths, result.sampling["tokens"], more_s)
-    if recipe.eval.enabled:
-        result.evaluations = _evaluations(recipe, data, policy, form, result)
+    try:
+        if look.read():
+            look.figures()
+            show(result)
+            look.sample(problems, samples, ends, trial=trial)
+            if trial:
+                look.try_stages(ends)
+    except KeyboardInterrupt:
+        result.stopped = True
+    display.finished("sampling")
     _plan_smaller(recipe, policy, result)
     result.advice = advise(recipe, result)
     return result
 
 
-def _evaluations(
-    recipe: Recipe, data: Problems, policy: Policy, form: PromptFormat, result: Preflight
-) -> dict[str, Any]:
-    """Return how many evaluations there will be and about how long they take: tokens by the speed of sampling.
-
-    Before SFT completions are as long as those sampled, after it as the demonstrations.
-    """
-    section, sampled = recipe.eval, result.sampling
-    limit = section.max_completion_tokens or recipe.grpo.max_completion_tokens
-    if not sampled:
-        grpo = recipe.grpo.model_copy(update={"max_completion_tokens": limit})
-        of_two = recipe.model_copy(update={"grpo": grpo})
-        sampled, _ = sample(of_two, data.held_out[:PROBE], policy, form, GROUP_SIZES[0])
-    now = later = min(limit, sampled["tokens_mean"])
-    if "sft" in result.batch:
-        from algorist.training.sft import demonstrations
-
-        demos = demonstrations(data.sft[:DEMONSTRATIONS], form, policy.tokenizer, recipe.sft.source)
-        later = min(limit, mean(len(policy.tokenizer(demo.completion)["input_ids"]) for demo in demos))
-    between = {
-        stage: (result.batch[stage]["steps"] - 1) // every
-        for stage in result.batch
-        if (every := getattr(recipe, stage).eval_every)
-    }
-    after = len(result.batch) + sum(between.values())
-    tokens = (now * section.baseline + later * after) * len(data.held_out) * (1 + section.samples)
-    return {
-        "evaluations": section.baseline + after,
-        "problems": len(data.held_out),
-        "completions": 1 + section.samples,
-        "seconds": tokens / sampled["tokens_per_second"],
-    }
+def before_run(run: Run) -> Preflight | None:
+    """Return time and memory of a run that is about to begin, with what they advise; None where it lasts no hour, also on a slow machine."""
+    plan, recipe = run.plan, run.recipe
+    policy = run.loaded()  # which leaves out problems that do not fit it
+    data = Problems(run.train, run.sft, run.held_out)
+    batch = batch_arithmetic(recipe, len(data.train), len(data.sft))
+    result = Preflight({s: batch[s] for s in batch if plan.trains(s)}, memory_limit=memory_limit())
+    look = _Inspection(replace(plan, problems=data), policy, result, run.display, sft=plan.trains("sft"))
+    if not might_last(recipe, policy.model, look.sizes, result.batch, LONG_S):
+        return None
+    look.figures()
+    result.advice = [
+        each for each in advise(recipe, result) if each.name in ("takes_too_long", "does_not_fit")
+    ]
+    return result if total(result.times) > LONG_S else None
 
 
-def _sampled(
-    recipe: Recipe,
-    problems: Sequence[Problem],
-    policy: Policy,
-    form: PromptFormat,
-    samples: int,
-    until: float,
-    say: Callable[[str], None],
-) -> tuple[dict[str, Any], list[Group]]:
-    """Sample completions for as many problems as fit into the time; the first two say how many these are."""
-    say(f"sampling {samples} completions for {len(problems)} problems ({_left(until)})")
-    if len(problems) <= PROBE:
-        return sample(recipe, problems, policy, form, samples)
-    began = time.monotonic()
-    first = sample(recipe, problems[:PROBE], policy, form, samples)
-    now = time.monotonic()
-    fit = int(PROBE * max(0.0, until - now) / max(now - began, 1e-3))
-    if fit <= PROBE:
-        say(f"{PROBE} problems took {clock(now - began)}: the time is over; more with --minutes")
-        return first
-    if fit < len(problems):
-        say(
-            f"{PROBE} problems took {clock(now - began)}: {fit} fit into the time; more with --minutes ({_left(until)})"
+@dataclass
+class _Inspection:
+    """A loaded policy and what is known of its run so far."""
+
+    plan: RunPlan
+    policy: Policy
+    result: Preflight
+    display: Display
+    sft: bool
+    """Whether SFT is to come."""
+    sizes: Sizes = field(init=False)
+    speed: Speed = field(init=False)
+
+    def __post_init__(self) -> None:
+        plan = self.plan
+        self.sizes = Sizes.of(plan.recipe, plan.problems, self.policy, plan.form, sft=self.sft)
+
+    def read(self) -> bool:
+        """Read the data; say whether the model can compute its prompts."""
+        recipe, data, form, result = self.plan.recipe, self.plan.problems, self.plan.form, self.result
+        result.batch = batch_arithmetic(recipe, len(data.train), len(data.sft))
+        if not self.sft:
+            result.batch.pop("sft", None)
+        result.prompts = prompt_lengths(recipe, data.train, self.policy, form)
+        result.golds = gold_coverage(data.train)
+        result.leaked = leaked_text([*data.train, *data.sft], data.held_out)
+        demos = data.sft if self.sft else ()
+        as_written, rendered = (demos, ()) if recipe.sft.source == "prompt_response" else ((), demos)
+        result.tokenization = tokenization_facts(self.policy, form, data.train, as_written, rendered)
+        prompts = [encode_prompt(form, self.policy.tokenizer, p.question) for p in data.train[:LOOKED_AT]]
+        return not out_of_vocabulary(self.policy, prompts)
+
+    def figures(self) -> None:
+        """Measure the machine; plan memory and time of each stage, and the evaluations' time."""
+        recipe, data, form, policy = self.plan.recipe, self.plan.problems, self.plan.form, self.policy
+        self.display.say("measuring this machine with this model …")
+        memory = {
+            stage: plan_step(
+                policy.model,
+                self.sizes.shape(recipe, stage),
+                getattr(recipe, stage),
+                base_bytes=memory_now(),
+                extensions=self.plan.extensions,
+            ).as_dict()
+            for stage in self.result.batch
+        }
+        fits = all(m["base"] + m["gradients"] < self.result.memory_limit for m in memory.values())
+        prompt = encode_prompt(form, policy.tokenizer, data.train[0].question)
+        self.speed = measure(recipe, policy, prompt, self.plan.device, backward=fits)
+        self.result.speed = asdict(self.speed)
+        self.plan_time()
+        for stage, planned in memory.items():
+            getattr(self.result, stage)["memory"] = planned
+
+    def plan_time(self, more_s: float = 0.0) -> None:
+        """Plan the time of everything with what is known of the lengths."""
+        times = seconds_of(self.plan.recipe, self.sizes, self.speed, self.result.batch, more_s)
+        for name, values in times.items():
+            setattr(self.result, name, (getattr(self.result, name) or {}) | values)
+
+    def sample(self, most: int, samples: int, ends: float, *, trial: bool) -> None:
+        """Sample as many problems as fit into the time, and let extensions look at them."""
+        recipe, data, result = self.plan.recipe, self.plan.problems, self.result
+        if not recipe.grpo.enabled and result.model is None:
+            return
+        ends -= min(self._trial_s(), (ends - time.monotonic()) / 2) * trial
+        sampler = Sampler(recipe, self.policy, self.plan.form)
+        groups: list[Group] = []
+        problems, limit = data.train[:most], recipe.grpo.max_completion_tokens
+        while rest := problems[len(groups) :]:
+            left = ends - time.monotonic()
+            one = self.speed.sampling(self.sizes.prompt, [limit] * samples) - self.speed.call
+            fitting = (left * self.speed.free - self.speed.call) / max(one, 1e-9)
+            count = min(len(rest), max(not groups, int(fitting)))
+            if count < 1 or left <= 0:
+                break
+            try:
+                groups += self._draw(sampler, rest[:count], samples, ends)
+            except OutOfTime as error:
+                self.display.say(f"{error}; more with --minutes")
+                break
+        if not groups:
+            return
+        result.sampling = sampler.facts(groups)
+        rates = result.sampling["per_problem"]
+        looked = Look(
+            self.policy, problems[: len(groups)], self.plan.form, samples, rates, groups,
+            data.sft if self.sft else (), self.plan.device, self.display.say,
+        )  # fmt: skip
+        if recipe.grpo.enabled:
+            result.extensions = self.plan.extensions.preview(looked)
+        seen = result.extensions.values()
+        more = round(sum(part.get("more_tokens", 0) for part in seen))
+        lengths = [max(length, min(limit, length + more)) for length in result.sampling["tokens"]]
+        self.sizes = replace(
+            self.sizes, start=lengths, completions=self.sizes.completions if self.sft else lengths
         )
-    return sample(recipe, problems[:fit], policy, form, samples)
+        self.plan_time(sum(part.get("more_s", 0.0) for part in seen))
 
+    def _draw(self, sampler: Sampler, problems: Sequence[Problem], samples: int, ends: float) -> list[Group]:
+        """Return the groups of some problems; meanwhile the display counts tokens."""
+        total = len(problems) * samples * self.plan.recipe.grpo.max_completion_tokens
+        self.display.say(
+            f"sampling {samples} completions of {len(problems)} problem{'s' * (len(problems) > 1)}, at most {total} tokens …"
+        )
+        with Pulse(partial(self.display.progress, "sampling"), total) as pulse:
+            pulse.sampling(sampler.engine, 0, total)
+            groups = sampler.draw(problems, samples, ends)
+        self.display.finished("sampling")
+        return groups
 
-def _planned(recipe: Recipe, result: Preflight) -> tuple[list[int], float]:
-    """Return the lengths of completions, and seconds of a step, with what extensions expect beyond what was sampled."""
-    seen = result.extensions.values()
-    more, limit = round(sum(part.get("more_tokens", 0) for part in seen)), recipe.grpo.max_completion_tokens
-    lengths = [max(length, min(limit, length + more)) for length in result.sampling["tokens"]]
-    return lengths, sum(part.get("more_s", 0.0) for part in seen)
+    def _trial_s(self) -> float:
+        """Return about how long a trial of all stages takes: a step that builds things and one that is counted, at least."""
+        each = [getattr(self.result, stage)["seconds_per_step"] for stage in self.result.batch]
+        return sum(max(2 * seconds, ENOUGH_S) + ENOUGH_S for seconds in each) / self.speed.free
 
+    def try_stages(self, ends: float) -> None:
+        """Take a few real steps of each stage that fits into memory and into the time."""
+        recipe, data, form = self.plan.recipe, self.plan.problems, self.plan.form
+        hang = any(values["hangs"] for values in self.result.sampling.get("rewards", {}).values())
+        stages = [s for s in self.result.batch if s not in self.result.planned and not (hang and s == "grpo")]
+        for stage in stages:
+            planned, left = getattr(self.result, stage), ends - time.monotonic()
+            seconds = planned["seconds_per_step"]
+            if left * self.speed.free < 2 * seconds or self._too_large(planned):
+                continue
+            self.display.say(f"trying a few steps of {stage.upper()} …")
+            until = time.monotonic() + left / (2 if stage != stages[-1] else 1)
+            problems = data.sft if stage == "sft" else data.train
+            tried = try_stage(
+                stage,
+                recipe,
+                self.policy,
+                problems,
+                form,
+                self.plan.device,
+                steps=planned["steps"],
+                until=until,
+            )
+            planned["memory"]["measured_peak"] = tried.pop("measured_peak")
+            sampled = self.result.sampling.get("tokens")
+            # What a tried step samples has the lengths of now, not those after SFT or with an extension's tokens.
+            longer = mean(self.sizes.completions) / mean(sampled) if stage == "grpo" and sampled else 1.0
+            seconds = longer * tried["seconds_per_step"] + planned.get("more_s", 0.0)
+            planned |= {"tried": True, "seconds_per_step": seconds}
+            planned["seconds"] = planned["steps"] * planned["seconds_per_step"]
 
-def _add(tried: dict[str, Any], lengths: list[int], sampled: list[int], more_s: float) -> None:
-    """Add to the time of tried steps what was expected and not sampled."""
-    seconds = tried["seconds_per_step"] * sum(lengths) / max(1, sum(sampled)) + more_s
-    tried |= {
-        "seconds_per_step": seconds,
-        "seconds": tried["steps"] * seconds,
-        "completion_tokens": sum(lengths) / max(1, len(lengths)),
-    }
-
-
-def _left(until: float) -> str:
-    return f"{clock(max(0.0, until - time.monotonic()))} left"
+    def _too_large(self, planned: dict[str, Any]) -> bool:
+        return bool(planned["memory"]["peak"] > self.result.memory_limit)
 
 
 def _plan_smaller(recipe: Recipe, policy: Policy, result: Preflight) -> None:
@@ -259,7 +343,7 @@ def _plan_smaller(recipe: Recipe, policy: Policy, result: Preflight) -> None:
         if not tried:
             continue
         memory = tried["memory"]
-        if max(memory["peak"], memory["measured_peak"]) <= ROOM * result.memory_limit:
+        if max(memory["peak"], memory.get("measured_peak", 0)) <= ROOM * result.memory_limit:
             continue
         weights = sum(p.numel() * p.element_size() for p in policy.model.parameters())
         plan = partial(
@@ -331,35 +415,6 @@ def _policy(
     return make_policy(section, device=device, seed=recipe.seed, texts=texts, tags=form.markers)
 
 
-def batch_arithmetic(recipe: Recipe, train: int, demonstrations: int) -> dict[str, Any]:
-    """Return how many completions, problems and steps the settings amount to (one process)."""
-    sft, grpo = recipe.sft, recipe.grpo
-    numbers: dict[str, Any] = {}
-    if sft.enabled:
-        per_step = sft.batch_size * sft.gradient_accumulation_steps
-        steps = sft_steps(sft, demonstrations)
-        numbers["sft"] = {
-            "demonstrations": demonstrations,
-            "demonstrations_per_step": per_step,
-            "steps": steps,
-            "passes": round(steps * per_step / demonstrations, 3),
-        }
-    if grpo.enabled:
-        per_step = grpo.batch_size * grpo.gradient_accumulation_steps
-        problems = per_step / grpo.group_size / grpo.num_iterations
-        steps = grpo_steps(grpo, train)
-        numbers["grpo"] = {
-            "problems": train,
-            "completions_per_step": per_step,
-            "problems_per_step": problems,
-            "completions_per_problem": grpo.group_size,
-            "steps": steps,
-            "rollouts": int(steps * per_step / grpo.num_iterations),
-            "passes": round(steps * problems / train, 3),
-        }
-    return numbers
-
-
 def prompt_lengths(
     recipe: Recipe, problems: Sequence[Problem], policy: Policy, form: PromptFormat
 ) -> dict[str, Any]:
@@ -389,13 +444,10 @@ SHARES = {
     "truncated_so_far": "truncated",
     "truncated_answered": "truncated_answered",
     "end_of_turn": "end_of_turn_as_text",
-    "identical": "identical_groups",
     "broken_characters": "broken_characters",
-    "pass_rate": "pass_rate",
-    "all_right": "all_right",
-    "all_wrong": "all_wrong",
 }
-"""Fact → what ``completions.sample`` calls it."""
+"""Fact of completions → what ``Sampler.facts`` calls it."""
+OF_GROUPS = {"identical": "identical_groups", "pass_rate": "pass_rate"}
 AFTER_SFT = (
     "truncated", "truncated_so_far", "finished_unreadable", "broken_characters", "useful_here", "all_right", "all_wrong", "unreadable",
 )  # fmt: skip
@@ -435,6 +487,9 @@ def _facts(recipe: Recipe, look: Preflight) -> dict[str, Any]:
     facts = {**look.tokenization, "do_not_fit": prompts.get("do_not_fit"), "context": prompts.get("context")}
     facts |= {"looked_at": prompts.get("looked_at"), "golds_unread": 1 - golds.get("readable_share", 1.0)}
     facts["leaked"] = look.leaked
+    if look.times:
+        large = look.speed["token"] + look.speed["head"] > LARGE
+        facts |= long_facts(recipe, look.times, laptop=large and not on_gpu(pick_device(recipe.device)))
     facts["gold_example"] = next(iter(golds.get("unreadable", ())), "")
     if sampled:
         facts |= _sampled_facts(recipe, sampled)
@@ -444,23 +499,28 @@ def _facts(recipe: Recipe, look: Preflight) -> dict[str, Any]:
 
 
 def _sampled_facts(recipe: Recipe, sampled: dict[str, Any]) -> dict[str, Any]:
-    facts: dict[str, Any] = {name: Share(sampled[key]) for name, key in SHARES.items()}
     count = sampled["problems"] * sampled["samples"]
-    facts |= {
+    facts: dict[str, Any] = {
         "where": f"{sampled['problems']} problems × {sampled['samples']}",
         "reasons": sampled["reasons"],
+        "completions": count,
+        "silent": sampled["unreadable"],
+        "graded": count,
     }
-    facts |= {"completions": count, "silent": sampled["unreadable"], "graded": count}
+    if count >= ENOUGH_ENDED:
+        facts |= {name: Share(sampled[key]) for name, key in SHARES.items()}
     if count >= ENOUGH:
         facts["unreadable"] = Share(sampled["unreadable"] / count)
-    if sampled["problems"] < MIN_GROUPS:
-        del facts["all_right"], facts["all_wrong"]
     if sampled["ended"] >= ENOUGH_ENDED:
         facts["finished_unreadable"] = Share(sampled["ended_unreadable"] / sampled["ended"])
         facts["tags"] = {tag: f"{share:.0%}" for tag, share in sampled["tags"].items()}
-    shares, size = sampled["useful_share"], recipe.grpo.group_size
-    nearest = min(shares, key=lambda g: abs(int(g) - size))
-    facts |= {"useful_share": shares, "useful_here": (nearest, shares[nearest])}
+    if sampled["judged"]:
+        shares, size = sampled["useful_share"], recipe.grpo.group_size
+        nearest = min(shares, key=lambda g: abs(int(g) - size))
+        facts |= {"useful_share": shares, "useful_here": (nearest, shares[nearest])}
+        facts |= {name: Share(sampled[key]) for name, key in OF_GROUPS.items()}
+    if sampled["problems"] >= MIN_GROUPS:
+        facts |= {name: Share(sampled[name]) for name in ("all_right", "all_wrong")}
     rewards = sampled["rewards"]
     hanging = next((name for name, reward in rewards.items() if reward["hangs"]), None)
     facts["failures"] = {name: reward["failures"] for name, reward in rewards.items() if reward["failures"]}

@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import mean, median_high, pstdev
+from statistics import median_high
 from typing import Any
 
 from transformers import TrainerCallback
@@ -14,13 +14,11 @@ from transformers import TrainerCallback
 from algorist.config.schema import Recipe
 from algorist.models.load import Policy
 from algorist.models.memory import peak, reset_peak
-from algorist.preflight.memory import MemoryPlan, Shape, plan_step
+from algorist.preflight.time import free_clock
 from algorist.prompts import PromptFormat
-from algorist.prompts.chat import encode_prompt
 from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
 from algorist.training.extension import Extensions
-from algorist.training.training_arguments import grpo_steps, sft_steps
 from algorist.types import Problem
 
 STEPS, MOST_STEPS, ENOUGH_S = 4, 16, 2.0
@@ -36,122 +34,94 @@ class _Clock(TrainerCallback):
         self._began, self._until = 0.0, until
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
-        self._began = time.perf_counter()
+        self._began = free_clock()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.seconds.append(time.perf_counter() - self._began)
+        self.seconds.append(free_clock() - self._began)
         enough = len(self.seconds) >= STEPS and sum(self.seconds) >= ENOUGH_S
         if enough or time.monotonic() + self.seconds[-1] > self._until:
             control.should_training_stop = True
 
 
-def try_sft(
+def try_stage(
+    stage: str,
     recipe: Recipe,
     policy: Policy,
     problems: Sequence[Problem],
     prompt_format: PromptFormat,
     device: Any,
     *,
+    steps: int,
     until: float,
 ) -> dict[str, Any]:
-    """Train a few SFT steps on the policy (which changes) and return what they took; no step begins that would end after
-    ``until`` (``time.monotonic``), except the first."""
-    from algorist.training.sft import demonstrations, make_sft_trainer, tokenize_demonstrations
-
-    demos = demonstrations(problems, prompt_format, policy.tokenizer, recipe.sft.source)
-    rows, _ = tokenize_demonstrations(demos, policy.tokenizer, max_length=recipe.sft.max_length)
-    steps = sft_steps(recipe.sft, len(rows))
-    lengths = sorted(len(row["input_ids"]) for row in rows)
-    with tempfile.TemporaryDirectory() as folder:
-        clock = _Clock(until)
-        trainer = make_sft_trainer(
-            model=policy.model,
-            tokenizer=policy.tokenizer,
-            demos=demos,
-            section=recipe.sft.model_copy(update=_short(steps)),
-            output_dir=Path(folder),
-            seed=recipe.seed,
-            device=device,
-            callbacks=[clock],
-        )
-        longest = lengths[-max(1, len(lengths) // 100)] if lengths else 1
-        plan = plan_step(trainer.model, Shape(recipe.sft.batch_size, 0, 0, longest), recipe.sft)
-        return _train(trainer, clock, steps, plan)
-
-
-def try_grpo(
-    recipe: Recipe,
-    policy: Policy,
-    problems: Sequence[Problem],
-    prompt_format: PromptFormat,
-    device: Any,
-    *,
-    lengths: Sequence[int],
-    until: float,
-) -> dict[str, Any]:
-    """Train a few GRPO steps on the policy (which changes) and return what they took.
+    """Train a few steps of a stage on the policy (which changes); return seconds per step (median without the first) and the peak (bytes).
 
     Args:
+        stage: ``sft`` or ``grpo``.
         recipe: The resolved recipe.
         policy: The policy.
-        problems: Training problems.
+        problems: Training problems of the stage.
         prompt_format: Their format.
         device: Device of training.
-        lengths: Tokens of sampled completions, for the plan.
+        steps: Those of the whole stage.
         until: No step begins that would end after it (``time.monotonic``), except the first.
     """
-    from algorist.training.grpo_setup import make_grpo_trainer
-
-    section, tokenizer = recipe.grpo, policy.tokenizer
-    steps = grpo_steps(section, len(problems))
-    with tempfile.TemporaryDirectory() as folder:
-        clock = _Clock(until)
-        trainer = make_grpo_trainer(
-            model=policy.model,
-            tokenizer=tokenizer,
-            problems=problems,
-            prompt_format=prompt_format,
-            # An untrained policy has no useful groups; skipping them would make steps look cheap.
-            section=section.model_copy(update={**_short(steps), "skip_zero_advantage": False}),
-            rewards=build_rewards(recipe.rewards, prompt_format, matcher=recipe.matcher),
-            matcher=recipe.matcher,
-            engine=make_engine(section.engine, policy.model, tokenizer, section=section, together=True),
-            output_dir=Path(folder),
-            seed=recipe.seed,
-            device=device,
-            extensions=Extensions.of(Recipe(grpo=section, model=recipe.model)),
-            callbacks=[clock],
-        )
-        longest = max(len(encode_prompt(prompt_format, tokenizer, p.question)) for p in problems[:200])
-        total = section.batch_size * mean(lengths) + 2 * section.batch_size**0.5 * pstdev(lengths)
-        shape = Shape(
-            rows=section.batch_size,
-            prompts=max(1, section.batch_size // section.group_size),
-            prompt_tokens=longest,
-            completion_tokens=max(lengths),
-            total_tokens=int(total),
-        )
-        plan = plan_step(trainer.model, shape, section, extensions=trainer.extensions)
-        return _train(trainer, clock, steps, plan)
-
-
-def _train(trainer: Any, clock: _Clock, steps: int, plan: MemoryPlan) -> dict[str, Any]:
-    """Train, and return seconds per step (median without the first), planned and measured peak (bytes), steps of the whole stage."""
-    reset_peak()
-    trainer.train()
-    seconds = median_high(clock.seconds[1:] or clock.seconds)
-    return {
-        "seconds_per_step": seconds,
-        "steps": steps,
-        "seconds": steps * seconds,
-        "memory": plan.as_dict() | {"measured_peak": peak()},
-    }
-
-
-def _short(steps: int) -> dict[str, Any]:
-    return {
+    clock = _Clock(until)
+    short = {
         "max_steps": min(MOST_STEPS, steps),
         "save_steps": 10**9,
         "logging_steps": 10**9,
         "eval_every": None,
     }
+    with tempfile.TemporaryDirectory() as folder:
+        common = {
+            "model": policy.model,
+            "tokenizer": policy.tokenizer,
+            "output_dir": Path(folder),
+            "seed": recipe.seed,
+            "device": device,
+            "callbacks": [clock],
+        }
+        make = _sft_trainer if stage == "sft" else _grpo_trainer
+        trainer = make(recipe, problems, prompt_format, short, common)
+        reset_peak()
+        trainer.train()
+    return {"seconds_per_step": median_high(clock.seconds[1:] or clock.seconds), "measured_peak": peak()}
+
+
+def _sft_trainer(
+    recipe: Recipe,
+    problems: Sequence[Problem],
+    form: PromptFormat,
+    short: dict[str, Any],
+    common: dict[str, Any],
+) -> Any:
+    from algorist.training.sft import demonstrations, make_sft_trainer
+
+    demos = demonstrations(problems, form, common["tokenizer"], recipe.sft.source)
+    return make_sft_trainer(demos=demos, section=recipe.sft.model_copy(update=short), **common)
+
+
+def _grpo_trainer(
+    recipe: Recipe,
+    problems: Sequence[Problem],
+    form: PromptFormat,
+    short: dict[str, Any],
+    common: dict[str, Any],
+) -> Any:
+    from algorist.training.grpo_setup import make_grpo_trainer
+
+    section = recipe.grpo
+    return make_grpo_trainer(
+        problems=problems,
+        prompt_format=form,
+        # An untrained policy has no useful groups; skipping them would make steps look cheap.
+        section=section.model_copy(update={**short, "skip_zero_advantage": False}),
+        rewards=build_rewards(recipe.rewards, form, matcher=recipe.matcher),
+        matcher=recipe.matcher,
+        engine=make_engine(
+            section.engine, common["model"], common["tokenizer"], section=section, together=True
+        ),
+        extensions=Extensions.of(Recipe(grpo=section, model=recipe.model)),
+        **common,
+    )

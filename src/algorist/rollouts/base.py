@@ -6,11 +6,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from algorist.errors import ConfigError
+from algorist.errors import ConfigError, EngineError
 from algorist.types import Turn
 
 if TYPE_CHECKING:
     from algorist.config.schema import GRPOSection
+
+
+class OutOfTime(EngineError):
+    """Sampling has reached ``SamplingParams.until``; what was sampled is gone."""
+
 
 FinishReason = Literal["stop", "length"]
 
@@ -21,6 +26,7 @@ class SamplingParams:
 
     ``temperature`` 0 means greedy. ``top_k`` 0 and ``top_p`` 1 and ``min_p`` 0 mean off. ``seed`` makes the rollouts
     repeatable; None takes the global generator. ``stop_token_ids`` end a completion and are kept as its last token.
+    No token is sampled after ``until`` (``time.monotonic``): ``OutOfTime``.
     """
 
     temperature: float = 1.0
@@ -32,6 +38,7 @@ class SamplingParams:
     stop_strings: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     seed: int | None = None
+    until: float | None = None
 
     def __post_init__(self) -> None:
         if self.temperature < 0:
@@ -118,7 +125,8 @@ class EngineSettings:
 class RolloutEngine(Protocol):
     """Samples completions from the policy. Every engine passes ``tests/unit/rollouts/test_conformance.py``.
 
-    An engine may have ``share()``: how much of the call that runs is done, between 0 and 1, asked from another thread.
+    An engine may have ``share()``: how much of the call that runs is done, between 0 and 1, and ``tokens()`` sampled in it; both
+    asked from another thread.
     """
 
     name: str

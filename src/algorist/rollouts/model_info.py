@@ -73,6 +73,11 @@ class ModelSetting:
         rows = self._rows() if self._rows else None
         return rows.share if rows else 0.0
 
+    def tokens(self) -> int:
+        """How many tokens the ``generate`` call that runs has sampled."""
+        rows = self._rows() if self._rows else None
+        return rows.tokens if rows else 0
+
     def _logit_count(self) -> int:
         """The head may be larger than the vocabulary (padded to a round number)."""
         weight = getattr(self.model.get_output_embeddings(), "weight", None)

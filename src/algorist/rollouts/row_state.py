@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from algorist.errors import EngineError
-from algorist.rollouts.base import Completion, Completions, Prompts, SamplingParams, Turns
+from algorist.rollouts.base import Completion, Completions, OutOfTime, Prompts, SamplingParams, Turns
 from algorist.rollouts.sampling import StopStrings, draw_uniforms, sample, sample_longer
 from algorist.rollouts.turns import OpenTurns
 
@@ -75,7 +76,7 @@ class Rows:
         self._is_stop_V = torch.zeros(vocabulary, dtype=torch.bool, device=device)
         self._is_stop_V[[i for i in stop_ids if 0 <= i < vocabulary]] = True
         self._length_R = [0] * self.count
-        self._sampled = 0
+        self.tokens, self._running, self._spared = 0, 0, 0
         self._strings = StopStrings(params.stop_strings, decode) if params.stop_strings else None
         self._tails: dict[int, deque[int]] = {}
         self.turns = OpenTurns(turns, decode, self.count) if turns is not None else None
@@ -102,6 +103,7 @@ class Rows:
 
     def start(self, slots: Tensor, rows: Sequence[int]) -> None:
         """Start ``rows`` in idle ``slots``."""
+        self._running += len(rows)
         added = torch.tensor(list(rows), dtype=torch.int64)
         begin = added * self._steps
         self.row_S[slots] = added.to(self.device)
@@ -121,7 +123,8 @@ class Rows:
             Tokens (S,) and done (S,) bool: the row has just finished by a stop token, a stop string or its length.
         """
         params, next_S = self.params, self.next_S
-        self._sampled += len(self)
+        self.check_time()
+        self.tokens += min(len(self), self._running)  # idle slots sample nothing
         early_S = None
         if params.min_new_tokens:
             early_S = next_S - self.row_S * self._steps < params.min_new_tokens
@@ -142,6 +145,11 @@ class Rows:
         if self._strings is not None or self.turns is not None:
             done_S = self._followed(token_S, done_S, early_S, forced)
         return token_S, done_S.logical_or_(next_S >= self.end_S).logical_and_(self.alive_S)
+
+    def check_time(self) -> None:
+        """End the call where its time is over (``OutOfTime``)."""
+        if self.params.until is not None and time.monotonic() >= self.params.until:
+            raise OutOfTime(f"the time is over after {self.tokens} tokens")
 
     def take_at(self, slots: Tensor, logits_RV: Tensor) -> tuple[Tensor, Tensor]:
         """``take`` for some slots only."""
@@ -196,6 +204,7 @@ class Rows:
         self.next_S[slots] = self._behind
         self.end_S[slots] = self._behind + 1
         self.alive_S[slots] = 0
+        self._running -= len(rows)
         self.record({row: end - row * self._steps for row, end in zip(rows, ends, strict=True)})
         return rows
 
@@ -203,12 +212,12 @@ class Rows:
         """Note the lengths of rows that have just finished."""
         for row, length in lengths.items():
             self._length_R[row] = length
-            self._sampled += self._steps - length
+            self._spared += self._steps - length
 
     @property
     def share(self) -> float:
         """How much is done, about: tokens sampled, and those that finished rows will not need."""
-        return min(1.0, self._sampled / max(1, self._behind))
+        return min(1.0, (self.tokens + self._spared) / max(1, self._behind))
 
     # ---- for an engine that samples on the device without asking the host ------------------------------------------
 

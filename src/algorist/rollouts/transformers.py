@@ -45,7 +45,7 @@ class TransformersEngine:
     ) -> None:
         self.model, self.token_budget, self.on_token = model, token_budget, on_token
         self.setting = ModelSetting(model, tokenizer)
-        self.share = self.setting.share
+        self.share, self.tokens = self.setting.share, self.setting.tokens
 
     def generate(
         self, prompts: Prompts, group_size: int, params: SamplingParams, turns: Turns | None = None

@@ -132,6 +132,7 @@ def run_recipe(
     resume: bool = False,
     stages: Sequence[str] = STAGES,
     problems: Problems | None = None,
+    begins: Callable[[Run], None] = lambda _: None,
 ) -> Run:
     """Plan and run a recipe; return the run.
 
@@ -142,6 +143,7 @@ def run_recipe(
         resume: Continue the run in the same folder.
         stages: Which training stages to do; a stage that is switched off in the recipe is left out anyway.
         problems: The recipe's problems, where they are loaded already.
+        begins: Called with the run before its first evaluation or stage; what it raises ends the run.
 
     Raises:
         AlgoristError: Any user's mistake, before the first training step where it can be known.
@@ -150,10 +152,10 @@ def run_recipe(
     main = int(os.environ.get("RANK", "0")) == 0
     shown = Logged(display if main else Quiet())
     plan = make_plan(recipe, stages=stages, resume=resume, problems=problems, say=shown.say)
-    return run_plan(plan, display=shown)
+    return run_plan(plan, display=shown, begins=begins)
 
 
-def run_plan(plan: Plan, *, display: Display) -> Run:
+def run_plan(plan: Plan, *, display: Display, begins: Callable[[Run], None] = lambda _: None) -> Run:
     """Do what a plan says and return the run."""
     began, processes, extensions = time.monotonic(), plan.processes, plan.extensions
     with ExitStack() as held:
@@ -166,6 +168,7 @@ def run_plan(plan: Plan, *, display: Display) -> Run:
         products.choose(processes.from_main(lambda: folder.keep("products.json", products.choices)))
         with extensions.opened(run):
             _prepare(run)
+            begins(run)
             if plan.evaluates_base and not _is_finished(run, "eval-base"):
                 evaluate_stage(run, "base")
             if plan.trains("sft"):

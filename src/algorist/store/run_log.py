@@ -185,6 +185,14 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
+def duration(seconds: float) -> str:
+    """Return ``40 seconds``, ``12 minutes``, ``3.5 hours`` or ``25 days``, for what is not known to the second."""
+    units = ((1, "seconds"), (60, "minutes"), (3600, "hours"), (86400, "days"))
+    size, unit = next((pair for pair in reversed(units) if seconds >= 1.5 * pair[0]), units[0])
+    count = seconds / size
+    return f"{count:.1f} {unit}" if size >= 3600 and count < 9.95 else f"{count:.0f} {unit}"
+
+
 class LogFile:
     """Write the package's log records to ``training.log`` while the run lasts; in the main process only.
 

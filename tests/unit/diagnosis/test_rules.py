@@ -24,12 +24,20 @@ SAMPLED: dict[str, Any] = {
     "memory_change": {"sft.gradient_checkpointing": True, "sft.batch_size": 2, "sft.gradient_accumulation_steps": 8},
     "ended": {"step": 4, "checkpoint": "checkpoint-4", "ended": {"reason": "collapse", "why": "kl", "step": 9}},
     "rewards_from_to": "0 to 0", "groups": 24, "opened_tag": "<thought>", "control_example": "<|im_end|> in p1", "steps": 3,
+    "evening": {"grpo.max_steps": 12},
 }  # fmt: skip
 """Plausible values of the facts that sentences and changes read."""
 START: dict[str, dict[str, Any]] = {
     "does_not_fit": {
         "memory_steps": ["sft is planned to take 9 of 8 GB"],
         "memory_change": {"sft.batch_size": 2},
+    },
+    "takes_too_long": {
+        "lasts_s": 90_000.0,
+        "lasts": "25 hours (GRPO 23 hours, evaluations 2.1 hours)",
+        "half_of_it": "grpo.max_steps=50",
+        "evening": {"grpo.max_steps": 12, "data.eval.limit": 90},
+        "laptop": True,
     },
     "tags_lost": {"lost_tags": "<answer>"},
     "ids_without_embeddings": {"outside": 3, "embeddings": 100, "highest_id": 104, "looked_at": 12},

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +15,7 @@ import torch
 
 from algorist.errors import EngineError
 from algorist.rollouts import SamplingParams, make_engine
-from algorist.rollouts.base import Turns
+from algorist.rollouts.base import OutOfTime, Turns
 from algorist.rollouts.collect import collect
 from algorist.rollouts.native.engine import NativeEngine
 from algorist.rollouts.transformers import TransformersEngine
@@ -315,6 +318,25 @@ def test_the_model_is_left_as_it_was(make: Make) -> None:
     ids = torch.tensor(prompts_of()[1:2])
     model(ids, labels=ids).loss.backward()  # no inference tensor is left in the model
     assert all(p.grad is not None for p in model.parameters())
+
+
+def test_a_call_ends_at_its_deadline_and_the_next_one_is_as_before(make: Make) -> None:
+    """Between two tokens, whatever the model's size; tokens are counted meanwhile."""
+    model = build("qwen2")
+    engine, counted = make(model), []
+    before = engine.generate(prompts_of(), 2, GREEDY)
+    watch = threading.Thread(
+        target=lambda: [counted.append(engine.tokens()) or time.sleep(0.01) for _ in range(30)]
+    )
+    endless = replace(GREEDY, max_new_tokens=20_000, min_new_tokens=20_000, until=time.monotonic() + 0.3)
+    model.config.max_position_embeddings = 30_000
+    watch.start()
+    with pytest.raises(OutOfTime, match=r"after [1-9]\d* tokens"):
+        engine.generate(prompts_of(), 2, endless)
+    assert time.monotonic() < endless.until + 2
+    watch.join()
+    assert max(counted) > 10
+    assert engine.generate(prompts_of(), 2, GREEDY) == before
 
 
 def test_a_long_completion_ends_with_the_context(make: Make) -> None:

@@ -47,7 +47,7 @@ class NativeEngine:
     ) -> None:
         self.model, self.token_budget = model, token_budget
         self.setting = ModelSetting(model, tokenizer)
-        self.share = self.setting.share
+        self.share, self.tokens = self.setting.share, self.setting.tokens
         if tier not in TIERS:
             raise EngineError(
                 f"unknown tier '{tier}'.{nearest(tier, TIERS)} Expected one of {', '.join(TIERS)}"

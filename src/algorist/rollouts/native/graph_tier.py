@@ -309,7 +309,9 @@ class _GraphSchedule(Schedule):
 
     def run(self) -> None:
         while self._admit():
+            self.rows.check_time()
             steps = min(READ_EVERY, max(self.left.values()))
+            self.rows.tokens += steps * self.running
             self.looked = 0 if steps else self.looked + 1
             if self.looked > _MOST_LOOKS:
                 raise EngineError(
