@@ -48,7 +48,7 @@ _HTML = re.compile(r"&(?:#\d{1,6}|#x[\da-fA-F]{1,5}|[a-zA-Z]{2,8}\d{0,2});|<su([
 _DOTTED = re.compile(r"(?<=\.)(\d*)\\dot\s*\{?\s*(\d)\s*\}?(?:(\d*)\\dot\s*\{?\s*(\d)\s*\}?)?(?!\d)")
 _QUOTED = re.compile(r"""\[\s*(?:'[^']*'|"[^"]*")(?:\s*,\s*(?:'[^']*'|"[^"]*"))*\s*\]""")
 _ORDINAL = re.compile(r"(?<=\d)\^\s*\{?\s*\\(?:text|mathrm)\s*\{\s*(st|n[d]|rd|th)\s*\}\s*\}?")
-_HOUR = re.compile(r"(\d{1,2}) ?([ap])\.? ?m\b\.?", re.IGNORECASE)
+_HOUR = re.compile(r"(1[0-2]|0?[1-9])(?: (?=[ap])|(?=[ap]\.)|(?=[AP]M))([apAP])\.? ?[mM]\.?")
 _SIZES = re.compile(
     r"\\(?:left|right|[bB]ig{1,2}[lrm]?)(?![a-zA-Z])\s*\.?(?=[^\d])|\\(?:left|right)(?![a-zA-Z])"
 )
