@@ -172,3 +172,20 @@ def test_the_saved_configuration_is_that_of_the_weights(model: Path, call: Cli) 
         config = json.loads(Path(f"runs/r/{stage}/final/config.json").read_text())
         assert config["tie_word_embeddings"] is False
         assert config["use_cache"] is True
+
+
+def test_an_answer_that_is_cut_is_shown_whole_with_the_way_out(model: Path, call: Cli) -> None:
+    shown = call("solve", "What is 1 + 1?", "--model", str(model), "--max-new-tokens", "400").stdout
+    completion = shown.partition("answer: none (cut off at the limit: --max-new-tokens N), in: ")[2]
+    assert len(completion) > 200, shown
+
+
+def test_the_card_names_settings_of_generation_that_nobody_used(
+    model: Path, tmp_path: Path, call: Cli
+) -> None:
+    change_json(model / "generation_config.json", repetition_penalty=1.8, top_k=2)
+    call("export", str(model), "--to", str(tmp_path / "out"))
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "sets `repetition_penalty=1.8`, `top_k=2`. Neither training nor evaluation used them" in " ".join(
+        card.split()
+    )

@@ -451,3 +451,23 @@ def test_a_users_own_wandb_run_gets_the_metrics(
         config |= {i.key: json.loads(i.value_json) for i in update if i.key}
     assert (config["per_device_train_batch_size"], config["max_steps"]) == (8, 2)
     assert config["learning_rate"] == DEFAULT_GRPO_ARGS["learning_rate"]
+
+
+class Closed(Quiet):
+    """A display whose pipe is closed."""
+
+    def step(self, *_: Any, **__: Any) -> None:
+        raise BrokenPipeError("closed")
+
+
+@pytest.mark.skipif("wandb" not in INSTALLED, reason="wandb is not installed")
+def test_a_run_that_fails_is_no_finished_one_in_wandb(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    settings = ["report_to=wandb", "eval.enabled=false", "device=cpu", "threads=1", f"output_dir={tmp_path}"]
+    with pytest.raises(BrokenPipeError):
+        run_recipe(load_recipe("smoke-cpu", settings).recipe, display=Closed())
+    (file,) = tmp_path.glob("smoke-cpu/wandb/offline-run-*/run-*.wandb")
+    (end,) = [r.exit for r in wandb_records(file) if r.WhichOneof("record_type") == "exit"]
+    assert end.exit_code == 1

@@ -180,7 +180,8 @@ def _questions(questions: list[str] | None, file: Path | None) -> list[str]:
 
 
 def _text(row: dict[str, Any]) -> str:
-    answer = row["answer"] if row["answer"] is not None else f"no answer found in: {row['completion'][:200]}"
+    cut = " (cut off at the limit: --max-new-tokens N)" if row["truncated"] else ""
+    answer = row["answer"] if row["answer"] is not None else f"none{cut}, in: {row['completion']}"
     votes = f" ({row['votes']} of {row['samples']} votes)" if "votes" in row else ""
     return (
         f"question: {row['question']}\nreasoning: {row['reasoning'] or '(none)'}\nanswer: {answer}{votes}\n"

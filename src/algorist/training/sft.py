@@ -209,7 +209,11 @@ def tokenize_demonstrations(
     """Return rows of ``input_ids`` and ``labels`` (-100 on the prompt and on replies), and how many were longer than ``max_length``."""
     prompts = tokenizer([d.prompt for d in demos])["input_ids"]
     pieces = [d.pieces or [("", True)] for d in demos]  # encoded one by one, as a rollout's are
-    flat = iter(tokenizer([text for d in pieces for text, _ in d], add_special_tokens=False)["input_ids"])
+    texts = [text for d in pieces for text, _ in d]
+    texts = [
+        t.rstrip() if t.rstrip().endswith(tokenizer.eos_token) else t for t in texts
+    ]  # it is the end, and has none after it
+    flat = iter(tokenizer(texts, add_special_tokens=False)["input_ids"])
     end = tokenizer.eos_token_id
     rows = []
     for prompt, parts in zip(prompts, pieces, strict=True):

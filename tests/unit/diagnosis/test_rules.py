@@ -148,6 +148,7 @@ def test_an_evaluation_without_the_format_names_it() -> None:
 TOOLS = {"tools": {"use": ["calculator"]}}
 OF_EXTENSIONS: dict[str, tuple[dict[str, Any], list[dict[str, float]]]] = {
     "tool_fails": (TOOLS, [{"tools/failed_share": 0.95, "tools/called_share": 0.5}] * 6),
+    "environment_fails": (TOOLS, [{"tools/environment_failed_share": 1.0, "tools/called_share": 0.5}] * 6),
     "tool_unused": (TOOLS, [{"tools/called_share": 0.0}] * 6),
     "teacher_knows_nothing": ({}, [{"teacher/log_prob": -5.2, "teacher/reverse_kl": 3.0}] * 12),
     "teacher_kl_rises": ({}, [{"teacher/reverse_kl": 0.1 + 0.02 * n} for n in range(12)]),

@@ -12,7 +12,7 @@ from algorist.config.load import load_recipe
 from algorist.config.section import ModelSection
 from algorist.models.load import make_policy
 from algorist.training.sft import AlgoristSFTTrainer, Demonstration, make_sft_trainer, tokenize_demonstrations
-from tests.tiny import CPU, smoke_recipe, tiny_policy
+from tests.tiny import CPU, TOKENIZER, smoke_recipe, tiny_policy
 
 
 def test_labels_of_the_trainers_batches_are_the_output_only(
@@ -91,3 +91,13 @@ def test_the_rest_of_an_epoch_still_makes_a_step(tmp_path: Path) -> None:
     # Equal rows and next to no learning rate: the original divides what is left by the full accumulation, halving its gradient.
     whole, rest = (row for row in trainer.state.log_history if "grad_norm" in row)
     assert rest["grad_norm"] == pytest.approx(whole["grad_norm"], rel=1e-3) and whole["grad_norm"] > 0.01
+
+
+@pytest.mark.parametrize("after", ["", "\n", " \n"])
+def test_a_response_that_ends_itself_gets_no_second_end(after: str) -> None:
+    end = TOKENIZER.eos_token
+    (row,), _ = tokenize_demonstrations(
+        [Demonstration("1+1", f"is 2{end}{after}")], TOKENIZER, max_length=None
+    )
+    assert row["labels"].count(TOKENIZER.eos_token_id) == 1
+    assert row["labels"][-1] == TOKENIZER.eos_token_id

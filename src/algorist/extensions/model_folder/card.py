@@ -72,6 +72,7 @@ def model_card(
         f"{'A LoRA adapter for' if is_adapter else 'Trained from'} {origin} on mathematical problems with algorist ({' → '.join(s.upper() for s in stages)}).",
         _how_to_load(folder, recipe, name or place, is_adapter, question_of(run)),
         form.prompt_format.turns.card() if form and form.prompt_format.turns else "",
+        _of_generation(folder),
         *(_of_run(run, recipe) if run and recipe else []),
     ]
     return printable("\n\n".join(part for part in parts if part) + "\n")
@@ -200,6 +201,32 @@ def _how_to_load(folder: Path, recipe: Recipe | None, name: str, is_adapter: boo
         f"output = model.generate(**inputs, max_new_tokens={limit}, do_sample=False)\n"
         'print(tokenizer.decode(output[0, inputs["input_ids"].shape[1]:], skip_special_tokens=True))\n```\n\n'
         f"Or:\n\n```\nalgorist solve {shlex.quote(one_line(question)).replace('`', '')} --model {name}\n```"
+    )
+
+
+_GREEDY = {
+    "repetition_penalty",
+    "no_repeat_ngram_size",
+    "min_new_tokens",
+    "min_length",
+    "suppress_tokens",
+    "bad_words_ids",
+}
+_SAMPLED = {"do_sample", "temperature", "top_k", "top_p", "min_p"}
+
+
+def _of_generation(folder: Path) -> str:
+    """Return which settings of ``generation_config.json`` neither training nor evaluation used; empty where there is none."""
+    try:
+        settings = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
+    except DAMAGED:
+        return ""
+    unused = [f"`{name}={settings[name]}`" for name in sorted(_GREEDY | _SAMPLED) if settings.get(name)]
+    if not unused:
+        return ""
+    return (
+        "## Settings of generation\n\n`generation_config.json` is that of the base model and sets "
+        f"{', '.join(unused)}. Neither training nor evaluation used them: whoever generates with them gets other answers."
     )
 
 

@@ -41,7 +41,27 @@ def tool_unused(f: Facts) -> bool:
     return bool(steps >= STEPS and f["tools/called_share"] < UNUSED)
 
 
+def environment_fails(f: Facts) -> bool:
+    """Nearly every reply of the environment is an error of its code, which the model reads as the environment's words.
+
+    **Recognised**: at least {FAILS} of the replies, in the median of the last quarter of the logged steps.
+
+    **Change**: correct the environment; the replies show the error (`algorist inspect RUN --sql 'select turns from rollouts'`).
+    """
+    _settings(f)
+    return bool(f["tools/environment_failed_share"] >= FAILS)
+
+
 RULES = (
+    make_rule(
+        environment_fails,
+        1,
+        facts="tools/environment_failed_share tools/environment_replies_per_rollout",
+        says="Nearly every reply of the environment is an error of its code. Look at them: algorist inspect RUN --sql "
+        "'select turns from rollouts'",
+        explains="all_wrong nothing_answered no_signal",
+        samples="wrong",
+    ),
     make_rule(
         tool_fails,
         2,

@@ -170,7 +170,9 @@ class WandbTracker(Tracker):
 
     def finish(self) -> None:
         """Finish the run and wait until everything is sent."""
-        self._run.finish()
+        self._run.finish(
+            exit_code=int(sys.exc_info()[0] is not None)
+        )  # called while the run's end is handled
 
 
 class TrackioTracker(Tracker):
