@@ -250,7 +250,9 @@ def limits(case: Case) -> dict[str, float]:
     del model
     dtype = getattr(torch, case["dtype"])
     on = {"device": case["device"]}
-    side = 1024 if case["device"] == "cpu" else 8192  # an H100 gives 152 TFLOP/s for products of 1,024, 767 for 8,192
+    side = (
+        1024 if case["device"] == "cpu" else 8192
+    )  # an H100 gives 152 TFLOP/s for products of 1,024, 767 for 8,192
     a, b = (torch.randn(side, side, **on).to(dtype) for _ in range(2))
     big = torch.randn(64_000_000, **on)
     ways: list[Callable[[], Any]] = [lambda: a @ b]

@@ -77,7 +77,9 @@ def _update_case(bench: Bench, kind: str, length: int, checkpointing: bool, way:
 
     model = _policy(bench, "1.5B", kind)
     if checkpointing:
-        newer = getattr(model, "activation_checkpointing_enable", None)  # transformers 5.23; 5.17 has the other
+        newer = getattr(
+            model, "activation_checkpointing_enable", None
+        )  # transformers 5.23; 5.17 has the other
         (newer or model.gradient_checkpointing_enable)()
         model.enable_input_require_grads()
     vocab = model.config.vocab_size
