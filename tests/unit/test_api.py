@@ -345,15 +345,23 @@ def test_output_dir_follows_the_run_name(
     [
         ({"grpo_args": {"num_generation": 4}}, "Did you mean 'num_generations'"),
         ({"grpo_args": {"num_generations": 1}}, "take 8"),
-        ({"grpo_args": {"loss_type": "dapo"}}, "has the key 'loss_type': here it is grpo.loss=VALUE."),
+        ({"grpo_args": {"loss_type": "dapoo"}}, "Did you mean 'dapo'"),
+        ({"grpo_args": {"scale_rewards": "grup"}}, "Did you mean 'group'"),
         ({"grpo_args": {**SMALL, "num_generations": 3}}, "not divisible by grpo.group_size = 3"),
         ({"grpo_args": {**SMALL, "bf16": True}}, "bfloat16 follows the device"),
         ({"reward_weights": [1.0]}, "reward_weights has 1 values, expected 3"),
         ({"trainer_kwargs": {"callback": []}}, "Did you mean 'callbacks'"),
         ({"trainer_kwargs": {"peft_config": 1}}, "'peft_config': here it is model_name=, a model with its"),
         *(
-            ({"grpo_args": {name: 1}}, f"has the key '{name}': here it is grpo")
-            for name in ("scale_rewards", "generation_batch_size", "log_completions")
+            ({"grpo_args": {name: 1}}, f"has the key '{name}', which has no effect here: ")
+            for name in (
+                "eval_every",
+                "eval_steps",
+                "samples_every",
+                "log_completions",
+                "enabled",
+                "processes",
+            )
         ),
     ],
 )
@@ -362,6 +370,47 @@ def test_mistakes_are_named(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         setup_of(model, real_data, tmp_path, **changes)
+
+
+def test_arguments_in_trls_names_take_effect() -> None:
+    def section(**more: Any) -> Any:
+        return _grpo_section({**DEFAULT_GRPO_ARGS, **more})
+
+    for name in ("loss", "loss_type"):
+        loss = section(**{name: "dr_grpo"}, epsilon=0.05).loss
+        assert (loss.name, loss.parameters["clip_low"]) == ("dr_grpo", 0.05)
+    assert section(epsilon=0.05).loss.parameters["clip_low"] == 0.05
+    scales = {
+        "batch": "batch_normalized",
+        "none": "group_centered",
+        False: "group_centered",
+        True: "group_normalized",
+    }
+    assert {s: section(scale_rewards=s).advantage for s in scales} == scales
+    size = section().batch_size
+    assert section(generation_batch_size=8 * size).steps_per_generation == 8
+
+
+def test_a_pipeline_of_transformers_is_asked_as_the_model_was_trained(model: Path, tmp_path: Path) -> None:
+    """And so is a model whose format is not the default one: build_text_generator reads it from the folder."""
+    from transformers import pipeline
+
+    from algorist.prompts import get_format
+    from algorist.prompts.attached import Asked
+    from algorist.prompts.chat import attach
+
+    solver = algorist.build_text_generator(model)
+    attach(solver.policy.tokenizer, Asked(get_format("think_answer"), 12))
+    for part in (solver.policy.model, solver.policy.tokenizer):
+        part.save_pretrained(tmp_path / "other")
+    generator = algorist.build_text_generator(tmp_path / "other")
+    assert generator.prompt_format.name == "think_answer"
+    theirs = pipeline("text-generation", str(tmp_path / "other"), device="cpu")
+    texts = [
+        algorist.generate_math_solution("1 + 1?", generator=one, max_new_tokens=12, seed=3)
+        for one in (generator, theirs)
+    ]
+    assert texts[0] == texts[1]
 
 
 def test_generator_answers_and_saves(model: Path, tmp_path: Path) -> None:

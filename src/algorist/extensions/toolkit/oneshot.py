@@ -313,7 +313,7 @@ def generate_math_solution(
 
 
 def _solver_of(pipeline: Any) -> Solver:
-    """Return what a text-generation pipeline of transformers holds as a solver, which asks as the model was trained."""
+    """Return a text-generation pipeline of transformers as a solver, which asks as the model was trained."""
     from algorist.models.load import Policy, prepare_tokenizer
     from algorist.runs.asking import how_to_ask
     from algorist.runs.solve import Solver
@@ -334,17 +334,38 @@ def save_prompt_and_response(
     return file
 
 
+NO_EFFECT = {
+    "enabled": "it trains; leave it out",
+    "processes": "algorist run -n 2 RECIPE",
+    **dict.fromkeys(("eval_every", "eval_steps"), "algorist eval FOLDER after the training, or a recipe's grpo.eval_every"),
+    **dict.fromkeys(("samples_every", "log_completions"), "trainer_kwargs={'on_rollouts': FUNCTION}, or a recipe's grpo.samples_every"),
+}  # fmt: skip
+"""Keys of a recipe, and names of TRL, that this door has no use for, and what does the same."""
+SCALES = {"group": "group_normalized", "batch": "batch_normalized", "none": "group_centered"}
+
+
 def _grpo_section(merged: Mapping[str, Any]) -> GRPOSection:
     """Return the recipe's ``grpo`` section for arguments in either vocabulary."""
+    for name in NO_EFFECT.keys() & {name for name, value in merged.items() if value is not None}:
+        raise ConfigError(f"grpo_args has the key '{name}', which has no effect here: {NO_EFFECT[name]}")
     fields = set(GRPOSection.model_fields)
-    valid = sorted({*trl_names(), *OWN_KEYS, *fields})
+    converted = {"loss_type", "scale_rewards", "generation_batch_size"}
+    valid = sorted({*trl_names(), *OWN_KEYS, *converted, *fields})
     shipped = load_recipe(RECIPE).recipe.grpo.model_dump()
     values: dict[str, Any] = {}
-    of_the_loss = dict(shipped["loss"])
+    loss = merged.get("loss_type", merged.get("loss", shipped["loss"]))
+    of_the_loss = {"name": loss} if isinstance(loss, str) else dict(loss)
     for name, value in _known(merged, valid, "grpo_args").items():
-        if name not in OWN_KEYS and not (name == "max_steps" and value == -1):
-            *section, key = trl_names().get(name, name).split(".")
-            (of_the_loss if section else values)[key] = value
+        if name in OWN_KEYS | converted | {"loss"} or (name == "max_steps" and value == -1):
+            continue
+        *section, key = trl_names().get(name, name).split(".")
+        (of_the_loss if section else values)[key] = value
+    if "scale_rewards" in merged:
+        scale = str({True: "group", False: "none"}.get(merged["scale_rewards"], merged["scale_rewards"]))
+        check_known(scale, SCALES, f"grpo_args has scale_rewards={scale}")
+        values["advantage"] = SCALES[scale]
+    if size := merged.get("generation_batch_size"):
+        values["steps_per_generation"] = max(1, int(size) // int(values["batch_size"]))
     vllm = {k.removeprefix("vllm_"): v for k, v in merged.items() if k.startswith("vllm_")}
     values["vllm"] = {**vllm, **values.get("vllm", {})}
     if merged["use_vllm"]:
@@ -400,8 +421,7 @@ def _check_bf16(bf16: bool | None, device: Any) -> None:
     native = has_tensor_cores_for(torch.bfloat16, device)
     if bf16 is not None and bf16 != native:
         raise ConfigError(
-            f"grpo_args has bf16={bf16}, but bfloat16 follows the device: it is {native} on {device}. Leave bf16 out, or "
-            "take another device (device='cpu')"
+            f"grpo_args has bf16={bf16}, but bfloat16 follows the device: it is {native} on {device}. Leave bf16 out"
         )
 
 
@@ -437,7 +457,7 @@ def _build(
     return TrainingArtifacts(trainer, config)
 
 
-_SCALES = {"group_normalized": "group", "batch_normalized": "batch", "group_centered": "none"}
+_SCALES = {ours: theirs for theirs, ours in SCALES.items()}
 _SAME_NAMES = set(
     "gradient_accumulation_steps steps_per_generation num_iterations temperature top_p top_k beta "
     "mask_truncated_completions".split()
