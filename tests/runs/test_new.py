@@ -15,6 +15,8 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
+import torch
+from transformers import LlamaConfig
 
 from algorist.config import load_recipe
 from algorist.data import load_problems
@@ -186,6 +188,26 @@ def test_the_type_of_products_is_left_to_the_processor(verb: Any, tmp_path: Path
     recipe = load_recipe(str(tmp_path / "sums.yaml")).recipe
     assert recipe.model.compute_dtype == "auto" and recipe.model.lora is None
     assert recipe.grpo.batch_size == 32
+
+
+@pytest.mark.parametrize("gb", [6, 8, 16])
+def test_on_a_cpu_the_recipe_fits_the_memory(verb: Any, tmp_path: Path, gb: int) -> None:
+    """By preflight's plan for a model of SmolLM2's shape, all weights in float32."""
+    from algorist.preflight.memory_advice import plan_from_config
+
+    shape = LlamaConfig(
+        hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3,
+        vocab_size=49152, tie_word_embeddings=True,
+    )  # fmt: skip
+    name = write(tmp_path / "sums.csv", ROWS)
+    assert verb("new", name, "--model", "smollm2", "--memory", str(gb), "--cpu", "--json")[0] == 0
+    recipe = load_recipe(str(tmp_path / "sums.yaml")).recipe
+    for stage in ("sft", "grpo"):
+        plan = plan_from_config(
+            recipe, stage, shape, dtype=torch.float32, prompt_tokens=128, base_bytes=7 * 10**8
+        )  # type: ignore[arg-type]
+        assert plan.peak < gb * 1e9, (stage, plan)
+    assert recipe.sft.batch_size * recipe.sft.gradient_accumulation_steps == 8
 
 
 @pytest.mark.slow

@@ -26,6 +26,9 @@ CPU_MODELS = ((6, "smollm2"), (0, "tiny"))
 TRAINED_GB, SAMPLED_GB, ROOM_GB = 20.0, 5.2, 2.0
 """GB per billion weights that are all trained (float32, gradients, two moments, and a quarter for the rest), or float32 under an
 adapter; and for activations. Rough on purpose: ``preflight`` measures."""
+PART_GB, PROCESS_GB, SHARE = 0.0042, 0.8, 0.9
+"""GB of a token's forward and backward in float32 at a billion weights (it grows with their root), of the process itself, and the share
+of the memory that is planned with."""
 COLUMN = 44
 """Where comments begin."""
 
@@ -88,6 +91,8 @@ class Sizes:
     """Per GRPO step."""
     tokens: int
     eval_limit: int
+    part: int | None = None
+    """Tokens of one forward and backward, where the memory decides."""
 
 
 def sizes_for(file: DataFile, model: str, hardware: Hardware) -> Sizes:
@@ -115,7 +120,15 @@ def sizes_for(file: DataFile, model: str, hardware: Hardware) -> Sizes:
     steps, problems = (200, 16) if hardware.gpu else (50, 4)
     tokens = _tokens(file, 2.5, 512 if hardware.gpu else 160, 1024 if hardware.gpu else 256)
     limit = 500 if hardware.gpu else 100
-    return Sizes(section, f"{why} ({hardware})", *rates, steps, min(problems, train), tokens, limit)
+    part = None if hardware.gpu or size is None else _part(size, memory, whole=whole)
+    return Sizes(section, f"{why} ({hardware})", *rates, steps, min(problems, train), tokens, limit, part)
+
+
+def _part(size: float, memory: float, *, whole: bool) -> int:
+    """Return the tokens of a forward and backward that fit beside weights, gradients and moments; a run takes fewer where they do not."""
+    fixed = (TRAINED_GB if whole else SAMPLED_GB) * size + PROCESS_GB
+    tokens = (SHARE * memory - fixed) / (PART_GB * size**0.5)
+    return int(min(8192, max(256, tokens // 256 * 256)))
 
 
 def _tokens(file: DataFile, characters: float, otherwise: int, most: int) -> int:
@@ -167,6 +180,8 @@ def recipe_text(file: DataFile, name: str, model: str, hardware: Hardware) -> tu
     if file.has_solutions:
         steps = max(100, min(1600, 22 * rows // 16)) if model == "tiny" else max(1, min(240, 3 * rows // 8))
         batch, more = (16, ", warmup_ratio: 0.1, adam_beta2: 0.98") if model == "tiny" else (8, "")
+        if sizes.part is not None and sizes.part < 4096:  # the same step in four
+            batch, more = 2, ", gradient_accumulation_steps: 4"
         sft = f"sft: {{max_steps: {steps}, batch_size: {batch}, learning_rate: {_rate(sizes.sft_rate)}{more}, max_length: 1024}}"
         sft = _comment(sft, "imitate the solutions first")
     else:
@@ -194,6 +209,11 @@ def recipe_text(file: DataFile, name: str, model: str, hardware: Hardware) -> tu
         _comment("  group_size: 8", "completions per problem"),
         _comment(f"  batch_size: {8 * sizes.problems}", "completions per step: 8 times the problems"),
         _comment(f"  max_completion_tokens: {sizes.tokens}", "what is longer is cut off and earns little"),
+        *(
+            [_comment(f"  micro_batch_tokens: {sizes.part}", f"at a time, for {hardware}")]
+            if sizes.part
+            else []
+        ),
         f"  learning_rate: {_rate(sizes.grpo_rate)}",
         _comment("eval: {baseline: true, samples: 0}", "before anything, after SFT, after GRPO"),
     ]
