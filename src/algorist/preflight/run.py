@@ -250,7 +250,9 @@ class _Inspection:
         recipe, data, result = self.plan.recipe, self.plan.problems, self.result
         if not recipe.grpo.enabled and result.model is None:
             return
-        ends -= min(self._trial_s(), (ends - time.monotonic()) / 2) * trial
+        for_trial = self._trial_s() if trial else 0.0
+        if for_trial < (ends - time.monotonic()) / 2:  # else no step is tried
+            ends -= for_trial
         sampler = Sampler(recipe, self.policy, self.plan.form)
         groups: list[Group] = []
         problems, limit = data.train[:most], recipe.grpo.max_completion_tokens
