@@ -1,4 +1,4 @@
-"""The head on a GPU: TRL's tiles instead of small chunks, with the numbers of the full logits."""
+"""The head on a GPU: tiles instead of small chunks, with the numbers of the full logits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.cuda.pretend import OnDevice, autocast, numbers, pretend_gpu
 def test_log_probs_entropies_and_gradients(
     dtype: torch.dtype, compute: torch.dtype | None, bias: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("algorist.training.lm_head.TILE_COLUMNS", 64)  # several tiles
+    monkeypatch.setattr("algorist.training.head_tiles.TILE_COLUMNS", 64)  # several tiles
     torch.manual_seed(0)
     start = [torch.randn(37, 16), torch.randn(150, 16) * 0.3, torch.randn(150) * 0.1]
     targets = torch.randint(0, 150, (37,))

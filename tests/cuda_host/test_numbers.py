@@ -31,7 +31,7 @@ def numbers_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     for place in (
         "rollouts.native.graph_tier",
         "rollouts.native.weights",
-        "training.trl_seam",
+        "training.head_tiles",
         "models.products",
     ):
         monkeypatch.setattr(f"algorist.{place}.why_no_triton", lambda: "it writes nothing here")

@@ -1,8 +1,8 @@
 """The language-model head at completion positions only: log-probs and entropies without the (N, V) logits.
 
 On the CPU, chunks of positions are multiplied and tiles of them scored, which stay in the processor's cache; their softmax is kept for
-the backward pass when it fits a budget and recomputed from the hidden states when it does not. Elsewhere TRL's kernel does the same in tiles (Triton on GPUs), with the
-products' gradients added up in float32.
+the backward pass when it fits a budget and recomputed from the hidden states when it does not. Elsewhere ``head_tiles.py`` does the
+same in larger tiles.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from algorist.models.products import row_bucket, times_transposed, weight_gradient
+from algorist.training.head_tiles import TiledHead
 
 CHUNK_ELEMENTS = 8_000_000
 """Logits of one chunk (32 MB in float32): large enough for the matrix product, small against the weights."""
@@ -24,8 +25,6 @@ CACHE_BYTES = 160_000_000
 are multiplied at once: each product is added to the gradient of the whole vocabulary."""
 _CACHED_ELEMENTS = 800_000
 """Logits of one tile on the CPU (3 MB in float32)."""
-TILE_ROWS, TILE_COLUMNS = 4096, 32_768
-"""Tile of TRL's kernel: positions (its own constant) and entries of the vocabulary."""
 
 
 def altered_logits(config: Any) -> str | None:
@@ -220,19 +219,15 @@ def completion_log_probs(
         cache_bytes: Keep the probabilities for the backward pass up to this size; else multiply slopes of this size at once.
     """
     rows, vocab, device = len(hidden_NH), len(weight_VH), hidden_NH.device.type
-    if device not in ("cpu", "meta"):
-        from algorist.training.trl_seam import ChunkedLogProbFunction, keep_head_running
-
-        keep_head_running(hidden_NH.device)
-        outputs = [n for n, on in (("entropy", compute_entropy), ("is_top1", compute_top1)) if on]
-        columns = min(TILE_COLUMNS, vocab)
-        scores = ChunkedLogProbFunction.apply(
-            hidden_NH, weight_VH, bias_V, targets_N, temperature, columns, None, 1.0, tuple(outputs)
-        )
-        return Scores(scores[0], scores[1], scores[4])
     shapes_only = device == "meta"  # which knows no autocast
     mixed = not shapes_only and torch.is_autocast_enabled(device)
     dtype = torch.get_autocast_dtype(device) if mixed else hidden_NH.dtype
+    if device != "cpu" and not shapes_only:
+        with torch.autocast(device, enabled=False):
+            log_probs, entropy, top1 = TiledHead.apply(
+                hidden_NH, weight_VH, bias_V, targets_N, 1.0 / temperature, dtype
+            )
+        return Scores(log_probs, entropy if compute_entropy else None, top1 if compute_top1 else None)
     cache, chunk = rows * vocab * 4 <= cache_bytes, max(1, chunk_elements // vocab)
     if device == "cpu":  # few distinct sizes, see ``row_bucket``
         fill = row_bucket(rows) - rows

@@ -22,7 +22,8 @@ from algorist.models.memory import memory_left
 from algorist.models.precision import HALF, Precision, autocast_of, compute_dtype, on_gpu, weight_dtype
 from algorist.models.sharding import is_sharded, own_part, unwrap
 from algorist.training.batch import Batch
-from algorist.training.lm_head import CACHE_BYTES, CHUNK_ELEMENTS, TILE_COLUMNS, TILE_ROWS
+from algorist.training.head_tiles import TILE_COLUMNS, TILE_ROWS
+from algorist.training.lm_head import CACHE_BYTES, CHUNK_ELEMENTS
 from algorist.training.log_probs import LogProbs, packed_log_probs, plain_log_probs, recomputes
 
 log = logging.getLogger("algorist.training.part_size")
