@@ -228,7 +228,7 @@ def card(bench: Bench) -> dict[str, Any]:
                         bench, "1.5B", kind, length, max_steps=3, optim=name, gradient_checkpointing=True
                     )
                 log = [line for line in trainer.state.log_history if "time/rollout_s" in line]
-                case |= {"part_tokens": trainer.part_tokens, "said": said}
+                case |= {"part_tokens": trainer.passes.part_tokens, "said": said}
                 case |= {key: [line[f"time/{key}"] for line in log] for key in ("rollout_s", "update_s")}
                 case["peak_gb"] = case["peak_gb"] and case["peak_gb"] - taken
                 del trainer
@@ -248,7 +248,9 @@ def halving(bench: Bench) -> dict[str, Any]:
         peak: dict[str, Any] = {}
 
         def prepare(trainer: Any, limit: int | None = most if little else None) -> None:
-            trainer.log_probs = _Limited(bench, trainer.log_probs, limit, trainer.engine.release)
+            trainer.log_probs = trainer.passes.compute = _Limited(
+                bench, trainer.log_probs, limit, trainer.engine.release
+            )
 
         before = _flat(_policy(bench, "0.5B", "float32 masters"))
         with bench.peak(peak):
@@ -259,7 +261,7 @@ def halving(bench: Bench) -> dict[str, Any]:
             torch.cuda.set_per_process_memory_fraction(1.0, bench.device)
         most = int(1e9 * peak["peak_gb"]) if bench.cuda else trainer.log_probs.tokens
         moved.append(_flat(trainer.model) - before)
-        parts = trainer.part_tokens
+        parts = trainer.passes.part_tokens
         del trainer
         bench.free()
     apart = float((moved[1] - moved[0]).norm() / moved[0].norm())

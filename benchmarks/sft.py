@@ -12,6 +12,7 @@ import argparse
 import json
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import measure
@@ -20,10 +21,10 @@ from datasets import Dataset
 from models import LONGEST, make_model, make_tokenizer
 from trl import SFTConfig, SFTTrainer
 
+from algorist.config.schema import SFTSection
 from algorist.training.sft import AlgoristSFTTrainer
 
 ROWS = {"tiny": 32, "small": 8}
-VARIANTS: dict[str, type[Any]] = {"trl": SFTTrainer, "algorist": AlgoristSFTTrainer}
 
 
 def demonstrations(size: str, seed: int = 0) -> list[dict[str, list[int]]]:
@@ -39,33 +40,64 @@ def demonstrations(size: str, seed: int = 0) -> list[dict[str, list[int]]]:
     return found
 
 
-def stepper(cls: type[Any], size: str, folder: str) -> Callable[[], float]:
-    """Return a function that runs one step and returns its labelled tokens."""
-    tokenizer = make_tokenizer()
-    trainer = cls(
+def stock(size: str, folder: str, tokenizer: Any) -> Callable[[], float]:
+    """Return what computes the gradient of TRL's step and returns its labelled tokens."""
+    trainer = SFTTrainer(
         model=make_model(size, tokenizer),
         args=SFTConfig(
             output_dir=folder, per_device_train_batch_size=ROWS[size], use_cpu=True, bf16=False, report_to=[],
             gradient_checkpointing=False, dataset_kwargs={"skip_prepare_dataset": True}, completion_only_loss=False,
-            pad_to_multiple_of=8 if cls is AlgoristSFTTrainer else None,
         ),
         train_dataset=Dataset.from_list(demonstrations(size)),
         processing_class=tokenizer,
     )  # fmt: skip
-    trainer.model.train()
     batch = next(iter(trainer.get_train_dataloader()))
     items = (batch["labels"][:, 1:] != -100).sum()
-    optimizer = torch.optim.AdamW(trainer.model.parameters(), lr=1e-7, fused=True)
 
     def run() -> float:
-        optimizer.zero_grad()
         trainer.compute_loss(trainer.model, dict(batch), num_items_in_batch=items).backward()
-        torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)
-        optimizer.step()
         trainer._metrics["train"].clear()
         return float(items)
 
+    return with_optimizer(trainer.model, run)
+
+
+def ours(size: str, folder: str, tokenizer: Any) -> Callable[[], float]:
+    """Return what computes the gradient of our step and returns its labelled tokens."""
+    trainer = AlgoristSFTTrainer(
+        rows=demonstrations(size),
+        model=make_model(size, tokenizer),
+        tokenizer=tokenizer,
+        section=SFTSection(batch_size=ROWS[size]),
+        output_dir=Path(folder),
+        seed=0,
+        device=torch.device("cpu"),
+    )
+    batch = next(iter(trainer.get_train_dataloader()))
+
+    def run() -> float:
+        trainer.training_step(trainer.model, batch)
+        return trainer.tokens_per_step
+
+    return with_optimizer(trainer.model, run)
+
+
+def with_optimizer(model: Any, gradient: Callable[[], float]) -> Callable[[], float]:
+    """Return ``gradient`` with clipping and AdamW."""
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-7, fused=True)
+
+    def run() -> float:
+        optimizer.zero_grad()
+        tokens = gradient()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return tokens
+
     return run
+
+
+VARIANTS = {"trl": stock, "algorist": ours}
 
 
 def main() -> None:
@@ -80,15 +112,16 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as folder:
-        runs = {name: stepper(cls, options.size, folder) for name, cls in VARIANTS.items()}
+        tokenizer = make_tokenizer()
+        runs = {name: make(options.size, folder, tokenizer) for name, make in VARIANTS.items()}
         result = measure.compare(runs, repeats=options.repeats)
-    ours, theirs = result["algorist"], result["trl"]
+    mine, theirs = result["algorist"], result["trl"]
     payload = {
         "size": options.size,
         "threads": options.threads,
         "rows": ROWS[options.size],
-        "speed_up": measure.ratio_with_interval(ours["rates"], theirs["rates"]),
-        "speed_up_cpu": measure.ratio_with_interval(theirs["cpu_seconds"], ours["cpu_seconds"]),
+        "speed_up": measure.ratio_with_interval(mine["rates"], theirs["rates"]),
+        "speed_up_cpu": measure.ratio_with_interval(theirs["cpu_seconds"], mine["cpu_seconds"]),
         "variants": result,
     }
     print(json.dumps({key: value for key, value in payload.items() if key != "variants"}, indent=2))

@@ -15,15 +15,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from algorist.training import trl_seam  # isort: skip  (sets TRL's telemetry switch before TRL is imported)
+os.environ.setdefault(
+    "HF_HUB_DISABLE_TELEMETRY", "1"
+)  # TRL sends a request when it is imported and not told otherwise
+
 import torch
 from datasets import Dataset
 from transformers import PrinterCallback
-from trl import GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer
 
 from algorist.config.schema import GRPOSection
 from algorist.errors import ConfigError
-from algorist.extensions.toolkit.oneshot import trl_config
 from algorist.models.precision import mixed_precision
 from algorist.prompts import PromptFormat
 from algorist.prompts.chat import render_prompt
@@ -45,8 +47,12 @@ class StockGRPOTrainer(ExactCheckpoints, GRPOTrainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.faults = FiniteSteps(dict, lambda values: trl_seam.note(self, values))
+        self.faults = FiniteSteps(dict, self._note)
         self.add_callback(self.faults)
+
+    def _note(self, values: dict[str, float]) -> None:
+        for name, value in values.items():
+            self._metrics["train"][name].append(value)
 
 
 def make_stock_trainer(
@@ -90,6 +96,42 @@ def make_stock_trainer(
     trainer.optimizer_cls_and_kwargs = bare_optimizer(model, section)
     trainer.remove_callback(PrinterCallback)
     return trainer
+
+
+_SCALES = {"group_normalized": "group", "batch_normalized": "batch", "group_centered": "none"}
+_SAME_NAMES = set(
+    "gradient_accumulation_steps steps_per_generation num_iterations temperature top_p top_k beta "
+    "mask_truncated_completions".split()
+)
+_OF_A_LOSS = {
+    "clip_low": "epsilon", "clip_high": "epsilon_high", "importance": "importance_sampling_level",
+    **{key: f"sapo_{key}" for key in ("temperature_pos", "temperature_neg")},
+    **{key: f"vespo_{key}" for key in ("k_pos", "lambda_pos", "k_neg", "lambda_neg")},
+}  # fmt: skip
+
+
+def trl_config(section: GRPOSection, arguments: dict[str, Any], weights: Sequence[float]) -> GRPOConfig:
+    """Return a ``grpo`` section as TRL's configuration.
+
+    Args:
+        section: The section.
+        arguments: Of ``TrainingArguments``.
+        weights: One for each reward.
+    """
+    of_the_loss = {_OF_A_LOSS.get(key, key): value for key, value in section.loss.parameters.items()}
+    return GRPOConfig(
+        **arguments,
+        **section.model_dump(include=_SAME_NAMES),
+        **of_the_loss,
+        per_device_train_batch_size=section.batch_size,
+        num_generations=section.group_size,
+        max_completion_length=section.max_completion_tokens,
+        min_p=section.min_p or None,
+        loss_type=section.loss.name,
+        scale_rewards=_SCALES.get(section.advantage, "group"),
+        reward_weights=list(weights),
+        remove_unused_columns=False,
+    )
 
 
 def _rollouts(engine: RolloutEngine, sampling: SamplingParams) -> Any:

@@ -28,9 +28,10 @@ from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
 from algorist.objectives import ADVANTAGES, LOSSES, Objective
 from algorist.training.batch import Batch
+from algorist.training.extension import Extensions
 from algorist.training.log_probs import LogProbs
 from algorist.training.metrics import Metrics
-from algorist.training.objective import loss_of, rows_to_compute, step_weights
+from algorist.training.objective import LossInputs, loss_of, rows_to_compute, step_weights
 
 PROMPTS = {"tiny": 8, "small": 2, "wide": 1}
 GROUP_SIZE = 16
@@ -82,10 +83,11 @@ def ours(size: str, folder: str, seed: int) -> tuple[Any, Callable[[], None]]:
 
     def gradient() -> None:
         weights = step_weights(batch, objective, tokens=tokens, micro_batch=GROUP_SIZE)
-        for part in batch.parts(rows_to_compute(batch, objective), most_rows=GROUP_SIZE):
+        for part in batch.parts(rows_to_compute(batch, objective, Extensions()), most_rows=GROUP_SIZE):
             piece = batch.take(part)
             found, entropy = log_probs(model, piece, compute_entropy=True)
-            loss_of(found, entropy, piece, weights[part, : piece.width], objective, Metrics()).backward()
+            inputs = LossInputs(found, entropy, piece, weights[part, : piece.width])
+            loss_of(inputs, objective, Metrics(), Extensions()).backward()
 
     return model, gradient
 

@@ -16,7 +16,7 @@ from algorist.training.batch import Batch
 from algorist.training.extension import Extensions
 from algorist.training.log_probs import LogProbs, packed_log_probs
 from algorist.training.metrics import Metrics
-from algorist.training.objective import loss_of
+from algorist.training.objective import LossInputs, loss_of
 from algorist.training.packed import pack
 from tests.cuda.pretend import OnDevice, autocast, numbers, pretend_gpu, to_device
 from tests.cuda.test_rollout_on_gpu import model
@@ -156,7 +156,7 @@ def test_a_part_waits_for_its_layout_only(kind: str) -> None:
         log_probs, entropy = packed_log_probs(
             made, rows, compute_entropy=True, autocast=partial(autocast, compute)
         )
-        loss_of(log_probs, entropy, rows, weights, objective, metrics, Extensions()).backward()
+        loss_of(LossInputs(log_probs, entropy, rows, weights), objective, metrics, Extensions()).backward()
         assert log.syncs["host to device"] <= 2, log.places
         assert sum(log.syncs.values()) <= 2, log.places
         log.reset()

@@ -133,7 +133,7 @@ def quantize(model: Any, section: Any, device: Any, compute: Any) -> None:
 @contextmanager
 def without_numbers() -> Iterator[None]:
     """Rows end at their length, every completion is computed, gradients are finite: what the host would read from the card."""
-    from algorist.training import faults, grpo, step
+    from algorist.training import faults, step
     from tests.cuda_host.stub import rows_end_at_their_length
 
     def every(batch: Any, *_: Any) -> list[int]:
@@ -142,7 +142,6 @@ def without_numbers() -> Iterator[None]:
     with (
         rows_end_at_their_length(),
         patch.object(step, "rows_to_compute", every),
-        patch.object(grpo, "rows_to_compute", every),
         patch.object(faults.FiniteSteps, "on_pre_optimizer_step", lambda *_, **__: None),
     ):
         yield

@@ -44,7 +44,7 @@ def test_installed_with_the_stated_dependencies() -> None:
         r.name: r.specifier
         for r in map(Requirement, [*project["dependencies"], *project["optional-dependencies"]["wandb"]])
     }
-    for name, least in (("datasets", "2.18"), ("transformers", "4.38"), ("trl", "0.10"), ("wandb", "0.16")):
+    for name, least in (("datasets", "2.18"), ("transformers", "4.38"), ("wandb", "0.16")):
         assert not asked[name].contains(_below(least)), name
     assert project["requires-python"] == ">=3.11"
 
@@ -62,7 +62,7 @@ def test_tensorflow_is_kept_out_unless_asked_for(given: dict[str, str], expected
 def test_doctor_reports_versions_devices_and_a_broken_vllm(tmp_path: Path) -> None:
     command = ("-m", "algorist.cli.main", "doctor", "--json", "--no-hub")
     found = json.loads(python(*command).stdout)
-    assert found["versions"]["trl"].startswith("1.16.") and found["versions"]["python"]
+    assert found["versions"]["transformers"] and found["versions"]["python"]
     here = (
         f"{torch.cuda.device_count()} × " if torch.cuda.is_available() else f"CPU, {os.cpu_count()} cores, "
     )
@@ -77,7 +77,7 @@ def test_doctor_reports_versions_devices_and_a_broken_vllm(tmp_path: Path) -> No
     broken = python(*command, PYTHONPATH=str(tmp_path))
     told = json.loads(broken.stdout)
     assert broken.returncode == 1 and "libcudart" in told["vllm"]
-    assert any("install vllm first, then trl" in text for text in told["problems"])
+    assert any("install vllm first, then algorist" in text for text in told["problems"])
 
 
 @pytest.mark.parametrize(("version", "fits"), [("0.21.0", False), ("0.22.0", True)])

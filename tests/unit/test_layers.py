@@ -43,7 +43,7 @@ HEAVY = {"torch", "transformers", "trl", "peft", "datasets", "vllm"}
 NOT_IN_THE_GRADER = HEAVY | {"accelerate", "algorist", "numpy", "pydantic", "typer", "rich"}
 """At whatever level: it is a distribution of its own (``packages/grader/pyproject.toml``)."""
 ONLY_IN = {
-    "trl": ("training/sft.py", "training/trl_seam.py", "extensions/toolkit/oneshot.py"),
+    "trl": (),
     "vllm": ("extensions/vllm/engine.py", "extensions/vllm/server.py", "diagnosis/environment.py"),
     "sympy": ("algorist_grader/math_verify",),
     "math_verify": ("algorist_grader/math_verify",),

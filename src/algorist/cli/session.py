@@ -46,14 +46,7 @@ def import_quietly(module: str, say: Callable[[str], None] | None = None) -> Non
     if say and "torch" not in sys.modules:
         say("loading torch and transformers …")
         sys.stdout.flush()
-    for name in (
-        "transformers",
-        "trl",
-        "datasets",
-        "accelerate",
-        "torch.distributed.elastic",
-        "bitsandbytes",
-    ):
+    for name in ("transformers", "datasets", "accelerate", "torch.distributed.elastic", "bitsandbytes"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=UserWarning)
     warnings.filterwarnings("ignore", category=FutureWarning)

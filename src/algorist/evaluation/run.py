@@ -233,7 +233,7 @@ class EvaluationSetting:
 
 
 class Peers(Protocol):
-    """The processes that evaluate together (``training.distributed.Processes``), ``rank`` of ``count``."""
+    """The processes that evaluate together (``training.processes.Processes``), ``rank`` of ``count``."""
 
     @property
     def count(self) -> int: ...

@@ -248,6 +248,12 @@ def _row_mean(values: Tensor, mask: Tensor) -> Tensor:
     return masked_sum(values, mask, -1) / mask.sum(-1).clamp(min=1)
 
 
+@_exact("nll", reduction="token-mean")
+def negative_log_likelihood(log_probs: Tensor, advantages: Tensor) -> Tensor:
+    """Return -A·log p: supervised fine-tuning with advantages of 1, else REINFORCE without a ratio."""
+    return -advantages * log_probs
+
+
 @_exact("cispo", reduction="token-mean")
 def capped_reinforce(
     log_probs: Tensor,
@@ -262,7 +268,7 @@ def capped_reinforce(
 
     Args:
         importance: Ratios per token or per sequence.
-        clip_high: The greatest weight itself, not a distance from 1 (as TRL's ``epsilon_high`` for this loss).
+        clip_high: The greatest weight itself, not a distance from 1, as in TRL.
 
     Source: CISPO (2506.13585) eq. 4.
     """

@@ -82,7 +82,7 @@ def plan_step(
     part_tokens: int | None = None,
     extensions: Extensions | None = None,
 ) -> MemoryPlan:
-    """Return the plan of a step: of SFT, padded rows and the head at completions only; of GRPO, with its sampling.
+    """Return the plan of a step of SFT, or of GRPO with its sampling.
 
     Args:
         model: The policy; one on the meta device has shapes only.
@@ -90,7 +90,7 @@ def plan_step(
         section: The recipe's settings of the stage.
         base_bytes: What is taken before the step, weights included; what this process takes now when left out.
         precision: Types of weights and products, for a model of shapes only, which has the products' type.
-        part_tokens: Most tokens of one forward and backward of GRPO.
+        part_tokens: Most tokens of one forward and backward.
         extensions: Those that take part in GRPO; with ``base_bytes`` their models are not in it.
     """
     base = unwrap(model)
@@ -98,7 +98,6 @@ def plan_step(
     grpo = section if isinstance(section, GRPOSection) else None
     fixed = _fixed(model, base_bytes, precision, section.optim)
     completions = shape.rows * shape.completion_tokens
-    tokens = shape.rows * shape.prompt_tokens + completions
 
     def with_extensions(plan: MemoryPlan) -> MemoryPlan:
         if grpo is None or extensions is None:
@@ -109,11 +108,9 @@ def plan_step(
 
     if grpo is not None:
         fixed = with_extensions(_with_sampling(base, fixed, shape.prompt_tokens, grpo, precision))
-        part_tokens = part_tokens or _part_tokens(model, base, fixed, grpo, precision)
-        tokens, completions = _largest_part(shape, grpo, part_tokens)
-    activations = _activations(
-        base, tokens, section.gradient_checkpointing, precision, packed=grpo is not None
-    )
+    part_tokens = part_tokens or _part_tokens(model, base, fixed, section, precision)
+    tokens, completions = _largest_part(shape, section, part_tokens)
+    activations = _activations(base, tokens, section.gradient_checkpointing, precision)
     adapter = not all(p.requires_grad for p in model.parameters())
     holes = 0.0 if torch.cuda.is_available() else ADAPTER_HOLES if adapter else HOLES
     plan = replace(
@@ -125,11 +122,13 @@ def plan_step(
     return with_extensions(plan)
 
 
-def _largest_part(shape: Shape, section: GRPOSection, most_tokens: int | None) -> tuple[int, int]:
+def _largest_part(
+    shape: Shape, section: SFTSection | GRPOSection, most_tokens: int | None
+) -> tuple[int, int]:
     """Return the tokens of the largest part of a step, and those of its completions: each of the mean length, or one of the longest."""
     rows = shape.rows * section.gradient_accumulation_steps
     size = max(1, (shape.total_tokens or shape.rows * shape.completion_tokens) // shape.rows)
-    prompt_of = [row // section.group_size for row in range(rows)]
+    prompt_of = [row // getattr(section, "group_size", 1) for row in range(rows)]
     prompts = [[0] * shape.prompt_tokens] * (prompt_of[-1] + 1)
     batch = Batch(prompts, [[0] * size] * rows, prompt_of, torch.zeros(rows), torch.ones(rows, 1))
     parts = batch.parts(range(rows), most_rows=shape.rows, most_tokens=most_tokens)
@@ -162,7 +161,7 @@ def _with_sampling(
 
 
 def _part_tokens(
-    model: Any, base: Any, plan: MemoryPlan, section: GRPOSection, precision: Precision
+    model: Any, base: Any, plan: MemoryPlan, section: SFTSection | GRPOSection, precision: Precision
 ) -> int | None:
     """Return the tokens of one forward and backward as the first update will count them; None: all."""
     if next(base.parameters()).device.type != "meta":
@@ -170,16 +169,16 @@ def _part_tokens(
     if section.micro_batch_tokens is not None or not torch.cuda.is_available():
         return section.micro_batch_tokens
     left = memory_limit() - plan.base - plan.optimizer - plan.gradients - plan.engine - plan.extensions
-    return tokens_in(left, kept_per_token(base, precision, packed=True), base, section, precision)
+    return tokens_in(left, kept_per_token(base, precision), base, section, precision)
 
 
-def _activations(base: Any, tokens: int, recompute: bool, precision: Precision, *, packed: bool) -> int:
+def _activations(base: Any, tokens: int, recompute: bool, precision: Precision) -> int:
     """Return what the forward pass keeps for the backward pass of ``tokens`` tokens, and what that holds beside it (bytes).
 
     With gradient checkpointing that is each layer's input, and everything inside one layer at a time. The transient tensors of the
     backward pass are counted in.
     """
-    per_token = kept_per_token(base, precision, packed=packed)
+    per_token = kept_per_token(base, precision)
     config = base.config.get_text_config()
     layers, width = max(1, int(config.num_hidden_layers)), int(config.hidden_size)
     every = int(per_token * tokens)

@@ -77,7 +77,8 @@ def plan_from_config(
     section: SFTSection | GRPOSection = getattr(recipe, stage)
     if stage == "sft":
         longest = min(sft.max_length or 2048, prompt_tokens + grpo.max_completion_tokens)
-        shape = Shape(sft.batch_size, 0, min(prompt_tokens, longest), max(0, longest - prompt_tokens))
+        prompt = min(prompt_tokens, longest)
+        shape = Shape(sft.batch_size, sft.batch_size, prompt, longest - prompt)
     else:
         prompts = max(1, grpo.batch_size // grpo.group_size)
         shape = Shape(grpo.batch_size, prompts, prompt_tokens, grpo.max_completion_tokens)
@@ -87,7 +88,7 @@ def plan_from_config(
         section,
         base_bytes=base,
         precision=precision,
-        part_tokens=grpo.micro_batch_tokens,
+        part_tokens=section.micro_batch_tokens,
         extensions=Extensions.of(recipe),
     )
 

@@ -24,7 +24,7 @@ from algorist.system import own_memory, processor_seconds
 NAME = "result.json"
 STRICT, LENIENT = "greedy_accuracy", "lenient_accuracy"
 SHARES = (STRICT, LENIENT, "pass@1")
-LIBRARIES = ("algorist", "torch", "transformers", "trl")
+LIBRARIES = ("algorist", "torch", "transformers")
 _PLACE = {"output_dir", "run_name", "device"}
 """Keys that are not part of the recipe's hash."""
 _PATH = re.compile(r"(?<![\w.])[~/][^\s'\"=,\]]*/(?=[^\s'\"=,\]/])")

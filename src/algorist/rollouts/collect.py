@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from algorist.errors import EngineError
-from algorist.prompts import PromptFormat
 from algorist.prompts.chat import render_prompt
-from algorist.rewards import RewardSet
 from algorist.rollouts.base import Completion, Completions, RolloutEngine, SamplingParams, Turns
 from algorist.types import ENVIRONMENT, Group, Problem, Rollout
 from algorist_grader import grade_completion
+
+if TYPE_CHECKING:
+    from algorist.prompts import PromptFormat
+    from algorist.rewards import RewardSet
 
 
 def collect(

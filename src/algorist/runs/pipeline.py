@@ -63,9 +63,10 @@ from algorist.training.callbacks import (
     StopSignal,
 )
 from algorist.training.checkpoint import newest_checkpoint, other_count, train_from
-from algorist.training.distributed import Processes, is_sharded, model_on, shard, uses_fsdp2, whole_weights
+from algorist.training.distributed import is_sharded, shard, uses_fsdp2, whole_weights
 from algorist.training.extension import Control, Event
 from algorist.training.grpo_setup import check_enough_problems, make_grpo_trainer
+from algorist.training.processes import Processes, model_on
 from algorist.types import Group, Problem
 
 log = logging.getLogger("algorist.runs.pipeline")

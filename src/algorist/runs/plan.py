@@ -37,7 +37,7 @@ from algorist_grader import MATCHERS
 if TYPE_CHECKING:
     import torch
 
-    from algorist.training.distributed import Processes
+    from algorist.training.processes import Processes
 
 log = logging.getLogger("algorist.runs.plan")
 
@@ -124,8 +124,8 @@ def make_plan(
     """
     from algorist.models.load import check_model, pick_device
     from algorist.runs.pass_rates import with_pass_rates
-    from algorist.training.distributed import Processes
     from algorist.training.grpo_setup import check_enough_problems, objective_of
+    from algorist.training.processes import Processes
     from algorist.training.training_arguments import check_optimizers
 
     with kept_records() as notes:

@@ -179,8 +179,7 @@ class RunFolder:
         lines = [
             f"{name} was {then[name]} when the run began and is {version} now: it continues, but not to the bit"
             for name, version in _versions().items()
-            if name in ("torch", "transformers", "trl", "peft", "numpy")
-            and then.get(name, version) != version
+            if name in ("torch", "transformers", "peft", "numpy") and then.get(name, version) != version
         ]
         saved = [stage for stage in STAGES if checkpoints(self.path / stage)]
         if saved and not self.metrics.is_file():

@@ -20,7 +20,7 @@ PER_TOKEN = (
 )  # fmt: skip
 
 SMALL_PART = 1024
-"""Tokens up to which a part of a step takes more completions than a micro-batch holds."""
+"""Tokens up to which a part of a step takes more completions than a micro-batch holds, where no number of tokens bounds it."""
 
 
 @dataclass
@@ -137,17 +137,21 @@ class Batch:
     def parts(
         self, rows: Sequence[int], *, most_rows: int, most_tokens: int | None = None
     ) -> list[list[int]]:
-        """Cut ``rows`` into parts of at most ``most_rows`` and ``most_tokens`` (each prompt once, every completion), or one row.
+        """Cut ``rows`` into parts of at most ``most_tokens`` (each prompt once, every completion), or one row.
 
-        A part of fewer than ``SMALL_PART`` tokens takes more rows: each part casts the weights and adds to every gradient anew.
+        Where memory is not planned, at most ``most_rows``; a part of fewer than ``SMALL_PART`` tokens takes more, as each part casts the
+        weights and adds to every gradient anew.
         """
         parts: list[list[int]] = []
         used, present = 0, -1
         for row in rows:
             prompt, size = self.prompt_of[row], len(self.completions[row])
             cost = size + (0 if prompt == present else len(self.prompts[prompt]))
-            few = bool(parts) and (len(parts[-1]) < most_rows or used + cost <= SMALL_PART)
-            if not few or (most_tokens and used + cost > most_tokens):
+            if most_tokens is None:
+                fits = bool(parts) and (len(parts[-1]) < most_rows or used + cost <= SMALL_PART)
+            else:
+                fits = bool(parts) and used + cost <= most_tokens
+            if not fits:
                 parts.append([])
                 used, cost = 0, size + len(self.prompts[prompt])
             parts[-1].append(row)

@@ -8,6 +8,7 @@ Everything is read with ``weights_only``.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import logging
@@ -25,7 +26,6 @@ from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_callback import TrainerCallback
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from algorist.config.resume import hash_of
 from algorist.errors import (
     DAMAGED,
     AlgoristError,
@@ -37,7 +37,7 @@ from algorist.errors import (
 from algorist.store.safe_text import first_line
 from algorist.store.stages import checkpoints, step_of
 from algorist.system import sync_folder
-from algorist.training import trl_seam
+from algorist.training import loop_seam
 from algorist.training.distributed import ShardedTraining
 
 log = logging.getLogger("algorist.training.checkpoint")
@@ -53,13 +53,18 @@ LAYOUT = 2
 """Layout of ``algorist_state.pt``; checkpoints of another one are refused."""
 
 
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def write_manifest(folder: Path, step: int) -> None:
     """Sync every file of a checkpoint and list it with size and sha256."""
     files = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST):
         with path.open("rb+") as file:
             os.fsync(file.fileno())
-        files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": hash_of(path)}
+        files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
     target = folder / MANIFEST
     with target.open("w", encoding="utf-8") as file:
         json.dump({"version": 1, "step": step, "files": files}, file, indent=1)
@@ -86,7 +91,7 @@ def damage(folder: Path) -> str:
             return f"{name} is missing"
         if path.stat().st_size != size:
             return f"{name} has {path.stat().st_size} bytes, expected {size}"
-        if hash_of(path) != sha256:
+        if _sha256(path) != sha256:
             return f"{name} has changed (its hash differs)"
     if TRAINER_STATE_NAME in files:
         try:
@@ -169,7 +174,7 @@ def load_weights(trainer: Any, checkpoint: Path) -> None:
     """Load the weights of a checkpoint, or of a folder that ``save_model`` wrote, into the trainer's model."""
     check_weights(trainer.model, checkpoint)
     with _quiet_about_ties():
-        trl_seam.load_weights(trainer, checkpoint)
+        loop_seam.load_weights(trainer, checkpoint)
 
 
 def _last_step(trainer: Any) -> int:
@@ -247,7 +252,7 @@ def _try_states(state: dict[str, Any]) -> None:
                 ) from None
 
 
-class ExactCheckpoints(ShardedTraining, trl_seam.SavesCheckpoints):
+class ExactCheckpoints(ShardedTraining, loop_seam.SavesCheckpoints):
     """Mixin for Hugging Face trainers: atomic checkpoints with all the state that an exact continuation needs."""
 
     state: Any

@@ -1,57 +1,43 @@
-"""GRPO in transformers' training loop: ``step.py`` is the step, this file gives it rows, processes, parts of bounded size, state.
+"""GRPO as a source of batches: groups of all processes are sampled, and their completions dealt to the steps that they feed.
 
-One item of the data loader is one optimizer step. The first step of a rollout batch collects it; its completions are dealt to the
-steps that it feeds. The loop, the optimizer, schedules, callbacks and distributed wrappers are transformers' and accelerate's.
+One item of the data loader is one optimizer step; the first step of a rollout batch collects it. ``step.py`` is the step,
+``trainer.py`` the loop.
 """
 
 from __future__ import annotations
 
 import copy
-import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
-from transformers import Trainer, TrainingArguments
 
 from algorist.config.schema import GRPOSection
-from algorist.objectives import Objective, mean_lengths, token_losses
-from algorist.prompts import PromptFormat
-from algorist.rewards import RewardSet
+from algorist.objectives import mean_lengths, token_losses
 from algorist.rollouts.base import RolloutEngine, SamplingParams
 from algorist.rollouts.collect import collect
 from algorist.training.batch import Batch
-from algorist.training.checkpoint import ExactCheckpoints
-from algorist.training.distributed import (
-    PolicyEngine,
-    SharedPasses,
-    average_gradients,
-    of_all,
-    passes_of_all,
-    reminder,
-    shares_passes,
-    without_buckets,
-)
-from algorist.training.extension import Extensions, Sampled
-from algorist.training.faults import FiniteSteps
+from algorist.training.distributed import PolicyEngine, reminder
+from algorist.training.extension import Sampled
 from algorist.training.lm_head import OfHead
 from algorist.training.log_probs import LogProbs
-from algorist.training.metrics import Averages, Metrics, rollout_metrics
-from algorist.training.objective import deal, rows_to_compute, single_rewards, useful
+from algorist.training.metrics import Metrics, rollout_metrics
+from algorist.training.objective import deal, single_rewards, useful
 from algorist.training.order import ProblemOrder, Reserve, Schedule, join_groups, parts_of
-from algorist.training.part_size import tokens_that_fit
 from algorist.training.step import train_step
+from algorist.training.trainer import AlgoristTrainer
 from algorist.types import Group, Problem
 from algorist_grader.workers import stats
 
-log = logging.getLogger("algorist.training.grpo")
+if TYPE_CHECKING:
+    from algorist.prompts import PromptFormat
+    from algorist.rewards import RewardSet
 
 OnRollouts = Callable[[int, list[Group], Tensor], None]
 LIMITS = ("timeout", "memory", "crashed")
@@ -61,14 +47,11 @@ ROUNDING = 1e-3
 """Advantages below it may be rounding, divided by the small number that keeps a deviation from being 0."""
 
 
-class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
+class AlgoristGRPOTrainer(AlgoristTrainer):
     """Trains a policy by GRPO.
 
-    Args, beside those of ``make_grpo_trainer``:
-        args: transformers' arguments; ``gradient_accumulation_steps`` is 1, a step's parts are made here.
-        objective: What a step minimises.
+    Args, beside those of ``make_grpo_trainer`` and ``AlgoristTrainer``:
         sampling: How; its ``seed`` advances by one stride per rollout batch.
-        extensions: Those that take part.
     """
 
     def __init__(
@@ -80,45 +63,35 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
         prompt_format: PromptFormat,
         section: GRPOSection,
         rewards: RewardSet,
-        args: TrainingArguments,
-        objective: Objective,
         engine: RolloutEngine,
         sampling: SamplingParams,
+        seed: int,
         matcher: str = "symbolic",
-        extensions: Extensions | None = None,
         on_rollouts: OnRollouts | None = None,
-        callbacks: Sequence[Any] = (),
+        **loop: Any,
     ) -> None:
-        self.tokenizer, self.problems, self.prompt_format = tokenizer, list(problems), prompt_format
+        self.problems, self.prompt_format = list(problems), prompt_format
         self.rewards, self.matcher, self.on_rollouts = rewards, matcher, on_rollouts
-        self.objective: Objective = objective
-        self.section, self.schedule = section, Schedule.from_section(section)
+        self.schedule = Schedule.from_section(section)
         self.engine, self.sampling = engine, sampling
-        self.reserve = Reserve(self.problems, args.seed)
-        self.log_probs = LogProbs(temperature=sampling.temperature)
-        self.extensions = extensions or Extensions()
-        self.extensions.prepare(model, self)
+        self.reserve = Reserve(self.problems, seed)
         self.generation_count = 0
         self.position = 0  # steps done on the present rollout batch
         self.rollouts: Batch | None = None
         self.dealt: list[list[int]] = []
-        self.tokens_per_step = 0.0
-        self.part_tokens_before: int | None = None
-        self.averages = Averages()
         self.graded = stats()
-        super().__init__(model=model, args=args, processing_class=tokenizer, callbacks=list(callbacks))
-        self.faults = FiniteSteps(self.state_of_step, self.averages.add)
-        self.add_callback(self.faults)
+        super().__init__(
+            model=model,
+            tokenizer=tokenizer,
+            section=section,
+            log_probs=LogProbs(temperature=sampling.temperature),
+            spare=lambda: getattr(self.engine, "spare_memory", bool)(),
+            seed=seed,
+            **loop,
+        )
 
-    def create_accelerator_and_postprocess(self) -> None:
-        super().create_accelerator_and_postprocess()
-        prepare = self.accelerator.prepare_model
-
-        def prepare_model(model: Any, *ways: Any, **named: Any) -> Any:
-            with nullcontext() if shares_passes(self.accelerator) else without_buckets(model):
-                return prepare(model, *ways, **named)
-
-        self.accelerator.prepare_model = prepare_model
+    def prepare(self, model: Any) -> None:
+        self.extensions.prepare(model, self)
 
     # ---- data --------------------------------------------------------------------------------------------------
 
@@ -128,10 +101,6 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
             self.problems, self.schedule.problems(self.args.world_size), self.schedule.steps, self.args.seed
         )
 
-    def floating_point_ops(self, inputs: Any) -> int:
-        """Return 0: transformers' estimate knows neither rollouts nor shared prompts."""
-        return 0
-
     # ---- one step ----------------------------------------------------------------------------------------------
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
@@ -140,16 +109,15 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
         return train_step(self, model, inputs)
 
     @property
-    def rank(self) -> int:
-        return self.args.process_index
-
-    @property
-    def processes(self) -> int:
-        return self.args.world_size
-
-    @property
     def group_size(self) -> int:
         return self.schedule.group_size
+
+    @property
+    def steps_per_rollouts(self) -> int:
+        return self.schedule.steps
+
+    def rows_of(self, places: Sequence[int]) -> list[int]:
+        return self.schedule.rows_of(places, self.rank)
 
     def draw(self, number: int, without: set[str]) -> list[Problem]:
         """Return up to ``number`` problems beyond the data loader's; none whose id is in ``without`` or avoided by an extension."""
@@ -221,7 +189,8 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
     def share_of_step(self) -> Batch:
         """Return the completions that this step learns from."""
         assert self.rollouts is not None
-        return self.rollouts.take(self.dealt[self.position % self.schedule.shares])
+        self.batch = self.rollouts.take(self.dealt[self.position % self.schedule.shares])
+        return self.batch
 
     def end_step(self) -> None:
         """Count the step; the last one of a rollout batch leaves position 0."""
@@ -248,15 +217,10 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
             model = model.module
         result: Tensor | None = None
         rows = batch.in_group_order(range(len(batch)))
-        for part, idle in self.passes(batch, rows):
+        for part, idle in self.passes.parts(batch, rows):
             piece = batch.take(part)
-            both = self.log_probs(
-                model,
-                piece,
-                compute_entropy=entropy,
-                of_head=None if of_head is None else {"of_head": of_head},
-                autocast=self.accelerator.autocast,
-            )
+            named = None if of_head is None else {"of_head": of_head}
+            both = self.passes.log_probs(model, piece, compute_entropy=entropy, of_head=named)
             values = both[entropy] if of_head is None else piece.extra["of_head"]
             assert values is not None
             if result is None:
@@ -266,83 +230,11 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
         assert result is not None
         return result
 
-    def unwrapped(self) -> Any:
-        """Return the policy without the loop's wrappers."""
-        return self.accelerator.unwrap_model(self.model_wrapped)
-
     def everyone(self, values: Tensor) -> Tensor:
         """Return the values (N,) of all processes, which are 0 or more."""
         own = self.accelerator.pad_across_processes(values, dim=0, pad_index=-1.0)
         joined = self.accelerator.gather(own)
         return joined[joined >= 0]
-
-    # ---- parts -------------------------------------------------------------------------------------------------
-
-    def inside(self, model: Any) -> tuple[Any, bool]:
-        """Return the model that the parts run in, and whether DDP replicates it."""
-        replicated = isinstance(model, DistributedDataParallel)
-        return (model.module if replicated else model), replicated
-
-    def average_gradients(self, policy: Any) -> None:
-        with reminder("for the gradients of the other processes"):
-            average_gradients(policy)
-
-    def passes(self, batch: Batch, rows: Sequence[int]) -> Iterator[tuple[list[int], bool]]:
-        """Yield the parts of a step as (rows, idle), and let gradients be reduced in the last.
-
-        Idle passes over the shortest completion come where other processes have more parts and each pass needs all of them.
-        """
-        idle = [min(range(len(batch)), key=lambda row: len(batch.completions[row]))], True
-        parts = [(part, False) for part in self._parts(batch, rows)]
-        parts += [idle] * (passes_of_all(self.accelerator, len(parts)) - len(parts))
-        if torch.is_grad_enabled() and self.shared_passes and not self.shared_passes.order:
-            with torch.no_grad():  # the packed pass is compared here, and not in what is noted
-                self.log_probs(self.model_wrapped, batch.take(idle[0]), autocast=self.accelerator.autocast)
-            parts.insert(0, idle)
-        for number, part in enumerate(parts, start=1):
-            self.accelerator.sync_gradients = number == len(parts)  # DeepSpeed's engine steps then
-            yield part
-
-    @cached_property
-    def shared_passes(self) -> SharedPasses | None:
-        """Of a model that FSDP2 shards."""
-        return SharedPasses.of(self.model_wrapped)
-
-    @cached_property
-    def part_tokens(self) -> int | None:
-        """Most tokens of one forward and backward; counted at the first, when weights are sharded and the engine has what it keeps.
-
-        A resumed run keeps the size that it had, which decides how sums are rounded, unless less fits now.
-        """
-        fit = tokens_that_fit(self.model_wrapped, self.section, self.optimizer)
-        return min(fit, self.part_tokens_before or fit) if fit else fit
-
-    def _parts(self, batch: Batch, rows: Sequence[int]) -> list[list[int]]:
-        return batch.parts(rows, most_rows=self.schedule.micro_batch, most_tokens=self.part_tokens)
-
-    def halve_parts(self, batch: Batch) -> bool:
-        """Take what the engine keeps, halve the tokens of a part, or spare memory for a single completion; False: nothing is left."""
-        smaller = self._halve_own(batch)
-        return smaller if self.shared_passes is None else self.shared_passes.all_smaller(smaller)
-
-    def _halve_own(self, batch: Batch) -> bool:
-        if getattr(self.engine, "spare_memory", bool)():
-            log.warning("out of memory in the update; the engine keeps nothing between rollouts from now on")
-            return True
-        rows = rows_to_compute(batch, self.objective, self.extensions)
-        largest = max(self._parts(batch, rows), key=batch.packed_tokens)
-        tokens = batch.packed_tokens(largest)
-        if len(largest) <= 1:
-            return self.log_probs.spare_memory(self.model, tokens)
-        self.part_tokens = max(1, tokens // 2)
-        log.warning(
-            "out of memory with %d tokens (%d completions) in one part of the update; continuing with parts of %d tokens, "
-            "same mathematics",
-            tokens,
-            len(largest),
-            self.part_tokens,
-        )
-        return True
 
     # ---- log ---------------------------------------------------------------------------------------------------
 
@@ -378,7 +270,7 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
             advantages_PG = torch.cat([advantages_PG[fresh], not_trained])
             self.on_rollouts(self.state.global_step, groups, advantages_PG)
 
-    def compare_with_sampler(self, metrics: Metrics, log_probs: Tensor, batch: Batch) -> None:
+    def count(self, metrics: Metrics, log_probs: Tensor, batch: Batch) -> None:
         """Count |trainer - sampler| of the log-probs on the tokens that were computed right after sampling."""
         if self.position or batch.sampler_log_probs is None or batch.policy_weights is not None:
             return
@@ -407,29 +299,7 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
 
     def note(self, metrics: Metrics) -> None:
         """Take an extension's metrics of a rollout batch."""
-        self.merge(metrics)
-        self.averages.add(metrics.values())
-
-    def merge(self, metrics: Metrics) -> None:
-        """Add up the metrics of all processes."""
-        if self.args.world_size == 1:
-            return
-        for sums in of_all(metrics.take()):
-            for name, (total, count) in sums.items():
-                metrics.add_sum(name, total, count)
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the means since the last line and the tokens so far."""
-        means = self.averages.take()
-        if "loss" in logs:
-            means["num_tokens"] = float(self.state.num_input_tokens_seen)
-        super().log({**logs, **means}, start_time)
-
-    def state_of_step(self) -> dict[str, Any]:
-        """Return the completions of the step that was just computed, for a saved batch."""
-        assert self.rollouts is not None
-        last = (self.position - 1) % self.schedule.steps % self.schedule.shares
-        return self.rollouts.take(self.dealt[last]).to("cpu").state_dict()
+        self.averages.add(self.add_up(metrics))
 
     # ---- checkpoints -------------------------------------------------------------------------------------------
 
@@ -446,7 +316,6 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
             "tokens_per_step": self.tokens_per_step,
             "rewards": self.rewards.state_dict(),
             "reserve": self.reserve.position,
-            "part_tokens": vars(self).get("part_tokens", self.part_tokens_before),
             "extensions": extensions,
         }
 
@@ -456,6 +325,6 @@ class AlgoristGRPOTrainer(ExactCheckpoints, Trainer):
         batch = state["rollouts"]
         self.rollouts = Batch(**batch).to(self.args.device) if batch is not None else None
         self.dealt, self.tokens_per_step = state["dealt"], state["tokens_per_step"]
-        self.reserve.position, self.part_tokens_before = state["reserve"], state["part_tokens"]
+        self.reserve.position = state["reserve"]
         self.extensions.load_state_dict(state["extensions"])
         self.rewards.load_state_dict(state["rewards"])

@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PrinterCallback, TrainingArguments
 
 from algorist.config.schema import GRPOSection, Recipe
 from algorist.errors import ConfigError
 from algorist.models.dropout import switch_off_dropout
-from algorist.models.precision import mixed_precision
 from algorist.models.sharding import unwrap
 from algorist.objectives import Objective, advantage_named, loss_named, probe_advantage, probe_loss
 from algorist.prompts import PromptFormat
@@ -22,8 +20,6 @@ from algorist.rewards import RewardSet
 from algorist.rollouts.base import RolloutEngine, SamplingParams
 from algorist.training.extension import Extensions
 from algorist.training.grpo import AlgoristGRPOTrainer, OnRollouts
-from algorist.training.log_probs import stop_recomputing
-from algorist.training.training_arguments import bare_optimizer, optim_arguments
 from algorist.types import Problem
 
 
@@ -127,38 +123,23 @@ def make_grpo_trainer(
     weights = dict(zip(rewards.names, rewards.weights, strict=True))
     objective = replace(objective_of(section), reward_weights=weights)
     switch_off_dropout(unwrap(model))
-    if not section.gradient_checkpointing:  # SFT may have left it on
-        stop_recomputing(unwrap(model))
-    common = optim_arguments(
-        section,
-        output_dir=output_dir,
-        seed=seed,
-        device=device,
-        report_to=report_to,
-        mixed=mixed_precision(model, device),
-    )
-    trainer = AlgoristGRPOTrainer(
+    return AlgoristGRPOTrainer(
         model=model,
         tokenizer=tokenizer,
         problems=problems,
         prompt_format=prompt_format,
         section=section,
         rewards=rewards,
-        args=TrainingArguments(
-            **common,
-            run_name=run_name,
-            per_device_train_batch_size=section.batch_size * section.gradient_accumulation_steps,
-            gradient_accumulation_steps=1,
-            remove_unused_columns=False,
-        ),
-        objective=objective,
         engine=engine,
         sampling=sampling_params(section, seed),
+        seed=seed,
         matcher=matcher,
-        extensions=extensions or Extensions.of(Recipe(grpo=section)),
         on_rollouts=on_rollouts,
+        objective=objective,
+        output_dir=output_dir,
+        device=device,
+        extensions=extensions or Extensions.of(Recipe(grpo=section)),
         callbacks=callbacks,
+        report_to=report_to,
+        run_name=run_name,
     )
-    trainer.optimizer_cls_and_kwargs = bare_optimizer(model, section)
-    trainer.remove_callback(PrinterCallback)  # the display shows the lines
-    return trainer

@@ -2,7 +2,7 @@
 
 Nothing of the size (N, V) is ever held, and the products' gradients are added up in float32: rounding each tile's to 16 bit would
 bias training. Two kernels of Triton read a tile once each (``triton_head.py``); where Triton does not run, torch's operations below.
-After TRL's ``ChunkedLogProbFunction`` (Apache 2.0), whose gradients and tiles these are.
+After TRL's ChunkedLogProbFunction (Apache 2.0), whose gradients and tiles these are.
 """
 
 from __future__ import annotations

@@ -8,16 +8,18 @@ pass, with one line in the log that says why. Both give the same numbers in the 
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import types
 import weakref
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from algorist.models.attention import float32_attention
 from algorist.models.precision import on_gpu
 from algorist.models.products import fast_linear
 from algorist.models.sharding import plain_class, unwrap, wrapped_module
@@ -42,12 +44,25 @@ class LogProbs:
 
     Args:
         temperature: Logits are divided by it.
+        compute_top1: Put into ``batch.extra["is_top1"]`` (B, T) whether each token is the likeliest.
         packed: Use the packed pass where it applies.
         verify: Compare it with the plain pass at the first use of a model.
     """
 
-    def __init__(self, *, temperature: float = 1.0, packed: bool = True, verify: bool = True) -> None:
-        self.temperature, self.packed, self.verify = temperature, packed, verify
+    def __init__(
+        self,
+        *,
+        temperature: float = 1.0,
+        compute_top1: bool = False,
+        packed: bool = True,
+        verify: bool = True,
+    ) -> None:
+        self.temperature, self.compute_top1, self.packed, self.verify = (
+            temperature,
+            compute_top1,
+            packed,
+            verify,
+        )
         self.sparing = False
         self._verdicts: weakref.WeakKeyDictionary[nn.Module, str | None] = weakref.WeakKeyDictionary()
         self._said: set[str] = set()
@@ -71,7 +86,7 @@ class LogProbs:
             autocast: Makes the context of the forward.
         """
         ways: dict[str, Any] = {"temperature": self.temperature, "compute_entropy": compute_entropy}
-        ways["of_head"] = of_head
+        ways |= {"of_head": of_head, "compute_top1": self.compute_top1}
         reason = self.why_plain(model, batch, autocast) if self.packed else "it is switched off"
         if reason is None:
             try:
@@ -148,6 +163,7 @@ def packed_log_probs(
     *,
     temperature: float = 1.0,
     compute_entropy: bool = False,
+    compute_top1: bool = False,
     of_head: Mapping[str, OfHead] | None = None,
     autocast: Autocast = nullcontext,
     sparing: bool = False,
@@ -167,11 +183,12 @@ def packed_log_probs(
             packed_layout=layout,
             temperature=temperature,
             compute_entropy=compute_entropy,
+            compute_top1=compute_top1,
             of_head=of_head,
             sparing=sparing,
         )
     values = {name: _in_place(values_M, layout.scatter_M, batch) for name, values_M in result.items()}
-    batch.extra |= {name: values[name] for name in of_head or ()}
+    batch.extra |= {name: value for name, value in values.items() if name not in ("log_probs", "entropy")}
     return values["log_probs"], values.get("entropy")
 
 
@@ -188,6 +205,7 @@ def plain_log_probs(
     *,
     temperature: float = 1.0,
     compute_entropy: bool = False,
+    compute_top1: bool = False,
     of_head: Mapping[str, OfHead] | None = None,
     autocast: Autocast = nullcontext,
 ) -> tuple[Tensor, Tensor | None]:
@@ -202,12 +220,23 @@ def plain_log_probs(
     steps = torch.arange(batch.width, device=device)
     padding = steps >= lengths[:, None]
     places = (starts[:, None] + steps).clamp(max=longest - 1)  # (B, T) of the completion's tokens
-    with autocast():
-        logits = model(input_ids=ids, attention_mask=attended.long(), use_cache=False).logits
-    predicting = (places - 1)[..., None].expand(-1, -1, logits.shape[-1])
+    base = unwrap(model)
+    ways: dict[str, Any] = {"input_ids": ids, "attention_mask": attended.long(), "use_cache": False}
+    if "logits_to_keep" in inspect.signature(base.forward).parameters:
+        ways["logits_to_keep"] = longest - int(starts.min()) + 1
+    # A checkpointed layer runs again in the backward pass, where neither would be in force.
+    with autocast(), ExitStack() as stack:
+        if not recomputes(base):
+            stack.enter_context(fast_linear())
+            stack.enter_context(float32_attention(base))
+        logits = model(**ways).logits
+    predicting = places - 1 - (longest - logits.shape[1])
+    predicting = predicting[..., None].expand(-1, -1, logits.shape[-1])
     logits = logits.gather(1, predicting)
     logs = torch.log_softmax(logits.float() / temperature, -1)
     targets = ids.gather(1, places)
+    if compute_top1:
+        batch.extra["is_top1"] = logits.argmax(-1) == targets
     of_targets = logs.gather(-1, targets[..., None]).squeeze(-1)
     for name, compute in (of_head or {}).items():
         places_M = (~padding).flatten().nonzero()[:, 0]
@@ -256,6 +285,7 @@ def _forward_packed(
     layout: Layout,
     temperature: float,
     compute_entropy: bool,
+    compute_top1: bool = False,
     of_head: Mapping[str, OfHead] | None = None,
     sparing: bool = False,
     **_: Any,
@@ -283,6 +313,7 @@ def _forward_packed(
             layout.targets_M,
             temperature=temperature,
             compute_entropy=compute_entropy,
+            compute_top1=compute_top1,
         )
         values = {name: value for name, value in scores._asdict().items() if value is not None}
         at = AtHead(hidden_MH, head.weight, bias, layout.targets_M, layout.scatter_M, temperature)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -80,26 +81,26 @@ def rows_to_compute(batch: Batch, objective: Objective, extensions: Extensions) 
     return batch.in_group_order(rows)
 
 
-def loss_of(
-    log_probs: Tensor,
-    entropy: Tensor | None,
-    batch: Batch,
-    weights: Tensor,
-    objective: Objective,
-    metrics: Metrics,
-    extensions: Extensions,
-) -> Tensor:
-    """Return the share of the step's loss that the completions of ``batch`` have, and count their metrics.
+@dataclass(frozen=True)
+class LossInputs:
+    """What the loss of a part of a step is made of.
 
-    Args:
+    Attributes:
         log_probs: (B, T) under the policy, with gradient.
         entropy: (B, T) of its next-token distributions, for the log and the bonus; or None.
-        batch: A part of the step.
+        batch: The part's completions, advantages and further numbers per token.
         weights: (B, T) of ``step_weights``.
-        objective: What is minimised.
-        metrics: Takes sums over tokens and completions.
-        extensions: May add terms per token.
     """
+
+    log_probs: Tensor
+    entropy: Tensor | None
+    batch: Batch
+    weights: Tensor
+
+
+def loss_of(inputs: LossInputs, objective: Objective, metrics: Metrics, extensions: Extensions) -> Tensor:
+    """Return the share of the step's loss that a part of it has; ``metrics`` takes sums over its tokens and completions."""
+    log_probs, batch = inputs.log_probs, inputs.batch
     own = log_probs.masked_fill(~batch.mask, 0.0)
     policy_weights = batch.policy_weights
     for factor in extensions.factors(own, batch, metrics):
@@ -116,11 +117,11 @@ def loss_of(
         metrics.add(name, value, batch.mask)
     for term in extensions.terms(own, batch, metrics):
         per_token = per_token + term.masked_fill(~batch.mask, 0.0)
-    if entropy is not None:
+    if (entropy := inputs.entropy) is not None:
         metrics.add("entropy", entropy.detach(), batch.mask)
         if bonus := objective.entropy_bonus + extensions.entropy_bonus:
             per_token = per_token - bonus * entropy.masked_fill(~batch.mask, 0.0)
-    loss = (per_token * weights).sum()
+    loss = (per_token * inputs.weights).sum()
     # An infinite loss may have a gradient of zeros: NaN, so that the step is left out and counted like any other of its kind.
     return loss * torch.where(loss.detach().isfinite(), 1.0, torch.nan)
 

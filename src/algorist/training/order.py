@@ -108,7 +108,7 @@ class Reserve:
 
 
 class ProblemOrder(Sampler[list[int]]):
-    """The problems of each step: a permutation for each epoch, found from seed and epoch alone; the same order as TRL's.
+    """The problems of each step: a permutation for each epoch, from seed and epoch alone; the same order as TRL's.
 
     Args:
         count: Problems in all.
@@ -123,8 +123,7 @@ class ProblemOrder(Sampler[list[int]]):
     @classmethod
     def loader(cls, problems: Sequence[Problem], size: int, repeats: int, seed: int) -> DataLoader[Any]:
         """Return a loader whose items are lists of problems, one for each optimizer step."""
-        order = cls(len(problems), size, repeats, seed)
-        return _Loader(list(problems), batch_sampler=order, collate_fn=list)  # type: ignore[arg-type]
+        return step_loader(problems, cls(len(problems), size, repeats, seed))
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -139,6 +138,36 @@ class ProblemOrder(Sampler[list[int]]):
 
     def __len__(self) -> int:
         return self.count // self.size * self.repeats
+
+
+class RowOrder(Sampler[list[int]]):
+    """The demonstrations of each step: a permutation for each epoch, as accelerate and so TRL draw it; the last step takes the rest.
+
+    Args:
+        count: Demonstrations in all.
+        size: Demonstrations of a step.
+        seed: Seed of the permutations.
+    """
+
+    def __init__(self, count: int, size: int, seed: int) -> None:
+        self.count, self.size, self.seed, self.epoch = count, size, seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        order = torch.randperm(self.count, generator=generator).tolist()
+        for start in range(0, self.count, self.size):
+            yield order[start : start + self.size]
+
+    def __len__(self) -> int:
+        return -(-self.count // self.size)
+
+
+def step_loader(items: Sequence[Any], order: Sampler[list[int]]) -> DataLoader[Any]:
+    """Return a loader whose items are lists of ``items``, one for each optimizer step."""
+    return _Loader(list(items), batch_sampler=order, collate_fn=list)  # type: ignore[arg-type]
 
 
 class _Loader(DataLoader[Any]):

@@ -60,7 +60,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class GroupSpan:
-    """One prompt and its completions: packed tokens [start, middle) and [middle, stop)."""
+    """One prompt and its completions: packed tokens [start, middle) and [middle, stop); with a single completion all is [start, middle)."""
 
     start: int
     middle: int
@@ -107,8 +107,8 @@ def pack(batch: Batch, block_tokens: int = BLOCK_TOKENS) -> Layout:
     groups: list[GroupSpan] = []
     spans: list[Span] = []
     longest = 0
-    for prompt, rows in itertools.groupby(range(len(batch)), key=lambda row: batch.prompt_of[row]):
-        prompt_ids = batch.prompts[prompt]
+    for prompt, members in itertools.groupby(range(len(batch)), key=lambda row: batch.prompt_of[row]):
+        prompt_ids, rows = batch.prompts[prompt], list(members)
         start, length = len(tokens), len(prompt_ids)
         tokens.extend(prompt_ids)
         positions.extend(range(length))
@@ -123,9 +123,10 @@ def pack(batch: Batch, block_tokens: int = BLOCK_TOKENS) -> Layout:
             targets.extend(completion)
             scatter.extend(range(row * batch.width, row * batch.width + size))
             longest = max(longest, length + size)
-            if size > 1:
+            if size > 1 and len(rows) > 1:
                 spans.append(Span(first, size - 1, start, length))
-        groups.append(GroupSpan(start, middle, len(tokens)))
+        # A prompt that nothing is shared of is one sequence with its completion.
+        groups.append(GroupSpan(start, middle if len(rows) > 1 else len(tokens), len(tokens)))
     used = len(tokens)
     fill = row_bucket(used) - used if device.type == "cpu" else 0
 

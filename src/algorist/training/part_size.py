@@ -35,8 +35,8 @@ PART_BYTES = 2 * 10**9
 MIXED_BYTES = 10
 """What a layer keeps more under autocast than in 16 bit, per token and width: its stream and norms are float32 (counted)."""
 _SHORT, _LONG = 32, 96
-_slopes: weakref.WeakKeyDictionary[nn.Module, dict[bool, float]] = weakref.WeakKeyDictionary()
-"""Bytes per token of models that are shapes only and never change, by whether the pass is packed."""
+_slopes: weakref.WeakKeyDictionary[nn.Module, float] = weakref.WeakKeyDictionary()
+"""Bytes per token of models that are shapes only and never change."""
 
 
 def saved_bytes(forward: Callable[[], Tensor], model: nn.Module) -> int:
@@ -81,7 +81,7 @@ def _forward(base: Any, ids: Tensor, autocast: contextlib.AbstractContextManager
     return hidden
 
 
-def _kept(model: Any, tokens: int, packed: bool) -> int:
+def _kept(model: Any, tokens: int) -> int:
     """Return the bytes that the backward pass keeps of the forward pass of one row; without logits, where the pass makes none."""
     base = unwrap(model)
     device, half = next(base.parameters()).device, tokens // 2
@@ -92,10 +92,10 @@ def _kept(model: Any, tokens: int, packed: bool) -> int:
         mask = torch.ones(1, half, dtype=torch.bool, device=device)
         row = [1] * half
         batch = Batch([row], [row], [0], torch.zeros(1, device=device), mask)
-        if packed and LogProbs(verify=False).why_plain(model, batch) is None:
+        if LogProbs(verify=False).why_plain(model, batch) is None:
             with autocast:
                 return packed_log_probs(model, batch)[0].sum()
-        if packed and not shapes_only:
+        if not shapes_only:
             return plain_log_probs(model, batch, autocast=lambda: autocast)[0].sum()
         return _forward(base, torch.ones(1, tokens, dtype=torch.long, device=device), autocast)
 
@@ -103,20 +103,19 @@ def _kept(model: Any, tokens: int, packed: bool) -> int:
 
 
 @torch.enable_grad()
-def kept_per_token(model: Any, precision: Precision, *, packed: bool) -> float:
+def kept_per_token(model: Any, precision: Precision) -> float:
     """Return the bytes that the backward pass keeps of one token, all layers kept.
 
     Args:
         model: The policy, as the loop wraps it; one on the meta device has shapes only.
         precision: Its types.
-        packed: Count GRPO's pass, packed where the model is covered; else the model's own forward, without logits.
     """
     base = unwrap(model)
     training, shapes_only = base.training, next(base.parameters()).device.type == "meta"
     if recomputes(base):
         base.eval()  # checkpointing is in force in training only
-    known = _slopes.setdefault(base, {}) if shapes_only else {}
-    if packed not in known:
+    per_token = _slopes.get(base) if shapes_only else None
+    if per_token is None:
         # A run casts no input to the factors' float32; shapes know no autocast, so here the factors change type.
         factors = [p for name, p in base.named_parameters() if shapes_only and "lora_" in name]
         types = [(factor, factor.dtype) for factor in factors]
@@ -124,15 +123,17 @@ def kept_per_token(model: Any, precision: Precision, *, packed: bool) -> float:
             factor.data = factor.data.to(precision.compute)
         try:
             with torch.random.fork_rng(devices=[]):  # dropout draws numbers that training would draw
-                long, short = (_kept(model, count, packed) for count in (_LONG, _SHORT))
+                long, short = (_kept(model, count) for count in (_LONG, _SHORT))
         finally:
             base.train(training)
             for factor, dtype in types:
                 factor.data = factor.data.to(dtype)
-        known[packed] = (long - short) / (_LONG - _SHORT)
+        per_token = (long - short) / (_LONG - _SHORT)
+        if shapes_only:
+            _slopes[base] = per_token
     config = base.config.get_text_config()
     mixed = shapes_only and precision.autocast
-    return known[packed] + MIXED_BYTES * config.hidden_size * max(1, config.num_hidden_layers) * mixed
+    return per_token + MIXED_BYTES * config.hidden_size * max(1, config.num_hidden_layers) * mixed
 
 
 def head_bytes(base: Any, completions: int, precision: Precision) -> int:
@@ -167,7 +168,7 @@ def tokens_that_fit(
     states = 0 if optimizer is not None and optimizer.state else state_bytes(section.optim)
     coming += sum(own_part(p).numel() * (p.element_size() + states) for p in trained)
     precision = Precision(weight_dtype(base), compute_dtype(base))
-    per_token = kept_per_token(model, precision, packed=True)
+    per_token = kept_per_token(model, precision)
     left = memory_left(device) - coming
     tokens = tokens_in(left, per_token, base, section, precision)
     log.info("one forward and backward takes up to %d tokens (%.1f GB left)", tokens, left / 1e9)

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from algorist.models.precision import HALF, has_tensor_cores_for, on_gpu
+from algorist.training.loop_seam import RECOMPUTE
 from algorist.training.packed import Layout, NotPackable, SelfBlock, in_one_copy, input_on_host, mlp_in_tiles
-from algorist.training.trl_seam import RECOMPUTE
 
 ATTENTION_NAME = "algorist_shared_prefix"
 ForwardKernel = Callable[[Sequence[Tensor], bool, float], tuple[Tensor, Tensor]]

@@ -30,24 +30,73 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
+from algorist.objectives import Objective
 from algorist.training.batch import Batch
-from algorist.training.extension import Sampled
-from algorist.training.faults import until_it_fits
-from algorist.training.metrics import Metrics
-from algorist.training.objective import advantages_of, loss_of, rows_to_compute, step_weights
-from algorist.types import Problem
+from algorist.training.extension import Extensions, Policy, Sampled, Sampler
+from algorist.training.metrics import Averages, Metrics
+from algorist.training.objective import LossInputs, advantages_of, loss_of, rows_to_compute
+from algorist.types import Group, Problem
 
 if TYPE_CHECKING:
-    from algorist.training.grpo import AlgoristGRPOTrainer as Trainer
+    from algorist.training.passes import Passes
 
 
-def train_step(trainer: Trainer, model: Any, problems: Sequence[Problem]) -> Tensor:
+class Learner(Protocol):
+    """What an update takes of a trainer."""
+
+    objective: Objective
+    extensions: Extensions
+    passes: Passes
+    averages: Averages
+
+    def weights_of(self, batch: Batch) -> Tensor:
+        """Return the weights (B, T) of a step's tokens."""
+
+    def count(self, metrics: Metrics, log_probs: Tensor, batch: Batch) -> None:
+        """Count what a part says beyond its loss."""
+
+    def count_skipped(self, metrics: Metrics, batch: Batch, computed: Sequence[int]) -> None:
+        """Count the completions that needed no pass."""
+
+    def add_up(self, metrics: Metrics) -> dict[str, float]:
+        """Return the metrics of all processes."""
+
+
+class Collector(Learner, Sampler, Policy, Protocol):
+    """What a step of GRPO takes of a trainer beside that."""
+
+    position: int
+    """Steps done on the rollout batch in use."""
+
+    @property
+    def steps_per_rollouts(self) -> int:
+        """Steps that a rollout batch feeds."""
+
+    def begin_rollout_batch(self, batch: Batch) -> None:
+        """Deal its completions to the steps that it feeds."""
+
+    def share_of_step(self) -> Batch:
+        """Return the completions that this step learns from."""
+
+    def end_step(self) -> None:
+        """Count the step."""
+
+    def share_of(self, groups: Sequence[Group], advantages_PG: Tensor) -> Batch:
+        """Return this process's completions of all groups."""
+
+    def rows_of(self, places: Sequence[int]) -> list[int]:
+        """Return which of this process's completions belong to the groups at ``places``."""
+
+    def log_rollouts(self, sampled: Sampled, advantages_PG: Tensor) -> None:
+        """Count and store what was sampled."""
+
+
+def train_step(trainer: Collector, model: Any, problems: Sequence[Problem]) -> Tensor:
     """Return the loss of one optimizer step, its gradient in the parameters; the trainer's loop then clips and steps.
 
     Args:
@@ -59,14 +108,15 @@ def train_step(trainer: Trainer, model: Any, problems: Sequence[Problem]) -> Ten
     if trainer.position == 0:
         trainer.begin_rollout_batch(roll_out(trainer, problems))
     sampled = time.perf_counter()
-    loss = update(trainer, model, trainer.share_of_step())
+    batch = trainer.extensions.update(trainer.share_of_step(), trainer)
+    loss = update(trainer, model, batch)
     trainer.end_step()
     now = time.perf_counter()
     trainer.averages.add({"time/update_s": now - sampled, "time/step_s": now - began})
     return loss
 
 
-def roll_out(trainer: Trainer, problems: Sequence[Problem]) -> Batch:
+def roll_out(trainer: Collector, problems: Sequence[Problem]) -> Batch:
     """Return this process's share of a rollout batch; advantages, store and metrics see the groups of all processes."""
     began = time.perf_counter()
     # problems: extensions may choose others
@@ -84,7 +134,7 @@ def roll_out(trainer: Trainer, problems: Sequence[Problem]) -> Batch:
     return batch
 
 
-def with_old_log_probs(trainer: Trainer, batch: Batch, earlier: Sequence[int]) -> Batch:
+def with_old_log_probs(trainer: Collector, batch: Batch, earlier: Sequence[int]) -> Batch:
     """Add log π_old where the ratio is not 1: where a batch feeds several steps, or an earlier policy sampled some of it.
 
     Args:
@@ -93,72 +143,52 @@ def with_old_log_probs(trainer: Trainer, batch: Batch, earlier: Sequence[int]) -
         earlier: Places of groups of an earlier policy, whose sampler's log-probs are those of that policy.
     """
     by_trainer = trainer.extensions.need_old_log_probs and batch.sampler_log_probs is not None
-    if not (by_trainer or trainer.schedule.steps > 1 or earlier):
+    if not (by_trainer or trainer.steps_per_rollouts > 1 or earlier):
         return batch
     exact = trainer.sampler_is_exact(batch) and not by_trainer
     old = batch.sampler_log_probs if exact else trainer.log_probs_of(batch)
     sampler = batch.sampler_log_probs
     if earlier and old is not None and sampler is not None:
-        rows = trainer.schedule.rows_of(earlier, trainer.rank)
+        rows = trainer.rows_of(earlier)
         old, sampler = old.clone(), sampler.clone()
         old[rows] = sampler[rows]
         sampler[rows] = torch.nan  # nothing to compare the trainer of now with
     return replace(batch, old_log_probs=old, sampler_log_probs=sampler)
 
 
-def update(trainer: Trainer, model: Any, batch: Batch) -> Tensor:
-    """Return the loss of a step, its gradient in the parameters; in smaller parts when memory runs out.
-
-    Under DDP the parts run in the model inside, and the gradients are averaged when all are done: a process that runs out of memory
-    does its share again while the others wait for it.
-    """
-    policy, replicated = trainer.inside(model)
-    batch = trainer.extensions.update(batch, trainer)
-    loss, metrics = until_it_fits(
-        trainer,
-        policy,
-        lambda: in_parts(trainer, policy, batch),
-        lambda: trainer.halve_parts(batch),
-        alone=replicated or trainer.processes == 1 or trainer.shared_passes is not None,
+def update(learner: Learner, model: Any, batch: Batch) -> Tensor:
+    """Return the loss of a step of SFT or GRPO, its gradient in the parameters; in smaller parts when memory runs out."""
+    loss, metrics = learner.passes.until_they_fit(
+        model,
+        batch,
+        lambda: rows_to_compute(batch, learner.objective, learner.extensions),
+        lambda policy: in_parts(learner, policy, batch),
     )
-    if replicated:
-        trainer.average_gradients(policy)
-    trainer.merge(metrics)
-    values = metrics.values()
-    trainer.averages.add(values | trainer.extensions.updated(values))
+    values = learner.add_up(metrics)
+    learner.averages.add(values | learner.extensions.updated(values))
     return loss
 
 
-def in_parts(trainer: Trainer, model: Any, batch: Batch) -> tuple[Tensor, Metrics]:
+def in_parts(learner: Learner, model: Any, batch: Batch) -> tuple[Tensor, Metrics]:
     """Return loss and metrics of this process after forward and backward of each part."""
-    objective, extensions, metrics = trainer.objective, trainer.extensions, Metrics()
-    weights = step_weights(
-        batch, objective, tokens=trainer.tokens_per_step, micro_batch=trainer.schedule.micro_batch
-    )
+    objective, extensions, passes, metrics = learner.objective, learner.extensions, learner.passes, Metrics()
+    weights = learner.weights_of(batch)
     rows = rows_to_compute(batch, objective, extensions)
     total = torch.zeros((), device=batch.mask.device)
 
     def one_pass(part: list[int], idle: bool) -> None:
         piece = batch.take(part)
-        log_probs, entropy = trainer.log_probs(
-            model,
-            piece,
-            compute_entropy=not idle,
-            of_head={} if idle else extensions.of_head(piece),
-            autocast=trainer.accelerator.autocast,
+        log_probs, entropy = passes.log_probs(
+            model, piece, compute_entropy=not idle, of_head={} if idle else extensions.of_head(piece)
         )
         if idle:  # another process has one more part, and each pass needs all of them
-            return trainer.accelerator.backward(log_probs.sum() * 0)
+            return passes.backward(log_probs.sum() * 0)
         part_weights = weights[torch.tensor(part, device=weights.device), : piece.width]
-        loss = loss_of(log_probs, entropy, piece, part_weights, objective, metrics, extensions)
-        trainer.accelerator.backward(loss)
+        loss = loss_of(LossInputs(log_probs, entropy, piece, part_weights), objective, metrics, extensions)
+        passes.backward(loss)
         total.add_(loss.detach())
-        trainer.compare_with_sampler(metrics, log_probs.detach(), piece)
+        learner.count(metrics, log_probs.detach(), piece)
 
-    for part, idle in trainer.passes(batch, rows):
-        if trainer.shared_passes is None:
-            one_pass(part, idle)
-        else:
-            trainer.shared_passes.run(partial(one_pass, part, idle))
-    trainer.count_skipped(metrics, batch, rows)
+    passes.run(batch, rows, one_pass)
+    learner.count_skipped(metrics, batch, rows)
     return total, metrics

@@ -15,8 +15,8 @@ from algorist.config.explain import describe, explain, to_yaml
 from algorist.config.load import parse_override
 from algorist.config.schema import Recipe
 from algorist.errors import ConfigError
-from algorist.extensions.toolkit.oneshot import trl_config
 from algorist.training.training_arguments import optim_arguments
+from benchmarks.stock_trl import trl_config
 
 
 def write(folder: Path, name: str, text: str) -> str:

@@ -33,7 +33,7 @@ from algorist.rewards import RewardSet, build_rewards
 from algorist.rollouts import make_engine
 from algorist.rollouts.base import SamplingParams
 from algorist.runs.pipeline import run_recipe
-from algorist.training.distributed import model_on
+from algorist.training.processes import model_on
 from algorist.types import Problem
 
 FORM = get_format("reasoning_answer")

@@ -67,7 +67,7 @@ def test_control_groups_bound_what_is_available(
 
 def test_a_part_on_a_cpu_is_bounded_and_smaller_where_less_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small_model()
-    per_token = kept_per_token(model, FLOAT32, packed=True)
+    per_token = kept_per_token(model, FLOAT32)
     assert per_token > 2 * 64 * 4 * 10
     sizes = [
         tokens_that_fit(model, section)
@@ -83,5 +83,5 @@ def test_a_part_on_a_cpu_is_bounded_and_smaller_where_less_is_left(monkeypatch: 
 def test_counting_a_token_draws_no_number_and_leaves_the_mode() -> None:
     model = small_model().train()
     state = torch.get_rng_state()
-    kept_per_token(model, FLOAT32, packed=True)
+    kept_per_token(model, FLOAT32)
     assert torch.equal(state, torch.get_rng_state()) and model.training

@@ -15,17 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset
 from transformers import TrainerCallback
-from trl import SFTConfig
 
 from algorist.config.schema import GRPOSection, SFTSection
 from algorist.models.tiny import tiny_model, train_tokenizer
 from algorist.prompts import get_format
 from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
-from algorist.training.distributed import Processes
 from algorist.training.grpo_setup import make_grpo_trainer
+from algorist.training.processes import Processes
 from algorist.training.sft import AlgoristSFTTrainer
 from algorist.types import Problem
 
@@ -40,7 +38,7 @@ class Limit(TrainerCallback):
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         """Limit the address space."""
         if not self.planned:
-            _ = self.trainer.part_tokens
+            _ = self.trainer.passes.part_tokens
         if self.extra:
             pages = int(Path("/proc/self/statm").read_text().split()[0])
             limit = pages * resource.getpagesize() + self.extra
@@ -61,11 +59,6 @@ def main(kind: str, extra_mb: int, folder: Path, planned: str = "") -> None:
     texts = [f"what is {n} plus {n + 1}" for n in range(64)]
     tokenizer = train_tokenizer(texts, vocab_size=300)
     model = tiny_model(tokenizer, seed=1, hidden_size=192, layers=2)
-    common: dict[str, Any] = {
-        "output_dir": str(folder), "max_steps": 2, "use_cpu": True, "bf16": False, "gradient_checkpointing": False,
-        "report_to": [], "save_strategy": "no", "logging_steps": 1, "disable_tqdm": True, "seed": 3,
-        "gradient_accumulation_steps": 2, "optim": "sgd", "learning_rate": 0.05, "per_device_train_batch_size": 32,
-    }  # fmt: skip
     limit = Limit(extra_mb, bool(planned))
     trainer: Any
     if kind == "grpo":
@@ -91,18 +84,18 @@ def main(kind: str, extra_mb: int, folder: Path, planned: str = "") -> None:
     else:
         ids = [tokenizer(t * 12)["input_ids"][:200] for t in texts * 2]
         trainer = AlgoristSFTTrainer(
+            rows=[{"input_ids": i, "labels": i} for i in ids],
             model=model,
-            args=SFTConfig(
-                **common,
-                dataset_kwargs={"skip_prepare_dataset": True},
-                completion_only_loss=False,
-                max_length=200,
+            tokenizer=tokenizer,
+            section=SFTSection(
+                max_steps=2, batch_size=32, gradient_accumulation_steps=2, optim="sgd", learning_rate=0.05, lr_scheduler="linear",
+                save_steps=10**9,
             ),
-            train_dataset=Dataset.from_list([{"input_ids": i, "labels": i} for i in ids]),
-            processing_class=tokenizer,
+            output_dir=folder,
+            seed=3,
+            device=torch.device("cpu"),
             callbacks=[limit],
-            section=SFTSection(batch_size=32, gradient_accumulation_steps=2),
-        )
+        )  # fmt: skip
     limit.trainer = trainer
     trainer.train()
     if not processes.main:

@@ -317,7 +317,7 @@ def test_parts_of_any_size_are_the_same_step(tmp_path: Path) -> None:
     ):
         tokens = changes.pop("part_tokens", None)
         trainer = make_trainer(tmp_path, optim="sgd", learning_rate=0.05, **changes)
-        trainer.part_tokens = tokens
+        trainer.passes.part_tokens = tokens
         before = parameters_of(trainer)
         trainer.train()
         runs.append(parameters_of(trainer) - before)

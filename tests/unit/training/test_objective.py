@@ -39,7 +39,7 @@ from algorist.training.batch import Batch
 from algorist.training.extension import Extensions
 from algorist.training.grpo_setup import check_rewards
 from algorist.training.metrics import Metrics
-from algorist.training.objective import loss_of
+from algorist.training.objective import LossInputs, loss_of
 from algorist.training.step import in_parts
 from tests.tiny import make_trainer, raw_format, section, smoke_recipe
 
@@ -136,7 +136,7 @@ def test_steps_and_parts_of_a_rollout_batch_add_up_to_the_prompt_average(tmp_pat
     trainer.objective = replace(
         trainer.objective, loss=replace(LOSSES.get("dapo"), reduction="prompt-mean-token-mean")
     )
-    trainer.part_tokens = 12
+    trainer.passes.part_tokens = 12
     trainer.begin_rollout_batch(batch)
     assert len(trainer.dealt) == 2 and trainer.dealt[0] not in ([0, 1, 2, 3], [4, 5, 6, 7])
     trainer.model.zero_grad()
@@ -205,7 +205,7 @@ def test_masked_completions_have_no_gradient_and_are_counted() -> None:
     metrics, objective = Metrics(), Objective(LOSSES.get("dapo"), group_centered)
     extensions = Extensions([OffPolicyMask(recipe("grpo.off_policy_mask=0.5"))])
     weights = token_weights(batch.mask, "token-mean", like=now)
-    loss_of(now, None, batch, weights, objective, metrics, extensions).backward()
+    loss_of(LossInputs(now, None, batch, weights), objective, metrics, extensions).backward()
     assert now.grad is not None
     assert ((now.grad != 0).any(1).numpy() == kept).all()
     expected = -(batch.advantages * weights).detach() * torch.tensor(kept)[:, None]

@@ -11,23 +11,18 @@ import torch
 from algorist.config.load import load_recipe
 from algorist.config.section import ModelSection
 from algorist.models.load import make_policy
-from algorist.training.sft import AlgoristSFTTrainer, Demonstration, make_sft_trainer, tokenize_demonstrations
+from algorist.training import sft
+from algorist.training.batch import Batch
+from algorist.training.sft import Demonstration, make_sft_trainer, tokenize_demonstrations
 from tests.tiny import CPU, TOKENIZER, smoke_recipe, tiny_policy
 
 
-def test_labels_of_the_trainers_batches_are_the_output_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_learns_the_output_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = tiny_policy()
     demos = [Demonstration(f"{n} + {n}?", f"it is {2 * n}" + " or so" * n) for n in range(6)]
-    seen: list[dict[str, torch.Tensor]] = []
-    loss = AlgoristSFTTrainer._loss
-
-    def seen_loss(self: Any, model: Any, inputs: Any, *rest: Any) -> Any:
-        seen.append({k: v.clone() for k, v in inputs.items() if isinstance(v, torch.Tensor)})
-        return loss(self, model, inputs, *rest)
-
-    monkeypatch.setattr(AlgoristSFTTrainer, "_loss", seen_loss)
+    seen: list[Batch] = []
+    made = sft.batch_of
+    monkeypatch.setattr(sft, "batch_of", lambda *rows: seen.append(made(*rows)) or seen[-1])
     changes = ["sft.batch_size=3", "sft.gradient_accumulation_steps=1", "sft.epochs=1"]
     trainer = make_sft_trainer(
         model=policy.model,
@@ -39,21 +34,33 @@ def test_labels_of_the_trainers_batches_are_the_output_only(
         device=CPU,
     )
     trainer.train()
-    assert [batch["labels"].shape[0] for batch in seen] == [3, 3]
+    assert [len(batch) for batch in seen] == [3, 3]
     encode = policy.tokenizer
-    expected = {}
+    expected = set()
     for demo in demos:
-        prompt = encode(demo.prompt)["input_ids"]
         output = encode(demo.completion, add_special_tokens=False)["input_ids"] + [encode.eos_token_id]
-        expected[tuple(prompt + output)] = [-100] * len(prompt) + output
-    found = {}
-    for batch in seen:
-        assert batch["labels"].shape == batch["input_ids"].shape
-        masks = batch.get("attention_mask", batch["input_ids"] != encode.pad_token_id)
-        for ids, labels, mask in zip(batch["input_ids"], batch["labels"], masks.bool(), strict=True):
-            assert set(labels[~mask].tolist()) <= {-100}
-            found[tuple(ids[mask].tolist())] = labels[mask].tolist()
-    assert found == expected
+        expected.add((tuple(encode(demo.prompt)["input_ids"]), tuple(output)))
+    learned = {
+        (tuple(batch.prompts[prompt]), tuple(torch.tensor(ids)[mask[: len(ids)]].tolist()))
+        for batch in seen
+        for prompt, ids, mask in zip(batch.prompt_of, batch.completions, batch.mask, strict=True)
+    }
+    assert learned == expected
+
+
+def test_an_empty_prompt_teaches_all_but_the_first_token(tmp_path: Path) -> None:
+    policy = tiny_policy()
+    rows, _ = tokenize_demonstrations(
+        [Demonstration("", "7"), Demonstration("", "")], policy.tokenizer, max_length=9
+    )
+    seven = policy.tokenizer("7")["input_ids"]
+    batch = sft.batch_of(rows[:1], CPU)
+    assert batch.prompts == [seven[:1]] and batch.completions[0][-1] == policy.tokenizer.eos_token_id
+    trainer = make_sft_trainer(
+        model=policy.model, tokenizer=policy.tokenizer, demos=[Demonstration("", "7"), Demonstration("", "")],
+        section=smoke_recipe(tmp_path).sft, output_dir=tmp_path, seed=0, device=CPU,
+    )  # fmt: skip
+    assert len(trainer.rows) == 1  # a lone end token is predicted from nothing
 
 
 TINY = ModelSection.model_validate(

@@ -1,4 +1,4 @@
-"""SFT's fast loss against stock TRL's: the same loss, gradient and logged numbers on the same batch."""
+"""SFT against stock TRL: the same loss, gradient and logged numbers on the same batch, the same weights after twenty steps."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from datasets import Dataset
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Gemma2Config, Gemma2ForCausalLM
 from trl import SFTConfig, SFTTrainer
 
+from algorist.config.schema import SFTSection
 from algorist.models.attention import float32_attention
 from algorist.models.precision import set_compute
-from algorist.training.sft import AlgoristSFTTrainer
-from tests.tiny import TOKENIZER, make_model
+from algorist.training.sft import AlgoristSFTTrainer, batch_of
+from algorist.training.step import update
+from tests.tiny import CPU, TOKENIZER, make_model
 
 VOCAB = len(TOKENIZER)
 
@@ -41,92 +43,134 @@ def rows() -> list[dict[str, list[int]]]:
     return found
 
 
-def make(cls: type[Any], folder: Path, model: Any, **changes: Any) -> Any:
-    return cls(
+def stock(folder: Path, model: Any, **changes: Any) -> Any:
+    """Return TRL's trainer, its rows of six in a step."""
+    settings = {"per_device_train_batch_size": 6, "gradient_checkpointing": False} | changes
+    return SFTTrainer(
         model=model,
         args=SFTConfig(
-            output_dir=str(folder), per_device_train_batch_size=6, use_cpu=True, bf16=False, report_to=[],
-            dataset_kwargs={"skip_prepare_dataset": True}, completion_only_loss=False, **changes,
+            output_dir=str(folder), use_cpu=True, bf16=False, report_to=[], seed=7, data_seed=7, logging_steps=1,
+            dataset_kwargs={"skip_prepare_dataset": True}, completion_only_loss=False, save_strategy="no", **settings,
         ),
         train_dataset=Dataset.from_list(rows()),
         processing_class=TOKENIZER,
     )  # fmt: skip
 
 
-def measured(
-    trainer: Any, inputs: dict[str, Any], items: Any
-) -> tuple[float, torch.Tensor, dict[str, float]]:
+def ours(folder: Path, model: Any, **changes: Any) -> AlgoristSFTTrainer:
+    settings = {"batch_size": 6, "save_steps": 10**9} | changes
+    return AlgoristSFTTrainer(
+        rows=rows(),
+        model=model,
+        tokenizer=TOKENIZER,
+        section=SFTSection(**settings),
+        output_dir=folder,
+        seed=7,
+        device=CPU,
+    )
+
+
+def gradient_of(model: Any) -> torch.Tensor:
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+def stock_step(trainer: Any) -> tuple[float, torch.Tensor, dict[str, float]]:
     trainer.model.train()
-    trainer.model.zero_grad()
-    loss = trainer.compute_loss(trainer.model, dict(inputs), num_items_in_batch=items)
+    inputs = next(iter(trainer.get_train_dataloader()))
+    labels = (inputs["labels"][:, 1:] != -100).sum()
+    loss = trainer.compute_loss(trainer.model, dict(inputs), num_items_in_batch=labels)
     loss.backward()
-    gradient = torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None])
     logged = {name: values[-1] for name, values in trainer._metrics["train"].items()}
-    return loss.item(), gradient, logged
+    return loss.item(), gradient_of(trainer.model), logged
+
+
+def our_step(trainer: AlgoristSFTTrainer) -> tuple[float, torch.Tensor, dict[str, float]]:
+    loss = trainer.training_step(trainer.model, next(iter(trainer.get_train_dataloader())))
+    logged = trainer.averages.take() | {"num_tokens": float(trainer.state.num_input_tokens_seen)}
+    return loss.item(), gradient_of(trainer.model), logged
+
+
+def made(kind: str) -> Any:
+    model = soft_capped() if kind == "soft-capped" else make_model()
+    if kind == "untied":
+        model.config.tie_word_embeddings = False
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().flip(0).clone())
+    if kind == "lora":
+        torch.manual_seed(1)
+        lora = LoraConfig(
+            r=8, target_modules=["q_proj", "up_proj"], init_lora_weights=False, task_type="CAUSAL_LM"
+        )
+        return get_peft_model(model, lora)
+    return model
 
 
 @pytest.mark.parametrize("kind", ["full", "untied", "lora", "soft-capped"])
-@pytest.mark.parametrize("loss_type", ["nll", "dft"])
-def test_loss_gradient_and_metrics_equal_stock_trl(tmp_path: Path, kind: str, loss_type: str) -> None:
-    found = []
-    for cls in (SFTTrainer, AlgoristSFTTrainer):
-        model = soft_capped() if kind == "soft-capped" else make_model()
-        if kind == "untied":
-            model.config.tie_word_embeddings = False
-            model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().flip(0).clone())
-        if kind == "lora":
-            from peft import get_peft_model
-
-            torch.manual_seed(1)
-            lora = LoraConfig(
-                r=8, target_modules=["q_proj", "up_proj"], init_lora_weights=False, task_type="CAUSAL_LM"
-            )
-            model = get_peft_model(model, lora)
-        trainer = make(cls, tmp_path, model, loss_type=loss_type)
-        inputs = next(iter(trainer.get_train_dataloader()))
-        found.append(measured(trainer, inputs, torch.tensor(40)))
-    (loss, gradient, logged), (our_loss, our_gradient, our_logged) = found
-    assert our_loss == pytest.approx(loss, rel=1e-5) and loss > 0.01
-    assert float((our_gradient - gradient).norm() / gradient.norm()) <= 1e-5
-    assert our_logged == pytest.approx(logged, rel=1e-4)
-    assert {"entropy", "mean_token_accuracy", "num_tokens"} <= set(our_logged)
+@pytest.mark.parametrize("part_tokens", [None, 40])
+def test_loss_gradient_and_metrics_equal_stock_trl(
+    tmp_path: Path, kind: str, part_tokens: int | None
+) -> None:
+    loss, gradient, logged = stock_step(stock(tmp_path, made(kind)))
+    result = our_step(ours(tmp_path, made(kind), micro_batch_tokens=part_tokens))
+    assert result[0] == pytest.approx(loss, rel=1e-5) and loss > 0.01
+    assert float((result[1] - gradient).norm() / gradient.norm()) <= 1e-5
+    assert result[2] == pytest.approx(logged, rel=1e-4)
+    assert {"entropy", "mean_token_accuracy", "num_tokens"} <= set(result[2])
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_training_gives_stock_trls_weights(tmp_path: Path, checkpointing: bool) -> None:
-    weights = []
-    for cls in (SFTTrainer, AlgoristSFTTrainer):
-        model = make_model()
-        changes = {"max_steps": 3, "learning_rate": 0.05, "optim": "sgd", "save_strategy": "no"}
-        make(cls, tmp_path, model, gradient_checkpointing=checkpointing, **changes).train()
-        weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+def test_twenty_steps_give_stock_trls_weights(tmp_path: Path, checkpointing: bool) -> None:
+    """Six rows in micro-batches of two, two to a step: the second step of an epoch has one, and ten epochs draw ten orders."""
+    weights, logs = [], []
+    common = {"max_steps": 20, "learning_rate": 0.05, "optim": "sgd", "gradient_accumulation_steps": 2}
+    common["gradient_checkpointing"] = checkpointing
+    for mine in (False, True):  # one after the other: making a trainer resets accelerate's state
+        if mine:
+            trainer = ours(tmp_path, make_model(), batch_size=2, lr_scheduler="cosine", **common)
+        else:
+            size = {"per_device_train_batch_size": 2, "lr_scheduler_type": "cosine", "disable_tqdm": True}
+            trainer = stock(tmp_path, make_model(), **size, **common)
+        trainer.train()
+        weights.append(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]))
+        logs.append([row for row in trainer.state.log_history if "grad_norm" in row])
     start = torch.cat([p.detach().flatten() for p in make_model().parameters()])
     assert float((weights[1] - weights[0]).norm() / (weights[0] - start).norm()) <= 1e-5
+    for theirs, row in zip(*logs, strict=True):
+        for name in ("loss", "grad_norm", "learning_rate", "num_tokens"):
+            assert row[name] == pytest.approx(theirs[name], rel=1e-4), name
 
 
-def test_a_batch_without_labels_is_left_to_trl(tmp_path: Path) -> None:
-    trainer = make(AlgoristSFTTrainer, tmp_path, make_model())
-    inputs = next(iter(trainer.get_train_dataloader()))
-    inputs["labels"] = torch.full_like(inputs["labels"], -100)
-    loss, gradient, _ = measured(trainer, inputs, torch.tensor(0))
-    assert loss == 0.0 and not gradient.any()
+def test_the_same_prompt_is_computed_once(tmp_path: Path) -> None:
+    same = [{"input_ids": [5, 6, 7, 8, n], "labels": [-100, -100, -100, 8, n]} for n in (9, 10, 11)]
+    shared = batch_of(same, CPU)
+    assert shared.prompts == [[5, 6, 7]] and shared.packed_tokens(range(3)) == 3 + 3 * 2
+    results = []
+    for copies in (same, [{**row, "input_ids": list(row["input_ids"])} for row in same]):
+        model = make_model()
+        trainer = ours(tmp_path, model)
+        batch = batch_of(copies, CPU)
+        if copies is not same:  # each with a prompt of its own
+            batch.prompts, batch.prompt_of = batch.prompts * 3, [0, 1, 2]
+        trainer.tokens_per_step = 6.0
+        update(trainer, model, batch)
+        results.append(gradient_of(model))
+    assert float((results[0] - results[1]).norm() / results[0].norm()) <= 1e-5
 
 
 def test_the_head_sees_only_positions_with_a_label(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from algorist.training import sft as sft_head
+    from algorist.training import log_probs
 
     seen: list[int] = []
-    real = sft_head.completion_log_probs
+    real = log_probs.completion_log_probs
 
     def watched(hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         seen.append(hidden.shape[0])
         return real(hidden, *args, **kwargs)
 
-    monkeypatch.setattr(sft_head, "completion_log_probs", watched)
-    trainer = make(AlgoristSFTTrainer, tmp_path, make_model())
-    inputs = next(iter(trainer.get_train_dataloader()))
-    measured(trainer, inputs, torch.tensor(40))
-    assert seen == [int((inputs["labels"][:, 1:] != -100).sum())]
+    trainer = ours(tmp_path, make_model())
+    trainer.log_probs.verify, trainer.passes.part_tokens = False, None  # neither compared nor counted
+    monkeypatch.setattr(log_probs, "completion_log_probs", watched)
+    our_step(trainer)
+    assert seen == [sum(label != -100 for row in rows() for label in row["labels"])]
 
 
 class AttentionTypes(TorchDispatchMode):
@@ -144,27 +188,24 @@ class AttentionTypes(TorchDispatchMode):
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_bfloat16_products_are_as_exact_as_stock_trls(tmp_path: Path, checkpointing: bool) -> None:
+    """Attention goes in float32 on the CPU, whose flash kernel goes backward in bfloat16 many times as long."""
     attention = AttentionTypes()
 
-    def gradient(cls: type[Any], half: bool) -> torch.Tensor:
+    def gradient(mine: bool, half: bool) -> torch.Tensor:
         model = make_model()
         if half:
             set_compute(model, torch.bfloat16)
-        trainer = make(cls, tmp_path, model)
+        trainer = ours(tmp_path, model) if mine else stock(tmp_path, model)
         if checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
-        inputs = next(iter(trainer.get_train_dataloader()))
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half), attention:
             attention.seen.clear()
-            return measured(trainer, inputs, torch.tensor(40))[1]
+            return (our_step if mine else stock_step)(trainer)[1]
 
-    exact = gradient(SFTTrainer, half=False)
-    stock, ours = (
-        float((gradient(cls, half=True) - exact).norm() / exact.norm())
-        for cls in (SFTTrainer, AlgoristSFTTrainer)
-    )
-    assert 1e-4 < ours <= 1.5 * stock < 0.1  # differences of single roundings
-    assert attention.seen == {torch.bfloat16 if checkpointing else torch.float32}
+    exact = gradient(mine=False, half=False)
+    theirs, own = (float((gradient(mine, half=True) - exact).norm() / exact.norm()) for mine in (False, True))
+    assert 1e-4 < own <= 1.5 * theirs < 0.1  # differences of single roundings
+    assert torch.float32 in attention.seen
 
 
 def test_attention_of_bfloat16_products_runs_in_float32_on_the_cpu() -> None:

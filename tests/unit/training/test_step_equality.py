@@ -140,7 +140,7 @@ def settle(
         skip=True,
     )
     penalise(mine, beta)
-    mine.part_tokens = None
+    mine.passes.part_tokens = None
 
 
 def same(stock: tuple[float, torch.Tensor], mine: tuple[float, torch.Tensor, Any]) -> None:
@@ -176,7 +176,7 @@ def test_settings(trainers: tuple[Any, Any], switch: str, skip: bool) -> None:
     settle(trainers, "grpo", level="sequence" if switch == "sequence ratio" else "token")
     inputs = with_old_and_reference(stock, padded(1), True)
     mine.objective = replace(mine.objective, skip=skip)
-    mine.part_tokens = {"token budget": 20, "one row at a time": 1}.get(switch)
+    mine.passes.part_tokens = {"token budget": 20, "one row at a time": 1}.get(switch)
     if switch == "delta":
         stock.args.delta = 1.4
         mine.objective = replace(mine.objective, loss=mine.objective.loss.with_settings({"delta": 1.4}))

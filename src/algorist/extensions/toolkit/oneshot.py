@@ -33,7 +33,6 @@ from algorist.types import Message, Problem
 
 if TYPE_CHECKING:
     from datasets import Dataset
-    from trl import GRPOConfig
 
     from algorist.models.load import Policy
     from algorist.runs.solve import Solver
@@ -66,7 +65,7 @@ DEFAULT_GRPO_ARGS: dict[str, Any] = _defaults()
 
 @dataclass
 class TrainingArtifacts:
-    """What ``run_training`` needs: the trainer, and its settings as TRL's ``GRPOConfig``."""
+    """What ``run_training`` needs: the trainer, and its settings as transformers' ``TrainingArguments``."""
 
     trainer: Any
     config: Any
@@ -436,14 +435,10 @@ def _build(
     """Build the trainer with the engine that the section names."""
     from algorist.rollouts import make_engine
     from algorist.training.grpo_setup import make_grpo_trainer
-    from algorist.training.training_arguments import optim_arguments
 
     if "engine" not in settings:
         settings["engine"] = make_engine(section.engine, policy.model, policy.tokenizer, section=section)
-    shared = {key: settings[key] for key in ("output_dir", "seed", "device", "report_to")}
-    arguments = optim_arguments(section, **shared) | {"run_name": settings["run_name"]}
-    # before the trainer: making it resets accelerate's state
-    config = trl_config(section, arguments, rewards.weights)
+    refuse_groups_of_one(section)
     trainer = make_grpo_trainer(
         model=policy.model,
         tokenizer=policy.tokenizer,
@@ -454,45 +449,4 @@ def _build(
         matcher="numeric",
         **settings,
     )
-    return TrainingArtifacts(trainer, config)
-
-
-_SCALES = {ours: theirs for theirs, ours in SCALES.items()}
-_SAME_NAMES = set(
-    "gradient_accumulation_steps steps_per_generation num_iterations temperature top_p top_k beta "
-    "mask_truncated_completions".split()
-)
-_OF_A_LOSS = {
-    "clip_low": "epsilon", "clip_high": "epsilon_high", "importance": "importance_sampling_level",
-    **{key: f"sapo_{key}" for key in ("temperature_pos", "temperature_neg")},
-    **{key: f"vespo_{key}" for key in ("k_pos", "lambda_pos", "k_neg", "lambda_neg")},
-}  # fmt: skip
-
-
-def trl_config(section: GRPOSection, arguments: dict[str, Any], weights: Sequence[float]) -> GRPOConfig:
-    """Return a ``grpo`` section as TRL's configuration, for whoever reads it; the training does not.
-
-    Args:
-        section: The section.
-        arguments: Of ``TrainingArguments``.
-        weights: One for each reward.
-    """
-    from trl import GRPOConfig
-
-    from algorist.training import trl_seam  # noqa: F401  (telemetry off before TRL is imported)
-
-    refuse_groups_of_one(section)
-    of_the_loss = {_OF_A_LOSS.get(key, key): value for key, value in section.loss.parameters.items()}
-    return GRPOConfig(
-        **arguments,
-        **section.model_dump(include=_SAME_NAMES),
-        **of_the_loss,
-        per_device_train_batch_size=section.batch_size,
-        num_generations=section.group_size,
-        max_completion_length=section.max_completion_tokens,
-        min_p=section.min_p or None,
-        loss_type=section.loss.name,
-        scale_rewards=_SCALES.get(section.advantage, "group"),
-        reward_weights=list(weights),
-        remove_unused_columns=False,
-    )
+    return TrainingArtifacts(trainer, trainer.args)

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, field_validator
 from algorist.config.section import Section
 
 INSTALL = (
-    "Install it in an environment of its own, before trl: pip install vllm (on CPU: make test-vllm shows how), "
+    "Install it in an environment of its own, before algorist: pip install vllm (on CPU: make test-vllm shows how), "
     "or take the engine native"
 )
 """What to do where vLLM is missing."""

@@ -1,4 +1,4 @@
-"""The private names of transformers and TRL that algorist touches: few, in one file, and as we know them."""
+"""The private names of transformers that algorist touches: few, in one file, and as we know them."""
 
 from __future__ import annotations
 
@@ -9,56 +9,56 @@ from typing import Any
 
 import torch
 import transformers
-from trl import GRPOTrainer, SFTTrainer
-from trl.kernels import chunked_logprob
 from trl.trainer.utils import RepeatSampler
 
 import algorist
-from algorist.training import trl_seam
+from algorist.training import loop_seam
 from algorist.training.checkpoint import ExactCheckpoints
 from algorist.training.grpo import AlgoristGRPOTrainer
 from algorist.training.order import ProblemOrder
 from algorist.training.sft import AlgoristSFTTrainer
+from algorist.training.trainer import AlgoristTrainer
 
 SOURCE = Path(algorist.__file__).parent
-THEIRS = (transformers.Trainer, SFTTrainer, GRPOTrainer)
 
 
 def private_names_of_theirs() -> set[str]:
-    """Return every private attribute that a trainer of theirs has: methods, and what their constructors set."""
-    names: set[str] = set(vars(chunked_logprob))
-    for cls in THEIRS:
-        names |= {n for n in dir(cls) if n.startswith("_") and not n.startswith("__")}
-        for node in ast.walk(ast.parse(inspect.getsource(inspect.getmodule(cls)))):  # type: ignore[arg-type]
-            if (
-                isinstance(node, ast.Attribute)
-                and isinstance(node.value, ast.Name)
-                and node.value.id == "self"
-            ):
-                names.add(node.attr)
+    """Return every private attribute of transformers' trainer: methods, and what its constructor sets."""
+    names = set(dir(transformers.Trainer))
+    for node in ast.walk(ast.parse(inspect.getsource(inspect.getmodule(transformers.Trainer)))):  # type: ignore[arg-type]
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+            names.add(node.attr)
     return {n for n in names if n.startswith("_") and not n.startswith("__")}
 
 
-def test_six_private_names_at_most_and_one_file() -> None:
-    assert (
-        len(trl_seam.PRIVATE_NAMES) <= 6
-    )  # the sixth: TRL's kernel has no public switch for a machine without a C compiler
+def test_three_private_names_at_most_and_one_file() -> None:
+    assert len(loop_seam.PRIVATE_NAMES) <= 3
     theirs = private_names_of_theirs()
-    assert set(trl_seam.PRIVATE_NAMES) - {trl_seam.RECOMPUTE} <= theirs
-    trainers = (AlgoristGRPOTrainer, AlgoristSFTTrainer, ExactCheckpoints)
-    ours = {n for cls in trainers for n in vars(cls) if n.startswith("_") and not n.startswith("__")}
+    assert set(loop_seam.PRIVATE_NAMES) - {loop_seam.RECOMPUTE} <= theirs
+    trainers = (AlgoristTrainer, AlgoristGRPOTrainer, AlgoristSFTTrainer, ExactCheckpoints)
+    mine = {n for cls in trainers for n in vars(cls) if n.startswith("_") and not n.startswith("__")}
     for path in sorted((SOURCE / "training").glob("*.py")):
         used = {
             node.attr
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
             if isinstance(node, ast.Attribute) and node.attr in theirs
         }
-        if path.name == "trl_seam.py":
-            assert used <= set(trl_seam.PRIVATE_NAMES)
+        if path.name == "loop_seam.py":
+            assert used <= set(loop_seam.PRIVATE_NAMES)
         else:
-            assert used <= ours, f"{path.name} uses {sorted(used - ours)}"
-    overridden = {n for n in ours if any(callable(getattr(cls, n, None)) for cls in THEIRS)}
-    assert overridden <= set(trl_seam.PRIVATE_NAMES), overridden
+            assert used <= mine, f"{path.name} uses {sorted(used - mine)}"
+    overridden = {n for n in mine if callable(getattr(transformers.Trainer, n, None))}
+    assert overridden <= set(loop_seam.PRIVATE_NAMES), overridden
+
+
+def test_trl_is_no_part_of_the_product() -> None:
+    """Tests and benchmarks compare with it; a user need not have it."""
+    folders = [SOURCE, *Path(algorist.__file__).parents[2].glob("packages/*/src")]
+    for path in (path for folder in folders for path in sorted(folder.rglob("*.py"))):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            assert not {name.partition(".")[0] for name in names} & {"trl"}, path
 
 
 def test_no_class_is_swapped_and_no_module_function_patched() -> None:
@@ -77,24 +77,6 @@ def test_our_order_is_trls() -> None:
         ours.set_epoch(epoch)
         assert [index for item in ours for index in item] == list(theirs)
     assert len(list(ours)) == len(ours) == 6
-
-
-def test_telemetry_is_off_by_default() -> None:
-    import os
-
-    assert os.environ["HF_HUB_DISABLE_TELEMETRY"] == "1"
-
-
-def test_sft_reads_what_our_head_gives() -> None:
-    source = inspect.getsource(SFTTrainer.compute_loss)
-    for text in (
-        "outputs = model(**inputs, fused_lm_head=True)",
-        "per_token_loss = -outputs.log_probs",
-        "outputs.label_mask.sum()",
-        "outputs.entropy.detach().sum()",
-        "outputs.is_top1.sum()",
-    ):
-        assert text in source
 
 
 def test_rollouts_reach_stock_trl_group_by_group() -> None:
