@@ -345,7 +345,7 @@ def test_output_dir_follows_the_run_name(
         ({"grpo_args": {"num_generation": 4}}, "Did you mean 'num_generations'"),
         ({"grpo_args": {"num_generations": 1}}, "take 8"),
         ({"grpo_args": {"loss_type": "dapoo"}}, "Did you mean 'dapo'"),
-        ({"grpo_args": {"scale_rewards": "grup"}}, "Did you mean 'group'"),
+        ({"grpo_args": {"scale_rewards": "groups"}}, "Did you mean 'group'"),
         ({"grpo_args": {**SMALL, "num_generations": 3}}, "not divisible by grpo.group_size = 3"),
         ({"grpo_args": {**SMALL, "bf16": True}}, "bfloat16 follows the device"),
         ({"reward_weights": [1.0]}, "reward_weights has 1 values, expected 3"),
