@@ -28,11 +28,15 @@ HOLES, ADAPTER_HOLES = 0.1, 0.4
 measured with benchmarks/memory_plan.py: adapters make several short-lived tensors in each layer)."""
 
 
+LOGITS = 4
+"""Tensors of all rows' logits that sampling holds at once, in float32."""
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """Bytes at the peak of a stage. ``base`` is what the process holds already, weights included (device: weights only);
     ``engine`` what the engine keeps of its cache in an update, ``extensions`` what extensions hold in one, ``scoring`` what one takes
-    between sampling and update."""
+    between sampling and update, ``stepping`` the optimizer beside what it keeps."""
 
     base: int
     gradients: int
@@ -44,6 +48,7 @@ class MemoryPlan:
     extensions: int = 0
     scoring: int = 0
     engine: int = 0
+    stepping: int = 0
 
     @property
     def peak(self) -> int:
@@ -51,7 +56,8 @@ class MemoryPlan:
         update = (
             self.gradients + self.activations + self.allocator + self.logits + self.extensions + self.engine
         )
-        return self.base + self.optimizer + max(update, self.kv_cache, self.scoring)
+        stepping = self.gradients + self.extensions + self.stepping
+        return self.base + self.optimizer + max(update, self.kv_cache, self.scoring, stepping)
 
     def as_dict(self) -> dict[str, int]:
         """Return the parts and the peak in bytes."""
@@ -81,6 +87,7 @@ def plan_step(
     precision: Precision | None = None,
     part_tokens: int | None = None,
     extensions: Extensions | None = None,
+    device: torch.device | None = None,
 ) -> MemoryPlan:
     """Return the plan of a step of SFT, or of GRPO with its sampling.
 
@@ -92,11 +99,18 @@ def plan_step(
         precision: Types of weights and products, for a model of shapes only, which has the products' type.
         part_tokens: Most tokens of one forward and backward.
         extensions: Those that take part in GRPO; with ``base_bytes`` their models are not in it.
+        device: Where a model of shapes only will be; a GPU when left out.
     """
     base = unwrap(model)
+    own = next(base.parameters()).device
+    device = own if own.type != "meta" else device or torch.device("cuda")
     precision = precision or Precision(weight_dtype(model), compute_dtype(model))
     grpo = section if isinstance(section, GRPOSection) else None
     fixed = _fixed(model, base_bytes, precision, section.optim)
+    if on_cpu := device.type == "cpu":
+        fixed = replace(
+            fixed, stepping=2 * max((4 * p.numel() for p in model.parameters() if p.requires_grad), default=0)
+        )
     completions = shape.rows * shape.completion_tokens
 
     def with_extensions(plan: MemoryPlan) -> MemoryPlan:
@@ -107,8 +121,9 @@ def plan_step(
         return replace(plan, extensions=held, scoring=scoring)
 
     if grpo is not None:
-        fixed = with_extensions(_with_sampling(base, fixed, shape.prompt_tokens, grpo, precision))
-    part_tokens = part_tokens or _part_tokens(model, base, fixed, section, precision)
+        sampling = _sampling_on_cpu if on_cpu else _with_sampling
+        fixed = with_extensions(sampling(base, fixed, shape.prompt_tokens, grpo, precision))
+    part_tokens = part_tokens or _part_tokens(model, base, fixed, section, precision, device)
     tokens, completions = _largest_part(shape, section, part_tokens)
     activations = _activations(base, tokens, section.gradient_checkpointing, precision)
     adapter = not all(p.requires_grad for p in model.parameters())
@@ -116,7 +131,7 @@ def plan_step(
     plan = replace(
         fixed,
         activations=activations,
-        logits=head_bytes(base, completions, precision),
+        logits=head_bytes(base, completions, precision, device),
         allocator=int(holes * activations),
     )
     return with_extensions(plan)
@@ -145,12 +160,19 @@ def _with_sampling(
     prompts = -(-rows // section.group_size)
     copies = sum(p.numel() for p in base.parameters()) * precision.compute.itemsize * precision.autocast
     logits = 3 * 4 * rows * _head(base)
-    if not torch.cuda.is_available():
-        cache = (prompts * prompt_tokens + rows * new) * _cache_bytes(base, precision)
+    if not torch.cuda.is_available():  # a GPU of any size
+        cache = (prompts * prompt_tokens + rows * new) * _cache_bytes(
+            base, precision, next(base.parameters()).device
+        )
         return replace(plan, kv_cache=cache + copies + logits)
     room = Room(slots_for(rows), prompts, section.group_size, prompt_tokens, new, rows * new).rounded()
     free = memory_limit() - plan.base - plan.optimizer
-    cache = int(min(room.cached * _cache_bytes(base, precision), CACHE_SHARE * (free - copies)))
+    cache = int(
+        min(
+            room.cached * _cache_bytes(base, precision, next(base.parameters()).device),
+            CACHE_SHARE * (free - copies),
+        )
+    )
     names = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "lora_A", "lora_B")
     if not copies:  # of these the decoder has its own, one beside the other
         copies = sum(p.numel() for n, p in base.named_parameters() if any(name in n for name in names))
@@ -160,16 +182,36 @@ def _with_sampling(
     return replace(plan, kv_cache=cache + copies + logits, engine=stays)
 
 
+def _sampling_on_cpu(
+    base: Any, plan: MemoryPlan, prompt_tokens: int, section: GRPOSection, precision: Precision
+) -> MemoryPlan:
+    """Add what sampling takes: weights laid out for decoding, one of them as it is made, prompts in one pass, cache, logits."""
+    rows, new, config = section.rows, section.max_completion_tokens, base.config.get_text_config()
+    prompts = -(-rows // section.group_size)
+    linear = [p.numel() for name, p in base.named_parameters() if p.dim() == 2 and "lora_" not in name]
+    if base.get_output_embeddings().weight is not base.get_input_embeddings().weight:
+        linear.remove(base.get_input_embeddings().weight.numel())
+    laid_out = (sum(linear) + 2 * max(linear)) * precision.compute.itemsize
+    cache = (prompts * prompt_tokens + rows * new) * _cache_bytes(base, precision, torch.device("cpu"))
+    first_pass = prompts * prompt_tokens * 4 * (3 * config.intermediate_size + 8 * config.hidden_size)
+    return replace(plan, kv_cache=laid_out + cache + max(first_pass, LOGITS * 4 * rows * _head(base)))
+
+
 def _part_tokens(
-    model: Any, base: Any, plan: MemoryPlan, section: SFTSection | GRPOSection, precision: Precision
+    model: Any,
+    base: Any,
+    plan: MemoryPlan,
+    section: SFTSection | GRPOSection,
+    precision: Precision,
+    device: torch.device,
 ) -> int | None:
     """Return the tokens of one forward and backward as the first update will count them; None: all."""
     if next(base.parameters()).device.type != "meta":
         return tokens_that_fit(model, section, coming=plan.engine + plan.extensions)
-    if section.micro_batch_tokens is not None or not torch.cuda.is_available():
+    if section.micro_batch_tokens is not None or (device.type != "cpu" and not torch.cuda.is_available()):
         return section.micro_batch_tokens
     left = memory_limit() - plan.base - plan.optimizer - plan.gradients - plan.engine - plan.extensions
-    return tokens_in(left, kept_per_token(base, precision), base, section, precision)
+    return tokens_in(left, kept_per_token(base, precision), base, section, precision, device)
 
 
 def _activations(base: Any, tokens: int, recompute: bool, precision: Precision) -> int:
@@ -211,10 +253,10 @@ def _head(base: Any) -> int:
     return int(base.get_output_embeddings().weight.shape[0])
 
 
-def _cache_bytes(base: Any, precision: Precision) -> int:
+def _cache_bytes(base: Any, precision: Precision, device: torch.device) -> int:
     """Return the KV cache of one token in bytes."""
     config = base.config.get_text_config()
     heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
     width = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-    kind = cache_dtype(precision.compute, next(base.parameters()).device)
+    kind = cache_dtype(precision.compute, device)
     return 2 * int(config.num_hidden_layers) * heads * width * kind.itemsize

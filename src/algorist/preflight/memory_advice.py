@@ -54,6 +54,7 @@ def plan_from_config(
     compute: torch.dtype | None = None,
     prompt_tokens: int = 256,
     base_bytes: int = 0,
+    device: torch.device | None = None,
 ) -> MemoryPlan:
     """Return the plan of a stage for a model that is not loaded.
 
@@ -65,6 +66,7 @@ def plan_from_config(
         compute: Type of the products; the weights' when left out.
         prompt_tokens: Length of the longest prompt in tokens.
         base_bytes: What the process takes beside the weights.
+        device: Where the model will be; a GPU when left out.
     """
     precision = Precision(dtype, compute or dtype)
     model = model_of_shapes(config, precision.compute, recipe.model.lora)
@@ -90,6 +92,7 @@ def plan_from_config(
         precision=precision,
         part_tokens=section.micro_batch_tokens,
         extensions=Extensions.of(recipe),
+        device=device,
     )
 
 
@@ -138,7 +141,7 @@ def _smaller_batch(recipe: Recipe, stage: Stage, plan: Plan, limit: int) -> tupl
     """Make the micro-batch smaller until the stage fits or one row is left; the step keeps its size."""
     changed: dict[str, int] = {}
     sizes: list[str] = []
-    peak = 0
+    whole, before, peak = recipe, plan(recipe).peak, 0
     while smaller := smaller_batch(getattr(recipe, stage)):
         changed = smaller
         recipe = _with(recipe, stage, **changed)
@@ -146,8 +149,8 @@ def _smaller_batch(recipe: Recipe, stage: Stage, plan: Plan, limit: int) -> tupl
         sizes.append(f"{changed['batch_size']} ({_gb(peak)} GB)")
         if peak <= ROOM * limit:
             break
-    if not changed:
-        return recipe, []
+    if not changed or peak >= before:  # on a CPU parts are of bounded size whatever the batch
+        return whole, []
     change = {f"{stage}.{name}": value for name, value in changed.items()}
     return recipe, [
         Step(

@@ -354,6 +354,7 @@ def _plan_smaller(recipe: Recipe, policy: Policy, result: Preflight) -> None:
             config=policy.model.config,
             dtype=weight_dtype(policy.model),
             compute=compute_dtype(policy.model),
+            device=policy.model.device,
             prompt_tokens=int(result.prompts["p99"]),
             base_bytes=max(0, memory["base"] - weights),
         )
@@ -390,7 +391,7 @@ def _plan_unloaded(recipe: Recipe, device: Any, limit: int) -> tuple[dict[str, l
         return {}, True
     can_load, tokens = True, recipe.data.train.max_prompt_tokens or 256
     kinds = pick_precision(section, device, width=width_of(config.to_dict()))
-    types: dict[str, Any] = {"dtype": kinds.master, "compute": kinds.compute}
+    types: dict[str, Any] = {"dtype": kinds.master, "compute": kinds.compute, "device": device}
     try:
         for stage in (s for s in STAGES if getattr(recipe, s).enabled):
             plan: Plan = partial(plan_from_config, stage=stage, config=config, **types, prompt_tokens=tokens)

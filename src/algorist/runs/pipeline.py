@@ -66,6 +66,7 @@ from algorist.training.checkpoint import newest_checkpoint, other_count, train_f
 from algorist.training.distributed import is_sharded, shard, uses_fsdp2, whole_weights
 from algorist.training.extension import Control, Event
 from algorist.training.grpo_setup import check_enough_problems, make_grpo_trainer
+from algorist.training.part_size import refuse_what_cannot_fit
 from algorist.training.processes import Processes, model_on
 from algorist.types import Group, Problem
 
@@ -325,6 +326,7 @@ def _load_start(run: Run) -> None:
         if line not in run.reported:  # a sharded model is loaded again after each stage
             run.display.say(line)
     run.reported.update(lines)
+    refuse_what_cannot_fit(run.policy.model, run.recipe, [s for s in STAGES if run.plan.trains(s)])
 
 
 def _placed(run: Run, load: Callable[..., Policy]) -> Policy:

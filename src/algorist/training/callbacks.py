@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -15,8 +16,12 @@ from transformers import TrainerCallback
 
 from algorist.system import own_memory
 from algorist.training.extension import Control
-from algorist_grader.system import HANGUP, STOPPING
+from algorist_grader.system import HANGUP, STOPPING, waited
 
+log = logging.getLogger("algorist.training.callbacks")
+
+BUSY, BUSY_AFTER_S = 0.4, 60.0
+"""A process that waited for a processor for this share of at least so many seconds says so."""
 MetricsSink = Callable[[int, dict[str, float]], Control | None]
 
 
@@ -36,6 +41,7 @@ class MetricsCallback(TrainerCallback):
 
     def __init__(self, sink: MetricsSink) -> None:
         self.sink, self.hardware = sink, Hardware()
+        self._said_busy = False
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any
@@ -43,8 +49,21 @@ class MetricsCallback(TrainerCallback):
         values = {k: float(v) for k, v in (logs or {}).items() if isinstance(v, (int, float))}
         if values and "train_runtime" not in values:
             hardware = self.hardware.read() if state.is_world_process_zero else {}
+            self._say_busy()
             return _obey(control, self.sink(state.global_step, values | hardware))
         return control
+
+    def _say_busy(self) -> None:
+        """Say once that this process gets less than its share of the processor."""
+        waited_s, worked_s = self.hardware.waited_s, self.hardware.worked_s
+        if self._said_busy or waited_s + worked_s < BUSY_AFTER_S or waited_s < worked_s * BUSY / (1 - BUSY):
+            return
+        self._said_busy = True
+        log.warning(
+            "other programs hold this machine's processors: this one waits for them %.0f %% of the time. It takes as much longer; with "
+            "fewer threads (threads=1) its threads wait less for each other",
+            100 * waited_s / (waited_s + worked_s),
+        )
 
 
 class EveryNSteps(TrainerCallback):
@@ -168,7 +187,6 @@ class FlushBeforeSave(TrainerCallback):
 
 # ---- what a run takes of its machine: memory and processor of the process and its children, memory and load of the GPU
 
-log = logging.getLogger("algorist.training.callbacks")
 
 LOOK_EVERY_S = 10.0
 """Seconds between two looks for new child processes and for the load of the GPU, which cost more than the rest."""
@@ -188,11 +206,14 @@ class Hardware:
         self._asks_gpu = True
         self._looked = float("-inf")
         self._time, self._own_seconds = time.perf_counter(), time.process_time()
+        self._waited = waited(os.getpid())
+        self.waited_s = self.worked_s = 0.0
         self._own = psutil.Process()
 
     def read(self) -> dict[str, float]:
         """Return ``hardware/…``: ram_gb (resident, 1e9 bytes), ram_peak_gb (the most so far, of this process alone),
-        cpu_percent (100 is one core), and with CUDA gpu_memory_gb (allocated by tensors now), gpu_memory_peak_gb
+        cpu_percent (100 is one core), waiting_percent (of the time in which this process's threads had work, what they waited for a
+        processor; Linux), and with CUDA gpu_memory_gb (allocated by tensors now), gpu_memory_peak_gb
         (most so far), gpu_percent (where the driver tells)."""
         if time.perf_counter() - self._looked > LOOK_EVERY_S:
             self._look()
@@ -210,6 +231,10 @@ class Hardware:
             ram += memory
         now, own = time.perf_counter(), time.process_time()
         spent += own - self._own_seconds
+        before, self._waited = self._waited, waited(os.getpid())
+        waiting = sum(seconds - before.get(thread, 0.0) for thread, seconds in self._waited.items())
+        self.waited_s, self.worked_s = self.waited_s + waiting, self.worked_s + own - self._own_seconds
+        had_work = max(waiting + own - self._own_seconds, 1e-9)
         percent = 100 * spent / max(now - self._time, 1e-9)
         self._time, self._own_seconds = now, own
         values = {
@@ -217,6 +242,8 @@ class Hardware:
             "hardware/ram_peak_gb": own_memory(peak=True) / 1e9,
             "hardware/cpu_percent": percent,
         }
+        if self._waited:
+            values["hardware/waiting_percent"] = 100 * waiting / had_work
         if torch.cuda.is_initialized():
             values["hardware/gpu_memory_gb"] = torch.cuda.memory_allocated() / 1e9
             values["hardware/gpu_memory_peak_gb"] = torch.cuda.max_memory_allocated() / 1e9

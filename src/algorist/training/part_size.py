@@ -10,14 +10,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from algorist.config.schema import GRPOSection, SFTSection
+from algorist.config.schema import GRPOSection, Recipe, SFTSection
+from algorist.config.section import MOST
+from algorist.errors import ConfigError
 from algorist.models.memory import memory_left
 from algorist.models.precision import HALF, Precision, autocast_of, compute_dtype, on_gpu, weight_dtype
 from algorist.models.sharding import is_sharded, own_part, unwrap
@@ -30,10 +32,14 @@ log = logging.getLogger("algorist.training.part_size")
 
 SHARE = 0.7
 """Of the memory that is left: the rest is for the head's tiles, gradients inside a layer and fragments."""
+COMPLETION_TOKENS = 1024
+"""Tokens at the head of one part on a CPU, for what it sets aside there."""
 PART_BYTES = 2 * 10**9
 """Most that the forward pass of one part keeps for its backward pass on a CPU."""
 MIXED_BYTES = 10
 """What a layer keeps more under autocast than in 16 bit, per token and width: its stream and norms are float32 (counted)."""
+ADAPTER_RANK = 16
+"""Of the adapter that is advised where all weights do not fit."""
 _SHORT, _LONG = 32, 96
 _slopes: weakref.WeakKeyDictionary[nn.Module, float] = weakref.WeakKeyDictionary()
 """Bytes per token of models that are shapes only and never change."""
@@ -136,16 +142,19 @@ def kept_per_token(model: Any, precision: Precision) -> float:
     return per_token + MIXED_BYTES * config.hidden_size * max(1, config.num_hidden_layers) * mixed
 
 
-def head_bytes(base: Any, completions: int, precision: Precision) -> int:
-    """Return what the head takes: probabilities or slopes and two chunks of logits, or a tile and gradients in float32."""
+def head_bytes(base: Any, completions: int, precision: Precision, device: torch.device) -> int:
+    """Return what the head takes: probabilities or slopes, chunks of logits and gradients, or on a GPU a tile and gradients in float32."""
     weight = base.get_output_embeddings().weight
-    vocabulary = int(weight.shape[0])
-    if on_gpu(weight.device) or precision.compute in HALF:
+    vocabulary, width = map(int, weight.shape)
+    if device.type != "cpu":
         rows, columns = min(TILE_ROWS, completions), min(TILE_COLUMNS, vocabulary)
-        gradients = completions * int(weight.shape[1]) + weight.numel() * weight.requires_grad
+        gradients = completions * width + weight.numel() * weight.requires_grad
         return rows * columns * precision.compute.itemsize + 4 * gradients
     chunk = min(CHUNK_ELEMENTS, completions * vocabulary) * 4
-    return min(CACHE_BYTES, completions * vocabulary * 4) + 2 * chunk
+    own = min(CACHE_BYTES, completions * vocabulary * 4) + 2 * chunk + 4 * completions * width
+    # Its weights' gradient is made beside the one that it is added to, of 16-bit products in both types.
+    product = 4 + (precision.compute in HALF) * (4 + precision.compute.itemsize)
+    return own + product * weight.numel() * weight.requires_grad
 
 
 def tokens_that_fit(
@@ -168,26 +177,94 @@ def tokens_that_fit(
     states = 0 if optimizer is not None and optimizer.state else state_bytes(section.optim)
     coming += sum(own_part(p).numel() * (p.element_size() + states) for p in trained)
     precision = Precision(weight_dtype(base), compute_dtype(base))
+    if device.type == "cpu":
+        coming += head_bytes(base, COMPLETION_TOKENS, precision, device)
     per_token = kept_per_token(model, precision)
     left = memory_left(device) - coming
-    tokens = tokens_in(left, per_token, base, section, precision)
+    tokens = tokens_in(left, per_token, base, section, precision, device)
     log.info("one forward and backward takes up to %d tokens (%.1f GB left)", tokens, left / 1e9)
     return tokens
 
 
 def tokens_in(
-    left: float, per_token: float, base: Any, section: SFTSection | GRPOSection, precision: Precision
+    left: float,
+    per_token: float,
+    base: Any,
+    section: SFTSection | GRPOSection,
+    precision: Precision,
+    device: torch.device,
 ) -> int:
-    """Return how many tokens of ``per_token`` kept bytes one forward and backward may have in ``left`` bytes."""
-    config = base.config.get_text_config()
-    layers = config.num_hidden_layers
-    if section.gradient_checkpointing:
-        per_token = config.hidden_size * layers * precision.master.itemsize + per_token / layers
-    if precision.autocast:
-        copies = sum(getattr(p, "ds_numel", p.numel()) for p in base.parameters())
-        one_layer = section.gradient_checkpointing or is_sharded(base)
-        left -= copies * precision.compute.itemsize // (layers if one_layer else 1)
-    room = SHARE * left
-    if next(base.parameters()).device.type == "cpu":
+    """Return how many tokens of ``per_token`` kept bytes one forward and backward may have in ``left`` bytes of a device."""
+    copies, per_token = _in_one_part(per_token, base, precision, recompute=section.gradient_checkpointing)
+    room = SHARE * (left - copies)
+    if device.type == "cpu":
         room = min(room, PART_BYTES)
     return max(1, int(room / max(1.0, per_token)))
+
+
+def _in_one_part(per_token: float, base: Any, precision: Precision, *, recompute: bool) -> tuple[int, float]:
+    """Return the bytes of the products' copies of the weights in one part, and of a token, of which all layers keep ``per_token``."""
+    config, copies = base.config.get_text_config(), 0
+    layers = config.num_hidden_layers
+    if recompute:
+        per_token = config.hidden_size * layers * precision.master.itemsize + per_token / layers
+    if precision.autocast:
+        copies = (
+            sum(getattr(p, "ds_numel", p.numel()) for p in base.parameters()) * precision.compute.itemsize
+        )
+        copies //= layers if recompute or is_sharded(base) else 1
+    return copies, per_token
+
+
+def refuse_what_cannot_fit(model: Any, recipe: Recipe, stages: Sequence[str]) -> None:
+    """Refuse a stage of which even a part of one completion does not fit into what a CPU has left, before anything is sampled or trained.
+
+    Raises:
+        ConfigError: The message has the bytes, and the keys with which they fit.
+    """
+    base = unwrap(model)
+    device = next(base.parameters()).device
+    if device.type != "cpu":
+        return
+    left, precision = memory_left(device), Precision(weight_dtype(base), compute_dtype(base))
+    per_token = kept_per_token(model, precision)
+    weights = [p for p in base.parameters() if p.dim() == 2]
+    trained = [p for p in model.parameters() if p.requires_grad]
+
+    def need(section: Any, tokens: int, *, recompute: bool, adapter: bool = False) -> float:
+        """Return the bytes of a stage beside what this process holds."""
+        states, kinds = state_bytes(section.optim), precision
+        count = sum(p.numel() for p in trained)
+        freed = 0
+        if adapter:
+            kinds = Precision(precision.compute, precision.compute)
+            freed = count * (precision.master.itemsize - precision.compute.itemsize)
+            count = sum(ADAPTER_RANK * sum(p.shape) for p in weights)
+        copies, one = _in_one_part(per_token, base, kinds, recompute=recompute)
+        head = 0 if adapter else head_bytes(base, tokens, kinds, device)
+        return count * (4 + states) + copies + head + one * tokens - freed
+
+    for stage in stages:
+        section = getattr(recipe, stage)
+        longest = min(recipe.grpo.max_completion_tokens, getattr(section, "max_length", None) or MOST)
+        now = section.gradient_checkpointing
+        if (most := need(section, longest, recompute=now)) <= left:
+            continue
+        whole = recipe.model.lora is None
+        changes = {
+            f"{stage}.gradient_checkpointing=true": need(section, longest, recompute=True),
+            "model.lora.rank=16": need(section, longest, recompute=now, adapter=whole),
+            f"model.lora.rank=16 {stage}.gradient_checkpointing=true": need(
+                section, longest, recompute=True, adapter=whole
+            ),
+        }
+        fit = [f"{keys} ({max(0.0, size) / 1e9:.2f} GB)" for keys, size in changes.items() if size <= left]
+        raise ConfigError(
+            f"{stage} of {recipe.model.name} takes about {most / 1e9:.2f} GB beside the weights, for gradients, optimizer states and one "
+            f"completion of {longest} tokens, and this machine has {left / 1e9:.2f} GB left for it. "
+            + (
+                f"It fits with {', or '.join(fit)}"
+                if fit
+                else "No setting makes it fit: take a smaller model (model.name)"
+            )
+        )

@@ -11,9 +11,13 @@ import pytest
 import torch
 
 from algorist import system
+from algorist.config import load_recipe
 from algorist.config.schema import GRPOSection, SFTSection
+from algorist.errors import ConfigError
 from algorist.models.precision import Precision
 from algorist.models.tiny import tiny_model, train_tokenizer
+from algorist.runs.pipeline import run_recipe
+from algorist.store.run_log import Quiet
 from algorist.training.part_size import PART_BYTES, kept_per_token, tokens_that_fit
 
 MB = 1 << 20
@@ -73,7 +77,7 @@ def test_a_part_on_a_cpu_is_bounded_and_smaller_where_less_is_left(monkeypatch: 
         tokens_that_fit(model, section)
         for section in (GRPOSection(), SFTSection(), GRPOSection(micro_batch_tokens=500))
     ]
-    assert sizes[0] == sizes[1] == pytest.approx(PART_BYTES / per_token, rel=0.01) and sizes[2] == 500
+    assert sizes[:2] == pytest.approx([PART_BYTES / per_token] * 2, rel=0.05) and sizes[2] == 500
     monkeypatch.setattr(system, "available_memory", lambda: 100 * MB)
     fewer = tokens_that_fit(model, GRPOSection())
     assert fewer is not None and 0.5 * 100 * MB < fewer * per_token < 0.75 * 100 * MB
@@ -85,3 +89,30 @@ def test_counting_a_token_draws_no_number_and_leaves_the_mode() -> None:
     state = torch.get_rng_state()
     kept_per_token(model, FLOAT32)
     assert torch.equal(state, torch.get_rng_state()) and model.training
+
+
+@pytest.mark.parametrize(
+    ("left_mb", "says"),
+    [
+        (400, None),
+        (40, r"sft of tiny takes about 0\.0[45] GB .*completion of 64 tokens.* has 0\.04 GB .*fits with .*model\.lora\.rank=16 \("),
+        (1, "No setting makes it fit: take a smaller model"),
+    ],
+)  # fmt: skip
+def test_a_run_that_cannot_fit_is_refused_before_it_begins_with_what_would_fit(
+    left_mb: int, says: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four million weights; gradients and moments of all of them take 12 bytes each."""
+    recipe = load_recipe(
+        "smoke-cpu", [f"output_dir={tmp_path}", "run_name=r", "eval.enabled=false", "sft.max_steps=1", "grpo.enabled=false",
+        "model.tiny={hidden_size: 256, layers: 4, vocab_size: 700}", "model.compute_dtype=float32", "grpo.max_completion_tokens=64"]
+    ).recipe  # fmt: skip
+    monkeypatch.setattr(system, "available_memory", lambda: left_mb * MB)
+    monkeypatch.setattr(system, "bound_memory", lambda more: None)
+    if says is None:
+        run_recipe(recipe, display=Quiet())
+        assert (tmp_path / "r/sft/final").is_dir()
+        return
+    with pytest.raises(ConfigError, match=says):
+        run_recipe(recipe, display=Quiet())
+    assert not (tmp_path / "r/sft/final").exists()

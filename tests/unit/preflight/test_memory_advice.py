@@ -18,6 +18,7 @@ from algorist.config.schema import Recipe
 from algorist.preflight import memory_advice as fit
 from algorist.preflight.memory_advice import memory_steps, plan_from_config
 from algorist.preflight.run import Preflight, advise
+from algorist.training.part_size import PART_BYTES
 
 GB = 10**9
 SHAPES: dict[str, dict[str, Any]] = {
@@ -201,3 +202,20 @@ def test_a_model_whose_weights_do_not_fit_is_told_without_loading_it(
         assert "a smaller model: " in "".join(whys) and "FSDP2 shares" in "".join(whys)
     app(recipe, standalone_mode=False)
     assert "its weights alone do not fit" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("stage", ["sft", "grpo"])
+def test_a_cpu_is_planned_in_parts_of_bounded_size_whatever_the_batch(
+    stage: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a billion weights, all trained, on a laptop of 16 GB."""
+    monkeypatch.setattr("algorist.preflight.memory.memory_limit", lambda: 16 * GB)
+    config, rows = Qwen2Config(**SHAPES["0.5B"]), {"sft": "sft.batch_size", "grpo": "grpo.batch_size"}[stage]
+    plan = partial(
+        plan_from_config, stage=stage, config=config, dtype=torch.float32, compute=torch.bfloat16,
+        device=torch.device("cpu"),
+    )  # fmt: skip
+    few, many = (plan(numina(f"{rows}={count}")) for count in (16, 128))
+    assert few.activations == pytest.approx(many.activations, rel=0.3)
+    assert many.activations - 2 * PARAMETERS["0.5B"] < 1.3 * PART_BYTES
+    assert max(few.peak, many.peak) < 13 * GB

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import mmap
+import os
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import TrainerControl, TrainerState
 
 from algorist.config.load import load_recipe
 from algorist.report.build import build_report
@@ -19,7 +21,7 @@ from algorist.report.collect import collect
 from algorist.runs.pipeline import run_recipe
 from algorist.store.run_folder import RunFolder
 from algorist.system import own_memory
-from algorist.training.callbacks import Hardware
+from algorist.training.callbacks import Hardware, MetricsCallback
 
 
 def busy(seconds: float) -> None:
@@ -36,6 +38,30 @@ def test_a_busy_process_takes_more_of_the_processor_than_one_that_sleeps() -> No
     sleeping = hardware.read()["hardware/cpu_percent"]
     assert 10 < working <= 120, working  # other processes may hold the core
     assert 0 <= sleeping < 0.5 * working, (sleeping, working)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_a_process_that_shares_its_processor_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Three programs on one core: each waits for two thirds of the time in which it has work."""
+    monkeypatch.setattr("algorist.training.callbacks.BUSY_AFTER_S", 0.5)
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    try:
+        lines: list[dict[str, float]] = []
+        callback = MetricsCallback(lambda step, values: lines.append(values))
+        for _ in range(3):
+            busy(0.3)
+            callback.on_log(None, TrainerState(), TrainerControl(), {"loss": 1.0})
+    finally:
+        os.sched_setaffinity(0, cores)
+        for other in others:
+            other.kill()
+            other.wait()
+    assert all(line["hardware/waiting_percent"] > 30 for line in lines)
+    assert caplog.text.count("other programs hold this machine's processors") == 1
 
 
 def test_memory_that_is_taken_is_seen() -> None:
