@@ -54,6 +54,7 @@ _QWEN_1_5 = (
 MODELS: dict[str, tuple[type[PretrainedConfig], dict[str, int], int]] = {
     "Qwen/Qwen2.5-0.5B": _QWEN_HALF,
     "Qwen/Qwen2.5-0.5B-Instruct": _QWEN_HALF,
+    "qwen-coder-0.5b": _QWEN_HALF,
     "Qwen/Qwen2.5-1.5B-Instruct": _QWEN_1_5,
     "Qwen/Qwen2.5-Math-1.5B-Instruct": _QWEN_1_5,
     "meta-llama/Llama-3.2-1B-Instruct": (

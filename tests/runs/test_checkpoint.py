@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -201,7 +202,12 @@ def test_sft_continued_from_a_checkpoint_is_the_same_run(tmp_path: Path, after_s
 def test_a_checkpoint_holds_what_it_says(after_sft: Path) -> None:
     newest, refused = newest_checkpoint(after_sft / "sft")
     assert newest is not None and newest.name == "checkpoint-4" and refused == []
+    ended = json.loads((newest / MANIFEST).read_text())["files"]
+    newest = newest.with_name("checkpoint-2")
     manifest = json.loads((newest / MANIFEST).read_text())
+    weights = (newest.with_name("checkpoint-4") / "model.safetensors").stat()
+    assert "optimizer.pt" not in ended and "trainer_state.json" in ended
+    assert os.path.samestat(weights, (after_sft / "sft" / "final" / "model.safetensors").stat())
     assert {
         "model.safetensors",
         "optimizer.pt",
@@ -212,6 +218,21 @@ def test_a_checkpoint_holds_what_it_says(after_sft: Path) -> None:
     } <= set(manifest["files"])
     assert not list((after_sft / "sft").glob(".*"))
     assert not list(newest.glob("*.bin"))
+
+
+def test_a_stage_that_is_lengthened_after_its_end_continues_from_a_checkpoint_that_can(
+    after_sft: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    longer = ("grpo.enabled=false", "sft.max_steps=6", "sft.lr_scheduler=constant", "sft.warmup_ratio=0")
+    whole = run(tmp_path / "whole", *longer)
+    run(tmp_path, *longer, "sft.max_steps=4")
+    shutil.rmtree(tmp_path / "r" / "sft" / "final")  # killed before the stage was closed
+    (tmp_path / "r" / "stages.json").unlink()
+    capsys.readouterr()
+    run(tmp_path, *longer, resume=True)
+    assert "checkpoint-4 ended the stage and is left out" in capsys.readouterr().err
+    left, right = (load_file(path / "sft/final/model.safetensors") for path in (whole, tmp_path / "r"))
+    assert all(torch.equal(left[name], right[name]) for name in left)
 
 
 def test_save_total_limit(tmp_path: Path) -> None:

@@ -239,10 +239,12 @@ def test_resume_of_a_tied_model_is_quiet_and_a_missing_weight_is_not(
     assert not [line for line in transformers_says if "missing keys" in line]
     assert (run / "sft" / "checkpoint-3").is_dir()
     (run / "stages.json").unlink()
-    last = run / "sft" / "checkpoint-3"
+    last = (
+        run / "sft" / "checkpoint-2"
+    )  # the third ended the stage: it has no optimizer's state for a fourth step
     del weights["model.norm.weight"]
     save_file(weights, last / "model.safetensors", metadata={"format": "pt"})
-    write_manifest(last, 3)
+    write_manifest(last, 2)
     with pytest.raises(CheckpointError, match=r"lacks 1 weights of the model: model\.norm\.weight"):
         run_recipe(load_recipe("smoke-cpu", [*words, "sft.max_steps=4"]).recipe, resume=True)
 

@@ -105,9 +105,16 @@ def test_files_of_checkpoints_and_of_the_final_adapter(runs: tuple[Path, Watch, 
     state = {"optimizer.pt", "scheduler.pt", "trainer_state.json"}
     for stage in ("sft", "grpo"):
         newest = sorted((runs[0] / stage).glob("checkpoint-*"))[-1]
-        assert saved | tokenizer | state <= {p.name for p in newest.iterdir()}
+        names = {p.name for p in newest.iterdir()}
+        assert saved | tokenizer | {"trainer_state.json"} <= names and "optimizer.pt" not in names
         final = {p.name for p in (runs[0] / stage / "final").iterdir()}
         assert saved | tokenizer <= final and not state & final
+
+
+def test_a_run_says_what_its_seconds_went_to(runs: tuple[Path, Watch, Run]) -> None:
+    seconds = json.loads((runs[0] / "times.json").read_text())
+    assert set(seconds) == {"loading", "sft", "grpo", "evaluation", "saving", "other"}
+    assert all(value > 0 for value in seconds.values())
 
 
 def test_held_out_evaluation_during_training_keeps_subjects(runs: tuple[Path, Watch, Run]) -> None:

@@ -64,7 +64,7 @@ def test_the_model_is_there_private_with_a_message(pushed: tuple[Path, HubServer
     repository = hub.repositories[NAME]
     assert repository.private and f"uploaded to {hub.endpoint}/{NAME}" in output
     assert repository.commits[-1].message == "GRPO of a tiny model from scratch with algorist (run smoke-cpu)"
-    assert repository.lfs >= {"model.safetensors", "last-checkpoint/optimizer.pt"}
+    assert repository.lfs >= {"model.safetensors", "last-checkpoint/model.safetensors"}
     for path in (run / "grpo" / "final").iterdir():
         if path.name != "README.md":
             assert repository.files[path.name] == path.read_bytes(), path.name

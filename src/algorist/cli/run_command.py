@@ -6,7 +6,6 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -228,7 +227,10 @@ def _run(
     import_quietly("algorist.training.grpo_setup", display.say)
     from algorist.runs.pipeline import run_recipe
 
-    begins = partial(how_long, may_ask=may_ask and sys.stdin.isatty())
+    def begins(run: Any) -> None:
+        run.times.add("starting", run.times.began - took.began)
+        how_long(run, may_ask=may_ask and sys.stdin.isatty())
+
     state = run_recipe(
         loaded, display=display, resume=resume, stages=stages, problems=problems, begins=begins
     )

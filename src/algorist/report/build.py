@@ -296,7 +296,7 @@ def build_overlay(runs: Sequence[Path], to: Path | None = None) -> Path:
     data: dict[str, Any] = {
         "name": " · ".join(names), "facts": "", **_side_by_side(folders, names, lines),
         "stages": [{"name": s, "charts": _charts(names, lines, s), "phases": {}} for s in stages], "metrics": {"first": [], "rest": []},
-        "verdict": [], "evaluations": [], "comparisons": [], "breakdowns": [], "environment": [], "reproduce": [], "config": "",
+        "verdict": [], "spent": [], "evaluations": [], "comparisons": [], "breakdowns": [], "environment": [], "reproduce": [], "config": "",
         "pairs": {"names": [], "rows": [], "all": 0},
         "rollouts": {"rows": [], "prompts": [], "all": 0, "steps": 0, "all_steps": 0},
     }  # fmt: skip

@@ -15,12 +15,13 @@ from algorist.evaluation.artifact import Artifact, artifact_names, read_artifact
 from algorist.evaluation.compare import compare
 from algorist.evaluation.console import breakdown
 from algorist.evaluation.estimators import Interval
-from algorist.report.curves import charts, phases
+from algorist.report.curves import charts, phases, where_time_went
 from algorist.store.read import metrics, query
 from algorist.store.run_folder import RunFolder
 from algorist.store.run_log import clock
 from algorist.store.safe_text import printable
 from algorist.store.stages import EVALUATED
+from algorist.store.times import FILE as TIMES
 from algorist.store.write import conversation
 
 PAIRS_CHARACTERS = 500_000
@@ -51,6 +52,7 @@ def collect(run: RunFolder) -> dict[str, Any]:
         "name": run.path.resolve().name,
         "runs": [],
         "facts": facts(run, lines),
+        "spent": where_time_went(run.read_json(TIMES), lines),
         "verdict": _verdict(run),
         "evaluations": [_evaluation(a) for a in evaluations],
         "metrics": _metrics(evaluations),

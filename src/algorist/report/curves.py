@@ -100,6 +100,26 @@ def phases(lines: Sequence[dict[str, Any]], stage: str) -> dict[str, float]:
     return seconds
 
 
+SPENT = ("sampling", "grading", "update", "evaluation", "loading", "saving", "starting", "other")
+"""What the seconds of a run go to; those after the evaluation are beside the work."""
+_PHASE = {"rollout": "sampling", "reward": "grading", "sft": "update"}
+
+
+def where_time_went(seconds: Any, lines: Sequence[dict[str, Any]]) -> list[tuple[str, float, float]]:
+    """Return (name, seconds, percent) for each of ``SPENT`` from a run's ``times.json``; GRPO's seconds by its phases."""
+    pairs = seconds.items() if isinstance(seconds, dict) else ()
+    numbers = {n: float(s) for n, s in pairs if isinstance(s, (int, float)) and 0 < s < math.inf}
+    parts = phases(lines, "grpo")
+    whole, sums = math.fsum(parts.values()), dict.fromkeys(SPENT, 0.0)
+    for name, number in numbers.items():
+        shares = {p: s / whole for p, s in parts.items()} if name == "grpo" and whole else {name: 1.0}
+        for part, share in shares.items():
+            part = _PHASE.get(part, part)
+            sums[part if part in sums else "other"] += number * share
+    total = math.fsum(sums.values())
+    return [(name, value, 100 * value / total) for name, value in sums.items() if value > 0]
+
+
 def metric_series(lines: Sequence[dict[str, Any]], stage: str) -> dict[str, tuple[list[int], list[float]]]:
     """Return (steps, values) of each metric of a stage; null and non-numbers are left out."""
     series: dict[str, tuple[list[int], list[float]]] = {}

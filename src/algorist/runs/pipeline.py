@@ -10,13 +10,11 @@ import gc
 import logging
 import math
 import os
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -53,6 +51,7 @@ from algorist.runs.start import check_start
 from algorist.store.run_folder import RunFolder, started_as
 from algorist.store.run_log import Display, Lines, LogFile, Logged, Quiet, clock
 from algorist.store.stages import LAST_FIRST, STAGES, START, step_of
+from algorist.store.times import Times, kept_times
 from algorist.store.write import MetricsWriter, NoMetrics, NoRollouts, RolloutWriter, rows_of
 from algorist.training.callbacks import (
     EventsCallback,
@@ -62,7 +61,7 @@ from algorist.training.callbacks import (
     ProgressCallback,
     StopSignal,
 )
-from algorist.training.checkpoint import newest_checkpoint, other_count, train_from
+from algorist.training.checkpoint import last_step, newest_checkpoint, other_count, save_final, train_from
 from algorist.training.distributed import is_sharded, shard, uses_fsdp2, whole_weights
 from algorist.training.extension import Control, Event
 from algorist.training.grpo_setup import check_enough_problems, make_grpo_trainer
@@ -80,6 +79,7 @@ class Run:
     plan: Plan
     folder: RunFolder
     display: Display
+    times: Times
     train: list[Problem] = field(init=False)
     sft: list[Problem] = field(init=False)
     held_out: list[Problem] = field(init=False)
@@ -118,7 +118,8 @@ class Run:
     def loaded(self) -> Policy:
         """Return the policy; the model that the run starts from is loaded when it is first asked for."""
         if self.policy is None:
-            _load_start(self)
+            with self.times.of("loading"):
+                _load_start(self)
         assert self.policy is not None
         return self.policy
 
@@ -163,7 +164,7 @@ def run_plan(plan: Plan, *, display: Display, begins: Callable[[Run], None] = la
     with ExitStack() as held:
         folder = processes.from_main(lambda: held.enter_context(hold_folder(plan.recipe, resume=plan.resume)))
         held.enter_context(LogFile(folder.path, processes.main, plan.problems.notes, display))
-        run = Run(plan, folder, display)
+        run = Run(plan, folder, display, held.enter_context(kept_times(folder, processes.main)))
         for line in folder.differences() if plan.resume and processes.main else ():
             display.say(f"warning: {line}")
         # Products of another library round otherwise: every process, and every resume, takes the same.
@@ -194,8 +195,7 @@ def run_sft(run: Run) -> None:
     as_written = run.sft if run.recipe.sft.source == "prompt_response" else []
     if differ := trained_otherwise(policy.tokenizer, run.prompt_format, as_written):
         run.display.say(f"warning: {differ}")
-    metrics = _metrics_writer(run)
-    stop = run.processes.stop_signal(run.display.say)
+    metrics, stop = _metrics_writer(run), run.processes.stop_signal(run.display.say)
     trainer = make_sft_trainer(
         model=policy.model,
         tokenizer=policy.tokenizer,
@@ -221,8 +221,7 @@ def run_grpo(run: Run) -> None:
         run.display.say(line)
     section = section.model_copy(update={"engine": name})
     rewards = run.rewards()
-    metrics = _metrics_writer(run)
-    stop = run.processes.stop_signal(run.display.say)
+    metrics, stop = _metrics_writer(run), run.processes.stop_signal(run.display.say)
 
     def keep(step: int, groups: list[Group], advantages_PG: torch.Tensor) -> None:
         rows = [
@@ -385,10 +384,11 @@ def _train(
     metrics: MetricsWriter,
     store: RolloutWriter | None = None,
 ) -> None:
-    newest = run.processes.from_main(
-        lambda: newest_checkpoint(run.folder.path / stage) if run.plan.resume else None
-    )
-    checkpoint, refused = newest or (None, [])
+    trainer.ends_for_good = run.processes.count == 1  # a finished stage cannot be lengthened
+    folder, trainer.saving = run.folder.path / stage, partial(run.times.of, "saving")
+    checkpoint, refused = run.processes.from_main(
+        lambda: newest_checkpoint(folder, partial(last_step, trainer)) if run.plan.resume else None
+    ) or (None, [])
     for line in refused:
         run.display.say(f"{stage}: {line}")
     step = step_of(checkpoint) if checkpoint else 0
@@ -399,14 +399,13 @@ def _train(
         run.display.say(f"{stage}: continuing from {checkpoint.name}")
         if line := other_count(stage, checkpoint, run.processes.count):
             run.display.say(line)
-    folder = run.folder.path / stage
     control = run.event("stage", stage, step, path=folder, trainer=trainer)
     if control.evaluate:
-        _save_final(run, trainer, folder / START)
+        save_final(trainer, folder / START, run.processes)
         _evaluate_during(run, stage, metrics, 0)
     try:
         if not control.stop:  # ended already: killed before the stage was closed
-            with stop:
+            with stop, run.times.of(stage):
                 train_from(trainer, checkpoint)
     finally:
         metrics.close()
@@ -415,23 +414,11 @@ def _train(
         run.stopped = True
         return
     run.event("stage_end", stage, trainer.state.global_step, path=folder, trainer=trainer)
-    _save_final(run, trainer, folder / "final")
+    save_final(trainer, folder / "final", run.processes)
     if is_sharded(run.loaded().model):
         run.policy = None  # read again from what was saved
-    del trainer
     gc.collect()
     torch.cuda.empty_cache()  # nothing without a GPU
-
-
-def _save_final(run: Run, trainer: Any, final: Path) -> None:
-    unfinished = final.with_name("final.unfinished")
-    run.processes.from_main(lambda: shutil.rmtree(unfinished, ignore_errors=True))
-    trainer.save_model(str(unfinished))
-    run.processes.wait()
-    if run.processes.main:
-        shutil.rmtree(final, ignore_errors=True)
-        unfinished.rename(final)
-    run.processes.wait()
 
 
 def _callbacks(run: Run, stage: str, metrics: MetricsWriter, eval_every: int | None) -> list[Any]:
@@ -467,7 +454,7 @@ def evaluate_stage(run: Run, stage: str, step: int | None = None) -> dict[str, A
     """Evaluate the current policy on the held-out problems and write ``eval/<stage>``; the processes take turns at the batches."""
     engine = run.recipe.eval.engine or run.recipe.grpo.engine
     alone = ENGINES.get(engine).own_device or run.recipe.eval.device is not None
-    with whole_weights(run.loaded().model):
+    with whole_weights(run.loaded().model), run.times.of("evaluation"):
         if alone:
             return run.processes.from_main(lambda: _evaluate(run, stage, step, Alone()))
         return _evaluate(run, stage, step, run.processes)

@@ -39,6 +39,7 @@ from algorist.store.stages import checkpoints, step_of
 from algorist.system import sync_folder
 from algorist.training import loop_seam
 from algorist.training.distributed import ShardedTraining
+from algorist.training.processes import Processes
 
 log = logging.getLogger("algorist.training.checkpoint")
 
@@ -105,8 +106,12 @@ def damage(folder: Path) -> str:
     return ""
 
 
-def newest_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
+def newest_checkpoint(
+    folder: Path, last_step: Callable[[], int] = lambda: 0
+) -> tuple[Path | None, list[str]]:
     """Return the newest checkpoint that is whole, and one line for each newer one that is not.
+
+    One that ended a stage has no optimizer's state: a stage that now ends at a later ``last_step`` takes the one before.
 
     Raises:
         CheckpointError: There are checkpoints and every one is damaged.
@@ -114,9 +119,12 @@ def newest_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
     refused: list[str] = []
     for candidate in checkpoints(folder):
         wrong = damage(candidate)
-        if not wrong:
+        if wrong:
+            refused.append(f"{candidate.name} is damaged and left out: {wrong}")
+        elif not any(candidate.glob("rng_state*")) and step_of(candidate) < last_step():
+            refused.append(f"{candidate.name} ended the stage and is left out: it has no optimizer state")
+        else:
             return candidate, refused
-        refused.append(f"{candidate.name} is damaged and left out: {wrong}")
     if refused:
         raise CheckpointError(
             f"no checkpoint under {folder} can be used:\n  "
@@ -124,6 +132,14 @@ def newest_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
             + f"\nTo start this stage anew, move them away: mv {folder} {folder}-damaged"
         )
     return None, refused
+
+
+def link_file(source: Path, target: Path) -> None:
+    """Give a file a second name; a copy where the disk has no links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def processes_of(checkpoint: Path) -> int:
@@ -163,7 +179,7 @@ def train_from(trainer: Any, checkpoint: Path | None) -> None:
     """
     if trainer.args.should_save:
         _finish_deleting(Path(trainer.args.output_dir))
-    if checkpoint is not None and step_of(checkpoint) >= _last_step(trainer):
+    if checkpoint is not None and step_of(checkpoint) >= last_step(trainer):
         with trainer.loading(checkpoint):
             load_weights(trainer, checkpoint)
     else:
@@ -173,11 +189,25 @@ def train_from(trainer: Any, checkpoint: Path | None) -> None:
 def load_weights(trainer: Any, checkpoint: Path) -> None:
     """Load the weights of a checkpoint, or of a folder that ``save_model`` wrote, into the trainer's model."""
     check_weights(trainer.model, checkpoint)
+    trainer.written = 0, []
     with _quiet_about_ties():
         loop_seam.load_weights(trainer, checkpoint)
 
 
-def _last_step(trainer: Any) -> int:
+def save_final(trainer: Any, final: Path, processes: Processes) -> None:
+    """Save the model as ``final``, whole or not at all."""
+    unfinished = final.with_name("final.unfinished")
+    processes.from_main(lambda: shutil.rmtree(unfinished, ignore_errors=True))
+    trainer.save_model(str(unfinished))
+    processes.wait()
+    if processes.main:
+        shutil.rmtree(final, ignore_errors=True)
+        unfinished.rename(final)
+    processes.wait()
+
+
+def last_step(trainer: Any) -> int:
+    """Return the number of the step that ends a trainer's stage."""
     if trainer.args.max_steps > 0:
         return int(trainer.args.max_steps)
     return int(trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader())[-1])
@@ -257,6 +287,10 @@ class ExactCheckpoints(ShardedTraining, loop_seam.SavesCheckpoints):
 
     state: Any
     model: Any
+    ends_for_good = False
+    """The last step is never followed by more: its checkpoint needs no optimizer state."""
+    written: tuple[int, list[str]] = (0, [])
+    """The step whose weights the newest checkpoint has, and the names of its model's files."""
     _tried = False
 
     def best_checkpoint(self) -> str:
@@ -336,6 +370,7 @@ class ExactCheckpoints(ShardedTraining, loop_seam.SavesCheckpoints):
             _finish_deleting(folder)
         self.accelerator.wait_for_everyone()
         self.args.output_dir, self.args.save_total_limit = str(staging), None
+        self.args.save_only_model = self.ends_for_good and self.state.global_step >= self.state.max_steps
         try:
             write()
             rank, state = self.args.process_index, self.extra_state()
@@ -364,12 +399,21 @@ class ExactCheckpoints(ShardedTraining, loop_seam.SavesCheckpoints):
             ) from error
         finally:
             self.args.output_dir, self.args.save_total_limit = str(folder), limit
+            self.args.save_only_model = False
         self.accelerator.wait_for_everyone()
 
     def save_model(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
-        """Save as the library does, without files that nobody reads."""
-        super().save_model(output_dir, *args, **kwargs)  # type: ignore[misc]
+        """Save as the library does, without files that nobody reads; of weights that a checkpoint has, its files once more."""
         folder = Path(output_dir or self.args.output_dir)
+        step, names = self.written
+        newest = Path(self.args.output_dir) / f"checkpoint-{step}"
+        if self.ends_for_good and names and step == self.state.global_step and newest.is_dir():
+            folder.mkdir()
+            for name in names:
+                link_file(newest / name, folder / name)
+            return
+        with self.saving():
+            super().save_model(output_dir, *args, **kwargs)  # type: ignore[misc]
         if not self.args.should_save:
             return
         # A pickle: the settings are in config.yaml, and no file of ours can run code.
@@ -378,3 +422,5 @@ class ExactCheckpoints(ShardedTraining, loop_seam.SavesCheckpoints):
         shutil.rmtree(folder / "ref", ignore_errors=True)
         if (folder / "adapter_config.json").is_file():
             (folder / "README.md").unlink(missing_ok=True)  # PEFT's empty form
+        if folder.name == f"checkpoint-{self.state.global_step}" and self.args.world_size == 1:
+            self.written = self.state.global_step, [path.name for path in folder.iterdir() if path.is_file()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,17 @@ PRIVATE_NAMES = {
 class SavesCheckpoints:
     """The override of ``_save_checkpoint``: hands the library's own writing to ``save_whole``."""
 
+    saving: Callable[[], AbstractContextManager[None]] = staticmethod(nullcontext)
+    """Makes what is open while a checkpoint is written."""
+
     def save_whole(self, write: Callable[[], None]) -> None:
         """Write a checkpoint by ``write`` so that it is whole or not there."""
         raise NotImplementedError
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         write = super()._save_checkpoint  # type: ignore[misc]
-        self.save_whole(lambda: write(model, trial))
+        with self.saving():
+            self.save_whole(lambda: write(model, trial))
 
 
 def load_weights(trainer: Any, checkpoint: Path) -> None:

@@ -306,6 +306,31 @@ def test_charts_take_each_metric_once() -> None:
     assert charts(lines, "sft") == []
 
 
+def test_a_bar_shows_where_the_time_went(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    assert "Where the time went" not in page_of(run)[0]
+    with MetricsWriter(run.path / "metrics.jsonl") as writer:
+        writer.write(
+            "grpo",
+            9,
+            {"time/rollout_s": 6.0, "time/reward_s": 1.0, "time/update_s": 2.0, "time/step_s": 10.0},
+        )
+    run.write_json(
+        "times.json",
+        {"starting": 20.0, "sft": 10.0, "grpo": 20.0, "evaluation": 30.0, "other": 5.0, "<b>": "x"},
+    )
+    data = collect(run)
+    seconds = {name: value for name, value, _ in data["spent"]}
+    assert sum(seconds.values()) == pytest.approx(85)
+    assert seconds["starting"] == 20 and seconds["evaluation"] == 30
+    assert seconds["sampling"] > seconds["grading"] > 0 and seconds["update"] > 10
+    page = page_of(run)[0]
+    outside = 100 * (20 + seconds["other"]) / 85
+    assert f"Outside sampling, grading, update and evaluation: {outside:.0f} % of 1 min 25 s." in page
+    run.write_json("times.json", [1, 2])
+    assert collect(run)["spent"] == []
+
+
 def test_phases_tell_what_is_left() -> None:
     lines = [
         {"stage": "grpo", "step": 1, "time/rollout_s": 1.0, "time/update_s": 2.0, "time/step_s": 4.0}
