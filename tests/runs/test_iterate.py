@@ -13,8 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from algorist.cli.main import main
-from algorist.config.load import load_recipe
-from algorist.config.resume import load_run_recipe
+from algorist.config.load import load_recipe, load_run_recipe
 from algorist.config.schema import Recipe
 from algorist.errors import CheckpointError, ConfigError, DataError
 from algorist.extensions.iterate.rounds import Drawing, iterate, round_recipe

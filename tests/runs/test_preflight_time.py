@@ -77,7 +77,8 @@ def test_time_enough_takes_all_problems_and_real_steps(verb: Any) -> None:
 def test_the_time_is_kept_whatever_a_completion_takes() -> None:
     """Sampling ends between two tokens, and says how far it came; a step that does not fit into the time is not tried."""
     begun: list[float] = []
-    seen = preflight(recipe(*ENDLESS), minutes=0.2, show=lambda _: begun.append(time.monotonic()))
+    plan = make_plan(Draft.of(recipe(*ENDLESS), in_folder=False))
+    seen = preflight(plan, minutes=0.2, show=lambda _: begun.append(time.monotonic()))
     assert time.monotonic() - begun[0] < 12 + 15, "a busy machine has some seconds more"
     assert seen.grpo is not None and not seen.stopped
 
@@ -132,7 +133,9 @@ def test_measuring_leaves_weights_and_chance_as_they_were(tmp_path: Path) -> Non
     from safetensors.torch import load_file
 
     from algorist.preflight.time import measure
-    from algorist.runs.pipeline import Run, run_recipe
+    from algorist.runs.draft import Draft
+from algorist.runs.plan import make_plan
+from algorist.runs.pipeline import Run, run_recipe
     from algorist.store.run_log import Quiet
 
     def look(run: Run) -> None:
