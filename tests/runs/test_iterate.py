@@ -100,7 +100,9 @@ def test_a_round_raises_held_out_accuracy(
     monkeypatch.setattr(sys, "argv", ["algorist", *words])
     with pytest.raises(SystemExit) as stop:
         main()
-    told = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    said = capsys.readouterr()
+    assert stop.value.code == 0, said.err
+    told = json.loads(said.out.strip().splitlines()[-1])
     assert stop.value.code == 0 and not told["stopped"]
     (first,) = told["rounds"]
     before, after = (m["greedy_accuracy"] for m in (told["start"], first["metrics"]))
