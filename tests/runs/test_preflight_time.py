@@ -15,6 +15,8 @@ import pytest
 
 from algorist.config import load_recipe
 from algorist.preflight import Preflight, preflight
+from algorist.runs.draft import Draft
+from algorist.runs.plan import make_plan
 from algorist.store.run_log import duration
 
 TINY = (
@@ -133,9 +135,7 @@ def test_measuring_leaves_weights_and_chance_as_they_were(tmp_path: Path) -> Non
     from safetensors.torch import load_file
 
     from algorist.preflight.time import measure
-    from algorist.runs.draft import Draft
-from algorist.runs.plan import make_plan
-from algorist.runs.pipeline import Run, run_recipe
+    from algorist.runs.pipeline import Run, run_recipe
     from algorist.store.run_log import Quiet
 
     def look(run: Run) -> None:
