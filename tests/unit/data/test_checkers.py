@@ -128,13 +128,13 @@ def test_a_stored_run_is_graded_again_by_its_checker(tmp_path: Path) -> None:
         "rewards=[correct]",
     ]
     recipe = load_recipe("smoke-cpu", [*changes, f"output_dir={tmp_path}", "run_name=r"]).recipe
-    with hold_folder(recipe, inputs_of(recipe), resume=False) as folder:
-        form = get_format("question_only")
+    form = get_format("question_only")
     engine = Scripted("\\boxed{6*4}", "\\boxed{24}")  # 24 equals the gold answer, but does not make it
     rewards = build_rewards(["correct"], form)
     problems = load_problems(recipe.data.train)
     (group,) = collect(engine, TOKENIZER, problems, form, SamplingParams(), 2, rewards=rewards)
-    with hold_folder(recipe, resume=False) as folder, RolloutWriter(folder.rollouts) as store:
+    held = hold_folder(recipe, inputs_of(recipe), resume=False)
+    with held as folder, RolloutWriter(folder.rollouts) as store:
         store.write([row | {"stage": "grpo", "step": 0} for row in rows_of(group)])
     found = differences(folder.path, None)
     assert (found["rollouts"], found["moves"], found["rewards_changed"]) == (2, {}, 0)
