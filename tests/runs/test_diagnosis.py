@@ -26,9 +26,9 @@ from algorist.diagnosis.settings import Settings
 from algorist.errors import AlgoristError, ConfigError, DataError
 from algorist.report.build import build_report
 from algorist.runs.asking import recipe_format
+from algorist.runs.draft import check_names
 from algorist.runs.pass_rates import table_path, with_pass_rates
 from algorist.runs.pipeline import run_recipe
-from algorist.runs.plan import check_names
 from algorist.runs.rate import rate
 
 pytestmark = pytest.mark.slow

@@ -32,7 +32,7 @@ from algorist.config.load import load_recipe, recipe_names, sections_of
 from algorist.config.schema import Recipe
 from algorist.objectives import LOSSES
 from algorist.runs.asking import recipe_format
-from algorist.runs.plan import check_names
+from algorist.runs.draft import check_names
 from algorist.store.read import query
 from tests import sizes
 

@@ -28,8 +28,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from algorist.cli.session import import_quietly
-from algorist.config.load import load_recipe
-from algorist.config.resume import load_run_recipe, run_path
+from algorist.config.load import load_recipe, load_run_recipe
 from algorist.config.yaml_text import read_yaml
 from algorist.data.files import read_rows
 from algorist.errors import AlgoristError, CheckpointError, ConfigError, DataError, EngineError
@@ -177,7 +176,7 @@ def test_paths_that_cannot_be(name: str) -> None:
 def test_a_run_name_stays_inside_the_output_folder(name: str, tmp_path: Path) -> None:
     recipe = load_recipe("smoke-cpu", [f"output_dir={tmp_path}", f"run_name={json.dumps(name)}"]).recipe
     with pytest.raises(ConfigError, match="expected a plain folder name") as found:
-        run_path(recipe)
+        _ = recipe.path
     assert "\x1b" not in str(found.value)
 
 

@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 
 from algorist.cli.main import main
-from algorist.config.load import load_recipe
-from algorist.config.resume import hold_folder, load_run_recipe
+from algorist.config.load import load_recipe, load_run_recipe
+from algorist.config.own_files import inputs_of
 from algorist.errors import CheckpointError, ConfigError
 from algorist.evaluation.artifact import read_artifact, write_artifact
 from algorist.extensions.model_folder.card import model_card
 from algorist.report.build import build_report
+from algorist.runs.begin import hold_folder
 from algorist.store.read import query
 from algorist.store.run_folder import RunFolder
 from algorist.store.safe_text import json_text, markdown
@@ -162,7 +163,7 @@ def with_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Pa
     recipe = load_recipe(
         "smoke-cpu", [f"output_dir={tmp_path}", "run_name=run", f"rewards=['{tmp_path / 'own.py'}:f']"]
     )
-    with hold_folder(recipe.recipe, resume=False) as folder:
+    with hold_folder(recipe.recipe, inputs_of(recipe.recipe), resume=False) as folder:
         config = folder.config.read_text()
     make_run(tmp_path / "run", steps=1)
     folder.config.write_text(config)

@@ -13,8 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from algorist.cli.main import main
-from algorist.config.load import load_recipe
-from algorist.config.resume import load_run_recipe
+from algorist.config.load import load_recipe, load_run_recipe
 from algorist.config.schema import Recipe
 from algorist.errors import CheckpointError, ConfigError, DataError
 from algorist.extensions.iterate.rounds import Drawing, iterate, round_recipe
@@ -101,7 +100,9 @@ def test_a_round_raises_held_out_accuracy(
     monkeypatch.setattr(sys, "argv", ["algorist", *words])
     with pytest.raises(SystemExit) as stop:
         main()
-    told = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    said = capsys.readouterr()
+    assert stop.value.code == 0, said.err
+    told = json.loads(said.out.strip().splitlines()[-1])
     assert stop.value.code == 0 and not told["stopped"]
     (first,) = told["rounds"]
     before, after = (m["greedy_accuracy"] for m in (told["start"], first["metrics"]))

@@ -14,8 +14,9 @@ import torch
 from safetensors.torch import load_file
 
 from algorist.config import load_recipe
-from algorist.config.resume import load_run_recipe
+from algorist.config.load import load_run_recipe
 from algorist.errors import ConfigError
+from algorist.runs.draft import Draft
 from algorist.runs.pipeline import Quiet, run_recipe
 from algorist.runs.plan import make_plan
 from tests.tiny import tiny_policy
@@ -217,7 +218,7 @@ def test_its_keys_are_checked_and_it_refuses(tmp_path: Path, files: dict[str, st
     ):
         recipe_of(tmp_path, own, "grpo.process_weigth=1")
     with pytest.raises(ConfigError, match=r"grpo\.process_weight is above 9; take 1"):
-        make_plan(recipe_of(tmp_path, own, "grpo.process_weight=10"))
+        make_plan(Draft.of(recipe_of(tmp_path, own, "grpo.process_weight=10")))
 
 
 def test_an_edited_plugin_replaces_what_it_registered(tmp_path: Path, files: dict[str, str]) -> None:

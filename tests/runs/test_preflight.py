@@ -18,6 +18,8 @@ from algorist.errors import ConfigError
 from algorist.models.load import load_policy
 from algorist.preflight import preflight
 from algorist.preflight.completions import PassRates, fit_pass_rates
+from algorist.runs.draft import Draft
+from algorist.runs.plan import make_plan
 
 TINY = "model.tiny={vocab_size: 300, hidden_size: 32, layers: 1}"
 
@@ -73,7 +75,7 @@ def test_batch_arithmetic_is_that_of_the_trainers(tmp_path: Path) -> None:
             "grpo.num_iterations=2", "grpo.max_completion_tokens=4",
         ],
     ).recipe  # fmt: skip
-    found = preflight(recipe, trial=False, problems=2, samples=2)
+    found = preflight(make_plan(Draft.of(recipe, in_folder=False)), trial=False, problems=2, samples=2)
     run_recipe(recipe)
     for stage in ("sft", "grpo"):
         assert metrics(tmp_path / "r", stage)[-1]["step"] == found.batch[stage]["steps"], stage
@@ -93,7 +95,7 @@ def test_what_is_wrong_is_advised(tmp_path: Path) -> None:
             "grpo.max_completion_tokens=40",
         ],
     ).recipe  # fmt: skip
-    found = preflight(recipe, trial=False, problems=12, samples=4)
+    found = preflight(make_plan(Draft.of(recipe, in_folder=False)), trial=False, problems=12, samples=4)
     assert found.prompts["do_not_fit"] == 12
     text = " ".join(finding.sentence for finding in found.advice)
     assert "leave no room for 40 tokens" in text and "cut off at 40 tokens" in text and "be useful" in text
@@ -271,7 +273,7 @@ def test_rewards_that_fail_are_named(tmp_path: Path) -> None:
             f"rewards=[{{name: '{mine}:sometimes'}}, {{name: '{mine}:of_the_trainer'}}, {{name: correct}}]",
         ],
     ).recipe  # fmt: skip
-    found = preflight(recipe, trial=False, problems=6, samples=4)
+    found = preflight(make_plan(Draft.of(recipe, in_folder=False)), trial=False, problems=6, samples=4)
     rewards = found.sampling["rewards"]
     assert set(rewards) == {"sometimes", "correct"}  # the third asks for what only a trainer has
     assert rewards["sometimes"]["failures"] == 16 and rewards["correct"]["failures"] == 0
@@ -290,7 +292,7 @@ def test_a_reward_that_hangs_is_named_and_no_step_is_tried(tmp_path: Path) -> No
             f"rewards=[{{name: '{mine}:hangs', timeout_s: 0.3}}, {{name: correct}}]",
         ],
     ).recipe  # fmt: skip
-    found = preflight(recipe, problems=2, samples=2)
+    found = preflight(make_plan(Draft.of(recipe, in_folder=False)), problems=2, samples=2)
     (advice,) = [a for a in found.advice if a.name == "reward_hangs"]
     assert "reward 'hangs' hangs" in advice.sentence and found.grpo is not None and "tried" not in found.grpo
     assert "longer than 0.3 s 3 times in a row" in advice.sentence
@@ -302,7 +304,10 @@ def test_recomputed_layers_are_in_the_plan_of_a_tried_step() -> None:
 
     def planned(*more: str) -> dict[str, int]:
         found = preflight(
-            load_recipe("smoke-cpu", [*settings, *more]).recipe, problems=2, samples=2, minutes=0.0
+            make_plan(Draft.of(load_recipe("smoke-cpu", [*settings, *more]).recipe, in_folder=False)),
+            problems=2,
+            samples=2,
+            minutes=0.0,
         )
         tried = {"sft": found.sft, "grpo": found.grpo}
         return {stage: part["memory"]["activations"] for stage, part in tried.items() if part is not None}

@@ -15,6 +15,8 @@ import pytest
 
 from algorist.config import load_recipe
 from algorist.preflight import Preflight, preflight
+from algorist.runs.draft import Draft
+from algorist.runs.plan import make_plan
 from algorist.store.run_log import duration
 
 TINY = (
@@ -77,7 +79,8 @@ def test_time_enough_takes_all_problems_and_real_steps(verb: Any) -> None:
 def test_the_time_is_kept_whatever_a_completion_takes() -> None:
     """Sampling ends between two tokens, and says how far it came; a step that does not fit into the time is not tried."""
     begun: list[float] = []
-    seen = preflight(recipe(*ENDLESS), minutes=0.2, show=lambda _: begun.append(time.monotonic()))
+    plan = make_plan(Draft.of(recipe(*ENDLESS), in_folder=False))
+    seen = preflight(plan, minutes=0.2, show=lambda _: begun.append(time.monotonic()))
     assert time.monotonic() - begun[0] < 12 + 15, "a busy machine has some seconds more"
     assert seen.grpo is not None and not seen.stopped
 

@@ -16,6 +16,7 @@ from algorist.config import load_recipe
 from algorist.evaluation.artifact import artifact_names, read_artifact
 from algorist.prompts import get_format
 from algorist.prompts.attached import attached
+from algorist.runs.draft import Draft
 from algorist.runs.pipeline import run_recipe
 from algorist.runs.plan import make_plan
 from algorist.runs.solve import Solver
@@ -140,7 +141,7 @@ def test_a_run_from_the_folder_asks_as_it_was_trained(run: Path, tmp_path: Path)
     assert asked is not None and asked.prompt_format == form and asked.stop_strings == ("</answer>",)
     (tmp_path / "mine.yaml").write_text(f"extends: smoke-cpu\nmodel: {{name: {run / 'sft' / 'final'}}}\n")
     for name, more in ((str(tmp_path / "mine.yaml"), []), ("quickstart", [model])):
-        plan = make_plan(load_recipe(name, [*later, *more, "data.train.limit=16"]).recipe)
+        plan = make_plan(Draft.of(load_recipe(name, [*later, *more, "data.train.limit=16"]).recipe))
         assert plan.form == form and plan.recipe.grpo.stop_strings == ["</answer>"], name
         assert not [line for line in plan.remarks if "another prompt" in line or "never shows" in line]
 

@@ -13,7 +13,7 @@ import pytest
 
 from algorist.cli.main import main
 from algorist.config import load_recipe
-from algorist.config.resume import load_run_recipe
+from algorist.config.load import load_run_recipe
 from algorist.errors import ConfigError
 from algorist.runs.pipeline import run_recipe
 from algorist.runs.solve import Solver
@@ -21,7 +21,13 @@ from algorist.store.run_log import Quiet
 
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant: "
 REWARD = "def short(completion):\n    return 1.0 / (1 + len(completion))\n"
+ENVIRONMENT = """class Again:
+    def start(self, problem):
+        pass
 
+    def reply(self, rollout):
+        return None
+"""
 
 SETTINGS = [
     "threads=1",
@@ -30,6 +36,8 @@ SETTINGS = [
     "rewards=[correct, short.py:short]",
     "prompt={format: reasoning_answer, system_prompt_path: system.txt}",
     "model.chat_template=chat.jinja",
+    "tools={use: [calculator, 'tool.py:lookup'], instructions: false}",
+    "environment=again.py:Again",
     "grpo.max_steps=1",
     "eval.enabled=false",
     "run_name=r",
@@ -44,6 +52,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "right.py").write_text("def right(problem, answer):\n    return answer == problem['answer']\n")
     (folder / "system.txt").write_text("Think.\n")
     (folder / "chat.jinja").write_text(TEMPLATE)
+    (folder / "tool.py").write_text("def lookup(text: str) -> str:\n    return text\n")
+    (folder / "again.py").write_text(ENVIRONMENT)
     rows = [{"question": f"What is {n} + 1?", "answer": str(n + 1), "solution": "count"} for n in range(24)]
     (folder / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with chdir(folder):
@@ -65,6 +75,8 @@ def test_they_are_copied_and_hashed(run: Path) -> None:
         "data.train.checker": "files/right.py",
         "prompt.system_prompt_path": "files/system.txt",
         "model.chat_template": "files/chat.jinja",
+        "tools.use.1": "files/tool.py",
+        "environment": "files/again.py",
     }
     assert (run / "files" / "short.py").read_text() == REWARD
 
@@ -75,6 +87,8 @@ def test_they_are_copied_and_hashed(run: Path) -> None:
         ("short.py", "rewards.1.name"),
         ("system.txt", "prompt.system_prompt_path"),
         ("chat.jinja", "model.chat_template"),
+        ("tool.py", "tools.use.1"),
+        ("again.py", "environment"),
         ("mine.jsonl", "data.train.path"),
     ],
 )
@@ -102,7 +116,11 @@ def test_a_run_works_where_the_files_are_not(
     hidden = made.rename(elsewhere / "with another name")
     request.addfinalizer(lambda: hidden.rename(made))
     monkeypatch.chdir(elsewhere)
-    assert load_run_recipe(Path("r")).rewards[1].name == "r/files/short.py:short"
+    stored: Any = load_run_recipe(Path("r"))
+    assert (
+        stored.rewards[1].name == "r/files/short.py:short" and stored.environment == "r/files/again.py:Again"
+    )
+    assert stored.tools.use == ["calculator", "r/files/tool.py:lookup"]
     template = Solver.load(Path("r/grpo/final")).policy.tokenizer.chat_template
     assert template.endswith(TEMPLATE) and '"Think."' in template  # the trained system prompt is its default
     monkeypatch.setattr(sys, "argv", ["algorist", "eval", "r", "--data", "arithmetic,params={count: 2}"])

@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import load_file
 
 from algorist.config import load_recipe
-from algorist.config.resume import load_run_recipe
+from algorist.config.load import load_run_recipe
 from algorist.errors import ConfigError, TrainingError
 from algorist.evaluation.artifact import read_artifact
 from algorist.prompts.attached import attached

@@ -14,6 +14,7 @@ import yaml
 
 from algorist.config import load_recipe
 from algorist.errors import CheckpointError
+from algorist.runs.draft import Draft
 from algorist.runs.pipeline import run_plan, run_recipe
 from algorist.runs.plan import make_plan
 from algorist.store.run_folder import RunFolder
@@ -90,7 +91,7 @@ def test_a_run_that_was_finished_meanwhile_is_not_overwritten(tmp_path: Path) ->
         "run_name=r",
         f"output_dir={tmp_path}",
     ]
-    late = make_plan(load_recipe("smoke-cpu", [*settings, "seed=202"]).recipe)
+    late = make_plan(Draft.of(load_recipe("smoke-cpu", [*settings, "seed=202"]).recipe))
     run = run_recipe(load_recipe("smoke-cpu", [*settings, "seed=101"]).recipe, display=Quiet()).folder.path
     with pytest.raises(CheckpointError, match=r"already holds a run\. .*run_name=r-2"):
         run_plan(late, display=Quiet())

@@ -20,8 +20,7 @@ from accelerate.utils.launch import prepare_multi_gpu_env
 from safetensors.torch import load_file
 
 from algorist.cli.session import CONFIGS
-from algorist.config.load import load_recipe
-from algorist.config.resume import load_run_recipe
+from algorist.config.load import load_recipe, load_run_recipe
 from algorist.errors import ConfigError
 from algorist.rollouts.base import SamplingParams
 from algorist.rollouts.native.engine import NativeEngine

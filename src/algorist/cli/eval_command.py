@@ -21,7 +21,7 @@ from algorist.cli.arguments import (
 )
 from algorist.cli.session import import_quietly
 from algorist.cli.terminal import Line, Result, TerminalDisplay, View, note, verb
-from algorist.config.resume import load_run_recipe
+from algorist.config.load import load_run_recipe
 from algorist.errors import ConfigError, DataError, check_known
 
 if TYPE_CHECKING:

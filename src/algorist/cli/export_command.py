@@ -11,7 +11,7 @@ import typer
 from algorist.cli.arguments import find_model
 from algorist.cli.session import import_quietly
 from algorist.cli.terminal import Result, TerminalDisplay, View, note, verb
-from algorist.config.resume import load_run_recipe
+from algorist.config.load import load_run_recipe
 from algorist.errors import ConfigError, check_known
 
 if TYPE_CHECKING:

@@ -102,9 +102,13 @@ def preflight(
     """
     loaded, where = _what(recipe, overrides, model)
 
+    from algorist.runs.draft import Draft
+
     display, shown = TerminalDisplay(stderr=as_json), {}
+    draft = Draft.of(loaded, in_folder=False, model=where)
     import_quietly("algorist.preflight", display.say)
     from algorist.preflight import preflight as look
+    from algorist.runs.plan import make_plan
 
     def show(first: Preflight) -> None:
         if not as_json:
@@ -113,7 +117,7 @@ def preflight(
 
     try:
         result = look(
-            loaded,
+            make_plan(draft, say=display.say),
             problems=problems,
             samples=samples,
             trial=trial,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,12 +22,12 @@ from algorist.cli.session import (
 )
 from algorist.cli.terminal import Line, Result, TerminalDisplay, View, closing_table, render, verb
 from algorist.errors import ConfigError, check_known
-from algorist.store.safe_text import one_line, printable
-from algorist.store.stages import EVALUATED, STAGES
+from algorist.store.safe_text import one_line
+from algorist.store.stages import STAGES
 
 if TYPE_CHECKING:
     from algorist.config.schema import Recipe
-    from algorist.report.results import Took
+    from algorist.runs.outcome import Outcome
 
 app = typer.Typer(add_completion=False)
 _HEADINGS = {"base": "base", "sft": "SFT", "grpo": "GRPO"}
@@ -43,18 +42,30 @@ class Ran(Result):
     differences: Annotated[dict[str, Any], "the last two evaluations, paired: metric → value, low, high"]
     next: Annotated[list[str], "commands"]
     seeds: Annotated[dict[str, Any] | None, "with --seeds: mean, spread and the runs"] = None
-    before: Any = ()
-    after: Any = ()
-    """Samples of the last two evaluations."""
+    samples: Sequence[Any] = ()
+    """Of the last two evaluations."""
     lines: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, outcome: Outcome) -> Ran:
+        """Return what the terminal shows of an outcome."""
+        artifacts = outcome.artifacts
+        return cls(
+            run=str(outcome.folder),
+            report=str(outcome.report),
+            evaluations={name: artifact.metrics for name, artifact in artifacts.items()},
+            differences=outcome.differences,
+            next=outcome.next,
+            samples=[artifact.samples for artifact in artifacts.values()][-2:],
+        )
 
     def view(self, width: int) -> View:
         yield from self.lines
         if self.differences:
-            (first, before), (second, after) = list(self.evaluations.items())[-2:]
-            names = [_HEADINGS[first], _HEADINGS[second]]
+            names = [_HEADINGS[name] for name in list(self.evaluations)[-2:]]
+            before, after = list(self.evaluations.values())[-2:]
             yield closing_table(width, before, after, self.differences, names)
-            yield from _examples(self.before, self.after, names)
+            yield from _examples(self.samples[0], self.samples[1], names)
         if self.run is not None:
             yield f"\nThe run is in {self.run}, its report in {self.report}. Next:"
             yield "\n".join(self.next)
@@ -123,7 +134,7 @@ def run(
                 "--seeds runs one process after another: leave --processes, --launch and words after -- out"
             )
         own = [*(["--resume"] * resume), *(["--only", only] if only else []), *(["--json"] * as_json)]
-        return launch(recipe, settings, flags, processes, config or "ddp", own)
+        return launch(recipe, settings, flags, processes, config or "ddp", own, stages)
     if seeds is not None:
         return _run_seeds(recipe, settings, resume, stages, seeds, as_json, yes)
     return run_stages(recipe, settings, resume, stages, as_json, yes)
@@ -164,21 +175,24 @@ def _run_seeds(
     yes: bool,
 ) -> Ran:
     """Run a recipe once per seed and say mean and spread; with ``resume``, finished seeds are not repeated."""
-    from algorist.config.resume import begun, run_path
+    from algorist.config.own_files import inputs_of
+    from algorist.runs.begin import settings_at_start
     from algorist.runs.seeds import lines_of_seeds, recipes_of_seeds, summarise_seeds
 
     loaded = read_recipe(name, settings)
     recipes, display = recipes_of_seeds(loaded, count), TerminalDisplay(stderr=as_json)
-    known = [resume and (run_path(r) / "config.yaml").is_file() for r in recipes]
+    known = [resume and (r.path / "config.yaml").is_file() for r in recipes]
     for recipe, continues in zip(recipes, known, strict=True):
-        begun(recipe, resume=continues)  # before the first seed has taken its hours
+        settings_at_start(
+            recipe, inputs_of(recipe), resume=continues
+        )  # before the first seed has taken its hours
     for number, (recipe, continues) in enumerate(zip(recipes, known, strict=True), start=1):
         display.say(f"seed {recipe.seed} ({number} of {count})")
         done = _run(recipe, display, continues, stages, may_ask=not (yes or as_json) and number == 1)
         if done is not None and not as_json:
             render(done, as_json=False)
-    summary = summarise_seeds(loaded, [run_path(recipe) for recipe in recipes])
-    place = run_path(loaded)
+    summary = summarise_seeds(loaded, [recipe.path for recipe in recipes])
+    place = loaded.path
     files = f"{place}-seeds.json{f' and {place}-seeds.html' if count > 1 else ''}"
     return Ran(None, None, {}, {}, [], seeds=summary, lines=[*lines_of_seeds(summary), f"written to {files}"])
 
@@ -197,7 +211,7 @@ def run_stages(
     display, folder = TerminalDisplay(stderr=as_json), None
     try:
         loaded = read_recipe(name, settings)
-        run = Path(loaded.output_dir) / (loaded.run_name or loaded.name)
+        run = loaded.path
         folder = run if resume or not (run / "config.yaml").is_file() else None  # else it will be refused
         return _run(loaded, display, resume, stages, may_ask=not (yes or as_json))
     except KeyboardInterrupt:
@@ -209,77 +223,26 @@ def _run(
     loaded: Recipe, display: TerminalDisplay, resume: bool, stages: tuple[str, ...], *, may_ask: bool
 ) -> Ran | None:
     from algorist.cli.preflight_command import how_long
-    from algorist.config.resume import begun, run_path
-    from algorist.data.problems import Problems
-    from algorist.prompts import get_format
-    from algorist.report.results import Took
-    from algorist.runs.plan import check_names, check_stages
+    from algorist.runs.draft import Draft, check_stages
 
-    took = Took(resumed=resume)
     check_stages(loaded, stages)
-    form = get_format(loaded.prompt.format, tags=loaded.prompt.tags)
-    check_names(loaded, form, own=False)  # a wrong name, column or row is said before torch is imported
-    problems = None
-    if not (resume and (run_path(loaded) / "config.yaml").is_file()):  # what can be resumed is compared later
-        begun(loaded, resume=resume)
-    if not resume and _has_files(loaded):
-        problems = Problems.load(loaded, stages)
+    draft = Draft.of(loaded, stages=stages, resume=resume)  # a mistake is said before torch is imported
     import_quietly("algorist.training.grpo_setup", display.say)
-    from algorist.runs.pipeline import run_recipe
+    from algorist.runs.outcome import Outcome
+    from algorist.runs.pipeline import run_draft
 
     def begins(run: Any) -> None:
-        run.times.add("starting", run.times.began - took.began)
+        run.times.add("starting", run.times.began - draft.took.began)
         how_long(run, may_ask=may_ask and sys.stdin.isatty())
 
-    state = run_recipe(
-        loaded, display=display, resume=resume, stages=stages, problems=problems, begins=begins
-    )
-    if not state.processes.main:
+    done = run_draft(draft, display=display, begins=begins)
+    if not done.processes.main:
         return None
-    if state.stopped:
+    if done.stopped:
         raise Stopped(
-            f"stopped; everything is saved in {state.folder.path}. Continue: {command_again(resume=True)}"
+            f"stopped; everything is saved in {done.folder.path}. Continue: {command_again(resume=True)}"
         )
-    return _finished(state, took)
-
-
-def _has_files(recipe: Recipe) -> bool:
-    """Say whether a dataset is a file, or of an unknown name, which may be one."""
-    from algorist.data import DATASETS
-
-    data = recipe.data
-    sections = [section for section in (data.train, data.sft, data.eval) if section is not None]
-    from_file = any(section.path or section.name not in DATASETS for section in sections)
-    return from_file and data.train.pass_rate is None  # the table of pass rates is found by the model
-
-
-def _finished(state: Any, took: Took) -> Ran:
-    from algorist.evaluation.artifact import read_artifact
-    from algorist.evaluation.compare import paired_metrics
-    from algorist.evaluation.console import solved_question
-    from algorist.report.build import build_report
-    from algorist.report.results import write_result
-
-    folder = state.folder.path
-    names = [s for s in EVALUATED if (folder / "eval" / f"{s}.json").is_file()]
-    artifacts = [read_artifact(folder / "eval", name) for name in names]
-    last = [artifact.samples for artifact in artifacts[-2:]]
-    solved = solved_question(last[-1]) if last else None
-    question = solved or min((p.question for p in state.held_out or state.train), key=len)
-    typed = shlex.quote(str(folder))
-    then = [f"solve {shlex.quote(printable(question))} --model {typed}"]
-    then += [f"inspect {typed} --sort=-reward"] if list((folder / "rollouts").glob("*.parquet")) else []
-    then += [f"compare {typed}/eval/{names[-2]}.json {typed}/eval/{names[-1]}.json"] if names[1:] else []
-    write_result(state.folder, state.recipe, dict(zip(names, artifacts, strict=True)), took)
-    return Ran(
-        run=str(folder),
-        report=str(build_report(folder)),
-        evaluations={name: artifact.metrics for name, artifact in zip(names, artifacts, strict=True)},
-        differences=paired_metrics(*last) if names[1:] else {},
-        next=[f"algorist {command}" for command in then],
-        before=last[0] if last else (),
-        after=last[-1] if last else (),
-    )
+    return Ran.of(Outcome.of(done))
 
 
 def _examples(before: list[dict[str, Any]], after: list[dict[str, Any]], names: list[str]) -> View:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.resources import files
 from importlib.util import find_spec
@@ -192,7 +192,13 @@ except subprocess.CalledProcessError as error:
 
 
 def launch(
-    recipe: str, settings: list[str], flags: list[str], processes: int | None, config: str, options: list[str]
+    recipe: str,
+    settings: list[str],
+    flags: list[str],
+    processes: int | None,
+    config: str,
+    options: list[str],
+    stages: Sequence[str],
 ) -> int:
     """Start ``run`` in several processes, by default one per GPU, and return the exit code.
 
@@ -203,6 +209,7 @@ def launch(
         processes: How many, in all.
         config: One of ``CONFIGS`` or a file.
         options: Those of ``run`` that its workers need.
+        stages: Which training stages to do.
 
     Raises:
         Stopped: Ctrl-C or SIGTERM ended it.
@@ -214,9 +221,9 @@ def launch(
         if on_cpu and count > 1 and not (processes or _count_in(flags)):
             count = 1
             loaded = read_recipe(recipe, [*settings, f"grpo.processes={count}"])
-        from algorist.config.resume import begun
+        from algorist.runs.draft import Draft
 
-        begun(loaded, resume="--resume" in options)
+        Draft.of(loaded, stages=stages, resume="--resume" in options)  # a mistake is said once
     except KeyboardInterrupt:
         raise Stopped("stopped before a process was started: nothing was trained") from None
     flags = [flag for flag in flags if flag != "--cpu"]  # with it accelerate starts one process only

@@ -23,7 +23,7 @@ from algorist.cli.arguments import (
 )
 from algorist.cli.session import import_quietly
 from algorist.cli.terminal import Line, Result, View, note, verb
-from algorist.config.resume import load_run_recipe
+from algorist.config.load import load_run_recipe
 from algorist.errors import ConfigError, DataError, nearest
 
 if TYPE_CHECKING:

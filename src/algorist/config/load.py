@@ -16,9 +16,10 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from algorist.config.other_names import ours_for
+from algorist.config.own_files import copies_of, with_copies
 from algorist.config.schema import DatasetSection, LossSection, Recipe, SFTSection
 from algorist.config.yaml_text import leaves, read_yaml
-from algorist.errors import DAMAGED, ConfigError, check_known, nearest
+from algorist.errors import DAMAGED, CheckpointError, ConfigError, check_known, nearest
 from algorist.store.redact import refuse_secrets
 from algorist.store.trust import refuse_foreign_code
 from algorist.user_code import load_plugins
@@ -99,6 +100,44 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> LoadedRecip
         refuse_foreign_code(folder, [entry for entry in code if entry in code_in(values)])
     load_plugins(plugins_of(values))
     return LoadedRecipe(validate(values, where=f"recipe '{name_or_path}'"), origins)
+
+
+def values_of(run: Path) -> dict[str, Any]:
+    """Return what the ``config.yaml`` of a run says.
+
+    Raises:
+        CheckpointError: The folder is not a run, or the file is damaged.
+    """
+    file = run / "config.yaml"
+    if not file.is_file():
+        raise CheckpointError(f"{run} is not a run folder (config.yaml is missing); runs lie under runs/")
+    try:
+        values = read_yaml(read_recipe_file(file), str(file))
+    except ConfigError as error:
+        raise CheckpointError(f"{file} is damaged: {error}") from None
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{file} is damaged: expected sections, found {type(values).__name__}")
+    return values
+
+
+def load_run_recipe(run: Path, *, runs: str = "nothing") -> Recipe:
+    """Return the recipe that a run folder was made with; the user's files (rewards, prompt, template) are the folder's copies.
+
+    Args:
+        run: The folder.
+        runs: What the caller will run of the code that the recipe names: ``nothing``, that of the ``model``, or ``all``.
+
+    Raises:
+        CheckpointError: The folder is not a run, or its ``config.yaml`` is damaged.
+        ConfigError: Its settings are not those of this version, or it is from elsewhere and names such code.
+    """
+    values = values_of(run)
+    if runs != "nothing":
+        refuse_foreign_code(run, code_in(values, model_only=runs == "model"))
+    if plugins := plugins_of(values):  # without them their keys are unknown, whatever the caller will run
+        refuse_foreign_code(run, [f"plugins={', '.join(plugins)}"])
+        load_plugins(copies_of(run, "plugins", plugins))
+    return with_copies(validate(values, where=str(run / "config.yaml")), run)
 
 
 def plugins_of(values: dict[str, Any]) -> list[str]:

@@ -6,15 +6,17 @@ import math
 from collections.abc import Callable
 from importlib.util import find_spec
 from os.path import expanduser
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from algorist.config.section import ModelSection, Section
+from algorist.config.section import DataPath, ModelSection, OwnCode, Section, TextPath
 from algorist.declared import open_schema
 from algorist.errors import ConfigError, MissingExtraError, check_known
 from algorist.objectives import ADVANTAGES, LOSSES
 from algorist.objectives.losses import Reduction
+from algorist.store.safe_text import printable as safe
 
 OR_OWN = "Expected one of {}, or a function of your own as file.py:function"
 
@@ -81,7 +83,7 @@ class DatasetSection(Section):
     """An adapter's name; ``algorist data list`` shows them."""
     split: str = "train"
     """Split of the dataset."""
-    path: str | None = None
+    path: DataPath | None = None
     """A local file or folder; wins over the hub."""
     hub: str | None = None
     """Hub name that replaces the adapter's own."""
@@ -91,7 +93,7 @@ class DatasetSection(Section):
     """Question, answer, solution, subject, level, id → the file's columns (adapter ``local``)."""
     params: dict[str, Any] = Field(default_factory=dict)
     """Adapter-specific parameters."""
-    checker: str | None = None
+    checker: OwnCode | None = None
     """What decides where many answers are right: a registered checker or ``file.py:function``; a row's own ``checker`` column when left
     out."""
     limit: int | None = Field(None, ge=1)
@@ -106,7 +108,7 @@ class DatasetSection(Section):
     """Keep demonstrations whose own answer the grader finds right."""
     pass_rate: list[float] | None = Field(None, min_length=2, max_length=2)
     """Keep problems whose pass rate lies between these two, such as ``[0.1, 0.9]``; demonstrations of SFT are all kept."""
-    pass_rates: str | None = None
+    pass_rates: DataPath | None = None
     """The table of pass rates; that of ``algorist data rate`` for this model, prompt and sampling when left out."""
     max_prompt_percentile: float | None = Field(None, gt=0, le=100)
     """Drop prompts longer than this percentile of the prompt lengths in tokens."""
@@ -151,7 +153,7 @@ class PromptSection(Section):
     """A prompt format's name."""
     system_prompt: str | None = None
     """Replaces the format's system prompt; empty: none. Of a raw format: the whole prompt, with ``{question}``."""
-    system_prompt_path: str | None = None
+    system_prompt_path: TextPath | None = None
     """A UTF-8 file with the system prompt."""
     tags: dict[str, str] = Field(default_factory=dict)
     """Replaces tags: reasoning_open, reasoning_close, answer_open, answer_close."""
@@ -185,7 +187,7 @@ class PromptSection(Section):
 class RewardSection(Section):
     """One reward of the weighted sum; a text alone is its name."""
 
-    name: str
+    name: OwnCode
     """A registered reward, or ``file.py:function``."""
     weight: float = 1.0
     """Factor in the sum; 0 logs the reward without using it."""
@@ -207,7 +209,7 @@ class LossSection(Section):
 
     model_config = ConfigDict(extra="allow")
 
-    name: str = "dapo"
+    name: OwnCode = "dapo"
     """A loss by name (``algorist.objectives.LOSSES``), or your own function: ``file.py:function``."""
 
     @model_validator(mode="before")
@@ -367,7 +369,7 @@ class GRPOSection(OptimSection):
     completion, then all, GRPO), ``prompt-mean-token-mean`` (all tokens of a prompt's completions, then the prompts, ScaleRL),
     ``seq-mean-token-sum``, ``seq-mean-token-sum-norm`` (divided by ``max_completion_tokens``, Dr. GRPO), ``micro-batch-token-mean``; the
     loss's own when left out."""
-    advantage: str = "group_normalized"
+    advantage: OwnCode = "group_normalized"
     """Advantage by name: ``group_normalized`` (divided by the group's deviation), ``batch_normalized``, ``group_centered``
     (Dr. GRPO), ``leave_one_out`` (RLOO), ``reinforce_plus_plus``, ``reinforce_plus_plus_baseline``, ``per_reward_normalized``
     (GDPO: each reward alone, then the sum), ``maxrl`` (divided by the group's mean), ``reinforce`` (1 and -1, no baseline); or your own function: ``file.py:function``."""
@@ -463,7 +465,7 @@ class Recipe(Section):
     """Reinforcement learning."""
     eval: EvalSection = Field(default_factory=EvalSection)
     """Evaluation."""
-    plugins: list[str] = Field(default_factory=list)
+    plugins: list[TextPath] = Field(default_factory=list)
     """Python files that register datasets, matchers, engines, … before the recipe is checked."""
 
     _home = field_validator("output_dir")(expanduser)
@@ -475,6 +477,18 @@ class Recipe(Section):
         if not self.rewards and self.grpo.enabled:
             raise ValueError("rewards is empty while grpo.enabled is true; name at least one reward")
         return self
+
+    @property
+    def path(self) -> Path:
+        """The run's folder (ConfigError where its name would lead out of ``output_dir``)."""
+        name = self.run_name or self.name
+        printable = all(c not in "/\\" and c.isprintable() for c in name)
+        if name in (".", "..") or not printable or len(name.encode()) > 200:
+            raise ConfigError(
+                f"run_name is '{safe(name[:80])}'; expected a plain folder name of at most 200 bytes, such as run_name=first; another "
+                "place is output_dir=FOLDER"
+            )
+        return Path(self.output_dir) / name
 
 
 open_schema(Recipe, model=ModelSection, sft=SFTSection, grpo=GRPOSection, eval=EvalSection)

@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 MOST = 10**12
 """No setting is a larger number: neither tensors nor float32 hold what follows from one."""
+
+
+@dataclass(frozen=True)
+class OwnFile:
+    """Marks the type of a text that names a file of the user's: a ``text``, ``code`` (``FILE.py:NAME``), or ``data``, also a folder.
+
+    A run copies texts and code, and works with the copies; data is compared only.
+    """
+
+    kind: Literal["text", "code", "data"]
+
+
+TextPath = Annotated[str, OwnFile("text")]
+OwnCode = Annotated[str, OwnFile("code")]
+DataPath = Annotated[str, OwnFile("data")]
 
 
 class Section(BaseModel):
@@ -121,7 +137,7 @@ class ModelSection(Section):
     ``flash_attention_2`` where flash_attn is installed (CUDA, 16-bit products), else transformers chooses."""
     trust_remote_code: bool = False
     """Run the model's own Python code; only for authors whom you trust."""
-    chat_template: str | None = None
+    chat_template: TextPath | None = None
     """A Jinja2 chat template, or its file's path; the tokenizer's own when left out."""
     lora: LoraSection | None = None
     """Train an adapter instead of all weights."""

@@ -63,6 +63,11 @@ def leaves(
         yield from leaves(part, f"{key}.{name}" if key else str(name), lists=lists, whole=whole)
 
 
+def flat(value: Any) -> dict[str, Any]:
+    """Return nested keys as dotted ones."""
+    return {key: inner for key, inner in leaves(value, lists=False) if inner != {}}
+
+
 def _size(node: Any, known: dict[int, int], depth: int) -> int:
     """Return how many nodes a node has once every alias is written out."""
     if depth > MAX_DEPTH:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from algorist.config.resume import load_run_recipe
+from algorist.config.load import load_run_recipe
 from algorist.config.section import Section
 from algorist.data.base import Source, dataset, read_params
 from algorist.data.load import load_problems

@@ -46,7 +46,6 @@ from algorist.prompts import PromptFormat
 from algorist.prompts.chat import encode_prompt, opened_by_template
 from algorist.rollouts.base import OutOfTime
 from algorist.runs.plan import Plan as RunPlan
-from algorist.runs.plan import make_plan
 from algorist.store.run_log import Display, Quiet
 from algorist.store.stages import STAGES
 from algorist.types import Group, Problem
@@ -100,7 +99,7 @@ class Preflight:
 
 
 def preflight(
-    recipe: Recipe,
+    plan: RunPlan,
     *,
     problems: int = 24,
     samples: int = 8,
@@ -110,12 +109,12 @@ def preflight(
     display: Display | None = None,
     show: Callable[[Preflight], None] = lambda _: None,
 ) -> Preflight:
-    """Look at a recipe on this machine before any training; nothing is written.
+    """Look at a plan on this machine before any training; nothing is written.
 
     First arithmetic, memory and time, which need no sampling; then what a little sampling tells, and a few real steps.
 
     Args:
-        recipe: The resolved recipe.
+        plan: The plan of the run.
         problems: Training problems that are sampled, at most.
         samples: Completions per problem.
         trial: Also take a few real steps of each stage, where the time is enough.
@@ -134,7 +133,6 @@ def preflight(
     import torch
 
     display = display or Quiet()
-    plan = make_plan(recipe, in_folder=False, model=model, say=display.say)
     for remark in plan.remarks:
         display.say(remark)
     recipe, data, form = plan.recipe, plan.problems, plan.form

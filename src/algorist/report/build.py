@@ -18,8 +18,7 @@ from typing import Any
 import jinja2
 
 from algorist import __version__
-from algorist.config.resume import flat
-from algorist.config.yaml_text import one_line_yaml
+from algorist.config.yaml_text import flat, one_line_yaml
 from algorist.diagnosis.signals import read_settings
 from algorist.errors import CheckpointError, ConfigError, DataError
 from algorist.evaluation.artifact import Artifact, artifact_names, read_artifact

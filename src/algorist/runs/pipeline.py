@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from algorist.config.resume import changed_since, hold_folder, with_copies
+from algorist.config.own_files import changed_since, with_copies
 from algorist.config.schema import Recipe
 from algorist.data.problems import (
     Problems,
@@ -46,6 +46,8 @@ from algorist.rollouts import make_engine
 from algorist.rollouts.engines import ENGINES, auto_engine
 from algorist.rollouts.native.weights import why_no_decoder
 from algorist.runs.asking import attach_asking
+from algorist.runs.begin import hold_folder
+from algorist.runs.draft import Draft
 from algorist.runs.plan import Plan, make_plan
 from algorist.runs.start import check_start
 from algorist.store.run_folder import RunFolder, started_as
@@ -134,7 +136,6 @@ def run_recipe(
     display: Display | None = None,
     resume: bool = False,
     stages: Sequence[str] = STAGES,
-    problems: Problems | None = None,
     begins: Callable[[Run], None] = lambda _: None,
 ) -> Run:
     """Plan and run a recipe; return the run.
@@ -145,24 +146,36 @@ def run_recipe(
             the run folder has all of it.
         resume: Continue the run in the same folder.
         stages: Which training stages to do; a stage that is switched off in the recipe is left out anyway.
-        problems: The recipe's problems, where they are loaded already.
         begins: Called with the run before its first evaluation or stage; what it raises ends the run.
 
     Raises:
         AlgoristError: Any user's mistake, before the first training step where it can be known.
     """
-    display = display or Lines()
+    return run_draft(
+        Draft.of(recipe, stages=stages, resume=resume), display=display or Lines(), begins=begins
+    )
+
+
+def run_draft(draft: Draft, *, display: Display, begins: Callable[[Run], None] = lambda _: None) -> Run:
+    """Plan and run a draft; return the run.
+
+    Args:
+        draft: The draft.
+        display: Where progress is shown.
+        begins: Called with the run before its first evaluation or stage; what it raises ends the run.
+    """
     main = int(os.environ.get("RANK", "0")) == 0
     shown = Logged(display if main else Quiet())
-    plan = make_plan(recipe, stages=stages, resume=resume, problems=problems, say=shown.say)
-    return run_plan(plan, display=shown, begins=begins)
+    return run_plan(make_plan(draft, say=shown.say), display=shown, begins=begins)
 
 
 def run_plan(plan: Plan, *, display: Display, begins: Callable[[Run], None] = lambda _: None) -> Run:
     """Do what a plan says and return the run."""
     began, processes, extensions = time.monotonic(), plan.processes, plan.extensions
     with ExitStack() as held:
-        folder = processes.from_main(lambda: held.enter_context(hold_folder(plan.recipe, resume=plan.resume)))
+        folder = processes.from_main(
+            lambda: held.enter_context(hold_folder(plan.recipe, plan.draft.inputs, resume=plan.resume))
+        )
         held.enter_context(LogFile(folder.path, processes.main, plan.problems.notes, display))
         run = Run(plan, folder, display, held.enter_context(kept_times(folder, processes.main)))
         for line in folder.differences() if plan.resume and processes.main else ():

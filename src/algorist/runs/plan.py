@@ -1,38 +1,31 @@
-"""A recipe becomes a ``Plan`` once: every check, every derived number, every extension that takes part.
+"""A ``Draft`` becomes a ``Plan`` on this machine: processes, device, objective, extensions, every derived number.
 
-Verbs, stages, preflight and iteration take a plan; ``make_plan`` is the only way to get one, so nothing is checked or computed a second
+Stages, preflight and iteration take a plan, and ``make_plan`` is the only way to get one, so nothing is checked or computed a second
 time. In several processes each makes the same plan.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from algorist.config.resume import (
-    begun,
-    run_path,
-    why_from_the_model,
-    why_no_adapter,
-    with_processes,
-    without_adapter,
-)
-from algorist.config.schema import Recipe, refuse_groups_of_one
+from pydantic import ValidationError
+
+from algorist.config.schema import GRPOSection, Recipe, refuse_groups_of_one
 from algorist.data.problems import Problems
 from algorist.errors import ConfigError
 from algorist.objectives import Objective
 from algorist.prompts import PromptFormat
-from algorist.rewards import RewardSet, build_rewards
-from algorist.rollouts.engines import ENGINES
-from algorist.runs.asking import asked_as_trained
+from algorist.rewards import RewardSet
+from algorist.runs.begin import has_adapter, without_adapter
+from algorist.runs.draft import Draft
 from algorist.runs.paid import with_paid_demonstrations
+from algorist.store.run_folder import RunFolder
 from algorist.store.run_log import kept_records
-from algorist.store.stages import STAGES
 from algorist.training.extension import Extensions
-from algorist_grader import MATCHERS
 
 if TYPE_CHECKING:
     import torch
@@ -47,9 +40,8 @@ class Plan:
     """A recipe that can be run on this machine.
 
     Attributes:
-        recipe: As it will run: with its number of processes, its table of pass rates, without an adapter that is left out.
-        stages: Training stages to do, where the recipe has them on.
-        resume: Whether the run continues in its folder.
+        draft: What it was made from.
+        recipe: As it will run: with its number of processes, without an adapter that is left out.
         processes: Those that share the run.
         form: The prompt format.
         objective: What GRPO minimises; None without GRPO.
@@ -59,9 +51,8 @@ class Plan:
         say: Shows a line.
     """
 
+    draft: Draft
     recipe: Recipe
-    stages: tuple[str, ...]
-    resume: bool
     processes: Processes
     form: PromptFormat
     objective: Objective | None
@@ -71,6 +62,21 @@ class Plan:
     say: Callable[[str], None]
 
     @property
+    def stages(self) -> tuple[str, ...]:
+        """Training stages to do, where the recipe has them on."""
+        return self.draft.stages
+
+    @property
+    def resume(self) -> bool:
+        """Whether the run continues in its folder."""
+        return self.draft.resume
+
+    @property
+    def rewards(self) -> RewardSet:
+        """The rewards, which were tried; a run takes its own from its copies (``Run.rewards``)."""
+        return self.draft.rewards
+
+    @property
     def device(self) -> torch.device:
         """The device of this process."""
         return self.processes.device
@@ -78,7 +84,7 @@ class Plan:
     @property
     def path(self) -> Path:
         """The run's folder."""
-        return run_path(self.recipe)
+        return self.recipe.path
 
     def trains(self, stage: str) -> bool:
         """Whether a training stage is to be done."""
@@ -98,41 +104,19 @@ class Plan:
         return grpo.rows
 
 
-def make_plan(
-    recipe: Recipe,
-    *,
-    stages: Sequence[str] = STAGES,
-    resume: bool = False,
-    problems: Problems | None = None,
-    in_folder: bool = True,
-    model: Path | str | None = None,
-    say: Callable[[str], None] = lambda _: None,
-) -> Plan:
-    """Check a recipe, load its problems, and return the plan; nothing is written, and no model is loaded.
-
-    Args:
-        recipe: The resolved recipe.
-        stages: Training stages to do.
-        resume: Continue the run in the same folder.
-        problems: The recipe's problems, where they are loaded already.
-        in_folder: Whether the plan's run has a folder of its own, which must be free, or hold the run to resume.
-        model: What is sampled from instead of the recipe's model.
-        say: Shows a line.
+def make_plan(draft: Draft, *, say: Callable[[str], None] = lambda _: None) -> Plan:
+    """Return the plan of a draft; nothing is written, and no model is loaded.
 
     Raises:
         AlgoristError: Any user's mistake that can be known before a model is loaded.
     """
     from algorist.models.load import check_model, pick_device
-    from algorist.runs.pass_rates import with_pass_rates
     from algorist.training.grpo_setup import check_enough_problems, objective_of
     from algorist.training.processes import Processes
     from algorist.training.training_arguments import check_optimizers
 
-    with kept_records() as notes:
-        recipe, form = asked_as_trained(recipe, model)
-        rewards = check_names(recipe, form)
-    recipe = with_pass_rates(recipe, form)
-    trains_grpo = recipe.grpo.enabled and "grpo" in stages
+    recipe = draft.recipe
+    trains_grpo = recipe.grpo.enabled and "grpo" in draft.stages
     objective = objective_of(recipe.grpo) if trains_grpo else None
     check_optimizers(recipe)
     processes = Processes.join(recipe.device)
@@ -140,71 +124,84 @@ def make_plan(
         pick_device(recipe.eval.device, "eval.device")
     check_model(recipe.model, processes.device)
     recipe = with_processes(recipe, processes.count)
-
-    def begins() -> tuple[str, str]:
-        before = begun(recipe, resume=resume) if in_folder else None
-        return why_no_adapter(recipe, before, processes.count), why_from_the_model(recipe, stages) * in_folder
-
-    no_adapter, from_the_model = processes.from_main(begins)
+    no_adapter, sft_skipped = processes.from_main(
+        lambda: (why_no_adapter(recipe, draft.before, processes.count), sft_skipped_warning(draft))
+    )
     if no_adapter:
         recipe = without_adapter(recipe)
-    said = [note.getMessage() for note in notes if note.levelno >= logging.WARNING]
-    plan = Plan(
-        recipe,
-        tuple(stages),
-        resume,
-        processes,
-        form,
-        objective,
-        Extensions.of(recipe),
-        problems or Problems([], [], []),
-        tuple(filter(None, [no_adapter, *said, from_the_model])),
-        say,
-    )
-    if trains_grpo and all(reward.weight == 0 for reward in recipe.rewards) and not plan.extensions.teach:
+    extensions, problems = Extensions.of(recipe), draft.problems
+    remarks = tuple(filter(None, [no_adapter, *draft.remarks, sft_skipped]))
+    plan = Plan(draft, recipe, processes, draft.form, objective, extensions, problems, remarks, say)
+    if trains_grpo and not extensions.teach:
+        _check_learns(recipe)
+    extensions.check(plan)
+    if trains_grpo:
+        check_enough_problems(len(problems.train), recipe.grpo)
+    with kept_records() as probed:
+        draft.rewards.probe(problems.train)
+        problems = with_paid_demonstrations(recipe, problems, draft.rewards, draft.form)
+    said = [note.getMessage() for note in probed if note.levelno >= logging.WARNING]
+    return replace(plan, problems=problems, remarks=(*remarks, *said))
+
+
+def _check_learns(recipe: Recipe) -> None:
+    """Refuse GRPO from rewards that carry no signal (ConfigError)."""
+    if all(reward.weight == 0 for reward in recipe.rewards):
         raise ConfigError(
             "every weight in rewards is 0 while grpo.enabled is true, so nothing would be learned; give one of them a weight, or name a "
             "teacher (grpo.teacher.model)"
             if recipe.rewards
             else "rewards is empty while grpo.enabled is true; name at least one reward"
         )
-    if trains_grpo and not plan.extensions.teach:
-        refuse_groups_of_one(recipe.grpo)
-    plan.extensions.check(plan)
-    problems = problems or Problems.load(recipe, stages)
-    if trains_grpo:
-        check_enough_problems(len(problems.train), recipe.grpo)
-    with kept_records() as probed:
-        rewards.probe(problems.train)
-        problems = with_paid_demonstrations(recipe, problems, rewards, form)
-    said = [note.getMessage() for note in probed if note.levelno >= logging.WARNING]
-    return replace(plan, problems=problems, remarks=(*plan.remarks, *said))
+    refuse_groups_of_one(recipe.grpo)
 
 
-def check_stages(recipe: Recipe, stages: Sequence[str]) -> None:
-    """Refuse a run that would do nothing; from Python it is a way to look at the problems.
+def with_processes(recipe: Recipe, count: int) -> Recipe:
+    """Return the recipe as ``count`` processes run it.
 
     Raises:
-        ConfigError: Every stage is off, and so is the evaluation before training.
+        ConfigError: Their batches together do not hold whole groups.
     """
-    on = [s for s in ("sft", "grpo") if s in stages and getattr(recipe, s).enabled]
-    if not on and not (recipe.eval.enabled and recipe.eval.baseline):
-        raise ConfigError(
-            "this run would do nothing: neither SFT nor GRPO is on, and eval.baseline is false. Switch one of sft.enabled, "
-            "grpo.enabled and eval.baseline on, or measure a model with algorist eval"
-        )
+    if recipe.grpo.processes == count:
+        return recipe
+    try:
+        GRPOSection.model_validate(recipe.grpo.model_dump() | {"processes": count})
+    except ValidationError as error:
+        raise ConfigError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
+    return recipe.model_copy(update={"grpo": recipe.grpo.model_copy(update={"processes": count})})
 
 
-def check_names(recipe: Recipe, form: PromptFormat, *, own: bool = True) -> RewardSet:
-    """Refuse an unknown matcher, engine or reward (ConfigError), and return the rewards; ``own=False`` leaves out a user's functions."""
-    MATCHERS.get(recipe.matcher)
-    for name in filter(None, (recipe.grpo.engine, recipe.eval.engine)):
-        ENGINES.get(name)
-    engine = recipe.eval.engine or recipe.grpo.engine
-    if recipe.eval.device is not None and ENGINES.get(engine).own_device:
-        raise ConfigError(
-            f"eval.device is '{recipe.eval.device}' while their engine is {engine}, which samples where it runs; leave eval.device out, "
-            "or take eval.engine=native"
-        )
-    specs = [spec for spec in recipe.rewards if own or ".py" not in spec.name]
-    return build_rewards(specs, form, matcher=recipe.matcher)
+def why_no_adapter(recipe: Recipe, before: Mapping[str, Any] | None, processes: int) -> str:
+    """Return why this run trains all weights though its recipe has an adapter, or an empty string.
+
+    ``model.lora.in_several_processes: off`` is decided when a run begins; a continued run keeps what it began with (``before``),
+    whatever the number of processes is now.
+    """
+    lora = recipe.model.lora
+    if lora is None or lora.in_several_processes == "keep":
+        return ""
+    if before is not None and not has_adapter(before):
+        return "this run began without the recipe's LoRA adapter and continues without it: all weights are trained"
+    if before is not None or processes == 1:
+        return ""
+    return (
+        f"the run has {processes} processes, so its LoRA adapter is left out and all weights are trained, as "
+        "model.lora.in_several_processes=off asks; to keep the adapter: model.lora.in_several_processes=keep"
+    )
+
+
+def sft_skipped_warning(draft: Draft) -> str:
+    """Return why GRPO starts without the recipe's SFT, or an empty string: the caller skips it and the folder has none."""
+    if not draft.in_folder:
+        return ""
+    recipe, stages, folder = draft.recipe, draft.stages, RunFolder(draft.recipe.path)
+    skipped = recipe.sft.enabled and "sft" not in stages
+    trains = recipe.grpo.enabled and "grpo" in stages and not folder.is_finished("grpo")
+    named = "sft" not in stages and Path(recipe.model.name).exists()  # a model of the user's own
+    if not (skipped and trains) or folder.is_finished("sft") or named:
+        return ""
+    return (
+        f"SFT is skipped and {folder.path} has no finished SFT stage, so GRPO starts from {recipe.model.name} as it is. To do "
+        "SFT first: leave --only out, or algorist run RECIPE --only sft, then algorist run RECIPE --only grpo --resume. If "
+        "nothing is to be learned from demonstrations: sft.enabled=false"
+    )

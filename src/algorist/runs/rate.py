@@ -13,6 +13,7 @@ from algorist.data.problems import fitting_problems
 from algorist.errors import ConfigError
 from algorist.models.load import policy_of
 from algorist.runs.asking import attach_asking
+from algorist.runs.draft import Draft
 from algorist.runs.pass_rates import protocol_of, table_path
 from algorist.runs.plan import make_plan
 from algorist.runs.sample import sample_problems
@@ -47,7 +48,8 @@ def rate(
         )
     unrated = recipe.data.train.model_copy(update={"pass_rate": None, "pass_rates": None})
     data = recipe.data.model_copy(update={"train": unrated})
-    plan = make_plan(recipe.model_copy(update={"data": data}), stages=(), in_folder=False, model=model)
+    own = recipe.model_copy(update={"data": data})
+    plan = make_plan(Draft.of(own, stages=(), in_folder=False, model=model))
     recipe, form = plan.recipe, plan.form
     path = table_path(recipe, form, model)
     policy = policy_of(model or recipe.model.name, device=plan.device, like=recipe.model)

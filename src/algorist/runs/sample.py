@@ -23,6 +23,7 @@ from algorist.prompts import PromptFormat
 from algorist.rewards import RewardSet
 from algorist.rollouts import make_engine
 from algorist.runs.asking import attach_asking
+from algorist.runs.draft import Draft
 from algorist.runs.plan import make_plan
 from algorist.store.atomic import replace_text
 from algorist.store.run_folder import environment
@@ -116,7 +117,7 @@ def sample(
         )
     if path.exists():
         raise ConfigError(f"{path} exists; take another name (--out), or remove it")
-    plan = make_plan(recipe, stages=(), in_folder=False, model=model)
+    plan = make_plan(Draft.of(recipe, stages=(), in_folder=False, model=model))
     recipe, form = plan.recipe, plan.form
     policy = policy_of(model or recipe.model.name, device=plan.device, like=recipe.model)
     attach_asking(policy.tokenizer, recipe, form)

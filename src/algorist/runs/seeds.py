@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from algorist.config.resume import run_path
 from algorist.config.schema import Recipe
 from algorist.errors import ConfigError
 from algorist.evaluation.artifact import Artifact, artifact_names, read_artifact
@@ -35,7 +34,7 @@ def recipes_of_seeds(recipe: Recipe, count: int) -> list[Recipe]:
     """
     if count < 1:
         raise ConfigError(f"--seeds is {count}; expected 1 or more, usually 3")
-    name = run_path(recipe).name
+    name = recipe.path.name
     return [
         recipe.model_copy(update={"seed": seed, "run_name": f"{name}-seed-{seed}"})
         for seed in range(recipe.seed, recipe.seed + count)
@@ -80,7 +79,7 @@ def summarise_seeds(recipe: Recipe, runs: Sequence[Path]) -> dict[str, Any]:
             if all(name in gain for gain in gains):
                 each = [{"value": g[name].value, "low": g[name].low, "high": g[name].high} for g in gains]
                 summary["gain"][name] = _spread([g[name].value for g in gains]) | {"each": each}
-    place = run_path(recipe)
+    place = recipe.path
     replace_text(place.with_name(f"{place.name}-seeds.json"), json.dumps(summary, indent=2) + "\n")
     if len(runs) > 1:
         build_overlay(runs[:MOST], place.with_name(f"{place.name}-seeds.html"))

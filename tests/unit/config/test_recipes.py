@@ -14,7 +14,7 @@ from algorist.models.loaders import lora_targets
 from algorist.prompts import FORMATS
 from algorist.rewards import build_rewards
 from algorist.runs.asking import recipe_format
-from algorist.runs.plan import check_names
+from algorist.runs.draft import check_names
 from algorist_grader import MATCHERS
 
 # Recipe -> (item of the reference systems, dotted key, value). "weights" is name -> weight in the recipe's order.

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from algorist.config.load import load_recipe
-from algorist.config.resume import hold_folder
+from algorist.config.own_files import inputs_of
 from algorist.config.schema import DatasetSection, EvalSection
 from algorist.data import load_problems
 from algorist.data.countdown import value_of
@@ -23,6 +23,7 @@ from algorist.prompts import get_format
 from algorist.rewards import build_rewards
 from algorist.rollouts.base import Completion, Completions, SamplingParams
 from algorist.rollouts.collect import collect
+from algorist.runs.begin import hold_folder
 from algorist.store.write import RolloutWriter, rows_of
 from algorist.types import Problem
 from algorist_grader import grade
@@ -132,7 +133,8 @@ def test_a_stored_run_is_graded_again_by_its_checker(tmp_path: Path) -> None:
     rewards = build_rewards(["correct"], form)
     problems = load_problems(recipe.data.train)
     (group,) = collect(engine, TOKENIZER, problems, form, SamplingParams(), 2, rewards=rewards)
-    with hold_folder(recipe, resume=False) as folder, RolloutWriter(folder.rollouts) as store:
+    held = hold_folder(recipe, inputs_of(recipe), resume=False)
+    with held as folder, RolloutWriter(folder.rollouts) as store:
         store.write([row | {"stage": "grpo", "step": 0} for row in rows_of(group)])
     found = differences(folder.path, None)
     assert (found["rollouts"], found["moves"], found["rewards_changed"]) == (2, {}, 0)

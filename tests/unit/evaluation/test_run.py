@@ -32,7 +32,9 @@ from algorist.prompts import get_format
 from algorist.rewards import RewardSet, build_rewards
 from algorist.rollouts import make_engine
 from algorist.rollouts.base import SamplingParams
+from algorist.runs.draft import Draft
 from algorist.runs.pipeline import run_recipe
+from algorist.runs.plan import make_plan
 from algorist.training.processes import model_on
 from algorist.types import Problem
 
@@ -530,7 +532,7 @@ def test_a_device_that_is_not_there_is_refused_before_anything_is_loaded(tmp_pat
         with pytest.raises(ConfigError, match=rf"eval\.device is {message}"):
             run_recipe(broken)
         with pytest.raises(ConfigError, match=rf"eval\.device is {message}"):
-            preflight(broken)
+            preflight(make_plan(Draft.of(broken, in_folder=False)))
     for key in ("grpo.engine", "eval.engine"):
         with pytest.raises(ConfigError, match=r"their engine is vllm.* take eval\.engine=native"):
             run_recipe(

@@ -18,6 +18,7 @@ from algorist.models.loaders import LOADERS
 from algorist.models.tiny import tiny_model
 from algorist.rollouts import make_engine
 from algorist.rollouts.base import SamplingParams
+from algorist.runs.draft import Draft
 from algorist.runs.pipeline import run_recipe
 from algorist.runs.plan import make_plan
 from algorist.store.read import query
@@ -49,7 +50,7 @@ def test_what_cannot_be_quantised_is_told_with_the_recipe() -> None:
         (["model.quantization=4bit", "model.lora={rank: 4}"], "quantises saved models through transformers"),
     ):
         with pytest.raises(ConfigError, match=why):
-            make_plan(load_recipe("smoke-cpu", [*words, "device=cpu"]).recipe, in_folder=False)
+            make_plan(Draft.of(load_recipe("smoke-cpu", [*words, "device=cpu"]).recipe, in_folder=False))
     with pytest.raises(ConfigError, match="no kernels for Apple's GPU"):
         LOADERS.get("quantization").arguments(
             ModelSection(quantization="4bit"), torch.device("mps"), torch.float32

@@ -9,6 +9,7 @@ import pytest
 
 from algorist.config import load_recipe
 from algorist.errors import ConfigError
+from algorist.runs.draft import Draft
 from algorist.runs.pipeline import run_recipe
 from algorist.runs.plan import make_plan
 from algorist.store.read import metrics, query
@@ -128,15 +129,15 @@ def test_where_it_cannot_be_right_it_is_refused(
     settings: tuple[str, ...], setting: str, message: str, registrations_undone: None
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        make_plan(load_recipe("smoke-cpu", [*settings, setting]).recipe)
+        make_plan(Draft.of(load_recipe("smoke-cpu", [*settings, setting]).recipe))
 
 
 def test_several_processes_and_an_evaluation_by_the_same_server_are_refused(
     settings: tuple[str, ...], registrations_undone: None
 ) -> None:
-    plan = make_plan(load_recipe("smoke-cpu", settings).recipe)
+    plan = make_plan(Draft.of(load_recipe("smoke-cpu", settings).recipe))
     with pytest.raises(ConfigError, match="is for one training process, and the run has 2"):
         plan.extensions.check(replace(plan, processes=replace(plan.processes, count=2)))
     own = ("eval.enabled=true", "grpo.eval_every=2")
     with pytest.raises(ConfigError, match=r"grpo\.eval_every=2 would give the server other weights"):
-        make_plan(load_recipe("smoke-cpu", [*settings, *own]).recipe)
+        make_plan(Draft.of(load_recipe("smoke-cpu", [*settings, *own]).recipe))

@@ -21,6 +21,7 @@ from algorist.extensions.served_teacher.server import Scorer, make_server
 from algorist.extensions.teacher import TeacherSection
 from algorist.extensions.teacher.model import Teacher
 from algorist.extensions.teacher.remote import load_teacher
+from algorist.runs.draft import Draft
 from algorist.runs.plan import make_plan
 from tests.tiny import TOKENIZER, make_model
 from tests.unit.extensions.test_teacher import save, taught
@@ -154,13 +155,15 @@ def test_a_server_without_scores_is_refused_with_what_would_do(
 def test_what_a_server_cannot_do_is_refused_before_anything_is_loaded(settings: str, message: str) -> None:
     teacher = f"grpo.teacher={{model: 'http://localhost:1', {settings}}}"
     with pytest.raises(ConfigError, match=message):
-        make_plan(load_recipe("smoke-cpu", [teacher]).recipe, in_folder=False)
+        make_plan(Draft.of(load_recipe("smoke-cpu", [teacher]).recipe, in_folder=False))
 
 
 def test_an_address_that_is_none() -> None:
     with pytest.raises(ConfigError, match=r"unknown scheme of a teacher's address 'htp'.*'http'"):
         make_plan(
-            load_recipe("smoke-cpu", ["grpo.teacher.model='htp://localhost:1'"]).recipe, in_folder=False
+            Draft.of(
+                load_recipe("smoke-cpu", ["grpo.teacher.model='htp://localhost:1'"]).recipe, in_folder=False
+            )
         )
 
 

@@ -24,6 +24,7 @@ from algorist.models.memory import memory_now
 from algorist.objectives import policy_loss
 from algorist.preflight.memory_advice import plan_from_config
 from algorist.report.curves import charts
+from algorist.runs.draft import Draft
 from algorist.runs.plan import make_plan
 from algorist.training.extension import Extensions
 from algorist.training.objective import rows_to_compute
@@ -261,7 +262,7 @@ def test_another_tokenizer_is_refused() -> None:
 )
 def test_what_cannot_teach_is_refused_before_anything_is_loaded(settings: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        make_plan(load_recipe("smoke-cpu", settings).recipe, in_folder=False)
+        make_plan(Draft.of(load_recipe("smoke-cpu", settings).recipe, in_folder=False))
 
 
 def test_the_report_draws_the_teacher() -> None:

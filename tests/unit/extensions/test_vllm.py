@@ -19,6 +19,7 @@ from algorist.extensions.vllm.engine import _Running, llm_arguments
 from algorist.extensions.vllm.section import ColocatedVLLMSection, VLLMServerSection
 from algorist.extensions.vllm.server import VLLMServerEngine
 from algorist.rollouts.engines import make_engine
+from algorist.runs.draft import Draft
 from algorist.runs.pipeline import run_recipe
 from algorist.runs.plan import Plan, make_plan
 from algorist.store.read import metrics
@@ -145,7 +146,9 @@ def batch_of_zeros(mask: torch.Tensor) -> Batch:
 
 
 def planned(folder: Path, *settings: str) -> Plan:
-    return make_plan(load_recipe("smoke-cpu", ["grpo.engine=vllm", f"output_dir={folder}", *settings]).recipe)
+    return make_plan(
+        Draft.of(load_recipe("smoke-cpu", ["grpo.engine=vllm", f"output_dir={folder}", *settings]).recipe)
+    )
 
 
 def test_what_vllm_cannot_do_is_refused_with_the_plan(
@@ -186,4 +189,4 @@ def test_an_engine_of_a_users_file(tmp_path: Path) -> None:
     assert line["sampling/importance_sampling_ratio/mean"] == pytest.approx(1, abs=1e-4)
     assert line["sampling/sampling_logp_difference/max"] < 1e-4 and line["sampling/masked_share"] == 0
     with pytest.raises(ConfigError, match=r"unknown rollout engine 'mined'\. Did you mean 'mine'"):
-        make_plan(load_recipe("smoke-cpu", [*plain, "eval.engine=mined", "run_name=b"]).recipe)
+        make_plan(Draft.of(load_recipe("smoke-cpu", [*plain, "eval.engine=mined", "run_name=b"]).recipe))

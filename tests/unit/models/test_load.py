@@ -16,7 +16,7 @@ from transformers.utils import is_flash_attn_2_available
 
 from algorist.config.explain import to_yaml
 from algorist.config.load import load_recipe
-from algorist.config.resume import begun, run_path, why_no_adapter, without_adapter
+from algorist.config.own_files import inputs_of
 from algorist.config.schema import GRPOSection, Recipe, SFTSection
 from algorist.config.section import ModelSection
 from algorist.data.problems import Problems, longest_sequence
@@ -31,7 +31,9 @@ from algorist.prompts.chat import encode_prompt
 from algorist.rollouts.base import SamplingParams
 from algorist.rollouts.native.engine import NativeEngine
 from algorist.runs.asking import recipe_format
+from algorist.runs.begin import settings_at_start, without_adapter
 from algorist.runs.pipeline import run_recipe
+from algorist.runs.plan import why_no_adapter
 from algorist.training.batch import Batch
 from algorist.training.log_probs import packed_log_probs
 from algorist.training.training_arguments import optim_arguments
@@ -178,6 +180,10 @@ def gist(folder: Path, *overrides: str) -> Recipe:
     return load_recipe("gist-gsm8k", [f"output_dir={folder}", *overrides]).recipe
 
 
+def started(recipe: Recipe) -> Any:
+    return settings_at_start(recipe, inputs_of(recipe), resume=True)
+
+
 @pytest.mark.parametrize("name", ["gist-gsm8k", "gist-gsm8k-llama"])
 def test_the_adapter_goes_with_more_than_one_process_only(name: str, tmp_path: Path) -> None:
     recipe = load_recipe(name, [f"output_dir={tmp_path}"]).recipe
@@ -200,18 +206,18 @@ def test_off_is_understood_on_the_command_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rule", ["off", "keep"])
 def test_a_resumed_run_keeps_what_it_began_with(rule: str, tmp_path: Path) -> None:
     recipe = gist(tmp_path)
-    run_path(recipe).mkdir()
-    config = run_path(recipe) / "config.yaml"
+    recipe.path.mkdir()
+    config = recipe.path / "config.yaml"
     config.write_text(to_yaml(gist(tmp_path, f"model.lora.in_several_processes={rule}")), encoding="utf-8")
     for processes in (1, 2):
-        assert why_no_adapter(recipe, begun(recipe, resume=True), processes) == ""
+        assert why_no_adapter(recipe, started(recipe), processes) == ""
 
     config.write_text(to_yaml(without_adapter(recipe)), encoding="utf-8")
     for processes in (1, 2):
-        assert "began without" in why_no_adapter(recipe, begun(recipe, resume=True), processes)
-    begun(without_adapter(recipe), resume=True)
+        assert "began without" in why_no_adapter(recipe, started(recipe), processes)
+    started(without_adapter(recipe))
     with pytest.raises(ConfigError, match=r"model\.lora\.rank: None in the run, 16 now"):
-        begun(gist(tmp_path, "model.lora.in_several_processes=keep"), resume=True)
+        started(gist(tmp_path, "model.lora.in_several_processes=keep"))
 
 
 # --- memory of GPUs (S0.44, S1.11)

@@ -13,6 +13,7 @@ from algorist.config.load import load_recipe
 from algorist.errors import ConfigError
 from algorist.evaluation.artifact import artifact_names, read_artifact
 from algorist.rewards import build_rewards
+from algorist.runs.draft import Draft
 from algorist.runs.pipeline import run_recipe
 from algorist.runs.plan import make_plan
 from algorist.store.read import query
@@ -123,7 +124,7 @@ def test_what_can_never_pay_is_refused_before_the_run(
 ) -> None:
     recipe = load_recipe("smoke-cpu", [f'rewards=["{file}:{name}"]', f"output_dir={tmp_path}"]).recipe
     with pytest.raises(ConfigError, match=rf"reward '{name}' fails on every completion .*{said}") as refused:
-        make_plan(recipe)
+        make_plan(Draft.of(recipe))
     names = ("reference_answer", "question") if name == "never" else ("gold", "ground_truth")
     assert all(one in str(refused.value) for one in names)
     assert not (tmp_path / "smoke-cpu").exists()
@@ -131,7 +132,7 @@ def test_what_can_never_pay_is_refused_before_the_run(
 
 def test_what_fails_at_times_is_data(file: Path, tmp_path: Path) -> None:
     recipe = load_recipe("smoke-cpu", [f'rewards=["{file}:at_times"]', f"output_dir={tmp_path}"]).recipe
-    assert make_plan(recipe).recipe == recipe
+    assert make_plan(Draft.of(recipe)).recipe == recipe
 
 
 @pytest.mark.parametrize("name", ORIGINS)
@@ -264,7 +265,7 @@ def test_correct_only_keeps_what_the_reward_pays(tmp_path: Path, call: Cli) -> N
     ]
     for source, count in (("prompt_response", 2), ("problems", 3)):
         recipe = load_recipe("math-sft", [*settings, f"sft.source={source}", f"output_dir={tmp_path}"]).recipe
-        plan = make_plan(recipe)
+        plan = make_plan(Draft.of(recipe))
         assert len(plan.problems.sft) == count
         assert any(
             f"{5 - count} of 5 right demonstrations are paid nothing by r1_zero" in r for r in plan.remarks

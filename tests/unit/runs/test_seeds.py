@@ -14,7 +14,6 @@ import pytest
 from algorist.cli.main import main
 from algorist.config.explain import to_yaml
 from algorist.config.load import load_recipe
-from algorist.config.resume import run_path
 from algorist.errors import ConfigError
 from algorist.report.build import build_overlay
 from algorist.runs.seeds import lines_of_seeds, recipes_of_seeds, summarise_seeds
@@ -31,7 +30,7 @@ def make_runs(folder: Path, count: int) -> tuple[list[Path], list[str]]:
     rows = make_samples(0.0, problems=20, samples=0)
     runs = []
     for number, of_seed in enumerate(recipes_of_seeds(recipe, count)):
-        run = RunFolder.create(run_path(of_seed))
+        run = RunFolder.create(of_seed.path)
         run.write_text("config.yaml", to_yaml(of_seed))
         for stage, right in RIGHT.items():
             write(

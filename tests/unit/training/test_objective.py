@@ -33,6 +33,7 @@ from algorist.objectives import (
 )
 from algorist.objectives.losses import Reduction
 from algorist.rewards import build_rewards
+from algorist.runs.draft import Draft
 from algorist.runs.pipeline import Quiet, run_recipe
 from algorist.runs.plan import make_plan
 from algorist.training.batch import Batch
@@ -106,7 +107,7 @@ def test_w_reinforce_weighs_right_completions(weight: float) -> None:
 
 def test_equal_groups_that_teach_are_not_replaced() -> None:
     with pytest.raises(ConfigError, match=r"equal rewards.*grpo\.advantage=leave_one_out"):
-        make_plan(recipe("grpo.advantage=reinforce", "grpo.resample={when_below: 1}"))
+        make_plan(Draft.of(recipe("grpo.advantage=reinforce", "grpo.resample={when_below: 1}")))
 
 
 def test_prompts_count_equally() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from algorist.config.resume import begun, hold_folder, run_path
+from algorist.config.own_files import inputs_of
 from algorist.config.schema import DatasetSection, Recipe
 from algorist.data import load_problems
 from algorist.data.problems import fitting_problems
@@ -27,6 +27,8 @@ from algorist.models.load import Policy, make_policy, pick_device
 from algorist.report.build import build_report
 from algorist.rewards import build_rewards
 from algorist.runs.asking import recipe_format
+from algorist.runs.begin import hold_folder, settings_at_start
+from algorist.runs.draft import Draft
 from algorist.runs.pipeline import run_recipe
 from algorist.runs.plan import make_plan
 from algorist.runs.sample import sample_problems
@@ -100,16 +102,17 @@ def iterate(
     """
     drawing, display = drawing or Drawing(), display or Lines()
     _check_start(recipe)
-    plan = make_plan(recipe, stages=(), in_folder=False, say=display.say)
+    plan = make_plan(Draft.of(recipe, stages=(), in_folder=False), say=display.say)
     recipe = plan.recipe
     for number in range(1, 2 if resume else rounds + 1):
-        begun(round_recipe(recipe, number, rounds, drawing), resume=resume)
+        round_ = round_recipe(recipe, number, rounds, drawing)
+        settings_at_start(round_, inputs_of(round_), resume=resume)
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
     done, model = Iteration(), recipe.model.name
     for number in range(1, rounds + 1):
         own = round_recipe(recipe, number, rounds, drawing, model)
-        drawn = resume and RunFolder(run_path(own)).is_finished(STAGE)
+        drawn = resume and RunFolder(own.path).is_finished(STAGE)
         policy = None
         if not drawn:  # a model that is not there leaves no folder
             policy = make_policy(own.model, device=pick_device(own.device), seed=own.seed)
@@ -134,7 +137,7 @@ def iterate(
 
 def round_recipe(recipe: Any, number: int, rounds: int, drawing: Drawing, model: str | None = None) -> Recipe:
     """Return the recipe of one round: SFT from ``model`` on the right ones of the round's own rollouts."""
-    name = f"{run_path(recipe).name}-round-{number}"
+    name = f"{recipe.path.name}-round-{number}"
     rollouts = DatasetSection(name="rollouts", params={"run": str(Path(recipe.output_dir) / name)})
     tracked = recipe.tracking.run_name
     own: dict[str, Any] = {
@@ -157,7 +160,7 @@ def round_recipe(recipe: Any, number: int, rounds: int, drawing: Drawing, model:
 def _check_start(recipe: Recipe) -> None:
     """Refuse a start that can solve nothing."""
     if recipe.model.name == "tiny":
-        start = f"{run_path(recipe).name}-start"
+        start = f"{recipe.path.name}-start"
         raise ConfigError(
             "model.name is tiny: a model from scratch solves nothing, so no round would find a right completion. First "
             f"train one, then start from it: algorist run RECIPE --only sft run_name={start}; algorist iterate RECIPE "
@@ -168,9 +171,10 @@ def _check_start(recipe: Recipe) -> None:
 @contextmanager
 def _opened(recipe: Recipe, drawing: Drawing, resume: bool) -> Iterator[RunFolder]:
     """Hold the folder of a round; one that an earlier call has begun must have drawn the same way."""
-    known = resume and (run_path(recipe) / "config.yaml").exists()
-    begun(recipe, resume=known)
-    with hold_folder(recipe, resume=known) as folder:
+    known = resume and (recipe.path / "config.yaml").exists()
+    inputs = inputs_of(recipe)
+    settings_at_start(recipe, inputs, resume=known)
+    with hold_folder(recipe, inputs, resume=known) as folder:
         before, now = folder.read_json(SETTING) if known else None, asdict(drawing)
         if before is not None and before != now:
             raise ConfigError(
@@ -245,8 +249,8 @@ def _nothing_right(recipe: Recipe, folder: Path, number: int, counts: dict[str, 
         f"round {number}: none of {counts['completions']} completions for {counts['questions']} problems is right, so there is "
         f"nothing to train on. See why: algorist inspect {folder}. Then start again, under another name (run_name=NAME), "
         f"with more completions (--samples {8 * counts['completions'] // counts['questions']}), easier problems (data.train.…), "
-        f"or a model that already solves some: algorist run RECIPE --only sft run_name={run_path(recipe).name}-start, and "
-        f"model.name={Path(recipe.output_dir) / (run_path(recipe).name + '-start') / 'sft' / 'final'}"
+        f"or a model that already solves some: algorist run RECIPE --only sft run_name={recipe.path.name}-start, and "
+        f"model.name={Path(recipe.output_dir) / (recipe.path.name + '-start') / 'sft' / 'final'}"
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from algorist.config.resume import load_run_recipe
+from algorist.config.load import load_run_recipe
 from algorist.config.schema import DatasetSection, Recipe
 from algorist.config.yaml_text import read_yaml
 from algorist.errors import DAMAGED, CheckpointError, ConfigError

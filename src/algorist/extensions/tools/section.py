@@ -6,13 +6,13 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from algorist.config.section import Section
+from algorist.config.section import OwnCode, Section
 
 
 class ToolsSection(Section):
     """Tools that the policy may call while it writes; a list alone is ``use``."""
 
-    use: list[str] = Field(default_factory=lambda: ["calculator"])
+    use: list[OwnCode] = Field(default_factory=lambda: ["calculator"])
     """Names of tools (``calculator``, ``python``, ``full_python``), or ``file.py:function`` of your own."""
     format: Literal["tags", "equals", "chat"] = "tags"
     """How a call is written: ``tags`` (``<python>…</python>``, then ``<output>…</output>``), ``equals`` (calculator: every sum before an
@@ -60,6 +60,6 @@ class ToolKeys(Section):
 
     tools: ToolsSection | None = None
     """Tools that the policy may call while it writes."""
-    environment: str | None = None
+    environment: OwnCode | None = None
     """Who answers a completion that has ended, so that it continues: ``file.py:Class`` with ``start(problem)`` and
     ``reply(rollout) -> str | None``."""
