@@ -113,6 +113,8 @@ import os
 import torch
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
+from algorist.training.extension import Extension, extension
+
 plain, seen = Qwen3MLP.forward, dict.fromkeys(("forward", "backward"), 0)
 
 def runs_out(where, *times):
@@ -121,12 +123,20 @@ def runs_out(where, *times):
         raise torch.OutOfMemoryError(f"CUDA out of memory, {where}")
 
 def forward(self, x):
-    if x.requires_grad and len(x) == 1:  # in the packed pass, not in SFT
+    if x.requires_grad:
         runs_out("forward", 4)
         x.register_hook(lambda _: runs_out("backward", 8))
     return plain(self, x)
 
 Qwen3MLP.forward = forward
+
+@extension
+class EachStage(Extension):
+    name = "each_stage"
+
+    def seen(self, event):
+        if event.kind == "stage":
+            seen.update(forward=0, backward=0)
 """
 
 
@@ -136,15 +146,15 @@ Qwen3MLP.forward = forward
 )
 @pytest.mark.parametrize("config", ["fsdp2"], indirect=True)
 def test_out_of_memory_in_one_process_halves_the_parts_of_all(folder: Path, config: str) -> None:
-    """In the middle of a forward and of a backward pass; the other process learns of it after the pass."""
+    """In the middle of a forward and of a backward pass of each stage; the other process learns of it after the pass."""
     (folder / "full.py").write_text(FULL)
-    said = sharded(folder, config, "full", f"plugins=[{folder}/full.py]", "grpo.micro_batch_tokens=1000")
+    fixed = [f"{stage}.micro_batch_tokens=1000" for stage in ("sft", "grpo")]
+    said = sharded(folder, config, "full", f"plugins=[{folder}/full.py]", *fixed)
     log = (folder / "runs/full/training.log").read_text()
-    assert log.count("same mathematics") == 2, said
-    assert (
-        largest_difference(weights(folder / "runs/one", "grpo"), weights(folder / "runs/full", "grpo"))
-        <= WEIGHTS
-    )
+    assert log.count("same mathematics") == 4, said
+    for stage in ("sft", "grpo"):
+        apart = largest_difference(weights(folder / "runs/one", stage), weights(folder / "runs/full", stage))
+        assert apart <= WEIGHTS, stage
 
 
 READS = """
