@@ -160,6 +160,7 @@ SHOWN_BY = {
     "tools.fail_steps": "runs/test_tools.py::test_a_tool_that_fails_always_ends_the_run",
     "tools.drop_void": "unit/extensions/test_tools.py::test_what_neither_calls_nor_answers_can_be_left_out",
     "environment": "runs/test_tools.py::test_a_run_with_calls_and_an_environment",
+    "sft.micro_batch_tokens": "unit/training/test_sft_equality.py::test_loss_gradient_and_metrics_equal_stock_trl",
     "sft.source": "runs/test_settings_are_read.py::test_prompt_and_response_are_taught_as_they_are",
     **dict.fromkeys(
         ("data.train.hub", "data.train.subset"),

@@ -129,7 +129,7 @@ def test_solutions_that_end_in_the_answer_serve_as_both(verb: Any, tmp_path: Pat
         (("empty.csv",), "has no rows"),
         (("few.csv",), "has 3 rows; expected at least 5"),
         (("none.csv",), "no file or folder at none.csv"),
-        (("sums.txt",), "expected one of .jsonl, .json, .csv, .parquet"),
+        (("sums.txt",), "expected one of .jsonl, .json, .csv, .tsv, .parquet"),
         (("unclear.csv",), "which column has the question and the answer? Columns: p, s. Name yours: --question COLUMN"),
         (("sums.csv", "--name", "taken"), "taken_reward.py: already there, and nothing was written. Take another name: --name taken2"),
         (("sums.csv", "--name", "a-b"), "such as a_b"),

@@ -37,8 +37,7 @@ def tool_unused(f: Facts) -> bool:
     **Change**: SFT on demonstrations with calls, a prompt that shows a call, or training without tools.
     """
     _settings(f)
-    steps = len(f.signals.series("tools/called_share"))
-    return bool(steps >= STEPS and f["tools/called_share"] < UNUSED)
+    return bool(len(f.signals.series("tools/called_share")) >= STEPS and f["tools/called_share"] < UNUSED)
 
 
 def environment_fails(f: Facts) -> bool:
@@ -57,8 +56,7 @@ RULES = (
         environment_fails,
         1,
         facts="tools/environment_failed_share tools/environment_replies_per_rollout",
-        says="Nearly every reply of the environment is an error of its code. Look at them: algorist inspect RUN --sql "
-        "'select turns from rollouts'",
+        says="Nearly every reply of the environment is an error of its code. Look at them: algorist inspect RUN --sql 'select turns from rollouts'",
         explains="all_wrong nothing_answered no_signal",
         samples="wrong",
     ),
@@ -66,8 +64,7 @@ RULES = (
         tool_fails,
         2,
         facts="tools/failed_share tools/calls_per_rollout tools/timeout_share",
-        says="Nearly every call of a tool fails, so a call teaches nothing but not to call. Look at them: algorist inspect RUN --sql "
-        "'select turns from rollouts'",
+        says="Nearly every call of a tool fails, so a call teaches nothing but not to call. Look at them: algorist inspect RUN --sql 'select turns from rollouts'",
         change={"tools": None},
         explains="tool_unused all_wrong",
         samples="wrong",

@@ -46,10 +46,8 @@ def without_void(groups: Sequence[Group]) -> list[Group]:
 
     Source: SimpleTIR (2509.02479), which filters trajectories with void turns.
     """
-    return [
-        replace(g, rollouts=[replace(r, reward=None) if is_void(r) else r for r in g.rollouts])
-        for g in groups
-    ]
+    unpaid = (([replace(r, reward=None) if is_void(r) else r for r in g.rollouts], g) for g in groups)
+    return [replace(g, rollouts=rollouts) for rollouts, g in unpaid]
 
 
 class FailingBatches:
