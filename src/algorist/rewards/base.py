@@ -229,31 +229,30 @@ class Reward:
         if hasattr(self.function, "probe"):
             self.function.probe(problems, self.form, self.matcher, self.params)
             return
-        if self.needs_trainer:
-            return
         errors, tried = [], list(_tried(self.form, problems[:2] or [Problem("probe", "What is 3 + 4?", "7")]))
         for group in tried:
             try:
                 if self.takes_lists:
                     values = self.call_lists(columns_of([group]), {})
                 else:
-                    values = [paid_in(self.call(group.rollouts[0], group.problem, {}))]
+                    values = [paid_in(self.call(rollout, group.problem, {})) for rollout in group.rollouts]
             except SystemExit as error:
                 raise ConfigError(f"reward '{self.name}' ended the program (SystemExit: {error})") from error
             except Exception as error:
                 errors.append(error)
                 continue
             wrong = next((v for v in values if v is not None and not hasattr(v, "__float__")), None)
-            if wrong is not None or len(values) != 1:
+            count = len(group.rollouts)
+            if wrong is not None or len(values) != count:
                 what = (
-                    f"{len(values)} values for 1 completion"
+                    f"{len(values)} values for {count} completions"
                     if wrong is None
                     else f"a value of type {type(wrong).__name__}"
                 )
                 raise ConfigError(
                     f"reward '{self.name}' returned {what}; expected a number or None for a completion: {FORMS}"
                 )
-        if len(errors) == len(tried) and problems:
+        if len(errors) == len(tried) and problems and not self.needs_trainer:
             raise ConfigError(self._always_fails(errors[0], problems[0]))
 
     def _always_fails(self, error: Exception, problem: Problem) -> str:
@@ -373,12 +372,15 @@ def _said(error: Exception) -> str:
 
 
 def _tried(form: PromptFormat, problems: Sequence[Problem]) -> Iterator[Group]:
-    """Yield each problem with a demonstration of its answer, and with prose."""
+    """Yield each problem with a demonstration of its answer and prose, together and alone."""
     for problem in problems:
+        rollouts = []
         for text in (form.demonstrate(problem.solution or "Step by step.", problem.answer), "It is 8."):
             parsed = form.parse(text)
             grade = Grade(parsed.answer == problem.answer, "different", parsed.answer, problem.answer)
-            yield Group(problem, problem.question, [1], [Rollout([1, 2], text, None, False, parsed, grade)])
+            rollouts.append(Rollout([1, 2], text, None, False, parsed, grade))
+        for part in (rollouts, rollouts[:1], rollouts[1:]):
+            yield Group(problem, problem.question, [1], part)
 
 
 REWARDS: Registry[Reward] = Registry("reward")
