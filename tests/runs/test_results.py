@@ -44,7 +44,7 @@ def test_a_run_leaves_its_result(tmp_path: Path, call: Any, monkeypatch: pytest.
     assert result["difference"]["greedy_accuracy"]["low"] == strict.low and result["n"] == 8
     assert result["after"]["lenient_accuracy"]["value"] == last.metrics["lenient_accuracy"].value
     assert result["processor_minutes"] > 0 and 0.1 < result["peak_memory_gib"] < 100
-    assert all(result["versions"][name] for name in ("python", "torch", "transformers", "trl", "algorist"))
+    assert all(result["versions"][name] for name in ("python", "torch", "transformers", "algorist"))
     assert (result["model"], result["data"]["eval"], result["seed"]) == ("tiny", "arithmetic", 42)
     assert re.fullmatch("[0-9a-f]{16}", result["recipe_hash"])
     table = call("recipes", "results", str(hidden / "r" / "eval"))  # other JSON files are there

@@ -182,7 +182,8 @@ def tokens_that_fit(
     per_token = kept_per_token(model, precision)
     left = memory_left(device) - coming
     tokens = tokens_in(left, per_token, base, section, precision, device)
-    log.info("one forward and backward takes up to %d tokens (%.1f GB left)", tokens, left / 1e9)
+    stage = "sft" if isinstance(section, SFTSection) else "grpo"
+    log.info("%s: one forward and backward takes up to %d tokens (%.1f GB left)", stage, tokens, left / 1e9)
     return tokens
 
 
