@@ -196,14 +196,23 @@ def _lines(file: Path) -> list[str]:
         return []
 
 
-def bound_memory(more: int) -> None:
-    """Have this process refused more than so many bytes beyond what it has (an error), on Linux; it may take the limit back."""
-    with contextlib.suppress(AttributeError, OSError, StopIteration, ValueError):
-        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+@contextlib.contextmanager
+def bounded_memory(more: int) -> Iterator[None]:
+    """Have this process refused more than so many bytes beyond what it has (an error) until the block ends; on Linux."""
+    try:
+        before = resource.getrlimit(resource.RLIMIT_DATA)
         limit = status("VmData") + more
         resource.setrlimit(
-            resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard)
+            resource.RLIMIT_DATA,
+            (min([limit, *(n for n in before if n != resource.RLIM_INFINITY)]), before[1]),
         )
+    except (AttributeError, OSError, StopIteration, ValueError):
+        yield
+        return
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
 def processor_seconds() -> float:

@@ -147,7 +147,11 @@ def test_a_run_that_has_just_begun_has_a_live_page(small_run: Path, tmp_path: Pa
     assert [p.name for p in folder.iterdir()] == ["config.yaml"]
     other = RunFolder.open(small_run)
     page = LivePage(other, lambda: vars(state(other)), 2.0, [run]).page()
-    assert "<h2>Final figures</h2>" in page and page.count('class="key"') == 2 and "newest first" in page
+    assert (
+        "<h2>Final figures</h2>" in page
+        and page.count('<th scope="row"><span class="key"') == 2
+        and "newest first" in page
+    )
 
 
 def test_a_port_that_is_taken(small_run: Path, verb: Verb) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+from collections.abc import Iterator
 
 import torch
 
@@ -47,10 +49,14 @@ def memory_limit() -> int:
     return memory_now() + system.available_memory()
 
 
-def bound_memory(device: torch.device) -> None:
+@contextlib.contextmanager
+def bounded_memory(device: torch.device) -> Iterator[None]:
     """Let memory that the machine does not have be refused (an error, and smaller parts) rather than end this process; Linux."""
-    if device.type == "cpu":
-        system.bound_memory(int(MARGIN * memory_left(device)))
+    if device.type != "cpu":
+        yield
+        return
+    with system.bounded_memory(int(MARGIN * memory_left(device))):
+        yield
 
 
 def reset_peak() -> None:

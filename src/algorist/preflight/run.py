@@ -25,7 +25,7 @@ from algorist.diagnosis.tokenization import out_of_vocabulary, tokenization_fact
 from algorist.evaluation.run import Pulse
 from algorist.models.load import Policy, load_policy, make_policy, pick_device, width_of
 from algorist.models.loaders import loadable_name, own_loader
-from algorist.models.memory import bound_memory, memory_limit, memory_now
+from algorist.models.memory import bounded_memory, memory_limit, memory_now
 from algorist.models.precision import compute_dtype, on_gpu, pick_precision, weight_dtype
 from algorist.preflight.completions import Look, Sampler
 from algorist.preflight.memory import plan_step
@@ -135,10 +135,24 @@ def preflight(
     display = display or Quiet()
     for remark in plan.remarks:
         display.say(remark)
+    if plan.recipe.threads:
+        torch.set_num_threads(plan.recipe.threads)
+    with bounded_memory(plan.device):
+        return _inspect(plan, model, display, problems, samples, minutes, trial=trial, show=show)
+
+
+def _inspect(
+    plan: RunPlan,
+    model: Path | str | None,
+    display: Display,
+    problems: int,
+    samples: int,
+    minutes: float,
+    *,
+    trial: bool,
+    show: Callable[[Preflight], None],
+) -> Preflight:
     recipe, data, form = plan.recipe, plan.problems, plan.form
-    if recipe.threads:
-        torch.set_num_threads(recipe.threads)
-    bound_memory(plan.device)
     result = Preflight(memory_limit=memory_limit(), model=str(model) if model is not None else None)
     if model is None:
         result.planned, can_load = _plan_unloaded(recipe, plan.device, result.memory_limit)

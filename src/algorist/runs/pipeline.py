@@ -37,7 +37,7 @@ from algorist.models import products
 from algorist.models.attention import describe
 from algorist.models.load import Policy, keep_base, load_policy, make_policy, settle
 from algorist.models.loaders import own_loader
-from algorist.models.memory import bound_memory
+from algorist.models.memory import bounded_memory
 from algorist.models.sharding import shapes_of
 from algorist.prompts import PromptFormat
 from algorist.prompts.chat import opened_by_template
@@ -182,7 +182,7 @@ def run_plan(plan: Plan, *, display: Display, begins: Callable[[Run], None] = la
             display.say(f"warning: {line}")
         # Products of another library round otherwise: every process, and every resume, takes the same.
         products.choose(processes.from_main(lambda: folder.keep("products.json", products.choices)))
-        with extensions.opened(run):
+        with bounded_memory(plan.device), extensions.opened(run):
             _prepare(run)
             begins(run)
             if plan.evaluates_base and not _is_finished(run, "eval-base"):
@@ -283,7 +283,6 @@ def _prepare(run: Run) -> None:
         run.display.say(f"warning: {line}")
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
-    bound_memory(run.plan.device)
     if leaked := leaked_text([*run.train, *run.sft], run.held_out):
         run.display.say(f"warning: {leaked}")
     demonstrations = f"{len(run.sft)} demonstrations, " if run.plan.trains("sft") else ""

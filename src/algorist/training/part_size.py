@@ -177,7 +177,7 @@ def tokens_that_fit(
     states = 0 if optimizer is not None and optimizer.state else state_bytes(section.optim)
     coming += sum(own_part(p).numel() * (p.element_size() + states) for p in trained)
     precision = Precision(weight_dtype(base), compute_dtype(base))
-    if device.type == "cpu":
+    if not on_gpu(device):
         coming += head_bytes(base, COMPLETION_TOKENS, precision, device)
     per_token = kept_per_token(model, precision)
     left = memory_left(device) - coming

@@ -527,7 +527,7 @@ def test_a_device_that_is_not_there_is_refused_before_anything_is_loaded(tmp_pat
         ("gpu", r"'gpu'"),
         ("cpux", r"'cpux'.*Did you mean 'cpu'"),
     ):
-        own = (f"eval.device='{device}'", "data.train.path=nowhere.jsonl", f"output_dir={tmp_path}")
+        own = (f"eval.device='{device}'", f"model.name={tmp_path}/none", f"output_dir={tmp_path}")
         broken = load_recipe("smoke-cpu", own).recipe
         with pytest.raises(ConfigError, match=rf"eval\.device is {message}"):
             run_recipe(broken)

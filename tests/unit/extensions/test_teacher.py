@@ -143,10 +143,10 @@ def test_a_swapped_teacher_leaves_nothing_beside_the_student(tmp_path: Path) -> 
     big = type(make_model())(config)
     big.save_pretrained(tmp_path / "big")
     TOKENIZER.save_pretrained(tmp_path / "big")
-    size = sum(p.numel() * p.element_size() for p in big.parameters())
     del big
     section = TeacherSection(model=str(tmp_path / "big"), device="swap")
     teacher = Teacher.load(section, make_model(), TOKENIZER, like=ModelSection())
+    size = sum(p.numel() * p.element_size() for p in teacher.model.parameters())
     ids = torch.tensor([[3, 4, 5]])
     with torch.no_grad():
         at_rest, before = teacher.model(ids).logits, memory_now()

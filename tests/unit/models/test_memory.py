@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import psutil
@@ -84,6 +85,24 @@ def test_a_part_on_a_cpu_is_bounded_and_smaller_where_less_is_left(monkeypatch: 
     assert tokens_that_fit(model, GRPOSection(gradient_checkpointing=True)) > 1.3 * fewer
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the bound is Linux's")
+def test_a_run_leaves_the_process_its_memory(tmp_path: Path) -> None:
+    """A second run in one process has what the first one had, not 95 % of it."""
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    recipe = load_recipe(
+        "smoke-cpu", [f"output_dir={tmp_path}", "eval.enabled=false", "grpo.enabled=false"]
+    ).recipe
+    run_recipe(recipe, display=Quiet())
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+    with system.bounded_memory(50 * MB):
+        assert system.available_memory() < 51 * MB
+        with pytest.raises(MemoryError):
+            bytearray(200 * MB)
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+
+
 def test_counting_a_token_draws_no_number_and_leaves_the_mode() -> None:
     model = small_model().train()
     state = torch.get_rng_state()
@@ -108,7 +127,7 @@ def test_a_run_that_cannot_fit_is_refused_before_it_begins_with_what_would_fit(
         "model.tiny={hidden_size: 256, layers: 4, vocab_size: 700}", "model.compute_dtype=float32", "grpo.max_completion_tokens=64"]
     ).recipe  # fmt: skip
     monkeypatch.setattr(system, "available_memory", lambda: left_mb * MB)
-    monkeypatch.setattr(system, "bound_memory", lambda more: None)
+    monkeypatch.setattr(system, "bounded_memory", lambda more: nullcontext())
     if says is None:
         run_recipe(recipe, display=Quiet())
         assert (tmp_path / "r/sft/final").is_dir()
