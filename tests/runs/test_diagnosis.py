@@ -304,7 +304,8 @@ def test_entropy_that_rose_before_it_collapsed(runs: Runs) -> None:
 
 def test_reward_fails(runs: Runs) -> None:
     broken = runs.folder / "broken.py"
-    broken.write_text("def broken(completion):\n    raise ValueError('not this one')\n", encoding="utf-8")
+    text = "def broken(rollout):\n    if len(rollout.completion_ids) != 2:  # as it is tried before the run\n        raise ValueError('not this one')\n    return 1.0\n"
+    broken.write_text(text, encoding="utf-8")
     alone = runs("reward_fails", f"rewards=[{{name: '{broken}:broken'}}]")
     assert names(alone) == ["reward_fails"]
     beside = runs("reward_fails_beside", f"rewards=[correct, {{name: '{broken}:broken', weight: 0.1}}]")
@@ -346,7 +347,9 @@ def test_log_prob_mismatch(runs: Runs) -> None:
 
 
 def test_no_signal_after_two_steps(runs: Runs, paying: Path) -> None:
-    unpaid = runs("unpaid", f"rewards=[{{name: '{paying}:nothing'}}]", "grpo.max_steps=2")
+    unpaid = runs(
+        "unpaid", f"rewards=[{{name: '{paying}:nothing'}}]", "grpo.max_steps=2", "grpo.warmup_steps=0"
+    )
     assert names(unpaid) == ["no_signal"]
     assert "WARNING no_signal: Nothing can be learned so far: every reward is 0" in (
         unpaid / "training.log"
@@ -354,7 +357,7 @@ def test_no_signal_after_two_steps(runs: Runs, paying: Path) -> None:
 
 
 def test_nothing_answered_after_one_step(runs: Runs) -> None:
-    cut = runs("unanswered", "grpo.max_completion_tokens=6", "grpo.max_steps=1")
+    cut = runs("unanswered", "grpo.max_completion_tokens=6", "grpo.max_steps=1", "grpo.warmup_steps=0")
     assert names(cut) == ["nothing_answered"]
 
 

@@ -113,7 +113,10 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
 def _values(tensor: Tensor) -> numpy.ndarray[Any, Any]:
     path, dtype, _, low, high = tensor
     try:
-        raw = numpy.fromfile(path, dtype="u1", count=high - low, offset=low).view(_TYPES[dtype])
+        read = numpy.fromfile(path, dtype="u1", count=high - low, offset=low)
+        if read.size < high - low:
+            raise ValueError(f"{read.size} of {high - low} bytes are there")
+        raw = read.view(_TYPES[dtype])
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from None
     if dtype == "BF16":

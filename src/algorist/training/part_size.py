@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from algorist.config.schema import GRPOSection, Recipe, SFTSection
 from algorist.config.section import MOST
-from algorist.errors import ConfigError
+from algorist.errors import ConfigError, is_out_of_memory
 from algorist.models.memory import memory_left
 from algorist.models.precision import HALF, Precision, autocast_of, compute_dtype, on_gpu, weight_dtype
 from algorist.models.sharding import is_sharded, own_part, unwrap
@@ -179,7 +179,12 @@ def tokens_that_fit(
     precision = Precision(weight_dtype(base), compute_dtype(base))
     if not on_gpu(device):
         coming += head_bytes(base, COMPLETION_TOKENS, precision, device)
-    per_token = kept_per_token(model, precision)
+    try:
+        per_token = kept_per_token(model, precision)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return 1  # not even a short row fits: each completion alone
     left = memory_left(device) - coming
     tokens = tokens_in(left, per_token, base, section, precision, device)
     stage = "sft" if isinstance(section, SFTSection) else "grpo"
