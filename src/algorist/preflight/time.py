@@ -267,7 +267,7 @@ def batch_arithmetic(recipe: Recipe, train: int, demonstrations: int) -> dict[st
     """Return how many completions, problems and steps the settings amount to (one process)."""
     sft, grpo = recipe.sft, recipe.grpo
     numbers: dict[str, Any] = {}
-    if sft.enabled:
+    if sft.enabled and demonstrations:
         per_step = sft.batch_size * sft.gradient_accumulation_steps
         steps = sft_steps(sft, demonstrations)
         numbers["sft"] = {
@@ -276,7 +276,7 @@ def batch_arithmetic(recipe: Recipe, train: int, demonstrations: int) -> dict[st
             "steps": steps,
             "passes": round(steps * per_step / demonstrations, 3),
         }
-    if grpo.enabled:
+    if grpo.enabled and train:
         per_step = grpo.batch_size * grpo.gradient_accumulation_steps
         problems = per_step / grpo.group_size / grpo.num_iterations
         steps = grpo_steps(grpo, train)
