@@ -99,7 +99,8 @@ def table(counts: dict[str, int]) -> str:
         ]
     lines.append(f"{'all':<34} {sums['all']:>7,}")
     lines += [
-        f"{name:<34} {now:>7,}  limit {MOST_LINES[name]:,}" + (f", aim {AIMS[name]:,}" if name in AIMS else "")
+        f"{name:<34} {now:>7,}  limit {MOST_LINES[name]:,}"
+        + (f", aim {AIMS[name]:,}" if name in AIMS else "")
         for name, now in sizes().items()
     ]
     return "\n".join(lines)
