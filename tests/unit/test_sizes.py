@@ -65,7 +65,7 @@ def test_a_limit_is_only_ever_lowered() -> None:
 
 
 def test_limits_are_read_from_an_earlier_text() -> None:
-    assert sizes.limits_in('A = 1\nLIMITS = {"core": 5_000}\n') == {"core": 5000}
+    assert sizes.limits_in('A = 1\nMOST_LINES = {"core": 5_000}\n') == {"core": 5000}
     assert sizes.limits_in("HELD = {}") == {}
 
 
