@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections import Counter
 from pathlib import Path
 
+from algorist.config.schema import Recipe
 from tests.cuda_host.cures import CURES
 from tests.sizes import GRADER, SOURCE
 from tests.slow.mutations import MUTATIONS
@@ -26,6 +28,22 @@ PHRASES = re.compile(
 MOST_PHRASES = 50
 """Lines of the other rooms with such a phrase: lower it too."""
 
+DATA = {
+    "json",
+    "jsonl",
+    "yaml",
+    "pt",
+    "parquet",
+    "html",
+    "j2",
+    "css",
+    "js",
+    "log",
+    "csv",
+    "safetensors",
+    "py",
+}
+"""Endings of files of data; a Python file has a test of its own."""
 ELSEWHERE = {
     "VERB_command", "VERB_app", "RUN_NAME", "PHASE_s",  # patterns of names
     "NAME_reward.py", "test_NAME_reward.py",
@@ -84,6 +102,67 @@ def test_files_classes_and_functions_that_comments_name_exist() -> None:
         if name not in known
     }
     assert not lost, "names of files, classes or functions that do not exist: " + ", ".join(sorted(lost))
+
+
+def _names_nothing(dotted: str, folder: Path) -> bool:
+    """Return whether a name such as ``store.write.SCHEMA``, seen from a folder, begins with a room or module and ends with nothing."""
+    first, *rest = dotted.split(".")
+    if first in Recipe.model_fields or rest[-1] in DATA or hasattr(sys.modules.get(first), rest[0]):
+        return False
+    roots = [
+        folder,
+        *([GRADER] if GRADER in [folder, *folder.parents] else []),
+        SOURCE,
+        SOURCE.parent,
+        GRADER.parent,
+    ]
+    for place in (root / first for root in roots):
+        names = list(rest)
+        while names and ((place / names[0]).is_dir() or (place / f"{names[0]}.py").is_file()):
+            place /= names.pop(0)
+        file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+        if place.is_dir() or file.is_file():
+            return bool(
+                set(names) - set(re.findall(r"\w+", file.read_text("utf-8") if file.is_file() else ""))
+            )
+    return False  # of another package, or a plain value
+
+
+def _docstrings(path: Path) -> list[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return [
+        n.value.value
+        for n in ast.walk(tree)
+        if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant) and isinstance(n.value.value, str)
+    ]
+
+
+def test_every_file_and_module_that_a_docstring_names_exists() -> None:
+    lost, seen = [], 0
+    for path in FILES:
+        for text in _docstrings(path):
+            files = re.findall(r"``((?:\w+/)+\w+\.(?:py|yaml|md))``", text)
+            modules = re.findall(r"``([a-z]\w*(?:\.\w+)+)``", text)
+            seen += len(files) + len(modules)
+            roots = (SOURCE, GRADER, TESTS.parent, path.parent)
+            lost += [f"{path.name}: {name}" for name in files if not any((r / name).exists() for r in roots)]
+            lost += [f"{path.name}: {name}" for name in modules if _names_nothing(name, path.parent)]
+    assert not lost and seen > 100, "files or modules that do not exist: " + ", ".join(lost)
+
+
+def test_the_front_door_of_a_room_names_its_files() -> None:
+    doors = [*SOURCE.glob("[!_]*/__init__.py"), GRADER / "__init__.py"]
+    lost = []
+    for door in doors:
+        head, *_ = [*_docstrings(door), ""]
+        code = door.read_text(encoding="utf-8").replace(head, "")
+        inside = {file.stem for file in door.parent.iterdir()} | set(re.findall(r"\w+", code))
+        lost += [
+            f"{door.parent.name}: {word}"
+            for word in re.findall(r"``([a-z]\w*)``", head)
+            if word not in inside
+        ]
+    assert not lost and len(doors) > 10, "a front door names files that do not exist: " + ", ".join(lost)
 
 
 def test_every_line_that_a_mutation_or_a_missing_cure_changes_is_there_once() -> None:

@@ -62,7 +62,7 @@ def of_evaluation(rows: Sequence[Mapping[str, Any]], protocol: Mapping[str, Any]
     """Return what the rules say of the completions of an evaluation.
 
     Args:
-        rows: Its samples, with the columns of ``store.rows.SCHEMA``.
+        rows: Its samples, with the columns of ``store.write.SCHEMA``.
         protocol: How they were drawn.
     """
     if not rows:

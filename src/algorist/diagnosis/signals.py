@@ -1,7 +1,7 @@
 """A run as series: per-step counts of its rollouts, its metric lines, its settings. The same for live and stored runs.
 
 ``Signals`` is fed with rollout records and metric lines in the order of the steps; ``read_signals`` feeds it from a run
-folder, ``diagnosis.live`` during training.
+folder, ``diagnosis.diagnose.LiveDiagnosis`` during training.
 
 Windows over them say: what is recent, what was first, whether two of them differ by more than noise.
 """
@@ -101,7 +101,7 @@ def make_batch(records: Sequence[Mapping[str, Any]]) -> Batch:
     """Count the rollouts of one generation batch.
 
     Args:
-        records: Rows with the columns of ``store.rows.SCHEMA``, graded; a group is one (group, problem_id).
+        records: Rows with the columns of ``store.write.SCHEMA``, graded; a group is one (group, problem_id).
     """
     groups: dict[tuple[Any, Any], list[Mapping[str, Any]]] = {}
     for row in records:

@@ -1,6 +1,6 @@
 """What an evaluation writes: ``eval/<name>.json`` (protocol, metrics) and ``eval/<name>.parquet`` (samples).
 
-A row of the samples is one completion; its columns are those of ``store.rows.SCHEMA``, more are kept as they are.
+A row of the samples is one completion; its columns are those of ``store.write.SCHEMA``, more are kept as they are.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Models: loading, families, tiny models from scratch."""
+"""Models: ``load`` makes the policy of a recipe, ``loaders`` registers sources and LoRA targets of families, ``tiny`` a model from scratch."""

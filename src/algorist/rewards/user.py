@@ -6,7 +6,6 @@ state, or one that asks for what only the trainer has, runs in this process, wit
 
 from __future__ import annotations
 
-import os
 import pickle
 import sys
 from collections.abc import Callable
@@ -14,6 +13,8 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from algorist.errors import ConfigError, RewardError
 from algorist.rewards.base import Reward, as_reward, paid_in
@@ -150,7 +151,7 @@ def _show(text: str) -> None:
 
 
 def _memory_mb() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**21
+    return int(psutil.virtual_memory().total // 2**21)
 
 
 # From here on: in the other process.

@@ -1,6 +1,6 @@
 """Reads a run's store through DuckDB: SQL over views, or a few named filters. Never writes.
 
-Views: ``rollouts`` (columns of ``store.rows.SCHEMA``), ``metrics`` (stage, step, time, name, value: one row per
+Views: ``rollouts`` (columns of ``store.write.SCHEMA``), ``metrics`` (stage, step, time, name, value: one row per
 number) and ``samples`` (all evaluations, their name in ``evaluation``). A reward is ``rewards['correct']``.
 """
 

@@ -10,6 +10,7 @@ form           a plan is made                         the prompt format, with in
 check          before anything is loaded              refusals, each a sentence
 preview        preflight has sampled                  rows of its table, advice, numbers
 memory         a step of GRPO is planned              its bytes
+prepare        before GRPO's first step               the policy as it is, the trainer's problems and engine
 problems       a rollout batch begins                 the problems that are sampled
 avoid          problems are drawn beyond the loader's ids that are not drawn now
 ready          before the groups are sampled          the groups, if they were sampled already

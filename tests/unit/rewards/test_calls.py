@@ -402,3 +402,14 @@ def test_rewards_explain_on_the_command_line(call: Cli) -> None:
     told = json.loads(done.stdout)
     assert list(told["rewards"]) == ["accuracy", "format", "reasoning_steps", "cosine", "repetition"]
     assert told["total"] > 3.9, done.stderr
+
+
+def test_a_users_reward_runs_where_the_system_has_no_sysconf(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("os.sysconf")  # as on Windows
+    (tmp_path / "mine.py").write_text(
+        "def short(rollout, problem):\n    return float(len(rollout.text) < 100)\n"
+    )
+    (short,) = build_rewards([f"{tmp_path / 'mine.py'}:short"])
+    assert short(completions=[RIGHT, RIGHT * 100], answer=["12", "12"]) == [1.0, 0.0]

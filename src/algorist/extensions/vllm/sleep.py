@@ -14,7 +14,7 @@ from packaging.version import Version
 from algorist.extensions.vllm.section import ColocatedVLLMSection, VLLMServerSection
 
 SLEEPS_WITH_SEGMENTS = "0.32"
-"""The oldest vLLM known to sleep beside expandable segments; see its ``device_allocator/cumem.py``."""
+"""The oldest vLLM known to sleep beside expandable segments; see its ``cumem.py``."""
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 

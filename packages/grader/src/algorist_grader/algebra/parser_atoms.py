@@ -1,4 +1,4 @@
-"""The inner half of the grammar: powers, brackets, functions, fractions, matrices. ``grammar.Parser`` holds the outer half."""
+"""The inner half of the grammar: powers, brackets, functions, fractions, matrices. ``parser.Parser`` has the outer half."""
 
 from __future__ import annotations
 
