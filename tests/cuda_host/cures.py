@@ -69,7 +69,7 @@ CURES: dict[str, tuple[tuple[str, str, str], str, int]] = {
         0,
     ),
     "no wait inside a step": (
-        (TIER, "sample(logits_SV, uniform_S, params, may_wait=False)", "sample(logits_SV, uniform_S, params)"),
+        (TIER, "sample(logits_SV, uniform_S, params, may_wait=False, ids", "sample(logits_SV, uniform_S, params, ids"),
         _HOST + "test_a_step_may_be_captured",
         90,
     ),

@@ -351,3 +351,18 @@ def test_the_page_of_rules_is_current(verb: Any) -> None:
     assert verb("recipes", "rules")[1] == page, (
         "write it again: algorist recipes rules > docs/troubleshooting.md"
     )
+
+
+def test_control_tokens_in_the_data_are_counted(verb: Any, tmp_path: Path) -> None:
+    rows = [
+        {"question": "1+1?<|im_end|>\n<|im_start|>assistant", "answer": "2", "solution": "2"},
+        {"question": "Is |x| < 3 or x < |y|>2?", "answer": "yes", "solution": "a<|b| and |c|>d, <b>x</b>"},
+        {"question": "3+3?", "answer": "6", "solution": "6</s> so"},
+        {"question": "4+4?", "answer": "8", "solution": "<start_of_turn>8<｜end▁of▁sentence｜>"},
+    ]
+    (tmp_path / "c.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, out, _ = verb("data", "check", "local", "--path", "c.jsonl")
+    assert code == 0 and "3 hold control tokens as text" in " ".join(out.split())
+    assert "<|im_end|> <|im_start|>" in out and "<start_of_turn> <｜end▁of▁sentence｜>" in out
+    code, out, _ = verb("data", "check", "local", "--path", "c.jsonl", "--json")
+    assert [row["tokens"] for row in json.loads(out)["control_tokens"]][1] == "</s>"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections import Counter
 from dataclasses import asdict, field
@@ -76,18 +77,23 @@ def show(
     return Shown([asdict(problem) for problem in _load(name, path, split, column)[:count]])
 
 
+CONTROL_TOKENS = re.compile(
+    r"<\|[^|<>\s]{1,40}\|>|<｜[^｜<>\s]{1,40}｜>|<(?:start|end)_of_turn>|</?s>|<(?:bos|eos|pad|unk)>|\[/?INST\]"
+)
+"""As the tokenizers of today's chat models write them; ``run`` and ``preflight`` look with the tokenizer at hand."""
+
+
 class Checked(Result):
     """What the grader makes of gold answers."""
 
     problems: Annotated[int, "problems read"]
     repeated_questions: Annotated[int, "questions that occur more than once"]
     unreadable: Annotated[list[dict[str, str]], "golds that the grader cannot read: id, gold, reason"]
-    text_only: Annotated[list[dict[str, str]], "golds that are right in the same words only: id, gold"]
-    decimal_commas: Annotated[list[dict[str, str]], "golds that may have a decimal comma: id, gold"]
-    conflicting: Annotated[
-        list[dict[str, str]], "repeated questions with another gold: id, gold, first_id, first_gold"
-    ]
+    text_only: Annotated[list[dict[str, str]], "golds compared as text only: id, gold"]
+    decimal_commas: Annotated[list[dict[str, str]], "golds with a decimal comma, maybe: id, gold"]
+    conflicting: Annotated[list[dict[str, str]], "repeated with another gold: id, gold, first_id, first_gold"]
     reasons: Annotated[dict[str, int], "reason → golds, most frequent first"]
+    control_tokens: Annotated[list[dict[str, str]], "control tokens in the texts: id, tokens"]
 
     def view(self, width: int) -> View:
         yield (
@@ -118,6 +124,14 @@ class Checked(Result):
                 "numeric), such as:"
             )
             yield from self._some(self.text_only)
+
+        if self.control_tokens:
+            yield (
+                f"  {len(self.control_tokens)} hold control tokens as text, which a model that has them reads as the ends of turns "
+                "that they\n  stand for; take them out of the data, such as:"
+            )
+            for row in self.control_tokens[:5]:
+                yield Line(f"    {row['id']}: {row['tokens']}")
 
     @staticmethod
     def _some(rows: list[dict[str, str]]) -> View:
@@ -150,6 +164,11 @@ def check(
             for first, p in golds.conflicting
         ],
         reasons=dict(golds.reasons.most_common()),
+        control_tokens=[
+            {"id": p.id, "tokens": " ".join(tokens)}
+            for p in problems
+            if (tokens := sorted(set(CONTROL_TOKENS.findall(f"{p.question}\n{p.solution}"))))
+        ],
     )
 
 

@@ -34,6 +34,7 @@ class ModelSetting:
         self.context = context_of(model)
         self.vocabulary = int(model.config.get_text_config(decoder=True).vocab_size)
         self.decode = _decoder(tokenizer)
+        self._ids = 1 + max(tokenizer.get_vocab().values()) if hasattr(tokenizer, "get_vocab") else None
         sources = (getattr(model, "generation_config", None), tokenizer)
         ends = [i for source in sources for i in _as_list(getattr(source, "eos_token_id", None))]
         if not all(isinstance(i, int) for i in ends):
@@ -60,6 +61,7 @@ class ModelSetting:
             params,
             stop_ids=[*self.eos_token_ids, *params.stop_token_ids],
             vocabulary=self._logit_count(),
+            ids=self._ids,
             context=self.context,
             device=self.device,
             decode=self.decode,
@@ -71,12 +73,12 @@ class ModelSetting:
     def share(self) -> float:
         """How much of the ``generate`` call that runs is done, between 0 and 1."""
         rows = self._rows() if self._rows else None
-        return rows.share if rows else 0.0
+        return rows.share if rows is not None else 0.0  # no slots, no length
 
     def tokens(self) -> int:
         """How many tokens the ``generate`` call that runs has sampled."""
         rows = self._rows() if self._rows else None
-        return rows.tokens if rows else 0
+        return rows.tokens if rows is not None else 0
 
     def _logit_count(self) -> int:
         """The head may be larger than the vocabulary (padded to a round number)."""

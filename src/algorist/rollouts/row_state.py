@@ -60,9 +60,11 @@ class Rows:
         vocabulary: int,
         context: int | None,
         device: torch.device,
+        ids: int | None = None,
         decode: Callable[[list[int]], str] | None = None,
         turns: Turns | None = None,
     ) -> None:
+        self.ids = ids
         self.params, self.group_size, self.device, self.context = params, group_size, device, context
         self.count = len(prompts) * group_size
         self._steps = params.max_new_tokens
@@ -125,14 +127,14 @@ class Rows:
         params, next_S = self.params, self.next_S
         self.check_time()
         self.tokens += min(len(self), self._running)  # idle slots sample nothing
-        early_S = None
+        early_S, uniform_S = None, self._uniform.index_select(0, next_S)
         if params.min_new_tokens:
             early_S = next_S - self.row_S * self._steps < params.min_new_tokens
             token_S, log_prob_S = sample_longer(
-                logits_SV, self._uniform.index_select(0, next_S), params, early_S, self._is_stop_V
+                logits_SV, uniform_S, params, early_S, self._is_stop_V, ids=self.ids
             )
         else:
-            token_S, log_prob_S = sample(logits_SV, self._uniform.index_select(0, next_S), params)
+            token_S, log_prob_S = sample(logits_SV, uniform_S, params, ids=self.ids)
         forced = self._forced()
         if forced:
             slots = torch.tensor(list(forced), device=self.device)

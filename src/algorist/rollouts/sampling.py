@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,7 +39,12 @@ def draw_uniforms(rows: int, steps: int, seed: int | None) -> Tensor:
 
 
 def sample(
-    logits_RV: Tensor, uniform_R: Tensor, params: SamplingParams, *, may_wait: bool = True
+    logits_RV: Tensor,
+    uniform_R: Tensor,
+    params: SamplingParams,
+    *,
+    may_wait: bool = True,
+    ids: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Pick one token per row.
 
@@ -47,19 +53,22 @@ def sample(
         uniform_R: Numbers in [0, 1); unused when greedy.
         params: ``temperature`` (0 is greedy), ``top_k``, ``top_p``, ``min_p``.
         may_wait: The host may look at numbers of the device, which saves top-p most of its sort; not inside a CUDA graph.
+        ids: Token ids that the tokenizer has, from 0; those beyond only pad the head and are never picked. None: all.
 
     Returns:
         Tokens (R,) int64 and their log-probs (R,) float32 at the temperature (1 when greedy), before the filters.
     """
     scaled_RV = logits_RV.float()
     if params.temperature == 0:
-        best_R, token_R = scaled_RV.max(dim=-1)
+        best_R, token_R = scaled_RV[:, :ids].max(dim=-1)
         return token_R, (best_R - scaled_RV.logsumexp(dim=-1))
     if params.temperature != 1:
         scaled_RV.div_(params.temperature)
     if params.top_k or params.top_p < 1:
-        return _sample_candidates(scaled_RV, uniform_R, params, may_wait)
+        return _sample_candidates(scaled_RV, uniform_R, params, may_wait, ids)
     weight_RV = kept_RV = scaled_RV.softmax(dim=-1)
+    if ids is not None:
+        weight_RV[:, ids:] = 0.0
     if params.min_p:
         kept_RV = weight_RV.masked_fill(weight_RV < params.min_p * weight_RV.amax(-1, keepdim=True), 0.0)
     token_R = pick(kept_RV, uniform_R)
@@ -72,24 +81,24 @@ def sample_longer(
     params: SamplingParams,
     early_R: Tensor,
     is_stop_V: Tensor,
-    *,
-    may_wait: bool = True,
+    **how: Any,
 ) -> tuple[Tensor, Tensor]:
     """``sample`` without stop tokens in the rows that are still too short (``early_R``); log-probs stay unfiltered."""
     full_RV = logits_RV.float().clone()
     barred_RV = full_RV.masked_fill(early_R.unsqueeze(-1) & is_stop_V, float("-inf"))
-    token_R, _ = sample(barred_RV, uniform_R, params, may_wait=may_wait)
+    token_R, _ = sample(barred_RV, uniform_R, params, **how)
     scaled_RV = full_RV.div_(params.temperature or 1.0)
     chosen_R = scaled_RV.gather(-1, token_R.unsqueeze(-1)).squeeze(-1)
     return token_R, chosen_R - scaled_RV.logsumexp(-1)
 
 
 def _sample_candidates(
-    scaled_RV: Tensor, uniform_R: Tensor, params: SamplingParams, may_wait: bool
+    scaled_RV: Tensor, uniform_R: Tensor, params: SamplingParams, may_wait: bool, ids: int | None
 ) -> tuple[Tensor, Tensor]:
     """Sample from the best tokens only; sorts all of them only where the best do not hold ``top_p``."""
-    vocabulary = scaled_RV.shape[-1]
     log_total_R1 = scaled_RV.logsumexp(dim=-1, keepdim=True)
+    scaled_RV = scaled_RV[:, :ids]
+    vocabulary = scaled_RV.shape[-1]
     count = min(params.top_k or _TOP_P_CANDIDATES, vocabulary)
     complete = bool(params.top_k) or count == vocabulary
     if complete or may_wait:

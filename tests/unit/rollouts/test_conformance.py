@@ -98,6 +98,32 @@ def test_sampled_log_probs_are_the_forwards(family: str, make: Make) -> None:
     assert len({tuple(c.token_ids) for c in group}) > 1
 
 
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(max_new_tokens=20, seed=1),
+        SamplingParams(max_new_tokens=20, seed=1, top_p=0.9, top_k=20),
+        SamplingParams(max_new_tokens=20, seed=1, top_p=0.5, min_new_tokens=3),
+        SamplingParams(max_new_tokens=20, seed=1, min_p=0.01),
+        GREEDY,
+    ],
+    ids=["plain", "top_k", "top_p", "min_p", "greedy"],
+)
+def test_ids_that_the_tokenizer_lacks_are_never_sampled(make: Make, params: SamplingParams) -> None:
+    """A head padded beyond the tokenizer: its rows stay in the softmax, as in training, and no text is made of them."""
+    model, prompts, ids = model_of("llama"), prompts_of(), VOCAB // 2
+    prompts = [[token % ids for token in prompt] for prompt in prompts]
+    tokenizer = SimpleNamespace(get_vocab=lambda: {str(i): i for i in range(ids)}, decode=str)
+    groups = make(model, tokenizer=tokenizer).generate(prompts, 4, params)
+    free = make(model).generate(prompts, 4, params)
+    assert max(t for group in free for c in group for t in c.token_ids) >= ids
+    for prompt, group in zip(prompts, groups, strict=True):
+        for completion in group:
+            assert max(completion.token_ids) < ids
+            expected = fresh_log_probs(model, prompt, completion.token_ids, params.temperature or 1.0)
+            torch.testing.assert_close(torch.tensor(completion.log_probs), expected, atol=1e-5, rtol=0)
+
+
 def test_engines_agree_on_sampled_tokens() -> None:
     """One uniform number per token decides, so every engine draws the same rollouts from a seed."""
     model, prompts = model_of("qwen3"), prompts_of()
@@ -322,18 +348,18 @@ def test_the_model_is_left_as_it_was(make: Make) -> None:
 
 def test_a_call_ends_at_its_deadline_and_the_next_one_is_as_before(make: Make) -> None:
     """Between two tokens, whatever the model's size; tokens are counted meanwhile."""
-    model = build("qwen2")
-    engine, counted = make(model, token_budget=200_000), []
+    model = build("qwen2", max_position_embeddings=30_000)
+    engine, counted, over = make(model, token_budget=200_000), [], threading.Event()
     before = engine.generate(prompts_of(), 2, GREEDY)
     watch = threading.Thread(
-        target=lambda: [counted.append(engine.tokens()) or time.sleep(0.01) for _ in range(30)]
+        target=lambda: [counted.append(engine.tokens()) for _ in iter(lambda: over.wait(0.01), True)]
     )
-    endless = replace(GREEDY, max_new_tokens=20_000, min_new_tokens=20_000, until=time.monotonic() + 0.3)
-    model.config.max_position_embeddings = 30_000
+    endless = replace(GREEDY, max_new_tokens=20_000, min_new_tokens=20_000, until=time.monotonic() + 1.0)
     watch.start()
     with pytest.raises(OutOfTime, match=r"after [1-9]\d* tokens"):
         engine.generate(prompts_of(), 2, endless)
     assert time.monotonic() < endless.until + 2
+    over.set()
     watch.join()
     assert max(counted) > 0
     assert engine.generate(prompts_of(), 2, GREEDY) == before

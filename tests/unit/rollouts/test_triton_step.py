@@ -60,14 +60,19 @@ def test_same_rollouts(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert way != "calls" or any(here.turns for here, _ in pairs)
 
 
-def test_every_number_picks_the_token_that_torch_picks() -> None:
-    """In a vocabulary of several chunks, one of them without any mass; numbers at the edge of two tokens may fall either way."""
+@pytest.mark.parametrize("temperature", [0.8, 0.0])
+@pytest.mark.parametrize("ids", [None, 2 * triton_step.CHUNK + 40, triton_step.CHUNK - 30])
+def test_every_number_picks_the_token_that_torch_picks(temperature: float, ids: int | None) -> None:
+    """In a vocabulary of several chunks, one of them without any mass; numbers at the edge of two tokens may fall either way.
+
+    Where the tokenizer has fewer ``ids``, within the last chunk or the first, the rest counts in the log-prob only.
+    """
     torch.manual_seed(0)
     rows, size = 24, 2 * triton_step.CHUNK + 100
     logits = (4 * torch.randn(rows, size)).bfloat16().to(DEVICE)
     logits[:, triton_step.CHUNK : 2 * triton_step.CHUNK] = float("-inf")
-    params = SamplingParams(max_new_tokens=9, temperature=0.8)
-    buffers: Any = type("Buffers", (), {"spare": rows})()
+    params = SamplingParams(max_new_tokens=9, temperature=temperature)
+    buffers: Any = type("Buffers", (), {"spare": rows, "ids": ids})()
     buffers.uniform = torch.rand(rows + 1, device=DEVICE)
     buffers.uniform[:2] = torch.tensor([0.0, 1.0 - 2.0**-20])
     buffers.token, buffers.reply = (torch.full((rows + 1,), -1, device=DEVICE) for _ in range(2))
@@ -82,7 +87,7 @@ def test_every_number_picks_the_token_that_torch_picks() -> None:
     fields["end"].fill_(rows + 5)
     fields["alive"].fill_(1)
     fields["alive"][-1] = 0  # an idle slot writes to the spare place
-    token, log_prob = sample(logits.float().clone(), buffers.uniform[:rows].clone(), params)
+    token, log_prob = sample(logits.float().clone(), buffers.uniform[:rows].clone(), params, ids=ids)
     triton_step.TritonTake(buffers, params, False)(logits, state)
     same = buffers.token[: rows - 1] == token[:-1]
     assert same.sum() >= rows - 2

@@ -81,6 +81,8 @@ class Buffers:
         self.reply = torch.full_like(self.token, -1)
         self.is_stop = torch.zeros(vocabulary, dtype=torch.bool, device=device)
         self.rotation = torch.zeros(room.prompt + room.times + 1, w.head_dim // 2, 2, device=device)
+        self.ids: int | None = None
+        """Token ids that may be sampled; see ``sample``."""
         self.idle(range(room.slots))
 
     @property

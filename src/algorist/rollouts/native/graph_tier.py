@@ -179,6 +179,7 @@ class GraphTier:
             table = rows.tables[name]
             getattr(buffers, name)[: table.shape[0]].copy_(table)
         buffers.reply.fill_(-1)
+        buffers.ids = rows.ids
         self.turns = rows.turns is not None
         buffers.idle(range(room.slots))
         return buffers
@@ -266,10 +267,10 @@ class _Body:
         if params.min_new_tokens:
             early_S = next_S - state["begin"] < params.min_new_tokens
             token_S, log_prob_S = sample_longer(
-                logits_SV, uniform_S, params, early_S, buffers.is_stop, may_wait=False
+                logits_SV, uniform_S, params, early_S, buffers.is_stop, may_wait=False, ids=buffers.ids
             )
         else:
-            token_S, log_prob_S = sample(logits_SV, uniform_S, params, may_wait=False)
+            token_S, log_prob_S = sample(logits_SV, uniform_S, params, may_wait=False, ids=buffers.ids)
         if self.turns:
             reply_S = buffers.reply.index_select(0, at_S)
             own_S = reply_S < 0

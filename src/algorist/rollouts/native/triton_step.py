@@ -23,7 +23,17 @@ _BELOW_ONE = tl.constexpr(1.0 - 2.0**-20)
 
 @triton.jit  # type: ignore[misc]
 def _mass_kernel(  # type: ignore[no-untyped-def]
-    logits_ptr, top_ptr, mass_ptr, stride, size, chunks, inverse_temperature, CHUNK: tl.constexpr
+    logits_ptr,
+    top_ptr,
+    mass_ptr,
+    pick_ptr,
+    stride,
+    size,
+    ids,
+    chunks,
+    inverse_temperature,
+    CHUNK: tl.constexpr,
+    GREEDY: tl.constexpr,
 ):
     slot, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     v = chunk * CHUNK + tl.arange(0, CHUNK)
@@ -32,7 +42,14 @@ def _mass_kernel(  # type: ignore[no-untyped-def]
     top = tl.max(x, 0)
     least = tl.maximum(top, -1e30)  # a chunk of nothing but -inf has no mass
     tl.store(top_ptr + slot * chunks + chunk, top)
-    tl.store(mass_ptr + slot * chunks + chunk, tl.sum(tl.exp(x - least), 0))
+    mass = tl.exp(x - least)
+    tl.store(mass_ptr + slot * chunks + chunk, tl.sum(mass, 0))
+    # Ids beyond the tokenizer's count in the log-prob and are never picked.
+    if GREEDY:
+        pick = tl.max(tl.where(v < ids, x, float("-inf")), 0)
+    else:
+        pick = tl.sum(tl.where(v < ids, mass, 0.0), 0)
+    tl.store(pick_ptr + slot * chunks + chunk, pick)
 
 
 @triton.jit  # type: ignore[misc]
@@ -40,6 +57,7 @@ def _take_kernel(  # type: ignore[no-untyped-def]
     logits_ptr,
     top_ptr,
     mass_ptr,
+    pick_ptr,
     state_ptr,
     uniform_ptr,
     reply_ptr,
@@ -49,6 +67,7 @@ def _take_kernel(  # type: ignore[no-untyped-def]
     stride,
     state_stride,
     size,
+    ids,
     chunks,
     spare,
     inverse_temperature,
@@ -65,24 +84,25 @@ def _take_kernel(  # type: ignore[no-untyped-def]
     tops = tl.load(top_ptr + slot * chunks + c, mask=c < chunks, other=float("-inf"))
     top = tl.max(tops, 0)
     masses = tl.load(mass_ptr + slot * chunks + c, mask=c < chunks, other=0.0) * tl.exp(tops - top)
-    edges = tl.cumsum(masses, 0)
-    total = tl.max(edges, 0)
-    target = tl.load(uniform_ptr + at) * total
+    picks = tl.load(pick_ptr + slot * chunks + c, mask=c < chunks, other=float("-inf") if GREEDY else 0.0)
     if GREEDY:
-        chunk = tl.argmax(tops, 0)
+        chunk = tl.argmax(picks, 0)
     else:
+        edges = tl.cumsum(picks * tl.exp(tops - top), 0)
+        target = tl.load(uniform_ptr + at) * tl.max(edges, 0)
         chunk = tl.minimum(tl.sum((edges <= target).to(tl.int32), 0), chunks - 1)
-    before = tl.max(tl.where(c < chunk, edges, 0.0), 0)
+        before = tl.max(tl.where(c < chunk, edges, 0.0), 0)
     v = chunk * CHUNK + tl.arange(0, CHUNK)
     x = tl.load(logits_ptr + slot * stride + v, mask=v < size, other=float("-inf")).to(tl.float32)
     x *= inverse_temperature
+    allowed = tl.where(v < ids, x, float("-inf"))
     if GREEDY:
-        inner = tl.argmax(x, 0)
+        inner = tl.argmax(allowed, 0)
     else:
-        inner_edges = tl.cumsum(tl.exp(x - top), 0)
+        inner_edges = tl.cumsum(tl.exp(allowed - top), 0)
         rest = tl.minimum(target - before, tl.max(inner_edges, 0) * _BELOW_ONE)
         inner = tl.minimum(tl.sum((inner_edges <= rest).to(tl.int32), 0), CHUNK - 1)
-    token = tl.minimum(chunk * CHUNK + inner, size - 1).to(tl.int64)
+    token = tl.minimum(chunk * CHUNK + inner, ids - 1).to(tl.int64)
     # The sum of all masses and not the largest edge: a NaN must stay one.
     log_prob = tl.sum(tl.where(v == token, x, 0.0), 0) - top - tl.log(tl.sum(masses, 0))
     done = 0
@@ -117,15 +137,31 @@ class TritonTake:
         """Take the next token of each slot; ``state`` (9, S) holds ``FIELDS``."""
         (slots, size), buffers = logits_SV.shape, self.buffers
         chunks, scale = triton.cdiv(size, CHUNK), 1.0 / (self.params.temperature or 1.0)
-        top_SC, mass_SC = torch.empty(2, slots, chunks, device=logits_SV.device).unbind(0)
-        stride = logits_SV.stride(0)
+        top_SC, mass_SC, pick_SC = torch.empty(3, slots, chunks, device=logits_SV.device).unbind(0)
+        stride, ids, greedy = (
+            logits_SV.stride(0),
+            min(size, buffers.ids or size),
+            self.params.temperature == 0,
+        )
         _mass_kernel[(slots, chunks)](
-            logits_SV, top_SC, mass_SC, stride, size, chunks, scale, CHUNK=CHUNK, num_warps=8
+            logits_SV,
+            top_SC,
+            mass_SC,
+            pick_SC,
+            stride,
+            size,
+            ids,
+            chunks,
+            scale,
+            CHUNK=CHUNK,
+            GREEDY=greedy,
+            num_warps=8,
         )
         _take_kernel[(slots,)](
             logits_SV,
             top_SC,
             mass_SC,
+            pick_SC,
             state,
             buffers.uniform,
             buffers.reply,
@@ -135,12 +171,13 @@ class TritonTake:
             stride,
             state.stride(0),
             size,
+            ids,
             chunks,
             buffers.spare,
             scale,
             CHUNK=CHUNK,
             CHUNKS=triton.next_power_of_2(chunks),
-            GREEDY=self.params.temperature == 0,
+            GREEDY=greedy,
             TURNS=self.turns,
             num_warps=8,
         )
