@@ -86,8 +86,8 @@ def ours(size: str, folder: str, seed: int) -> tuple[Any, Callable[[], None]]:
         for part in batch.parts(rows_to_compute(batch, objective, Extensions()), most_rows=GROUP_SIZE):
             piece = batch.take(part)
             found, entropy = log_probs(model, piece, compute_entropy=True)
-            inputs = LossInputs(found, entropy, piece, weights[part, : piece.width])
-            loss_of(inputs, objective, Metrics(), Extensions()).backward()
+            inputs = LossInputs(found, entropy, piece, weights[part, : piece.width], Metrics())
+            loss_of(inputs, objective, Extensions()).backward()
 
     return model, gradient
 

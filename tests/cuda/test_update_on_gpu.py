@@ -156,7 +156,7 @@ def test_a_part_waits_for_its_layout_only(kind: str) -> None:
         log_probs, entropy = packed_log_probs(
             made, rows, compute_entropy=True, autocast=partial(autocast, compute)
         )
-        loss_of(LossInputs(log_probs, entropy, rows, weights), objective, metrics, Extensions()).backward()
+        loss_of(LossInputs(log_probs, entropy, rows, weights, metrics), objective, Extensions()).backward()
         assert log.syncs["host to device"] <= 2, log.places
         assert sum(log.syncs.values()) <= 2, log.places
         log.reset()

@@ -81,6 +81,7 @@ MATCHERS.register("plugin_matcher")(Matcher("plugin_matcher", "the same characte
 """
 LANGUAGES = '''
 from algorist import Extension, extension
+from algorist.training.extension import Control
 
 
 def scripts(text):
@@ -93,9 +94,10 @@ class Languages(Extension):
 
     name = "languages"
 
-    def sampled(self, groups):
-        mixed = [bool(scripts(r.text) - scripts(g.problem.question)) for g in groups for r in g.rollouts]
-        return {"languages/other_share": sum(mixed) / len(mixed)}
+    def seen(self, event):
+        if event.kind == "sampled":
+            mixed = [bool(scripts(r.text) - scripts(g.problem.question)) for g in event.groups for r in g.rollouts]
+            return Control(metrics={"languages/other_share": sum(mixed) / len(mixed)})
 '''
 
 
@@ -292,10 +294,12 @@ def test_a_source_of_models_an_export_and_a_probe_of_a_file(tmp_path: Path, verb
             "'wrong': groups() returned list; expected NoneType",
         ),
         (
-            "def sampled(self, groups): return {'x': 'text'}",
-            "sampled() returned dict; expected Mapping of numbers",
+            "def seen(self, event): from algorist.training.extension import Control; return Control(metrics={'x': 'text'})",
+            "extension 'wrong': seen() returned metrics that are not numbers",
         ),
-        ("def problems(self, problems, sampler): return []", "'wrong': problems() returned 0 of 4"),
+        ("def problems(self, sampled, sampler): sampled.problems = []", "'wrong': problems() left 0 of 4"),
+        ("def loss(self, part): return part.terms", "'wrong': loss() returned list; expected NoneType"),
+        ("def open(self, run): return 1", "'wrong': open() returned int; expected Callable or NoneType"),
         (
             "def state_dict(self): import threading; return {'l': threading.Lock()}",
             "extension 'wrong': what state_dict() returned cannot be kept in a checkpoint (cannot pickle",

@@ -14,6 +14,7 @@ import pytest
 import algorist
 from algorist.config.schema import Recipe
 from algorist.declared import registered
+from algorist.training.extension import Extension
 
 SOURCE = Path(algorist.__file__).parent
 PARTS = sorted(p.name for p in (SOURCE / "extensions").iterdir() if p.name[0] not in "_.")
@@ -31,6 +32,7 @@ WORDS = {
     "quantization",
     "iterate",
     "tracking",
+    "weights",
 }
 """Names that are words of the subject too: of these only keys of a recipe's section count."""
 SECTIONS = {"recipe", "section", "grpo", "sft", "eval", "model", "held_out"}
@@ -88,6 +90,19 @@ def test_the_core_names_no_extension() -> None:
             hits[relative.as_posix()] = sorted(named)
     assert {file: named for file, named in hits.items() if file not in EXCEPTIONS} == {}
     assert set(EXCEPTIONS) <= set(hits), "an exception that is none"
+
+
+def test_the_seam_has_few_hooks_and_each_is_called_and_explained() -> None:
+    hooks = {name: hook for name, hook in vars(Extension).items() if callable(hook) and name[0] != "_"}
+    assert len(hooks) <= 13, sorted(hooks)
+    texts = "".join(
+        path.read_text(encoding="utf-8")
+        for path in SOURCE.rglob("*.py")
+        if "extensions" not in path.relative_to(SOURCE).parts
+    )
+    for name, hook in hooks.items():
+        assert f".{name}(" in texts, f"nobody calls {name}"
+        assert hook.__doc__, name
 
 
 TOGETHER = {

@@ -8,8 +8,8 @@ from typing import Any
 from pydantic import Field
 
 from algorist.config.section import Section
-from algorist.training.extension import Extension, Sampler, extension
-from algorist.types import Group, Problem
+from algorist.training.extension import Control, Event, Extension, Sampled, Sampler, extension
+from algorist.types import Group
 
 
 class PoolsSection(Section):
@@ -42,19 +42,23 @@ class Pools(Extension):
             str, tuple[str, int, int]
         ] = {}  # id → pool, times in a row, first batch after the rest
 
-    def avoid(self) -> set[str]:
+    def resting(self) -> set[str]:
         """Return the ids of the problems that rest now."""
         return {name for name, (_, _, until) in self._rests.items() if until > self.number}
 
-    def problems(self, problems: Sequence[Problem], sampler: Sampler) -> list[Problem]:
-        """Return the problems with others for those that rest, as far as there are others."""
-        resting = self.avoid()
+    def problems(self, sampled: Sampled, sampler: Sampler) -> None:
+        """Take other problems for those that rest, as far as there are others."""
+        problems, resting = sampled.problems, self.resting()
+        sampler.resting = resting
         awake = [p for p in problems if p.id not in resting]
         fresh = sampler.draw(len(problems) - len(awake), {p.id for p in awake})
         asleep = [p for p in problems if p.id in resting]
-        return [*awake, *fresh, *asleep][: len(problems)]
+        sampled.problems = [*awake, *fresh, *asleep][: len(problems)]
 
-    def sampled(self, groups: Sequence[Group]) -> Mapping[str, float]:
+    def seen(self, event: Event) -> Control | None:
+        return Control(metrics=self.judge(event.groups)) if event.kind == "sampled" else None
+
+    def judge(self, groups: Sequence[Group]) -> Mapping[str, float]:
         """Take all groups of a rollout batch; groups without a verdict change nothing."""
         self.number += 1
         for group in groups:
@@ -65,7 +69,7 @@ class Pools(Extension):
                 times = times + 1 if pool == before else 1
                 length = getattr(self.section, pool) * 2 ** min(times - 1, 16)
                 self._rests[group.problem.id] = (pool, times, self.number + length)
-        return {"groups/resting": float(len(self.avoid()))}
+        return {"groups/resting": float(len(self.resting()))}
 
     def state_dict(self) -> dict[str, Any]:
         return {"batch": self.number, "rests": self._rests}

@@ -18,10 +18,9 @@ from algorist.training.extension import Extension, Policy, extension
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
 
     from algorist.training.batch import Batch
-    from algorist.training.metrics import Metrics
+    from algorist.training.objective import LossInputs
 
 NAME = "ref"
 
@@ -45,14 +44,15 @@ class KLPenalty(Extension):
             log_probs = policy.log_probs_of(batch, model=model)
         return replace(batch, extra={**batch.extra, NAME: log_probs})
 
-    def term(self, log_probs: Tensor, batch: Batch, metrics: Metrics) -> Tensor:
+    def loss(self, part: LossInputs) -> None:
         from algorist.objectives import k3, ratio_of
 
+        log_probs, batch = part.inside, part.batch
         old = log_probs.detach() if batch.old_log_probs is None else batch.old_log_probs
         kl = k3(log_probs, batch.extra[NAME].masked_fill(~batch.mask, 0.0))
         kl = kl * ratio_of(log_probs, old, batch.mask, self.importance)
-        metrics.add("kl", kl, batch.mask)
-        return self.beta * kl
+        part.metrics.add("kl", kl, batch.mask)
+        part.terms.append(self.beta * kl)
 
 
 class Reference:

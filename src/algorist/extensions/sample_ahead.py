@@ -10,7 +10,7 @@ Source: one step off-policy, 2410.18252.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import replace
 from threading import Thread
@@ -75,22 +75,18 @@ class SampleAhead(Extension):
         self._trainer = trainer
         self._problems = {problem.id: problem for problem in trainer.problems}
 
-    def problems(self, problems: Sequence[Problem], sampler: Sampler) -> Sequence[Problem]:
-        """Return those whose completions are there; sample the ones that came next."""
+    def problems(self, sampled: Sampled, sampler: Sampler) -> None:
+        """Take those whose completions are ready; sample the ones that came next."""
+        problems = sampled.problems
         began = time.perf_counter()
         self._wait()
         if not self._groups:  # the first rollout batch
             fresh = sampler.draw(len(problems), {problem.id for problem in problems})
             self._next = [*fresh, *problems][: len(problems)]
-            return problems
+            return
         waited = time.perf_counter() - began
-        self._groups = [replace(group, seconds=waited) for group in self._groups]
-        self._next = list(problems)
-        return [group.problem for group in self._groups]
-
-    def ready(self) -> list[Group]:
-        ready, self._groups = self._groups, []
-        return ready
+        sampled.groups, self._groups = [replace(group, seconds=waited) for group in self._groups], []
+        sampled.problems, self._next = [group.problem for group in sampled.groups], problems
 
     def groups(self, sampled: Sampled, sampler: Sampler) -> None:
         """Begin with the next, with the weights of now."""

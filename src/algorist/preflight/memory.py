@@ -78,6 +78,25 @@ class Shape:
     total_tokens: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """A step of GRPO as extensions are asked about its memory (``Extension.preview``).
+
+    Attributes:
+        model: The policy, or its shapes.
+        rows: Completions of a step.
+        width: Tokens of the longest.
+        tokens: Completion tokens of one forward and backward.
+        loaded: What an extension loads is counted already.
+    """
+
+    model: Any
+    rows: int
+    width: int
+    tokens: int
+    loaded: bool
+
+
 def plan_step(
     model: Any,
     shape: Shape,
@@ -116,9 +135,11 @@ def plan_step(
     def with_extensions(plan: MemoryPlan) -> MemoryPlan:
         if grpo is None or extensions is None:
             return plan
-        sizes = shape.rows * grpo.gradient_accumulation_steps, shape.completion_tokens, completions
-        held, scoring = extensions.memory(base, *sizes, loaded=base_bytes is None)
-        return replace(plan, extensions=held, scoring=scoring)
+        rows, width = shape.rows * grpo.gradient_accumulation_steps, shape.completion_tokens
+        step = PlannedStep(base, rows, width, completions, base_bytes is None)
+        sizes = [says["bytes"] for says in extensions.preview(step).values() if "bytes" in says]
+        most_alone = max((alone for _, alone in sizes), default=0)
+        return replace(plan, extensions=sum(held for held, _ in sizes), scoring=most_alone)
 
     if grpo is not None:
         sampling = _sampling_on_cpu if on_cpu else _with_sampling

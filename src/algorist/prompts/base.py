@@ -7,7 +7,7 @@ answer block after the reasoning, never from inside it; two different answers ar
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from types import NoneType
 from typing import Any, Literal, Protocol
@@ -73,8 +73,18 @@ class TurnSource(Protocol):
         """Return what a model's card says of it, as Markdown."""
 
 
-TURN_SOURCES: Registry[Callable[[Mapping[str, Any], bool], TurnSource]] = Registry("turn source")
-"""By the key ``kind`` of their settings: what makes one of them, and whether the settings may name code to run."""
+class TurnSources(Protocol):
+    """A kind of turn sources, made from a recipe or from what a model carries."""
+
+    def of_recipe(self, recipe: Any) -> TurnSource | None:
+        """Make the source that a recipe asks for; None where it asks for none."""
+
+    def of_settings(self, settings: Mapping[str, Any], trusted: bool) -> TurnSource:
+        """Make a source from its settings, whose code is run only where they are ``trusted``."""
+
+
+TURN_SOURCES: Registry[TurnSources] = Registry("turn source")
+"""By the key ``kind`` of their settings."""
 
 
 def turn_source(settings: Mapping[str, Any], *, trusted: bool) -> TurnSource:
@@ -85,7 +95,7 @@ def turn_source(settings: Mapping[str, Any], *, trusted: bool) -> TurnSource:
     """
     import algorist.config.schema  # noqa: F401  (finds the extensions, which register theirs)
 
-    return TURN_SOURCES.get(str(settings.get("kind")))(settings, trusted)
+    return TURN_SOURCES.get(str(settings.get("kind"))).of_settings(settings, trusted)
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,9 @@ from algorist.config.schema import Recipe
 from algorist.errors import ConfigError
 from algorist.prompts import FORMATS, PromptFormat, get_format
 from algorist.prompts.attached import Asked, attached
-from algorist.prompts.base import turn_source, warn_of_missing_tags
+from algorist.prompts.base import TURN_SOURCES, turn_source, warn_of_missing_tags
 from algorist.prompts.chat import attach
 from algorist.store.safe_text import one_line
-from algorist.training.extension import Extensions
 
 log = logging.getLogger("algorist.runs.asking")
 
@@ -132,7 +131,10 @@ def recipe_format(recipe: Recipe) -> PromptFormat:
         template_kwargs=section.template_kwargs,
         system_role=section.system_role,
     )
-    return Extensions.of(recipe).form(form)
+    for source in TURN_SOURCES:
+        if (turns := TURN_SOURCES.get(source).of_recipe(recipe)) is not None:
+            form = turns.instructed(form)
+    return form
 
 
 def with_turns(prompt_format: PromptFormat, turns: Mapping[str, Any] | None) -> PromptFormat:

@@ -132,7 +132,7 @@ def make_plan(draft: Draft, *, say: Callable[[str], None] = lambda _: None) -> P
     extensions, problems = Extensions.of(recipe), draft.problems
     remarks = tuple(filter(None, [no_adapter, *draft.remarks, sft_skipped]))
     plan = Plan(draft, recipe, processes, draft.form, objective, extensions, problems, remarks, say)
-    if trains_grpo and not extensions.teach:
+    if trains_grpo and not any(extension.teaches for extension in extensions):
         _check_learns(recipe)
     extensions.check(plan)
     if trains_grpo:

@@ -24,7 +24,7 @@ from algorist.rollouts.base import RolloutEngine, SamplingParams
 from algorist.rollouts.collect import collect
 from algorist.training.batch import Batch
 from algorist.training.distributed import PolicyEngine, reminder
-from algorist.training.extension import Sampled
+from algorist.training.extension import Event, Sampled
 from algorist.training.lm_head import OfHead
 from algorist.training.log_probs import LogProbs
 from algorist.training.metrics import Metrics, rollout_metrics
@@ -75,6 +75,7 @@ class AlgoristGRPOTrainer(AlgoristTrainer):
         self.schedule = Schedule.from_section(section)
         self.engine, self.sampling = engine, sampling
         self.reserve = Reserve(self.problems, seed)
+        self.resting: set[str] = set()
         self.generation_count = 0
         self.position = 0  # steps done on the present rollout batch
         self.rollouts: Batch | None = None
@@ -91,7 +92,8 @@ class AlgoristGRPOTrainer(AlgoristTrainer):
         )
 
     def prepare(self, model: Any) -> None:
-        self.extensions.prepare(model, self)
+        for extension in self.extensions:
+            extension.prepare(model, self)
 
     # ---- data --------------------------------------------------------------------------------------------------
 
@@ -120,8 +122,8 @@ class AlgoristGRPOTrainer(AlgoristTrainer):
         return self.schedule.rows_of(places, self.rank)
 
     def draw(self, number: int, without: set[str]) -> list[Problem]:
-        """Return up to ``number`` problems beyond the data loader's; none whose id is in ``without`` or avoided by an extension."""
-        return self.reserve.draw(number, without=without | self.extensions.avoid())
+        """Return up to ``number`` problems beyond the data loader's; none whose id is in ``without`` or ``resting``."""
+        return self.reserve.draw(number, without=without | self.resting)
 
     def sample(self, problems: Sequence[Problem]) -> list[Group]:
         """Return the groups of ``problems`` from all processes; every process must call this."""
@@ -242,7 +244,7 @@ class AlgoristGRPOTrainer(AlgoristTrainer):
         """Count and store what the policy of now sampled: groups of an earlier policy are left out, spare ones come last."""
         fresh = [place for place in range(len(sampled.groups)) if place not in sampled.earlier]
         groups = [*(sampled.groups[place] for place in fresh), *sampled.spare]
-        self.averages.add(self.extensions.sampled(groups))
+        self.averages.add({**self.extensions.seen(Event("sampled", "grpo", groups=groups)).metrics})
         self.averages.add(rollout_metrics(groups, self.rewards.names, sampled.seconds))
         if advantages_PG.shape[1] > 1:
             signal = torch.tensor(self.useful(groups))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from algorist.training.batch import Batch
 from algorist.training.extension import Extensions
 from algorist.training.metrics import Metrics
 from algorist.types import Group
+
+if TYPE_CHECKING:
+    from algorist.training.lm_head import OfHead
 
 
 def single_rewards(objective: Objective) -> Mapping[str, float] | None:
@@ -72,7 +75,7 @@ def rows_to_compute(batch: Batch, objective: Objective, extensions: Extensions) 
     if (
         objective.skip
         and objective.loss.zero_advantage_adds_nothing
-        and not (objective.entropy_bonus or extensions.need_every_row)
+        and not (objective.entropy_bonus or any(e.needs_every_row for e in extensions))
     ):
         counts = ((batch.advantages != 0) & batch.mask).any(1)
     rows = counts.nonzero()[:, 0].tolist()
@@ -81,7 +84,12 @@ def rows_to_compute(batch: Batch, objective: Objective, extensions: Extensions) 
     return batch.in_group_order(rows)
 
 
-@dataclass(frozen=True)
+def of_heads(extensions: Extensions, batch: Batch) -> dict[str, OfHead]:
+    """Return by name what extensions compute where the policy's head has its states."""
+    return {e.name: compute for e in extensions if (compute := e.of_head(batch)) is not None}
+
+
+@dataclass
 class LossInputs:
     """What the loss of a part of a step is made of.
 
@@ -90,20 +98,32 @@ class LossInputs:
         entropy: (B, T) of its next-token distributions, for the log and the bonus; or None.
         batch: The part's completions, advantages and further numbers per token.
         weights: (B, T) of ``step_weights``.
+        metrics: Takes sums over the part's tokens and completions.
+        inside: (B, T) log-probs, 0 outside the mask; extensions compute with these.
+        factors: Of the policy's loss, per token or completion, (B, T) or (B, 1) without gradient.
+        terms: Added to the loss per token, (B, T).
     """
 
     log_probs: Tensor
     entropy: Tensor | None
     batch: Batch
     weights: Tensor
+    metrics: Metrics
+    inside: Tensor = field(init=False)
+    factors: list[Tensor] = field(default_factory=list)
+    terms: list[Tensor] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.inside = self.log_probs.masked_fill(~self.batch.mask, 0.0)
 
 
-def loss_of(inputs: LossInputs, objective: Objective, metrics: Metrics, extensions: Extensions) -> Tensor:
-    """Return the share of the step's loss that a part of it has; ``metrics`` takes sums over its tokens and completions."""
-    log_probs, batch = inputs.log_probs, inputs.batch
-    own = log_probs.masked_fill(~batch.mask, 0.0)
+def loss_of(inputs: LossInputs, objective: Objective, extensions: Extensions) -> Tensor:
+    """Return the share of the step's loss that a part of it has."""
+    log_probs, batch, metrics = inputs.log_probs, inputs.batch, inputs.metrics
+    for extension in extensions:
+        extension.loss(inputs)
     policy_weights = batch.policy_weights
-    for factor in extensions.factors(own, batch, metrics):
+    for factor in inputs.factors:
         policy_weights = factor if policy_weights is None else policy_weights * factor
     per_token, values = token_losses(
         log_probs,
@@ -115,11 +135,11 @@ def loss_of(inputs: LossInputs, objective: Objective, metrics: Metrics, extensio
     )
     for name, value in values.items():
         metrics.add(name, value, batch.mask)
-    for term in extensions.terms(own, batch, metrics):
+    for term in inputs.terms:
         per_token = per_token + term.masked_fill(~batch.mask, 0.0)
     if (entropy := inputs.entropy) is not None:
         metrics.add("entropy", entropy.detach(), batch.mask)
-        if bonus := objective.entropy_bonus + extensions.entropy_bonus:
+        if bonus := objective.entropy_bonus + sum(e.entropy_bonus for e in extensions):
             per_token = per_token - bonus * entropy.masked_fill(~batch.mask, 0.0)
     loss = (per_token * inputs.weights).sum()
     # An infinite loss may have a gradient of zeros: NaN, so that the step is left out and counted like any other of its kind.

@@ -37,9 +37,9 @@ from torch import Tensor
 
 from algorist.objectives import Objective
 from algorist.training.batch import Batch
-from algorist.training.extension import Extensions, Policy, Sampled, Sampler
+from algorist.training.extension import Event, Extensions, Policy, Sampled, Sampler
 from algorist.training.metrics import Averages, Metrics
-from algorist.training.objective import LossInputs, advantages_of, loss_of, rows_to_compute
+from algorist.training.objective import LossInputs, advantages_of, loss_of, of_heads, rows_to_compute
 from algorist.types import Group, Problem
 
 if TYPE_CHECKING:
@@ -108,7 +108,9 @@ def train_step(trainer: Collector, model: Any, problems: Sequence[Problem]) -> T
     if trainer.position == 0:
         trainer.begin_rollout_batch(roll_out(trainer, problems))
     sampled = time.perf_counter()
-    batch = trainer.extensions.update(trainer.share_of_step(), trainer)
+    batch = trainer.share_of_step()
+    for extension in trainer.extensions:
+        batch = extension.update(batch, trainer)
     loss = update(trainer, model, batch)
     trainer.end_step()
     now = time.perf_counter()
@@ -119,16 +121,20 @@ def train_step(trainer: Collector, model: Any, problems: Sequence[Problem]) -> T
 def roll_out(trainer: Collector, problems: Sequence[Problem]) -> Batch:
     """Return this process's share of a rollout batch; advantages, store and metrics see the groups of all processes."""
     began = time.perf_counter()
-    # problems: extensions may choose others
-    problems = trainer.extensions.problems(problems, trainer)
-    # groups: collect() samples, parses, grades and rewards; extensions may have them already, and put others in their places
-    groups = trainer.extensions.ready() or trainer.sample(problems)
-    sampled = trainer.extensions.groups(Sampled(groups, seconds=groups[0].seconds), trainer)
+    # problems: extensions may choose others, and may have their groups already
+    sampled = Sampled(list(problems))
+    trainer.extensions.problems(sampled, trainer)
+    # groups: collect() samples, parses, grades and rewards; extensions may put others in their places
+    sampled.groups = sampled.groups or trainer.sample(sampled.problems)
+    sampled.seconds = sampled.groups[0].seconds
+    for extension in trainer.extensions:
+        extension.groups(sampled, trainer)
     # advantages: rewards (P, G) → (P, G), one number a token from here on
     advantages_PG = advantages_of(sampled.groups, trainer.objective)
     # batch: numbers per token (B, T)
     batch = with_old_log_probs(trainer, trainer.share_of(sampled.groups, advantages_PG), sampled.earlier)
-    batch = trainer.extensions.batch(batch, trainer)
+    for extension in trainer.extensions:
+        batch = extension.batch(batch, trainer)
     trainer.log_rollouts(sampled, advantages_PG)
     trainer.averages.add({"time/reward_s": time.perf_counter() - began - sampled.seconds})
     return batch
@@ -142,7 +148,9 @@ def with_old_log_probs(trainer: Collector, batch: Batch, earlier: Sequence[int])
         batch: This process's share.
         earlier: Places of groups of an earlier policy, whose sampler's log-probs are those of that policy.
     """
-    by_trainer = trainer.extensions.need_old_log_probs and batch.sampler_log_probs is not None
+    by_trainer = batch.sampler_log_probs is not None and any(
+        e.needs_old_log_probs for e in trainer.extensions
+    )
     if not (by_trainer or trainer.steps_per_rollouts > 1 or earlier):
         return batch
     exact = trainer.sampler_is_exact(batch) and not by_trainer
@@ -165,7 +173,7 @@ def update(learner: Learner, model: Any, batch: Batch) -> Tensor:
         lambda policy: in_parts(learner, policy, batch),
     )
     values = learner.add_up(metrics)
-    learner.averages.add(values | learner.extensions.updated(values))
+    learner.averages.add(values | {**learner.extensions.seen(Event("gradient", values=values)).metrics})
     return loss
 
 
@@ -179,12 +187,12 @@ def in_parts(learner: Learner, model: Any, batch: Batch) -> tuple[Tensor, Metric
     def one_pass(part: list[int], idle: bool) -> None:
         piece = batch.take(part)
         log_probs, entropy = passes.log_probs(
-            model, piece, compute_entropy=not idle, of_head={} if idle else extensions.of_head(piece)
+            model, piece, compute_entropy=not idle, of_head={} if idle else of_heads(extensions, piece)
         )
         if idle:  # another process has one more part, and each pass needs all of them
             return passes.backward(log_probs.sum() * 0)
         part_weights = weights[torch.tensor(part, device=weights.device), : piece.width]
-        loss = loss_of(LossInputs(log_probs, entropy, piece, part_weights), objective, metrics, extensions)
+        loss = loss_of(LossInputs(log_probs, entropy, piece, part_weights, metrics), objective, extensions)
         passes.backward(loss)
         total.add_(loss.detach())
         learner.count(metrics, log_probs.detach(), piece)

@@ -69,7 +69,7 @@ def test_the_expected_update_is_that_of_the_useful_groups() -> None:
     ] = []  # useful groups where only the worse batches are filled: still draws of the same kind
     while len(places) < DRAWS:
         first = draw(PLACES)
-        filled, partly = Sampled(list(first)), Sampled(list(first))
+        filled, partly = Sampled([], list(first)), Sampled([], list(first))
         refill(filled, draw, useful, limits)
         assert all(useful(filled.groups)) and len(filled.groups) == PLACES
         places += filled.groups
@@ -280,9 +280,9 @@ def test_rests_double_and_end() -> None:
 
     def awake_after(pools: Pools) -> int:
         for waited in range(100):
-            if not pools.avoid():
+            if not pools.resting():
                 return waited
-            pools.sampled([])
+            pools.judge([])
         raise AssertionError("never")
 
     pools = Pools(Recipe.model_validate({"grpo": {"pools": {"solved": 2, "hopeless": 3}}}))
@@ -293,7 +293,7 @@ def test_rests_double_and_end() -> None:
         ([True, False], 0),
         ([True, True], 2),
     ):
-        pools.sampled([group(right)])
+        pools.judge([group(right)])
         again = Pools(pools.recipe)
         again.load_state_dict(pools.state_dict())
         assert awake_after(again) == awake_after(pools) == rest

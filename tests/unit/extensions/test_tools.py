@@ -526,6 +526,7 @@ def test_what_neither_calls_nor_answers_can_be_left_out() -> None:
         recipe = load_recipe(
             "smoke-cpu", [f"tools={{use: [calculator], drop_void: {str(drop).lower()}}}"]
         ).recipe
-        sampled = Sampled(list(groups))
-        Extensions.of(recipe).groups(sampled, None)  # type: ignore[arg-type]
+        sampled = Sampled([], list(groups))
+        for part in Extensions.of(recipe):
+            part.groups(sampled, None)  # type: ignore[arg-type]
         assert [r.reward for r in sampled.groups[0].rollouts] == rewards

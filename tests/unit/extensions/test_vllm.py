@@ -14,10 +14,10 @@ import torch
 from algorist.config import load_recipe
 from algorist.config.schema import GRPOSection
 from algorist.errors import ConfigError, MissingExtraError
-from algorist.extensions.sampler_correction import SamplerCorrection
 from algorist.extensions.vllm.engine import _Running, llm_arguments
 from algorist.extensions.vllm.section import ColocatedVLLMSection, VLLMServerSection
 from algorist.extensions.vllm.server import VLLMServerEngine
+from algorist.extensions.weights import Weights
 from algorist.rollouts.engines import make_engine
 from algorist.runs.draft import Draft
 from algorist.runs.pipeline import run_recipe
@@ -133,7 +133,7 @@ def test_the_share_of_tokens_that_a_correction_masks_is_counted() -> None:
     mask = torch.tensor([[True, True, True], [True, False, False]])
     batch = replace(batch_of_zeros(mask), old_log_probs=torch.tensor([[0.0, 2.0, 0.0], [0.0, 9.0, 9.0]]))
     recipe = load_recipe("smoke-cpu", ["grpo.sampler_correction={mode: token_mask, high: 3}"]).recipe
-    correction = SamplerCorrection(recipe)
+    correction = Weights(recipe)
     noted: list[Any] = []
     correction.needs_old_log_probs = True
     correction.batch(batch, SimpleNamespace(note=noted.append))  # type: ignore[arg-type]
@@ -162,7 +162,7 @@ def test_what_vllm_cannot_do_is_refused_with_the_plan(
     with pytest.raises(ConfigError, match=r"vespo is not corrected.*sampler_correction=null"):
         planned(tmp_path, "grpo.loss=vespo")
     plan = planned(tmp_path, "grpo.loss=vespo", "grpo.sampler_correction=null")
-    assert {part.name for part in plan.extensions.parts}.isdisjoint({"sampler_correction"})
+    assert plan.recipe.grpo.sampler_correction is None
     two = replace(plan, processes=replace(plan.processes, count=2))
     with pytest.raises(ConfigError, match=r"serves one process, and the run has 2; start a server"):
         plan.extensions.check(two)

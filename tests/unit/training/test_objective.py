@@ -16,10 +16,7 @@ from trl import GRPOTrainer
 
 from algorist.config.load import load_recipe
 from algorist.errors import ConfigError
-from algorist.extensions.drop_equal_groups import DropEqualGroups
-from algorist.extensions.entropy_control import EntropyControl
-from algorist.extensions.off_policy_mask import OffPolicyMask
-from algorist.extensions.positive_weight import PositiveWeight
+from algorist.extensions.weights import Weights, drop_equal_groups, weigh_positive
 from algorist.objectives import (
     LOSSES,
     Objective,
@@ -37,7 +34,7 @@ from algorist.runs.draft import Draft
 from algorist.runs.pipeline import Quiet, run_recipe
 from algorist.runs.plan import make_plan
 from algorist.training.batch import Batch
-from algorist.training.extension import Extensions
+from algorist.training.extension import Event, Extensions
 from algorist.training.grpo_setup import check_rewards
 from algorist.training.metrics import Metrics
 from algorist.training.objective import LossInputs, loss_of
@@ -94,8 +91,7 @@ def test_w_reinforce_weighs_right_completions(weight: float) -> None:
     right, lengths = np.array([1, 0, 0, 1]), [2, 3, 1, 2]
     rewards = torch.tensor(right.reshape(2, 2), dtype=torch.float64)
     advantages = reinforce(rewards, rewards[..., None], torch.ones(1)).flatten()
-    extension = PositiveWeight(recipe(f"grpo.positive_weight={weight}", "grpo.advantage=reinforce"))
-    batch = extension.batch(batch_of(advantages, lengths), None)  # type: ignore[arg-type]
+    batch = weigh_positive(batch_of(advantages, lengths), weight)
     logs = torch.tensor(-RNG.random(batch.mask.shape), requires_grad=True)
     policy_loss(logs, batch.advantages, batch.mask, loss="grpo").backward()
     expected = np.zeros(batch.mask.shape)
@@ -159,13 +155,11 @@ def test_groups_that_teach_nothing_can_be_left_out_of_the_mean(tmp_path: Path, r
     lengths, advantages = [9, 2, 4, 1, 3, 3, 8, 5], torch.tensor([1.0, -1, 0.5, -0.5, 0, 0, 0, 0])
     whole = replace(batch_of(advantages, lengths), prompts=[[5, 6], [7]])
     alone = Batch([[5, 6]], whole.completions[:4], [0] * 4, advantages[:4], whole.mask[:4])
-    setting = recipe("grpo.group_size=4", "grpo.drop_equal_groups=true")
     gradients = []
     for batch, drop in ((whole, True), (alone, False), (whole, False)):
         trainer = make_trainer(tmp_path, batch_size=len(batch), group_size=4)
         trainer.objective = replace(trainer.objective, loss=replace(LOSSES.get("dapo"), reduction=reduction))
-        extensions = Extensions([DropEqualGroups(setting)] if drop else [])
-        trainer.begin_rollout_batch(extensions.batch(batch, trainer))
+        trainer.begin_rollout_batch(drop_equal_groups(batch, trainer, 4) if drop else batch)
         trainer.model.zero_grad()
         in_parts(trainer, trainer.model, trainer.share_of_step())
         gradients.append(torch.cat([p.grad.flatten() for p in trainer.model.parameters()]))
@@ -204,9 +198,9 @@ def test_masked_completions_have_no_gradient_and_are_counted() -> None:
     batch, now, kept = off_policy(0.5)
     assert kept.tolist() == [False, True, True, True] or not kept.all()
     metrics, objective = Metrics(), Objective(LOSSES.get("dapo"), group_centered)
-    extensions = Extensions([OffPolicyMask(recipe("grpo.off_policy_mask=0.5"))])
+    extensions = Extensions([Weights(recipe("grpo.off_policy_mask=0.5"))])
     weights = token_weights(batch.mask, "token-mean", like=now)
-    loss_of(LossInputs(now, None, batch, weights), objective, metrics, extensions).backward()
+    loss_of(LossInputs(now, None, batch, weights, metrics), objective, extensions).backward()
     assert now.grad is not None
     assert ((now.grad != 0).any(1).numpy() == kept).all()
     expected = -(batch.advantages * weights).detach() * torch.tensor(kept)[:, None]
@@ -216,13 +210,11 @@ def test_masked_completions_have_no_gradient_and_are_counted() -> None:
 
 def test_the_entropy_control_follows_the_target() -> None:
     entropies = [0.5, 0.19, 0.1, NAN, 0.2, 0.3, 0.3, 0.1]
-    control = EntropyControl(
-        recipe("grpo.entropy_control={target: 0.2, step: 0.01, start: 0.005, most: 0.03}")
-    )
+    control = Weights(recipe("grpo.entropy_control={target: 0.2, step: 0.01, start: 0.005, most: 0.03}"))
     coefficient, bonus, used = 0.005, 0.0, []
     for entropy in entropies:
         used.append((control.entropy_bonus, bonus))
-        control.updated({"entropy": entropy})
+        control.seen(Event("gradient", values={"entropy": entropy}))
         if entropy == entropy:
             coefficient = min(max(coefficient + (0.01 if entropy <= 0.2 else -0.01), 0.0), 0.03)
             bonus = coefficient if entropy <= 0.2 else 0.0

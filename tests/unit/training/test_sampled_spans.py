@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from algorist.config.load import load_recipe
-from algorist.extensions.sampler_correction import SamplerCorrection
+from algorist.extensions.weights import Weights
 from algorist.objectives import LOSSES
 from algorist.store.write import RolloutWriter, read_part, rows_of
 from algorist.training.batch import Batch
@@ -111,7 +111,7 @@ def test_the_loss_sees_sampled_tokens_only(loss: str, tmp_path: Path) -> None:
     )
     penalise(trainer, 0.05)
     bounds = "mode: token_truncate, high: 2"
-    correction = SamplerCorrection(load_recipe("smoke-cpu", [f"grpo.sampler_correction={{{bounds}}}"]).recipe)
+    correction = Weights(load_recipe("smoke-cpu", [f"grpo.sampler_correction={{{bounds}}}"]).recipe)
     correction.needs_old_log_probs = True
     trainer.extensions.parts.append(correction)
     trainer.log_probs.temperature = 1.0

@@ -12,7 +12,7 @@ from peft import LoraConfig, get_peft_model
 from trl import GRPOTrainer
 
 from algorist.config.load import load_recipe
-from algorist.extensions.sampler_correction import SamplerCorrection
+from algorist.extensions.weights import Weights
 from algorist.objectives import LOSSES
 from algorist.objectives.ratios import Correction
 from algorist.training.batch import Batch
@@ -105,7 +105,9 @@ def ours(
     trainer.model.train()
     trainer.model.zero_grad()
     trainer.tokens_per_step = float(inputs["num_items_in_batch"])
-    batch = trainer.extensions.batch(as_batch(inputs), trainer) if correct else as_batch(inputs)
+    batch = as_batch(inputs)
+    for extension in trainer.extensions if correct else ():
+        batch = extension.batch(batch, trainer)
     loss, metrics = in_parts(trainer, trainer.model, batch)
     return float(loss), gradient_of(trainer), metrics.values()
 
@@ -195,7 +197,7 @@ def test_a_sampler_that_differs_is_corrected(
     settle(trainers, "grpo")
     bounds = "low: 0.8, high: 1.3"
     low, high, spread = 0.8, 1.3, 0.08 if mode.startswith("sequence") else 0.2
-    correction = SamplerCorrection(
+    correction = Weights(
         load_recipe("smoke-cpu", [f"grpo.sampler_correction={{mode: {mode}, {bounds}}}"]).recipe
     )
     correction.needs_old_log_probs = True

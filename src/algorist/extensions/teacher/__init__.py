@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from algorist.training.batch import Batch
     from algorist.training.lm_head import AtHead, OfHead
     from algorist.training.metrics import Metrics
+    from algorist.training.objective import LossInputs
 
 WORDS: dict[str, str] = yaml.safe_load(Path(__file__).with_name("words.yaml").read_text(encoding="utf-8"))
 """What refusals, model and preview say."""
@@ -95,14 +96,13 @@ class Distillation(Extension):
         return refusals(self.recipe, plan)
 
     def preview(self, look: Any) -> dict[str, Any] | None:
-        from algorist.extensions.teacher.preview import preview
-
-        return preview(self.recipe, look)
-
-    def memory(self, model: Any, rows: int, width: int, tokens: int, *, loaded: bool) -> tuple[int, int]:
         from algorist.extensions.teacher.memory import taken
+        from algorist.extensions.teacher.preview import preview
+        from algorist.preflight.memory import PlannedStep
 
-        return taken(self.recipe, model, rows, width, tokens, loaded)
+        if isinstance(look, PlannedStep):
+            return {"bytes": taken(self.recipe, look)}
+        return preview(self.recipe, look)
 
     def open(self, run: Any) -> None:
         self.say = run.display.say
@@ -162,15 +162,16 @@ class Distillation(Extension):
 
         return compare
 
-    def term(self, log_probs: Tensor, batch: Batch, metrics: Metrics) -> Tensor | None:
+    def loss(self, part: LossInputs) -> None:
         """Add λ times the divergence (``full``, ``top_k``)."""
         if self.section.loss == "sampled":
-            return None
+            return
+        batch, metrics = part.batch, part.metrics
         value, of_target, agree = batch.extra[self.name].unbind(-1)
         metrics.add("teacher/divergence", value, batch.mask)
         metrics.add("teacher/same_token", agree, batch.mask)
-        count(log_probs.detach() - of_target.detach(), of_target, batch.mask, metrics)
-        return self.section.weight * value
+        count(part.inside.detach() - of_target.detach(), of_target, batch.mask, metrics)
+        part.terms.append(self.section.weight * value)
 
 
 def note(policy: Policy, name: str, value: float) -> None:

@@ -15,6 +15,7 @@ from algorist.extensions.teacher.model import PART_TOKENS, place_of
 from algorist.extensions.teacher.remote import remote_of
 from algorist.models.load import pick_device
 from algorist.models.precision import pick_precision
+from algorist.preflight.memory import PlannedStep
 from algorist.preflight.memory_advice import model_of_shapes
 from algorist.training.lm_head import CACHE_BYTES, CHUNK_ELEMENTS
 
@@ -26,12 +27,13 @@ WIDE, NARROW, HEAD, COPIES = 8, 22, 3, 4
 logits in the update: log-probs of both, their difference, the slope."""
 
 
-def taken(recipe: Any, student: Any, rows: int, width: int, tokens: int, loaded: bool) -> tuple[int, int]:
-    """Return the bytes in an update, and between sampling and update, on the student's device; see ``Extension.memory``."""
+def taken(recipe: Any, step: PlannedStep) -> tuple[int, int]:
+    """Return the bytes in an update, and between sampling and update, on the student's device."""
     section: TeacherSection = recipe.grpo.teacher
+    student, tokens = step.model, step.tokens
     device = pick_device(recipe.device)
-    width = student.config.get_text_config().hidden_size
-    size = pick_precision(recipe.model, device, trained=False, width=width).compute.itemsize
+    hidden = student.config.get_text_config().hidden_size
+    size = pick_precision(recipe.model, device, trained=False, width=hidden).compute.itemsize
     config, weights, remote = student.config, 0, remote_of(section) is not None
     if section.model != BASE and not remote:
         place = place_of(section.model)
@@ -40,7 +42,7 @@ def taken(recipe: Any, student: Any, rows: int, width: int, tokens: int, loaded:
         config = AutoConfig.from_pretrained(str(place), trust_remote_code=recipe.model.trust_remote_code)
         weights = _weights(config, section.quantization, size)
     text = config.get_text_config()
-    part = tokens if section.model == BASE else min(tokens, max(PART_TOKENS, width))
+    part = tokens if section.model == BASE else min(tokens, max(PART_TOKENS, step.width))
     forward = size * part * (WIDE * text.intermediate_size + NARROW * text.hidden_size)
     forward += 4 * HEAD * min(CHUNK_ELEMENTS, part * text.vocab_size)
     if remote or (device.type != "cpu" and section.device == "cpu"):
@@ -48,12 +50,12 @@ def taken(recipe: Any, student: Any, rows: int, width: int, tokens: int, loaded:
     numbers = logits = 0
     if section.loss != "sampled":
         of_token = text.hidden_size * size if section.loss == "full" else 8 + 8 * section.top_k
-        numbers, every = rows * width * of_token, tokens * text.vocab_size
+        numbers, every = step.rows * step.width * of_token, tokens * text.vocab_size
         logits = COPIES * 4 * min(CHUNK_ELEMENTS, every) + (4 * every if 4 * every <= CACHE_BYTES else 0)
         head = student.get_output_embeddings().weight
         # Its gradient from this loss alone, in float32, and the products' copy of it.
         logits += (4 + size) * head.numel() if head.requires_grad and size < 4 else 0
-    stays = 0 if loaded or section.device == "swap" else weights
+    stays = 0 if step.loaded or section.device == "swap" else weights
     comes = weights if section.device == "swap" else 0
     return stays + numbers + logits, stays + comes + numbers + forward
 

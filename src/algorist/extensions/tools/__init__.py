@@ -6,7 +6,7 @@ alike; here is what a training run adds: metrics, the end of a run whose tool fa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from algorist.extensions.tools.preview import preview
@@ -14,9 +14,7 @@ from algorist.extensions.tools.rules import RULES
 from algorist.extensions.tools.section import ToolKeys
 from algorist.extensions.tools.source import Tools
 from algorist.extensions.tools.watch import FailingBatches, turn_metrics, without_void
-from algorist.prompts import PromptFormat
-from algorist.training.extension import Extension, Sampled, Sampler, extension
-from algorist.types import Group
+from algorist.training.extension import Control, Event, Extension, Sampled, Sampler, extension
 
 
 @extension
@@ -29,24 +27,23 @@ class ToolUse(Extension):
         self.source = Tools(recipe.tools, recipe.environment)
         self.failing = FailingBatches()
 
-    def form(self, form: PromptFormat) -> PromptFormat:
-        return self.source.instructed(form)
-
     def check(self, plan: Any) -> Iterable[str]:
         self.source.check()
         return ()
 
-    def preview(self, look: Any) -> Mapping[str, Any]:
-        return preview(self.recipe, self.source, look)
+    def preview(self, look: Any) -> Mapping[str, Any] | None:
+        return preview(self.recipe, self.source, look) if hasattr(look, "groups") else None
 
     def groups(self, sampled: Sampled, sampler: Sampler) -> None:
         if self.recipe.tools is not None and self.recipe.tools.drop_void:
             sampled.groups = without_void(sampled.groups)
 
-    def sampled(self, groups: Sequence[Group]) -> Mapping[str, float]:
+    def seen(self, event: Event) -> Control | None:
+        if event.kind != "sampled":
+            return None
         if self.recipe.tools is not None:
-            self.failing.see(groups, self.recipe.tools.fail_steps)
-        return turn_metrics(groups)
+            self.failing.see(event.groups, self.recipe.tools.fail_steps)
+        return Control(metrics=turn_metrics(event.groups))
 
     def state_dict(self) -> dict[str, Any]:
         return {"failing": self.failing.counts}

@@ -123,18 +123,27 @@ class Tools:
 
 
 @TURN_SOURCES.register("tools")
-def source_of(settings: Mapping[str, Any], trusted: bool) -> Tools:
-    """Return the tools of settings; code that they name is run only for those that are trusted.
+class _Sources:
+    @staticmethod
+    def of_recipe(recipe: Any) -> Tools | None:
+        """Make the tools and the environment of a recipe."""
+        if recipe.tools is None and recipe.environment is None:
+            return None
+        return Tools(recipe.tools, recipe.environment)
 
-    Raises:
-        ConfigError: A key that ``tools`` does not have, or a wrong value.
-    """
-    try:
-        section = ToolsSection.model_validate(settings["tools"]) if "tools" in settings else None
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(f"tools.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-    environment = settings.get("environment")
-    code = [name for name in (section.use if section else []) if name not in TOOLS and not trusted]
-    code += [environment] if environment and not trusted else []
-    return Tools(section, environment, foreign=", ".join(code))
+    @staticmethod
+    def of_settings(settings: Mapping[str, Any], trusted: bool) -> Tools:
+        """Make the tools of settings; code that they name is run only for those that are trusted.
+
+        Raises:
+            ConfigError: A key that ``tools`` does not have, or a wrong value.
+        """
+        try:
+            section = ToolsSection.model_validate(settings["tools"]) if "tools" in settings else None
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ConfigError(f"tools.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        environment = settings.get("environment")
+        code = [name for name in (section.use if section else []) if name not in TOOLS and not trusted]
+        code += [environment] if environment and not trusted else []
+        return Tools(section, environment, foreign=", ".join(code))

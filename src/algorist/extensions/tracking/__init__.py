@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -61,15 +62,13 @@ class Tracking(Extension):
         check_trackers(self.recipe.report_to, self.recipe.tracking)
         return ()
 
-    def open(self, run: Any) -> None:
+    def open(self, run: Any) -> Callable[[], None] | None:
         from algorist.extensions.tracking.trackers import open_trackers
 
-        if run.processes.main:
-            self.trackers = open_trackers(self.recipe, run.folder.path, run.display.say)
-
-    def close(self) -> None:
-        if self.trackers is not None:
-            self.trackers.finish()
+        if not run.processes.main:
+            return None
+        self.trackers = open_trackers(self.recipe, run.folder.path, run.display.say)
+        return self.trackers.finish
 
     def seen(self, event: Event) -> Control | None:
         if self.trackers is None:
