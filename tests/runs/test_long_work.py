@@ -69,6 +69,11 @@ def test_samples_subjects_and_leftovers(tmp_path: Path, capsys: pytest.CaptureFi
     run_recipe(recipe, display=Lines(), resume=True)
     assert not left.exists()
     said = capsys.readouterr().err
-    assert "grpo begins" in said and "sample at step 1: reward 0.000, " in said and " · gold: " in said
+    assert (
+        "grpo begins" in said
+        and "sample at step 1: reward 0.000, " in said
+        and " · gold: " in said
+        and " · answer: " in said
+    )
     subjects = json.loads((tmp_path / "r" / "eval" / "grpo.json").read_text())["subjects"]
     assert set(subjects) == {"odd", "even"} and subjects["odd"]["greedy_accuracy"]["n"] == 12

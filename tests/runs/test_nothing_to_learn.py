@@ -71,3 +71,10 @@ def test_a_run_that_ended_in_sft_is_not_healthy(tmp_path: Path, diagnose: Any) -
     code, out = diagnose(tmp_path / "r")
     assert code == 0 and "GRPO has not begun" in out and "nothing is wrong in SFT" in out
     assert json.loads(diagnose(tmp_path / "r", "--json")[1])["healthy"] is None
+    lines = (tmp_path / "r/metrics.jsonl").read_text().splitlines()
+    grpo = [json.dumps(json.loads(line) | {"stage": "grpo"}) for line in lines]
+    (tmp_path / "r/metrics.jsonl").write_text(
+        "\n".join([*lines, *grpo]) + "\n"
+    )  # rollouts are stored in blocks
+    _, out = diagnose(tmp_path / "r")
+    assert "GRPO has not begun" not in out and "the first rollouts of GRPO are not stored yet" in out

@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from algorist.config import load_recipe
 from tests.conftest import Cli
 from tests.tiny import tiny_policy
 
@@ -189,3 +190,50 @@ def test_the_card_names_settings_of_generation_that_nobody_used(
     assert "sets `repetition_penalty=1.8`, `top_k=2`. Neither training nor evaluation used them" in " ".join(
         card.split()
     )
+
+
+def test_problems_that_fill_no_rollout_batch_are_named(model: Path, tmp_path: Path, call: Cli) -> None:
+    train, sft = rows_of(tmp_path, "1 + 1?", count=5)
+    settings = (f"model.name={model}", train, sft, "sft.max_steps=1", "eval.enabled=false", "device=cpu")
+    once = call("run", "smoke-cpu", *settings, "grpo.max_steps=null", "grpo.epochs=1")
+    assert once.returncode == 0, said(once)
+    assert "1 of 5 problems fill no rollout batch of 4 and are not trained on" in said(once)
+    twice = call("run", "smoke-cpu", *settings, "grpo.max_steps=null", "grpo.epochs=2", "run_name=twice")
+    assert "rollout batch of" not in said(twice)
+
+
+def test_sft_steps_are_planned_without_what_the_run_leaves_out(
+    model: Path, tmp_path: Path, call: Cli
+) -> None:
+    lines = [
+        {"question": f"1 + {n}?", "answer": "2", "solution": "so " * (300 if n % 2 else 1)} for n in range(24)
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    data = [f"data.{part}={{name: local, path: {tmp_path}/rows.jsonl}}" for part in ("train", "sft")]
+    settings = (f"model.name={model}", *data, "sft.max_steps=null", "sft.epochs=1", "sft.batch_size=2")
+    settings = (*settings, "sft.max_length=256", "eval.enabled=false", "device=cpu", "threads=1")
+    look = call("preflight", "smoke-cpu", *settings, "--no-trial", "--json")
+    planned = json.loads(look.stdout)["batch"]["sft"]
+    run = call("run", "smoke-cpu", *settings, "--only", "sft", "run_name=r")
+    assert "12 of 24 demonstrations are longer" in said(run)
+    steps = [json.loads(line) for line in Path("runs/r/metrics.jsonl").read_text().splitlines()]
+    assert planned["steps"] == max(line["step"] for line in steps if line["stage"] == "sft")
+
+
+def test_a_folder_of_both_splits_is_named_once(tmp_path: Path) -> None:
+    folder = tmp_path / "gsm8k"
+    folder.mkdir()
+    for split in ("train", "test"):
+        rows = ({"question": f"1+{n}?", "answer": f"#### {1 + n}"} for n in range(20))
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = f"data.train.path={folder}"
+    data = load_recipe("oneshot-gsm8k", [settings]).recipe.data
+    assert data.eval.path == data.train.path == str(folder)
+    for other in (f"data.train.path={folder}/train.jsonl", "data.eval.name=math", "data.eval.hub=me/mine"):
+        assert load_recipe("oneshot-gsm8k", [settings, other]).recipe.data.eval.path is None
+
+
+@pytest.mark.parametrize("key", ["eval.limit", "data.eval.params.limit"])
+def test_a_limit_in_the_wrong_place_is_answered_with_the_right_one(key: str, call: Cli) -> None:
+    run = call("run", "smoke-cpu", f"{key}=10")
+    assert run.returncode == 2 and "data.eval.limit" in run.stderr and "data.train" not in run.stderr

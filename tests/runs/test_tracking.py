@@ -456,6 +456,22 @@ class Closed(Quiet):
         raise BrokenPipeError("closed")
 
 
+@pytest.mark.skipif("mlflow" not in INSTALLED, reason="mlflow is not installed")
+def test_a_run_that_fails_is_no_finished_one_in_mlflow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow import MlflowClient
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    settings = ["report_to=mlflow", "eval.enabled=false", "device=cpu", "threads=1", f"output_dir={tmp_path}"]
+    with pytest.raises(BrokenPipeError):
+        run_recipe(load_recipe("smoke-cpu", settings).recipe, display=Closed())
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    (run,) = client.search_runs([e.experiment_id for e in client.search_experiments()])
+    assert run.info.status == "FAILED"
+
+
 @pytest.mark.skipif("wandb" not in INSTALLED, reason="wandb is not installed")
 def test_a_run_that_fails_is_no_finished_one_in_wandb(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -36,6 +36,8 @@ def ours_for(name: str, section: str = "", keys: Iterable[str] = ()) -> str:
     key = other_names().get(name.lstrip("-").replace("-", "_"))
     if key is None:
         return ""
+    if section.partition(".")[0] == "eval":
+        key = key.replace("data.train.", "data.eval.")
     home, _, last = key.rpartition(".")
     if section and last in keys and "." not in home:
         key = f"{section}.{last}"

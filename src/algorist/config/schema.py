@@ -145,6 +145,19 @@ class DataSection(Section):
             return values
         return {**values, "sft": {**train, **sft}}
 
+    @model_validator(mode="after")
+    def _one_folder(self) -> DataSection:
+        """Read held-out problems where those of training are: one adapter, a folder that holds both splits."""
+        train, held_out = self.train, self.eval
+        if (
+            train.path
+            and not (held_out.path or held_out.hub)
+            and train.name == held_out.name
+            and Path(train.path).expanduser().is_dir()
+        ):
+            self.eval = held_out.model_copy(update={"path": train.path})
+        return self
+
 
 class PromptSection(Section):
     """How a problem becomes a prompt."""

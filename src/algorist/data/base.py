@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeVar, get_args, get_ty
 
 from pydantic import BaseModel, Field, ValidationError, create_model
 
+from algorist.config.schema import DatasetSection
 from algorist.errors import DataError, check_known, nearest
 from algorist.types import Problem
 from algorist_grader.registry import Registry
@@ -121,7 +122,8 @@ def draw_distinct(
 def refuse_unknown(params: Iterable[str], valid: Collection[str], where: str) -> None:
     """Raise DataError for the first key of ``params`` that is not among ``valid``."""
     for key in params:
-        check_known(key, valid, f"{where}: data.….params has the key '{key}'", kind=DataError)
+        beside = f"; data.….{key} is beside params" if key in DatasetSection.model_fields else ""
+        check_known(key, valid, f"{where}: data.….params has the key '{key}'{beside}", kind=DataError)
 
 
 def id_of(question: str) -> str:

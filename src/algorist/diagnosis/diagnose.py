@@ -44,6 +44,8 @@ def too_little(signals: Signals) -> str:
     lines = sum(len(lines) for lines in signals.lines.values())
     if lines < MIN_STEPS and not signals.batches:
         return f"fewer than {MIN_STEPS} steps were logged"
+    if not signals.batches and signals.lines.get("grpo"):
+        return "the first rollouts of GRPO are not stored yet"
     if not signals.batches:
         return "GRPO has not begun; nothing is wrong in SFT" if signals.settings.get("grpo.enabled") else ""
     change = signals.weights.get("grpo")

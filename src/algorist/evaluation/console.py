@@ -216,7 +216,7 @@ class RolloutNotes:
             row = self._latest
             self.say(
                 f"sample at step {step}: reward {row['reward']:.3f}, {row['reason']} · question: {one_line(str(row['question']), 200)}"
-                f" · gold: {row['gold']} · completion: {one_line(str(row['completion']), 400)}"
+                f" · gold: {row['gold']} · answer: {one_line(str(row['extracted']), 80)} · completion: {one_line(str(row['completion']), 400)}"
             )
         return ends
 

@@ -151,7 +151,7 @@ def make_policy(
 def load_policy(
     path: str | Path,
     *,
-    device: torch.device,
+    device: torch.device | str,
     dtype: torch.dtype | None = None,
     trainable: bool = False,
     like: ModelSection | None = None,
@@ -171,6 +171,7 @@ def load_policy(
     Raises:
         CheckpointError: The folder holds neither a model nor an adapter, or no tokenizer.
     """
+    device = torch.device(device)
     _set_up(device)
     folder, of_run = Path(path), {"dtype", "compute_dtype", "attn_implementation", "trust_remote_code"}
     is_adapter = (folder / "adapter_config.json").is_file()

@@ -185,9 +185,10 @@ def before_run(run: Run) -> Preflight | None:
     plan, recipe = run.plan, run.recipe
     policy = run.loaded()  # which leaves out problems that do not fit it
     data = Problems(run.train, run.sft, run.held_out)
-    batch = batch_arithmetic(recipe, len(data.train), len(data.sft))
-    result = Preflight({s: batch[s] for s in batch if plan.trains(s)}, memory_limit=memory_limit())
+    result = Preflight(memory_limit=memory_limit())
     look = _Inspection(replace(plan, problems=data), policy, result, run.display, sft=plan.trains("sft"))
+    batch = batch_arithmetic(recipe, len(data.train), look.sizes.sft)
+    result.batch = {stage: batch[stage] for stage in batch if plan.trains(stage)}
     if not might_last(recipe, policy.model, look.sizes, result.batch, LONG_S):
         return None
     look.figures()
@@ -217,7 +218,7 @@ class _Inspection:
     def read(self) -> bool:
         """Read the data; say whether the model can compute its prompts."""
         recipe, data, form, result = self.plan.recipe, self.plan.problems, self.plan.form, self.result
-        result.batch = batch_arithmetic(recipe, len(data.train), len(data.sft))
+        result.batch = batch_arithmetic(recipe, len(data.train), self.sizes.sft)
         if not self.sft:
             result.batch.pop("sft", None)
         result.prompts = prompt_lengths(recipe, data.train, self.policy, form)

@@ -60,7 +60,7 @@ class Sizes:
     """Counts and tokens that the time of a recipe follows from.
 
     Attributes:
-        train, sft, held_out: Problems.
+        train, sft, held_out: Problems; of SFT those whose demonstrations fit.
         prompt: Mean tokens of a prompt.
         longest_prompt: Of those looked at.
         demonstration: Mean tokens of what a demonstration adds to its prompt; 0 without SFT.
@@ -85,15 +85,18 @@ class Sizes:
     ) -> Sizes:
         """Return the sizes of a recipe's problems; without ``sft`` that stage is done."""
         prompts = [len(encode_prompt(form, policy.tokenizer, p.question)) for p in _some(problems.train)]
-        limit, lengths = recipe.grpo.max_completion_tokens, []
+        limit, lengths, fitting = recipe.grpo.max_completion_tokens, [], len(problems.sft)
         if sft:
-            from algorist.training.sft import demonstrations
+            from algorist.training.sft import demonstrations, tokenize_demonstrations
 
-            demos = demonstrations(_some(problems.sft), form, policy.tokenizer, recipe.sft.source)
-            lengths = [len(policy.tokenizer(demo.completion)["input_ids"]) + 1 for demo in demos]
+            some = _some(problems.sft)
+            demos = demonstrations(some, form, policy.tokenizer, recipe.sft.source)
+            rows, _ = tokenize_demonstrations(demos, policy.tokenizer, max_length=recipe.sft.max_length)
+            lengths = [sum(label != -100 for label in row["labels"]) for row in rows]
+            fitting = round(fitting * len(rows) / max(1, len(some)))
         return cls(
             len(problems.train),
-            len(problems.sft),
+            fitting,
             len(problems.held_out),
             mean(prompts or [0]),
             max(prompts, default=0),

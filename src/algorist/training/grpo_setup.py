@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,6 +22,8 @@ from algorist.rollouts.base import RolloutEngine, SamplingParams
 from algorist.training.extension import Extensions
 from algorist.training.grpo import AlgoristGRPOTrainer, OnRollouts
 from algorist.types import Problem
+
+log = logging.getLogger("algorist.training.grpo_setup")
 
 
 def sampling_params(section: GRPOSection, seed: int) -> SamplingParams:
@@ -119,6 +122,14 @@ def make_grpo_trainer(
         ConfigError: Fewer problems than one step needs, or a setting that is unknown or not possible.
     """
     check_enough_problems(len(problems), section)
+    left = len(problems) % (batch := section.rows * section.processes // section.group_size)
+    if section.epochs <= 1 and not section.max_steps and left * 100 >= len(problems):
+        log.warning(
+            "%d of %d problems fill no rollout batch of %d and are not trained on; grpo.epochs=2 trains on all, in another order each",
+            left,
+            len(problems),
+            batch,
+        )
     check_rewards(section, rewards)
     weights = dict(zip(rewards.names, rewards.weights, strict=True))
     objective = replace(objective_of(section), reward_weights=weights)

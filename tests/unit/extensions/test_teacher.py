@@ -300,7 +300,7 @@ def test_a_continued_run_is_the_uninterrupted_one(tmp_path: Path, loss: str) -> 
     from tests.runs.test_checkpoint import _restart, checkpoints, cut_back, run, same
 
     first = run(tmp_path / "sft", "grpo.enabled=false")
-    policy = load_policy(first / "sft" / "final", device=torch.device("cpu"))
+    policy = load_policy(first / "sft" / "final", device="cpu")
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.mul_(1.05)

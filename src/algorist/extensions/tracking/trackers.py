@@ -170,9 +170,12 @@ class WandbTracker(Tracker):
 
     def finish(self) -> None:
         """Finish the run and wait until everything is sent."""
-        self._run.finish(
-            exit_code=int(sys.exc_info()[0] is not None)
-        )  # called while the run's end is handled
+        self._run.finish(exit_code=int(failing()))
+
+
+def failing() -> bool:
+    """Say whether the run ends by an exception: trackers are finished while it is handled."""
+    return sys.exc_info()[0] is not None
 
 
 class TrackioTracker(Tracker):
@@ -229,7 +232,7 @@ class MlflowTracker(Tracker):
         self._mlflow.log_metrics({_mlflow_name(name): value for name, value in _final(values).items()})
 
     def finish(self) -> None:
-        self._mlflow.end_run()
+        self._mlflow.end_run("FAILED" if failing() else "FINISHED")
 
 
 TRACKERS: dict[str, Callable[[RunIdentity], Tracker]] = {
