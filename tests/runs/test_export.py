@@ -13,7 +13,6 @@ import torch
 import yaml
 from typer.testing import CliRunner
 
-from algorist.cli.export_command import app
 from algorist.cli.run_command import tracking_and_hub
 from algorist.config.explain import to_yaml
 from algorist.config.load import load_recipe
@@ -21,6 +20,7 @@ from algorist.config.schema import Recipe
 from algorist.config.section import ModelSection, TinySection
 from algorist.errors import CheckpointError, ConfigError
 from algorist.extensions.model_folder.card import model_card
+from algorist.extensions.model_folder.export_command import app
 from algorist.extensions.model_folder.write import export
 from algorist.models.load import load_policy, make_policy
 from algorist.prompts import get_format

@@ -18,8 +18,8 @@ from algorist.training.extension import Extension
 
 SOURCE = Path(algorist.__file__).parent
 PARTS = sorted(p.name for p in (SOURCE / "extensions").iterdir() if p.name[0] not in "_.")
-NOT_CORE = {"extensions", "cli", "recipes"}
-"""Who names extensions: themselves, verbs and recipes."""
+NOT_CORE = {"extensions", "recipes"}
+"""Who names extensions: themselves and recipes."""
 WORDS = {
     "best",
     "live",
@@ -40,6 +40,9 @@ EXCEPTIONS = {
     "data/load.py": "the key hub of a dataset is its name there",
     "data/adapters.py": "unsloth is who published the dataset",
     "diagnosis/rules.py": "a rule proposes whichever key of the recipe cures a fault",
+    "cli/diagnose_command.py": "doctor says whether the engine vllm can be used",
+    "cli/main.py": "which allocator the engine vllm bears",
+    "runs/endpoint.py": "which command starts a server",
     "diagnosis/environment.py": "which releases of foreign packages fit each other",
     "evaluation/protocols.py": "where a protocol comes from: lm_eval/tasks",
     "store/run_folder.py": "the packages whose versions a run records",
@@ -106,6 +109,8 @@ def test_the_seam_has_few_hooks_and_each_is_called_and_explained() -> None:
 
 
 TOGETHER = {
+    ("model_folder", "hub"): "export uploads it",
+    ("model_folder", "gguf"): "export writes it for llama.cpp",
     ("iterate", "model_folder"): "a round's model is exported as one that is given away",
     ("hub", "model_folder"): "it is what is uploaded",
     ("full_python", "toolbox"): "it is one of the tools",
@@ -171,16 +176,40 @@ def test_an_extension_that_others_build_on_can_be_deleted_alone(part: str, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("verb", "part"), [("export", "hub"), ("iterate", "iterate")])
+@pytest.mark.parametrize(("verb", "part"), [("export", "hub"), ("iterate", "iterate"), ("serve", "serve")])
 def test_a_verb_of_a_deleted_extension_says_so(verb: str, part: str, tmp_path: Path) -> None:
-    words = {"export": ["--to", "x"], "iterate": []}[verb]
-    model = {"export": str(SOURCE), "iterate": "smoke-cpu"}[verb]
+    words = {"export": ["--to", "x"], "iterate": [], "serve": []}[verb]
+    model = {"export": str(SOURCE), "iterate": "smoke-cpu", "serve": "x"}[verb]
     code = f"import sys; sys.argv = ['algorist', {verb!r}, {model!r}, *{words}]; from algorist.cli.main import main; main()"
     done = without([part], tmp_path, "-c", code)
     assert done.returncode == 2, done.stderr
-    assert f"error: this installation is without the extension '{part}'" in done.stderr
+    of_itself = f"error: no verb '{verb}'." in done.stderr
+    assert of_itself == (verb == part), done.stderr
+    assert of_itself or f"error: this installation is without the extension '{part}'" in done.stderr
 
 
 def test_the_package_is_imported_without_the_extension_that_gives_it_names(tmp_path: Path) -> None:
     code = "import algorist; print(hasattr(algorist, 'compute_entropy'), hasattr(algorist, 'load_recipe'))"
     assert without(["toolkit"], tmp_path, "-c", code).stdout == "False True\n"
+
+
+def test_an_installed_extension_brings_its_verb(tmp_path: Path) -> None:
+    """``VERB_command.py`` in the package that an entry point names is a verb; nothing is imported to find it."""
+    package = tmp_path / "mine"
+    package.mkdir()
+    (package / "__init__.py").write_text("import sys\nprint('imported')\n")
+    (package / "hello_command.py").write_text(
+        '"""Say hello."""\nimport typer\napp = typer.Typer()\n@app.command()\ndef hello(): print("hello from mine")\n'
+    )
+    info = tmp_path / "mine-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[algorist.extensions]\nmine = mine\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+
+    def call(*words: str) -> str:
+        command = [sys.executable, "-m", "algorist.cli.main", *words]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+    assert "  hello       Say hello.\n" in (text := call("--help")) and "imported" not in text
+    assert call("hello") == "imported\nhello from mine\n"

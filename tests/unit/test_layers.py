@@ -18,8 +18,8 @@ Node = TypeVar("Node", bound=ast.AST)
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE, GRADER = ROOT / "src" / "algorist", ROOT / "packages/grader/src/algorist_grader"
 ROWS = [
-    {"cli"},
     {"extensions"},
+    {"cli"},
     {"preflight"},
     {"runs"},
     {"report"},

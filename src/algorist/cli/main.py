@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import inspect
 import os
 import platform
 import signal
@@ -17,14 +18,13 @@ from typing import Any
 from algorist import __version__
 from algorist.cli.verbs import COMPLETE, VERBS, app_of
 
-WITH_RECIPE = ("preflight", "run", "iterate")
-"""Verbs that take a recipe and settings."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C; typer returns it in place of the exception."""
 _AFTER_CTRL_C = {
-    **dict.fromkeys(("run", "iterate"), " before anything was done; give the command again"),
-    "eval": "; give the same command again to continue",
+    "resume": " before anything was done; give the command again",
+    "again": "; give the same command again to continue",
 }
+"""What follows where a verb has such an option."""
 
 
 def main() -> None:
@@ -127,8 +127,11 @@ def _call(arguments: list[str], debug: bool) -> int:
         return 2
     from algorist.cli.terminal import as_typed, program, say
 
+    takes: set[str] = set()
     try:
         app = app_of(verb)
+        if len(app.registered_commands) == 1:
+            takes = {*inspect.signature(app.registered_commands[0].callback).parameters}
         for help_of in (app.info, *app.registered_commands):
             help_of.epilog = as_typed(help_of.epilog or "").replace(" · ", "\n\n")  # a line each
         result = app(arguments[1:], prog_name=f"{program()} {verb}", standalone_mode=False)
@@ -136,7 +139,8 @@ def _call(arguments: list[str], debug: bool) -> int:
             raise KeyboardInterrupt
         return result if isinstance(result, int) else 0
     except (KeyboardInterrupt, Abort):
-        say(f"stopped{_AFTER_CTRL_C.get(verb, '')}", stderr=True)
+        after = next((text for name, text in _AFTER_CTRL_C.items() if name in takes), "")
+        say(f"stopped{after}", stderr=True)
         return INTERRUPTED
     except Stopped as stopped:
         if str(stopped):
@@ -150,7 +154,7 @@ def _call(arguments: list[str], debug: bool) -> int:
         return _tell(error)
     except Exception as error:
         if hasattr(error, "show") and hasattr(error, "exit_code"):  # a usage error of the command line
-            ours = _ours_for(arguments, error) if verb in WITH_RECIPE else ""
+            ours = _ours_for(arguments, error) if takes >= {"recipe", "overrides"} else ""
             if hasattr(error, "message"):
                 error.message = _shown(str(error.message))
             if ours:

@@ -7,7 +7,7 @@ answer block after the reasoning, never from inside it; two different answers ar
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from types import NoneType
 from typing import Any, Literal, Protocol
@@ -73,14 +73,17 @@ class TurnSource(Protocol):
         """Return what a model's card says of it, as Markdown."""
 
 
-class TurnSources(Protocol):
-    """A kind of turn sources, made from a recipe or from what a model carries."""
+@dataclass(frozen=True)
+class TurnSources:
+    """A kind of turn sources.
 
-    def of_recipe(self, recipe: Any) -> TurnSource | None:
-        """Make the source that a recipe asks for; None where it asks for none."""
+    Attributes:
+        of_recipe: Makes the source that a recipe asks for; None where it asks for none.
+        of_settings: Makes a source from its settings, whose code is run only where they are trusted (the second argument).
+    """
 
-    def of_settings(self, settings: Mapping[str, Any], trusted: bool) -> TurnSource:
-        """Make a source from its settings, whose code is run only where they are ``trusted``."""
+    of_recipe: Callable[[Any], TurnSource | None]
+    of_settings: Callable[[Mapping[str, Any], bool], TurnSource]
 
 
 TURN_SOURCES: Registry[TurnSources] = Registry("turn source")

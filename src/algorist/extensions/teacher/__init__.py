@@ -98,11 +98,8 @@ class Distillation(Extension):
     def preview(self, look: Any) -> dict[str, Any] | None:
         from algorist.extensions.teacher.memory import taken
         from algorist.extensions.teacher.preview import preview
-        from algorist.preflight.memory import PlannedStep
 
-        if isinstance(look, PlannedStep):
-            return {"bytes": taken(self.recipe, look)}
-        return preview(self.recipe, look)
+        return preview(self.recipe, look) if hasattr(look, "groups") else {"bytes": taken(self.recipe, look)}
 
     def open(self, run: Any) -> None:
         self.say = run.display.say
@@ -166,11 +163,11 @@ class Distillation(Extension):
         """Add λ times the divergence (``full``, ``top_k``)."""
         if self.section.loss == "sampled":
             return
-        batch, metrics = part.batch, part.metrics
-        value, of_target, agree = batch.extra[self.name].unbind(-1)
-        metrics.add("teacher/divergence", value, batch.mask)
-        metrics.add("teacher/same_token", agree, batch.mask)
-        count(part.inside.detach() - of_target.detach(), of_target, batch.mask, metrics)
+        mask, metrics = part.batch.mask, part.metrics
+        value, of_target, agree = part.batch.extra[self.name].unbind(-1)
+        metrics.add("teacher/divergence", value, mask)
+        metrics.add("teacher/same_token", agree, mask)
+        count(part.inside.detach() - of_target.detach(), of_target, mask, metrics)
         part.terms.append(self.section.weight * value)
 
 

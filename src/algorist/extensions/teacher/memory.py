@@ -15,7 +15,6 @@ from algorist.extensions.teacher.model import PART_TOKENS, place_of
 from algorist.extensions.teacher.remote import remote_of
 from algorist.models.load import pick_device
 from algorist.models.precision import pick_precision
-from algorist.preflight.memory import PlannedStep
 from algorist.preflight.memory_advice import model_of_shapes
 from algorist.training.lm_head import CACHE_BYTES, CHUNK_ELEMENTS
 
@@ -27,8 +26,8 @@ WIDE, NARROW, HEAD, COPIES = 8, 22, 3, 4
 logits in the update: log-probs of both, their difference, the slope."""
 
 
-def taken(recipe: Any, step: PlannedStep) -> tuple[int, int]:
-    """Return the bytes in an update, and between sampling and update, on the student's device."""
+def taken(recipe: Any, step: Any) -> tuple[int, int]:
+    """Return the bytes of a ``preflight.memory.PlannedStep`` in an update, and between sampling and update, on the student's device."""
     section: TeacherSection = recipe.grpo.teacher
     student, tokens = step.model, step.tokens
     device = pick_device(recipe.device)

@@ -16,7 +16,7 @@ from algorist.extensions.toolbox.user import UserEnvironment
 from algorist.extensions.tools.formats import CallFormat, schema_of
 from algorist.extensions.tools.replies import Replies
 from algorist.extensions.tools.section import ToolsSection
-from algorist.prompts.base import TURN_SOURCES, PromptFormat
+from algorist.prompts.base import TURN_SOURCES, PromptFormat, TurnSources
 from algorist.types import Problem
 
 
@@ -122,28 +122,26 @@ class Tools:
         ]
 
 
-@TURN_SOURCES.register("tools")
-class _Sources:
-    @staticmethod
-    def of_recipe(recipe: Any) -> Tools | None:
-        """Make the tools and the environment of a recipe."""
-        if recipe.tools is None and recipe.environment is None:
-            return None
-        return Tools(recipe.tools, recipe.environment)
+def of_recipe(recipe: Any) -> Tools | None:
+    """Make the tools and the environment of a recipe."""
+    return Tools(recipe.tools, recipe.environment) if recipe.tools or recipe.environment else None
 
-    @staticmethod
-    def of_settings(settings: Mapping[str, Any], trusted: bool) -> Tools:
-        """Make the tools of settings; code that they name is run only for those that are trusted.
 
-        Raises:
-            ConfigError: A key that ``tools`` does not have, or a wrong value.
-        """
-        try:
-            section = ToolsSection.model_validate(settings["tools"]) if "tools" in settings else None
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise ConfigError(f"tools.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-        environment = settings.get("environment")
-        code = [name for name in (section.use if section else []) if name not in TOOLS and not trusted]
-        code += [environment] if environment and not trusted else []
-        return Tools(section, environment, foreign=", ".join(code))
+def of_settings(settings: Mapping[str, Any], trusted: bool) -> Tools:
+    """Make the tools of settings; code that they name is run only for those that are trusted.
+
+    Raises:
+        ConfigError: A key that ``tools`` does not have, or a wrong value.
+    """
+    try:
+        section = ToolsSection.model_validate(settings["tools"]) if "tools" in settings else None
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"tools.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    environment = settings.get("environment")
+    code = [name for name in (section.use if section else []) if name not in TOOLS and not trusted]
+    code += [environment] if environment and not trusted else []
+    return Tools(section, environment, foreign=", ".join(code))
+
+
+TURN_SOURCES.register("tools")(TurnSources(of_recipe, of_settings))

@@ -1,4 +1,4 @@
-"""``algorist iterate RECIPE``: expert iteration."""
+"""Expert iteration: sample, keep what is right, SFT on it, again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``algorist serve MODEL``."""
+"""Serve a model with OpenAI-compatible endpoints."""
 
 from __future__ import annotations
 

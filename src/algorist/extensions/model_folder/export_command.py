@@ -1,4 +1,4 @@
-"""``algorist export RUN_OR_MODEL --to FOLDER | --push-to-hub OWNER/NAME | --gguf TYPE …``."""
+"""Write a model for others: merged, a card, GGUF files, upload."""
 
 from __future__ import annotations
 

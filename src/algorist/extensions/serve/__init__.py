@@ -1,0 +1,1 @@
+"""A server for a model, with OpenAI-compatible endpoints (``algorist serve``)."""
