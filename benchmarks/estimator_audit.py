@@ -418,7 +418,7 @@ What an advantage, an average over tokens and a loss optimise together, computed
 
 A policy over two tokens has three completions and two problems with pass rates {NOW.pass_rates[0]:.1f} and \
 {NOW.pass_rates[1]:.1f}. All groups are
-enumerated in float64 with the functions that train, so these are expectations, not samples.
+enumerated in float64 with the functions that train: expectations, not samples.
 
 - **Bias**: angle between the expected step and the gradient of the pass rate. A ✓ says that the expected step is the
   gradient of the objective named.
@@ -444,7 +444,7 @@ bad the longer it is.
 
 ## Losses, off policy
 
-On policy all {len(list(LOSSES))} losses have the same expected step, to 12 digits over {combinations} pairs of advantage and average. Here the
+On policy all {len(list(LOSSES))} losses have the same expected step (12 digits, {combinations} pairs of advantage and average). Here the
 logits moved by 0.4 (ratios {ratios.min():.2f} to {ratios.max():.2f}), with `leave_one_out` and each loss's own clip.
 """.split("\n")
     lines += [

@@ -26,8 +26,8 @@ from algorist.diagnosis.settings import Settings
 from algorist.errors import AlgoristError, ConfigError, DataError
 from algorist.report.build import build_report
 from algorist.runs.asking import recipe_format
-from algorist.runs.draft import check_names
-from algorist.runs.pass_rates import table_path, with_pass_rates
+from algorist.runs.draft import Draft, check_names
+from algorist.runs.pass_rates import with_pass_rates
 from algorist.runs.pipeline import run_recipe
 from algorist.runs.rate import rate
 
@@ -415,7 +415,7 @@ def test_rated_problems_are_filtered_and_a_killed_rating_continues(runs: Runs, t
         rate(again, samples=4, model=runs.model, on_progress=stop)
     progress = next((tmp_path / "again" / "pass_rates").glob("*.progress.jsonl"))
     before = progress.read_text().splitlines()
-    assert len(before) == 3 and not table_path(again, recipe_format(again), runs.model).exists()
+    assert len(before) == 3 and not [*progress.parent.glob("*.json")]
     path = rate(again, samples=4, model=runs.model)
     assert read_table(path) == whole and not progress.exists()
     moved: list[float] = []
@@ -433,9 +433,8 @@ def test_rated_problems_are_filtered_and_a_killed_rating_continues(runs: Runs, t
     )
     assert len(Problems.load(with_sft).sft) > len(chosen.train), "demonstrations are not filtered"
     of_model = recipe(tmp_path / "again", f"model.name={runs.model}", "data.train.pass_rate=[0,0.1]")
-    form = recipe_format(of_model)
-    filtered = with_pass_rates(of_model, form)
-    assert filtered.data.train.pass_rates == str(table_path(filtered, form)), "found by model and protocol"
+    drafted = Draft.of(of_model, in_folder=False)
+    assert drafted.recipe.data.train.pass_rates == str(path), "found by model and protocol"
     with pytest.raises(DataError, match=r"0 of \d+ problems of 'local' lie within 0.9 and 0.95"):
         Problems.load(recipe(tmp_path, *named, "data.train.pass_rate=[0.9,0.95]"))
 

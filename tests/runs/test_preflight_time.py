@@ -181,7 +181,9 @@ def test_planned_steps_take_about_as_long_as_tried_ones() -> None:
         planned.append({"sft": first.sft["seconds_per_step"], "grpo": first.grpo["seconds_per_step"]})
 
     seen = preflight(
-        load_recipe("quickstart", ["threads=1", "eval.enabled=false"]).recipe,
+        make_plan(
+            Draft.of(load_recipe("quickstart", ["threads=1", "eval.enabled=false"]).recipe, in_folder=False)
+        ),
         problems=4,
         minutes=10,
         show=note,

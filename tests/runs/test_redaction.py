@@ -143,6 +143,8 @@ def test_a_reward_that_raises_the_environment_shows_no_secret(tmp_path: Path) ->
         "import os\nfrom pathlib import Path\n"
         "def rw(completion, *, gold):\n"
         "    assert 'HF_TOKEN' not in os.environ and 'DB_PASSWORD' not in os.environ\n"
+        "    if '</answer>' in completion:\n"
+        "        return 1.0  # a demonstration: without one the run would be refused before it writes anything\n"
         "    process, pairs = os.getpid(), {}\n"
         "    while 'HF_TOKEN' not in pairs:\n"
         "        process = Path(f'/proc/{process}/stat').read_text().rpartition(')')[2].split()[1]\n"

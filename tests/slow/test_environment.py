@@ -100,7 +100,8 @@ def test_doctor_reports_a_vllm_that_imports_but_is_too_old(tmp_path: Path, versi
     if fits:
         assert found["vllm"] == f"{version} imports" and problems == []
     else:
-        assert found["vllm"].startswith("bad pair: vLLM 0.21.0 imports, but TRL") and done.returncode == 1
+        assert found["vllm"] == "unfit: vLLM 0.21.0 imports, but algorist works with vLLM >=0.22,<0.33"
+        assert done.returncode == 1
         assert len(problems) == 1 and "pip install 'vllm>=0.22,<0.33'" in problems[0]
     warned = python("-c", "from trl.import_utils import is_vllm_available as a; print(a())").stderr
     assert ("TRL currently supports vLLM versions" in warned) != fits  # TRL itself says the same

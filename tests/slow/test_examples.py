@@ -202,8 +202,8 @@ def test_notebook_of_your_own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_stock_trl_script_learns_from_the_grader(tmp_path: Path) -> None:
+    script = str(EXAMPLES.parent / "packages" / "grader" / "examples" / "trl_grader.py")
     shares = [
-        float(n)
-        for n in re.findall(r"^step \d+: (\d\.\d{3}) right$", run(tmp_path, "trl_grader.py"), re.MULTILINE)
+        float(n) for n in re.findall(r"^step \d+: (\d\.\d{3}) right$", run(tmp_path, script), re.MULTILINE)
     ]
     assert len(shares) == 6 and shares[-1] > shares[0] + 0.2

@@ -58,7 +58,7 @@ ONE = ["sft.batch_size=16", "grpo.batch_size=16"]
 TWO = ["sft.batch_size=8", "grpo.batch_size=8"]
 ALGORIST = ("-m", "algorist.cli.main")
 STOCK_TRL = ("-m", "torch.distributed.run", "--nproc-per-node=2", str(ROOT / "benchmarks" / "stock_trl.py"))
-WEIGHTS, NUMBERS = 5e-6, 1e-5  # largest differences in float32: weights; losses and gradient norms
+WEIGHTS, NUMBERS = 1e-5, 1e-5  # largest differences in float32: weights; losses and gradient norms
 
 
 def start(folder: Path, *arguments: str, program: tuple[str, ...] = ALGORIST) -> subprocess.Popen[str]:
@@ -186,6 +186,8 @@ def test_everything_is_written_once(folder: Path) -> None:
     assert json.loads((two / "stages.json").read_text()) == json.loads((one / "stages.json").read_text())
     names = [{p.relative_to(run).as_posix() for p in run.rglob("*") if p.is_file()} for run in (one, two)]
     per_process = {name for name in names[1] if "rng_state" in name or name.endswith(".pt.1")}
+    for last in ("sft/checkpoint-3", "grpo/checkpoint-12"):  # one process ends a stage with the model alone
+        per_process |= {f"{last}/optimizer.pt", f"{last}/scheduler.pt"}
     assert names[1] - per_process - {"report.html", "result.json"} == {
         name for name in names[0] if "rng_state" not in name
     }
@@ -388,8 +390,9 @@ def test_a_group_may_lie_on_two_processes(folder: Path) -> None:
     assert any(r["advantage"] for r in second)
     assert largest_difference(weights(whole, "grpo"), weights(split, "grpo")) <= WEIGHTS
     assert load_run_recipe(split).grpo.processes == 2  # so every later command reads the folder
+    named = [f"output_dir={folder}/runs", "run_name=split"]
     with pytest.raises(ConfigError, match=r"4 × 1 = 4 completions per step"):
-        run_recipe(load_run_recipe(split), resume=True)
+        run_recipe(load_recipe("smoke-cpu", [*named, *changes, "grpo.batch_size=4"]).recipe, resume=True)
 
 
 def test_estimators_that_look_at_more_than_a_completion_are_those_of_one_process(folder: Path) -> None:

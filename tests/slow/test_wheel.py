@@ -162,7 +162,8 @@ def test_it_runs_from_an_empty_folder(site: Path, tmp_path: Path) -> None:
         PYTHONPATH=str(site),
     )
     assert Path(told.strip()).is_relative_to(site), "this is not the installed wheel"
-    shipped = {p.stem for p in (ROOT / "src" / "algorist" / "recipes").glob("*.yaml")}
+    recipes = ROOT / "src" / "algorist" / "recipes"
+    shipped = {p.relative_to(recipes).with_suffix("").as_posix() for p in recipes.rglob("*.yaml")}
     assert {line.split()[0] for line in algorist("recipes", "list").splitlines()} == shipped | {"name"}
     assert "max_steps: 120" in algorist("recipes", "show", "quickstart")
     shown = algorist("run", "smoke-cpu")

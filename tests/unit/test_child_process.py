@@ -86,7 +86,7 @@ def test_a_late_answer_is_not_taken_for_another_ones(child: Child) -> None:
     process = child._process
     assert process is not None and process.stdin is not None
     body = json.dumps("late").encode()
-    os.write(process.stdin.fileno(), child_process._HEAD.pack(77, len(body)) + body)
+    os.write(process.stdin.fileno(), child_process.HEAD.pack(77, len(body)) + body)
     assert ask(child, "second").value == "second"
 
 

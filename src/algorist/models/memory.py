@@ -60,9 +60,10 @@ def bounded_memory(device: torch.device) -> Iterator[None]:
 
 
 def reset_peak() -> None:
-    """Forget the highest value so far."""
+    """Forget the highest value so far, and what was freed before."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
+    _trim()
     system.reset_peak()
 
 

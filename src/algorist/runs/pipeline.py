@@ -12,7 +12,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -182,7 +182,8 @@ def run_plan(plan: Plan, *, display: Display, begins: Callable[[Run], None] = la
             display.say(f"warning: {line}")
         # Products of another library round otherwise: every process, and every resume, takes the same.
         products.choose(processes.from_main(lambda: folder.keep("products.json", products.choices)))
-        with bounded_memory(plan.device), extensions.opened(run):
+        alone = processes.count == 1  # what several have left of a machine's memory is no one's own
+        with bounded_memory(plan.device) if alone else nullcontext(), extensions.opened(run):
             _prepare(run)
             begins(run)
             if plan.evaluates_base and not _is_finished(run, "eval-base"):

@@ -145,16 +145,17 @@ def kept_per_token(model: Any, precision: Precision) -> float:
 def head_bytes(base: Any, completions: int, precision: Precision, device: torch.device) -> int:
     """Return what the head takes: probabilities or slopes, chunks of logits and gradients, or on a GPU a tile and gradients in float32."""
     weight = base.get_output_embeddings().weight
-    vocabulary, width = map(int, weight.shape)
+    vocabulary, width = map(int, getattr(weight, "ds_shape", weight.shape))
+    learned = vocabulary * width * weight.requires_grad
     if device.type != "cpu":
         rows, columns = min(TILE_ROWS, completions), min(TILE_COLUMNS, vocabulary)
-        gradients = completions * width + weight.numel() * weight.requires_grad
+        gradients = completions * width + learned
         return rows * columns * precision.compute.itemsize + 4 * gradients
     chunk = min(CHUNK_ELEMENTS, completions * vocabulary) * 4
     own = min(CACHE_BYTES, completions * vocabulary * 4) + 2 * chunk + 4 * completions * width
     # Its weights' gradient is made beside the one that it is added to, of 16-bit products in both types.
     product = 4 + (precision.compute in HALF) * (4 + precision.compute.itemsize)
-    return own + product * weight.numel() * weight.requires_grad
+    return own + product * learned
 
 
 def tokens_that_fit(
@@ -230,7 +231,7 @@ def refuse_what_cannot_fit(model: Any, recipe: Recipe, stages: Sequence[str]) ->
     """
     base = unwrap(model)
     device = next(base.parameters()).device
-    if device.type != "cpu":
+    if device.type != "cpu" or is_sharded(base):
         return
     left, precision = memory_left(device), Precision(weight_dtype(base), compute_dtype(base))
     per_token = kept_per_token(model, precision)

@@ -2,7 +2,7 @@
 
 import sys
 
-if "algorist_grader.child_process" not in sys.orig_argv:  # grading workers, without torch
+if "algorist_grader.child_main" not in sys.orig_argv:  # grading workers, without torch
     import atexit
     import threading
     from pathlib import Path

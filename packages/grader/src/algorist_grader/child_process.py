@@ -1,6 +1,6 @@
 """One killable process for code that may hang, crash or grow: the grader's slow work and users' rewards.
 
-``Child`` starts ``python -P -m algorist_grader.child_process MODULE:FUNCTION …``. That process is a guardian: it forks the worker, which
+``Child`` starts ``python -P -m algorist_grader.child_main MODULE:FUNCTION …``. That process is a guardian: it forks the worker, which
 calls ``FUNCTION(*arguments)`` once and gets ``(answer, about)`` from it: ``answer(bytes)`` is called for every request, ``about``
 is what ``Child.start`` returns. The guardian (``system.guard``) ends the worker and whatever the worker started when its parent
 is done with it or dies. Nothing is imported in the parent.
@@ -24,7 +24,6 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,7 @@ MAX_OUTPUT = 64 * 2**10
 """So much of what a worker prints is passed on (bytes), the rest is dropped."""
 GROWTH = 2**30
 """A worker whose memory has grown by so much since its first answer (bytes) is replaced."""
-_HEAD = struct.Struct("<QQ")
+HEAD = struct.Struct("<QQ")
 _open: weakref.WeakSet[Child] = weakref.WeakSet()
 
 
@@ -100,15 +99,7 @@ class Child:
         paths += filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
         memory = "" if self.memory_mb is None else str(self.memory_mb)
         self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-P",
-                "-m",
-                "algorist_grader.child_process",
-                memory,
-                self.target,
-                *self.arguments,
-            ],
+            [sys.executable, "-P", "-m", "algorist_grader.child_main", memory, self.target, *self.arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE if self.show else subprocess.DEVNULL,
@@ -134,7 +125,7 @@ class Child:
             if first.error:
                 return first
             self._number += 1
-            answer = self._exchange(_HEAD.pack(self._number, len(request)) + request, timeout_s)
+            answer = self._exchange(HEAD.pack(self._number, len(request)) + request, timeout_s)
             if not answer.error and self._has_grown():
                 self.close()
             return answer
@@ -232,13 +223,13 @@ class Child:
         if not part:
             return Answer(error="crashed")
         self._data += part
-        while len(self._data) >= _HEAD.size:
-            number, length = _HEAD.unpack_from(self._data)
+        while len(self._data) >= HEAD.size:
+            number, length = HEAD.unpack_from(self._data)
             if length > MAX_ANSWER:
                 return Answer(error="size", detail=f"its answer has more than {MAX_ANSWER} bytes")
-            if len(self._data) < _HEAD.size + length:
+            if len(self._data) < HEAD.size + length:
                 return None
-            body, self._data = self._data[_HEAD.size : _HEAD.size + length], self._data[_HEAD.size + length :]
+            body, self._data = self._data[HEAD.size : HEAD.size + length], self._data[HEAD.size + length :]
             if number == self._number:
                 try:
                     reply = json.loads(body)
@@ -308,66 +299,3 @@ def close_children() -> None:
 
 atexit.register(close_children)
 system.after_fork(_forget_children)
-
-
-# From here on: in the other process.
-
-
-def _main(memory_mb: str, target: str, *arguments: str) -> None:
-    """Work, guarded."""
-    system.guard()
-    _work(memory_mb, target, arguments)
-
-
-def _work(memory_mb: str, target: str, arguments: Sequence[str]) -> None:
-    """Prepare, say so, and answer until the input ends."""
-    source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    system.ignore_stopping()  # the run's business, which ends this process when it is done
-    me = os.getpid()
-
-    def send(number: int, content: dict[str, Any]) -> None:
-        if os.getpid() != me:
-            os._exit(1)  # a fork that came back from the user's code
-        body = json.dumps(content).encode()
-        if len(body) > MAX_ANSWER:
-            body = json.dumps({"error": "size", "detail": f"its answer has {len(body)} bytes"}).encode()
-        sink.write(_HEAD.pack(number, len(body)) + body)
-        sink.flush()
-
-    module, _, name = target.partition(":")
-    try:
-        answer, about = getattr(import_module(module), name)(*arguments)
-    except BaseException as error:
-        send(0, {"error": "raised", "detail": _said(error)})
-        return
-    limited = not memory_mb or system.limit_memory(int(memory_mb))
-    send(0, {"value": {"pid": me, "about": about, "limited": limited}})
-    while len(head := source.read(_HEAD.size)) == _HEAD.size:
-        number, length = _HEAD.unpack(head)
-        reply: dict[str, Any]
-        try:
-            reply = {"value": answer(source.read(length))}
-        except MemoryError:
-            reply = {"error": "memory"}
-        except BaseException as error:  # SystemExit and math-verify's timeout are no Exceptions
-            reply = {"error": "raised", "detail": _said(error)}
-        send(number, reply)
-
-
-def _said(error: BaseException) -> str:
-    """Return the error and its traceback, at most 8,000 characters of each."""
-    import traceback
-
-    try:
-        message = repr(error)
-    except Exception:
-        message = type(error).__name__
-    return f"{message[:8000]}\n{''.join(traceback.format_exception(error, limit=-20))[-8000:]}"
-
-
-if __name__ == "__main__":
-    from algorist_grader.child_process import _main as main  # one copy of this module, under its own name
-
-    main(*sys.argv[1:])

@@ -1,6 +1,6 @@
 """A stock TRL script whose reward is the grader: TRL's trainer, a model of 20,000 weights that is made here, no hub, a minute on a CPU.
 
-    python examples/trl_grader.py
+    python packages/grader/examples/trl_grader.py
 
 ``correct`` is all that your own script needs; it takes completions as text or as messages, and the gold answers by the name of
 their column. It needs trl and algorist-grader (``packages/grader``), nothing else of this repository.
