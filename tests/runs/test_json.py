@@ -22,6 +22,7 @@ RECIPE = (
 DATA = [f"data.{part}={{name: local, path: rows.jsonl}}" for part in ("train", "sft", "eval")]
 COMMANDS: dict[str, tuple[str, ...]] = {
     "new": ("new", "sums.csv", "--model", "tiny"),
+    "from-trl": ("from-trl", str(Path(__file__).parents[1] / "data/trl/sft.py")),
     "preflight": ("preflight", "smoke-cpu", *RECIPE[:2], "--problems", "2", "--samples", "2", "--no-trial"),
     "run": ("run", "smoke-cpu", *RECIPE, "run_name=second"),
     "iterate": (

@@ -87,10 +87,10 @@ class Checked(Result):
     """What the grader makes of gold answers."""
 
     problems: Annotated[int, "problems read"]
-    repeated_questions: Annotated[int, "questions that occur more than once"]
-    unreadable: Annotated[list[dict[str, str]], "golds that the grader cannot read: id, gold, reason"]
-    text_only: Annotated[list[dict[str, str]], "golds compared as text only: id, gold"]
-    decimal_commas: Annotated[list[dict[str, str]], "golds with a decimal comma, maybe: id, gold"]
+    repeated_questions: Annotated[int, "questions again"]
+    unreadable: Annotated[list[dict[str, str]], "golds never paid: id, gold, reason"]
+    text_only: Annotated[list[dict[str, str]], "compared as text: id, gold"]
+    decimal_commas: Annotated[list[dict[str, str]], "maybe decimal commas: id, gold"]
     conflicting: Annotated[list[dict[str, str]], "repeated with another gold: id, gold, first_id, first_gold"]
     reasons: Annotated[dict[str, int], "reason → golds, most frequent first"]
     control_tokens: Annotated[list[dict[str, str]], "control tokens in the texts: id, tokens"]

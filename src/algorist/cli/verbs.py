@@ -16,6 +16,7 @@ from typing import Any
 OF_CORE = {
     "tour": "Show the way from nothing to your own model, command by command.",
     "new": "Look at your data file, and write a recipe and a reward for it.",
+    "from-trl": "Write the recipe of a training script for TRL.",
     "preflight": "Before training: does it fit, how long, will it learn, advice.",
     "run": "Run a recipe, or one stage of it: SFT, GRPO, evaluations.",
     "eval": "Evaluate a run, a checkpoint or a model on held-out problems.",
@@ -67,6 +68,7 @@ VERBS = OF_CORE | {
 
 def app_of(verb: str) -> Any:
     """Return a verb's typer application."""
-    name = f"algorist.cli.{TOGETHER.get(verb, verb)}_command" if verb in OF_CORE else FILES[verb][0]
+    file = TOGETHER.get(verb, verb).replace("-", "_")
+    name = f"algorist.cli.{file}_command" if verb in OF_CORE else FILES[verb][0]
     module = importlib.import_module(name)
     return getattr(module, f"{verb}_app" if verb in TOGETHER else "app")

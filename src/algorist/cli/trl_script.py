@@ -1,0 +1,395 @@
+"""A training script for TRL, read by its syntax tree and never run: what a recipe can take from it, and what not."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from algorist.config import load_recipe
+from algorist.config.other_names import other_names
+from algorist.errors import ConfigError
+from algorist.store.safe_text import one_line
+
+STAGES = {"grpo": "GRPO", "sft": "SFT"}
+CONFIGS = ("Config", "Trainer")
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "grpo": {
+        "num_generations": 8,
+        "per_device_train_batch_size": 8,
+        "gradient_accumulation_steps": 1,
+        "learning_rate": 1e-6,
+        "lr_scheduler_type": "linear",
+        "num_train_epochs": 3.0,
+        "max_completion_length": 512,
+        "temperature": 1.0,
+        "beta": 0.0,
+        "loss_type": "dapo",
+        "scale_rewards": "group",
+        "weight_decay": 0.0,
+        "adam_beta2": 0.999,
+    },
+    "sft": {
+        "per_device_train_batch_size": 8,
+        "gradient_accumulation_steps": 1,
+        "learning_rate": 2e-5,
+        "lr_scheduler_type": "linear",
+        "num_train_epochs": 3.0,
+        "max_length": 1024,
+        "weight_decay": 0.0,
+        "adam_beta2": 0.999,
+    },
+}
+"""TRL's, which hold where a script says nothing."""
+HERE_ANYWAY = set(
+    "self model args processing_class tokenizer train_dataset eval_dataset peft_config reward_funcs reward_weights bf16 fp16 tf32 "
+    "output_dir run_name remove_unused_columns gradient_checkpointing_kwargs log_level dataloader_num_workers".split()
+)
+"""Settings that are read elsewhere, or that algorist decides for itself."""
+SCALES = {"group": "group_normalized", "batch": "batch_normalized", "none": "group_centered", "True": "group_normalized", "False": "group_centered"}  # fmt: skip
+REWARDS = {"accuracy_reward": "accuracy", "think_format_reward": "think_answer_format"}
+"""Of ``trl.rewards``."""
+DATASETS = {
+    "openai/gsm8k": "gsm8k", "EleutherAI/hendrycks_math": "math", "HuggingFaceH4/MATH-500": "math500", "AI-MO/NuminaMath-TIR": "numina_tir",
+    "open-r1/DAPO-Math-17k-Processed": "dapo", "ChilleD/SVAMP": "svamp", "bespokelabs/Bespoke-Stratos-17k": "bespoke_stratos",
+}  # fmt: skip
+
+
+@dataclass
+class Script:
+    """What was read: overrides of a recipe by key, the source of its reward functions, and what is left to the reader."""
+
+    path: Path
+    tree: ast.Module
+    settings: dict[str, Any] = field(default_factory=dict)
+    by_default: set[str] = field(default_factory=set)
+    """Keys whose values are TRL's defaults."""
+    rewards: list[str] = field(default_factory=list)
+    """Functions of the script that are rewards."""
+    left: list[str] = field(default_factory=list)
+    """What could not be carried over: line, source, reason."""
+
+    def leave(self, node: ast.AST, why: str) -> None:
+        """Note what could not be carried over."""
+        text = one_line(ast.unparse(node), 70)
+        line = f"line {getattr(node, 'lineno', '?')}: {text}: {why}"
+        if line not in self.left:
+            self.left.append(line)
+
+    def assigned(self) -> dict[str, ast.expr]:
+        """Return name → the last value that it is given anywhere in the script."""
+        values: dict[str, ast.expr] = {}
+        for node in ast.walk(self.tree):
+            if not isinstance(node, ast.Assign):
+                continue
+            for target in node.targets:
+                names = target.elts if isinstance(target, ast.Tuple) else [target]
+                values |= {name.id: node.value for name in names if isinstance(name, ast.Name)}
+        return values
+
+    def value(self, node: ast.expr | None) -> Any:
+        """Return what an expression is by itself: a literal, or a name or sum of such.
+
+        Raises:
+            ValueError: It is known only when the script runs.
+        """
+        if isinstance(node, ast.Name) and node.id in self.assigned():
+            return self.value(self.assigned()[node.id])
+        if isinstance(node, ast.JoinedStr) or node is None:
+            raise ValueError
+        if isinstance(node, ast.Call) and called(node) in ("strip", "dedent") and not node.keywords:
+            inner = (
+                node.func.value if isinstance(node.func, ast.Attribute) and not node.args else node.args[0]
+            )
+            return str(self.value(inner)).strip()
+        return ast.literal_eval(node)
+
+    def calls(self, *names: str) -> list[ast.Call]:
+        """Return the calls of functions by the last part of their names, in the order of the script."""
+        calls = [node for node in ast.walk(self.tree) if isinstance(node, ast.Call) and called(node) in names]
+        return sorted(calls, key=lambda call: call.lineno)
+
+
+def called(node: ast.expr) -> str:
+    """Return the last part of the name of what is called."""
+    func = node.func if isinstance(node, ast.Call) else node
+    return func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
+
+
+def read_script(path: Path) -> Script:
+    """Read a script that trains with TRL.
+
+    Raises:
+        ConfigError: It cannot be read, is no Python, or builds no trainer of TRL.
+    """
+    try:
+        script = Script(path, ast.parse(path.read_text(encoding="utf-8")))
+    except (OSError, SyntaxError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as Python: {error}") from None
+    stages = {stage for stage, name in STAGES.items() if script.calls(*(name + end for end in CONFIGS))}
+    if not stages:
+        raise ConfigError(
+            f"{path} builds no GRPOConfig, GRPOTrainer, SFTConfig or SFTTrainer; expected a script that trains with TRL"
+        )
+    script.settings |= {f"{stage}.enabled": stage in stages for stage in STAGES}
+    _model(script)
+    _prompt(script)
+    _data(script)
+    for stage in sorted(stages):
+        _stage(script, stage)
+    if "grpo" in stages:
+        _rewards(script)
+    _keep_what_fits(script)
+    return script
+
+
+def _stage(script: Script, stage: str) -> None:
+    """Take the arguments of a stage's configuration; TRL's defaults where it says nothing."""
+    configs = script.calls(STAGES[stage] + "Config")
+    if not configs:
+        script.left.append(
+            f"{STAGES[stage]}Config is not built here (a parser's command line?): {stage} has TRL's defaults"
+        )
+    values = dict(DEFAULTS[stage])
+    for call in configs[-1:]:
+        for word in call.keywords:
+            if word.arg is None:
+                script.leave(word.value, "known only when the script runs")
+            elif word.arg not in HERE_ANYWAY:
+                try:
+                    values[word.arg] = script.value(word.value)
+                except ValueError:
+                    script.leave(word, "known only when the script runs")
+                    values.pop(word.arg, None)
+    written = {word.arg for call in configs[-1:] for word in call.keywords}
+    for name, value in values.items():
+        key, ours = _ours(stage, name, value)
+        if key:
+            script.settings[key] = ours
+            script.by_default |= {key} - ({key} if name in written else set())
+        elif name in written and value not in (None, False, "no", "none", -1):
+            script.left.append(f"{STAGES[stage]}Config({name}={value!r}): not in a recipe")
+
+
+def _ours(stage: str, name: str, value: Any) -> tuple[str, Any]:
+    """Return our key and value of an argument of TRL; an empty key where there is none."""
+    if value is None or (name == "max_steps" and value < 1):
+        return "", None
+    if name == "scale_rewards":
+        return f"{stage}.advantage", SCALES.get(str(value), str(value))
+    if name == "loss_type":
+        return f"{stage}.loss.name", value
+    if name == "use_vllm":
+        return (f"{stage}.engine", "vllm") if value else ("", None)
+    if name == "vllm_gpu_memory_utilization":
+        return f"{stage}.vllm.gpu_memory_utilization", value
+    if name == "report_to":
+        trackers = [value] if isinstance(value, str) else list(value)
+        return "report_to", [each for each in trackers if each not in ("none", "all")]
+    if name == "hub_model_id":
+        return "hub.model_id", value
+    if name == "push_to_hub":
+        return ("hub.push", True) if value else ("", None)
+    if name == "eval_steps":
+        return f"{stage}.eval_every", value
+    key = other_names().get(name, f"{stage}.{name}")
+    if "=" in key or " " in key:
+        return "", None
+    return key.replace("grpo.", f"{stage}."), value
+
+
+def _keep_what_fits(script: Script) -> None:
+    """Leave out, with the reason, what the recipe refuses; settings that must fit each other are tried together."""
+    kept: dict[str, Any] = {}
+    sizes = ("batch_size", "group_size", "gradient_accumulation_steps", "steps_per_generation")
+    together = {k: v for k, v in script.settings.items() if k.endswith((".enabled", *sizes))}
+    for part in (together, *({k: v} for k, v in script.settings.items() if k not in together)):
+        try:
+            load_recipe("smoke-cpu", as_overrides(kept | part))
+            kept |= part
+        except ConfigError as error:
+            reason = one_line(str(error).split("\n", 1)[-1], 150).partition("unknown key")
+            why = "not in a recipe" if reason[1] else reason[0]
+            script.left.append(f"{', '.join(f'{k}={v!r}' for k, v in part.items())}: {why}")
+    script.settings = kept
+
+
+def as_overrides(settings: Mapping[str, Any]) -> list[str]:
+    """Return settings as dotted overrides."""
+    from algorist.config.yaml_text import one_line_yaml
+
+    return [f"{key}={one_line_yaml(value)}" for key, value in settings.items()]
+
+
+def _model(script: Script) -> None:
+    """Take the model's name, its adapter and its quantization."""
+    name: Any = None
+    loads = script.calls("from_pretrained")
+    trainers = script.calls("GRPOTrainer", "SFTTrainer")
+    nodes = [w.value for call in trainers for w in call.keywords if w.arg == "model"]
+    nodes += [call.args[0] for call in trainers if call.args]
+    for call in loads:
+        nodes += [w.value for w in call.keywords if w.arg in ("model_name", "pretrained_model_name_or_path")]
+        nodes += call.args[:1]
+    for node in nodes:
+        try:
+            name = name or script.value(node)
+        except ValueError:
+            continue
+    if isinstance(name, str):
+        script.settings["model.name"] = name
+    else:
+        script.left.append("the model's name is known only when the script runs: set model.name")
+    ours = {"r": "rank", "lora_alpha": "alpha", "lora_dropout": "dropout", "target_modules": "target_modules"}
+    for call in script.calls("LoraConfig", "get_peft_model"):
+        for word in call.keywords:
+            if word.arg in ours or word.arg == "use_rslora":
+                try:
+                    script.settings[f"model.lora.{ours.get(word.arg, 'rslora')}"] = script.value(word.value)
+                except ValueError:
+                    script.leave(word, "known only when the script runs")
+    for call in [*loads, *script.calls("BitsAndBytesConfig")]:
+        for bits in (4, 8):
+            if any(w.arg == f"load_in_{bits}bit" and ast.unparse(w.value) == "True" for w in call.keywords):
+                script.settings["model.quantization"] = f"{bits}bit"
+
+
+def _prompt(script: Script) -> None:
+    """Take the system message of the script's chat rows, and the format whose tags it names."""
+    for node in ast.walk(script.tree):
+        if not isinstance(node, ast.Dict):
+            continue
+        row = {
+            key.value: value
+            for key, value in zip(node.keys, node.values, strict=True)
+            if isinstance(key, ast.Constant)
+        }
+        if getattr(row.get("role"), "value", None) != "system" or "content" not in row:
+            continue
+        try:
+            text = script.value(row["content"])
+        except ValueError:
+            script.leave(node, "known only when the script runs: set prompt.system_prompt")
+            continue
+        script.settings["prompt.system_prompt"] = text
+        if "<think>" in text:
+            script.settings["prompt.format"] = "think_answer"
+        elif "<reasoning>" not in text:
+            script.left.append(
+                "the system prompt names no <reasoning> or <think> tags: choose prompt.format (algorist recipes show, docs/extending.md)"
+            )
+
+
+def _data(script: Script) -> None:
+    """Take the hub names of the datasets; what the script makes of their rows is its own."""
+    for call in script.calls("load_dataset"):
+        words = {w.arg: w.value for w in call.keywords}
+        try:
+            name, *more = [
+                script.value(node) for node in (*call.args, *[words[k] for k in ("name",) if k in words])
+            ]
+            splits = script.value(words["split"]) if "split" in words else "train"
+        except ValueError:
+            script.leave(call, "known only when the script runs: set data.train")
+            continue
+        for text in [splits] if isinstance(splits, str) else splits:
+            split, _, part = text.partition("[")
+            section = "eval" if split.startswith(("test", "val")) else "train"
+            ours = DATASETS.get(name, "local")
+            values = {"name": ours, "split": split} | ({"hub": name} if ours == "local" else {})
+            if ours == "local" and more:
+                values["subset"] = more[0]
+            script.settings |= {f"data.{section}.{key}": value for key, value in values.items()}
+            if part:
+                script.leave(call, f"a part of the split {split}: set data.{section}.limit")
+    for call in script.calls("map", "filter"):
+        script.leave(call, "rows are questions and answers here: name columns with data.….columns")
+    if "data.train.name" not in script.settings:
+        script.left.append("no load_dataset names the training data: set data.train")
+    elif "data.eval.name" not in script.settings:
+        script.settings["eval.enabled"] = False
+        script.left.append(
+            "the script holds no problems out: set data.eval and eval.enabled=true to see a gain"
+        )
+
+
+def _rewards(script: Script) -> None:
+    """Take the reward functions: those of the script go into a file of their own."""
+    trainers = script.calls("GRPOTrainer")
+    nodes = [w.value for call in trainers for w in call.keywords if w.arg == "reward_funcs"]
+    nodes += [call.args[1] for call in trainers if len(call.args) > 1]
+    nodes = [script.assigned().get(n.id, n) if isinstance(n, ast.Name) else n for n in nodes]
+    entries = [
+        e for node in nodes for e in (node.elts if isinstance(node, (ast.List, ast.Tuple)) else [node])
+    ]
+    weights: list[Any] = []
+    for call in script.calls("GRPOConfig"):
+        for word in call.keywords:
+            if word.arg == "reward_weights":
+                weights = script.value(word.value)
+    local = {node.name for node in script.tree.body if isinstance(node, ast.FunctionDef)}
+    file, rewards = rewards_file(script.path), []
+    for place, node in enumerate(entries):
+        name, weight = called(node), weights[place] if place < len(weights) else 1.0
+        if isinstance(node, ast.Name) and name in local:
+            script.rewards.append(name)
+            rewards.append({"name": f"{file}:{name}", "weight": weight})
+        elif isinstance(node, ast.Name) and name in REWARDS:
+            rewards.append({"name": REWARDS[name], "weight": weight})
+        else:
+            script.leave(node, "no function of this script: name it as file.py:function in rewards")
+    if rewards:
+        script.settings["rewards"] = rewards
+    else:
+        script.left.append("no reward function is read: set rewards")
+
+
+def rewards_file(path: Path) -> str:
+    """Return the name of the file that takes a script's reward functions."""
+    return f"{path.stem}_rewards.py"
+
+
+def rewards_source(script: Script) -> str:
+    """Return the reward functions with what they use: imports, constants, other functions and classes of the script."""
+    text = script.path.read_text(encoding="utf-8")
+    defined: dict[str, ast.stmt] = {}
+    for node in script.tree.body:
+        defined |= dict.fromkeys(_names(node), node)
+    needed: dict[int, ast.stmt] = {}
+    names, seen = list(script.rewards), set(dir(builtins))
+    while names:
+        name = names.pop()
+        if name in seen or name not in defined:
+            continue
+        seen.add(name)
+        node = defined[name]
+        needed[node.lineno] = node
+        names += [n.id for n in ast.walk(node) if isinstance(n, ast.Name)]
+        if isinstance(node, ast.Assign) and any(
+            called(n) not in ("", "compile") for n in ast.walk(node) if isinstance(n, ast.Call)
+        ):
+            script.leave(node, f"runs whenever {rewards_file(script.path)} is imported, once a process")
+    parts = [ast.get_source_segment(text, node, padded=True) or "" for _, node in sorted(needed.items())]
+    decorated = [  # ``get_source_segment`` leaves decorators out
+        "".join(f"@{ast.unparse(d)}\n" for d in getattr(node, "decorator_list", ()))
+        for _, node in sorted(needed.items())
+    ]
+    head = f'"""Reward functions of {script.path.name}, taken over by algorist from-trl."""\n\n'
+    return head + "\n\n".join(map("".join, zip(decorated, parts, strict=True))) + "\n"
+
+
+def _names(node: ast.stmt) -> Iterator[str]:
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        yield node.name
+    elif isinstance(node, (ast.Import, ast.ImportFrom)):
+        yield from ((alias.asname or alias.name).partition(".")[0] for alias in node.names)
+    elif isinstance(node, ast.Assign):
+        yield from _targets(node.targets)
+
+
+def _targets(targets: Iterable[ast.expr]) -> Iterator[str]:
+    for target in targets:
+        yield from (n.id for n in ast.walk(target) if isinstance(n, ast.Name))

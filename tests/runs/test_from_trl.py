@@ -1,0 +1,97 @@
+"""``algorist from-trl``: a script for TRL becomes a recipe with the script's numbers, and is never run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from algorist.cli.trl_script import DEFAULTS
+from algorist.config import load_recipe
+from tests.conftest import Cli
+
+SCRIPTS = Path(__file__).parents[1] / "data" / "trl"
+
+
+def carried(call: Cli, name: str) -> tuple[Any, dict[str, Any]]:
+    done = call("from-trl", str(SCRIPTS / f"{name}.py"), "--json")
+    assert done.returncode == 0, done.stderr
+    return load_recipe(f"{name}.yaml", []).recipe, json.loads(done.stdout)
+
+
+def test_a_notebook_with_chat_rows_becomes_a_recipe_that_runs(call: Cli, tmp_path: Path) -> None:
+    recipe, said = carried(call, "grpo")
+    grpo = recipe.grpo
+    assert (grpo.group_size, grpo.batch_size, grpo.gradient_accumulation_steps) == (16, 4, 4)
+    assert (grpo.learning_rate, grpo.warmup_steps, grpo.adam_beta2, grpo.epochs) == (5e-6, 10, 0.99, 1)
+    assert (grpo.loss.name, grpo.advantage, grpo.num_iterations) == ("dr_grpo", "group_centered", 2)
+    assert grpo.loss.parameters["clip_high"] == 0.28 and not recipe.sft.enabled
+    assert (recipe.model.name, recipe.model.lora.rank, recipe.model.lora.alpha) == (
+        "Qwen/Qwen2.5-0.5B-Instruct",
+        16,
+        64,
+    )
+    assert recipe.data.train.name == "gsm8k" and "<reasoning>" in recipe.prompt.system_prompt
+    assert [(Path(r.name).name, r.weight) for r in recipe.rewards] == [
+        ("grpo_rewards.py:correctness_reward_func", 1.0),
+        ("grpo_rewards.py:int_reward_func", 0.5),
+    ]
+    assert set(said["by_default"]) == {"grpo.temperature", "grpo.beta"}
+    text = Path("grpo.yaml").read_text()
+    for line in ("data.map(lambda", "log_on_each_node=False: not in a recipe", "holds no problems out"):
+        assert any(line in left for left in said["left"]) and "# Not carried over:" in text
+    assert "load_dataset" not in Path("grpo_rewards.py").read_text()
+    (tmp_path / "train.jsonl").write_text(
+        "".join(json.dumps({"question": f"{n}+1?", "answer": f"#### {n + 1}"}) + "\n" for n in range(8))
+    )
+    small = ["grpo.max_steps=1", "grpo.group_size=4", "grpo.max_completion_tokens=8", "device=cpu"]
+    tiny = ["model.name=tiny", "model.lora=null", "report_to=[]", "data.train.path=train.jsonl", "threads=1"]
+    run = call("run", "grpo.yaml", *small, *tiny)
+    assert run.returncode == 0 and "int_reward_func" in Path("runs/grpo/metrics.jsonl").read_text(), (
+        run.stderr
+    )
+
+
+def test_sft_with_a_model_that_is_loaded_first(call: Cli) -> None:
+    recipe, said = carried(call, "sft")
+    assert (recipe.sft.max_length, recipe.sft.max_steps, recipe.sft.learning_rate) == (512, 60, 2e-4)
+    assert recipe.sft.enabled and not recipe.grpo.enabled
+    assert (recipe.model.name, recipe.model.quantization) == ("HuggingFaceTB/SmolLM2-135M", "4bit")
+    assert recipe.data.train.hub == "me/worked-solutions"
+    left = "\n".join(said["left"])
+    assert "sft.packing=True: not in a recipe" in left and "set data.train.limit" in left
+
+
+def test_settings_from_a_command_line_are_named(call: Cli) -> None:
+    recipe, said = carried(call, "parsed")
+    assert [r.name for r in recipe.rewards] == ["think_answer_format", "accuracy"]
+    assert recipe.prompt.format == "think_answer" and recipe.data.train.name == "numina_tir"
+    assert (recipe.data.train.split, recipe.data.eval.split) == ("train", "test")
+    assert (recipe.grpo.learning_rate, recipe.grpo.group_size) == (1e-6, 8)
+    left = "\n".join(said["left"])
+    assert "set model.name" in left and "GRPOConfig is not built here" in left
+
+
+def test_a_script_is_read_and_never_run(call: Cli, tmp_path: Path) -> None:
+    text = "open('ran', 'w')\nfrom trl import GRPOConfig\nGRPOConfig(**settings(), beta=input())\n"
+    (tmp_path / "own.py").write_text(text)
+    done = call("from-trl", "own.py")
+    assert done.returncode == 0 and not (tmp_path / "ran").exists()
+    assert "settings(): known only when the script runs" in " ".join(done.stdout.split())
+    again = call("from-trl", "own.py")
+    assert again.returncode == 2 and "already there" in again.stderr
+    (tmp_path / "other.py").write_text("print('hello')\n")
+    other = call("from-trl", "other.py")
+    assert other.returncode == 2 and "builds no GRPOConfig" in other.stderr
+    (tmp_path / "broken.py").write_text("def (:\n")
+    assert "cannot be read as Python" in call("from-trl", "broken.py").stderr
+
+
+@pytest.mark.parametrize(("stage", "name"), [("grpo", "GRPOConfig"), ("sft", "SFTConfig")])
+def test_the_defaults_are_those_of_trl(stage: str, name: str) -> None:
+    trl = pytest.importorskip("trl")
+    fields = {field.name: field.default for field in dataclasses.fields(getattr(trl, name))}
+    assert {key: fields[key] for key in DEFAULTS[stage]} == DEFAULTS[stage]
