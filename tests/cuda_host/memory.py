@@ -15,6 +15,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -264,16 +265,25 @@ def planned_and_tried(stage: str, recipe: Any, policy: Any, problems: Any, devic
     from algorist.preflight.time import Sizes, batch_arithmetic
     from algorist.preflight.trial import try_stage
     from algorist.prompts import get_format
+    from algorist.rewards import build_rewards
     from algorist.training.extension import Extensions
 
-    form, section = get_format("question_only"), getattr(recipe, stage)
-    sizes = Sizes.of(recipe, Problems(problems, problems, []), policy, form, sft=stage == "sft")
+    form, section, data = (
+        get_format("question_only"),
+        getattr(recipe, stage),
+        Problems(problems, problems, []),
+    )
+    sizes = Sizes.of(recipe, data, policy, form, sft=stage == "sft")
     extensions = Extensions.of(Recipe(grpo=recipe.grpo, model=recipe.model))
     plan = plan_step(
         policy.model, sizes.shape(recipe, stage), section, base_bytes=memory_now(), extensions=extensions
     )
     steps = batch_arithmetic(recipe, len(problems), len(problems))[stage]["steps"]
-    tried = try_stage(stage, recipe, policy, problems, form, device, steps=steps, until=math.inf)
+    rewards = build_rewards(recipe.rewards, form, matcher=recipe.matcher)
+    whole: Any = SimpleNamespace(
+        recipe=recipe, form=form, problems=data, device=device, rewards=rewards, extensions=extensions
+    )
+    tried = try_stage(stage, whole, policy, steps=steps, until=math.inf)
     return plan.as_dict() | {"measured_peak": tried["measured_peak"]}
 
 

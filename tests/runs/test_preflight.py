@@ -298,6 +298,41 @@ def test_a_reward_that_hangs_is_named_and_no_step_is_tried(tmp_path: Path) -> No
     assert "longer than 0.3 s 3 times in a row" in advice.sentence
 
 
+COUNTED = """from pathlib import Path
+
+class Length:
+    low, high = 0.0, 1.0
+    __name__ = "length"
+
+    def __init__(self):
+        with Path(__file__).with_name("made.txt").open("a") as file:
+            file.write("once\\n")
+
+    def __call__(self, rollout, problem):
+        return min(1.0, len(rollout.text) / 100)
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+length = Length()
+"""
+
+
+def test_sampling_and_trial_take_the_rewards_of_the_plan(tmp_path: Path) -> None:
+    """A reward with a state is made once more by nobody: neither for the sampling nor for the tried steps."""
+    (tmp_path / "own.py").write_text(COUNTED)
+    made, rewards = tmp_path / "made.txt", f"rewards=[{tmp_path}/own.py:length]"
+    recipe = load_recipe("smoke-cpu", [TINY, rewards, "threads=1", "sft.enabled=false"]).recipe
+    plan = make_plan(Draft.of(recipe, in_folder=False))
+    before = made.read_text()
+    seen = preflight(plan, problems=2, samples=2)
+    assert seen.grpo["tried"] and seen.sampling["rewards"]["length"]["mean"] > 0
+    assert made.read_text() == before
+
+
 def test_recomputed_layers_are_in_the_plan_of_a_tried_step() -> None:
     """The trainer switches activation checkpointing on when it begins, after the plan is made: the recipe says it."""
     settings = ["model.tiny={vocab_size: 300, hidden_size: 32, layers: 6}", "threads=1", "eval.enabled=false"]

@@ -10,15 +10,15 @@ from functools import partial
 from statistics import mean
 from typing import Any
 
-from algorist.config.schema import Recipe
 from algorist.diagnosis.signals import END_OF_TURN, UNREADABLE
 from algorist.errors import RewardError
 from algorist.evaluation.estimators import share_interval
 from algorist.models.load import Policy
 from algorist.prompts import PromptFormat
-from algorist.rewards import RewardSet, build_rewards
+from algorist.rewards import RewardSet
 from algorist.rollouts.collect import collect
 from algorist.rollouts.engines import ENGINES, make_engine
+from algorist.runs.plan import Plan
 from algorist.training.grpo_setup import sampling_params
 from algorist.types import Group, Problem, Rollout
 
@@ -37,11 +37,11 @@ class Sampler:
         EngineError: The model cannot be sampled from.
     """
 
-    def __init__(self, recipe: Recipe, policy: Policy, form: PromptFormat) -> None:
-        self.section, self.form = recipe.grpo, form
+    def __init__(self, plan: Plan, policy: Policy) -> None:
+        recipe = plan.recipe
+        self.section, self.form = recipe.grpo, plan.form
         name = "auto" if ENGINES.get(self.section.engine).own_device else self.section.engine
-        functions = build_rewards(recipe.rewards, form, matcher=recipe.matcher)
-        self.rewards = RewardSet([reward for reward in functions if not reward.needs_trainer])
+        self.rewards = RewardSet([reward for reward in plan.rewards if not reward.needs_trainer])
         self.hangs: dict[str, str] = {}
         policy.model.eval()
         self.engine: Any = make_engine(name, policy.model, policy.tokenizer)
@@ -102,10 +102,10 @@ class Sampler:
 
 
 def sample(
-    recipe: Recipe, problems: Sequence[Problem], policy: Policy, form: PromptFormat, samples: int
+    plan: Plan, problems: Sequence[Problem], policy: Policy, samples: int
 ) -> tuple[dict[str, Any], list[Group]]:
     """Sample completions of problems; return what ``Sampler.facts`` says of them, and the groups."""
-    sampler = Sampler(recipe, policy, form)
+    sampler = Sampler(plan, policy)
     groups = sampler.draw(problems, samples)
     return sampler.facts(groups), groups
 
@@ -165,25 +165,23 @@ class Look:
     """The policy before any training, and what it solved.
 
     Attributes:
+        plan: The plan of the run.
         policy: The model that was sampled, with its tokenizer.
         problems: Those that were sampled.
-        form: The prompt format.
         samples: Completions of each problem.
         rates: Share of right completions by the problem's id.
         groups: What was sampled.
         sft: The problems of SFT where it is still to come, so that GRPO will start from another model; else empty.
-        device: Of the policy.
         say: Shows what is being done.
     """
 
+    plan: Plan
     policy: Policy
     problems: Sequence[Problem]
-    form: PromptFormat
     samples: int
     rates: Mapping[str, float]
     groups: Sequence[Group]
     sft: Sequence[Problem]
-    device: Any
     say: Callable[[str], None]
 
 

@@ -43,7 +43,7 @@ from algorist.preflight.time import (
 )
 from algorist.preflight.trial import ENOUGH_S, try_stage
 from algorist.prompts import PromptFormat
-from algorist.prompts.chat import encode_prompt, opened_by_template
+from algorist.prompts.chat import encode_prompt
 from algorist.rollouts.base import OutOfTime
 from algorist.runs.plan import Plan as RunPlan
 from algorist.store.run_log import Display, Quiet
@@ -161,7 +161,7 @@ def _inspect(
             result.advice = advise(recipe, result)
             return result
     policy = _policy(recipe, data, form, plan.device, model)
-    plan = replace(plan, form=opened_by_template(form, policy.tokenizer))
+    plan = plan.opened(policy.tokenizer)
     data.train = fitting_problems(recipe.data.train, data.train, plan.form, policy.tokenizer)
     look = _Inspection(plan, policy, result, display, sft=recipe.sft.enabled and model is None)
     ends = time.monotonic() + 60 * minutes
@@ -266,7 +266,7 @@ class _Inspection:
         for_trial = self._trial_s() if trial else 0.0
         if for_trial < (ends - time.monotonic()) / 2:  # else no step is tried
             ends -= for_trial
-        sampler = Sampler(recipe, self.policy, self.plan.form)
+        sampler = Sampler(self.plan, self.policy)
         groups: list[Group] = []
         problems, limit = data.train[:most], recipe.grpo.max_completion_tokens
         while rest := problems[len(groups) :]:
@@ -286,8 +286,8 @@ class _Inspection:
         result.sampling = sampler.facts(groups)
         rates = result.sampling["per_problem"]
         looked = Look(
-            self.policy, problems[: len(groups)], self.plan.form, samples, rates, groups,
-            data.sft if self.sft else (), self.plan.device, self.display.say,
+            self.plan, self.policy, problems[: len(groups)], samples, rates, groups,
+            data.sft if self.sft else (), self.display.say,
         )  # fmt: skip
         if recipe.grpo.enabled:
             result.extensions = self.plan.extensions.preview(looked)
@@ -318,7 +318,6 @@ class _Inspection:
 
     def try_stages(self, ends: float) -> None:
         """Take a few real steps of each stage that fits into memory and into the time."""
-        recipe, data, form = self.plan.recipe, self.plan.problems, self.plan.form
         hang = any(values["hangs"] for values in self.result.sampling.get("rewards", {}).values())
         stages = [s for s in self.result.batch if s not in self.result.planned and not (hang and s == "grpo")]
         for stage in stages:
@@ -328,17 +327,7 @@ class _Inspection:
                 continue
             self.display.say(f"trying a few steps of {stage.upper()} …")
             until = time.monotonic() + left / (2 if stage != stages[-1] else 1)
-            problems = data.sft if stage == "sft" else data.train
-            tried = try_stage(
-                stage,
-                recipe,
-                self.policy,
-                problems,
-                form,
-                self.plan.device,
-                steps=planned["steps"],
-                until=until,
-            )
+            tried = try_stage(stage, self.plan, self.policy, steps=planned["steps"], until=until)
             planned["memory"]["measured_peak"] = tried.pop("measured_peak")
             sampled = self.result.sampling.get("tokens")
             # What a tried step samples has the lengths of now, not those after SFT or with an extension's tokens.

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import median_high
 from typing import Any
 
 from transformers import TrainerCallback
 
-from algorist.config.schema import Recipe
 from algorist.models.load import Policy
 from algorist.models.memory import peak, reset_peak
 from algorist.preflight.time import free_clock
-from algorist.prompts import PromptFormat
-from algorist.rewards import build_rewards
 from algorist.rollouts import make_engine
+from algorist.runs.plan import Plan
 from algorist.training.extension import Extensions
-from algorist.types import Problem
 
 STEPS, MOST_STEPS, ENOUGH_S = 4, 16, 2.0
 """A trial takes at least 4 steps, and up to 16 until 2 seconds are over: steps of milliseconds vary. The first pays for what is
@@ -43,26 +39,13 @@ class _Clock(TrainerCallback):
             control.should_training_stop = True
 
 
-def try_stage(
-    stage: str,
-    recipe: Recipe,
-    policy: Policy,
-    problems: Sequence[Problem],
-    prompt_format: PromptFormat,
-    device: Any,
-    *,
-    steps: int,
-    until: float,
-) -> dict[str, Any]:
+def try_stage(stage: str, plan: Plan, policy: Policy, *, steps: int, until: float) -> dict[str, Any]:
     """Train a few steps of a stage on the policy (which changes); return seconds per step (median without the first) and the peak (bytes).
 
     Args:
         stage: ``sft`` or ``grpo``.
-        recipe: The resolved recipe.
+        plan: The plan of the run.
         policy: The policy.
-        problems: Training problems of the stage.
-        prompt_format: Their format.
-        device: Device of training.
         steps: Those of the whole stage.
         until: No step begins that would end after it (``time.monotonic``), except the first.
     """
@@ -78,50 +61,40 @@ def try_stage(
             "model": policy.model,
             "tokenizer": policy.tokenizer,
             "output_dir": Path(folder),
-            "seed": recipe.seed,
-            "device": device,
+            "seed": plan.recipe.seed,
+            "device": plan.device,
             "callbacks": [clock],
         }
         make = _sft_trainer if stage == "sft" else _grpo_trainer
-        trainer = make(recipe, problems, prompt_format, short, common)
+        trainer = make(plan, short, common)
         reset_peak()
         trainer.train()
     return {"seconds_per_step": median_high(clock.seconds[1:] or clock.seconds), "measured_peak": peak()}
 
 
-def _sft_trainer(
-    recipe: Recipe,
-    problems: Sequence[Problem],
-    form: PromptFormat,
-    short: dict[str, Any],
-    common: dict[str, Any],
-) -> Any:
+def _sft_trainer(plan: Plan, short: dict[str, Any], common: dict[str, Any]) -> Any:
     from algorist.training.sft import demonstrations, make_sft_trainer
 
-    demos = demonstrations(problems, form, common["tokenizer"], recipe.sft.source)
-    return make_sft_trainer(demos=demos, section=recipe.sft.model_copy(update=short), **common)
+    section = plan.recipe.sft
+    demos = demonstrations(plan.problems.sft, plan.form, common["tokenizer"], section.source)
+    return make_sft_trainer(demos=demos, section=section.model_copy(update=short), **common)
 
 
-def _grpo_trainer(
-    recipe: Recipe,
-    problems: Sequence[Problem],
-    form: PromptFormat,
-    short: dict[str, Any],
-    common: dict[str, Any],
-) -> Any:
+def _grpo_trainer(plan: Plan, short: dict[str, Any], common: dict[str, Any]) -> Any:
     from algorist.training.grpo_setup import make_grpo_trainer
 
-    section = recipe.grpo
+    section = plan.recipe.grpo
     return make_grpo_trainer(
-        problems=problems,
-        prompt_format=form,
+        problems=plan.problems.train,
+        prompt_format=plan.form,
         # An untrained policy has no useful groups; skipping them would make steps look cheap.
         section=section.model_copy(update={**short, "skip_zero_advantage": False}),
-        rewards=build_rewards(recipe.rewards, form, matcher=recipe.matcher),
-        matcher=recipe.matcher,
+        rewards=plan.rewards,
+        matcher=plan.recipe.matcher,
         engine=make_engine(
             section.engine, common["model"], common["tokenizer"], section=section, together=True
         ),
-        extensions=Extensions.of(Recipe(grpo=section, model=recipe.model)),
+        # What a recipe has beside its stages, trackers and the like, has no part in a trial.
+        extensions=Extensions([e for e in plan.extensions if "" not in e.keys]),
         **common,
     )

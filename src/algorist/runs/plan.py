@@ -19,7 +19,8 @@ from algorist.data.problems import Problems
 from algorist.errors import ConfigError
 from algorist.objectives import Objective
 from algorist.prompts import PromptFormat
-from algorist.rewards import RewardSet
+from algorist.prompts.chat import opened_by_template
+from algorist.rewards import RewardSet, build_rewards
 from algorist.runs.begin import has_adapter, without_adapter
 from algorist.runs.draft import Draft
 from algorist.runs.paid import with_paid_demonstrations
@@ -85,6 +86,14 @@ class Plan:
     def path(self) -> Path:
         """The run's folder."""
         return self.recipe.path
+
+    def opened(self, tokenizer: Any) -> Plan:
+        """Return the plan with its prompt format as a model's template opens it, and rewards that read completions so."""
+        form = opened_by_template(self.form, tokenizer)
+        if form is self.form:
+            return self
+        rewards = build_rewards(self.recipe.rewards, form, matcher=self.recipe.matcher)
+        return replace(self, form=form, draft=replace(self.draft, form=form, rewards=rewards))
 
     def trains(self, stage: str) -> bool:
         """Whether a training stage is to be done."""

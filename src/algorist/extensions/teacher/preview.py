@@ -42,14 +42,14 @@ def preview(recipe: Any, look: Any) -> dict[str, Any] | None:
         return {"rows": {"teacher": teacher.line() + WORDS["served"]}, "advice": []}
     with teacher.awake():
         policy = SimpleNamespace(model=teacher.model, tokenizer=student.tokenizer)
-        facts, groups = sample(recipe, look.problems, policy, look.form, look.samples)  # type: ignore[arg-type]
+        facts, groups = sample(look.plan, look.problems, policy, look.samples)  # type: ignore[arg-type]
         batch = Batch.from_groups(groups, torch.zeros(sum(len(group.rollouts) for group in groups)))
 
         def read(model: Any, device: torch.device) -> Tensor:
             whole = Teacher("", model, device, teacher.rows, temperature=recipe.grpo.temperature)
             return whole.top(batch, look, LIKELY)[batch.mask].cpu()
 
-        theirs, ours = read(teacher.model, teacher.device), read(student.model.eval(), look.device)
+        theirs, ours = read(teacher.model, teacher.device), read(student.model.eval(), look.plan.device)
     ids = [group.problem.id for group in groups]
     rates, own = ([of[problem] for problem in ids] for of in (facts["per_problem"], look.rates))
     numbers = {

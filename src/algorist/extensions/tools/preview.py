@@ -59,7 +59,7 @@ def _taught(recipe: Any, source: Tools, look: Any) -> tuple[float, float, float]
 
     if not look.sft:
         return 0.0, 0.0, 0.0
-    demos = demonstrations(look.sft[:READ], look.form, look.policy.tokenizer, recipe.sft.source)
+    demos = demonstrations(look.sft[:READ], look.plan.form, look.policy.tokenizer, recipe.sft.source)
     replies = [(demo.completion, begin, end) for demo in demos for begin, end in demo.replies]
     calls = [call for text, begin, _ in replies if (call := source.calls.find(text[:begin]))]
     began, tried = time.perf_counter(), 0
