@@ -78,6 +78,8 @@ def registrations_undone() -> Iterator[None]:
     modules = [module for name, module in sys.modules.items() if name.startswith("algorist")]
     things = [thing for module in modules for thing in vars(module).values()]
     registries = list({id(thing): thing for thing in things if isinstance(thing, Registry)}.values())
+    for registry in registries:
+        registry.names()  # which imports what registers them
     before = [(dict(r._entries), set(r._by_user)) for r in registries]
     owners, plugins = dict(declared._OWNERS), dict(user_code._PLUGINS)
     yield

@@ -23,11 +23,11 @@ MOST_LINES = {
     "objectives.losses": 800,
     "training.step": 3_300,
     "rollouts.collect": 2_000,
-    "training.grpo": 7_587,
-    "runs.pipeline": 16_193,
+    "training.grpo": 6_100,
+    "runs.pipeline": 13_900,
 }
 """The most code lines of the core, and of the import closures of files. A limit may only be lowered: ``test_sizes`` reads the history."""
-AIMS = {"training.grpo": 6_500, "runs.pipeline": 13_000}
+AIMS = {"runs.pipeline": 13_000}
 """Closures that are still above their aim."""
 EXTENSION, EXTENSIONS = 600, {"vllm": 900}
 """The most code lines of an extension, and of those with a limit of their own."""

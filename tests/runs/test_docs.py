@@ -246,7 +246,8 @@ def call(monkeypatch: pytest.MonkeyPatch) -> Iterator[Call]:
     from algorist_grader import MATCHERS
 
     for registry in (DATASETS, FACTS, RULES, MATCHERS, FORMATS, REWARDS):
-        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+        names = registry.names()  # which imports what registers them
+        monkeypatch.setattr(registry, "_entries", {name: registry.get(name) for name in names})
     families = dict(FAMILIES)
     for name, value in (
         ("COLUMNS", "200"),

@@ -38,9 +38,11 @@ WORDS = {
 SECTIONS = {"recipe", "section", "grpo", "sft", "eval", "model", "held_out"}
 EXCEPTIONS = {
     "data/load.py": "the key hub of a dataset is its name there",
+    "config/schema.py": "the key hub of a dataset is its name there",
     "data/adapters.py": "unsloth is who published the dataset",
     "diagnosis/rules.py": "a rule proposes whichever key of the recipe cures a fault",
     "cli/diagnose_command.py": "doctor says whether the engine vllm can be used",
+    "cli/trl_script.py": "which keys the arguments of another trainer become",
     "cli/main.py": "which allocator the engine vllm bears",
     "runs/endpoint.py": "which command starts a server",
     "diagnosis/environment.py": "which releases of foreign packages fit each other",

@@ -1,6 +1,5 @@
 """Datasets: an adapter turns rows into problems; a published dataset is a row of the table in ``adapters``."""
 
-from algorist.data import adapters, arithmetic, countdown, mixture, reasoning_gym, rollouts, story_problems  # noqa: F401
 from algorist.data.base import DATASETS, Source, dataset
 from algorist.data.leakage import overlap, shared_questions
 from algorist.data.load import load_problems, with_solutions

@@ -37,7 +37,21 @@ class Source:
 
 
 Adapter = Callable[[Source], list[Problem]]
-DATASETS: Registry[Adapter] = Registry("dataset")
+DATASETS: Registry[Adapter] = Registry(
+    "dataset",
+    [
+        f"algorist.data.{name}"
+        for name in (
+            "adapters",
+            "arithmetic",
+            "countdown",
+            "mixture",
+            "reasoning_gym",
+            "rollouts",
+            "story_problems",
+        )
+    ],
+)
 dataset = DATASETS.register
 Count = Annotated[int, Field(ge=1)]
 Probability = Annotated[float, Field(ge=0, le=1)]

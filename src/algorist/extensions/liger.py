@@ -126,8 +126,8 @@ def _look(model: Any) -> tuple[Tensor, Tensor]:
     import torch
     from torch.nn.functional import embedding
 
+    from algorist.models.modes import eval_mode
     from algorist.models.precision import compute_dtype, weight_dtype
-    from algorist.rollouts.model_info import eval_mode
     from algorist.training.distributed import whole_weights
 
     dtype = compute_dtype(model)

@@ -22,6 +22,7 @@ from algorist.config.schema import Recipe
 from algorist.data.problems import Problems
 from algorist.diagnosis.settings import Settings
 from algorist.models.load import Policy
+from algorist.models.modes import eval_mode
 from algorist.models.precision import autocast_of, on_gpu
 from algorist.models.sharding import unwrap
 from algorist.preflight.memory import Shape
@@ -29,7 +30,6 @@ from algorist.prompts import PromptFormat
 from algorist.prompts.chat import encode_prompt
 from algorist.rollouts import make_engine
 from algorist.rollouts.engines import ENGINES
-from algorist.rollouts.model_info import eval_mode
 from algorist.store.run_log import duration
 from algorist.store.stages import STAGES
 from algorist.training.batch import Batch

@@ -6,7 +6,6 @@ import hashlib
 import json
 import re
 import textwrap
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from algorist.evaluation.compare import paired_metrics
 from algorist.store.redact import redact_tree, with_texts
 from algorist.store.run_folder import RunFolder, environment
 from algorist.store.safe_text import markdown
-from algorist.system import own_memory, processor_seconds
+from algorist.store.times import Took
 
 NAME = "result.json"
 STRICT, LENIENT = "greedy_accuracy", "lenient_accuracy"
@@ -28,24 +27,6 @@ LIBRARIES = ("algorist", "torch", "transformers")
 _PLACE = {"output_dir", "run_name", "device"}
 """Keys that are not part of the recipe's hash."""
 _PATH = re.compile(r"(?<![\w.])[~/][^\s'\"=,\]]*/(?=[^\s'\"=,\]/])")
-
-
-class Took:
-    """What a run takes of the machine from now on; of a run that is continued only the memory is known."""
-
-    def __init__(self, resumed: bool) -> None:
-        self.resumed, self.began, self.cpu = resumed, time.monotonic(), processor_seconds()
-
-    def until_now(self) -> dict[str, float | None]:
-        minutes = (time.monotonic() - self.began) / 60
-        processor = (processor_seconds() - self.cpu) / 60
-        gpu = _torch("cuda.max_memory_allocated") or 0
-        return {
-            "minutes": None if self.resumed else round(minutes, 2),
-            "processor_minutes": None if self.resumed else round(processor, 2),
-            "peak_memory_gib": round(own_memory(peak=True) / 2**30, 2),
-            "peak_gpu_memory_gib": round(gpu / 2**30, 2) if gpu else None,
-        }
 
 
 def write_result(folder: RunFolder, recipe: Recipe, evaluations: dict[str, Artifact], took: Took) -> Path:

@@ -116,6 +116,13 @@ def make_engine(
     return made
 
 
+def decodes_natively(model: Any) -> bool:
+    """Say whether the native engine has a decoder for a model, which reads weights that are whole."""
+    from algorist.rollouts.native.weights import why_no_decoder
+
+    return why_no_decoder(model) is None
+
+
 def auto_engine(name: str, model: Any, rows: int) -> tuple[str, str]:
     """Return the engine to make for ``name``, and on a GPU one line that says what ``auto`` takes and why.
 

@@ -1,4 +1,4 @@
-"""What an engine needs to know of a model: context, vocabulary, end tokens, device; and a guard around generation."""
+"""What an engine needs to know of a model: context, vocabulary, end tokens, device."""
 
 from __future__ import annotations
 
@@ -11,16 +11,10 @@ import torch
 from torch import nn
 
 from algorist.errors import EngineError
+from algorist.models.modes import context_of, eval_mode
 from algorist.models.precision import compute_dtype, weight_dtype
 from algorist.rollouts.base import Prompts, SamplingParams, Turns
 from algorist.rollouts.row_state import Rows, check_request
-
-
-def context_of(model: Any) -> int | None:
-    """Return how many tokens a model takes, prompt and completion together; None where its configuration has no bound."""
-    config = model.config.get_text_config(decoder=True)
-    context = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
-    return context if isinstance(context, int) and context > 0 else None
 
 
 class ModelSetting:
@@ -97,23 +91,6 @@ class ModelSetting:
         autocast = torch.autocast(self.device.type, dtype=dtype if mixed else None, enabled=mixed)
         with eval_mode(self.model), autocast:
             yield
-
-
-@contextmanager
-def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Switch dropout and activation checkpointing off; afterwards each module has its own mode again."""
-    training = [module for module in model.modules() if module.training]
-    checkpointing = [module for module in training if getattr(module, "gradient_checkpointing", False)]
-    model.eval()
-    for module in checkpointing:
-        module.gradient_checkpointing = False  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
-        for module in checkpointing:
-            module.gradient_checkpointing = True  # type: ignore[assignment]
 
 
 def _decoder(tokenizer: Any) -> Callable[[list[int]], str] | None:

@@ -14,7 +14,6 @@ from algorist.config.schema import Recipe
 from algorist.data.problems import Problems
 from algorist.errors import ConfigError
 from algorist.prompts import PromptFormat
-from algorist.report.results import Took
 from algorist.rewards import RewardSet, build_rewards
 from algorist.rollouts.engines import ENGINES
 from algorist.runs.asking import asked_as_trained
@@ -22,6 +21,7 @@ from algorist.runs.begin import settings_at_start
 from algorist.runs.pass_rates import with_pass_rates
 from algorist.store.run_log import kept_records
 from algorist.store.stages import STAGES
+from algorist.store.times import Took
 from algorist_grader import MATCHERS
 
 

@@ -43,8 +43,7 @@ from algorist.prompts import PromptFormat
 from algorist.prompts.chat import opened_by_template
 from algorist.rewards import RewardSet, build_rewards
 from algorist.rollouts import make_engine
-from algorist.rollouts.engines import ENGINES, auto_engine
-from algorist.rollouts.native.weights import why_no_decoder
+from algorist.rollouts.engines import ENGINES, auto_engine, decodes_natively
 from algorist.runs.asking import attach_asking
 from algorist.runs.begin import hold_folder
 from algorist.runs.draft import Draft
@@ -353,7 +352,7 @@ def _placed(run: Run, load: Callable[..., Policy]) -> Policy:
     def shapes() -> Policy | None:
         """Return what the others need of it; None for a model that samples by its own forward, and is sharded by the trainer."""
         read.append(load(device=device, on_host=True))
-        return None if why_no_decoder(read[0].model) else replace(read[0], model=shapes_of(read[0].model))
+        return replace(read[0], model=shapes_of(read[0].model)) if decodes_natively(read[0].model) else None
 
     sent = run.processes.from_main(shapes)
     policy = next(iter(read), sent) or load(device=device, on_host=True)

@@ -10,7 +10,7 @@ from algorist.diagnosis.rule import Facts, Finding, apply
 from algorist.diagnosis.rules import all_rules
 from algorist.diagnosis.settings import Settings
 from algorist.diagnosis.tokenization import tokenization_facts
-from algorist.rollouts.model_info import context_of
+from algorist.models.modes import context_of
 from algorist.training.grpo_setup import check_enough_problems
 from algorist.training.training_arguments import grpo_steps, sft_steps
 from algorist.types import Problem

@@ -1,12 +1,14 @@
-"""What the seconds of a run went to: loading, evaluation, saving, the steps of its stages."""
+"""What the seconds of a run went to: loading, evaluation, saving, the steps of its stages; and what it took of the machine."""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from algorist.store.run_folder import RunFolder
+from algorist.system import own_memory, processor_seconds
 
 FILE = "times.json"
 
@@ -34,6 +36,25 @@ class Times:
     def add(self, name: str, seconds: float) -> None:
         """Add seconds to those of ``name``."""
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+
+
+class Took:
+    """What a run takes of the machine from now on; of a run that is continued only the memory is known."""
+
+    def __init__(self, resumed: bool) -> None:
+        self.resumed, self.began, self.cpu = resumed, time.monotonic(), processor_seconds()
+
+    def until_now(self) -> dict[str, float | None]:
+        minutes = (time.monotonic() - self.began) / 60
+        processor = (processor_seconds() - self.cpu) / 60
+        torch = sys.modules.get("torch")
+        gpu = torch.cuda.max_memory_allocated() if torch else 0
+        return {
+            "minutes": None if self.resumed else round(minutes, 2),
+            "processor_minutes": None if self.resumed else round(processor, 2),
+            "peak_memory_gib": round(own_memory(peak=True) / 2**30, 2),
+            "peak_gpu_memory_gib": round(gpu / 2**30, 2) if gpu else None,
+        }
 
 
 @contextmanager

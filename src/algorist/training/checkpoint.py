@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -39,7 +39,9 @@ from algorist.store.stages import checkpoints, step_of
 from algorist.system import sync_folder
 from algorist.training import loop_seam
 from algorist.training.distributed import ShardedTraining
-from algorist.training.processes import Processes
+
+if TYPE_CHECKING:
+    from algorist.training.processes import Processes
 
 log = logging.getLogger("algorist.training.checkpoint")
 

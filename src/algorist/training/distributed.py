@@ -26,10 +26,10 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from algorist.errors import ConfigError, is_out_of_memory
+from algorist.models.modes import eval_mode
 from algorist.models.precision import compute_dtype, mixed_precision, set_compute, weight_dtype
 from algorist.models.sharding import is_sharded, plain_class, wrapped_module
 from algorist.rollouts.base import Completions, Prompts, RolloutEngine, SamplingParams, Turns
-from algorist.rollouts.model_info import eval_mode
 
 T = TypeVar("T")
 log = logging.getLogger("algorist.training.distributed")

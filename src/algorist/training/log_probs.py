@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from algorist.models.attention import float32_attention
+from algorist.models.modes import eval_mode
 from algorist.models.precision import on_gpu
 from algorist.models.products import fast_linear
 from algorist.models.sharding import plain_class, unwrap, wrapped_module
-from algorist.rollouts.model_info import eval_mode
 from algorist.training.batch import Batch
 from algorist.training.lm_head import AtHead, OfHead, altered_logits, completion_log_probs
 from algorist.training.packed import Layout, NotPackable, pack, tiles

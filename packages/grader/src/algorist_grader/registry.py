@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from importlib import import_module
 from typing import Generic, TypeVar
 
 from algorist_grader.errors import ConfigError, check_known
@@ -27,10 +28,16 @@ def by_user() -> Iterator[None]:
 
 
 class Registry(Generic[T]):
-    """Maps names to objects; duplicate names fail at registration, unknown names answer with the nearest one."""
+    """Maps names to objects; duplicate names fail at registration, unknown names answer with the nearest one.
 
-    def __init__(self, kind: str) -> None:
+    Args:
+        kind: What they are, for messages.
+        members: Modules that register some; imported when something is first looked up or added.
+    """
+
+    def __init__(self, kind: str, members: Sequence[str] = ()) -> None:
         self.kind = kind
+        self._members = list(members)
         self._entries: dict[str, T] = {}
         self._by_user: set[str] = set()
 
@@ -38,6 +45,7 @@ class Registry(Generic[T]):
         """Return a decorator that stores the object under ``name`` and returns it unchanged."""
 
         def decorate(entry: F) -> F:
+            self._open()
             if name in self._entries and not (_BY_USER.get() and name in self._by_user):
                 raise ConfigError(f"{self.kind} '{name}' is registered twice; choose another name")
             self._entries[name] = entry  # type: ignore[assignment]
@@ -47,20 +55,31 @@ class Registry(Generic[T]):
 
         return decorate
 
+    def _open(self) -> None:
+        """Import the modules that register the members, when something is first asked of them or added to them."""
+        token = _BY_USER.set(False)
+        try:
+            while self._members:
+                import_module(self._members.pop(0))
+        finally:
+            _BY_USER.reset(token)
+
     def get(self, name: str) -> T:
         """Return the entry called ``name``.
 
         Raises:
             ConfigError: No such entry; the message names the nearest one and lists all.
         """
-        check_known(name, sorted(self._entries), f"unknown {self.kind} '{name}'", "Known: {}")
+        check_known(name, self.names(), f"unknown {self.kind} '{name}'", "Known: {}")
         return self._entries[name]
 
     def names(self) -> list[str]:
         """Return all names, sorted."""
+        self._open()
         return sorted(self._entries)
 
     def __contains__(self, name: object) -> bool:
+        self._open()
         return name in self._entries
 
     def __iter__(self) -> Iterator[str]:
