@@ -237,3 +237,14 @@ def test_a_folder_of_both_splits_is_named_once(tmp_path: Path) -> None:
 def test_a_limit_in_the_wrong_place_is_answered_with_the_right_one(key: str, call: Cli) -> None:
     run = call("run", "smoke-cpu", f"{key}=10")
     assert run.returncode == 2 and "data.eval.limit" in run.stderr and "data.train" not in run.stderr
+
+
+def test_an_adapter_as_a_model_is_answered_with_the_command_that_merges_it(model: Path, call: Cli) -> None:
+    settings = (*SHORT, f"model.name={model}", "model.lora={rank: 4}", "--only", "sft", "run_name=a")
+    assert call("run", "smoke-cpu", *settings).returncode == 0
+    run = call("run", "smoke-cpu", *SHORT, "model.name=runs/a/sft/final", "run_name=b")
+    assert run.returncode == 2
+    (command,) = re.findall(r"algorist (export .*) FOLDER, then model.name=FOLDER", said(run))
+    assert call(*command.split(), "merged").returncode == 0
+    again = call("run", "smoke-cpu", *SHORT, "model.name=merged", "run_name=c")
+    assert again.returncode == 0, said(again)

@@ -292,6 +292,11 @@ def _pretrained(
         name = loadable_name(section.name, section.revision)
     local = Path(name).expanduser()
     looks_local = local.is_dir() or name.startswith((".", "/", "~")) or name.count("/") > 1
+    if (local / "adapter_config.json").is_file() and not (local / "config.json").is_file():
+        raise ConfigError(
+            f"model.name is '{section.name}', an adapter; to train on, merge it into its base first: algorist export {local} "
+            "--merge --to FOLDER, then model.name=FOLDER"
+        )
     if looks_local and not (local / "config.json").is_file():
         raise ConfigError(
             f"model.name is '{section.name}', but there is no model folder at {local} (config.json is missing); expected "

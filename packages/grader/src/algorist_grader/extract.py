@@ -113,11 +113,13 @@ def _value_of(phrase: str) -> str:
     if tail is None:
         return phrase
     value, rest = phrase[: tail.start()].rstrip(" ,"), tail[0]
-    others = set(re.findall(r"\d[\d.,/]*(?<![.,])", rest)) - {value.strip("$ ")}
+    is_letter = bool(re.fullmatch(r"\(?[A-J]\)?", value))
+    others = set(re.findall(r"\b[A-HJ]\b" if is_letter else r"\d[\d.,/]*(?<![.,])", rest)) - {
+        value.strip("$ ()")
+    }
     explained = rest.lstrip(" ,.!").startswith(("because", "since"))
-    return (
-        phrase if not re.search(r"\d", value) or _DOUBT.search(rest) or (others and not explained) else value
-    )
+    has_value = is_letter or re.search(r"\d", value)
+    return phrase if not has_value or _DOUBT.search(rest) or (others and not explained) else value
 
 
 def last_number(text: str) -> str | None:

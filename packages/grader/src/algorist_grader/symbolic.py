@@ -157,11 +157,15 @@ def _without_labels(answer: str, gold: str) -> tuple[str, str, bool | None]:
     return answer[:-1] if re.fullmatch(r"[A-J]\)", answer) else answer, gold, None
 
 
+_WORDS = re.compile(r"(?<![\\a-zA-Z])[A-Za-z]{2,} +[A-Za-z]{2,}\b")
+"""Words of a sentence, which letters side by side would else be a product of."""
+
+
 def _labelled(text: str) -> Choice | None:
     """Read a choice with its label; ``A. Smith`` is none, ``A. 5`` is."""
     choice = labelled(text)
     if choice and choice.strict and numeric_value(choice.value) is None:
-        tree = reading(choice.value).tree
+        tree = None if _WORDS.search(choice.value) else reading(choice.value).tree
         return choice if tree is not None and tree[0] not in ("text", "name", "list") else None
     return choice
 
