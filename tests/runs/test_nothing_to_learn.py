@@ -78,3 +78,18 @@ def test_a_run_that_ended_in_sft_is_not_healthy(tmp_path: Path, diagnose: Any) -
     )  # rollouts are stored in blocks
     _, out = diagnose(tmp_path / "r")
     assert "GRPO has not begun" not in out and "the first rollouts of GRPO are not stored yet" in out
+
+
+@pytest.mark.parametrize("value", ["None", "float('nan')"])
+def test_a_reward_without_a_number_is_named_once(value: str, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(f"def silent(completion):\n    return {value}\n")
+    for other, name in (("", "alone"), (", {name: correct}", "beside")):
+        folder = run(
+            tmp_path,
+            "grpo.max_steps=3",
+            f"rewards=[{{name: '{tmp_path}/own.py:silent'}}{other}]",
+            f"run_name={name}",
+        )
+        log = (folder.parent / name / "training.log").read_text()
+        assert log.count("reward 'silent' gave no number for any of 16 completions") == 1
+        assert "reward 'correct' gave" not in log

@@ -160,6 +160,7 @@ class RolloutNotes:
         self._best: Mapping[str, Any] | None = None
         self._worst: Mapping[str, Any] | None = None
         self._values: dict[str, list[float]] = {}
+        self._silent: set[str] = set()
         self._failures: dict[str, int] = {}
         self._failed: dict[str, float] = {}
 
@@ -186,6 +187,18 @@ class RolloutNotes:
     def on_rollouts(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Take the graded rollouts of one generation batch."""
         self._latest = next((row for row in rows if row.get("reward") is not None), None)
+        numbers = {
+            name
+            for row in rows
+            for name, value in (row.get("rewards") or {}).items()
+            if value == value is not None
+        }
+        for name in (rows[0].get("rewards") or {}) if rows else ():
+            if name not in numbers | self._silent:
+                self._silent.add(name)
+                self.say(
+                    f"warning: reward '{name}' gave no number for any of {len(rows)} completions (None or NaN): it counts for none"
+                )
         for row in rows:
             self._extend("reward", row.get("reward"))
             for name, value in (row.get("rewards") or {}).items():
