@@ -80,9 +80,8 @@ def test_a_run_that_ended_in_sft_is_not_healthy(tmp_path: Path, diagnose: Any) -
     assert "GRPO has not begun" not in out and "the first rollouts of GRPO are not stored yet" in out
 
 
-@pytest.mark.parametrize("value", ["None", "float('nan')"])
-def test_a_reward_without_a_number_is_named_once(value: str, tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(f"def silent(completion):\n    return {value}\n")
+def test_a_reward_without_a_number_is_named_once(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def silent(completion):\n    return None\n")
     for other, name in (("", "alone"), (", {name: correct}", "beside")):
         folder = run(
             tmp_path,

@@ -188,16 +188,13 @@ class RolloutNotes:
         """Take the graded rollouts of one generation batch."""
         self._latest = next((row for row in rows if row.get("reward") is not None), None)
         numbers = {
-            name
-            for row in rows
-            for name, value in (row.get("rewards") or {}).items()
-            if value == value is not None
+            name for row in rows for name, value in (row.get("rewards") or {}).items() if value is not None
         }
-        for name in (rows[0].get("rewards") or {}) if rows else ():
+        for name in (rows[0].get("rewards") or {}) if len(rows) > 1 else ():
             if name not in numbers | self._silent:
                 self._silent.add(name)
                 self.say(
-                    f"warning: reward '{name}' gave no number for any of {len(rows)} completions (None or NaN): it counts for none"
+                    f"warning: reward '{name}' gave no number for any of {len(rows)} completions (None): it counts for none"
                 )
         for row in rows:
             self._extend("reward", row.get("reward"))
