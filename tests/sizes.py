@@ -24,10 +24,10 @@ MOST_LINES = {
     "training.step": 3_300,
     "rollouts.collect": 2_000,
     "training.grpo": 6_100,
-    "runs.pipeline": 13_900,
+    "runs.pipeline": 12_400,
 }
 """The most code lines of the core, and of the import closures of files. A limit may only be lowered: ``test_sizes`` reads the history."""
-AIMS = {"runs.pipeline": 13_000}
+AIMS: dict[str, int] = {}
 """Closures that are still above their aim."""
 EXTENSION, EXTENSIONS = 600, {"vllm": 900}
 """The most code lines of an extension, and of those with a limit of their own."""

@@ -78,5 +78,5 @@ def test_an_extension_stays_small() -> None:
 def test_the_table_is_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     sizes.main()
     printed = capsys.readouterr().out
-    for said in ("limit 3,300", "aim 13,000", "extensions/", "words of the documents", "forbidden names"):
+    for said in ("limit 3,300", "extensions/", "words of the documents", "forbidden names"):
         assert said in printed

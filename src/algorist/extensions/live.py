@@ -1,7 +1,11 @@
-"""Warnings while a run trains: the diagnosis of what it has shown so far, each cause once."""
+"""Warnings of a run: what its data and its model show before the first step, and the diagnosis of what it has shown so far.
+
+The rules are those of preflight and diagnose; each cause is said once.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from algorist.training.extension import Control, Event, Extension, extension
@@ -17,13 +21,51 @@ class LiveWarnings(Extension):
 
     def open(self, run: Any) -> None:
         from algorist.diagnosis.diagnose import LiveDiagnosis
+        from algorist.diagnosis.facts import leaked_text
 
-        if run.processes.main:
-            self.watch = LiveDiagnosis(self.recipe, run.display.say, str(run.folder.path))
+        if not run.processes.main:
+            return
+        self.run, self.watch = run, LiveDiagnosis(self.recipe, run.display.say, str(run.folder.path))
+        if leaked := leaked_text([*run.train, *run.sft], run.held_out):
+            run.display.say(f"warning: {leaked}")
 
     def seen(self, event: Event) -> Control | None:
-        if self.watch is not None and event.kind == "rollouts":
+        if self.watch is None:
+            return None
+        if event.kind == "loaded":
+            lines = [line for line in start_warnings(self.run) if line not in self.run.reported]
+            for line in lines:
+                self.run.display.say(line)
+            self.run.reported.update(lines)
+        if event.kind == "rollouts":
             self.watch.on_rollouts(event.rows)
-        if self.watch is not None and event.kind == "metrics":
+        if event.kind == "metrics":
             self.watch.on_metrics(event.step or 0, event.values, event.stage)
         return None
+
+
+def start_warnings(run: Any) -> Iterator[str]:
+    """Yield a line for each rule that model, tokenizer and problems of a run break together."""
+    from algorist.data.problems import prompts_beyond
+    from algorist.diagnosis.rule import Facts, apply
+    from algorist.diagnosis.rules import all_rules
+    from algorist.diagnosis.settings import Settings
+    from algorist.diagnosis.tokenization import tokenization_facts
+    from algorist.models.modes import context_of
+    from algorist.training.training_arguments import grpo_steps, sft_steps
+
+    plan, recipe, policy, train, sft = run.plan, run.recipe, run.policy, run.train, run.sft
+    context = context_of(policy.model)
+    facts: dict[str, Any] = {"context": context, "looked_at": len(train)}
+    room = context - recipe.grpo.max_completion_tokens if context else 0
+    if plan.trains("grpo") and room > 0:
+        facts["do_not_fit"] = len(prompts_beyond(room, train, plan.form, policy.tokenizer))
+    rendered = sft if plan.trains("sft") and recipe.sft.source == "problems" else ()
+    facts |= tokenization_facts(policy, plan.form, train, demonstrations=rendered)
+    rules = [rule for rule in all_rules().values() if rule.room == "start"]
+    steps = {"sft": sft_steps(recipe.sft, len(sft)), "grpo": grpo_steps(recipe.grpo, len(train))}
+    settings = Settings(recipe.model_dump())
+    views = [Facts(settings, {**facts, "steps": steps[s]}, stage=s) for s in steps if plan.trains(s)]
+    for finding in apply(rules, *views):
+        change = f" · change: {' '.join(finding.change)}" if finding.change else ""
+        yield f"warning: {finding.one_line()}{change}"

@@ -29,7 +29,6 @@ from algorist.data.problems import (
     trained_otherwise,
     unreadable_golds,
 )
-from algorist.diagnosis.facts import leaked_text
 from algorist.evaluation.console import RolloutNotes, lines_of
 from algorist.evaluation.record import mark_of, record_evaluation
 from algorist.evaluation.run import Alone, EvaluationSetting, Peers
@@ -283,8 +282,6 @@ def _prepare(run: Run) -> None:
         run.display.say(f"warning: {line}")
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
-    if leaked := leaked_text([*run.train, *run.sft], run.held_out):
-        run.display.say(f"warning: {leaked}")
     demonstrations = f"{len(run.sft)} demonstrations, " if run.plan.trains("sft") else ""
     run.display.say(
         f"{len(run.train)} training problems ({recipe.data.train.name}), {demonstrations}"
@@ -330,13 +327,12 @@ def _load_start(run: Run) -> None:
     ]
     if run.processes.count > 1 and hasattr(run.policy.model, "peft_config"):
         lines.append("warning: an adapter in several processes is less tried; all weights: model.lora=null")
-    lines += run.processes.from_main(
-        partial(check_start, run.plan, run.policy, run.train, run.sft, run.held_out)
-    )
+    run.processes.from_main(partial(check_start, run.plan, run.policy, run.train, run.held_out))
     for line in lines:
         if line not in run.reported:  # a sharded model is loaded again after each stage
             run.display.say(line)
     run.reported.update(lines)
+    run.event("loaded")
     refuse_what_cannot_fit(run.policy.model, run.recipe, [s for s in STAGES if run.plan.trains(s)])
 
 
