@@ -18,9 +18,9 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
+from algorist.cli.first_recipe import Hardware, billions, default_model
 from algorist.config import load_recipe
 from algorist.data import load_problems
-from algorist.runs.first_recipe import Hardware, billions, default_model
 
 ROWS = [
     {"Nr": n, "Frage": f"Was gibt {n} + {n % 7}?", "Antwort": str(n + n % 7), "Rechnung": f"{n} + {n % 7} = {n + n % 7}"}

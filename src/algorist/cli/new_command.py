@@ -15,8 +15,8 @@ from algorist.errors import DataError, nearest
 from algorist.store.safe_text import one_line
 
 if TYPE_CHECKING:
-    from algorist.runs.first_look import DataFile
-    from algorist.runs.first_recipe import Hardware
+    from algorist.cli.first_look import DataFile
+    from algorist.cli.first_recipe import Hardware
 
 app = typer.Typer(add_completion=False)
 FEW = 30
@@ -89,8 +89,8 @@ def new(
 
     Example: algorist new sums.csv · algorist new sums.csv --question Frage --answer Antwort --model tiny
     """
-    from algorist.runs.first_look import FIELDS, look_at, read_problems
-    from algorist.runs.first_recipe import name_for, write_files
+    from algorist.cli.first_look import FIELDS, look_at, read_problems
+    from algorist.cli.first_recipe import name_for, write_files
 
     asks = not yes and not as_json and sys.stdin.isatty()
     if data is None and not asks:
@@ -185,14 +185,14 @@ def _answers(file: DataFile) -> View:
 
 
 def _hardware(memory: float | None, gpu: bool | None) -> Hardware:
-    from algorist.runs.first_recipe import Hardware, this_machine
+    from algorist.cli.first_recipe import Hardware, this_machine
 
     here = this_machine()
     return Hardware(here.memory_gb if memory is None else memory, here.gpu if gpu is None else gpu)
 
 
 def _choose_model(hardware: Hardware, asks: bool) -> str:
-    from algorist.runs.first_recipe import default_model
+    from algorist.cli.first_recipe import default_model
 
     guess = default_model(hardware)
     if not asks:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from algorist.cli.first_look import DataFile
 from algorist.config.load import validate
 from algorist.config.yaml_text import one_line_yaml, read_yaml
 from algorist.data import load_problems
 from algorist.errors import ConfigError, DataError
 from algorist.models.loaders import loaders
-from algorist.runs.first_look import DataFile
 from algorist.store.safe_text import one_line
 
 GPU_MODELS = ((10, "Qwen/Qwen2.5-1.5B-Instruct"), (6, "Qwen/Qwen2.5-0.5B-Instruct"), (0, "smollm2"))
