@@ -19,7 +19,7 @@ GRADER = ROOT / "packages/grader/src/algorist_grader"
 BESIDE = {"diagnosis", "report", "preflight", "cli", "recipes", "extensions", "grader"}
 """Rooms beside the core, and the grader, a package of its own."""
 MOST_LINES = {
-    "core": 18_113,
+    "core": 17_840,
     "objectives.losses": 800,
     "training.step": 3_300,
     "rollouts.collect": 2_000,

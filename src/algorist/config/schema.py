@@ -148,14 +148,14 @@ class DataSection(Section):
     @model_validator(mode="after")
     def _one_folder(self) -> DataSection:
         """Read held-out problems where those of training are: one adapter, a folder that holds both splits."""
-        train, unseen = self.train, self.eval
+        train, held_out = self.train, self.eval
         if (
             train.path
-            and not (unseen.path or unseen.hub)
-            and train.name == unseen.name
+            and not (held_out.path or held_out.hub)
+            and train.name == held_out.name
             and Path(train.path).expanduser().is_dir()
         ):
-            self.eval = unseen.model_copy(update={"path": train.path})
+            self.eval = held_out.model_copy(update={"path": train.path})
         return self
 
 

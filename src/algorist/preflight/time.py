@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import cycle, islice
+from itertools import cycle, dropwhile, islice
 from statistics import mean, pstdev
 from typing import Any
 
@@ -92,7 +92,8 @@ class Sizes:
             some = _some(problems.sft)
             demos = demonstrations(some, form, policy.tokenizer, recipe.sft.source)
             rows, _ = tokenize_demonstrations(demos, policy.tokenizer, max_length=recipe.sft.max_length)
-            lengths = [sum(label != -100 for label in row["labels"]) for row in rows]
+            # A tool's replies are not learned, and part of the completion.
+            lengths = [len([*dropwhile((-100).__eq__, row["labels"])]) for row in rows]
             fitting = round(fitting * len(rows) / max(1, len(some)))
         return cls(
             len(problems.train),
