@@ -38,7 +38,7 @@ def folder_without_tokenizer(where: Path) -> Path:
             ["no file or folder at nowhere.jsonl"],
         ),
         (["run", "quickstart", "model.name=./nowhere"], ["there is no model folder", "config.json"]),
-        (["run", "quickstart", "model.name=Qwen/Qwen2.5-0.5B-Instruct"], ["model.name=/path/to/FOLDER"]),
+        (["run", "quickstart", "model.name=Qwen/Qwen2.5-0.5B-Instruct"], ["model.name=FOLDER in a recipe"]),
         (["run", "quickstart", "prompt.format=thoughts"], ["unknown prompt format"]),
         (["run", "quickstart", "rewards=[{name: corect}]"], ["unknown reward", "Did you mean 'correct'"]),
         (

@@ -47,6 +47,14 @@ def test_eval_says_limit_and_format_and_what_to_do(run: Path, verb: Any) -> None
     assert code == 0 and out.count("· gold ") == 2 and "→ " in out
 
 
+@pytest.mark.parametrize(("words", "code"), [(("0.25", "25%"), 0), (("0.25", "26%"), 1), (("0.25",), 2)])
+def test_grade_takes_an_answer_and_its_gold_as_two_words(
+    words: tuple[str, ...], code: int, verb: Any
+) -> None:
+    ended, out, err = verb("grade", *words)
+    assert ended == code and ("0.25 · gold 2" in out or "algorist grade 0.5 1/2" in err)
+
+
 def test_sql_gives_a_table(run: Path, verb: Any) -> None:
     code, out, _ = verb(
         "inspect", str(run), "--sql", "select step, name, value from metrics where name = 'loss'"
@@ -156,6 +164,8 @@ def test_a_text_is_shown_once_with_its_copies(run: Path, verb: Any, tmp_path: Pa
         "reason": "equal_string",
         "completion_tokens": 3,
         "advantage": 0.5,
+        "question": "6 and 6?",
+        "gold": "12",
     }
     rows = [
         one | {"sample": n, "completion": text}
@@ -172,6 +182,7 @@ def test_a_text_is_shown_once_with_its_copies(run: Path, verb: Any, tmp_path: Pa
     assert code == 0 and out.count("twelve\n") == 1 and "· 3 times\n" in out and out.count("two\n") == 1, (
         out + err
     )
+    assert out.count("gold 12 · 3 tokens") == 2 and "\n6 and 6?\n→ twelve\n" in out
 
 
 def test_a_folder_that_is_taken_is_refused_before_torch_is_loaded(tmp_path: Path, run: Path) -> None:

@@ -69,6 +69,15 @@ def ask(child: Child, what: Any, timeout_s: float = 20.0) -> Any:
     return child.ask(json.dumps(what).encode(), timeout_s)
 
 
+def test_a_worker_says_nothing_of_its_own(child: Child) -> None:
+    """runpy warned of a module that its own package had imported, on the user's screen."""
+    said: list[str] = []
+    child.show = said.append
+    assert ask(child, "pid") > 0
+    child.close()
+    assert "".join(said) == ""
+
+
 def reward(path: Path, source: str, timeout_s: float = 20.0) -> Any:
     file = path / "mine.py"
     file.write_text("import os, sys, time, signal, subprocess\n" + source)

@@ -43,6 +43,9 @@ class Graded(Result):
 
 @verb(app)
 def grade_one(
+    words: Annotated[
+        list[str] | None, typer.Argument(help="An answer and its gold.", metavar="ANSWER GOLD")
+    ] = None,
     answer: str | None = None,
     completion: str | None = None,
     gold: str | None = None,
@@ -53,6 +56,7 @@ def grade_one(
     """Grade an answer or a completion, with the reason. Exit 0 when all are right, 1 otherwise.
 
     Args:
+        words: An answer and its gold, in place of --answer and --gold.
         answer: An extracted answer.
         completion: A whole completion, read in --format.
         gold: The gold answer.
@@ -60,13 +64,19 @@ def grade_one(
         prompt_format: Prompt format of completions; algorist eval --help names them.
         matcher: How answers are compared: symbolic, numeric, exact and others (docs/grading.md).
 
-    Example: algorist grade --answer 0.5 --gold 1/2 · algorist grade --completion '<answer>0.5</answer>' --gold 1/2 ·
+    Example: algorist grade 0.5 1/2 · algorist grade --completion '<answer>0.5</answer>' --gold 1/2 ·
     Next: algorist rewards explain --help
     """
     from algorist.data.files import read_rows
     from algorist.prompts import get_format
     from algorist_grader.command import grade_rows
 
+    if words:
+        if len(words) != 2 or answer or completion or gold:
+            raise ConfigError(
+                f"expected an answer and its gold and nothing else, as in algorist grade 0.5 1/2; found the words {words}"
+            )
+        answer, gold = words
     with tempfile.NamedTemporaryFile(suffix=".jsonl") as copy:
         if file and file.is_fifo():  # <(a command) of a shell
             Path(copy.name).write_bytes(file.read_bytes())

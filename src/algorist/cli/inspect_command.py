@@ -137,9 +137,9 @@ def _why_none(run: Path, sql: str | None) -> str:
 def _rollout(row: dict[str, Any]) -> str:
     head = (
         f"step {row['step']} · problem {row['problem_id']} · reward {row['reward']:.3f} · advantage {row['advantage']:+.3f} · "
-        f"{row['reason']} · {row['completion_tokens']} tokens"
+        f"{row['reason']} · read {row['extracted']} · gold {row['gold']} · {row['completion_tokens']} tokens"
     ) + (f" · {row['copies']} times" if row["copies"] > 1 else "")
-    return f"{head}\n{_text(row)}\n"
+    return f"{head}\n{row['question']}\n→ {_text(row)}\n"
 
 
 def _text(row: dict[str, Any]) -> str:

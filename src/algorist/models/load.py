@@ -462,8 +462,8 @@ def _not_loaded(name: str, error: Exception) -> str:
         )
     return (
         f"cannot load the model '{name}': {reason}\nIf this machine has no network, download the model elsewhere "
-        f"(hf download {name} --local-dir FOLDER) and give the folder: model.name=/path/to/FOLDER. "
-        f"For a model from scratch: model.name=tiny."
+        f"(hf download {name} --local-dir FOLDER) and give the folder: model.name=FOLDER in a recipe, "
+        "--model FOLDER elsewhere. For a model from scratch: model.name=tiny."
     )
 
 
