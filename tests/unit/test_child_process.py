@@ -73,7 +73,7 @@ def test_a_worker_says_nothing_of_its_own(child: Child) -> None:
     """runpy warned of a module that its own package had imported, on the user's screen."""
     said: list[str] = []
     child.show = said.append
-    assert ask(child, "pid") > 0
+    assert ask(child, "pid").value > 0
     child.close()
     assert "".join(said) == ""
 
