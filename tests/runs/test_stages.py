@@ -159,7 +159,7 @@ def test_the_log_file_has_time_name_level_and_message(tmp_path: Path) -> None:
 
     recipe = settings(*overrides, "device=cpu", f"output_dir={tmp_path}", name="smoke-cpu")
     run_recipe(recipe, display=Reading())
-    assert not live[0] and live[-1]
+    assert live[0]
 
 
 def test_answers_from_an_adapter_are_saved(
