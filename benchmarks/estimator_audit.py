@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from algorist.objectives import ADVANTAGES, LOSSES, advantage_named, mean_lengths, token_losses, token_weights
-from algorist.objectives.losses import Reduction
+from algorist.objectives.reductions import Reduction
 
 Array = NDArray[np.float64]
 COMPLETIONS = ("b", "aa", "ab")

@@ -95,3 +95,27 @@ def test_the_defaults_are_those_of_trl(stage: str, name: str) -> None:
     trl = pytest.importorskip("trl")
     fields = {field.name: field.default for field in dataclasses.fields(getattr(trl, name))}
     assert {key: fields[key] for key in DEFAULTS[stage]} == DEFAULTS[stage]
+
+
+def test_what_only_a_run_knows_is_left_to_the_reader(call: Cli, tmp_path: Path) -> None:
+    """Names that refer to themselves, weights and messages that are computed: none of it ends the reading."""
+    script = tmp_path / "odd.py"
+    script.write_text(
+        "from textwrap import dedent\nfrom trl import GRPOConfig, GRPOTrainer\n"
+        "name = name.strip()\nweights = [0.5 * n for n in range(1, 3)]\nrate = {}[[]]\n"
+        "rows = [{'role': 'system', 'content': 7}, {'role': 'system', 'content': dedent()}]\n"
+        "def short(completions, **_):\n    return [0.0 for _ in completions]\n"
+        "args = GRPOConfig(learning_rate=rate, reward_weights=weights, num_generations=4)\n"
+        "GRPOTrainer(model=name, reward_funcs=[short], args=args)\n"
+    )
+    done = call("from-trl", str(script), "--to", str(tmp_path / "odd.yaml"), "--json")
+    assert done.returncode == 0, done.stderr
+    left = " ".join(json.loads(done.stdout)["left"])
+    for text in (
+        "the model's name is known only",
+        "learning_rate=rate",
+        "reward_weights=weights",
+        "'content': 7",
+    ):
+        assert text in left, left
+    assert load_recipe(str(tmp_path / "odd.yaml"), []).recipe.grpo.group_size == 4

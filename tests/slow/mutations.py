@@ -26,9 +26,10 @@ TESTS = [
 ]
 LEARNING = ["tests/slow/test_runs.py::test_the_whole_job_learns"]
 
-ADVANTAGES, LOSSES, RATIOS, KL, OBJECTIVE = (
+ADVANTAGES, LOSSES, REDUCTIONS, RATIOS, KL, OBJECTIVE = (
     "objectives/advantages.py",
     "objectives/losses.py",
+    "objectives/reductions.py",
     "objectives/ratios.py",
     "objectives/ratios.py",
     "training/objective.py",
@@ -50,9 +51,9 @@ MUTATIONS = {
     "loss: clip bounds exchanged": (LOSSES, "ratio.clamp(1 - clip_low, 1 + clip_high)", "ratio.clamp(1 - clip_high, 1 + clip_low)"),
     "loss: penalty with the wrong sign": (LOSSES, "per_token + beta * kl", "per_token - beta * kl"),
     "loss: penalty without the ratio": (LOSSES, "        if unbiased_kl:", "        if False:"),
-    "weights: denominator of token-mean": (LOSSES, "if denominator is None else denominator)", "if denominator is None else 2 * denominator)"),
-    "weights: completions not counted by Dr. GRPO": (LOSSES, "ones / (count * denominator)", "ones / denominator"),
-    "weights: completions not counted": (LOSSES, "clamp(min=1) * count)", "clamp(min=1))"),
+    "weights: denominator of token-mean": (REDUCTIONS, "if denominator is None else denominator)", "if denominator is None else 2 * denominator)"),
+    "weights: completions not counted by Dr. GRPO": (REDUCTIONS, "ones / (count * denominator)", "ones / denominator"),
+    "weights: completions not counted": (REDUCTIONS, "clamp(min=1) * count)", "clamp(min=1))"),
     "ratio: sign": (RATIOS, "difference = log_probs - old_log_probs.detach()", "difference = old_log_probs.detach() - log_probs"),
     "ratio: gradient into the sampler's": (RATIOS, "log_probs - old_log_probs.detach()", "log_probs - old_log_probs"),
     "ratio: sequence without its length": (RATIOS, "(total / mask.sum(-1).clamp(min=1)).exp()", "total.exp()"),

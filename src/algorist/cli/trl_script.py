@@ -96,15 +96,27 @@ class Script:
         Raises:
             ValueError: It is known only when the script runs.
         """
+        try:
+            return self._value(node)
+        except (
+            TypeError,
+            SyntaxError,
+            MemoryError,
+            RecursionError,
+        ) as error:  # of literal_eval, or ``x = x.strip()``
+            raise ValueError from error
+
+    def _value(self, node: ast.expr | None) -> Any:
         if isinstance(node, ast.Name) and node.id in self.assigned():
-            return self.value(self.assigned()[node.id])
+            return self._value(self.assigned()[node.id])
         if isinstance(node, ast.JoinedStr) or node is None:
             raise ValueError
         if isinstance(node, ast.Call) and called(node) in ("strip", "dedent") and not node.keywords:
-            inner = (
-                node.func.value if isinstance(node.func, ast.Attribute) and not node.args else node.args[0]
-            )
-            return str(self.value(inner)).strip()
+            of_text = (
+                isinstance(node.func, ast.Attribute) and not node.args
+            )  # TEXT.strip(), textwrap.dedent(TEXT)
+            inner = [node.func.value] if isinstance(node.func, ast.Attribute) and of_text else node.args
+            return str(self._value(next(iter(inner), None))).strip()
         return ast.literal_eval(node)
 
     def calls(self, *names: str) -> list[ast.Call]:
@@ -169,7 +181,8 @@ def _stage(script: Script, stage: str) -> None:
         key, ours = _ours(stage, name, value)
         if key:
             script.settings[key] = ours
-            script.by_default |= {key} - ({key} if name in written else set())
+            if name not in written:
+                script.by_default.add(key)
         elif name in written and value not in (None, False, "no", "none", -1):
             script.left.append(f"{STAGES[stage]}Config({name}={value!r}): not in a recipe")
 
@@ -274,6 +287,9 @@ def _prompt(script: Script) -> None:
         except ValueError:
             script.leave(node, "known only when the script runs: set prompt.system_prompt")
             continue
+        if not isinstance(text, str):
+            script.leave(node, "no text: set prompt.system_prompt")
+            continue
         script.settings["prompt.system_prompt"] = text
         if "<think>" in text:
             script.settings["prompt.format"] = "think_answer"
@@ -329,7 +345,10 @@ def _rewards(script: Script) -> None:
     for call in script.calls("GRPOConfig"):
         for word in call.keywords:
             if word.arg == "reward_weights":
-                weights = script.value(word.value)
+                try:
+                    weights = list(script.value(word.value) or ())
+                except (TypeError, ValueError):
+                    script.leave(word, "known only when the script runs: set the rewards' weights")
     local = {node.name for node in script.tree.body if isinstance(node, ast.FunctionDef)}
     file, rewards = rewards_file(script.path), []
     for place, node in enumerate(entries):

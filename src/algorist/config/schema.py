@@ -14,8 +14,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from algorist.config.section import DataPath, ModelSection, OwnCode, Section, TextPath
 from algorist.declared import open_schema
 from algorist.errors import ConfigError, MissingExtraError, check_known
-from algorist.objectives import ADVANTAGES, LOSSES
-from algorist.objectives.losses import Reduction
+from algorist.objectives import ADVANTAGES, LOSSES, Reduction
 from algorist.store.safe_text import printable as safe
 
 OR_OWN = "Expected one of {}, or a function of your own as file.py:function"
@@ -119,9 +118,7 @@ class DatasetSection(Section):
     @classmethod
     def _check_pass_rate(cls, value: list[float] | None) -> list[float] | None:
         if value is not None and not 0 <= value[0] <= value[1] <= 1:
-            raise ValueError(
-                f"pass_rate is {list(value)}; expected two shares, the lower first, such as [0.1, 0.9]"
-            )
+            raise ValueError(f"pass_rate is {value}; expected two shares, the lower first: [0.1, 0.9]")
         return value
 
 
@@ -149,12 +146,8 @@ class DataSection(Section):
     def _one_folder(self) -> DataSection:
         """Read held-out problems where those of training are: one adapter, a folder that holds both splits."""
         train, held_out = self.train, self.eval
-        if (
-            train.path
-            and not (held_out.path or held_out.hub)
-            and train.name == held_out.name
-            and Path(train.path).expanduser().is_dir()
-        ):
+        follows = train.name == held_out.name and not (held_out.path or held_out.hub)
+        if follows and train.path and Path(train.path).expanduser().is_dir():
             self.eval = held_out.model_copy(update={"path": train.path})
         return self
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator
 
 import torch
 
@@ -49,14 +48,10 @@ def memory_limit() -> int:
     return memory_now() + system.available_memory()
 
 
-@contextlib.contextmanager
-def bounded_memory(device: torch.device) -> Iterator[None]:
+def bounded_memory(device: torch.device) -> contextlib.AbstractContextManager[None]:
     """Let memory that the machine does not have be refused (an error, and smaller parts) rather than end this process; Linux."""
-    if device.type != "cpu":
-        yield
-        return
-    with system.bounded_memory(int(MARGIN * memory_left(device))):
-        yield
+    on_cpu = device.type == "cpu"
+    return system.bounded_memory(int(MARGIN * memory_left(device))) if on_cpu else contextlib.nullcontext()
 
 
 def reset_peak() -> None:

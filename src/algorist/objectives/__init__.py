@@ -30,7 +30,6 @@ from algorist.objectives.losses import (
     probe_loss,
     ratio_of,
     token_losses,
-    token_weights,
 )
 from algorist.objectives.masks import (
     masked_mean,
@@ -50,9 +49,10 @@ from algorist.objectives.ratios import (
     token_ratio,
     truncated_weights,
 )
+from algorist.objectives.reductions import Reduction, token_weights
 
 __all__ = [
-    "ADVANTAGES", "LOSSES", "Loss", "Objective", "advantage", "advantage_named", "batch_normalized", "group_centered",
+    "ADVANTAGES", "LOSSES", "Loss", "Objective", "Reduction", "advantage", "advantage_named", "batch_normalized", "group_centered",
     "group_normalized", "k1", "k2", "k3", "leave_one_out", "log_ratio", "loss", "loss_named", "masked_mean",
     "masked_normalize", "masked_sum", "maxrl", "mean_lengths", "on_policy_sequences", "per_reward_normalized",
     "policy_loss", "probe_advantage", "probe_loss", "ratio_of", "reinforce", "reinforce_plus_plus",

@@ -29,9 +29,7 @@ from algorist.data.problems import (
     trained_otherwise,
     unreadable_golds,
 )
-from algorist.evaluation.console import RolloutNotes, lines_of
-from algorist.evaluation.record import mark_of, record_evaluation
-from algorist.evaluation.run import Alone, EvaluationSetting, Peers
+from algorist.evaluation.console import RolloutNotes
 from algorist.models import products
 from algorist.models.attention import describe
 from algorist.models.load import Policy, keep_base, load_policy, make_policy, settle
@@ -42,10 +40,11 @@ from algorist.prompts import PromptFormat
 from algorist.prompts.chat import opened_by_template
 from algorist.rewards import RewardSet, build_rewards
 from algorist.rollouts import make_engine
-from algorist.rollouts.engines import ENGINES, auto_engine, decodes_natively
+from algorist.rollouts.engines import auto_engine, decodes_natively
 from algorist.runs.asking import attach_asking
 from algorist.runs.begin import hold_folder
 from algorist.runs.draft import Draft
+from algorist.runs.evaluate import evaluate_stage
 from algorist.runs.plan import Plan, make_plan
 from algorist.runs.start import check_start
 from algorist.store.run_folder import RunFolder, started_as
@@ -66,7 +65,7 @@ from algorist.training.distributed import is_sharded, shard, uses_fsdp2, whole_w
 from algorist.training.extension import Control, Event
 from algorist.training.grpo_setup import check_enough_problems, make_grpo_trainer
 from algorist.training.part_size import refuse_what_cannot_fit
-from algorist.training.processes import Processes, model_on
+from algorist.training.processes import Processes
 from algorist.types import Group, Problem
 
 log = logging.getLogger("algorist.runs.pipeline")
@@ -453,55 +452,3 @@ def _evaluate_during(run: Run, stage: str, metrics: MetricsWriter, step: int) ->
     values = {f"eval/{name}": interval.value for name, interval in summary.items()}
     metrics.write(stage, step, values)
     run.event("evaluation_line", stage, step, values=values)
-
-
-# ---- the evaluations of a run: of the model before any stage, after each stage, and between the steps of GRPO
-
-
-def evaluate_stage(run: Run, stage: str, step: int | None = None) -> dict[str, Any]:
-    """Evaluate the current policy on the held-out problems and write ``eval/<stage>``; the processes take turns at the batches."""
-    engine = run.recipe.eval.engine or run.recipe.grpo.engine
-    alone = ENGINES.get(engine).own_device or run.recipe.eval.device is not None
-    with whole_weights(run.loaded().model), run.times.of("evaluation"):
-        if alone:
-            return run.processes.from_main(lambda: _evaluate(run, stage, step, Alone()))
-        return _evaluate(run, stage, step, run.processes)
-
-
-def _evaluate(run: Run, stage: str, step: int | None, peers: Peers) -> dict[str, Any]:
-    policy = run.loaded()
-    recipe = run.recipe
-    setting = EvaluationSetting.from_section(
-        recipe.eval, max_tokens=recipe.grpo.max_completion_tokens, matcher=recipe.matcher, seed=recipe.seed
-    )
-    name, folder = stage if step is None else f"{stage}-step-{step}", run.folder.path / "eval"
-    rewards = run.rewards()
-    model: Any = recipe.model.name if stage == "base" else run.folder.path / stage / "final"
-    mark = mark_of(model, run.held_out, run.prompt_format, setting, recipe.eval.ks, rewards)
-    on_device = model_on(policy.model, recipe.eval.device)
-    name_of_engine = recipe.eval.engine or recipe.grpo.engine
-    engine, line = auto_engine(name_of_engine, on_device, run.plan.rows_at_a_time)
-    if line:
-        log.info("%s: %s", name, line)
-    summary = record_evaluation(
-        folder,
-        name,
-        peers=peers,
-        engine=make_engine(engine, on_device, policy.tokenizer, section=recipe.grpo),
-        tokenizer=policy.tokenizer,
-        problems=run.held_out,
-        prompt_format=run.prompt_format,
-        setting=setting,
-        ks=recipe.eval.ks,
-        rewards=rewards,
-        model=str(model) if step is None else f"{model.parent}, step {step}",
-        dataset=recipe.data.eval.name,
-        mark=mark if step is None else None,
-        on_progress=lambda done, total: run.display.progress(f"eval {name}", done, total),
-    ).metrics
-    run.display.finished(f"eval {name}")
-    for line in lines_of(folder, stage, step, summary):
-        run.display.say(line)
-    run.summaries[name] = summary
-    run.event("evaluation", stage, step, values={key: interval.value for key, interval in summary.items()})
-    return summary

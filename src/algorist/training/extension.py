@@ -58,8 +58,9 @@ class Event:
     """Something that happened in a run; every process is told, with ``rows`` on the main one only.
 
     Attributes:
-        kind: ``loaded``, the model that a stage starts from; ``stage`` begins, before its first step; ``sampled``, a rollout batch is complete; ``gradient`` of an optimizer step is
-            computed; ``step`` is done; ``rollouts`` of a rollout batch are stored; ``metrics``, a logged line; ``evaluation`` is done; ``evaluation_line``, one between steps is in the metrics as ``eval/…``;
+        kind: ``loaded``, the model that a stage starts from; ``stage`` begins, before its first step; ``sampled``, a rollout batch is
+            complete; ``gradient`` of an optimizer step is computed; ``step`` is done; ``rollouts`` of a rollout batch are stored;
+            ``metrics``, a logged line; ``evaluation`` is done; ``evaluation_line``, one between steps is in the metrics as ``eval/…``;
             ``checkpoint`` is written; ``stage_end``, before the final model is saved; ``end`` of a run that was not stopped.
         stage: ``sft``, ``grpo``, or of an evaluation also ``base``; of ``end`` the last one.
         step: Optimizer steps done in the stage; None for an evaluation after the stage.

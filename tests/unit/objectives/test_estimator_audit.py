@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from algorist.objectives import advantage_named, mean_lengths, policy_loss
-from algorist.objectives.losses import Reduction, loss_named
+from algorist.objectives.losses import loss_named
+from algorist.objectives.reductions import Reduction
 from benchmarks.estimator_audit import (
     MOVED,
     NOW,

@@ -16,8 +16,9 @@ from transformers import Qwen2Config
 from algorist.config import load_recipe
 from algorist.config.schema import Recipe
 from algorist.preflight import memory_advice as fit
+from algorist.preflight.advice import advise
 from algorist.preflight.memory_advice import memory_steps, plan_from_config
-from algorist.preflight.run import Preflight, advise
+from algorist.preflight.run import Preflight
 from algorist.training.part_size import PART_BYTES
 
 GB = 10**9

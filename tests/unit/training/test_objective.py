@@ -28,7 +28,7 @@ from algorist.objectives import (
     reinforce,
     token_weights,
 )
-from algorist.objectives.losses import Reduction
+from algorist.objectives.reductions import Reduction
 from algorist.rewards import build_rewards
 from algorist.runs.draft import Draft
 from algorist.runs.pipeline import Quiet, run_recipe
