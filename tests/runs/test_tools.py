@@ -206,12 +206,21 @@ def test_a_tool_that_fails_always_ends_the_run(tmp_path: Path) -> None:
         ("tools={use: []}", "tools.use is empty"),
         ("tools={us: [calculator]}", "use"),
         ("environment=missing.py:Class", "no file at"),
+        ("environment=own.py:Nothing", r"own\.py:Nothing has no start and no reply.*Its methods: begin"),
+        ("environment=own.py:Starts", r"own\.py:Starts has no reply; expected a class with start"),
+        ("environment=own.py:Agian", "has no function 'Agian'.*Did you mean 'Again'"),
+        ("environment=own.py:lookup", "own.py:lookup has no start and no reply"),
     ],
 )
-def test_what_cannot_reply_is_refused_before_the_run(change: str, message: str, tmp_path: Path) -> None:
+def test_what_cannot_reply_is_refused_before_the_run(
+    change: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    more = "class Nothing:\n    def begin(self): ...\nclass Starts:\n    def start(self, problem): ...\n"
+    (tmp_path / "own.py").write_text(OWN + more)
     with pytest.raises(ConfigError, match=message):
         run(tmp_path, change)
-    assert list(tmp_path.iterdir()) == []
+    assert {path.name for path in tmp_path.iterdir()} <= {"own.py", "__pycache__"}
 
 
 def test_a_list_of_tools_is_enough_and_void_completions_can_be_left_out() -> None:

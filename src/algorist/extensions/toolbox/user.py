@@ -39,17 +39,21 @@ class _File:
         self.path, self.name = find_file(target, where)
         self.where, self.memory_mb = where, memory_mb
 
-    def check(self) -> None:
-        """Import the file there.
+    def check(self) -> list[str]:
+        """Import the file there; return the methods of the class that is named, of a function none.
 
         Raises:
             ConfigError: It cannot be imported, or has no such function or class.
         """
-        found = _child(self.path, self.memory_mb, os.getpid()).start(START_S)
-        if found.error:
-            raise ConfigError(f"{self.where}: {self.path} cannot be imported: {found.detail or found.error}")
-        if self.name not in found.value:
-            raise ConfigError(f"{self.where}: {self.path} {no_function(self.name, found.value)}")
+        answer = _child(self.path, self.memory_mb, os.getpid()).start(START_S)
+        if answer.error:
+            raise ConfigError(
+                f"{self.where}: {self.path} cannot be imported: {answer.detail or answer.error}"
+            )
+        if self.name not in answer.value:
+            raise ConfigError(f"{self.where}: {self.path} {no_function(self.name, [*answer.value])}")
+        methods: list[str] = answer.value[self.name]
+        return methods
 
     def ask(self, seconds: float, **request: Any) -> Answer:
         text = json.dumps({"name": self.name, **request}, default=str)
@@ -92,8 +96,18 @@ class UserEnvironment:
         self.failed: dict[int, Answer] = {}
 
     def check(self) -> None:
-        """Import the file."""
-        self.file.check()
+        """Import the file.
+
+        Raises:
+            ConfigError: It cannot be imported, or what it names is no environment.
+        """
+        methods = self.file.check()
+        lacking = [name for name in ("start", "reply") if name not in methods]
+        if lacking:
+            raise ConfigError(
+                f"environment: {self.target} has no {' and no '.join(lacking)}; expected a class with start(problem) and "
+                f"reply(rollout) -> str | None (docs/tools.md). Its methods: {', '.join(methods) or 'none'}"
+            )
 
     def begin(self) -> None:
         """Forget all rollouts."""
@@ -128,15 +142,15 @@ def _said(answer: Answer) -> str:
 # From here on: in the other process.
 
 
-def prepare(file: str) -> tuple[Callable[[bytes], Any], list[str]]:
-    """Import the file; return what answers requests, and the names of its functions and classes."""
+def prepare(file: str) -> tuple[Callable[[bytes], Any], dict[str, list[str]]]:
+    """Import the file; return what answers requests, and its functions and classes with their methods."""
     sys.path.append(str(Path.cwd()))
     module = import_file(Path(file))
-    names = [
-        name
+    names = {
+        name: [k for k, v in inspect.getmembers(value) if callable(v) and not k.startswith("_")]
         for name, value in vars(module).items()
         if (inspect.isfunction(value) or inspect.isclass(value)) and value.__module__ == module.__name__
-    ]
+    }
     rows: dict[tuple[str, int], Any] = {}
 
     def answer(request: bytes) -> Any:
