@@ -22,6 +22,7 @@ NOT_CORE = {"extensions", "recipes"}
 """Who names extensions: themselves and recipes."""
 WORDS = {
     "best",
+    "ledger",
     "live",
     "pools",
     "reference",
