@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 BY_REWARD = "ledger/by_reward"
 """The advantages (B, T) as rewards made them, in ``Batch.extra`` until the last extension has seen the batch."""
+SFT_EVERY = 4
+"""Steps of SFT of which one is measured: they are much shorter than those of GRPO."""
 CHART = (
     "Ledger: rewards",
     "Share of each reward in the advantages; agreement of advantage and reward with correctness should stay above 0.",
@@ -76,7 +78,7 @@ class Ledger(_Always):
         if event.kind == "stage" and event.trainer is not None:
             from algorist.extensions.ledger.weights import StepWatch
 
-            self.watch = StepWatch(event.trainer)
+            self.watch = StepWatch(event.trainer, every=SFT_EVERY if event.stage == "sft" else 1)
             event.trainer.add_callback(self.watch)
         if event.kind == "gradient" and self.watch is not None:
             self.watch.on_gradient()

@@ -72,10 +72,15 @@ def length(values: Tensor) -> float:
 
 
 class StepWatch(TrainerCallback):
-    """Measures each optimizer step of a trainer, and adds ``ledger/step/…`` to its metrics."""
+    """Measures optimizer steps of a trainer, and adds ``ledger/step/…`` to its metrics.
 
-    def __init__(self, trainer: Any) -> None:
-        self.trainer = trainer
+    Args:
+        trainer: Of SFT or GRPO.
+        every: Steps from one that is measured to the next.
+    """
+
+    def __init__(self, trainer: Any, every: int = 1) -> None:
+        self.trainer, self.every = trainer, every
         self.sample = Sample(trainer.model.parameters())
         self.before: Tensor | None = None
         self.raw: float | None = None
@@ -87,6 +92,8 @@ class StepWatch(TrainerCallback):
         self.raw = None if gradient is None else length(gradient)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step % self.every:
+            return
         gradient = self.sample.take(lambda p: p.grad) if self.raw else None
         self.clipped = None
         if gradient is not None and self.raw:
@@ -94,9 +101,11 @@ class StepWatch(TrainerCallback):
         self.before, self.raw = self.sample.take(lambda p: p), None
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        after, before, self.before = self.sample.take(lambda p: p), self.before, None
-        if after is None or before is None or not (size := length(before)):
+        before, self.before = self.before, None
+        if before is None or not (size := length(before)):
             return
+        after = self.sample.take(lambda p: p)
+        assert after is not None
         change = after - before
         values = {"length": length(change) / size}
         if (shrinks := self._decay()) is not None:
