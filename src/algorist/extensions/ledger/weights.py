@@ -50,10 +50,9 @@ class Sample:
         parts, known = [], False
         for parameter, places in zip(self.parameters, self.places, strict=True):
             value = of(parameter)
-            whole = None if value is None else own_part(value.detach()).reshape(-1)
-            known |= whole is not None
-            filled = whole is not None and whole.numel() > 0
-            parts.append(whole[places] if filled else torch.zeros(len(places), device=places.device))
+            known |= value is not None
+            whole = places.new_empty(0) if value is None else own_part(value.detach()).reshape(-1)
+            parts.append(whole[places] if whole.numel() else torch.zeros(len(places), device=places.device))
         return torch.cat([part.to(parts[0].device, torch.float32) for part in parts]) if known else None
 
     def spread(self, values: list[float]) -> Tensor:
