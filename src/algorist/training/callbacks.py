@@ -1,4 +1,4 @@
-"""What happens beside a training step: the live line, metrics.jsonl, a clean stop on Ctrl-C or SIGTERM."""
+"""Callbacks of training: the live line, metrics.jsonl, a clean stop on Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 

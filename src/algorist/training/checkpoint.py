@@ -77,7 +77,7 @@ def write_manifest(folder: Path, step: int) -> None:
 
 
 def damage(folder: Path) -> str:
-    """Return what is wrong with a checkpoint, or an empty string."""
+    """Describe the damage to a checkpoint, or return an empty string."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         files = {name: (entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
@@ -145,7 +145,7 @@ def link_file(source: Path, target: Path) -> None:
 
 
 def processes_of(checkpoint: Path) -> int:
-    """Return how many processes made a checkpoint; each one left its state."""
+    """Count the processes that wrote a checkpoint; each one left its state."""
     return max(1, len(list(checkpoint.glob(f"{STATE}*"))))
 
 
@@ -300,7 +300,7 @@ class ExactCheckpoints(ShardedTraining, loop_seam.SavesCheckpoints):
         return ""
 
     def extra_state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps beyond the Hugging Face trainer's; tensors, numbers, strings, containers."""
+        """Return the state beyond the Hugging Face trainer's; tensors, numbers, strings, containers."""
         return {"layout": LAYOUT}
 
     def load_extra_state(self, state: dict[str, Any]) -> None:

@@ -267,7 +267,7 @@ class SharedPasses:
     def __init__(self, model: Any) -> None:
         self.model = model
         self.order: list[Callable[[], Any]] = []
-        """What a pass exchanges, each with tensors of its own."""
+        """Exchanges of a pass, each with its own tensors."""
         self._done: list[Callable[[], Any]] = []
         self.failed = False
         for module in model.modules():

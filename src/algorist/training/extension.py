@@ -96,7 +96,7 @@ class Event:
 
 @dataclass
 class Control:
-    """What an extension asks of the loop; what several ask is done together.
+    """Requests of an extension to the loop; those of several are combined.
 
     Attributes:
         save: Write a checkpoint after this step.
@@ -119,10 +119,10 @@ class Control:
 
 
 class Sampler(Protocol):
-    """What the hooks ``problems`` and ``groups`` get of the trainer."""
+    """Trainer interface for the hooks ``problems`` and ``groups``."""
 
     resting: set[str]
-    """Ids of problems that ``draw`` leaves out, as an extension says in ``problems``."""
+    """Ids of problems that ``draw`` leaves out; set by extensions in ``problems``."""
 
     @property
     def group_size(self) -> int:
@@ -139,11 +139,11 @@ class Sampler(Protocol):
         """Return their groups from all processes; every process calls this."""
 
     def useful(self, groups: Sequence[Group]) -> list[bool]:
-        """Return which groups carry a signal."""
+        """Mark the groups that carry a signal."""
 
 
 class Policy(Protocol):
-    """What the hooks ``prepare``, ``batch`` and ``update`` get of the trainer."""
+    """Trainer interface for the hooks ``prepare``, ``batch`` and ``update``."""
 
     problems: list[Problem]
     engine: Any
@@ -152,7 +152,7 @@ class Policy(Protocol):
 
     @property
     def rank(self) -> int:
-        """Place of this process among them."""
+        """Rank of this process."""
 
     def log_probs_of(
         self, batch: Batch, *, model: Any = None, entropy: bool = False, of_head: OfHead | None = None
@@ -220,7 +220,7 @@ class Extension(Declared):
         return batch
 
     def of_head(self, batch: Batch) -> OfHead | None:
-        """Return what computes numbers per token in a forward, where the policy's head has its states; ``loss`` has them in ``batch.extra``.
+        """Return a function that computes numbers per token from the policy head's inputs; ``loss`` has them in ``batch.extra``.
 
         The logits of a whole batch are never held, so what depends on the whole distribution is computed there, with its gradient.
         """
@@ -238,7 +238,7 @@ class Extension(Declared):
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps: numbers, texts, lists and tensors."""
+        """Return the state for a checkpoint: numbers, texts, lists and tensors."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -264,7 +264,7 @@ _RETURNED: Mapping[str, tuple[Any, ...]] = {
     "check": (Iterable,), "problems": (NoneType,), "groups": (NoneType,), "batch": (), "update": (), "loss": (NoneType,),
     "open": (Callable, NoneType), "seen": (Control, NoneType), "state_dict": (dict,),
 }  # fmt: skip
-"""What hooks return; of ``()`` the type of their first argument."""
+"""Return types of hooks; ``()`` is the type of their first argument."""
 
 
 def _checked(part: Extension, hook: str, kinds: tuple[Any, ...]) -> Any:
@@ -315,7 +315,7 @@ class Extensions:
             raise ConfigError("\n".join(refusals))
 
     def preview(self, look: Any) -> dict[str, dict[str, Any]]:
-        """Return what each that has something to say says of a look, by name."""
+        """Collect the previews of the extensions that have one, by name."""
         return {part.name: dict(says) for part in self if (says := part.preview(look)) is not None}
 
     def problems(self, sampled: Sampled, sampler: Sampler) -> None:

@@ -1,4 +1,4 @@
-"""What goes wrong inside a step and need not end the run: gradients that are not finite, memory that runs out.
+"""Recoverable faults of a step: gradients that are not finite, memory that runs out.
 
 A step whose gradient is not finite changes nothing: weights, moments and counters of the optimizer stay, the batch is saved, the
 step is counted. After several in a row the run stops. A step that does not fit into memory is computed in smaller parts with the
@@ -83,7 +83,7 @@ class FiniteSteps(TrainerCallback):
 def until_it_fits(
     trainer: Any, model: Any, compute: Callable[[], T], smaller: Callable[[], bool], *, alone: bool
 ) -> T:
-    """Return what ``compute`` returns; where memory runs out, ``smaller`` makes the next attempt smaller.
+    """Return the result of ``compute``; when memory runs out, call ``smaller`` and try again.
 
     Args:
         trainer: Has the recipe's ``section``, and ``args``.
@@ -117,7 +117,7 @@ def free_memory(model: Any) -> None:
 
 
 def memory_advice(section: SFTSection | GRPOSection, *, cuda: bool) -> list[str]:
-    """Return what makes an update smaller, in the order to try; each value is one that the recipe takes.
+    """List the settings that make an update smaller, in the order to try, with values that the recipe takes.
 
     Batch and accumulation change by one factor, so that a step holds what it held; the group still divides the step.
     """

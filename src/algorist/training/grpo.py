@@ -145,7 +145,7 @@ class AlgoristGRPOTrainer(AlgoristTrainer):
     def _sampling_of(
         self, engine: RolloutEngine, tokenizer: Any, problems: Sequence[Problem], counts: Sequence[int]
     ) -> Callable[[], list[Group]]:
-        """Return what samples, with the next seed."""
+        """Return a function that samples with the next seed."""
         seed = self.sampling.seed
         if seed is not None:
             seed += SEED_STRIDE * self.generation_count
@@ -164,7 +164,7 @@ class AlgoristGRPOTrainer(AlgoristTrainer):
         )
 
     def useful(self, groups: Sequence[Group]) -> list[bool]:
-        """Return which groups carry a signal."""
+        """Mark the groups that carry a signal."""
         return useful(groups, single_rewards(self.objective))
 
     def share_of(self, groups: Sequence[Group], advantages_PG: Tensor) -> Batch:
@@ -306,7 +306,7 @@ class AlgoristGRPOTrainer(AlgoristTrainer):
     # ---- checkpoints -------------------------------------------------------------------------------------------
 
     def extra_state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps beyond transformers' own state: the rollout batch in use, position, counters."""
+        """Return the state beyond transformers' own: the rollout batch in use, position, counters."""
         batch = self.rollouts if self.position else None
         extensions = self.extensions.state_dict()  # which may end what they began
         return {

@@ -27,7 +27,7 @@ log = logging.getLogger("algorist.training.grpo_setup")
 
 
 def sampling_params(section: GRPOSection, seed: int) -> SamplingParams:
-    """Return how a ``grpo`` section samples."""
+    """Return the sampling parameters of a ``grpo`` section."""
     same = section.model_dump(include={"temperature", "top_p", "top_k", "min_p"})
     stops = tuple(section.stop_strings or ())
     return SamplingParams(**same, max_new_tokens=section.max_completion_tokens, seed=seed, stop_strings=stops)
@@ -47,7 +47,7 @@ def check_enough_problems(problems: int, section: GRPOSection) -> None:
 
 
 def objective_of(section: GRPOSection) -> Objective:
-    """Return what a ``grpo`` section minimises.
+    """Build the objective of a ``grpo`` section.
 
     Raises:
         ConfigError: A function that cannot be loaded or used, or a parameter that the loss does not have.

@@ -162,7 +162,7 @@ def _softmax(
 
 
 class AtHead(NamedTuple):
-    """What the head has of M tokens: an extension may compute further numbers per token from it.
+    """Inputs of the head for M tokens; an extension may compute further numbers per token from them.
 
     Attributes:
         hidden_MH: States that predict the tokens; the logits themselves (M, V) where ``weight_VH`` is None.
@@ -186,7 +186,7 @@ OfHead = Callable[[AtHead], Tensor]
 
 
 class Scores(NamedTuple):
-    """What the head says of each target (N,): log-prob and entropy in nats (float32, differentiable), most likely or not."""
+    """Log-prob and entropy of each target (N,) in nats (float32, differentiable), and whether it is the most likely token."""
 
     log_probs: Tensor
     entropy: Tensor | None

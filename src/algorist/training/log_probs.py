@@ -120,7 +120,7 @@ class LogProbs:
         return True
 
     def why_plain(self, model: nn.Module, batch: Batch, autocast: Autocast = nullcontext) -> str | None:
-        """Return why the packed pass does not apply to a model, or None; the first call compares the two passes."""
+        """Return the reason a model cannot use the packed pass, or None; the first call compares the two passes."""
         base = unwrap(model)
         reason = _refusal(model, base)
         if reason is None and self.verify and base not in self._verdicts:
@@ -344,7 +344,7 @@ def stop_recomputing(base: Any) -> None:
 
 
 def _refusal(model: nn.Module, base: Any) -> str | None:
-    """Return why the packed forward does not apply to this model in its present state, or None."""
+    """Return the reason this model cannot use the packed forward in its present state, or None."""
     inner = wrapped_module(model)
     name = type(base).__name__
     if any("FullyShardedDataParallel" in k.__name__ for k in type(inner).__mro__):

@@ -1,4 +1,4 @@
-"""What a step minimises: advantages of groups, weights of tokens, the loss of a part. ``step.py`` says when."""
+"""Objective of a step: advantages of groups, weights of tokens, the loss of a micro-batch. ``step.py`` has the order."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def advantages_of(groups: Sequence[Group], objective: Objective) -> Tensor:
 
 
 def deal(rows: int, steps: int) -> list[list[int]]:
-    """Return which completions each of ``steps`` optimizer steps takes, in which order: equal shares, drawn as TRL draws them."""
+    """Deal completions to ``steps`` optimizer steps: equal shares in random order, drawn as TRL draws them."""
     order = torch.randperm(rows).tolist()
     size = rows // steps
     return [order[start : start + size] for start in range(0, size * steps, size)]
@@ -91,14 +91,14 @@ def of_heads(extensions: Extensions, batch: Batch) -> dict[str, OfHead]:
 
 @dataclass
 class LossInputs:
-    """What the loss of a part of a step is made of.
+    """Inputs of the loss for one micro-batch.
 
     Attributes:
         log_probs: (B, T) under the policy, with gradient.
         entropy: (B, T) of its next-token distributions, for the log and the bonus; or None.
-        batch: The part's completions, advantages and further numbers per token.
+        batch: Its completions, advantages and further numbers per token.
         weights: (B, T) of ``step_weights``.
-        metrics: Takes sums over the part's tokens and completions.
+        metrics: Takes sums over its tokens and completions.
         inside: (B, T) log-probs, 0 outside the mask; extensions compute with these.
         factors: Of the policy's loss, per token or completion, (B, T) or (B, 1) without gradient.
         terms: Added to the loss per token, (B, T).
@@ -163,7 +163,7 @@ def components_of(groups: Sequence[Group], weights: Mapping[str, float]) -> Tens
 
 
 def useful(groups: Sequence[Group], weights: Mapping[str, float] | None = None) -> list[bool]:
-    """Return which groups carry a signal: their rewards differ, or with ``weights`` a single reward whose weight is not 0."""
+    """Mark groups that carry a signal: their rewards differ, or with ``weights`` a single reward whose weight is not 0."""
     if not groups:
         return []
     carries_P = useful_groups(rewards_of(groups))

@@ -1,4 +1,4 @@
-"""Which problems a step gets, how many completions it holds, and how processes share them."""
+"""Problems and completions of a step, and their split over processes."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Schedule:
         return parts
 
     def rows_of(self, places: Sequence[int], rank: int) -> list[int]:
-        """Return which of a process's completions belong to the groups at ``places`` of the rollout batch."""
+        """Return the rows of one process's completions in the groups at ``places`` of the rollout batch."""
         among, first = set(places), rank * self.rows
         return [row for row in range(self.rows) if (first + row) // self.group_size in among]
 
@@ -194,7 +194,7 @@ def join_groups(accelerator: Any, share: Sequence[tuple[int, int]], groups: list
 
 
 def parts_of(groups: Sequence[Group], schedule: Schedule, rank: int, processes: int) -> list[Group]:
-    """Return what one process has of ``groups``: its share, groups at its ends cut."""
+    """Return one process's share of ``groups``; the groups at its ends are cut."""
     size = schedule.group_size
     first = rank * len(groups) * size // processes
     parts = []

@@ -45,7 +45,7 @@ class SelfBlock:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """What moves to the device."""
+        """Tensors that move to the device."""
         return self.index_nL, self.real_R, self.packed_R, self.prompt_n2
 
 
@@ -69,10 +69,10 @@ class GroupSpan:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where everything is in the packed row.
+    """Layout of the packed row.
 
-    ``tokens_N`` and ``positions_N`` are the model's input, filled up behind ``used`` tokens on the CPU; ``predict_M`` are the
-    packed positions whose hidden states predict ``targets_M``; ``scatter_M`` are those targets' places in the flattened
+    ``tokens_N`` and ``positions_N`` are the model's input, padded after ``used`` tokens where the device is the CPU;
+    ``predict_M`` are the packed positions whose hidden states predict ``targets_M``; ``scatter_M`` are those targets' places in the flattened
     (B, T) completions.
     """
 

@@ -60,10 +60,10 @@ class Processes:
         self.gather(None)
 
     def from_main(self, action: Callable[[], T]) -> T:
-        """Return what ``action`` returns in the main process; the others wait for it.
+        """Run ``action`` in the main process and return its result in all; the others wait.
 
         Raises:
-            SystemExit: In the other processes, when the action failed: the main process raises and tells.
+            SystemExit: In the other processes, when the action failed; the main process raises its error.
         """
         if self.count == 1:
             return action()

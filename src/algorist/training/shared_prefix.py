@@ -33,7 +33,7 @@ BackwardKernel = Callable[[Sequence[Tensor], bool, float], tuple[Tensor, ...]]
 
 
 class Edges(NamedTuple):
-    """Where sequences of unequal length begin and end, one after the other (int32), and the longest of them."""
+    """Offsets of sequences of unequal length, one after the other (int32), and the longest length."""
 
     offsets: Tensor
     longest: int

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class Learner(Protocol):
-    """What an update takes of a trainer."""
+    """Trainer interface that an update needs."""
 
     objective: Objective
     extensions: Extensions
@@ -58,7 +58,7 @@ class Learner(Protocol):
         """Return the weights (B, T) of a step's tokens."""
 
     def count(self, metrics: Metrics, log_probs: Tensor, batch: Batch) -> None:
-        """Count what a part says beyond its loss."""
+        """Count the metrics of a micro-batch beyond its loss."""
 
     def count_skipped(self, metrics: Metrics, batch: Batch, computed: Sequence[int]) -> None:
         """Count the completions that needed no pass."""
@@ -68,7 +68,7 @@ class Learner(Protocol):
 
 
 class Collector(Learner, Sampler, Policy, Protocol):
-    """What a step of GRPO takes of a trainer beside that."""
+    """Trainer interface that a GRPO step needs in addition."""
 
     position: int
     """Steps done on the rollout batch in use."""
@@ -90,7 +90,7 @@ class Collector(Learner, Sampler, Policy, Protocol):
         """Return this process's completions of all groups."""
 
     def rows_of(self, places: Sequence[int]) -> list[int]:
-        """Return which of this process's completions belong to the groups at ``places``."""
+        """Return the rows of this process's completions in the groups at ``places``."""
 
     def log_rollouts(self, sampled: Sampled, advantages_PG: Tensor) -> None:
         """Count and store what was sampled."""
