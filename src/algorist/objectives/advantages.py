@@ -65,10 +65,10 @@ def probe_advantage(function: Advantage, group_size: int) -> None:
 
 
 def checked(advantages_PG: Tensor, rewards_PG: Tensor, name: str) -> Tensor:
-    """Return what the advantage ``name`` made of rewards (P, G), 0 where a reward is NaN.
+    """Check the advantages that ``name`` made of rewards (P, G); a NaN reward gets 0.
 
     Raises:
-        ConfigError: It is no tensor of that shape, or not finite where there is a reward.
+        ConfigError: They are not a tensor of that shape, or not finite where there is a reward.
     """
     shape = tuple(rewards_PG.shape)
     if not hasattr(advantages_PG, "shape") or tuple(advantages_PG.shape) != shape:
@@ -200,7 +200,7 @@ def per_reward_normalized(
 
 
 def useful_groups(rewards_PG: Tensor, tolerance: float = 1e-6) -> Tensor:
-    """Return which groups teach something, (P,) bool: those whose rewards are not all equal.
+    """Select groups with a signal, (P,) bool: those whose rewards are not all equal.
 
     DAPO samples until a batch consists of such groups only. Source: DAPO (2503.14476) section 3.2.
     """

@@ -32,7 +32,7 @@ Importance = Literal["token", "sequence"]
 Positive = Annotated[float, Field(gt=0, le=1e6)]
 LossFunction = Callable[..., Any]
 TENSORS = ("log_probs", "old_log_probs", "advantages", "mask")
-"""What a loss gets of the batch, by name."""
+"""Batch tensors that a loss receives, by name."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Loss:
 
     @property
     def parameters(self) -> dict[str, Parameter]:
-        """What it can be set to: the function's arguments beside the batch's tensors."""
+        """Settable parameters: the function's arguments beyond the batch's tensors."""
         own = parameters_of(self.function, without=TENSORS)
         return {name: replace(p, default=self.settings.get(name, p.default)) for name, p in own.items()}
 
@@ -79,7 +79,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class Objective:
-    """What a step minimises.
+    """Objective of a step: the loss, the advantage and their weights.
 
     Attributes:
         loss: A registered or own loss with its settings.
@@ -220,7 +220,7 @@ def clipped_ratio(
 def _clip_metrics(
     ratio: Tensor, advantages: Tensor, mask: Tensor, clip_low: float, clip_high: float
 ) -> dict[str, Tensor]:
-    """Return where the clip silences a token, under TRL's names: below with a negative, above with a positive advantage."""
+    """Mark clipped tokens, under TRL's names: below with a negative, above with a positive advantage."""
     if ratio.shape[1] == 1:  # one ratio for a completion, and one number for it
         advantages = _row_mean(advantages, mask)[:, None]
     low = ((ratio < 1 - clip_low) & (advantages < 0)).to(ratio.dtype)
@@ -389,7 +389,7 @@ def token_losses(
 
 
 def _checked(entry: Loss, result: Any, mask: Tensor) -> tuple[Tensor, Mapping[str, Any]]:
-    """Return what a loss returned as loss per token and metrics, or refuse another kind or shape (ConfigError)."""
+    """Split a loss's result into loss per token and metrics; refuse another kind or shape (ConfigError)."""
     rows, width = mask.shape
     per_token, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
     said = _kind(per_token)

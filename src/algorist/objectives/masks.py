@@ -56,7 +56,7 @@ def masked_normalize(
 
 
 def top_entropy_mask(entropy: Tensor, mask: Tensor, among: Tensor, share: float) -> Tensor:
-    """Return which tokens belong to the ``share`` of highest entropy: the forking tokens.
+    """Select the ``share`` of tokens with the highest entropy: the forking tokens.
 
     Args:
         entropy: (B, T) of the next-token distributions.

@@ -1,4 +1,4 @@
-"""How much more likely the policy makes a completion than the policy that sampled it."""
+"""Importance ratios between the policy and the policy that sampled."""
 
 from __future__ import annotations
 
@@ -95,13 +95,13 @@ def sampler_weights(
 def on_policy_sequences(
     log_probs: Tensor, sampler_log_probs: Tensor, advantages: Tensor, mask: Tensor, threshold: float
 ) -> Tensor:
-    """Return which completions are learned from: not those of negative advantage that the policy has moved away from.
+    """Select completions to learn from: not those of negative advantage that the policy has moved away from.
 
     A completion is masked where its advantage is negative and the mean over its tokens of log p_sampler - log p is above ``threshold``.
 
     Args:
         log_probs: (B, T) under the policy; no gradient flows into the mask.
-        sampler_log_probs: (B, T) of the policy that sampled, by whatever sampled; NaN where it gave none, which counts as no difference.
+        sampler_log_probs: (B, T) of the policy that sampled; NaN where the sampler gave none, which counts as no difference.
         advantages: (B, T) or (B, 1); of a completion whose tokens differ their mean decides.
         mask: (B, T), true for the tokens that count.
         threshold: In nats per token.

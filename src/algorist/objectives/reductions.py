@@ -1,4 +1,4 @@
-"""How a loss per token becomes the number that is minimised: what each token weighs."""
+"""Reductions of a per-token loss to a scalar: the weight of each token."""
 
 from __future__ import annotations
 
