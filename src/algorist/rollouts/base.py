@@ -1,4 +1,4 @@
-"""What a rollout engine is: prompts in, groups of completions with their log-probs out."""
+"""Interface of rollout engines: prompts in, groups of completions with their log-probs out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How completions are sampled.
+    """Sampling parameters of completions.
 
     ``temperature`` 0 means greedy. ``top_k`` 0 and ``top_p`` 1 and ``min_p`` 0 mean off. ``seed`` makes the rollouts
     repeatable; None takes the global generator. ``stop_token_ids`` end a completion and are kept as its last token.
@@ -109,7 +109,7 @@ Completions = list[list[Completion]]
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """What an engine is made with, beside the model.
+    """Settings of an engine, besides the model.
 
     Attributes:
         token_budget: Most tokens in the cache at a time; None for what fits.

@@ -136,7 +136,7 @@ def _read(
 
 
 def _last_part(completion: Completion) -> int:
-    """Return where the tokens begin that follow the last reply of an environment: these are graded, the parts before are turns."""
+    """Find the first token after the environment's last reply: tokens from it on are graded, the parts before are turns."""
     sources = [turn.source for turn in completion.turns]
     if completion.sampled is None or ENVIRONMENT not in sources:
         return 0

@@ -22,7 +22,7 @@ log = logging.getLogger("algorist.rollouts.engines")
 
 @dataclass(frozen=True)
 class EngineKind:
-    """How engines of a name are made.
+    """Constructor and properties of a registered engine.
 
     Attributes:
         make: Called with model, tokenizer and ``EngineSettings``.

@@ -1,4 +1,4 @@
-"""What an engine needs to know of a model: context, vocabulary, end tokens, device."""
+"""Properties of a model that engines need: context, vocabulary, end tokens, device."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ModelSetting:
 
     @property
     def device(self) -> torch.device:
-        """Where the embeddings lie."""
+        """Device of the embeddings."""
         return self.model.get_input_embeddings().weight.device
 
     def new_rows(
@@ -65,12 +65,12 @@ class ModelSetting:
         return rows
 
     def share(self) -> float:
-        """How much of the ``generate`` call that runs is done, between 0 and 1."""
+        """Fraction of the running ``generate`` call that is done, between 0 and 1."""
         rows = self._rows() if self._rows else None
         return rows.share if rows is not None else 0.0  # no slots, no length
 
     def tokens(self) -> int:
-        """How many tokens the ``generate`` call that runs has sampled."""
+        """Tokens sampled so far by the running ``generate`` call."""
         rows = self._rows() if self._rows else None
         return rows.tokens if rows is not None else 0
 

@@ -218,7 +218,7 @@ class Rows:
 
     @property
     def share(self) -> float:
-        """How much is done, about: tokens sampled, and those that finished rows will not need."""
+        """Approximate fraction done: tokens sampled, and those that finished rows will not need."""
         return min(1.0, (self.tokens + self._spared) / max(1, self._behind))
 
     # ---- for an engine that samples on the device without asking the host ------------------------------------------
@@ -248,12 +248,12 @@ class Rows:
         return tokens
 
     def span(self, row: int) -> tuple[int, int]:
-        """Return where the row's output begins, and the end that it must not pass."""
+        """Return the start of the row's output, and the end that it must not pass."""
         begin = row * self._steps
         return begin, begin + int(self._limit_R[row])
 
     def completions(self) -> Completions:
-        """Return what was sampled, grouped by prompt.
+        """Return the sampled completions, grouped by prompt.
 
         Raises:
             EngineError: The model's outputs were not finite numbers.

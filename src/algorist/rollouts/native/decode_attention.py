@@ -1,4 +1,4 @@
-"""What one decode step of the graph tier reads and writes, and its attention in plain torch.
+"""State of a decode step of the graph tier, and its attention in plain torch.
 
 Nothing here depends on numbers that the host knows: lengths, positions and groups are tensors, so a captured step serves
 every length. Shapes: S slots, P prompt places, G rows of a group, H heads, K key-value heads, T tokens, D head dimension.

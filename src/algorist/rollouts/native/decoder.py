@@ -21,7 +21,7 @@ from algorist.rollouts.native.weights import DecoderWeights, Layer
 
 @dataclass(slots=True)
 class GroupMap:
-    """Where each slot stands in the grouped layout (prompt, head, row of the group, query).
+    """Index maps from slots to the grouped layout (prompt, head, row of the group, query).
 
     ``slot_query`` and ``slot_score`` list, for every place of the grouped layout, the row of the (S, N, D) queries and of
     the (S, K, Q) scores that belongs there; ``place`` lists for every (S, K, Q) its place. Rows of a group fewer than the

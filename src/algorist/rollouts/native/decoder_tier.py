@@ -1,4 +1,4 @@
-"""Which rows run when: the schedule of the hand-written decoder.
+"""Row schedule of the hand-written decoder.
 
 Rows take slots as long as the budget allows. A finished row's slot idles until the batch can shrink to the next smaller
 size, or until waiting rows refill it; prompts are computed when their first row starts and forgotten with the last.
@@ -47,7 +47,7 @@ class DecoderTier:
 def plan_room(
     prompts: int, longest: int, group_size: int, max_new_tokens: int, token_budget: int | None
 ) -> tuple[int, int]:
-    """Return how many rows and how many prompts may be in the cache at a time.
+    """Return the numbers of rows and of prompts that the cache may hold at a time.
 
     Raises:
         EngineError: One row alone is over the budget.
@@ -65,7 +65,7 @@ def plan_room(
 
 
 def common_prefix(prompts: Prompts) -> int:
-    """Return how many tokens all prompts begin with, each having one more; 0 where a pass for them would save little."""
+    """Return the length of the prefix of all prompts, each having one more; 0 where a pass for it would save little."""
     known = {tuple(p) for p in prompts}
     low, high = min(known), max(known)  # of all in this order, these two have the least in common
     size = min(map(len, known)) - 1

@@ -142,7 +142,7 @@ class NativeEngine:
 
     @staticmethod
     def on_gpu_by(model: Any, device: torch.device) -> str:
-        """Say how rollouts of ``model`` run on a GPU."""
+        """Describe the code path of ``model``'s rollouts on a GPU."""
         reason = why_no_decoder(model)
         if reason:
             return f"the model's own forward ({reason})"
@@ -170,7 +170,7 @@ def _takes_graphs(device: torch.device) -> bool:
 def affordable_tokens(
     model: Any, device: torch.device, least: int = 0, held: int = 0, *, once: bool = False
 ) -> int | None:
-    """Return how many tokens of cache fit in the free memory, or None where a token's size is not known.
+    """Return the number of cache tokens that fit in free memory, or None where a token's size is unknown.
 
     Args:
         model: Its configuration and the type of its products give the size of a token.

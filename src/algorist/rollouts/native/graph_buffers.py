@@ -29,7 +29,7 @@ def slots_for(rows: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a request needs: slots, prompt places, rows per group, tokens of a prompt and of a completion, all outputs."""
+    """Size of a request: slots, prompt places, rows per group, tokens of a prompt and of a completion, all outputs."""
 
     slots: int
     places: int
@@ -124,7 +124,7 @@ class Buffers:
         self.state[:, at[1]] = self.state[:, at[0]]
 
     def view(self, slots: int, decoder: Decoder) -> StepState:
-        """Return what the attention of a step over the first ``slots`` slots reads and writes."""
+        """Return the attention's inputs and outputs in a step over the first ``slots`` slots."""
         by_name = dict(zip(FIELDS, self.state[:, :slots], strict=True))
         return StepState(
             keys=[row[0, :slots] for row in self.rows],

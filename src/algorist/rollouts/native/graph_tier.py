@@ -120,7 +120,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What the device knew at some step: a copy on its way to the host, and which rows were in the slots."""
+    """Snapshot of the device at some step: a copy on its way to the host, and the rows in the slots."""
 
     numbers: Tensor
     arrived: Any
@@ -285,7 +285,7 @@ class _Body:
 
 
 class _GraphSchedule(Schedule):
-    """Which rows run when, with the numbers of running rows on the device."""
+    """Row schedule that keeps the state of running rows on the device."""
 
     size_for = staticmethod(slots_for)
 

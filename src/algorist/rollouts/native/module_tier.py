@@ -22,7 +22,7 @@ from algorist.rollouts.sampling import Wave, left_pad, plan_waves
 
 
 def why_no_module_tier(model: Any) -> str | None:
-    """Return why the model's own forward with a shared cache cannot be used, or None when it can."""
+    """Return the reason the model's own forward cannot use a shared cache, or None."""
     config = model.config
     if getattr(config, "is_encoder_decoder", False):
         return "it is an encoder-decoder model"

@@ -141,7 +141,7 @@ def _each(parts: Sequence[_Matrix], reading: _Reading) -> Callable[[Tensor], lis
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """How weights are read: products' type, adapters merged or not, gate and up joined or read where they lie.
+    """Options for reading weights: products' type, adapters merged or not, gate and up joined or read in place.
 
     ``keep`` gets every tensor that the decoder will read and returns the one to read.
     """
@@ -180,7 +180,7 @@ class _Reading:
 
 
 def why_no_decoder(model: Any) -> str | None:
-    """Return what the hand-written decoder does not cover in this model, or None. Costs no copies."""
+    """Return the reason the hand-written decoder cannot run this model, or None. Costs no copies."""
     try:
         _check(model)
     except NotCovered as reason:
