@@ -72,8 +72,8 @@ class Layout:
     """Layout of the packed row.
 
     ``tokens_N`` and ``positions_N`` are the model's input, padded after ``used`` tokens where the device is the CPU;
-    ``predict_M`` are the packed positions whose hidden states predict ``targets_M``; ``scatter_M`` are those targets' places in the flattened
-    (B, T) completions.
+    ``predict_M`` are the packed positions whose hidden states predict ``targets_M``; ``scatter_M`` are those targets'
+    places in the flattened (B, T) completions.
     """
 
     used: int
