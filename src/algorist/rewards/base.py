@@ -1,4 +1,4 @@
-"""What a reward is: a function of a rollout and its problem, with a name, a range and a weight.
+"""Rewards: functions of a rollout and its problem, with a name, a range and a weight.
 
 A function names what it needs, and gets it by name: ``rollout`` and ``problem``, or a part of them (``OFFERS``). A first argument
 of any other name is the rollout. Every further argument is a parameter, set in a recipe under ``params``. It returns a number, or
@@ -35,7 +35,7 @@ AROUND: dict[str, Callable[[Any], Any]] = {
     "tags": lambda reward: reward.form.tags,
     "prefilled": lambda reward: reward.form.prefilled_start,
 }
-"""What any function may name of the recipe: its matcher; its prompt format, the format's four tags, and whether the prompt opens the
+"""Arguments of any function from the recipe: its matcher; its prompt format, the format's four tags, and whether the prompt opens the
 reasoning already."""
 OFFERS: dict[str, Callable[[Rollout, Problem], Any]] = {
     "rollout": lambda rollout, problem: rollout,
@@ -50,10 +50,10 @@ OFFERS: dict[str, Callable[[Rollout, Problem], Any]] = {
     "data_source": lambda rollout, problem: str(problem.extra.get("data_source", "")),
     "extra_info": lambda rollout, problem: problem.columns(),
 }
-"""What a function of a rollout may name: the rollout, its text, its reading, its sampled tokens; the problem, its gold answer; then
+"""Arguments of a function of a rollout: the rollout, its text, its reading, its sampled tokens; the problem, its gold answer; then
 the same under the names of CS336's rewards (``response``, ``ground_truth``) and verl's."""
 FROM_THE_TRAINER = ("trainer_state", "log_metric", "log_extra")
-"""What only a trainer has; a function that names one of these runs in the trainer's process, and applies nowhere else."""
+"""Arguments that only a trainer has; a function that names one of these runs in the trainer's process, and applies nowhere else."""
 FORMS = "def f(rollout, problem): …  or, as TRL calls it,  def f(completions, **columns): …"
 LARGEST = 1e9
 """A value beyond this would overflow in the statistics of its group."""
@@ -143,7 +143,7 @@ class Reward:
 
     @cached_property
     def parameters(self) -> dict[str, Parameter]:
-        """What can be set under ``params``: the function's other arguments, with their defaults and types."""
+        """Parameters that ``params`` may set: the function's other arguments, with their defaults and types."""
         filled = {self._first, *OFFERS, *AROUND, *FROM_THE_TRAINER}
         own = parameters_of(self.function, without=filled)
         return {n: p for n, p in own.items() if not (self.takes_lists and p.default is REQUIRED)}
@@ -167,7 +167,7 @@ class Reward:
 
     @property
     def floor(self) -> float:
-        """What a completion gets for which the reward fails."""
+        """Value of a completion for which the reward fails."""
         return self.low if math.isfinite(self.low) else 0.0
 
     def set_to(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], float, float]:
@@ -266,12 +266,12 @@ class Reward:
         )
 
     def call(self, rollout: Rollout, problem: Problem, extra: Mapping[str, Any]) -> Any:
-        """Return what the function returns for a rollout."""
+        """Call the function for a rollout."""
         named = {name: offer(rollout, problem) for name, offer in OFFERS.items() if name in self._arguments}
         return self.function(*(() if self._first in OFFERS else (rollout,)), **named, **self._around(extra))
 
     def call_lists(self, columns: Mapping[str, Any], extra: Mapping[str, Any]) -> list[Any]:
-        """Return what a function of TRL's form returns; it gets the columns that it names, or with ``**keywords`` all of them.
+        """Call a function of TRL's form with the columns that it names, or with ``**keywords`` all of them.
 
         Completions and prompts are texts; chat messages for a function that fails on texts and not on messages.
         """
@@ -336,7 +336,7 @@ class Reward:
         return number
 
     def _or_floor(self, call: Callable[[], Any]) -> Any:
-        """Return what ``call`` returns, or the floor where it raises; that is counted, and logged the first time."""
+        """Run ``call``, or return the floor where it raises; that is counted, and logged the first time."""
         try:
             return call()
         except RewardError:
@@ -359,7 +359,7 @@ class Reward:
 
 
 def paid_in(value: Any) -> Any:
-    """Return what counts of a mapping that a reward of CS336 (``reward``) or verl (``score``) returns; any other value as it is."""
+    """Extract the value from a mapping that a reward of CS336 (``reward``) or verl (``score``) returns; return any other value as it is."""
     return value.get("reward", value.get("score")) if isinstance(value, Mapping) else value
 
 

@@ -78,7 +78,7 @@ def numeric(completion: str, *, tags: Tags = REASONING_TAGS, finite_only: bool =
 
 
 def last_tagged(text: str, tags: Tags = REASONING_TAGS) -> str:
-    """Return what follows the last opening answer tag, up to the next closing one; without tags the text (S2.6)."""
+    """Return the text from the last opening answer tag to the next closing one; without tags the whole text."""
     return text.rpartition(tags.answer_open)[2].partition(tags.answer_close)[0].strip()
 
 

@@ -48,7 +48,7 @@ class RewardSet(list[Reward]):
 
     @property
     def failures(self) -> dict[str, int]:
-        """How often each reward failed so far."""
+        """Failures of each reward so far."""
         return {reward.name: reward.failures for reward in self}
 
     @property

@@ -23,7 +23,7 @@ _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
 
 
 def first_block(text: str, opening: str, closing: str) -> str | None:
-    """Return what is between the first ``opening`` and the next ``closing``, or None. Linear time."""
+    """Return the text between the first ``opening`` and the next ``closing``, or None. Linear time."""
     start = text.find(opening)
     end = text.find(closing, start + len(opening)) if start >= 0 else -1
     return text[start + len(opening) : end] if end >= 0 else None
@@ -117,13 +117,13 @@ ANSWER_TABLES = {
     "origin": (5.0, 3.5, 2.0, 1.5, -2.5, -2.5, -2.0),
     "notebook": (5.0, 3.5, 2.0, 1.5, -2.5, -4.5, -2.0),
 }
-"""What ``check_answer`` pays: equal, equal but for spaces, within 10 and 20 percent, wrong, not a number, missing."""
+"""Scores of ``check_answer``: equal, equal but for spaces, within 10 and 20 percent, wrong, not a number, missing."""
 NUMBER_TABLES = {
     "bounded": (3.0, 2.5, 1.5, -1.5, -1.5, -1.5),
     "origin": (4.0, 2.5, 1.5, -2.0, -2.0, -1.5),
     "notebook": (3.5, -1.5, -1.5, -1.5, 0.0, -2.5),
 }
-"""What ``check_numbers`` pays: equal, within 10 and 20 percent, wrong, not a number, missing."""
+"""Scores of ``check_numbers``: equal, within 10 and 20 percent, wrong, not a number, missing."""
 
 
 def _range(tables: Mapping[str, Sequence[float]]) -> Callable[..., tuple[float, float]]:
@@ -131,7 +131,7 @@ def _range(tables: Mapping[str, Sequence[float]]) -> Callable[..., tuple[float, 
 
 
 def _band(value: float, truth: float, paid: Sequence[float]) -> float:
-    """Return what of (equal, within 10 percent, within 20, wrong) is paid; with truth 0 only 0 itself is right."""
+    """Pick a score for equal, within 10 percent, within 20 or wrong; with truth 0 only 0 itself is right."""
     if truth == 0:
         return paid[0] if value == 0 else paid[3]
     ratio = value / truth

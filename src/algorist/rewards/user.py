@@ -45,7 +45,7 @@ class UserFunction:
         self.ended_in_a_row = 0
 
     def __call__(self, rollout: Rollout, problem: Problem, form: Any, matcher: str, **params: Any) -> Any:
-        """Return what the function returned for a rollout."""
+        """Call the function for a rollout."""
         return self.ask("call", (rollout, problem), form, matcher, params)
 
     def bounds(self, **params: Any) -> tuple[float, float]:
@@ -61,7 +61,7 @@ class UserFunction:
     def ask(
         self, what: str, args: tuple[Any, ...], form: Any = None, matcher: str = "", params: Any = None
     ) -> Any:
-        """Return what the other process answers (see ``prepare``)."""
+        """Return the other process's answer to a request (see ``prepare``)."""
         request = pickle.dumps((what, self.__name__, args, form, matcher, params or {}))
         answer = self.child.ask(request, self.timeout_s)
         self.ended_in_a_row = self.ended_in_a_row + 1 if answer.error in ENDED else 0
@@ -84,7 +84,7 @@ class UserLists(UserFunction):
     """The same for a function of TRL's form."""
 
     def __call__(self, completions: Any, form: Any, matcher: str, **columns: Any) -> Any:  # type: ignore[override]
-        """Return what the function returned for lists."""
+        """Call the function for lists."""
         return self.ask("lists", ({"completions": completions, **columns},), form, matcher)
 
 
