@@ -96,7 +96,7 @@ def _r1_zero_row(row: Row) -> Row:
 
 
 def _demonstrated(column: str) -> Callable[[Row], dict[str, Any]]:
-    """Return what reads a row's own prompt and response, and in ``column`` the answer that its demonstration states."""
+    """Return a reader of a row's own prompt and response, and of the answer that its demonstration states in ``column``."""
 
     def extra(row: Row) -> dict[str, Any]:
         shown = row.get(column)

@@ -148,7 +148,7 @@ def _demonstrate(
 
 
 WEIGHTS = {"+": 4, "-": 6, "*": 3, "/": 4}
-"""How often each operation comes: the harder, the oftener. Two-digit subtraction is the hardest of what stories need."""
+"""Weight of each operation: the harder, the more frequent. Two-digit subtraction is the hardest of what stories need."""
 MAX_PRODUCT = 1000
 
 

@@ -1,4 +1,4 @@
-"""What a dataset adapter is: a named function from a source (hub name or local path) to problems."""
+"""Dataset adapters: named functions from a source (hub name or local path) to problems."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ M = TypeVar("M", bound=BaseModel)
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where rows come from.
+    """Source of a dataset's rows.
 
     ``path`` (a file or folder) wins over ``hub`` (``owner/name``). ``columns`` maps our names (question, answer,
     solution, subject, level, id) to the columns of the file. ``params`` are adapter-specific.

@@ -55,7 +55,7 @@ Column = str | tuple[str, ...] | Callable[[Row], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
-    """Which column of a table is what, and which rows may lack something."""
+    """Columns of a table by role, and the gaps that its rows may have."""
 
     question: Column
     answer: Column
@@ -67,7 +67,7 @@ class Columns:
     extra: Callable[[Row], dict[str, Any]] = lambda row: {}
     """Further columns for rewards, besides those of the row."""
     known_gaps: int = 0
-    """How many rows without question or gold answer the published dataset is known to have."""
+    """Rows without question or gold answer that the published dataset is known to have."""
     skip_bad: bool = False
     needs_solution: bool = False
     gold_name: str = "gold answer"
@@ -217,7 +217,7 @@ def _text(value: Any) -> str:
 
 
 def _no_text(value: Any) -> str:
-    """Return what a value is that has no text of its own, or an empty string."""
+    """Name the kind of a value that has no text of its own, or return an empty string."""
     inside = value if isinstance(value, list) else [value]
     kinds = {
         "chat messages or an object": any(isinstance(part, dict) for part in inside),

@@ -18,11 +18,11 @@ SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 SEPARATORS = {",": "a comma", ";": "a semicolon", "\t": "a tab"}
 MAX_LINE_BYTES = 16 * 1024 * 1024
 MAX_TABLE_BYTES, MAX_ROWS = 8 * 1024**3, 20_000_000
-"""What a Parquet file may hold once it is unpacked."""
+"""Limits of a Parquet file once it is unpacked."""
 MAX_GROWTH, FREE_BYTES = 300, 128 * 1024**2
-"""Beyond ``FREE_BYTES`` it may unpack to so many times its own size."""
+"""Beyond ``FREE_BYTES`` it may unpack to ``MAX_GROWTH`` times its own size."""
 MAX_ENTRIES = 20_000
-"""What the folder of a dataset may hold: a disk is not searched."""
+"""Most entries in a dataset's folder: a disk is not searched."""
 
 
 def read_rows(path: str | Path, *, split: str = "train") -> list[Row]:
@@ -123,7 +123,7 @@ def _other_encoding(file: Path, guess: str, where: str) -> str:
 
 
 def _delimiter(file: Path, head: str) -> str:
-    """Return what separates the cells of a table: a tab in .tsv, else a comma, or what its head has in place of one."""
+    """Return the cell separator of a table: a tab in .tsv, else a comma, or the sign that its head has in place of one."""
     if file.suffix.lower() == ".tsv":
         return "\t"
     return next((sign for sign in SEPARATORS if sign in head), ",")

@@ -1,4 +1,4 @@
-"""How much of one dataset is in another: the same question, the same with other numbers, or a shared run of words."""
+"""Overlap of one dataset with another: the same question, the same with other numbers, or a shared run of words."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def load_problems(
 
 
 def _problems(rows: Any, dataset: str) -> list[Problem]:
-    """Return what an adapter made as a list; a user's own may have made something else (DataError)."""
+    """List an adapter's problems; a user's own may have made something else (DataError)."""
     texts = ("id", *PROBLEM_COLUMNS)
     rows = list(rows) if isinstance(rows, Iterable) else [rows]
     for row in rows:
@@ -189,7 +189,7 @@ def _by_length(
 
 
 def key_of(problem: Problem) -> str:
-    """Return what a problem is known by in a table: its question and gold answer, not its id."""
+    """Return the key of a problem in a table: a hash of question and gold answer, without its id."""
     return hashlib.sha256(f"{problem.question}\0{problem.answer}".encode()).hexdigest()[:16]
 
 

@@ -28,7 +28,7 @@ class Problems:
     sft: list[Problem]
     held_out: list[Problem]
     notes: list[logging.LogRecord] = field(default_factory=list)
-    """What was logged while they were loaded, for the run's log."""
+    """Records logged while they were loaded, for the run's log."""
 
     @classmethod
     def load(cls, recipe: Recipe, stages: Sequence[str] = STAGES) -> Problems:

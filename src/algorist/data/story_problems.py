@@ -75,7 +75,7 @@ def size(rng: random.Random, most: int = 600) -> int:
 
 
 def some(rng: random.Random) -> int:
-    """Return how many groups there are: mostly up to a dozen."""
+    """Draw a number of groups: mostly up to a dozen."""
     return rng.randint(2, 12) if rng.random() < 0.8 else rng.randint(13, 60)
 
 
