@@ -1,4 +1,4 @@
-"""How a model was asked in training, kept in its tokenizer's settings: it goes wherever the model goes.
+"""Prompt settings of a trained model, kept in its tokenizer's settings: they go wherever the model goes.
 
 ``save_pretrained`` of a tokenizer writes its settings to ``tokenizer_config.json``, so every checkpoint, ``final/``, merge,
 export and upload has the prompt format, system prompt, tags and completion length. The chat template is saved beside them and asks
@@ -100,7 +100,7 @@ LONGEST = 200_000
 
 @dataclass(frozen=True)
 class Asked:
-    """How a model is asked: the prompt format with its wording, and where a completion ends."""
+    """Prompt settings of a model: the prompt format with its wording, and the end of a completion."""
 
     prompt_format: PromptFormat
     max_completion_tokens: int
@@ -139,10 +139,10 @@ def _own(held: str, entry: str) -> str:
 
 
 def attached(model: Any) -> Asked | None:
-    """Return how the model of a tokenizer, or of a folder, was asked in training; None where nothing says so.
+    """Read the prompt settings that the model of a tokenizer, or of a folder, was trained with; None without a record.
 
     Raises:
-        ConfigError: What is there was not written by ``attach``.
+        ConfigError: The record was not written by ``attach``.
     """
     if isinstance(model, Path):
         file = model / "tokenizer_config.json"

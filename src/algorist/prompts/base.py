@@ -1,4 +1,4 @@
-"""What a prompt format is: it renders problems and demonstrations, and it reads completions back.
+"""Prompt formats: they render problems and demonstrations, and read completions back.
 
 One object per format. The parser is strict about what counts: the answer is read from the
 answer block after the reasoning, never from inside it; two different answers are flagged, not chosen between.
@@ -40,11 +40,11 @@ _TAGS = tuple(Tags.__dataclass_fields__)
 
 
 class TurnSource(Protocol):
-    """Who replies inside the completions of a model: tools, an environment. It travels with the model, as its prompt format does."""
+    """Source of replies inside a model's completions: tools, an environment. It travels with the model, like its prompt format."""
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """What a model writes around its calls, beside the tags."""
+        """Texts that a model writes around its calls, besides the tags."""
 
     def open(
         self, problems: Sequence[Problem], tokenizer: Any, prompt_format: PromptFormat, stops: Sequence[str]
@@ -67,10 +67,10 @@ class TurnSource(Protocol):
         """Try it once; raises an AlgoristError where it cannot run."""
 
     def unanswered(self) -> str:
-        """Say who stays silent where a server writes, and what to do."""
+        """Explain that a server answers no calls, and what to do."""
 
     def card(self) -> str:
-        """Return what a model's card says of it, as Markdown."""
+        """Describe it for the model card, as Markdown."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class PromptFormat:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """What a model writes around its answer and its calls: the tags, and those of ``turns``."""
+        """Texts that a model writes around its answer and its calls: the tags, and those of ``turns``."""
         return (*self.tags.all(), *(self.turns.markers if self.turns else ()))
 
     def __post_init__(self) -> None:
@@ -296,7 +296,7 @@ def missing_tags(prompt_format: PromptFormat) -> list[str]:
 
 
 def warn_of_missing_tags(prompt_format: PromptFormat) -> None:
-    """Say which tags the system prompt never shows."""
+    """Warn of tags that the system prompt never shows."""
     if missing := missing_tags(prompt_format):
         tags = ", ".join(missing)
         log.warning("the system prompt never shows %s; without SFT the model cannot know these tags", tags)
