@@ -1,4 +1,4 @@
-"""What an evaluation writes: ``eval/<name>.json`` (protocol, metrics) and ``eval/<name>.parquet`` (samples).
+"""Artifact of an evaluation: ``eval/<name>.json`` (protocol, metrics) and ``eval/<name>.parquet`` (samples).
 
 A row of the samples is one completion; its columns are those of ``store.write.SCHEMA``, more are kept as they are.
 """

@@ -1,4 +1,4 @@
-"""Which benchmarks one ``algorist eval`` runs: ``gsm8k``, ``test.jsonl``, ``math500,path=FILE,limit=100``."""
+"""Benchmarks of one ``algorist eval``: ``gsm8k``, ``test.jsonl``, ``math500,path=FILE,limit=100``."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def read_benchmarks(
 
 
 def after_the_name(error: DataError, text: str) -> DataError:
-    """Return what is wrong with a dataset with its keys as they are written after its name: ``local,params.decimal=…``."""
+    """Rewrite a dataset's error with its keys as they are written after its name: ``local,params.decimal=…``."""
     return type(error)(re.sub(r"\bdata\.(?:…|train)\.(?=\w)", f"{text.partition(',')[0]},", str(error)))
 
 

@@ -247,7 +247,7 @@ def _rate(group: Samples) -> float:
 
 
 def _rate_name(samples: Samples) -> str:
-    """Return what the mean over a problem's completions is called: a share of right ones, or any score."""
+    """Name the mean over a problem's completions: a share of right ones, or any score."""
     return "pass@1" if all(isinstance(row["correct"], bool) for row in samples) else "score"
 
 

@@ -1,4 +1,4 @@
-"""What an evaluation says in one line, on the console and in the log; and the trend over the evaluations of a run."""
+"""One-line results of an evaluation, for the console and the log; and the trend over the evaluations of a run."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _MEANS = (
 
 
 def lines_of(folder: Path, stage: str, step: int | None, summary: Mapping[str, Interval]) -> list[str]:
-    """Return what to say of an evaluation: its numbers, and the trend at the end of a stage."""
+    """Return the lines to print for an evaluation: its numbers, and the trend at the end of a stage."""
     numbers = summary_line(stage if step is None else f"{stage}-step-{step}", summary)
     trend = trend_line(folder, stage) if step is None else None
     return [numbers, trend] if trend else [numbers]
@@ -165,7 +165,7 @@ class RolloutNotes:
         self._failed: dict[str, float] = {}
 
     def on_failures(self, rewards: Iterable[Any], completions: int) -> None:
-        """Take how often each reward has failed; the first time is reported.
+        """Count each reward's failures; the first time is reported.
 
         Args:
             rewards: With ``__name__``, ``failures`` so far, ``first_failure`` and ``floor``, the value that takes their place.

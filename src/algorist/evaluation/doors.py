@@ -1,5 +1,5 @@
-"""What ``algorist eval`` does beside evaluating, by name: ``@exporter`` for ``--export NAME FOLDER``, ``@probe`` for ``--probe NAME``;
-and whose evaluations ``algorist compare`` reads: ``@importer`` with the names of their files.
+"""Registries for ``algorist eval``: ``@exporter`` for ``--export NAME FOLDER``, ``@probe`` for ``--probe NAME``;
+and for ``algorist compare``: ``@importer`` with the names of the files that it reads.
 
 Light: what they need is imported when they are used.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Probed:
-    """What a probe saw: ``values`` are plain data, ``rows`` has every completion, ``lines`` are for the terminal."""
+    """Results of a probe: ``values`` are plain data, ``rows`` has every completion, ``lines`` are for the terminal."""
 
     values: dict[str, Any]
     rows: list[dict[str, Any]]

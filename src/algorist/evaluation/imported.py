@@ -22,7 +22,7 @@ def fits(path: Path) -> str | None:
 
 
 def forms() -> str:
-    """Return which files are read, for messages."""
+    """List the files that can be read, for messages."""
     return ", ".join(f"{' or '.join(IMPORTERS.get(name).patterns)} of {name}" for name in IMPORTERS)
 
 

@@ -29,7 +29,7 @@ _USUAL = ("greedy", "sampled-4", "sampled-8@1", "sampled-16@0.6/0.95")
 
 @dataclass(frozen=True)
 class Reference:
-    """How others evaluate a benchmark: what a published figure depends on.
+    """Settings of a published evaluation: all that its figure depends on.
 
     Attributes:
         version: Changes whenever one of the others does; the original's own where it has one.
@@ -115,7 +115,7 @@ FEW = 100
 
 
 def samples_for(problems: int) -> int:
-    """Return how many sampled completions per problem (avg@n) make a benchmark of this size worth comparing on.
+    """Return the sampled completions per problem (avg@n) that make a benchmark of this size worth comparing on.
 
     About 1,000 completions, a power of two up to 64: 32 for AIME's 30 problems, none from 500 on.
     """

@@ -193,7 +193,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class EvaluationSetting:
-    """How completions are drawn and graded; recorded beside the numbers."""
+    """Sampling and grading settings of completions; recorded beside the numbers."""
 
     samples: int
     temperature: float
@@ -217,7 +217,7 @@ class EvaluationSetting:
         return cls(**same, max_completion_tokens=tokens, **more)
 
     def recorded(self, prompt_format: PromptFormat) -> dict[str, Any]:
-        """Return what an artifact says of the protocol: its name, the settings, the prompt format."""
+        """Return the protocol as an artifact records it: its name, the settings, the prompt format."""
         name = protocol_name(self.samples, self.temperature, self.top_p, self.top_k)
         if known := REFERENCES.get(self.protocol):
             graded = f"{self.protocol}@{known.version}"
@@ -240,7 +240,7 @@ class Peers(Protocol):
     @property
     def rank(self) -> int: ...
     def from_main(self, action: Callable[[], T]) -> T:
-        """Return what ``action`` returns in the process of rank 0."""
+        """Run ``action`` in the process of rank 0 and return its result in all."""
 
     def gather(self, value: T) -> list[T]:
         """Return the values of all processes, in the order of their ranks."""
@@ -254,7 +254,7 @@ class Alone:
     rank: int = 0
 
     def from_main(self, action: Callable[[], T]) -> T:
-        """Return what ``action`` returns."""
+        """Run ``action`` and return its result."""
         return action()
 
     def gather(self, value: T) -> list[T]:
