@@ -1,4 +1,4 @@
-"""Which attention kernel the passes through a model's module use.
+"""Attention kernel of the passes through a model's module.
 
 algorist's own fast paths compute their attention themselves, whatever is chosen here: the native engine's decoder, and the
 shared-prefix update, which puts its own function in for the time of its pass. The kernel serves every other pass: SFT,

@@ -432,10 +432,10 @@ def _adapter_settings(adapter: Path) -> dict[str, Any]:
 
 
 def _base_place(adapter: Path, base: str) -> str:
-    """Return what an adapter's base is loaded by: a relative folder beside the adapter or above it is not asked of the hub.
+    """Return the name or folder of an adapter's base; a relative folder beside the adapter or above it is not asked of the hub.
 
     Raises:
-        CheckpointError: It was a folder, and there is none.
+        CheckpointError: It was a folder, which is gone.
     """
     if base.startswith("."):
         return str((adapter / base).resolve())

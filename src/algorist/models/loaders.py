@@ -32,7 +32,7 @@ class Loader:
         return None
 
     def advice(self, name: str) -> str:
-        """Return what to do where a name cannot be loaded; empty for a name that is not its own."""
+        """Advise on a name that cannot be loaded; empty for a name that is not its own."""
         return ""
 
     def check(self, section: ModelSection, device: torch.device) -> None:
@@ -83,10 +83,10 @@ def own_loader(section: ModelSection) -> Loader | None:
 
 
 def loadable_name(name: str, revision: str | None = None) -> str:
-    """Return what transformers loads for ``model.name``: what a loader says, else the name as it is.
+    """Return the name that transformers loads for ``model.name``: a loader's, else the name as it is.
 
     Raises:
-        AlgoristError: The name is a loader's, which cannot read what it names.
+        AlgoristError: The name is a loader's, which cannot read the model.
     """
     places = (one.place(name, revision) for one in loaders())
     return next((place for place in places if place is not None), name)

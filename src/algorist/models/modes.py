@@ -1,4 +1,4 @@
-"""How a loaded model computes: its context, and without dropout and recomputing."""
+"""Modes of a loaded model: its context, and passes without dropout and recomputing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 
 def context_of(model: Any) -> int | None:
-    """Return how many tokens a model takes, prompt and completion together; None where its configuration has no bound."""
+    """Return a model's context in tokens, prompt and completion together; None where its configuration has no bound."""
     config = model.config.get_text_config(decoder=True)
     context = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
     return context if isinstance(context, int) and context > 0 else None

@@ -273,7 +273,7 @@ else:
 
 @cache
 def why_no_triton() -> str | None:
-    """Return why not, in one line, or None: a kernel of one line is tried once, which asks for a C compiler and Python's headers."""
+    """Return the reason against Triton in one line, or None: a tiny kernel is tried once, which needs a C compiler and Python's headers."""
     if triton is None:
         return "the package triton is not installed"
     try:

@@ -18,7 +18,7 @@ def is_sharded(model: Any) -> bool:
 
 
 def own_part(parameter: Any) -> Any:
-    """Return what of a parameter lies on this process: all of it, but with FSDP2 and ZeRO-3."""
+    """Return this process's part of a parameter: all of it, but with FSDP2 and ZeRO-3."""
     if hasattr(parameter, "ds_tensor"):
         return parameter.ds_tensor
     return parameter.to_local() if hasattr(parameter, "to_local") else parameter
@@ -56,7 +56,7 @@ def is_sharding_hook(hook: Any) -> bool:
 
 
 def why_not_by_forward(model: Any, reason: str) -> str:
-    """Return why a sharded model cannot sample through its own forward; ``reason`` is why it would have to."""
+    """Explain why a sharded model cannot sample through its own forward; ``reason`` is why it would have to."""
     return (
         f"the weights of {type(model).__name__} lie in parts on several processes, and its rollouts would go through its own "
         f"forward ({reason}), which gathers them anew for every token while the processes finish at different tokens: the run "

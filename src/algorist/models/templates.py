@@ -26,7 +26,7 @@ def check_template(template: str, where: str) -> None:
 
 @lru_cache(maxsize=32)
 def _fault_of(template: str) -> str:
-    """Return what is wrong with a template, or an empty text; a run loads the same one from several folders."""
+    """Return a template's fault, or an empty text; a run loads the same one from several folders."""
     from algorist_grader.child_process import Child
 
     with closing(Child("algorist.models.templates:prepare", memory_mb=LIMIT_MB)) as child:
@@ -39,7 +39,7 @@ def _fault_of(template: str) -> str:
 
 
 def prepare() -> tuple[Callable[[bytes], str | None], None]:
-    """Return what renders a template as transformers does and says what is wrong with it, or None."""
+    """Return a function that renders a template as transformers does and returns its fault, or None."""
     import json
 
     import jinja2

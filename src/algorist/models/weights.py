@@ -96,7 +96,7 @@ def check_loaded(
 
 
 def _integers(folder: Path, loaded: Mapping[str, torch.Tensor]) -> list[str]:
-    """Return which weights of a folder are integers in its files and none in the model.
+    """List the weights that are integers in a folder's files and not in the model.
 
     Raises:
         CheckpointError: Its index names a file outside the folder.
