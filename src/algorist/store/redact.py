@@ -159,7 +159,7 @@ def _shortened(text: str) -> str:
 
 
 def _kind(text: str, known: _Values) -> str:
-    """Return what kind of secret a text holds, or an empty string."""
+    """Name the kind of secret that a text holds, or return an empty string."""
     if _without_values(text, known) != text:
         return "the value of a secret environment variable, or of a stored login"
     return next((kind for kind, (_, shape) in _SHAPES.items() if shape.search(text)), "")
@@ -204,7 +204,7 @@ def _values(environment: tuple[tuple[str, str], ...], home: str) -> _Values:
 
 
 def _as_written(value: str) -> str:
-    """Return what matches a value, also where ``repr`` or JSON has put backslashes into it."""
+    """Return a pattern for a value, also where ``repr`` or JSON has put backslashes into it."""
     return "".join(
         (r"\\*" if c in "\"'\\" else "") + (r"(?:\n|\\+n)" if c == "\n" else re.escape(c)) for c in value
     )

@@ -159,7 +159,7 @@ class RunFolder:
         self.write_json(INPUTS, inputs)
 
     def keep(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Return what the file ``name`` holds; ``make`` it and write it where it is not there yet."""
+        """Read the file ``name``; where it does not exist yet, ``make`` its content and write it."""
         content = self.read_json(name)
         if not isinstance(content, dict):
             content = make()
@@ -167,7 +167,7 @@ class RunFolder:
         return content
 
     def differences(self) -> list[str]:
-        """Return what a run that is continued will miss, a line each.
+        """List what differs in a run that is continued, a line each.
 
         Raises:
             CheckpointError: A file that the end of the run reads is damaged.

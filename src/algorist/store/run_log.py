@@ -1,4 +1,4 @@
-"""What a run says while it works: to a display, to a script's standard error, and always to ``training.log``."""
+"""Messages of a run while it works: to a display, to a script's standard error, and always to ``training.log``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHOWN = (
     ("groups/useful_share", "useful groups {:.2f}"),
     ("rollout/tokens_per_s", "{:.0f} tokens/s"),
 )
-"""What a step's line shows, the most telling first: where it is too long, the last ones go."""
+"""Numbers of a step's line, the most telling first: where it is too long, the last ones go."""
 ONLY_LOGGED = (("learning_rate", "learning rate {:.2g}"), ("grad_norm", "gradient norm {:.2g}"))
 SAY_EVERY_S = (4.0, 20.0)
 """Where no bar can be drawn, long work shows its first line after the first time, and one as often as the second for some time."""
@@ -69,7 +69,7 @@ class LongWork:
 
 
 class Display:
-    """What a run shows; this one shows nothing. The CLI draws it, ``Lines`` prints it."""
+    """Display of a run; this one shows nothing. The CLI draws it, ``Lines`` prints it."""
 
     def say(self, text: str) -> None:
         """Show one line."""

@@ -10,7 +10,7 @@ STAGES: tuple[Stage, ...] = get_args(Stage)
 """In the order in which they are done."""
 LAST_FIRST: tuple[Stage, ...] = STAGES[::-1]
 EVALUATED = ("base", *STAGES)
-"""What the evaluations between the stages are called; ``base`` is the model before any of them."""
+"""Names of the evaluations between the stages; ``base`` is the model before any of them."""
 
 STOP_FILE = "ALGORIST_STOP_FILE"
 """Variable by which a launcher names the file that stops its processes after the present step."""

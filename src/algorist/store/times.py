@@ -1,4 +1,4 @@
-"""What the seconds of a run went to: loading, evaluation, saving, the steps of its stages; and what it took of the machine."""
+"""Seconds of a run by kind: loading, evaluation, saving, the steps of its stages; and its use of the machine."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Times:
 
 
 class Took:
-    """What a run takes of the machine from now on; of a run that is continued only the memory is known."""
+    """Resources that a run uses from now on; of a run that is continued only the memory is known."""
 
     def __init__(self, resumed: bool) -> None:
         self.resumed, self.began, self.cpu = resumed, time.monotonic(), processor_seconds()

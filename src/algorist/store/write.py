@@ -366,7 +366,7 @@ def _valid_text(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _first_cut(rows: Sequence[Mapping[str, Any]], rows_per_part: int) -> int | None:
-    """Return how many of the rows make the first full part, or None when they do not fill one."""
+    """Return the number of rows in the first full part, or None when they do not fill one."""
     characters = 0
     for index, row in enumerate(rows[:rows_per_part], start=1):
         characters += len(row.get("prompt") or "") + len(row.get("completion") or "")
