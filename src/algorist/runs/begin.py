@@ -1,4 +1,4 @@
-"""How a run's folder is begun, or continued: what may change before it continues, and who writes into it."""
+"""Begin or continue a run's folder: what may change before it continues, and who writes into it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from algorist.store.trust import sign
 
 
 def settings_at_start(recipe: Recipe, inputs: Inputs, *, resume: bool) -> dict[str, Any] | None:
-    """Return what the run to continue began with, by dotted key, or None for a run that begins; nothing is written.
+    """Return the settings that the run to continue began with, by dotted key, or None for a new run; nothing is written.
 
     Raises:
         CheckpointError: The folder holds a run that is not to be continued, or none where one is.

@@ -145,7 +145,7 @@ class Endpoint:
 
 
 def _within(limit_s: float, call: Callable[[], T]) -> T:
-    """Return what a call gives, or raise what it raises; one that takes longer is left behind, whatever it waits for."""
+    """Call a function and return its result, or raise its error; one that takes longer is abandoned, whatever it waits for."""
     done: Future[T] = Future()
 
     def run() -> None:

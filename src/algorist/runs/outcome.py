@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a finished run came to.
+    """Outcome of a finished run.
 
     Attributes:
         folder: The run's folder.

@@ -1,4 +1,4 @@
-"""Where the pass rates of a recipe's training problems lie: the table that ``runs/rate.py`` makes."""
+"""Table of the pass rates of a recipe's training problems, which ``runs/rate.py`` makes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FOLDER = "pass_rates"
 
 
 def table_path(recipe: Recipe, form: PromptFormat, model: Path | str | None = None) -> Path:
-    """Return where the table of a model under the recipe's protocol lies, whether it is there or not.
+    """Return the path of a model's table under the recipe's protocol, whether it exists or not.
 
     The name changes with whatever the rates depend on: model, prompt format, sampling, length, matcher.
     """
@@ -24,7 +24,7 @@ def table_path(recipe: Recipe, form: PromptFormat, model: Path | str | None = No
 
 
 def protocol_of(recipe: Recipe) -> dict[str, Any]:
-    """Return what the rates depend on beside model, problems and prompt format."""
+    """Return the settings beyond model, problems and prompt format that the rates depend on."""
     grpo = recipe.grpo
     return {
         "temperature": grpo.temperature,

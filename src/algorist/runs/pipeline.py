@@ -273,7 +273,7 @@ def run_grpo(run: Run) -> None:
 
 
 def _prepare(run: Run) -> None:
-    """Say what the run works with, what the plan remarks, and what is wrong with its problems."""
+    """Show the run's settings, the plan's remarks, and faults of its problems."""
     recipe = run.recipe
     log.info("%s", started_as())
     run.display.say(f"run folder {run.folder.path} · device {run.plan.device} · seed {recipe.seed}")
@@ -345,7 +345,7 @@ def _placed(run: Run, load: Callable[..., Policy]) -> Policy:
     read: list[Policy] = []
 
     def shapes() -> Policy | None:
-        """Return what the others need of it; None for a model that samples by its own forward, and is sharded by the trainer."""
+        """Return the policy with shapes for weights; None for a model that samples by its own forward, and is sharded by the trainer."""
         read.append(load(device=device, on_host=True))
         return replace(read[0], model=shapes_of(read[0].model)) if decodes_natively(read[0].model) else None
 

@@ -181,7 +181,7 @@ def with_processes(recipe: Recipe, count: int) -> Recipe:
 
 
 def why_no_adapter(recipe: Recipe, before: Mapping[str, Any] | None, processes: int) -> str:
-    """Return why this run trains all weights though its recipe has an adapter, or an empty string.
+    """Explain why this run trains all weights though its recipe has an adapter, or return an empty string.
 
     ``model.lora.in_several_processes: off`` is decided when a run begins; a continued run keeps what it began with (``before``),
     whatever the number of processes is now.
@@ -200,7 +200,7 @@ def why_no_adapter(recipe: Recipe, before: Mapping[str, Any] | None, processes: 
 
 
 def sft_skipped_warning(draft: Draft) -> str:
-    """Return why GRPO starts without the recipe's SFT, or an empty string: the caller skips it and the folder has none."""
+    """Explain why GRPO starts without the recipe's SFT, or return an empty string: the caller skips it and the folder has none."""
     if not draft.in_folder:
         return ""
     recipe, stages, folder = draft.recipe, draft.stages, RunFolder(draft.recipe.path)

@@ -72,7 +72,7 @@ def sample_problems(
 
 @dataclass(frozen=True)
 class Sampled:
-    """What was sampled and written."""
+    """Counts of sampled completions."""
 
     path: str
     problems: int

@@ -1,4 +1,4 @@
-"""What model, tokenizer and problems show together before the first step: refusals. The rules are the extension ``live``'s."""
+"""Checks of model, tokenizer and problems together before the first step: refusals. The rules are the extension ``live``'s."""
 
 from __future__ import annotations
 
