@@ -1,4 +1,4 @@
-"""What the preflight measured, as facts; the rules say what is wrong and what to change."""
+"""Facts of the preflight; the rules say what is wrong and what to change."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ AFTER_SFT = (
 
 
 def advise(recipe: Recipe, look: Preflight) -> list[Finding]:
-    """Return what the rules say, the most severe first; empty when nothing is wrong."""
+    """Return the findings of the rules, the most severe first; empty when nothing is wrong."""
     settings, common = Settings(recipe.model_dump()), _facts(recipe, look)
     views = [
         Facts(

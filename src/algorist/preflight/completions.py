@@ -1,4 +1,4 @@
-"""What a model writes at GRPO's sampling settings: right answers, useful groups, variety, tags, rewards that fail."""
+"""Quality of a model's completions at GRPO's sampling settings: right answers, useful groups, variety, tags, rewards that fail."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def sample(
 
 
 def _texts(groups: Sequence[Group], form: PromptFormat) -> dict[str, Any]:
-    """Return how different the completions of a group are, and which tags they hold.
+    """Measure the variety of a group's completions, and the tags that they hold.
 
     A tag is looked for in completions that ended without the length limit: those that were cut off may only not have come to it.
     """

@@ -1,4 +1,4 @@
-"""How much memory a stage needs at its peak, part by part, and how much it took.
+"""Peak memory of a stage, planned item by item, and as measured.
 
 Weights, gradients, optimizer states and the KV cache follow from shapes. What the backward pass keeps of the forward pass is
 counted on a short real forward (the bytes that autograd saves, per token) and scaled to the longest batch.
@@ -236,7 +236,7 @@ def _part_tokens(
 
 
 def _activations(base: Any, tokens: int, recompute: bool, precision: Precision) -> int:
-    """Return what the forward pass keeps for the backward pass of ``tokens`` tokens, and what that holds beside it (bytes).
+    """Estimate the bytes that the forward pass of ``tokens`` tokens keeps for the backward pass.
 
     With gradient checkpointing that is each layer's input, and everything inside one layer at a time. The transient tensors of the
     backward pass are counted in.

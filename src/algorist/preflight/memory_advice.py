@@ -97,7 +97,7 @@ def plan_from_config(
 
 
 def memory_steps(recipe: Recipe, stage: Stage, plan: Plan, config: Any, limit: int) -> list[Step]:
-    """Return what to change, in this order: gradient checkpointing, a smaller batch, a smaller model, more GPUs.
+    """List changes that save memory, in this order: gradient checkpointing, a smaller batch, a smaller model, more GPUs.
 
     Each step builds on those before it; steps that change nothing are left out. Empty when the stage fits into 90 % of
     ``limit`` (bytes). ``plan`` plans the stage of a recipe for a model of ``config``.

@@ -41,7 +41,7 @@ MEANING = {
     "list of guesses": "many numbers in place of an answer, the gold answer among them",
     "unfinished thinking": "the gold answer within thinking that never ends",
 }
-"""What each kind of probe is."""
+"""Description of each kind of probe."""
 FEW, MANY = 0.02, 0.2
 """Shares of problems: above ``FEW`` a wrong answer that is paid is a fault, above ``MANY`` a right one that is not."""
 SLOW_S = 0.1
@@ -75,7 +75,7 @@ class Finding:
 
 @dataclass
 class Paid:
-    """What one reward paid for the probes of one kind, by problem."""
+    """Values that one reward paid for the probes of one kind, by problem."""
 
     values: dict[str, list[float]] = field(default_factory=dict)
     failures: int = 0
@@ -98,7 +98,7 @@ Pays = dict[str, Paid]
 
 @dataclass
 class Audit:
-    """What the rewards of a recipe paid, and what is wrong with them."""
+    """Values that the rewards of a recipe paid, and faults of the rewards."""
 
     problems: int
     pays: dict[str, Pays]

@@ -58,13 +58,13 @@ SHOWN_LENGTHS = (50, 90, 99, 100)
 
 @dataclass
 class Preflight:
-    """What was found before training; every part is JSON-ready."""
+    """Results of the checks before training; every part is JSON-ready."""
 
     batch: dict[str, Any] = field(default_factory=dict)
     prompts: dict[str, Any] = field(default_factory=dict)
     golds: dict[str, Any] = field(default_factory=dict)
     leaked: str | None = None
-    """How many held-out problems are also trained on; None where there is none."""
+    """Overlap of held-out problems with those trained on, in words; None without any."""
     sampling: dict[str, Any] = field(default_factory=dict)
     sft: dict[str, Any] | None = None
     """Steps, seconds of a step and in all, memory; where steps were tried, as measured there."""
@@ -77,10 +77,10 @@ class Preflight:
     """Bytes of the device."""
     model: str | None = None
     planned: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """What to change, for a stage that cannot fit whatever the batch; it is not tried."""
+    """Changes for a stage that cannot fit whatever the batch; it is not tried."""
     tokenization: dict[str, Any] = field(default_factory=dict)
     extensions: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """What extensions saw, by name: ``rows`` of the table, ``advice``, and numbers of their own."""
+    """Results of extensions, by name: ``rows`` of the table, ``advice``, and numbers of their own."""
     advice: list[Finding] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
@@ -367,7 +367,7 @@ def _plan_smaller(recipe: Recipe, policy: Policy, result: Preflight) -> None:
 
 
 def _plan_unloaded(recipe: Recipe, device: Any, limit: int) -> tuple[dict[str, list[dict[str, Any]]], bool]:
-    """Return what to change for the stages that cannot fit, and whether the weights can be loaded at all.
+    """Return changes for the stages that cannot fit, and whether the weights can be loaded at all.
 
     What the parts of a batch take is left to the trial, which halves a batch that is too large. A configuration that cannot
     be read is left to the loader, which says why.

@@ -1,4 +1,4 @@
-"""How long a recipe takes on this machine: a prompt, a few decode steps, one forward and backward are measured; the rest is arithmetic.
+"""Estimate of a recipe's time on this machine: a prompt, a few decode steps, one forward and backward are measured; the rest is arithmetic.
 
 Nothing is sampled for it: tokens of a step times seconds of a token, by the products of the layers.
 """
@@ -40,7 +40,7 @@ from algorist.types import Problem
 from algorist_grader.system import waited
 
 SHORT_S, LONG_S = 0.3, 2.0
-"""What takes less is measured again, without what is made once; a forward and backward grows until it takes about so long."""
+"""Shorter measurements are repeated, without what is made once; a forward and backward grows until it takes about ``LONG_S``."""
 FEW, SHORT, LONG = 4, 4, 256
 """Rows of a small batch; tokens of a short prompt and at most of a long one."""
 COMPLETION = 64
@@ -50,7 +50,7 @@ LOOKED_AT = 100
 SWEEPS = 8
 """Reads and writes of float32 that AdamW makes per weight, in those of a gradient's norm, which makes one."""
 EVENING_S = 3 * 3600.0
-"""What is proposed for a run that lasts longer than its user waits."""
+"""Length proposed for a run that lasts longer than its user waits."""
 AT_LEAST = 5e9
 """Products a second that any machine does, model and Python included: what cannot last an hour so is not measured before a run."""
 
@@ -187,7 +187,7 @@ def _seconds(work: Callable[[], Any], device: torch.device) -> float:
 def measure(
     recipe: Recipe, policy: Policy, prompt: Sequence[int], device: torch.device, *, backward: bool = True
 ) -> Speed:
-    """Return what this machine does with a policy, which stays as it is, as does the state of random numbers.
+    """Measure the speed of a policy, which stays as it is, as does the state of random numbers.
 
     Args:
         recipe: Sampling settings, rows of a step.
@@ -268,7 +268,7 @@ def _update(
 
 
 def batch_arithmetic(recipe: Recipe, train: int, demonstrations: int) -> dict[str, Any]:
-    """Return how many completions, problems and steps the settings amount to (one process)."""
+    """Count the completions, problems and steps that the settings amount to (one process)."""
     sft, grpo = recipe.sft, recipe.grpo
     numbers: dict[str, Any] = {}
     if sft.enabled and demonstrations:
@@ -343,7 +343,7 @@ def _stage(steps: int, parts: dict[str, float]) -> dict[str, Any]:
 
 
 def _evaluations(recipe: Recipe, sizes: Sizes, speed: Speed, batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how many evaluations there are, and the time of all: before training, after each stage, and between steps."""
+    """Count the evaluations, and estimate the time of all: before training, after each stage, and between steps."""
     section, each = recipe.eval, 1 + recipe.eval.samples
     after = len(batch) + sum(
         (batch[stage]["steps"] - 1) // every
