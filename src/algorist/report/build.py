@@ -116,7 +116,7 @@ def interval(number: Interval | None, name: str = "", *, signed: bool = False) -
 
 
 def position(number: Interval) -> dict[str, float]:
-    """Return where a share and its interval lie on a bar, in percent of its width."""
+    """Return the position of a share and its interval on a bar, in percent of its width."""
     low = number.value if math.isnan(number.low) else number.low
     high = number.value if math.isnan(number.high) else number.high
     return {
@@ -144,7 +144,7 @@ HEADERS = {
     "X-Frame-Options": "DENY",
 }
 GROWING = ("metrics.jsonl", "stages.json", "trackers.json", "eval", "rollouts")
-"""What a run adds to; the page is made again when one of these changes."""
+"""Paths that a run adds to; the page is made again when one of these changes."""
 
 
 def version_of(folder: RunFolder) -> str:
@@ -189,7 +189,7 @@ class LivePage:
             return self._made[1]
 
     def state(self) -> str:
-        """Return where the run is as JSON."""
+        """Return the run's state as JSON."""
         state = with_texts({**self._state(), "version": version_of(self.folder)}, printable)
         return json.dumps(state, default=str)
 
@@ -268,7 +268,7 @@ MOST = 8
 
 
 def overlay_path(runs: Sequence[Path]) -> Path:
-    """Return where the page of these runs is by default: beside the first of them, named for all."""
+    """Return the default path of these runs' page: beside the first of them, named for all."""
     return runs[0].resolve().parent / f"report-{'-'.join(run.resolve().name for run in runs)[:120]}.html"
 
 

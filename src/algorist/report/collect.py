@@ -97,7 +97,7 @@ def _evaluation(artifact: Artifact) -> dict[str, Any]:
 
 
 def _protocol(record: dict[str, Any]) -> str:
-    """Return how an evaluation was done, in words."""
+    """Describe the protocol of an evaluation, in words."""
     samples = record.get("samples") or 0
     parts = [
         "one greedy completion per problem"
@@ -125,7 +125,7 @@ def facts(run: RunFolder, lines: Sequence[dict[str, Any]]) -> str:
 
 
 def _verdict(run: RunFolder) -> list[tuple[str, str]]:
-    """Return what ``diagnose`` says: (sentence, first piece of evidence) of each finding, or why there is none."""
+    """Return ``diagnose``'s verdict: (sentence, first piece of evidence) of each finding, or why there is none."""
     signals = read_signals(run.path)
     findings = find_causes(signals)
     if findings:

@@ -1,4 +1,4 @@
-"""Which metrics become which chart, thinned to what a screen can show."""
+"""Charts of the report and their metrics, thinned to what a screen can show."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def phases(lines: Sequence[dict[str, Any]], stage: str) -> dict[str, float]:
 
 
 SPENT = ("sampling", "grading", "update", "evaluation", "loading", "saving", "starting", "other")
-"""What the seconds of a run go to; those after the evaluation are beside the work."""
+"""Kinds of work that a run's seconds go to; those after the evaluation are overhead."""
 _PHASE = {"rollout": "sampling", "reward": "grading", "sft": "update"}
 
 

@@ -126,7 +126,7 @@ def _line(file: Path) -> str:
 
 
 def gained(run: Path) -> str:
-    """Return how a run's ``result.json`` says that held-out accuracy changed, or an empty string."""
+    """Describe the change of held-out accuracy by a run's ``result.json``, or return an empty string."""
     try:
         result = json.loads((run / NAME).read_text(encoding="utf-8"))
         low, high = (result["difference"][STRICT][key] for key in ("low", "high"))
