@@ -1,4 +1,4 @@
-"""Where each value of a resolved recipe comes from, and what each key means."""
+"""Origin of each value of a resolved recipe, and the meaning of each key."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def annotated_yaml(rows: Iterable[tuple[str, Any, str]], meaning: Callable[[str]
 
 
 def describe(dotted: str, loss: str = "dapo") -> str:
-    """Return what a key means and which values it takes, in one line; ``loss`` is the one whose parameters ``grpo.loss`` holds."""
+    """Describe a key's meaning and values, in one line; ``loss`` is the one whose parameters ``grpo.loss`` holds."""
     if dotted.startswith("grpo.loss.") and loss in LOSSES:
         own = LOSSES.get(loss).parameters.get(dotted.rpartition(".")[2])
         if own is not None:

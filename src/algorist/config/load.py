@@ -103,7 +103,7 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> LoadedRecip
 
 
 def values_of(run: Path) -> dict[str, Any]:
-    """Return what the ``config.yaml`` of a run says.
+    """Read the ``config.yaml`` of a run.
 
     Raises:
         CheckpointError: The folder is not a run, or the file is damaged.
@@ -423,7 +423,7 @@ _Sections = dict[str, type[BaseModel]]
 
 
 def _place(location: Sequence[str], unknown: bool) -> tuple[list[str], type[BaseModel] | None, _Sections]:
-    """Return where an error is: its keys, the section that they are in, and the sections of the other modes where a mode decides.
+    """Locate an error: its keys, the section that they are in, and the sections of the other modes where a mode decides.
 
     Args:
         location: pydantic's, which also has the mode in it where a section is a union.

@@ -1,4 +1,4 @@
-"""What other programs call our settings: a key or option of theirs is answered with ours. The names are in ``other_names.yaml``."""
+"""Names of our settings in other programs: a key or option of theirs is answered with ours. They are in ``other_names.yaml``."""
 
 from __future__ import annotations
 

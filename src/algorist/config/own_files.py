@@ -51,7 +51,7 @@ def _marked(value: Any, mark: OwnFile | None, key: str) -> Iterator[tuple[str, s
 
 
 def _metadata(annotation: Any) -> Iterator[Any]:
-    """Yield what the ``Annotated`` parts of a type carry."""
+    """Yield the metadata of a type's ``Annotated`` parts."""
     yield from getattr(annotation, "__metadata__", ())
     for part in get_args(annotation):
         yield from _metadata(part)
@@ -65,7 +65,7 @@ def _path(text: str, mark: OwnFile) -> Path | None:
 
 
 def inputs_of(recipe: Recipe) -> Inputs:
-    """Return what ``inputs.json`` says of every file that a recipe names."""
+    """Return the ``inputs.json`` entries of every file that a recipe names."""
     record: Inputs = {}
     for number, (key, path, mark) in enumerate(own_files(recipe)):
         entry = {"path": str(path), "sha256": hash_of(path)}
@@ -100,7 +100,7 @@ def check_same_inputs(inputs: Inputs, run: Path) -> None:
 
 
 def _from_sft(run: Path) -> str:
-    """Return how a new run takes over the finished SFT of one whose GRPO made no step, or an empty string."""
+    """Advise how a new run takes over the finished SFT of one whose GRPO made no step, or return an empty string."""
     if not RunFolder(run).is_finished("sft") or checkpoints(run / "grpo"):
         return ""
     return f"; from its finished SFT: sft.enabled=false model.name={run / 'sft' / 'final'}"

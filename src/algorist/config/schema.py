@@ -93,7 +93,7 @@ class DatasetSection(Section):
     params: dict[str, Any] = Field(default_factory=dict)
     """Adapter-specific parameters."""
     checker: OwnCode | None = None
-    """What decides where many answers are right: a registered checker or ``file.py:function``; a row's own ``checker`` column when left
+    """Checker for problems with many right answers: a registered one or ``file.py:function``; a row's own ``checker`` column when left
     out."""
     limit: int | None = Field(None, ge=1)
     """Keep the first N problems."""
@@ -123,7 +123,7 @@ class DatasetSection(Section):
 
 
 class DataSection(Section):
-    """Which problems train which stage."""
+    """Problems of each stage."""
 
     train: DatasetSection = Field(default_factory=DatasetSection)
     """Problems of GRPO, and of SFT when ``data.sft`` is left out."""
@@ -153,7 +153,7 @@ class DataSection(Section):
 
 
 class PromptSection(Section):
-    """How a problem becomes a prompt."""
+    """Settings of prompts."""
 
     format: str = "reasoning_answer"
     """A prompt format's name."""
@@ -166,7 +166,7 @@ class PromptSection(Section):
     template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Switches of the model's chat template, such as ``{enable_thinking: false}``."""
     system_role: Literal["system", "user"] = "system"
-    """Who says the system prompt; ``user`` puts it before the question, for templates without a system role (Gemma)."""
+    """Role of the system prompt; ``user`` puts it before the question, for templates without a system role (Gemma)."""
 
     @field_validator("template_kwargs")
     @classmethod
@@ -371,7 +371,7 @@ class GRPOSection(OptimSection):
     loss: LossSection = Field(default_factory=LossSection)
     """The loss by name (dapo, grpo, dr_grpo, …) and its own parameters: ``loss: cispo`` or ``loss: {name: cispo, clip_high: 4}``."""
     reduction: Reduction | None = None
-    """How the values of the tokens are averaged: ``token-mean`` (over all tokens of the step, DAPO), ``seq-mean-token-mean`` (each
+    """Average of the tokens' losses: ``token-mean`` (over all tokens of the step, DAPO), ``seq-mean-token-mean`` (each
     completion, then all, GRPO), ``prompt-mean-token-mean`` (all tokens of a prompt's completions, then the prompts, ScaleRL),
     ``seq-mean-token-sum``, ``seq-mean-token-sum-norm`` (divided by ``max_completion_tokens``, Dr. GRPO), ``micro-batch-token-mean``; the
     loss's own when left out."""
@@ -455,9 +455,9 @@ class Recipe(Section):
     data: DataSection = Field(default_factory=DataSection)
     """The problems."""
     prompt: PromptSection = Field(default_factory=PromptSection)
-    """How a problem becomes a prompt."""
+    """The prompts."""
     matcher: str = "symbolic"
-    """How answers are compared: a matcher of the grader."""
+    """Comparison of answers: a matcher of the grader."""
     rewards: list[RewardSection] = Field(
         default_factory=lambda: [
             RewardSection(name="correct", weight=1.0),

@@ -16,7 +16,7 @@ MAX_DEPTH, MAX_NODES, MAX_DIGITS, MAX_TEXT = 40, 100_000, 300, 1_000_000
 
 
 def read_yaml(text: str, where: str) -> Any:
-    """Return what YAML says.
+    """Parse YAML.
 
     Raises:
         ConfigError: It is not YAML, an alias holds itself, or a limit is passed.
@@ -69,7 +69,7 @@ def flat(value: Any) -> dict[str, Any]:
 
 
 def _size(node: Any, known: dict[int, int], depth: int) -> int:
-    """Return how many nodes a node has once every alias is written out."""
+    """Count the nodes of a node once every alias is written out."""
     if depth > MAX_DEPTH:
         raise RecursionError
     if id(node) in known:
