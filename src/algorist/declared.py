@@ -1,4 +1,4 @@
-"""What an extension declares: its name, its keys of the recipe, charts, rules. ``training/extension.py`` has its hooks.
+"""Declarations of an extension: its name, its keys of the recipe, charts, rules. ``training/extension.py`` has its hooks.
 
 The core knows none by name: it finds the folders of ``algorist.extensions``, the installed packages of the entry point group
 ``algorist.extensions``, and the files that a recipe names under ``plugins:``.
@@ -22,7 +22,7 @@ GROUP = "algorist.extensions"
 
 
 class Declared:
-    """What is known of an extension without a run."""
+    """Properties of an extension without a run."""
 
     name: ClassVar[str]
     """Its folder, and the prefix of its metrics."""
@@ -33,7 +33,7 @@ class Declared:
     charts: ClassVar[Sequence[tuple[Any, ...]]] = ()
     """Of its metrics in the report: title, what a healthy curve looks like, patterns of names, and more of ``report/curves.py: Chart``."""
     rules: ClassVar[Sequence[Any]] = ()
-    """What ``preflight``, ``diagnose`` and the warnings of a running training recognise of it."""
+    """Rules that ``preflight``, ``diagnose`` and the warnings of a running training apply to it."""
 
     def __init__(self, recipe: Any) -> None:
         self.recipe = recipe

@@ -17,7 +17,7 @@ __all__ = [
 ]  # fmt: skip
 
 DAMAGED = (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError)
-"""What reading a JSON file of unknown origin can raise: not there, not JSON, nested too deeply, of another shape."""
+"""Errors of reading a JSON file of unknown origin: not there, not JSON, nested too deeply, of another shape."""
 
 
 class DataError(AlgoristError, ValueError):

@@ -40,7 +40,7 @@ class Parameter:
 
 
 def parameters_of(function: Callable[..., Any], without: Iterable[str] = ()) -> dict[str, Parameter]:
-    """Return what a function can be set to, by name; ``without`` are the arguments that its caller fills in."""
+    """Return a function's settable parameters, by name; ``without`` are the arguments that its caller fills in."""
     meanings = meanings_of(inspect.getdoc(function) or "")
     return {
         p.name: Parameter(p.name, p.default, _kind(p, function), meanings.get(p.name, ""))
@@ -88,7 +88,7 @@ def _kind(parameter: inspect.Parameter, function: Callable[..., Any]) -> Any:
 
 
 def meanings_of(doc: str) -> dict[str, str]:
-    """Return what the ``Args:`` of a docstring say of each parameter, on one line."""
+    """Return the meaning of each parameter from the ``Args:`` of a docstring, on one line."""
     listed = re.search(r"^Args:\n((?:[ \n].*\n?)+)", doc, re.MULTILINE)
     pairs = re.findall(r"^    (\w+): ((?:.+\n?(?:     +.+\n?)*))", listed[1], re.MULTILINE) if listed else []
     return {name: " ".join(text.replace("``", "`").split()) for name, text in pairs}

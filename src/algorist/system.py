@@ -1,4 +1,4 @@
-"""What not every system has, each with a plain fallback: file locks, the processor's make, peaks of memory.
+"""Facilities that not every system has, each with a plain fallback: file locks, the processor's make, peaks of memory.
 
 With ``algorist_grader.system`` (forks, death signals, pipes, limits) the only module that imports ``fcntl``, ``resource`` or ``ctypes``,
 forks, or reads /proc (``tests/unit/test_layers.py``; what needs Linux says so itself). ``lacking`` says what is missing here, and
@@ -29,7 +29,7 @@ fcntl: Any = optional("fcntl")
 
 
 def lacking() -> list[str]:
-    """Return what this system lacks and what that means, a sentence each; nothing on Linux."""
+    """List the facilities that this system lacks, with the effect, a sentence each; nothing on Linux."""
     readable = bool(waited(os.getpid()))
     facts = (
         (fcntl is None, "file locks: a run folder is held by a process id written into it"),
@@ -168,7 +168,7 @@ def available_memory() -> int:
 
 
 def _left_in_groups() -> Iterator[int]:
-    """Yield what each control group (version 1 or 2) that this process is in leaves it, in bytes; cached files give way."""
+    """Yield the bytes left by each control group (version 1 or 2) that this process is in; cached files give way."""
     for line in _lines(Path("/proc/self/cgroup")):
         _, kinds, path = line.split(":", 2)
         if kinds and "memory" not in kinds.split(","):
@@ -221,7 +221,7 @@ def processor_seconds() -> float:
 
 
 def cpuinfo() -> str:
-    """Return what Linux says of the processor, one ``name : value`` a line; empty elsewhere."""
+    """Return Linux's description of the processor, one ``name : value`` a line; empty elsewhere."""
     return "\n".join(_lines(CPUINFO))
 
 
