@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Audited(Result):
-    """What the rewards paid for completions of known worth, and what follows."""
+    """Payments of the rewards for completions of known worth, and findings."""
 
     problems: Annotated[int, "problems that were tried"]
     paid: Annotated[dict[str, dict[str, float]], "reward → kind of completion → mean value"]

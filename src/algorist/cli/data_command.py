@@ -84,7 +84,7 @@ CONTROL_TOKENS = re.compile(
 
 
 class Checked(Result):
-    """What the grader makes of gold answers."""
+    """Check of gold answers by the grader."""
 
     problems: Annotated[int, "problems read"]
     repeated_questions: Annotated[int, "questions again"]
@@ -173,7 +173,7 @@ def check(
 
 
 class Rated(Result):
-    """How often a model solves each training problem."""
+    """Pass rates of a model on the training problems."""
 
     table: Annotated[str, "the file of pass rates"]
     problems: Annotated[int, "problems in it"]
@@ -224,7 +224,7 @@ def rate(
 
 
 class Sampled(Result):
-    """What was drawn, and what was written."""
+    """Completions drawn and demonstrations written."""
 
     path: Annotated[str, "the dataset"]
     problems: Annotated[int, "problems asked"]

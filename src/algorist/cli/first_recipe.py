@@ -30,12 +30,12 @@ PART_GB, PROCESS_GB, SHARE = 0.0042, 0.8, 0.9
 """GB of a token's forward and backward in float32 at a billion weights (it grows with their root), of the process itself, and the share
 of the memory that is planned with."""
 COLUMN = 44
-"""Where comments begin."""
+"""Column of comments."""
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """What the run will have."""
+    """Hardware of the run."""
 
     memory_gb: float
     gpu: bool

@@ -16,7 +16,7 @@ app = typer.Typer(add_completion=False)
 
 
 class Carried(Result):
-    """What was written, and what was not carried over."""
+    """Files written, and settings not carried over."""
 
     files: Annotated[list[str], "recipe, rewards"]
     settings: Annotated[dict[str, Any], "key → value"]

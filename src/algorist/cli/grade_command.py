@@ -98,7 +98,7 @@ def _graded_row(row: dict[str, Any]) -> dict[str, Any]:
 
 
 class GradedAgain(Result):
-    """What grading a store again changes."""
+    """Changes from grading a store again."""
 
     rollouts: Annotated[int, "rollouts graded again"]
     matcher: Annotated[str, "how answers were compared"]
@@ -178,7 +178,7 @@ def list_rewards() -> Rows:
 
 
 class Explained(Result):
-    """What a completion earns."""
+    """Rewards of a completion."""
 
     total: Annotated[float, "the weighted sum"]
     rewards: Annotated[dict[str, dict[str, Any]], "name → value, weight"]

@@ -24,7 +24,7 @@ _AFTER_CTRL_C = {
     "resume": " before anything was done; give the command again",
     "again": "; give the same command again to continue",
 }
-"""What follows where a verb has such an option."""
+"""Ending of the message after Ctrl-C, for a verb that has such an option."""
 
 
 def main() -> None:
@@ -195,7 +195,7 @@ def _line_of_user(error: BaseException) -> str:
 
 
 def _tell(error: BaseException) -> int:
-    """Say what happened, and how to report it where it is no error of ours; return the exit code."""
+    """Print the error, and how to report it where it is none of ours; return the exit code."""
     from algorist.cli.terminal import say
     from algorist.errors import AlgoristError, is_disk_full, is_out_of_memory
 
@@ -229,7 +229,7 @@ def _tell(error: BaseException) -> int:
 
 
 def _shown(text: str) -> str:
-    """Return what an error says, without secrets and invisible characters, and not longer than a screen or two."""
+    """Return an error's text without secrets and invisible characters, and not longer than a screen or two."""
     from algorist.store.safe_text import printable
 
     cut = text if len(text) <= 8000 else f"{text[:8000]} … ({len(text) - 8000} more characters)"

@@ -28,7 +28,7 @@ BUSY = 0.8
 
 
 class Preflighted(Result):
-    """What can be known before training."""
+    """Estimates and checks before training."""
 
     model: Annotated[str | None, "what was sampled from"]
     batch: Annotated[dict[str, Any], "sft, grpo: steps, what a step takes, passes"]
@@ -132,10 +132,10 @@ def preflight(
 
 
 def how_long(run: Run, *, may_ask: bool) -> None:
-    """Say what a run that lasts more than an hour will take, and ask whether it shall begin; without a terminal it begins.
+    """Show the expected time of a run that lasts more than an hour, and ask whether to begin; without a terminal it begins.
 
     Raises:
-        Stopped: It shall not.
+        Stopped: The user declined.
     """
     from algorist.preflight.run import before_run
 

@@ -47,7 +47,7 @@ class Ran(Result):
 
     @classmethod
     def of(cls, outcome: Outcome) -> Ran:
-        """Return what the terminal shows of an outcome."""
+        """Make the result that the terminal shows of an outcome."""
         artifacts = outcome.artifacts
         return cls(
             run=str(outcome.folder),

@@ -1,4 +1,4 @@
-"""What verbs show: one renderer for what they return, as text or as JSON; one console, bars, tables, commands as they can be typed."""
+"""Renderer of results, as text or as JSON, for all verbs; one console, bars, tables, commands as they can be typed."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ COMMAND = re.compile(rf"(?<![\w/.-])algorist(?= (?:{'|'.join(VERBS)})\b)")
 
 
 def program() -> str:
-    """Return what starts this program from the folder that it was started in."""
+    """Return the command that starts this program from the present folder."""
     places = Path(sys.argv[0]), Path(sys.executable).with_name("algorist")
     script = next((p for p in places if p.name == "algorist" and p.is_file()), None)
     if script is None:
@@ -131,7 +131,7 @@ def say(text: str, style: str | None = None, *, stderr: bool = False) -> None:
 
 
 def ask(what: str, guess: Any = None) -> str:
-    """Return what is typed; an empty line is the guess, the end of the input is Ctrl-C."""
+    """Prompt for a line; an empty one is the guess, the end of the input is Ctrl-C."""
     # input() writes past SafeStream.
     shown = printable(f"{what} [{guess}]: " if guess is not None else f"{what}: ")
     try:
@@ -151,19 +151,19 @@ class Line(NamedTuple):
 
 
 View = Iterable["str | Line | RenderableType"]
-"""What a verb shows: messages, lines as they are, tables."""
+"""Output of a verb: messages, lines as they are, tables."""
 
 
 @dataclass_transform(frozen_default=True)
 @dataclass(frozen=True)
 class Result:
-    """What a verb returns. A field with a text in ``Annotated`` is a key of ``--json``; others serve the view alone."""
+    """Result of a verb. A field with a text in ``Annotated`` is a key of ``--json``; others serve the view alone."""
 
     def __init_subclass__(cls) -> None:
         dataclass(frozen=True)(cls)
 
     def view(self, width: int) -> View:
-        """Return what a terminal of ``width`` columns shows."""
+        """Return the output for a terminal of ``width`` columns."""
         raise NotImplementedError
 
     def code(self) -> int:

@@ -60,7 +60,7 @@ DATASETS = {
 
 @dataclass
 class Script:
-    """What was read: overrides of a recipe by key, the source of its reward functions, and what is left to the reader."""
+    """Contents of a script: overrides of a recipe by key, the source of its reward functions, and what is left to the reader."""
 
     path: Path
     tree: ast.Module
@@ -70,10 +70,10 @@ class Script:
     rewards: list[str] = field(default_factory=list)
     """Functions of the script that are rewards."""
     left: list[str] = field(default_factory=list)
-    """What could not be carried over: line, source, reason."""
+    """Code that could not be carried over: line, source, reason."""
 
     def leave(self, node: ast.AST, why: str) -> None:
-        """Note what could not be carried over."""
+        """Record code that could not be carried over."""
         text = one_line(ast.unparse(node), 70)
         line = f"line {getattr(node, 'lineno', '?')}: {text}: {why}"
         if line not in self.left:
@@ -91,7 +91,7 @@ class Script:
         return values
 
     def value(self, node: ast.expr | None) -> Any:
-        """Return what an expression is by itself: a literal, or a name or sum of such.
+        """Evaluate an expression without running the script: a literal, or a name or sum of such.
 
         Raises:
             ValueError: It is known only when the script runs.

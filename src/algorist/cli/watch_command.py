@@ -37,7 +37,7 @@ CURVES = (
 
 
 class State(Result):
-    """Where a run is."""
+    """State of a run."""
 
     run: Annotated[str, "the run folder"]
     running: Annotated[bool, "whether a process trains there"]
@@ -138,7 +138,7 @@ def _serve(folder: RunFolder, port: int, every: float, others: list[RunFolder]) 
 
 
 def state(folder: RunFolder) -> State:
-    """Return where a run is."""
+    """Return the state of a run."""
     from algorist.diagnosis.diagnose import diagnose
     from algorist.store.read import metrics
 
