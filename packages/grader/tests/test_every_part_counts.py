@@ -52,7 +52,7 @@ def drawn(name: str, texts: list[str]) -> list[str]:
 
 
 def tree(tokens: list[Token]) -> Node | None:
-    """What ``algebra.read`` makes of tokens; None: unreadable."""
+    """Read tokens as ``algebra.read`` does; None: unreadable."""
     for letters in (False, True):
         try:
             return canonical(Parser(list(tokens), units_are_letters=letters).whole())
@@ -166,7 +166,7 @@ def changed(gold: str) -> Iterator[str]:
 
 
 def paid(texts: list[str], most: int) -> tuple[int, list[tuple[str, str]]]:
-    """How many changed answers were graded, and which were paid: at most so many of each gold."""
+    """Count the changed answers graded, and return those that were paid: at most so many of each gold."""
     asked = []
     for gold in texts:
         plain = gold.strip("$ ")

@@ -84,7 +84,7 @@ def check(name: str, problem: Mapping[str, Any], answer: str, limits: Limits) ->
 
 
 def ask(name: str, problem: Mapping[str, Any], answer: str, limits: Limits = _LIMITS) -> Answer:
-    """Return what a checker says, or its error with the reason in words; raises as ``check`` does."""
+    """Return a checker's verdict, or its error with the reason in words; raises as ``check`` does."""
     function = find_checker(name)
     if isinstance(function, str):
         pool = pool_for(function, max(limits.timeout_s, WORKER_S), max(limits.memory_mb, 512))

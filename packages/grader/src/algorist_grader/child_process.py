@@ -34,7 +34,7 @@ START_S = 60.0
 BACKSTOP = 20.0
 """On a busy machine a request may take so many times its limit, and ten seconds more, in real time."""
 SLICE_S = 0.05
-"""How often the parent looks at the clocks of the worker (s)."""
+"""Seconds between the parent's looks at the clocks of the worker."""
 MAX_ANSWER = 16 * 2**20
 """Largest answer (bytes)."""
 MAX_OUTPUT = 64 * 2**10
@@ -219,7 +219,7 @@ class Child:
                 return Answer(error="memory")
 
     def _take(self, part: bytes) -> Answer | None:
-        """Take what has come; return the answer of this request once it is whole, drop those of others."""
+        """Add received bytes; return the answer of this request once it is whole, drop those of others."""
         if not part:
             return Answer(error="crashed")
         self._data += part

@@ -34,7 +34,7 @@ _PHRASE = re.compile(
 _TAIL = re.compile(
     r"(?:,|\.|!)?\s+(?:because|since|as|\(see|which|\(as)\b.*|,\s+[a-z]{2,}(?<!and)(?<!or)\b[^,]*|[.!]\s+[A-Z].*"
 )
-"""What follows a value in its sentence, or in the next one."""
+"""Text after a value in its sentence, or in the next one."""
 _DOUBT = re.compile(
     r"\b(?:or|maybe|perhaps|possibly|not|no|never|wait|actually|but|however|either|unless|wrong|incorrect|hmm|instead|rather|correction|oops|sorry|mistake|error"
     r"|except|also|and|plus|minus|times|more|less|otherwise)\b|n't\b",

@@ -1,4 +1,4 @@
-"""What a gold answer may be besides an answer: a placeholder, a date or a range, a choice with its label, damaged text."""
+"""Special gold answers: a placeholder, a date or a range, a choice with its label, damaged text."""
 
 from __future__ import annotations
 

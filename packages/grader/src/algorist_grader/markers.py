@@ -17,7 +17,7 @@ REASONING_TAGS = (
     ("<thought>", "</thought>"), ("[THINK]", "[/THINK]"), ("◁think▷", "◁/think▷"), ("<seed:think>", "</seed:think>"),
     ("<|begin_of_thought|>", "<|end_of_thought|>"), ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),
 )  # fmt: skip
-"""Where a family's thinking begins and ends; upper and lower case are the same."""
+"""Opening and closing tags of each family's thinking; upper and lower case are the same."""
 _LOWER_TAGS = tuple((start.lower(), end.lower()) for start, end in REASONING_TAGS)
 _MARK = re.compile(r"\\(?:boxed|fbox)\s{0,8}\{|\\.|[{}]", re.DOTALL)
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])")
@@ -38,7 +38,7 @@ _SCALED = re.compile(
     r"(?:[-+/^±×÷−][({]?|[\w)}\]][ \t]*\*|[\d}\])]_|\d|(?<![a-zA-Z\\])[a-zA-Z]|[)\]}]"
     r"|\\(?:cdot|times|div|pm|mp|sqrt|[dtc]?frac\d?|log|ln|lg|exp|(?:arc)?(?:sin|cos|tan)|cot|sec|csc)[ \t]*)\Z"
 )
-"""What comes before a box and makes another value of it; a dash between words and a bullet do not."""
+"""Text before a box that makes another value of it; a dash between words and a bullet do not."""
 _LOOSE = re.compile(r"[+/^±×÷−*-][ \t]*\Z|\\[a-zA-Z]+[ \t]*\Z")
 _HARMLESS = re.compile(
     r"(?:\\(?:text\w*|mbox|hbox|mathrm|mathbf|operatorname|stackrel\s*\{[^{}]*\}|xrightarrow|hspace\*?|color|begin|end|label|tag)\s*\{[^{}]*\}|\\[\])]|[=&]\s*\+"
@@ -175,7 +175,7 @@ def answer_blocks(text: str, start: str, end: str) -> list[str]:
 
 
 def after_reasoning(text: str) -> str | None:
-    """Return what follows the last closing reasoning tag; None if reasoning was opened and never closed."""
+    """Return the text after the last closing reasoning tag; None if reasoning was opened and never closed."""
     place = -1
     opened = False
     lower = text.lower() if len(text.lower()) == len(text) else text
@@ -190,7 +190,7 @@ def after_reasoning(text: str) -> str | None:
 
 
 def after_thinking(text: str) -> str | None:
-    """Return what follows thinking that was opened in a text, in any family's tags; None if it never ends, all of it without."""
+    """Return the text after thinking that was opened in it, in any family's tags; None if it never ends, all of it without."""
     lower = text.lower()
     return after_reasoning(text) if any(start in lower for start, _ in _LOWER_TAGS) else text
 
@@ -202,12 +202,12 @@ def opened_tag(prompt: str) -> str:
 
 
 def hash_answers(text: str, *, own_line: bool = False) -> list[str]:
-    """Return what follows each ``####`` on its line, stripped; ``own_line`` wants the mark at the start of a line."""
+    """Return the text after each ``####`` on its line, stripped; ``own_line`` requires the mark at the start of a line."""
     pattern = _OWN_LINE if own_line else _HASHES
     return [line.strip() for line in pattern.findall(text[-MAX_COMPLETION:])]
 
 
 def hash_answer(text: str) -> str | None:
-    """Return what follows the last ``####`` of a GSM8K solution, or None."""
+    """Return the text after the last ``####`` of a GSM8K solution, or None."""
     answers = hash_answers(text)
     return answers[-1] if answers else None

@@ -1,4 +1,4 @@
-"""How published evaluations read and compare answers; ``evaluation.protocols`` names their versions and what else they fix.
+"""Answer extraction and comparison of published evaluations; ``evaluation.protocols`` names their versions and what else they fix.
 
 Each function returns what was read, the verdict of the original's headline metric, and that of its lenient one.
 ``benchmarks/protocols.py`` compares them item by item with the originals' own code; ``docs/evaluation.md`` lists what differs.
@@ -42,7 +42,7 @@ def gsm8k(strict: str) -> Score:
 
 
 def _bare(text: str) -> str:
-    """Return what exact_match compares: without commas, dollars, what comes before ``####`` and one final point."""
+    """Return the text that exact_match compares: without commas, dollars, what comes before ``####`` and one final point."""
     return re.sub(r"\.$", "", re.sub(r"(?s).*#### ", "", text.replace(",", "").replace("$", ""))).lower()
 
 
@@ -137,7 +137,7 @@ def _last_boxes(text: str) -> str:
 
 
 def ask_published(function: str, text: str, gold: str) -> Answer:
-    """Return what a function of ``grading.math_verify`` says in a worker process with limits."""
+    """Run a function of ``algorist_grader.math_verify`` in a worker process with limits."""
     pool = pool_for(f"algorist_grader.math_verify:{function}", WORK_S, 1024)
     return pool.ask(text, json.dumps({"gold": gold}))
 

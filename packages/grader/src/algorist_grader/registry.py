@@ -19,7 +19,7 @@ _BY_USER: ContextVar[bool] = ContextVar("by_user", default=False)
 
 @contextmanager
 def by_user() -> Iterator[None]:
-    """Take what is registered inside for a user's, which may be registered again: a file that was edited, or a run's copy of it."""
+    """Register the entries inside as a user's, which may be registered again: a file that was edited, or a run's copy of it."""
     token = _BY_USER.set(True)
     try:
         yield

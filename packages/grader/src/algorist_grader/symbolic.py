@@ -24,7 +24,7 @@ _CHOICE = re.compile(r"(?:\\(?:text|textbf|mathrm)\s*\{\s*)?\(?([A-J])\)?\s*\}?"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a slow decision may cost, and a relative tolerance where the dataset declares one."""
+    """Limits of a slow decision, and a relative tolerance where the dataset declares one."""
 
     timeout_s: float = 1.0
     memory_mb: int = 512
@@ -79,7 +79,7 @@ def _balanced(text: str) -> bool:
 
 
 def why_unreadable(gold: str) -> str:
-    """Return why a gold answer cannot be graded against, or an empty string; what is only text is compared as text."""
+    """Explain why a gold answer cannot be graded against, or return an empty string; plain text is compared as text."""
     if len(gold) > MAX_GOLD:
         return f"longer than {MAX_GOLD} characters"
     if why := why_no_answer(gold):

@@ -1,4 +1,4 @@
-"""What not every system has, each with a plain fallback: forks, death signals, pipes to wait on, /proc, limits of memory.
+"""Facilities that not every system has, each with a plain fallback: forks, death signals, pipes to wait on, /proc, limits of memory.
 
 Nothing else in the grader imports ``resource`` or ``ctypes``, forks, or reads /proc (``tests/unit/test_layers.py``).
 """
@@ -82,7 +82,7 @@ def c_function(name: str) -> Any | None:
 
 
 def waited(pid: int) -> dict[str, float]:
-    """Return how long each thread of a process has waited for a processor (s); nothing where the system does not tell."""
+    """Return the seconds that each thread of a process has waited for a processor; nothing where the system does not tell."""
     seconds = {}
     with contextlib.suppress(OSError, ValueError, IndexError):
         for task in Path(f"/proc/{pid}/task").iterdir() if pid else ():
@@ -119,7 +119,7 @@ class Pipes:
             self._leaving.put(request)
 
     def wait(self, timeout_s: float) -> list[tuple[str, bytes]]:
-        """Return what has come, as (``answer`` or ``output``, bytes; none at its end), after at most ``timeout_s``."""
+        """Return the data received, as (``answer`` or ``output``, bytes; none at its end), after at most ``timeout_s``."""
         return self._select(timeout_s) if _WAITS_ON_PIPES else self._collect(timeout_s)
 
     def close(self) -> None:

@@ -40,7 +40,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufffd]")
 _EATEN = re.compile(
     r"[\x07\x08\x0b\x0c]|\t(?=(?:ext|frac|ilde)\{|imes|heta|riangle)|\r(?=ho\b|ight|angle|floor|ceil)"
 )
-"""What is left of ``\\frac``, ``\\text``, ``\\rho`` where one backslash stood in JSON: refused before white space is taken off."""
+"""Remains of ``\\frac``, ``\\text``, ``\\rho`` after a single backslash in JSON: refused before white space is taken off."""
 _TWO_BACKSLASHES = re.compile(
     r"\\\\(?=(?:[dt]?frac|sqrt|pi|text|times|cdot|left|right|leq?|geq?|infty|pm|sin|cos|tan|ln|log|math\w+|boxed|theta|alpha|beta|circ)(?![a-z]))"
 )
@@ -119,7 +119,7 @@ def _unicode(text: str) -> str:
 
 
 def _unescaped(match: re.Match[str]) -> str:
-    """Return what a sign of HTML means: ``&lt;``, ``&pi;``, ``<sup>2</sup>``."""
+    """Decode a sign of HTML: ``&lt;``, ``&pi;``, ``<sup>2</sup>``."""
     if match[1]:
         return f"{'^' if match[1] == 'p' else '_'}{{{match[2]}}}"
     from html import unescape  # a table of 2,000 names, which few answers need

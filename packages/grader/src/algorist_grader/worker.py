@@ -1,4 +1,4 @@
-"""What a worker process of the grader does (see ``child_process``): one pair of texts in, one verdict out."""
+"""Worker process of the grader (see ``child_process``): one pair of texts in, one verdict out."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def pool_for(matcher: str, timeout_s: float, memory_mb: int) -> Pool:
 
 
 def stats() -> dict[str, int]:
-    """Return how many questions the workers of this process were asked, and how many ended in each error."""
+    """Count the questions to this process's workers, and those that ended in each error."""
     return {name: _counts[name] for name in ("asked", "timeout", "memory", "crashed")}
 
 

@@ -370,7 +370,7 @@ def _same_kind_of_letter(name: str, low: Node, high: Node) -> bool:
 
 
 def _comes_first(letter: Node, other: Node) -> bool:
-    """Say which of two letters an inequality is about, whichever way round it is written: an unknown, else the later one."""
+    """Tell whether the first of two letters is an inequality's subject, however it is written: an unknown, else the later one."""
     return (letter[1] in "xyztuvw", letter[1]) >= (other[1] in "xyztuvw", other[1])
 
 

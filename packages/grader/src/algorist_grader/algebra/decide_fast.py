@@ -29,7 +29,7 @@ _MANY_ROUNDS = 48
 
 @dataclass(frozen=True)
 class Points:
-    """Where two expressions are compared: one rational value per symbol and round, the same in every process.
+    """Points at which two expressions are compared: one rational value per symbol and round, the same in every process.
 
     A few general points prove, and odd rounds hold negative values. Functions with steps are looked at many points, half of them
     on a step or whole numbers, halves, thirds, …: ``stepping`` holds the arguments that jump at whole numbers. ``whole`` names the letters that stand for whole numbers: ``n`` in
@@ -54,7 +54,7 @@ class Points:
 
     @property
     def rounds(self) -> int:
-        """How many points decide."""
+        """Number of points that decide."""
         return 1 if not self.names else _MANY_ROUNDS if self.stepping or self.whole else 3
 
     def at(self, round_: int) -> dict[str, Fraction]:

@@ -78,7 +78,7 @@ class Atoms:
         return self.tokens[self.at - 1]
 
     def attempt(self, read: Callable[[], Node | None]) -> Node | None:
-        """Return what ``read`` makes of the tokens here; where it makes nothing of them, they are still to be read."""
+        """Try a reader on the tokens here; where it makes nothing of them, they are still to be read."""
         start = self.at
         node = read()
         if not node:

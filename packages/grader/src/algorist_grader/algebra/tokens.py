@@ -117,7 +117,7 @@ def _dotted(text: str) -> tuple[Fraction, str]:
 
 
 _NUMBERS = {"number": _number, "grouped": _number, "repeat": _repeat, "dots": _dotted}
-"""How the value of a number is read, and what is left of its spelling: digits that ``\\frac12`` may divide."""
+"""Readers of a number's value, and of the rest of its spelling: digits that ``\\frac12`` may divide."""
 
 
 class Tokenizer:
