@@ -53,7 +53,7 @@ class StopSection(Section):
     patience: int = Field(20, ge=1)
     """Steps without a better held-out accuracy (plateau), or with the same sign of collapse in each logged line, before the run ends."""
     on: list[Literal["collapse", "plateau"]] = Field(default_factory=lambda: ["collapse"], min_length=1)  # type: ignore[arg-type]
-    """What ends it. Collapse: the held-out accuracy halved, the entropy fell to a tenth or doubled, completions became a fifth as long or
+    """Reasons to end. Collapse: the held-out accuracy halved, the entropy fell to a tenth or doubled, completions became a fifth as long or
     are all cut off, or the KL is above 0.5 nats per token."""
 
     @model_validator(mode="before")
@@ -74,7 +74,7 @@ class _Keys(Section):
 
 @fact("{ended_why}; {best_checkpoint}", "ended")
 def _ended(f: Facts) -> dict[str, Any]:
-    """What ``grpo/best.json`` has of a run that was ended."""
+    """Read the ``grpo/best.json`` of a run that was ended."""
     from algorist.store.run_folder import RunFolder
 
     best = RunFolder(f.signals.run).read_json(f"grpo/{FILE}") if f.signals.run else None

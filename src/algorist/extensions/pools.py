@@ -13,7 +13,7 @@ from algorist.types import Group
 
 
 class PoolsSection(Section):
-    """How many rollout batches a problem rests; each time in a row it rests twice as long."""
+    """Rollout batches that a problem rests; each time in a row it rests twice as long."""
 
     solved: int = Field(16, ge=0)
     """Rollout batches that a problem rests after a group that was all right; twice as many each time in a row."""
@@ -28,7 +28,7 @@ class _Keys(Section):
 
 @extension
 class Pools(Extension):
-    """Which problems rest, and until which rollout batch.
+    """Resting problems, and the rollout batches at which they return.
 
     A problem rests after a group in which every completion was right, or none; each time in a row twice as long.
     """

@@ -44,7 +44,7 @@ class _BitsAndBytes(Loader):
     smaller = {"quantization": "4bit"}  # noqa: RUF012
 
     def arguments(self, section: Any, device: torch.device, compute: torch.dtype) -> dict[str, Any]:
-        """Return what ``from_pretrained`` needs to quantise while it loads.
+        """Return the arguments of ``from_pretrained`` that quantize while it loads.
 
         4 bit is NF4 with quantised constants (4.13 bits per weight) and products in ``compute``.
 

@@ -95,7 +95,7 @@ class Reference:
 
 
 def _in_compute_type(model: Any) -> dict[int, Any]:
-    """Return what ``deepcopy`` puts for the weights of products: autocast would round them so each time, to the same numbers."""
+    """Return a memo for ``deepcopy`` with matmul weights in the compute type: autocast would round them so each time, to the same numbers."""
     import torch
 
     from algorist.models.precision import compute_dtype

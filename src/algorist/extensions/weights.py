@@ -1,4 +1,4 @@
-"""How much a completion or a token counts: a function each, whose keys are in ``grpo``.
+"""Weights of completions and tokens: a function each, whose keys are in ``grpo``.
 
 ``positive_weight``, ``drop_equal_groups`` and ``sampler_correction`` weigh a rollout batch once, ``top_entropy_share`` the tokens of each
 step, ``off_policy_mask`` the completions of each part of it; ``entropy_control`` moves the entropy bonus after each step.

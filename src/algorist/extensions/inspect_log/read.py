@@ -17,7 +17,7 @@ from algorist.evaluation.doors import Foreign
 from algorist.evaluation.imported import number
 
 ZSTANDARD = 93
-"""How inspect_ai packs its files; zipfile knows it from Python 3.14 on."""
+"""Compression of inspect_ai's files; zipfile knows it from Python 3.14 on."""
 
 
 def read_log(path: Path) -> Foreign:

@@ -113,7 +113,7 @@ def _stopped_at_once(recipe: Recipe | None) -> str:
 
 
 def _best(done: Iteration) -> str:
-    """Return which model did best where it is not the last one."""
+    """Name the model that did best where it is not the last one."""
     scores = [
         (metrics["greedy_accuracy"].value, where)
         for metrics, where in [

@@ -43,7 +43,7 @@ SETTING = "iteration.json"
 
 @dataclass(frozen=True)
 class Drawing:
-    """How a round draws; the defaults are those of S3's expert iteration."""
+    """Sampling settings of a round; the defaults are those of S3's expert iteration."""
 
     samples: int = 8
     """Completions per problem."""
@@ -55,7 +55,7 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Round:
-    """What one round did."""
+    """Results of one round."""
 
     number: int
     folder: Path

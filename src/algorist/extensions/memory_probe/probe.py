@@ -139,7 +139,7 @@ def rouge_l(written: Sequence[str], expected: Sequence[str]) -> float:
 
 
 def memory_lines(memory: Memory) -> list[str]:
-    """Return what the probe saw, for the terminal."""
+    """Return the probe's results, for the terminal."""
     left_out = f", {memory.left_out} without a number or too short left out" if memory.left_out else ""
     lines = [f"{memory.n} questions, the first {SHARE:.0%} given as bare text{left_out}"]
     for name, how in (("exact", "completed word for word"), ("near", f"completed nearly (ROUGE-L ≥ {NEAR})")):

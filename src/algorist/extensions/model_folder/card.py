@@ -216,7 +216,7 @@ _SAMPLED = {"do_sample", "temperature", "top_k", "top_p", "min_p"}
 
 
 def _of_generation(folder: Path) -> str:
-    """Return which settings of ``generation_config.json`` neither training nor evaluation used; empty where there is none."""
+    """Describe settings of ``generation_config.json`` that neither training nor evaluation used; empty where there is none."""
     try:
         settings = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
     except DAMAGED:

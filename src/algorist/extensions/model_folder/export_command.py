@@ -23,7 +23,7 @@ _DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 class Exported(Result):
-    """What was written and uploaded."""
+    """Files written and uploaded."""
 
     folder: Annotated[str | None, "the folder written"]
     files: Annotated[list[str], "its files"]

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from algorist.training.objective import LossInputs
 
 WORDS: dict[str, str] = yaml.safe_load(Path(__file__).with_name("words.yaml").read_text(encoding="utf-8"))
-"""What refusals, model and preview say."""
+"""Texts of refusals, model and preview."""
 BASE = "base"
 NUMBERS = "teacher/numbers"
-"""What the teacher says of a batch, in ``Batch.extra``: hidden states (B, T, H), or its likeliest tokens (B, T, 2 + 2k)."""
+"""Key of the teacher's numbers in ``Batch.extra``: hidden states (B, T, H), or its likeliest tokens (B, T, 2 + 2k)."""
 AGREES = 0.1
 """Nats: tokens whose probability differs by less than a tenth count as agreement."""
 
@@ -53,13 +53,13 @@ class TeacherSection(Section):
     """``sampled``: log-probs of the sampled tokens, as part of the advantage; ``full``: the exact divergence over the vocabulary, which
     varies less; ``top_k``: over the teacher's likeliest tokens, all others as one."""
     beta: float = Field(1.0, ge=0, le=1)
-    """Of ``full`` and ``top_k``: 1 is the reverse KL, 0 the forward KL, between them the generalised Jensen-Shannon divergence."""
+    """Only for ``full`` or ``top_k``: 1 is the reverse KL, 0 the forward KL, between them the generalised Jensen-Shannon divergence."""
     top_k: int = Field(64, ge=1)
     """Of ``top_k``: the teacher's tokens that are compared one by one."""
     quantization: Literal["4bit", "8bit"] | None = None
     """Keep the teacher in 4-bit NF4 or 8-bit numbers, through bitsandbytes."""
     device: Literal["same", "cpu", "swap"] = "same"
-    """Where it computes: beside the student; on the CPU; or ``swap``, on the GPU, and in the host's memory while it does not score."""
+    """Place of the teacher: beside the student; on the CPU; or ``swap``, on the GPU, and in the host's memory while it does not score."""
     temperature: float | None = Field(None, gt=0)
     """Its logits are divided by it; ``grpo.temperature`` when left out."""
 

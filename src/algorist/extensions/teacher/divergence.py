@@ -27,16 +27,16 @@ from algorist.models.products import row_bucket, times_transposed
 from algorist.training.lm_head import CACHE_BYTES, CHUNK_ELEMENTS, AtHead, head_logits, parts
 
 TeacherLogs = Callable[[Tensor, Tensor], Tensor]
-"""What the teacher said of n tokens (``Batch.extra``), the student's log-probs (n, R) → the teacher's (n, R)."""
+"""Numbers of the teacher for n tokens (``Batch.extra``), the student's log-probs (n, R) → the teacher's (n, R)."""
 
 
 class Comparison(NamedTuple):
-    """What the student's states are compared with.
+    """Comparison of the student's states with a teacher.
 
     Attributes:
         targets_N: The sampled tokens.
-        numbers_N: What the teacher said of them.
-        teacher_logs: Makes its log-probs of that.
+        numbers_N: The teacher's numbers for them.
+        teacher_logs: Makes its log-probs from these.
         rows: Rows R of the vocabulary that are compared; those of the student's head beyond them have no gradient.
         beta: 1 for the reverse KL, 0 for the forward one, between them the generalised JSD.
         inverse_temperature: Factor of the student's logits.
@@ -152,7 +152,7 @@ def at_head(at: AtHead, numbers_M: Tensor, teacher_logs: TeacherLogs, *, rows: i
 
 
 def from_states(weight_VH: Any, bias_V: Tensor | None, rows: int, temperature: float) -> TeacherLogs:
-    """Return what makes the teacher's log-probs over the whole vocabulary of its hidden states."""
+    """Return the ``TeacherLogs`` of the teacher's hidden states, over the whole vocabulary."""
     head = _cut(weight_VH, bias_V, rows, weight_VH.dtype)
     return lambda states_NH, _: _logs(states_NH, *head, rows, 1.0 / temperature)
 

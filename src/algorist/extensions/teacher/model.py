@@ -47,7 +47,7 @@ class Teacher:
     rest: Head = (None, None)
     """The rows of its head that no token id uses."""
     home: torch.device | None = None
-    """Where the student computes."""
+    """Device of the student."""
     temperature: float = 1.0
     swaps: bool = False
 
@@ -78,7 +78,7 @@ class Teacher:
         return cls(str(place), model, device, rows, rest, home, temperature, swaps)
 
     def line(self) -> str:
-        """Return what is said of it when GRPO begins."""
+        """Describe the teacher for the log when GRPO begins."""
         if self.model is None:
             return "teacher: the base of the adapter"
         size = sum(p.numel() for p in self.model.parameters())
@@ -127,7 +127,7 @@ class Teacher:
         return self.log_probs(batch, policy, lambda at: top_of(at, k, self.rows))
 
     def read(self, batch: Batch, policy: Policy, section: TeacherSection) -> Tensor:
-        """Return what the section's loss reads: log-probs (B, T), hidden states (B, T, H), or what ``top`` gives."""
+        """Return the input of the section's loss: log-probs (B, T), hidden states (B, T, H), or what ``top`` gives."""
         if section.loss == "top_k":
             return self.top(batch, policy, section.top_k)
         return self.log_probs(batch, policy, _states if section.loss == "full" else None)
@@ -140,7 +140,7 @@ class Teacher:
 
     @cached_property
     def scorer(self) -> LogProbs:
-        """What computes its forward."""
+        """Log-probs of the teacher's forward."""
         return LogProbs(temperature=self.temperature)
 
     @cached_property

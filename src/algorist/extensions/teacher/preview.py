@@ -27,7 +27,7 @@ SHARED = 0.9
 
 
 def preview(recipe: Any, look: Any) -> dict[str, Any] | None:
-    """Return what a look at the teacher shows: numbers, rows of the table, advice.
+    """Preview the teacher: numbers, rows of the table, advice.
 
     Args:
         recipe: The resolved recipe.

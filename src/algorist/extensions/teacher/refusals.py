@@ -1,4 +1,4 @@
-"""What cannot be learned from, as far as that is known before a model is loaded; ``words.yaml`` says why."""
+"""Refusals of a teacher, as far as they are known before a model is loaded; ``words.yaml`` has the reasons."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from algorist.extensions.teacher import BASE, WORDS, TeacherSection
 from algorist.extensions.teacher.remote import remote_of
 
 EQUAL_GROUPS = {"resample": "replaces", "replay": "replaces", "drop_equal_groups": "leaves out"}
-"""What takes groups of equal rewards away, and how."""
+"""Settings that take groups of equal rewards away, and how."""
 
 
 def refusals(recipe: Any, plan: Any) -> Iterator[str]:
-    """Yield why a plan's teacher cannot be one, or not in this way."""
+    """Yield the reasons a plan's teacher cannot be one, or not in this way."""
     section: TeacherSection = recipe.grpo.teacher
     remote, base, folder = remote_of(section), section.model == BASE, Path(section.model).expanduser()
     yield from remote.refusals(recipe) if remote is not None else ()

@@ -17,11 +17,11 @@ class Remote:
     """A teacher that computes in another process, by the scheme of its address (``@REMOTES.register("http")``)."""
 
     def refusals(self, recipe: Any) -> Iterable[str]:
-        """Return why a recipe cannot learn from it."""
+        """List the reasons a recipe cannot learn from it."""
         return ()
 
     def connect(self, section: TeacherSection, student: Any, tokenizer: Any) -> Teacher:
-        """Return what scores the student's tokens (EngineError, ConfigError)."""
+        """Return a teacher that scores the student's tokens (EngineError, ConfigError)."""
         raise NotImplementedError
 
 
@@ -29,7 +29,7 @@ REMOTES: Registry[type[Remote]] = Registry("scheme of a teacher's address")
 
 
 def remote_of(section: TeacherSection) -> Remote | None:
-    """Return what the address of a teacher names, None for a model that is loaded here."""
+    """Return the remote named by a teacher's address, None for a model that is loaded here."""
     scheme, separator, _ = section.model.partition("://")
     return REMOTES.get(scheme)() if separator else None
 

@@ -1,4 +1,4 @@
-"""What a run with a teacher is recognised by, where it does not help."""
+"""Signs of a run whose teacher does not help."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ DEFAULT_GRPO_ARGS: dict[str, Any] = _defaults()
 
 @dataclass
 class TrainingArtifacts:
-    """What ``run_training`` needs: the trainer, and its settings as transformers' ``TrainingArguments``."""
+    """Arguments of ``run_training``: the trainer, and its settings as transformers' ``TrainingArguments``."""
 
     trainer: Any
     config: Any

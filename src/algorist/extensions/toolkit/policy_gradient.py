@@ -160,7 +160,7 @@ def compute_group_normalized_rewards(
 # ---- entropy of next-token distributions
 
 _CHUNK_ELEMENTS = 1 << 24
-"""How many logits are worked on at once: 64 MB in float32."""
+"""Logits worked on at once: 64 MB in float32."""
 
 
 def _entropy(logits_NV: Tensor) -> Tensor:

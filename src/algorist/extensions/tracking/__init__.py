@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class TrackingSection(Section):
-    """What trackers (``report_to``) are told about the run."""
+    """Settings of trackers (``report_to``)."""
 
     project: str | None = None
     """Project (wandb, trackio) or experiment (mlflow); the tracker's own variable (WANDB_PROJECT, …) or ``algorist``
@@ -44,7 +44,7 @@ class _Keys(Section):
     ] = Field(default_factory=list)
     """Trackers that get metrics, evaluations and the recipe."""
     tracking: TrackingSection = Field(default_factory=TrackingSection)
-    """How the run is named in its trackers."""
+    """Name and labels of the run in trackers."""
 
 
 @extension

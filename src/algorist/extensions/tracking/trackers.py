@@ -39,12 +39,12 @@ DEFAULT_PROJECT = "algorist"
 IDS = "trackers.json"
 WANDB_WAIT_S = 20.0
 WANDB_REFUSES, WANDB_LONGEST = r"[/\\#?%:]", 128
-"""What wandb does not take in a project's name, and its greatest length; its own check comes after the model is loaded."""
+"""Characters that wandb refuses in a project's name, and its greatest length; its own check comes after the model is loaded."""
 
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """What a tracker is told about a run."""
+    """Identity of a run in its trackers."""
 
     project: str | None
     entity: str | None
@@ -54,7 +54,7 @@ class RunIdentity:
     config: dict[str, Any]
     folder: Path
     ids: dict[str, str]
-    """Identity of this run in each tracker, so that a resumed run goes on there."""
+    """Identity of this run in each tracker, so that a resumed run continues there."""
     say: Callable[[str], None]
 
 
@@ -340,7 +340,7 @@ def open_trackers(recipe: Any, folder: Path, say: Callable[[str], None]) -> Trac
 
 
 def identity(recipe: Any, folder: Path, say: Callable[[str], None] = print) -> RunIdentity:
-    """Return what trackers are told about a run; secrets are left out of the recipe."""
+    """Return a run's identity for trackers; secrets are left out of the recipe."""
     section = recipe.tracking
     return RunIdentity(
         project=section.project and redact(section.project),

@@ -15,12 +15,12 @@ from algorist.rollouts.engines import engine
 from algorist.training.extension import Extension, extension
 
 FROM_ROWS, FROM_WEIGHTS = 32, 3e9
-"""Where vLLM pays for waking it and giving it the weights: completions at a time, or weights (an estimate)."""
+"""Sizes from which vLLM is worth waking and giving it the weights: completions at a time, or weights (an estimate)."""
 
 
 class _Keys(Section):
     vllm: VLLMSection = Field(default_factory=ColocatedVLLMSection)
-    """What ``engine: vllm`` reads. ``mode`` decides which keys there are: ``colocate`` (vLLM in the training process) or ``server``."""
+    """Settings of ``engine: vllm``. ``mode`` decides which keys there are: ``colocate`` (vLLM in the training process) or ``server``."""
 
 
 @extension

@@ -48,7 +48,7 @@ _running: list[_Running] = []
 
 
 class VLLMRollouts(ABC):
-    """What colocated vLLM and a vLLM server have in common.
+    """Base of the engines for colocated vLLM and a vLLM server.
 
     The seeds are vLLM's: rollouts repeat with the same seed, but differ from those of the other engines. Log-probs of
     requests with top-k, top-p, min-p or min_new_tokens are computed by one forward of the policy, because vLLM gives those

@@ -12,7 +12,7 @@ INSTALL = (
     "Install it in an environment of its own, before algorist: pip install vllm (on CPU: make test-vllm shows how), "
     "or take the engine native"
 )
-"""What to do where vLLM is missing."""
+"""Advice where vLLM is missing."""
 
 
 class ColocatedVLLMSection(Section):
@@ -52,7 +52,7 @@ class VLLMServerSection(Section):
     server_timeout: float | None = Field(None, gt=0)
     """Seconds to wait for its start; 60 when left out."""
     weight_transfer: Literal["folder", "nccl"] = "folder"
-    """How the server gets the weights; ``nccl`` was not run on GPUs."""
+    """Transfer of the weights to the server; ``nccl`` was not run on GPUs."""
     sync_folder: str | None = None
     """Folder for the weights, under one path for both; a temporary one when left out."""
 

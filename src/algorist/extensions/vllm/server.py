@@ -161,7 +161,7 @@ class VLLMServerEngine(VLLMRollouts):
     # ---- the server -------------------------------------------------------------------------------------------
 
     def _server(self) -> _Served:
-        """Return what the server serves, checked against the policy at the first use."""
+        """Return the served model, checked against the policy at the first use."""
         if self._served is None:
             self._wait()
             self._served = self._look()
@@ -399,7 +399,7 @@ def write_weights(model: Any, folder: Path) -> None:
 
 
 def _shape(config: Any) -> dict[str, Any]:
-    """Return what a config says of the shape; what it leaves out has the family's default."""
+    """Return a config's entries of shape; an entry that it leaves out has the family's default."""
     values = json.loads(config.to_json_string())
     values = {**values, **values.get("text_config", {})}
     return {key: values[key] for key in _SHAPE if key in values}

@@ -19,7 +19,7 @@ _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 def why_no_sleep(settings: ColocatedVLLMSection | VLLMServerSection, device: torch.device) -> str:
-    """Return why vLLM cannot sleep beside torch's expandable segments, or an empty text: it is older than ``SLEEPS_WITH_SEGMENTS``.
+    """Explain why a vLLM before ``SLEEPS_WITH_SEGMENTS`` cannot sleep beside torch's expandable segments, or return an empty text.
 
     Turning either off with a warning would change what the run needs of the GPU's memory, hours before that shows.
 
