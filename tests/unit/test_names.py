@@ -27,6 +27,11 @@ PHRASES = re.compile(
 )
 MOST_PHRASES = 50
 """Lines of the other rooms with such a phrase: lower it too."""
+QUESTION = re.compile(
+    r"(?:(?:Return|Tell|Give|Yield|Say|Take) (?:what|which|how|why|where|who)|What|Which|How|Where|Why|Who)\b"
+)
+MOST_QUESTIONS = 67
+"""Docstrings that open with a question where a verb and its noun belong: lower it too."""
 
 DATA = {
     "json",
@@ -135,6 +140,11 @@ def _docstrings(path: Path) -> list[str]:
         for n in ast.walk(tree)
         if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant) and isinstance(n.value.value, str)
     ]
+
+
+def test_docstrings_open_with_a_verb_and_a_noun() -> None:
+    opened = [f"{path.name}: {text}" for path in FILES for text in _docstrings(path) if QUESTION.match(text)]
+    assert len(opened) <= MOST_QUESTIONS, "\n".join(opened)
 
 
 def test_every_file_and_module_that_a_docstring_names_exists() -> None:

@@ -53,7 +53,7 @@ class StopSection(Section):
     patience: int = Field(20, ge=1)
     """Steps without a better held-out accuracy (plateau), or with the same sign of collapse in each logged line, before the run ends."""
     on: list[Literal["collapse", "plateau"]] = Field(default_factory=lambda: ["collapse"], min_length=1)  # type: ignore[arg-type]
-    """Reasons to end. Collapse: the held-out accuracy halved, the entropy fell to a tenth or doubled, completions became a fifth as long or
+    """Reasons to stop. Collapse: the held-out accuracy halved, the entropy fell to a tenth or doubled, completions became a fifth as long or
     are all cut off, or the KL is above 0.5 nats per token."""
 
     @model_validator(mode="before")

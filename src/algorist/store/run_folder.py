@@ -167,7 +167,7 @@ class RunFolder:
         return content
 
     def differences(self) -> list[str]:
-        """List what differs in a run that is continued, a line each.
+        """List the differences of a continued run, a line each.
 
         Raises:
             CheckpointError: A file that the end of the run reads is damaged.

@@ -27,7 +27,7 @@ SHOWN = (
 """Numbers of a step's line, the most telling first: where it is too long, the last ones go."""
 ONLY_LOGGED = (("learning_rate", "learning rate {:.2g}"), ("grad_norm", "gradient norm {:.2g}"))
 SAY_EVERY_S = (4.0, 20.0)
-"""Where no bar can be drawn, long work shows its first line after the first time, and one as often as the second for some time."""
+"""Seconds without a bar: until the first line of long work, and between later ones."""
 MOST_LINES = {"grpo": 200}
 """So many steps of a stage have a line each; of a longer one, every k-th."""
 MOST_OTHERS = 20

@@ -43,7 +43,7 @@ SETTING = "iteration.json"
 
 @dataclass(frozen=True)
 class Drawing:
-    """Sampling settings of a round; the defaults are those of S3's expert iteration."""
+    """Sampling settings of a round; the defaults are those of CS336's expert iteration."""
 
     samples: int = 8
     """Completions per problem."""

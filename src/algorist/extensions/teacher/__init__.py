@@ -59,7 +59,7 @@ class TeacherSection(Section):
     quantization: Literal["4bit", "8bit"] | None = None
     """Keep the teacher in 4-bit NF4 or 8-bit numbers, through bitsandbytes."""
     device: Literal["same", "cpu", "swap"] = "same"
-    """Place of the teacher: beside the student; on the CPU; or ``swap``, on the GPU, and in the host's memory while it does not score."""
+    """Device of the teacher: the student's; the CPU; or ``swap``, the GPU, and the host's memory while it does not score."""
     temperature: float | None = Field(None, gt=0)
     """Its logits are divided by it; ``grpo.temperature`` when left out."""
 
