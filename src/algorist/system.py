@@ -80,7 +80,7 @@ def file_lock(path: Path) -> Iterator[str | None]:
 
 
 def is_locked(path: Path) -> bool:
-    """Tell whether a process holds a file."""
+    """Return whether a process holds a file."""
     try:
         with path.open("r", encoding="utf-8") as file:
             return not _take(file, shared=True)

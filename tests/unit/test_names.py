@@ -25,7 +25,7 @@ CEILING = 60
 PHRASES = re.compile(
     r"\b(behind|stands|goes on|has not(?! (?:been|begun|had|\w+ed)\b)|by itself|of one's own|to say honestly)\b"
 )
-MOST_PHRASES = 50
+MOST_PHRASES = 4
 """Lines of the other rooms with such a phrase: lower it too."""
 QUESTION = re.compile(
     r"(?:(?:Return|Tell|Give|Yield|Say|Take) (?:what|which|how|why|where|who)|What|Which|How|Where|Why|Who)\b"

@@ -161,7 +161,7 @@ def find_model(model: str | None, runs: Path = Path("runs")) -> tuple[Path | str
 
 
 def _is_run(folder: Path) -> bool:
-    """Tell whether a folder is a run's: it has a recipe, and it is no model that has a ``config.yaml`` of its own."""
+    """Return whether a folder is a run's: it has a recipe, and it is no model that has a ``config.yaml`` of its own."""
     return (folder / "config.yaml").is_file() and not any((folder / name).is_file() for name in _MODEL)
 
 

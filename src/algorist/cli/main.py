@@ -172,7 +172,7 @@ def _call(arguments: list[str], debug: bool) -> int:
 
 
 def _ours_for(arguments: list[str], error: Any) -> str:
-    """Return the setting that another program's option stands for; of SFT where the recipe has no GRPO."""
+    """Return the setting that another program's option means; of SFT where the recipe has no GRPO."""
     from algorist.config.load import load_recipe
     from algorist.config.other_names import ours_for
     from algorist.config.schema import SFTSection

@@ -154,7 +154,7 @@ def _what(name: str, overrides: list[str] | None, model: str | None) -> tuple[Re
     """Return the recipe and the model to sample from; None is the recipe's own start.
 
     Raises:
-        ConfigError: A model folder that belongs to no run stands where a recipe should.
+        ConfigError: A model folder of no run, in place of a recipe.
     """
     from algorist.config.load import recipe_names
 

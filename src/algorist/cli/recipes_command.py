@@ -63,7 +63,7 @@ for _name, (_module, _function, _what) in PAGES.items():
 
 @app.command("results", rich_help_panel=MARKDOWN)
 def results(folder: Annotated[Path, typer.Argument()] = Path("docs/results")) -> None:
-    """Print what the result.json files in a folder say, a line of Markdown each.
+    """Print the result.json files in a folder, a line of Markdown each.
 
     Example: algorist recipes results docs/results
     """

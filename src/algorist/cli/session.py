@@ -34,7 +34,7 @@ _PRECISION = "ACCELERATE_MIXED_PRECISION"
 
 
 def import_quietly(module: str, say: Callable[[str], None] | None = None) -> None:
-    """Import what a verb needs, and keep the libraries' notes out of the live display; their errors still show.
+    """Import a verb's module, and keep the libraries' notes out of the live display; their errors still show.
 
     What imports make lives to the end of the process: it is kept out of garbage collections, during the imports and after.
 

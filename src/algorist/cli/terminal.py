@@ -51,7 +51,7 @@ from algorist.store.safe_text import SafeStream, json_text, printable
 Function = TypeVar("Function", bound=Callable[..., Any])
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object; its keys: docs/json.md.")]
 PIPE = 1_000_000
-"""Columns where no terminal is: nothing is wrapped, so that a line can be searched for."""
+"""Columns without a terminal: nothing is wrapped, so that a line can be searched for."""
 ROOMY = 96
 """Columns from which two intervals and that of their difference fit beside each other."""
 CLOSING = ("greedy_accuracy", "lenient_accuracy", "pass@1", "format", "truncated", "mean_tokens")
@@ -192,7 +192,7 @@ def keys_of(result: type[Result]) -> dict[str, str]:
 
 
 def render(result: Result, *, as_json: bool) -> int:
-    """Print what a verb returned, and return the exit code: the only place where results are printed."""
+    """Print a verb's result, and return the exit code: the only place where results are printed."""
     if as_json:
         print(json_text({key: plain(getattr(result, key)) for key in keys_of(type(result))}))
         return result.code()
@@ -269,7 +269,7 @@ def _with_help(parameter: inspect.Parameter, meaning: str | None) -> inspect.Par
 
 
 def note(text: str) -> None:
-    """Say on standard error what takes its time."""
+    """Report long work on standard error."""
     say(text, stderr=True)
 
 
@@ -291,7 +291,7 @@ def printing_above(drawn: Console) -> Iterator[None]:
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> Table:
-    """Return a table without a frame; a column of numbers stands to the right."""
+    """Return a table without a frame; a column of numbers is right-aligned."""
     lines = list(rows)
     drawn = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 1))
     drawn.header_style, drawn.show_header = "bold", any(headings)

@@ -87,7 +87,7 @@ class GoldCheck:
     """The same question with another gold answer than its first time, after that one."""
 
     def warnings(self, kind: str, count: int) -> list[str]:
-        """Say in a line each what no training can mend: gold answers that are never paid, questions with two of them.
+        """Warn, in a line each, of faults that no training can mend: gold answers that are never paid, questions with two of them.
 
         Args:
             kind: Which problems these are, such as ``training``.

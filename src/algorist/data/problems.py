@@ -32,7 +32,7 @@ class Problems:
 
     @classmethod
     def load(cls, recipe: Recipe, stages: Sequence[str] = STAGES) -> Problems:
-        """Load what the recipe names; demonstrations where SFT is to be done, or a tokenizer made from them.
+        """Load the recipe's problems; demonstrations where SFT is to be done, or a tokenizer made from them.
 
         Raises:
             DataError: A dataset, a column or a row is missing or unreadable.

@@ -55,7 +55,7 @@ class Reference:
     shots: int = 0
 
     def is_kept_by(self, setting: Any, prompt_format: str) -> bool:
-        """Say whether an evaluation's setting is this protocol's; another number of samples is another n of avg@n."""
+        """Return whether an evaluation's setting is this protocol's; another number of samples is another n of avg@n."""
         drawn = ["temperature", "top_p", "top_k"] if self.samples else []
         names = ["max_completion_tokens", "stop_strings", *drawn]
         same = all(getattr(self, name) == getattr(setting, name) for name in names)

@@ -163,7 +163,7 @@ class Progress:
         self.path.unlink(missing_ok=True)
 
     def _load(self) -> bool:
-        """Read what is there; False when the file has to be begun."""
+        """Read the existing file; False when it has to be begun."""
         try:
             data = self.path.read_bytes()
         except OSError:

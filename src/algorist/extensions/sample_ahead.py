@@ -1,7 +1,7 @@
 """One rollout batch ahead: an engine that runs elsewhere samples the next rollout batch while the policy learns from this one.
 
 Its completions are those of the policy before the update, so ``grpo.sampler_correction`` weighs them by their ratio to the policy that
-learns from them: for the age as for the other program. Problems come in their order, behind one batch from beyond the loader's, which
+learns from them: for the age as for the other program. Problems come in their order, after one batch from beyond the loader's, which
 is sampled while the first is learned from; the loader's last batch is not reached.
 
 Source: one step off-policy, 2410.18252.

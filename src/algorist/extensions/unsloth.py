@@ -33,7 +33,7 @@ class _Loader(Loader):
         return bool(section.backend == "unsloth")
 
     def check(self, section: Any, device: torch.device) -> None:
-        """Refuse what Unsloth does not support (ConfigError), and machines that cannot run it (MissingExtraError)."""
+        """Refuse settings that Unsloth does not support (ConfigError), and machines that cannot run it (MissingExtraError)."""
         if section.name == "tiny":
             raise ConfigError(
                 "model.backend is unsloth while model.name is tiny; unsloth loads hub models and model folders only. Take "

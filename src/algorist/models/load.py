@@ -72,11 +72,11 @@ def pick_device(name: str, key: str = "device") -> torch.device:
 
 
 def check_model(section: ModelSection, device: torch.device) -> None:
-    """Refuse what the model section asks of a machine that this one has not, before anything is loaded or written.
+    """Refuse a model section whose needs this machine lacks, before anything is loaded or written.
 
     Raises:
         ConfigError: An attention kernel that does not work here.
-        MissingExtraError: What the recipe's loader needs is not here.
+        MissingExtraError: A package of the recipe's loader is missing.
     """
     precision = pick_precision(section, device)
     if other := own_loader(section):
@@ -120,7 +120,7 @@ def make_policy(
 
     Raises:
         ConfigError: The model cannot be found or has no tokenizer; the message names the way out.
-        MissingExtraError: What the recipe's loader needs is not here.
+        MissingExtraError: A package of the recipe's loader is missing.
     """
     _set_up(device)
     section = _located(section)
@@ -400,7 +400,7 @@ def _tokenizer(name: str, revision: str | None, trust_remote_code: bool = False)
 
 @contextmanager
 def _in_words(name: str) -> Iterator[None]:
-    """Say in one sentence what a library cannot load, whatever it raises, and keep its report of tensors away."""
+    """Reduce a library's loading error to one sentence, whatever it raises, and keep its report of tensors away."""
     from transformers.utils import logging
 
     level = logging.get_verbosity()

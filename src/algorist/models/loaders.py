@@ -36,7 +36,7 @@ class Loader:
         return ""
 
     def check(self, section: ModelSection, device: torch.device) -> None:
-        """Refuse what it cannot load, before anything is loaded (ConfigError, MissingExtraError)."""
+        """Refuse a section that it cannot load, before anything is loaded (ConfigError, MissingExtraError)."""
 
     def takes(self, section: ModelSection) -> bool:
         """Whether it makes the model, with its adapter, in place of transformers."""

@@ -176,7 +176,7 @@ def _largest_part(
 def _with_sampling(
     base: Any, plan: MemoryPlan, prompt_tokens: int, section: GRPOSection, precision: Precision
 ) -> MemoryPlan:
-    """Add what sampling takes, the cache of all rows at their longest and their logits, and what of it stays in the update."""
+    """Add the memory of sampling: the cache of all rows at their longest and their logits, and the share that stays in the update."""
     rows, new = section.rows, section.max_completion_tokens
     prompts = -(-rows // section.group_size)
     copies = sum(p.numel() for p in base.parameters()) * precision.compute.itemsize * precision.autocast
@@ -206,7 +206,7 @@ def _with_sampling(
 def _sampling_on_cpu(
     base: Any, plan: MemoryPlan, prompt_tokens: int, section: GRPOSection, precision: Precision
 ) -> MemoryPlan:
-    """Add what sampling takes: weights laid out for decoding, one of them as it is made, prompts in one pass, cache, logits."""
+    """Add the memory of sampling: weights laid out for decoding, one of them as it is made, prompts in one pass, cache, logits."""
     rows, new, config = section.rows, section.max_completion_tokens, base.config.get_text_config()
     prompts = -(-rows // section.group_size)
     linear = [p.numel() for name, p in base.named_parameters() if p.dim() == 2 and "lora_" not in name]

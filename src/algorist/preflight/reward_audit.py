@@ -341,7 +341,7 @@ def _every(pays: Pays) -> list[float]:
 
 
 def _looks_at_answers(pays: Pays) -> bool:
-    """Tell whether a near miss is paid otherwise than the gold answer: by a twentieth of the range, since length or a sign count too."""
+    """Return whether a near miss is paid otherwise than the gold answer: by a twentieth of the range, since length or a sign count too."""
     near, gold = pays["near miss"], pays["gold"]
     every = _every(pays)
     least = 0.05 * (max(every) - min(every))

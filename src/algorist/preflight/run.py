@@ -337,7 +337,7 @@ class _Inspection:
 
 
 def _plan_smaller(recipe: Recipe, policy: Policy, result: Preflight) -> None:
-    """Plan what to change for the stages that were tried and take too much."""
+    """Plan changes for the stages that were tried and take too much."""
     for stage in STAGES:
         tried = getattr(result, stage)
         if not tried:

@@ -371,7 +371,7 @@ def total(times: Mapping[str, Any]) -> float:
 
 
 def might_last(recipe: Recipe, model: Any, sizes: Sizes, batch: Mapping[str, Any], seconds: float) -> bool:
-    """Say whether a recipe could last so long on a slow machine: only then is the machine worth measuring before a run."""
+    """Return whether a recipe could last so long on a slow machine: only then is the machine worth measuring before a run."""
     token, head = products(model)
     slow = Speed(0.0, token / AT_LEAST, 0.0, (token + head) / AT_LEAST, 3 / AT_LEAST, 0.0, token, head)
     return total(seconds_of(recipe, sizes, slow, batch)) > seconds

@@ -107,7 +107,7 @@ def _names_in(template: str) -> frozenset[str]:
 
 
 def attach(tokenizer: Any, asking: Asked) -> None:
-    """Make how a model is asked part of a tokenizer and of its chat template; both are saved with it."""
+    """Attach prompt settings to a tokenizer and to its chat template; both are saved with it."""
     form, own = asking.prompt_format, own_template(tokenizer)
     _set_template(tokenizer, own)
     tokenizer.init_kwargs[KEY] = asking.recorded()

@@ -91,7 +91,7 @@ class Turns(Protocol):
         Args:
             row: The row.
             token_ids: What the policy sampled since the row's last reply.
-            ended: The row ends here by itself (a stop token, a stop string of the request); else by one of ``stop_strings``.
+            ended: The row ends here on its own (a stop token, a stop string of the request); else by one of ``stop_strings``.
 
         Returns:
             Token ids, taken one a step; none of them continues the row as if nothing had been. None ends it.

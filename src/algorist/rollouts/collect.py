@@ -109,7 +109,7 @@ def _sample(
 
 
 def _are_completions(made: Any) -> bool:
-    """Say whether an engine, which may be a user's, returned lists of completions."""
+    """Return whether an engine, which may be a user's, returned lists of completions."""
     groups = made if isinstance(made, (list, tuple)) else [None]
     return all(isinstance(g, (list, tuple)) and all(isinstance(c, Completion) for c in g) for g in groups)
 

@@ -117,7 +117,7 @@ def make_engine(
 
 
 def decodes_natively(model: Any) -> bool:
-    """Say whether the native engine has a decoder for a model, which reads weights that are whole."""
+    """Return whether the native engine has a decoder for a model, which reads weights that are whole."""
     from algorist.rollouts.native.weights import why_no_decoder
 
     return why_no_decoder(model) is None

@@ -18,7 +18,7 @@ from algorist.rollouts.row_state import Rows, check_request
 
 
 class ModelSetting:
-    """Reads what is needed from the model, its generation config and the tokenizer.
+    """Properties read from the model, its generation config and the tokenizer.
 
     ``eos_token_ids`` are the end tokens of the generation config and of the tokenizer, together.
     """

@@ -47,7 +47,7 @@ class Rows:
 
     Row r is completion r % group_size of prompt r // group_size. Each slot holds a running row or is idle (``alive_S`` 0).
     ``next_S`` is the place of the slot's next token in the flat (rows x max_new_tokens) output; idle slots write to one
-    place behind its end.
+    place after its end.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Rows:
         return self.row_S.shape[0]
 
     def admit(self, rows: Sequence[int]) -> None:
-        """Start ``rows`` in new slots behind the present ones."""
+        """Start ``rows`` in new slots after the present ones."""
         slots = torch.arange(len(self), len(self) + len(rows), device=self.device)
         self.set_slots(len(self) + len(rows))
         self.start(slots, rows)

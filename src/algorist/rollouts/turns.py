@@ -82,7 +82,7 @@ class OpenTurns:
     def piece(
         self, row: int, piece: Completion, ids: list[int], log_probs: list[float], params: SamplingParams
     ) -> bool:
-        """Add what an engine sampled for a row, and the reply to it, to its tokens; return whether the row continues."""
+        """Add the tokens that an engine sampled for a row, and the reply to them; return whether the row continues."""
         taken = piece.token_ids[: params.max_new_tokens - len(ids)]
         whole = len(taken) == len(piece.token_ids) and piece.finish_reason == "stop"
         own = StopStrings(params.stop_strings, self._decode) if params.stop_strings else None

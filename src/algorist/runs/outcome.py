@@ -39,7 +39,7 @@ class Outcome:
 
     @classmethod
     def of(cls, run: Run) -> Outcome:
-        """Read what a finished run left; write its result and its report."""
+        """Read the results of a finished run; write its summary and its report."""
         folder = run.folder.path
         names = [s for s in EVALUATED if (folder / "eval" / f"{s}.json").is_file()]
         artifacts = {name: read_artifact(folder / "eval", name) for name in names}

@@ -167,7 +167,7 @@ def run_draft(draft: Draft, *, display: Display, begins: Callable[[Run], None] =
 
 
 def run_plan(plan: Plan, *, display: Display, begins: Callable[[Run], None] = lambda _: None) -> Run:
-    """Do what a plan says and return the run."""
+    """Run a plan and return the run."""
     began, processes, extensions = time.monotonic(), plan.processes, plan.extensions
     with ExitStack() as held:
         folder = processes.from_main(

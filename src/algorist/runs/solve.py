@@ -75,7 +75,7 @@ class Solver:
         """Return one row per question and sample: question, completion, reasoning, answer, well_formed, truncated.
 
         Args:
-            questions: What is asked, each by itself.
+            questions: Questions, each asked alone.
             max_new_tokens: Longest completion in tokens; that of the training when left out.
             temperature: 0 is greedy.
             seed: Makes samples repeatable.

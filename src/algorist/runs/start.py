@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def check_start(plan: Plan, policy: Policy, train: Sequence[Problem], held_out: Sequence[Problem]) -> None:
-    """Refuse what would fail after hours.
+    """Refuse runs that would fail after hours.
 
     Raises:
         ConfigError: Prompts that fill the context, or fewer problems than a rollout batch takes.

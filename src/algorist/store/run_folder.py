@@ -196,7 +196,7 @@ class RunFolder:
         return record or {}
 
     def is_finished(self, stage: str) -> bool:
-        """Tell whether a stage is finished."""
+        """Return whether a stage is finished."""
         return stage in self.stages()
 
     def finish(self, stage: str, result: dict[str, Any]) -> None:
@@ -222,7 +222,7 @@ class RunFolder:
             yield
 
     def is_running(self) -> bool:
-        """Tell whether a process holds the folder."""
+        """Return whether a process holds the folder."""
         return is_locked(self.path / ".lock")
 
 

@@ -105,7 +105,7 @@ class Lines(Display):
             self.say(step_line(stage, step, steps, values, seconds_left))
 
     def progress(self, stage: str, done: int, total: int) -> None:
-        """Print how far long work is, now and then."""
+        """Print the progress of long work, now and then."""
         line = self._work.line(stage, done, total)
         if line:
             self.say(line)
@@ -249,7 +249,7 @@ class _Warnings(logging.Handler):
 
 @contextmanager
 def kept_records() -> Iterator[list[logging.LogRecord]]:
-    """Keep what the package logs, for a ``LogFile`` that cannot be opened yet."""
+    """Keep the package's log records, for a ``LogFile`` that cannot be opened yet."""
     handler = MemoryHandler(0)  # without a target it keeps all
     logging.getLogger("algorist").addHandler(handler)
     try:

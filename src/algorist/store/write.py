@@ -179,7 +179,7 @@ class RolloutWriter:
         self._write_full_parts()
 
     def flush(self) -> None:
-        """Write what is in memory through to the disk."""
+        """Write the rows in memory through to the disk."""
         self._write_full_parts()
         if self._dirty:
             self._write_part(self._rows)

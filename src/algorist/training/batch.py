@@ -31,7 +31,7 @@ class Batch:
         prompts: P lists of token ids.
         completions: B lists of token ids.
         prompt_of: For each completion the index of its prompt.
-        advantages: (B, T); (B,) stands for the same number at each token of a completion.
+        advantages: (B, T); (B,) is the same number for each token of a completion.
         mask: (B, T) bool, the tokens that count in the loss: those that the policy sampled (``Rollout.sampled``).
         sampler_log_probs: (B, T) as the engine gave them, NaN for tokens that were not sampled; or None.
         old_log_probs: (B, T) of the policy that sampled, by the trainer; None where the batch is used for one step only.

@@ -54,7 +54,7 @@ class MetricsCallback(TrainerCallback):
         return control
 
     def _say_busy(self) -> None:
-        """Say once that this process gets less than its share of the processor."""
+        """Warn once that this process gets less than its share of the processor."""
         waited_s, worked_s = self.hardware.waited_s, self.hardware.worked_s
         if self._said_busy or waited_s + worked_s < BUSY_AFTER_S or waited_s < worked_s * BUSY / (1 - BUSY):
             return

@@ -48,7 +48,7 @@ log = logging.getLogger("algorist.training.checkpoint")
 MANIFEST = "manifest.json"
 STATE = "algorist_state.pt"
 _STAGING = ".saving"
-# transformers 5.17 reads the optimizer of several CPU processes to "cpu:0", a place that torch does not know by itself.
+# transformers 5.17 reads the optimizer of several CPU processes to "cpu:0", a place unknown to torch.
 torch.serialization.register_package(
     100, lambda storage: None, lambda storage, place: storage if place == "cpu:0" else None
 )
@@ -168,7 +168,7 @@ def _rotate(folder: Path, limit: int | None, best: str) -> None:
 
 
 def _finish_deleting(folder: Path) -> None:
-    """Delete what a kill left of rotated checkpoints."""
+    """Delete the remains of rotated checkpoints after a kill."""
     for left in folder.glob(".deleting-*"):
         shutil.rmtree(left, ignore_errors=True)
 
@@ -304,7 +304,7 @@ class ExactCheckpoints(ShardedTraining, loop_seam.SavesCheckpoints):
         return {"layout": LAYOUT}
 
     def load_extra_state(self, state: dict[str, Any]) -> None:
-        """Restore what ``extra_state`` returned."""
+        """Restore the state that ``extra_state`` returned."""
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Train as the library does, after the state of a checkpoint has been restored; True takes the newest whole one."""
@@ -323,7 +323,7 @@ class ExactCheckpoints(ShardedTraining, loop_seam.SavesCheckpoints):
 
     @contextmanager
     def loading(self, checkpoint: Any) -> Iterator[None]:
-        """Say in one sentence what cannot be loaded of a checkpoint, up to the first step; its manifest may be in order.
+        """Name in one sentence the part of a checkpoint that cannot be loaded, up to the first step; its manifest may be in order.
 
         Raises:
             CheckpointError: A file is not what it should be. torch's own message would advise to run what it holds.

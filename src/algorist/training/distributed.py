@@ -58,7 +58,7 @@ def _side_group(_: Any) -> Any:
 
 @contextmanager
 def reminder(what: str) -> Iterator[None]:
-    """Say every few minutes on standard error that this process waits ``what``, as long as the block takes.
+    """Report every few minutes on standard error that this process waits ``what``, as long as the block takes.
 
     Nothing is said where no other process takes part, or where memory is too full for a thread.
     """

@@ -209,7 +209,7 @@ class Extension(Declared):
         """Choose other problems for a rollout batch that begins, as many; or put there the groups that were sampled before."""
 
     def groups(self, sampled: Sampled, sampler: Sampler) -> None:
-        """Change what was sampled, before advantages are computed."""
+        """Change the sampled groups, before advantages are computed."""
 
     def batch(self, batch: Batch, policy: Policy) -> Batch:
         """Return the rollout batch of this process, whose advantages are known, with more numbers per token."""

@@ -104,7 +104,7 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def _whole(*weights: Tensor | None) -> AbstractContextManager[Any]:
-    """Gather what ZeRO-3 has taken apart again since the forward pass."""
+    """Gather weights that ZeRO-3 has partitioned again since the forward pass."""
     apart = [w for w in weights if getattr(getattr(w, "ds_status", None), "name", "") == "NOT_AVAILABLE"]
     if not apart:
         return nullcontext()

@@ -95,7 +95,7 @@ class LogProbs:
                 reason = str(error)
         if self.packed and reason not in self._said:
             self._said.add(reason)
-            log.warning("the packed log-prob pass is off: %s; each completion is computed by itself", reason)
+            log.warning("the packed log-prob pass is off: %s; each completion is computed alone", reason)
         return plain_log_probs(model, batch, autocast=autocast, **ways)
 
     def spare_memory(self, model: nn.Module, tokens: int) -> bool:

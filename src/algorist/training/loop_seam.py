@@ -19,7 +19,7 @@ class SavesCheckpoints:
     """The override of ``_save_checkpoint``: hands the library's own writing to ``save_whole``."""
 
     saving: Callable[[], AbstractContextManager[None]] = staticmethod(nullcontext)
-    """Makes what is open while a checkpoint is written."""
+    """Makes the context in which a checkpoint is written."""
 
     def save_whole(self, write: Callable[[], None]) -> None:
         """Write a checkpoint by ``write`` so that it is whole or not there."""

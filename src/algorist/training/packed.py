@@ -181,7 +181,7 @@ def _self_block(spans: list[Span]) -> SelfBlock:
     return SelfBlock(int(prompt[1].max()), index, real, packed, torch.stack(prompt, 1))
 
 
-# ---- the last resort for a completion that does not fit by itself: its MLPs in tiles, its layers' inputs in the host's memory
+# ---- the last resort for a single completion that does not fit: its MLPs in tiles, its layers' inputs in the host's memory
 
 TILE_TOKENS = 4096
 """Tokens of a tile: enough for the products, a quarter of a row of 16,384."""
@@ -218,7 +218,7 @@ def mlp_in_tiles(layer: Any, tokens: int) -> Iterator[None]:
 
 @contextmanager
 def input_on_host(hidden: Any) -> Iterator[None]:
-    """Let what a checkpointed layer keeps of its input ``hidden`` (1, N, H) wait in the host's memory; nothing changes without a GPU."""
+    """Offload the saved input ``hidden`` (1, N, H) of a checkpointed layer to the host's memory; nothing changes without a GPU."""
     if not isinstance(hidden, Tensor) or not on_gpu(hidden.device):
         yield
         return

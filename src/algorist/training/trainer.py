@@ -137,7 +137,7 @@ class AlgoristTrainer(ExactCheckpoints, Trainer):
         )
 
     def count(self, metrics: Metrics, log_probs: Tensor, batch: Batch) -> None:
-        """Count what a part of a step says beyond its loss."""
+        """Count the metrics of a micro-batch beyond its loss."""
 
     def count_skipped(self, metrics: Metrics, batch: Batch, computed: Sequence[int]) -> None:
         """Count the completions that were left out."""

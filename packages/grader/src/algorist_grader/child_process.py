@@ -241,7 +241,7 @@ class Child:
         return None
 
     def _pass_on(self, part: bytes) -> None:
-        """Show what the worker printed, up to ``MAX_OUTPUT`` per process."""
+        """Show the worker's output, up to ``MAX_OUTPUT`` per process."""
         if part and self.show and self._shown < MAX_OUTPUT:
             self.show(part[: MAX_OUTPUT - self._shown].decode("utf-8", errors="replace"))
             if self._shown + len(part) >= MAX_OUTPUT:
@@ -265,7 +265,7 @@ class Child:
         return held - self._first_memory > GROWTH
 
     def _is_over_memory(self) -> bool:
-        """Tell whether a worker that the system does not limit has taken more than it may."""
+        """Return whether a worker that the system does not limit has taken more than it may."""
         if self._is_limited or not self.memory_mb:
             return False
         return system.memory_of(self._worker) - self._first_memory > self.memory_mb * 2**20

@@ -42,7 +42,7 @@ def verdict_line(verdict: Mapping[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Grade what the command line names: exit 0 when all are right, 1 otherwise, 2 for a mistake in the call."""
+    """Grade answers: exit 0 when all are right, 1 otherwise, 2 for a mistake in the call."""
     parser = argparse.ArgumentParser(
         prog="grade",
         description=main.__doc__,

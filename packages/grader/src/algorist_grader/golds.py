@@ -81,7 +81,7 @@ def why_no_answer(gold: str) -> str:
 
 
 def is_date_or_range(text: str) -> bool:
-    """Say whether cleaned text is a date or a range with its unit: ``2024-05-05``, ``5/5/2024``, ``2-3 hours`` are no differences."""
+    """Return whether cleaned text is a date or a range with its unit: ``2024-05-05``, ``5/5/2024``, ``2-3 hours`` are no differences."""
     if _DATE.fullmatch(text):
         return True
     between = _RANGE.fullmatch(text)

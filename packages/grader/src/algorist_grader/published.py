@@ -209,7 +209,7 @@ def _balanced(text: str) -> bool:
 
 
 def _same_parts(answers: list[str], golds: list[str]) -> bool | None:
-    """Say whether each gold part has an answer of its own; None where an answer cannot be read."""
+    """Return whether each gold part has an answer of its own; None where an answer cannot be read."""
     rest = list(answers)
     for gold in golds:
         verdicts = [_same_part(part, gold) for part in rest]

@@ -97,7 +97,7 @@ def why_unreadable(gold: str) -> str:
 
 
 def is_text_only(gold: str) -> bool:
-    """Say whether a gold answer can only be compared as a string, because the grammar does not know it."""
+    """Return whether a gold answer can only be compared as a string, because the grammar does not know it."""
     choice = _labelled(gold)
     value = choice.value if choice else gold
     return numeric_value(value) is None and reading(value).tree is None
@@ -178,7 +178,7 @@ def number_verdict(answer: str, gold: str, same: bool) -> Verdict:
 
 
 def _same_letters(answer: str, gold: str) -> bool:
-    """Say whether two texts are the same letters; those of words (marked by a dot) or of more than three in any case."""
+    """Return whether two texts are the same letters; those of words (marked by a dot) or of more than three in any case."""
     one, other = answer.lstrip("."), gold.lstrip(".")
     any_case = answer[0] == "." or gold[:1] == "." or len(one) > 3
     return one.casefold() == other.casefold() if any_case else one == other

@@ -1,4 +1,4 @@
-"""From what a model writes to one spelling: unicode, LaTeX spacing, wrappers. Linear in the length of the text."""
+"""Normalization of a model's text to one spelling: unicode, LaTeX spacing, wrappers. Linear in the length of the text."""
 
 from __future__ import annotations
 

@@ -57,5 +57,5 @@ def functions_of(module: ModuleType) -> list[str]:
 
 
 def no_function(name: str, names: list[str]) -> str:
-    """Say that a file has no such function, and which it has."""
+    """Report that a file lacks a function, and list those that it has."""
     return f"has no function '{name}'.{nearest(name, names)} There are: {', '.join(names) or 'none'}"

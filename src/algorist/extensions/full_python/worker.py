@@ -1,4 +1,4 @@
-"""The process behind ``full_python``: imports, then a confined fork for each call."""
+"""Worker process of ``full_python``: imports, then a confined fork for each call."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ exit_group getrandom rseq: memory, time, and the files that are open."""
 
 
 def prepare() -> tuple[Callable[[bytes], Any], str]:
-    """Import what code may use, and see that a fork is confined."""
+    """Import the modules that code may use, and check that a fork is confined."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise OSError(
             f"it needs Linux on x86-64 to confine code; this is {sys.platform} on {platform.machine()}"
@@ -116,7 +116,7 @@ def _confine(sink: int, memory_mb: int, seconds: float) -> None:
 
 
 class _Printed:
-    """Takes what is printed, up to a length."""
+    """Output stream that keeps text up to a length."""
 
     def __init__(self) -> None:
         self.text = ""

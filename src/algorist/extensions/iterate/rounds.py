@@ -93,7 +93,7 @@ def iterate(
         rounds: Number of rounds.
         drawing: Problems, completions and epochs of a round.
         display: Where progress is shown.
-        resume: Continue: finished rounds are kept, the unfinished one goes on where it stopped.
+        resume: Continue: finished rounds are kept, the unfinished one continues where it stopped.
 
     Raises:
         ConfigError: The model is made from scratch, or a resumed round was begun with other settings.

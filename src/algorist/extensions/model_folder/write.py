@@ -1,4 +1,4 @@
-"""A model folder that stands alone: the files to give away with their card, or an adapter merged into its base."""
+"""Self-contained model folder: the files to give away with their card, or an adapter merged into its base."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def export(
     dtype: str = "auto",
     name: str | None = None,
 ) -> list[str]:
-    """Write a model folder that stands alone, with its card; it appears whole or not at all.
+    """Write a self-contained model folder, with its card; it appears whole or not at all.
 
     Args:
         folder: A model, an adapter, a stage's ``final`` or a checkpoint.

@@ -89,6 +89,6 @@ def server(model: str, engine: str, host: str, port: int) -> list[str]:
 
 
 def _beside(name: str) -> str | None:
-    """Return the program that stands beside this Python, or on the path."""
+    """Return the program beside this Python, or on the path."""
     beside = Path(sys.executable).with_name(name)
     return str(beside) if beside.is_file() else shutil.which(name)

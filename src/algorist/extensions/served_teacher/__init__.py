@@ -1,4 +1,4 @@
-"""A teacher behind an address: ``grpo.teacher.model: http://HOST:PORT``, vLLM's server or ``algorist serve MODEL --engine scores``."""
+"""Teacher at an address: ``grpo.teacher.model: http://HOST:PORT``, vLLM's server or ``algorist serve MODEL --engine scores``."""
 
 from __future__ import annotations
 

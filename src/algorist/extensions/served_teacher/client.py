@@ -118,7 +118,7 @@ class Served(Teacher):
         return [[one or {} for one in score] for score in scores]  # type: ignore[union-attr]
 
     def try_out(self, tokenizer: Any) -> None:
-        """Compare what token ids mean there, and two scores of the same tokens.
+        """Compare the meaning of token ids, and two scores of the same tokens.
 
         Raises:
             ConfigError: Ids mean other texts there.

@@ -159,7 +159,7 @@ def create_math_training_setup(
             calls them), or ``{"name": …, "params": …}``; ``DEFAULT_REWARDS`` when left out.
         reward_weights: One weight for each reward; ``DEFAULT_REWARD_WEIGHTS`` for the default ones, else 1.
         dataset: Rows with ``question`` and ``answer`` (a ``datasets.Dataset`` or a list of mappings) instead of GSM8K; a worked
-            answer is read behind its ``####``.
+            answer is read after its ``####``.
         grpo_args: Arguments in TRL's names or keys of a recipe's ``grpo`` section, over ``DEFAULT_GRPO_ARGS``.
         trainer_kwargs: ``callbacks``, ``engine``, ``on_rollouts`` of ``make_grpo_trainer``.
         path: A local file or folder of GSM8K instead of the hub.

@@ -225,7 +225,7 @@ def get_response_log_probs(
         input_ids: (B, T) token ids.
         labels: (B, T), ``input_ids`` shifted by one.
         return_token_entropy: Also return the entropy at each position, without gradient.
-        attention_mask: (B, T), 0 for padding; not needed when padding stands on the right.
+        attention_mask: (B, T), 0 for padding; not needed when padding is on the right.
         temperature: The temperature of sampling.
 
     Returns:

@@ -174,7 +174,7 @@ class WandbTracker(Tracker):
 
 
 def failing() -> bool:
-    """Say whether the run ends by an exception: trackers are finished while it is handled."""
+    """Return whether the run ends by an exception: trackers are finished while it is handled."""
     return sys.exc_info()[0] is not None
 
 
@@ -286,7 +286,7 @@ class Trackers:
                 self._drop(name, "failed", error)
 
     def _drop(self, name: str, what: str, error: Exception) -> None:
-        """Say once that a tracker is gone."""
+        """Warn once that a tracker is gone."""
         self._open.pop(name, None)
         line = first_line(error)
         log.info("tracker %s %s: %s", name, what, line)

@@ -121,7 +121,7 @@ class VLLMRollouts(ABC):
             for c in group
         ]
         ids_BT = torch.tensor(rows, device=self.setting.device)
-        # Padding stands on the right, where causal attention does not look.
+        # Padding is on the right, where causal attention does not look.
         logits_BTV = self.model(input_ids=ids_BT).logits[:, len(prompt) - 1 : -1].float() / temperature
         chosen_BT = logits_BTV.gather(-1, ids_BT[:, len(prompt) :, None]).squeeze(-1)
         log_prob_BT = (chosen_BT - logits_BTV.logsumexp(-1)).tolist()
@@ -376,7 +376,7 @@ def _check_not_quantised(model: Any) -> None:
 
 
 def _check_head_size(base: Any) -> None:
-    """Refuse what vLLM's attention on CPU finds out in the middle of the first generation."""
+    """Refuse heads on which vLLM's CPU attention fails in the middle of the first generation."""
     config = base.config.get_text_config(decoder=True)
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     try:
@@ -392,7 +392,7 @@ def _check_head_size(base: Any) -> None:
 
 
 def _write_model_folder(folder: Path, base: Any, tokenizer: Any) -> None:
-    """Write what vLLM reads before it gets weights: config and tokenizer."""
+    """Write the files that vLLM reads before it gets weights: config and tokenizer."""
     config = copy.deepcopy(base.config)
     config.architectures = [type(base).__name__]
     config.save_pretrained(folder)

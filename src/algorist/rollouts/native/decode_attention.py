@@ -20,8 +20,8 @@ from algorist.rollouts.native.decoder import _scores as scores
 class StepState:
     """Views of the tier's buffers for one slot size; all of them stay where they are.
 
-    ``keys[l]`` and ``values[l]`` are (S, K, T, D), the prompts' (P, K, T, D). ``position`` and ``length`` (S,) say where a
-    row's newest token stands in its sequence and how many tokens of its completion are stored; ``place`` (S,) is its prompt's
+    ``keys[l]`` and ``values[l]`` are (S, K, T, D), the prompts' (P, K, T, D). ``position`` (S,) is the place of a
+    row's newest token in its sequence, ``length`` (S,) the number of stored tokens of its completion; ``place`` (S,) its prompt's
     place, -1 for an idle slot; ``prompt_length`` (P,) is 0 for an empty place. ``member`` (P, G) lists the slots of each
     prompt, -1 for none; ``member_of`` (S,) is the slot's place in it, flat. ``rotation`` (T, D / 2, 2) holds cosine and sine.
     """

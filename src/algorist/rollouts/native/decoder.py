@@ -79,7 +79,7 @@ class Decoder:
     def _whole(
         self, ids_PT: Tensor, prefix: list[tuple[Tensor, Tensor]], keep: Callable[[int, Tensor, Tensor], None]
     ) -> Tensor:
-        """Run whole prompts behind a common prefix of C tokens; ``keep`` gets each layer's (P, K, C + T, D); return (P·T, H)."""
+        """Run whole prompts after a common prefix of C tokens; ``keep`` gets each layer's (P, K, C + T, D); return (P·T, H)."""
         w = self.w
         prompts, size = ids_PT.shape
         past = prefix[0][0].shape[2] if prefix else 0

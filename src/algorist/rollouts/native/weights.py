@@ -194,7 +194,7 @@ def window_of(model: Any) -> int | None:
 
 
 class WeightPool:
-    """Keeps what a CUDA graph reads at one address: later readings of a model are copied into the tensors of the first.
+    """Keeps the tensors that a CUDA graph reads at one address: later readings of a model are copied into those of the first.
 
     ``moved`` says that the last reading found tensors which cannot stay where they were (weights that the model itself now
     keeps elsewhere, other adapters): graphs captured before it are void.

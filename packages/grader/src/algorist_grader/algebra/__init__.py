@@ -70,5 +70,5 @@ def equal(answer: Node, gold: Node, *, tolerance: float | None = None, length: i
 
 
 def is_close(a: Fraction, b: Fraction, tolerance: float | None) -> bool:
-    """Say whether two numbers are equal, or within a relative tolerance of the second where there is one."""
+    """Return whether two numbers are equal, or within a relative tolerance of the second where there is one."""
     return a == b or (tolerance is not None and abs(a - b) <= Fraction(tolerance) * abs(b))

@@ -142,7 +142,7 @@ def _signs(node: Node) -> Node:
 
 
 def _is_name(node: Node) -> bool:
-    """Say whether the node is ``x``, ``f(x)`` or words before an equals sign."""
+    """Return whether the node is ``x``, ``f(x)`` or words before an equals sign."""
     if node[0] in ("sym", "name", "formula"):
         return not (node[0] == "sym" and node[1] in ("e", "i", "pi", "infty"))
     return (
@@ -178,7 +178,7 @@ def _relation(node: Node) -> Node:
 
 
 def _rounds(value: Node, decimal: Node) -> bool:
-    """Say whether a decimal is a number rounded to its digits: ``12\\pi\\approx 37.7``."""
+    """Return whether a decimal is a number rounded to its digits: ``12\\pi\\approx 37.7``."""
     if decimal[0] != "num" or not is_scalar(value) or symbols(value):
         return False
     try:
@@ -364,13 +364,13 @@ def _linear(node: Node) -> tuple[Fraction, Node, str] | None:
 
 
 def _same_kind_of_letter(name: str, low: Node, high: Node) -> bool:
-    """Say whether an end is an unknown like the middle: ``x < y < z`` is no interval of y."""
+    """Return whether an end is an unknown like the middle: ``x < y < z`` is no interval of y."""
     unknown = set("xyztuvw")
     return name in unknown and bool(unknown & (symbols(low) | symbols(high)))
 
 
 def _comes_first(letter: Node, other: Node) -> bool:
-    """Tell whether the first of two letters is an inequality's subject, however it is written: an unknown, else the later one."""
+    """Return whether the first of two letters is an inequality's subject, however it is written: an unknown, else the later one."""
     return (letter[1] in "xyztuvw", letter[1]) >= (other[1] in "xyztuvw", other[1])
 
 
@@ -425,17 +425,17 @@ def _together(node: Node, items: list[Node]) -> Node | None:
 
 
 def _over_integers(node: Node) -> bool:
-    """Say whether the node is the clause ``k ∈ ℤ`` of a general solution."""
+    """Return whether the node is the clause ``k ∈ ℤ`` of a general solution."""
     return node[:2] == ("rel", ("in",)) and node[2][0][0] == "sym" and node[2][1] == _INTEGERS
 
 
 def _is_condition(node: Node) -> bool:
-    """Say whether the node is an inequality, or membership in an interval."""
+    """Return whether the node is an inequality, or membership in an interval."""
     return node[0] == "rel" and node[1][0] in (*FLIPPED, "!=", "in")
 
 
 def _is_interval(node: Node) -> bool:
-    """Say whether a pair can only be an interval: half open, or without end."""
+    """Return whether a pair can only be an interval: half open, or without end."""
     return node[0] == "tuple" and (
         {node[1], node[2]} in ({"[", ")"}, {"(", "]"}) or any("infty" in symbols(end) for end in node[3])
     )

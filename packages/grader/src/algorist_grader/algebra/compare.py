@@ -271,7 +271,7 @@ def _named_value(a: Node, b: Node, scalar: Scalar) -> bool | None:
 
 
 def _same_name(a: Node, b: Node) -> bool:
-    """Say whether two left sides name one thing: the same name, ``y`` and ``f(x)``, or words beside a letter."""
+    """Return whether two left sides name one thing: the same name, ``y`` and ``f(x)``, or words beside a letter."""
     if a == b:
         return True
     if a[0] == b[0] == "formula":  # y' beside dy/dx
@@ -292,7 +292,7 @@ def without_question(answer: Node, gold: Node) -> Node:
 
 
 def _without_numbers(node: Node) -> bool:
-    """Say whether an expression is put together from letters only: a sum, a quotient, the sine of an angle."""
+    """Return whether an expression is put together from letters only: a sum, a quotient, the sine of an angle."""
     if node[0] == "num":
         return bool(abs(node[1]) == 1)
     if node[0] == "fn":
@@ -424,7 +424,7 @@ def _residues(a: Node, b: Node, scalar: Scalar) -> bool | None:
 
 
 def _clock(terms: Sequence[Node]) -> bool:
-    """Say whether ``a:b`` can be a time of day."""
+    """Return whether ``a:b`` can be a time of day."""
     return (
         len(terms) == 2
         and all(t[0] == "num" and t[1].denominator == 1 for t in terms)

@@ -92,7 +92,7 @@ def _where(argument: Node, name: str, at: Mapping[str, Fraction], target: int) -
 
 
 def _alternates(node: Node) -> bool:
-    """Say whether a letter of whole numbers can make a sign of it: ``(-1)^n``, ``\\sin n\\pi``."""
+    """Return whether a letter of whole numbers can make a sign of it: ``(-1)^n``, ``\\sin n\\pi``."""
     if node[0] == "pow" and len(node) == 3:
         below_zero = node[1][:1] == ("num",) and node[1][1] < 0
         turns = node[1] == ("sym", "e") and _occurs(node[2], lambda one: one == ("sym", "i"))
@@ -202,7 +202,7 @@ def _function(name: str, values: list[complex]) -> complex:
 
 
 def has_real_root(exponent: Node) -> bool:
-    """Say whether a negative number has a real power of this exponent: a fraction with an odd denominator."""
+    """Return whether a negative number has a real power of this exponent: a fraction with an odd denominator."""
     return exponent[0] == "num" and exponent[1].denominator % 2 == 1 and exponent[1].denominator > 1
 
 
@@ -213,17 +213,17 @@ def _power(base: complex, exponent: complex, written: Node) -> complex:
 
 
 def outside(value: Any) -> bool:
-    """Say whether a value is not real, beyond the noise of floating point."""
+    """Return whether a value is not real, beyond the noise of floating point."""
     return bool(abs(value.imag) > 1e-9 * abs(value))
 
 
 def complex_(node: Node) -> bool:
-    """Say whether the imaginary unit is written."""
+    """Return whether the imaginary unit is written."""
     return _occurs(node, lambda one: one == ("sym", "i"))
 
 
 def differ(a: Node, b: Node, points: Points) -> bool:
-    """Say whether floating point values at a few points tell the expressions apart; False means: cannot tell.
+    """Return whether floating point values at a few points tell the expressions apart; False means: cannot tell.
 
     A point counts only where both values exist. Where neither is real (``x^{3/2}`` at -1) neither is defined, and a
     difference there counts only if no point is real.
@@ -248,7 +248,7 @@ def differ(a: Node, b: Node, points: Points) -> bool:
 
 
 def _agree(a: Node, b: Node, points: Points) -> bool:
-    """Say whether exact values agree at every point where both exist; many may lack them only beside steps.
+    """Return whether exact values agree at every point where both exist; many may lack them only beside steps.
 
     Raises:
         Unsure: At most of the points they cannot be computed.

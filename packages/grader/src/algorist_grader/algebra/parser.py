@@ -215,7 +215,7 @@ class Parser(Atoms):
         return re.sub(r" ?([*/^-]) ?", r"\1", "".join(spelled)).strip()
 
     def _before_letter_unit(self) -> bool:
-        """Say whether only units of one letter follow a number, after a blank or with a fraction stroke: ``5 m``, ``5m/s``."""
+        """Return whether only units of one letter follow a number, after a blank or with a fraction stroke: ``5 m``, ``5m/s``."""
         kind, value = self.peek()
         if self.inner or self.units_are_letters or kind != "sym" or one_letter_unit(str(value)) is None:
             return False
@@ -338,7 +338,7 @@ class Parser(Atoms):
         return factors[0] if len(factors) == 1 else multiplied(factors)
 
     def _before_power(self, factors: list[Node]) -> bool:
-        """Say whether a number here is raised and no part of what is before it: ``n2^{n-1}``, ``(n+1)2^n``, ``k 10^6``."""
+        """Return whether a number here is raised and no part of what is before it: ``n2^{n-1}``, ``(n+1)2^n``, ``k 10^6``."""
         if self.peek(1) != ("op", "^") or factors[-1][0] == "num":
             return False
         if self.tokens[self.at].space or self.tokens[self.at - 1].value in (")", "]", "}", "!"):
@@ -349,7 +349,7 @@ class Parser(Atoms):
         return any(token.kind == "sym" for token in exponent[:ends])
 
     def _after_a_power(self) -> bool:
-        """Say whether an exponent ends here: ``2^3 5^2``, ``2^{10} 5``."""
+        """Return whether an exponent ends here: ``2^3 5^2``, ``2^{10} 5``."""
         at, depth = self.at - 1, 0
         while at > 0 and self.at - at < 12:
             value = self.tokens[at].value

@@ -118,7 +118,7 @@ class Atoms:
         return node
 
     def _inside(self, read: Callable[[], Node]) -> Node:
-        """Read what is between brackets: one level deeper, where no single letter is a unit."""
+        """Read the content of brackets: one level deeper, where no single letter is a unit."""
         self.inner += 1
         node = self._deeper(read)
         self.inner -= 1
@@ -129,7 +129,7 @@ class Atoms:
         return neg(as_scalar(inner)) if sign == "-" else inner
 
     def is_product(self) -> bool:
-        """Say whether the run of letters here is a product: ``kx``, ``abc``; words and names of units are not."""
+        """Return whether the run of letters here is a product: ``kx``, ``abc``; words and names of units are not."""
         kind, value = self.peek()
         word = str(value)
         if kind != "word" or not (letters(word) or (word in _SHORT and self._in_a_formula())):
@@ -287,7 +287,7 @@ class Atoms:
         raise Unreadable(f"unexpected {value!r}")
 
     def _beside_a_factor(self, opened: int) -> bool:
-        """Say whether what was opened at a place and closed just now is beside another factor: ``[3](4)``."""
+        """Return whether what was opened at a place and closed just now is beside another factor: ``[3](4)``."""
         before = self.tokens[opened - 1] if opened else Token("op", "(")
         return before.kind in ("num", "sym") or before.value in (")", "]", "*", "}") or self._starts_factor()
 
@@ -443,7 +443,7 @@ class Atoms:
 
 
 def letters(word: str) -> bool:
-    """Say whether a run of letters can be a product: up to three letters, six without a vowel, or in alphabetical order."""
+    """Return whether a run of letters can be a product: up to three letters, six without a vowel, or in alphabetical order."""
     if word.lower() in _NEVER or len(word) > 6:
         return False
     return len(word) <= 3 or not re.search("[aeiouAEIOU]", word) or word in _ALPHABET

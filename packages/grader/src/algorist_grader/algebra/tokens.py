@@ -303,5 +303,5 @@ class Tokenizer:
 
 
 def _mathematics(content: str) -> bool:
-    """Say whether the content of a text command is a function name, or digits and operators only."""
+    """Return whether the content of a text command is a function name, or digits and operators only."""
     return content in SPELLED or not re.search(r"[a-zA-Z]{2}", content)

@@ -52,7 +52,7 @@ def fn(name: str, *arguments: Node) -> Node:
 
 
 def is_scalar(node: Node) -> bool:
-    """Say whether the node is a number or an expression, not a set, tuple, relation, text or quantity."""
+    """Return whether the node is a number or an expression, not a set, tuple, relation, text or quantity."""
     return node[0] in SCALARS
 
 

@@ -118,7 +118,7 @@ def _dimension(word: str) -> tuple[Fraction, str]:
 
 
 def is_noun(word: str) -> bool:
-    """Say whether a word can be what was counted: a known unit or noun, or a plural by its looks."""
+    """Return whether a word can be what was counted: a known unit or noun, or a plural by its looks."""
     lower = word.lower().rstrip(".")
     plural = len(lower) > 3 and lower.endswith("s") and not lower.endswith(("ss", "us", "is"))
     return plural or lower in _NOUNS or _singular(lower) in _NOUNS or _known(word) is not None
@@ -139,7 +139,7 @@ def with_currency(currency: str, unit: str) -> str:
 
 
 def is_symbol_unit(text: str) -> bool:
-    """Say whether a text consists of unit symbols and what joins them: ``m``, ``m/s^2``, ``kg m``."""
+    """Return whether a text consists of unit symbols and what joins them: ``m``, ``m/s^2``, ``kg m``."""
     words = re.findall(r"[a-zA-Z]+", text)
     symbols = all(w in _KNOWN and (len(w) <= 2 or w in ("mol", "kPa", "min", "sec")) for w in words)
     return bool(words) and symbols and not re.search(r"[^a-zA-Z0-9/*^.\- {}()]", text)
