@@ -1,4 +1,4 @@
-"""The parameters of a registered function: names, defaults, types and meanings stand in its signature and docstring, nowhere else."""
+"""Parameters of a registered function: names, defaults, types and meanings come from its signature and docstring alone."""
 
 from __future__ import annotations
 

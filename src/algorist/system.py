@@ -198,7 +198,7 @@ def _lines(file: Path) -> list[str]:
 
 @contextlib.contextmanager
 def bounded_memory(more: int) -> Iterator[None]:
-    """Have this process refused more than so many bytes beyond what it has (an error) until the block ends; on Linux."""
+    """Limit this process to ``more`` bytes beyond what it has (an error) until the block ends; on Linux."""
     try:
         before = resource.getrlimit(resource.RLIMIT_DATA)
         limit = status("VmData") + more

@@ -22,7 +22,7 @@ from algorist.store.safe_text import one_line
 
 GPU_MODELS = ((10, "Qwen/Qwen2.5-1.5B-Instruct"), (6, "Qwen/Qwen2.5-0.5B-Instruct"), (0, "smollm2"))
 CPU_MODELS = ((6, "smollm2"), (0, "tiny"))
-"""The model for so many GB, from the top."""
+"""Least GB of memory and its model, from the top."""
 TRAINED_GB, SAMPLED_GB, ROOM_GB = 20.0, 5.2, 2.0
 """GB per billion weights that are all trained (float32, gradients, two moments, and a quarter for the rest), or float32 under an
 adapter; and for activations. Rough on purpose: ``preflight`` measures."""

@@ -143,7 +143,7 @@ def _rollout(row: dict[str, Any]) -> str:
 
 
 def _text(row: dict[str, Any]) -> str:
-    """Return a completion with what was said to it, and its calls."""
+    """Return a completion with the replies to it, and its calls."""
     from algorist.store.write import call_lines, conversation
 
     return "\n".join([conversation(row), *call_lines(row)])

@@ -1,4 +1,4 @@
-"""The process of a verb: quiet imports of the heavy libraries, and what is said when Ctrl-C ends it."""
+"""Process of a verb: quiet imports of the heavy libraries, and the message when Ctrl-C ends it."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ class Script:
 
 
 def called(node: ast.expr) -> str:
-    """Return the last part of the name of what is called."""
+    """Return the last part of a called function's name."""
     func = node.func if isinstance(node, ast.Call) else node
     return func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
 

@@ -22,7 +22,7 @@ NO_ANSWER = "any that reasoning-gym accepts"
 _TRIES = 100
 """Problems made per problem asked for, at most."""
 _MISSES = 3000
-"""So many in a row that are not new: the generator has no more."""
+"""Repeated problems in a row after which the generator has no more."""
 _FORBIDDEN = ("os.", "subprocess.", "socket.", "shutil.", "ctypes.", "pty.", "signal.")
 _HARMLESS = ("os.listdir", "os.scandir", "os.walk")
 _guarded = False

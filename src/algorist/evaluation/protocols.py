@@ -111,7 +111,7 @@ REFERENCES = {
 }  # fmt: skip
 
 FEW = 100
-"""Below so many problems one greedy run says little about a difference between two models."""
+"""Problems below which one greedy run says little about a difference between two models."""
 
 
 def samples_for(problems: int) -> int:

@@ -82,7 +82,7 @@ class Pulse:
         self._thread = threading.Thread(target=self._beat, name="evaluation-progress", daemon=True)
 
     def __call__(self, done: int) -> None:
-        """Pass on that so many problems are done."""
+        """Report the number of problems done."""
         with self._lock:
             self._done, self._inside = done, lambda: 0.0
             self._pass_on()

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from algorist.errors import CheckpointError
 
 SHOWN = 3
-"""So many names are written out in a message."""
+"""Most names written out in a message."""
 
 
 _MOST = {"num_hidden_layers": 1000, "hidden_size": 10**6, "intermediate_size": 10**7, "vocab_size": 10**7}

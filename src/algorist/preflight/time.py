@@ -44,15 +44,15 @@ SHORT_S, LONG_S = 0.3, 2.0
 FEW, SHORT, LONG = 4, 4, 256
 """Rows of a small batch; tokens of a short prompt and at most of a long one."""
 COMPLETION = 64
-"""Tokens of a measured completion: of each kind of work so many that its products are as fast as in a step."""
+"""Tokens of a measured completion: enough for each kind of work that its products are as fast as in a step."""
 LOOKED_AT = 100
-"""Prompts and demonstrations whose length is looked at."""
+"""Prompts and demonstrations whose length is measured."""
 SWEEPS = 8
 """Reads and writes of float32 that AdamW makes per weight, in those of a gradient's norm, which makes one."""
 EVENING_S = 3 * 3600.0
 """Length proposed for a run that lasts longer than its user waits."""
 AT_LEAST = 5e9
-"""Products a second that any machine does, model and Python included: what cannot last an hour so is not measured before a run."""
+"""Products a second that any machine does, model and Python included: what cannot last an hour then is not measured before a run."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ def build_report(run_folder: Path) -> Path:
 
 
 def render(data: dict[str, Any], live: dict[str, Any] | None = None) -> str:
-    """Return the page for what ``collect`` returned; names of metrics and datasets are as foreign as completions.
+    """Render the page from ``collect``'s result; names of metrics and datasets are as foreign as completions.
 
     With ``live`` (``every``: seconds between two looks, ``version``: of the run) the page follows the run through its server.
     """
@@ -177,7 +177,7 @@ class LivePage:
         self._lock = threading.Lock()
 
     def page(self) -> str:
-        """Return the report of now, with what makes it live."""
+        """Return the present report as a live page."""
         with self._lock:
             version = version_of(self.folder)
             if version != self._made[0]:
@@ -264,7 +264,7 @@ def make_server(live: LivePage, port: int = 0, token: str | None = None) -> tupl
 
 SHOWN = ("greedy_accuracy", "lenient_accuracy", "pass@1", "format", "truncated", "mean_tokens")
 MOST = 8
-"""Runs in one page: so many colours can be told apart."""
+"""Most runs in one page: their colours can be told apart."""
 
 
 def overlay_path(runs: Sequence[Path]) -> Path:

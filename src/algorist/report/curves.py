@@ -15,7 +15,7 @@ from algorist.declared import registered
 
 POINTS = 600
 MAIN_CHARTS = 4
-"""So many charts of a stage are open; the others are folded."""
+"""Charts of a stage that are open; the others are folded."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ TIMEOUT_S = 30.0
 """Seconds that one call of a user's function may take, unless the recipe says otherwise."""
 ENDED = ("timeout", "crashed", "memory")
 MAX_ENDED = 3
-"""So many calls in a row that hang or kill their process end the run: the function always does, not on one completion."""
+"""Consecutive calls that hang or kill their process and so end the run: the function always does, not on one completion."""
 
 
 class UserFunction:
@@ -89,7 +89,7 @@ class UserLists(UserFunction):
 
 
 def value_of(answer: Answer, timeout_s: float) -> Any:
-    """Return the value of an answer, or raise TimeoutError or RuntimeError with what went wrong."""
+    """Return an answer's value, or raise its TimeoutError or RuntimeError."""
     if answer.error == "timeout":
         raise TimeoutError(f"it took longer than {timeout_s:g} s and was killed")
     if answer.error == "memory":
@@ -188,7 +188,7 @@ def prepare(file: str) -> tuple[Callable[[bytes], Any], dict[str, Any]]:
 
 
 def plain(value: Any) -> Any:
-    """Return a number, None, or a list of them for what a reward function returned.
+    """Convert a reward function's result to a number, None, or a list of them.
 
     Raises:
         TypeError: It is something else.

@@ -83,7 +83,7 @@ class Turns(Protocol):
     stop_strings: tuple[str, ...]
 
     def begin(self, rows: int) -> None:
-        """Forget everything and expect so many rows; an engine that ran out of memory begins again."""
+        """Forget everything and expect ``rows`` rows; an engine that ran out of memory begins again."""
 
     def reply(self, row: int, token_ids: list[int], ended: bool) -> Iterator[int] | None:
         """Return the tokens to append to a row, or None to end it.

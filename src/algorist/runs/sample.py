@@ -42,7 +42,7 @@ def sample_problems(
     rewards: RewardSet | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> tuple[list[dict[str, Any]], Progress]:
-    """Return the rows of ``samples`` completions for each problem, sampled as GRPO samples, and what kept them.
+    """Sample ``samples`` completions for each problem as GRPO samples; return their rows, and the progress.
 
     Killed and started again, it continues with the batch that was not finished; remove the progress when the rows are stored.
 
@@ -177,7 +177,7 @@ def demonstrations(
     path: Path,
     per_problem: int | None = None,
 ) -> tuple[str, Sampled]:
-    """Return the right completions among the rows of ``evaluate`` as JSONL, each once, and what was counted."""
+    """Return the right completions among the rows of ``evaluate`` as JSONL, each once, and the counts."""
     known = {problem.id: problem for problem in problems}
     right = [row for row in rows if row["correct"]]
     entries: dict[str, dict[tuple[str, str], dict[str, Any]]] = {}

@@ -23,7 +23,7 @@ from algorist.errors import ConfigError
 
 HIDDEN = "[redacted]"
 LONGEST_RECORD = 20_000
-"""A log record's message and its traceback keep so many characters each."""
+"""Longest message, and longest traceback, of a log record in characters."""
 LEAST = 16
 # How services say that their tokens begin; GitHub's "Supported secret scanning patterns" lists most. The last: base64 of a token.
 _PREFIXES = """

@@ -29,7 +29,7 @@ ONLY_LOGGED = (("learning_rate", "learning rate {:.2g}"), ("grad_norm", "gradien
 SAY_EVERY_S = (4.0, 20.0)
 """Seconds without a bar: until the first line of long work, and between later ones."""
 MOST_LINES = {"grpo": 200}
-"""So many steps of a stage have a line each; of a longer one, every k-th."""
+"""Most lines for the steps of a stage; of a longer stage, every k-th step has one."""
 MOST_OTHERS = 20
 
 

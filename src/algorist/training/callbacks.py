@@ -21,7 +21,7 @@ from algorist_grader.system import HANGUP, STOPPING, waited
 log = logging.getLogger("algorist.training.callbacks")
 
 BUSY, BUSY_AFTER_S = 0.4, 60.0
-"""A process that waited for a processor for this share of at least so many seconds says so."""
+"""Share of the time spent waiting for a processor that is reported, once this many seconds have passed."""
 MetricsSink = Callable[[int, dict[str, float]], Control | None]
 
 

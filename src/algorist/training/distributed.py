@@ -37,7 +37,7 @@ log = logging.getLogger("algorist.training.distributed")
 # The others wait for the main process while it evaluates or saves, and for the slowest while it samples.
 PATIENCE = timedelta(days=1)
 REMINDER_S = 180.0
-"""A process that waits for others says so after this time, and again after each further time."""
+"""Seconds that a process waits for others before it reports so, and between further reports."""
 _SKIP_AT_ONCE = 1 << 20
 
 

@@ -25,9 +25,9 @@ T = TypeVar("T")
 log = logging.getLogger("algorist.training.faults")
 
 MAX_BAD_STEPS = 5
-"""So many steps in a row without a finite gradient end the run: the weights or the data are broken, not one batch."""
+"""Consecutive steps without a finite gradient that end the run: the weights or the data are broken, not one batch."""
 SCALER_STEPS = 17
-"""A scaler of float16's gradients skips so many more while it halves its factor, from 65,536 to less than 1."""
+"""Further steps that float16's gradient scaler may skip while it halves its factor, from 65,536 to less than 1."""
 
 
 class FiniteSteps(TrainerCallback):

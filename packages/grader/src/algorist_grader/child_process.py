@@ -32,15 +32,15 @@ from algorist_grader import system
 START_S = 60.0
 """Seconds that a worker may take until it is ready."""
 BACKSTOP = 20.0
-"""On a busy machine a request may take so many times its limit, and ten seconds more, in real time."""
+"""Longest real time of a request on a busy machine, as a multiple of its limit; ten seconds come on top."""
 SLICE_S = 0.05
 """Seconds between the parent's looks at the clocks of the worker."""
 MAX_ANSWER = 16 * 2**20
 """Largest answer (bytes)."""
 MAX_OUTPUT = 64 * 2**10
-"""So much of what a worker prints is passed on (bytes), the rest is dropped."""
+"""Most bytes of a worker's output that are shown, the rest is dropped."""
 GROWTH = 2**30
-"""A worker whose memory has grown by so much since its first answer (bytes) is replaced."""
+"""Growth of a worker's memory since its first answer (bytes) after which it is replaced."""
 HEAD = struct.Struct("<QQ")
 _open: weakref.WeakSet[Child] = weakref.WeakSet()
 

@@ -21,7 +21,7 @@ from algorist.store.stages import checkpoints
 
 ADAPTER = "adapter_config.json"
 TRIED_TOKENS = 32
-"""So many tokens an exported model writes when it is tried."""
+"""Tokens that an exported model writes when it is tried."""
 TRAINING_FILES = (
     "optimizer.pt optimizer.bin scheduler.pt scaler.pt rng_state*.pth algorist_state.pt* training_args.bin manifest.json"
 ).split()

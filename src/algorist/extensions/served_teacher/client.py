@@ -88,7 +88,7 @@ class Served(Teacher):
         return None
 
     def scores(self, texts: Sequence[Sequence[int]], k: int) -> list[list[dict[str, Any]]]:
-        """Return for each list of token ids what the server says of each of them, the first one aside ({}).
+        """Return the server's scores of each token in each list of ids, the first one aside ({}).
 
         Raises:
             EngineError: The server gives no log-probs of prompts.

@@ -24,7 +24,7 @@ from algorist.rollouts.sampling import too_small
 _FIRST_TIMES = 64
 _PREFILL_TOKENS = 8192
 _PREFIX_SAVES = 256
-"""A prefix gets a pass of its own when that spares so many tokens: a pass of few tokens costs as much as one of a hundred."""
+"""Tokens saved from which a prefix gets its own pass: a pass of few tokens costs as much as one of a hundred."""
 
 
 class DecoderTier:

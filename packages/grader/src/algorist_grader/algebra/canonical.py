@@ -214,7 +214,7 @@ def _all_but(letter: Node, value: Node) -> Node | None:
 
 
 def _where(letter: Node, domain: Node | None, inner: Node) -> Node:
-    """Return the set of what a condition says of its letter."""
+    """Return the values of a letter that satisfy a condition."""
     values = canonical(inner)
     if values[0] == "equals" and values[1] == letter:
         values = values[2]
