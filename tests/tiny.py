@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -189,3 +190,37 @@ def penalise(trainer: Any, beta: float) -> None:
 def parameters_of(trainer: Any) -> torch.Tensor:
     """Return the trained parameters as one vector."""
     return torch.cat([p.detach().flatten() for p in trainer.model.parameters() if p.requires_grad])
+
+
+def save_writer(folder: Path, *tokens: str, prompt_format: str = "reasoning_answer") -> Path:
+    """Save a model that hardly attends and answers every chat with these different tokens, and return its folder."""
+    tokenizer = tiny_policy(prompt_format).tokenizer
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "1+1"}], add_generation_prompt=True, return_dict=False
+    )
+    ids = [prompt[-1], *tokenizer.convert_tokens_to_ids(list(tokens)), tokenizer.eos_token_id]
+    assert len(set(ids)) == len(ids) and tokenizer.unk_token_id not in ids[1:-1], (tokens, ids)
+    size = 4 * ((len(tokenizer) + 3) // 4)
+    config = Qwen2Config(
+        vocab_size=size,
+        hidden_size=size,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=1024,
+        tie_word_embeddings=False,
+    )
+    model = Qwen2ForCausalLM(config)
+    layer = model.model.layers[0]
+    with torch.no_grad():
+        for linear in (layer.self_attn.o_proj, layer.mlp.down_proj):
+            linear.weight.mul_(1e-6)
+        model.model.embed_tokens.weight.copy_(torch.eye(size))
+        model.lm_head.weight.zero_()
+        for before, after in itertools.pairwise(ids):
+            model.lm_head.weight[after, before] = 2.0
+    model.config.eos_token_id = model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

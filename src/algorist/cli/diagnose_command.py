@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +26,9 @@ class Diagnosis(Result):
     run: Annotated[str, "the run folder"]
     healthy: Annotated[bool | None, "true: no finding; null: too little to judge yet"]
     looked_at: Annotated[dict[str, int], "grpo_steps, rollouts, metric_lines"]
+    missing_tags: Annotated[
+        dict[str, int], "tag → completions of GRPO whose answer cannot be read without it"
+    ]
     findings: Annotated[list[Any], "name, stage, severity (1 to 3), explanation, evidence, samples, change"]
     why_too_little: str
     gained: str
@@ -49,6 +54,8 @@ class Diagnosis(Result):
             for number, finding in enumerate(self.shown, start=1):
                 yield from view_of(finding, f"{number}. ")
             yield f"\nEach cause is explained in docs/troubleshooting.md. The rollouts: algorist inspect {self.run}"
+        for tag, count in self.missing_tags.items():
+            yield f"{tag} is missing in {count} of {seen['rollouts']} rollouts; the answer in them is not read"
 
     def code(self) -> int:
         return 1 if self.findings else 0
@@ -74,7 +81,9 @@ def diagnose(run: Path) -> Diagnosis:
     why = "" if findings else too_little(signals)
     healthy = None if why else not findings
     dicts = [finding.as_dict() for finding in findings]
-    return Diagnosis(str(run), healthy, _counts(signals), dicts, why, gained(run), findings)
+    return Diagnosis(
+        str(run), healthy, _counts(signals), _missing(signals), dicts, why, gained(run), findings
+    )
 
 
 def view_of(finding: Finding, number: str = "") -> View:
@@ -99,6 +108,16 @@ def _counts(signals: Signals) -> dict[str, int]:
         "rollouts": sum(b.rollouts for b in signals.batches),
         "metric_lines": sum(len(lines) for lines in signals.lines.values()),
     }
+
+
+def _missing(signals: Signals) -> dict[str, int]:
+    from algorist.diagnosis.signals import missing_tags
+    from algorist.prompts import FORMATS
+
+    name, settings = signals.settings.get("prompt.format", ""), signals.settings
+    usual = asdict(FORMATS.get(name).tags) if name in FORMATS.names() else {}
+    reasons = sum((batch.reasons for batch in signals.batches), Counter[str]())
+    return missing_tags(reasons, usual | settings.get("prompt.tags", {}))
 
 
 class Environment(Result):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -46,7 +48,9 @@ class Evaluations(Result):
     """Evaluations of one model."""
 
     model: Annotated[str, "what was evaluated"]
-    evaluations: Annotated[list[Any], "per benchmark: artifact, dataset, n, protocol, metrics, by, export"]
+    evaluations: Annotated[
+        list[Any], "per benchmark: artifact, dataset, n, protocol, metrics, missing_tags, by, export"
+    ]
     probes: Annotated[list[Any], "with --probe, per benchmark: artifact, its numbers, rows"]
     lines: list[str]
 
@@ -110,7 +114,7 @@ def evaluate_model(
         return _probe(probe, where, recipe if run else None, benchmarks, folder)
     prompt_format = _format_of(protocol, prompt_format)
     evaluation = _with_options(recipe.eval, protocol, samples, max_new_tokens)
-    _announce(where, recipe if run else None, prompt_format, evaluation.max_completion_tokens)
+    tags = _announce(where, recipe if run else None, prompt_format, evaluation.max_completion_tokens)
     import_quietly("algorist.runs.solve")
     from algorist.evaluation.protocols import REFERENCES
     from algorist.runs.solve import evaluate_benchmarks
@@ -135,7 +139,7 @@ def evaluate_model(
     for done in _named_as_on_command_line(evaluated, data or []):
         display.finished(done.artifact.name)
         parts = _parts(done.artifact, by or [])
-        entries.append(_entry(done, folder, parts, export))
+        entries.append(_entry(done, folder, parts, tags, export))
         shown = _lines(done, entries[-1], parts)
         if len(benchmarks) > 1:  # the next one may take hours
             display.say(shown[1].strip())
@@ -151,8 +155,11 @@ def _parts(artifact: Artifact, by: list[str]) -> Parts:
     return {column: breakdown(artifact.samples, column, ks) for column in by}
 
 
-def _entry(done: Evaluated, folder: Path, parts: Parts, export: tuple[str, Path] | None) -> dict[str, Any]:
+def _entry(
+    done: Evaluated, folder: Path, parts: Parts, tags: dict[str, str], export: tuple[str, Path] | None
+) -> dict[str, Any]:
     """Return an evaluation for JSON, and export it where that was asked for."""
+    from algorist.diagnosis.signals import missing_tags
     from algorist.evaluation.doors import EXPORTERS
 
     artifact = done.artifact
@@ -162,6 +169,7 @@ def _entry(done: Evaluated, folder: Path, parts: Parts, export: tuple[str, Path]
         "n": len({row["problem_id"] for row in artifact.samples}),
         "protocol": artifact.protocol,
         "metrics": artifact.metrics,
+        "missing_tags": missing_tags(Counter(row["reason"] for row in artifact.samples), tags),
         "by": parts,
     }
     if export is not None:
@@ -212,8 +220,10 @@ def _with_options(
     return section.model_copy(update={key: value for key, value in options.items() if value is not None})
 
 
-def _announce(where: Path | str, recipe: Recipe | None, name: str | None, limit: int | None) -> None:
-    """Say before the model is loaded how it will be asked."""
+def _announce(
+    where: Path | str, recipe: Recipe | None, name: str | None, limit: int | None
+) -> dict[str, str]:
+    """Say before the model is loaded how it will be asked, and return the tags of that format by name."""
     from algorist.prompts.attached import attached
     from algorist.runs.asking import how_to_ask
 
@@ -226,6 +236,7 @@ def _announce(where: Path | str, recipe: Recipe | None, name: str | None, limit:
         f"loading {where} · prompt format {how.prompt_format.name} ({origin}) · completions of up to {length} tokens"
         + ("" if limit else " (--max-new-tokens N)")
     )
+    return asdict(how.prompt_format.tags)
 
 
 OPTIONS = {"grpo.max_completion_tokens": "--max-new-tokens"}
@@ -314,6 +325,10 @@ def _lines(done: Evaluated, entry: dict[str, Any], parts: Parts) -> list[str]:
     lines = [f"{artifact.name}: {artifact.dataset}, {entry['n']} problems, {how}{known}"]
     lines += [
         f"  {key.replace('_', ' '):<26} {interval.text(key)}" for key, interval in artifact.metrics.items()
+    ]
+    lines += [
+        f"  {f'without {tag}':<26} {count} of {len(artifact.samples)} completions: their answer is not read"
+        for tag, count in entry["missing_tags"].items()
     ]
     for column, groups in parts.items():
         lines.append(f"  greedy accuracy by {column}:")

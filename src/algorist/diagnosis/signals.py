@@ -21,11 +21,13 @@ from algorist.config.yaml_text import read_yaml
 from algorist.diagnosis.settings import Settings
 from algorist.diagnosis.weights import WeightChange, stage_change
 from algorist.errors import CheckpointError, ConfigError
+from algorist.prompts.base import Tags
 from algorist.store.read import metrics, query
 from algorist.store.safe_text import one_line
 from algorist.store.stages import STAGES
+from algorist_grader.types import MISSING_TAG
 
-UNREADABLE = ("no_answer", "unparseable_answer", "ambiguous")
+UNREADABLE = ("no_answer", *MISSING_TAG.values(), "unparseable_answer", "ambiguous")
 END_OF_TURN = re.compile(
     r"<\|(?:im_end|im_start|eot_id|eom_id|end_of_text|endoftext|end|user|assistant|return)\|>"
     r"|<(?:end|start)_of_turn>|</s>|\[/?INST\]|<｜(?:end▁of▁sentence|User|Assistant)｜>"
@@ -133,6 +135,22 @@ def make_batch(records: Sequence[Mapping[str, Any]]) -> Batch:
         readable=means(lambda r: r.get("reason") not in UNREADABLE),
         tokens=means(lambda r: int(r.get("completion_tokens") or 0)),
     )
+
+
+def missing_tags(reasons: Mapping[str, int], tags: Mapping[str, str]) -> dict[str, int]:
+    """Return how many completions have an answer block that cannot be read for want of a tag, by that tag.
+
+    Args:
+        reasons: Grading reason → completions.
+        tags: Name of a tag → the tag; a format without tags has boxes.
+    """
+    usual = {name: name for name in Tags.__dataclass_fields__} | {"answer_close": "}"}
+    texts = usual | {name: tag for name, tag in tags.items() if tag}
+    return {
+        texts[reason.removeprefix("no_")]: n
+        for reason in MISSING_TAG.values()
+        if (n := reasons.get(reason, 0))
+    }
 
 
 def _reward(row: Mapping[str, Any]) -> float:

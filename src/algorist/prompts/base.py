@@ -185,9 +185,9 @@ class PromptFormat:
 
         The answer is the content of the answer block after the last closing reasoning tag; reasoning that is never closed
         has none. Flags: ``answer_in_reasoning`` (an answer block inside the reasoning; ignored), ``unfinished_reasoning``,
-        ``several_answers`` (blocks with different contents after it: ambiguous), ``unclosed_answer``, ``repeated_tag``,
-        ``text_before``, ``text_after``, ``no_reasoning``. ``well_formed`` is true when each tag occurs exactly once, in
-        order, with nothing but whitespace around the blocks. Linear in the text.
+        ``several_answers`` (blocks with different contents after it: ambiguous), ``unclosed_reasoning`` (before an answer block),
+        ``unopened_answer``, ``unclosed_answer``, ``repeated_tag``, ``text_before``, ``text_after``, ``no_reasoning``.
+        ``well_formed`` is true when each tag occurs exactly once, in order, with nothing but whitespace around the blocks. Linear in the text.
         """
         t = self.tags
         body = text
@@ -200,20 +200,19 @@ class PromptFormat:
         tail, reopened, unfinished = tail.partition(t.reasoning_open)
         if reopened and not closed:
             head = unfinished
-        after = after_thinking(tail)  # in the tags of another family
-        if after is None:
-            tail, unfinished, reopened = "", unfinished + tail, t.reasoning_open
-        else:
-            tail = after
-        reasoning = self._reasoning(head) if closed else None
+        if (after := after_thinking(tail)) is None:  # in the tags of another family
+            unfinished, reopened = unfinished + tail, t.reasoning_open
+        tail = after or ""
         last_block = decided(answer_blocks(tail, t.answer_open, t.answer_close), t.answer_open)
-        answer = last_block.answer
+        reasoning, answer = self._reasoning(head) if closed else None, last_block.answer
         flags = {
             "no_reasoning": not reasoning,
             "unfinished_reasoning": bool(reopened),
             "answer_in_reasoning": t.answer_open in head or t.answer_open in unfinished,
             "several_answers": last_block.ambiguous,
-            "unclosed_answer": answer is None and t.answer_open in tail,
+            "unclosed_reasoning": t.answer_close in unfinished.partition(t.answer_open)[2],
+            "unopened_answer": bool(closed) and t.answer_open not in body and t.answer_close in tail,
+            "unclosed_answer": t.answer_open in tail and t.answer_close not in tail,
             "repeated_tag": any(body.count(tag) > 1 for tag in t.all()),
             "text_before": not body.lstrip().startswith(t.reasoning_open),
             "text_after": bool(answer and tail.rpartition(t.answer_close)[2].strip()),

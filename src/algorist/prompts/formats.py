@@ -30,7 +30,7 @@ class QuestionOnly(PromptFormat):
             return Parsed(text.strip() or None, None, False, ("unfinished_reasoning",))
         answer, boxes = from_boxes(body)
         if answer.answer is None:
-            flag = "unclosed_answer" if "\\boxed" in body and not boxes else "no_answer"
+            flag = "unclosed_answer" if "\\boxed" in body and answer.marker == "unclosed box" else "no_answer"
             return Parsed(text.strip() or None, None, False, (flag,))
         reasoning = text[: len(text) - len(body) + boxes[-1].command].strip()
         distinct = {body[box.start : box.end].strip() for box in boxes}

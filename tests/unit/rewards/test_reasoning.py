@@ -141,9 +141,35 @@ def test_an_answer_block_in_reasoning_that_never_ends(name: str) -> None:
         parsed = prompt_format.parse(text)
         assert parsed.answer is None and "unfinished_reasoning" in parsed.flags, parsed
         assert "answer_in_reasoning" in parsed.flags and not parsed.well_formed
-        assert grade_completion(text, "32", parsed=parsed).reason == "no_answer"
+        verdict = grade_completion(text, "32", parsed=parsed)
+        assert (verdict.correct, verdict.reason) == (False, "no_reasoning_close")
     right = prompt_format.parse(f"{t.reasoning_open} a {t.reasoning_close} {t.answer_open}32{t.answer_close}")
     assert right.answer == "32" and right.well_formed
+
+
+@pytest.mark.parametrize("name", TAGGED)
+def test_the_one_tag_that_is_missing_is_the_reason(name: str) -> None:
+    prompt_format = get_format(name)
+    t = prompt_format.tags
+    whole = f"{t.reasoning_open} a {t.reasoning_close} {t.answer_open}32{t.answer_close}"
+
+    def reason(text: str) -> str:
+        verdict = grade_completion(text, "32", parsed=prompt_format.parse(text))
+        assert verdict.correct == verdict.reason.startswith("equal")
+        return verdict.reason
+
+    for tag in ("reasoning_close", "answer_open", "answer_close"):
+        assert reason(whole.replace(getattr(t, tag), "")) == f"no_{tag}"
+    assert reason(whole.replace(t.reasoning_open, "")) == "equal_string"  # the answer can be read
+    for text in (
+        "",
+        "32",
+        t.reasoning_open + " a",
+        whole.replace("32", " "),
+        f"{t.reasoning_open} a {t.reasoning_close} 32",
+        f"32{t.answer_close}",
+    ):
+        assert reason(text) == "no_answer", text
 
 
 @pytest.mark.parametrize("name", TAGGED)

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from algorist_grader.checkers import check
@@ -14,7 +15,7 @@ from algorist_grader.extract import extract, last_number
 from algorist_grader.matchers import MATCHERS, Judge
 from algorist_grader.numeric import numeric_value
 from algorist_grader.symbolic import Limits, Verdict
-from algorist_grader.types import Grade, Parsed
+from algorist_grader.types import MISSING_TAG, Grade, Parsed
 
 log = logging.getLogger(__name__)
 _REASONS = "unparseable_gold unparseable_answer different ambiguous crashed memory timeout".split()
@@ -156,7 +157,10 @@ def grade_completion(
     tolerance: float | None = None,
     problem: Mapping[str, Any] | None = None,
 ) -> Grade:
-    """Grade a completion: its answer as its prompt format read it (``parsed``), or extracted in the generic order."""
+    """Grade a completion: its answer as its prompt format read it (``parsed``), or extracted in the generic order.
+
+    An answer that cannot be read because one tag is missing has that tag as its reason (``MISSING_TAG``).
+    """
     if parsed is None:
         extracted = extract(text)
         answer, ambiguous = extracted.answer, extracted.ambiguous
@@ -164,7 +168,10 @@ def grade_completion(
         answer, ambiguous = parsed.answer, "several_answers" in parsed.flags
     if ambiguous:
         return Grade(False, "ambiguous", answer, next(iter(gold_texts(gold)), ""))
-    return grade(answer, gold, matcher=matcher, tolerance=tolerance, problem=problem)
+    verdict = grade(answer, gold, matcher=matcher, tolerance=tolerance, problem=problem)
+    flags = parsed.flags if parsed is not None and verdict.reason == "no_answer" else ()
+    missing = next((reason for flag, reason in MISSING_TAG.items() if flag in flags), None)
+    return replace(verdict, reason=missing) if missing else verdict
 
 
 def is_right_leniently(text: str, gold: Any, problem: Mapping[str, Any] | None = None) -> bool:

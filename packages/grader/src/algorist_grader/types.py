@@ -27,6 +27,9 @@ GradeReason = Literal[
     "checked",
     "different",
     "no_answer",
+    "no_reasoning_close",
+    "no_answer_open",
+    "no_answer_close",
     "ambiguous",
     "unparseable_answer",
     "unparseable_gold",
@@ -34,6 +37,14 @@ GradeReason = Literal[
     "memory",
     "crashed",
 ]
+
+
+MISSING_TAG: dict[str, GradeReason] = {
+    "unclosed_reasoning": "no_reasoning_close",
+    "unopened_answer": "no_answer_open",
+    "unclosed_answer": "no_answer_close",
+}
+"""Flag of a completion whose answer cannot be read for want of one tag → the reason: ``no_`` and the tag's name."""
 
 
 @dataclass(frozen=True, slots=True)
