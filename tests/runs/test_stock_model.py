@@ -47,3 +47,39 @@ def test_diagnose_says_which_tag_is_missing(forgetful: Path, tmp_path: Path, ver
     assert "no_reasoning_close 32" in out
     _, out, _ = verb("diagnose", str(tmp_path / "r"), "--json")
     assert json.loads(out)["missing_tags"] == {"</reasoning>": 32}
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that answers without a tag and without a box."""
+    return save_writer(tmp_path_factory.mktemp("stock"), "a", "3", "5")
+
+
+def test_a_model_from_elsewhere_is_asked_without_tags_and_graded_both_ways(
+    stock: Path, tmp_path: Path, verb: Any
+) -> None:
+    (tmp_path / "own.jsonl").write_text(json.dumps({"question": "30 + 5?", "answer": "35"}) + "\n")
+    code, out, err = verb(
+        "eval", str(stock), "--data", str(tmp_path / "own.jsonl"), "--out", "e", "--name", "n"
+    )
+    assert code == 0, err
+    assert "prompt format boxed (not trained here; another: --format NAME)" in err
+    head, both, *_ = out.splitlines()
+    assert "boxed" in head and both.startswith("  strict 0.0 % [") and "· lenient 100.0 % [" in both
+    code, out, err = verb("solve", "30 + 5?", "--model", str(stock))
+    assert code == 0, err
+    question, answer, text, *_ = out.splitlines()
+    assert (question, answer) == ("question: 30 + 5?", "answer: none · last number: 35") and text.endswith(
+        "35"
+    )
+
+
+@pytest.mark.parametrize("protocol", ["gsm8k", "gsm8k_cot_zeroshot"])
+def test_one_option_reads_as_the_harness_does(stock: Path, tmp_path: Path, verb: Any, protocol: str) -> None:
+    rows = [{"question": f"{n} + 5?", "answer": f"{n} + 5 = {n + 5}\n#### {n + 5}"} for n in range(8)]
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ("--data", "gsm8k", "--path", str(tmp_path), "--protocol", protocol, "--max-new-tokens", "8")
+    code, out, err = verb("eval", str(stock), *words, "--out", "e", "--name", "n")
+    assert code == 0, err
+    assert "  strict-match 0.0 % [" in out and "· flexible-extract " in out

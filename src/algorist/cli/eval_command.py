@@ -229,7 +229,7 @@ def _announce(
 
     of_model = attached(where) if isinstance(where, Path) else None
     how = how_to_ask(recipe, name, of_model)
-    default = "its training" if of_model or recipe else "the default; another: --format NAME"
+    default = "its training" if of_model or recipe else "not trained here; another: --format NAME"
     origin = "the option" if name else default
     length = limit or how.max_completion_tokens
     note(
@@ -256,10 +256,9 @@ def _hints(done: Evaluated, artifact: str) -> list[str]:
     for finding in of_evaluation(rows, protocol):
         changes = (line.partition("=") for line in finding.change)
         ways = [f"{OPTIONS[key]} {value}" for key, _, value in changes if key in OPTIONS]
-        other = [
-            f"algorist inspect {artifact} --wrong",
-            "another format: --format question_only (the last box)",
-        ]
+        other = [f"algorist inspect {artifact} --wrong"]
+        if protocol.get("prompt_format") not in ("boxed", "question_only"):
+            other.append("another format: --format boxed (the last box)")
         lines.append(f"{finding.one_line()}: {' · '.join(ways or other)}")
     return lines
 
@@ -316,6 +315,15 @@ def _named_as_on_command_line(evaluated: Iterator[Evaluated], data: list[str]) -
         raise (after_the_name(error, data[0]) if len(data) == 1 else error) from None
 
 
+SIDE_BY_SIDE = ("greedy_accuracy", "lenient_accuracy")
+"""The answer as the prompt format says, and the last number wherever it is."""
+
+
+def _of_harness(protocol: dict[str, Any]) -> bool:
+    """Tell whether an evaluation reads answers as lm-evaluation-harness reads those of GSM8K."""
+    return str(protocol.get("protocol", "")).startswith("gsm8k")
+
+
 def _lines(done: Evaluated, entry: dict[str, Any], parts: Parts) -> list[str]:
     """Return an evaluation as text: how, each metric, the parts, hints."""
     artifact = done.artifact
@@ -323,6 +331,13 @@ def _lines(done: Evaluated, entry: dict[str, Any], parts: Parts) -> list[str]:
     protocol = artifact.protocol
     how = f"{protocol.get('name', '')}, {protocol.get('prompt_format')}, up to {protocol.get('max_completion_tokens')} tokens"
     lines = [f"{artifact.name}: {artifact.dataset}, {entry['n']} problems, {how}{known}"]
+    strict, lenient = (artifact.metrics.get(key) for key in SIDE_BY_SIDE)
+    if strict is not None and lenient is not None:
+        names = ("strict-match", "flexible-extract") if _of_harness(protocol) else ("strict", "lenient")
+        texts = (
+            f"{name} {value.text(names[0])}" for name, value in zip(names, (strict, lenient), strict=True)
+        )
+        lines.append(f"  {' · '.join(texts)}")
     lines += [
         f"  {key.replace('_', ' '):<26} {interval.text(key)}" for key, interval in artifact.metrics.items()
     ]

@@ -25,6 +25,7 @@ from algorist.cli.session import import_quietly
 from algorist.cli.terminal import Line, Result, View, note, verb
 from algorist.config.load import load_run_recipe
 from algorist.errors import ConfigError, DataError, nearest
+from algorist_grader.extract import last_number
 
 if TYPE_CHECKING:
     from algorist.prompts.base import Tags
@@ -40,9 +41,11 @@ class Answers(Result):
     answers: Annotated[list[Any], "per question: question, completion, reasoning, answer, truncated, votes"]
     shown: bool = False
     """In a conversation, already."""
+    tagged: bool = True
+    """Whether the prompt format has tags that set the reasoning apart."""
 
     def view(self, width: int) -> View:
-        return [] if self.shown else [Line(_text(row)) for row in self.answers]
+        return [] if self.shown else [Line((_text if self.tagged else _whole)(row)) for row in self.answers]
 
 
 @verb(app)
@@ -92,6 +95,7 @@ def solve(
     if endpoint is not None:
         server, longest = _server(endpoint, served_model, model, prompt_format, read_template(template))
         rows = server.solve(texts, max_new_tokens=max_new_tokens or longest, temperature=heat)
+        tags = server.prompt_format.tags
     else:
         solver = load_solver(model, prompt_format, template, read_tools(tools, no_tools))
         each = f", {samples} samples each" if samples > 1 else ""
@@ -99,11 +103,12 @@ def solve(
         rows = solver.solve(
             texts, max_new_tokens=max_new_tokens, temperature=heat, samples=samples, vote=vote
         )
+        tags = solver.prompt_format.tags
     if save:
         from algorist.runs.solve import append_jsonl
 
         append_jsonl(save, rows)
-    return Answers(rows)
+    return Answers(rows, tagged=bool(tags.all()))
 
 
 def load_solver(
@@ -139,7 +144,9 @@ def _server(
     from algorist.runs.endpoint import Endpoint
 
     tokenizer, recipe = None, None
-    if model is not None:
+    if model is None:  # most often one that algorist serves, whose template adds the trained prompt
+        prompt_format = prompt_format or "reasoning_answer"
+    else:
         from algorist.models.load import load_tokenizer
 
         path, run = find_model(model)
@@ -186,6 +193,14 @@ def _text(row: dict[str, Any]) -> str:
     return (
         f"question: {row['question']}\nreasoning: {row['reasoning'] or '(none)'}\nanswer: {answer}{votes}\n"
     )
+
+
+def _whole(row: dict[str, Any]) -> str:
+    """Return an answer in a format without tags: strict and lenient side by side, then all that the model wrote."""
+    cut = " · cut off at the limit: --max-new-tokens N" if row["truncated"] else ""
+    votes = f" ({row['votes']} of {row['samples']} votes)" if "votes" in row else ""
+    boxed, last = row["answer"] or "none", last_number(row["completion"]) or "none"
+    return f"question: {row['question']}\nanswer: {boxed}{votes} · last number: {last}{cut}\n{row['completion'].strip()}\n"
 
 
 def converse(

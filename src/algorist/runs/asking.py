@@ -180,7 +180,7 @@ def _asked_before(recipe: Recipe | None, name: str | None, of_model: Asked | Non
         trained = replace(trained, prompt_format=own)
     if trained is not None and name in (None, trained.prompt_format.name):
         return trained
-    form = get_format(name or "reasoning_answer")
+    form = get_format(name or "boxed")  # what a model that was not trained here knows
     closing = form.tags.answer_close
     stops = (closing,) if closing and not form.is_chat else ()  # raw text has no turn that could end
     return Asked(form, trained.max_completion_tokens if trained else DEFAULT_TOKENS, stops)
