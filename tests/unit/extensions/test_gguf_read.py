@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from algorist.cli.arguments import find_model
 from algorist.config.section import ModelSection
 from algorist.errors import CheckpointError, ConfigError, MissingExtraError
-from algorist.extensions.gguf import MODELS
+from algorist.extensions.gguf import MODELS, read
 from algorist.models.load import load_policy, load_tokenizer, make_policy
 from algorist.models.loaders import loadable_name
 from algorist.models.tiny import train_tokenizer
@@ -193,6 +194,21 @@ def test_the_vocabulary_is_not_walked_word_by_word(
     loadable_name(str(tmp_path / "a.gguf"))
     assert len(walked) <= 4 * names  # names and texts, once in the file and once in the one without words
     assert gguf.GGUFReader._get_str is counted
+
+
+def test_a_file_is_converted_anew_by_another_converter(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_gguf(tmp_path / "a.gguf")
+    first = loadable_name(str(tmp_path / "a.gguf"))
+    assert "de-quantizing" not in capfd.readouterr().err  # a bar is for a terminal
+    code = tmp_path / "code"
+    shutil.copytree(Path(read.__file__).parent, code)
+    monkeypatch.setattr(read, "__file__", str(code / "read.py"))
+    assert loadable_name(str(tmp_path / "a.gguf")) == first
+    with (code / "header.py").open("a") as file:
+        file.write("# changed\n")
+    assert loadable_name(str(tmp_path / "a.gguf")) != first
 
 
 def test_another_file_of_the_same_name_is_converted_anew(cache: Path, tmp_path: Path) -> None:

@@ -48,8 +48,15 @@ class Header(GGUFReader):
 
 @contextmanager
 def read_once() -> Iterator[None]:
-    """Let transformers, which asks anew for each question and each module, have one ``Header`` per file, one map of names."""
+    """Let transformers, which asks anew for each question and each module, have one ``Header`` per file, one map of names.
+
+    Its progress bar is shown on a terminal only.
+    """
+    from transformers import modeling_gguf_pytorch_utils as reading
+
     library: Any = gguf
+    bar = reading.tqdm
+    reading.tqdm = functools.partial(bar, disable=None)
     was = library.GGUFReader, library.get_tensor_name_map, library.dequantize
     library.GGUFReader, library.get_tensor_name_map = functools.cache(Header), functools.cache(was[1])
     library.dequantize = functools.partial(_dequantize, was[2])
@@ -57,6 +64,7 @@ def read_once() -> Iterator[None]:
         yield
     finally:
         library.GGUFReader, library.get_tensor_name_map, library.dequantize = was
+        reading.tqdm = bar
 
 
 def _dequantize(library: Any, data: np.ndarray, kind: Any) -> Any:

@@ -73,9 +73,11 @@ def converted(file: Path, name: str) -> str:
 
 
 def _mark(file: Path) -> str:
-    """Return a name for the file's content: size, time, first and last megabyte."""
+    """Return a name for the file's content (size, time, first and last megabyte) and for how it is converted: this folder's code."""
     stat = file.stat()
     digest = hashlib.sha256(f"{stat.st_size} {stat.st_mtime_ns}".encode())
+    for code in ("read.py", "header.py"):
+        digest.update(Path(__file__).with_name(code).read_bytes())
     with file.open("rb") as content:
         digest.update(content.read(_SAMPLE))
         content.seek(-min(_SAMPLE, stat.st_size), os.SEEK_END)

@@ -277,7 +277,8 @@ def build_text_generator(
 
     folder = Path(model_id).expanduser()
     folder = next((f for s in LAST_FIRST if (f := folder / s / "final").is_dir()), folder)
-    return Solver.load(folder if folder.is_dir() else str(model_id), prompt_format=prompt_format)
+    solver = Solver.load(folder if folder.is_dir() else str(model_id), prompt_format=prompt_format)
+    return solver if prompt_format else _solver_of(solver.policy)
 
 
 def generate_math_solution(
@@ -312,12 +313,12 @@ def generate_math_solution(
 
 
 def _solver_of(pipeline: Any) -> Solver:
-    """Return a text-generation pipeline of transformers as a solver, which asks as the model was trained."""
+    """Return a text-generation pipeline of transformers as a solver, which asks as the model was trained, in tags where nothing says it."""
     from algorist.models.load import Policy, prepare_tokenizer
     from algorist.runs.asking import how_to_ask
     from algorist.runs.solve import Solver
 
-    how = how_to_ask(None, None, attached(pipeline.tokenizer))
+    how = how_to_ask(None, None if (of_model := attached(pipeline.tokenizer)) else FORMAT, of_model)
     policy = Policy(pipeline.model, prepare_tokenizer(pipeline.tokenizer, None))
     return Solver(policy, how.prompt_format, how.max_completion_tokens, how.stop_strings)
 
