@@ -23,13 +23,11 @@ doctor_app = typer.Typer(add_completion=False)
 class Diagnosis(Result):
     """What is wrong with a run."""
 
-    run: Annotated[str, "the run folder"]
-    healthy: Annotated[bool | None, "true: no finding; null: too little to judge yet"]
+    run: Annotated[str, "its folder"]
+    healthy: Annotated[bool | None, "true: no finding; null: too little to judge"]
     looked_at: Annotated[dict[str, int], "grpo_steps, rollouts, metric_lines"]
-    missing_tags: Annotated[
-        dict[str, int], "tag → completions of GRPO whose answer cannot be read without it"
-    ]
-    findings: Annotated[list[Any], "name, stage, severity (1 to 3), explanation, evidence, samples, change"]
+    missing_tags: Annotated[dict[str, int], "tag → completions"]
+    findings: Annotated[list[Any], "name, stage, severity (1–3), explanation, evidence, samples, change"]
     why_too_little: str
     gained: str
     shown: Any
