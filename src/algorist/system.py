@@ -175,18 +175,14 @@ def _left_in_groups() -> Iterator[int]:
             continue
         names = ("limit_in_bytes", "usage_in_bytes", "total_") if kinds else ("max", "current", "")
         top = CONTROL_GROUPS / "memory" if kinds else CONTROL_GROUPS
-        folder = top / path.lstrip(
-            "/"
-        )  # a container may see the path outside it, and its own group at the top
+        # A container may see the path outside it, and its own group at the top.
+        folder = top / path.lstrip("/")
         for group in (g for g in (folder, *folder.parents) if g.is_relative_to(top)):
             limit, used = (_lines(group / f"memory.{name}") for name in names[:2])
             if limit and used and limit[0].isdigit():
                 cached = (entry.split() for entry in _lines(group / "memory.stat"))
-                yield (
-                    int(limit[0])
-                    - int(used[0])
-                    + sum(int(n) for k, n in cached if k == f"{names[2]}inactive_file")
-                )
+                free = sum(int(n) for k, n in cached if k == f"{names[2]}inactive_file")
+                yield int(limit[0]) - int(used[0]) + free
 
 
 def _lines(file: Path) -> list[str]:

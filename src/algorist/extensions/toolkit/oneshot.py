@@ -304,8 +304,7 @@ def generate_math_solution(
     solver = generator if generator is not None else build_text_generator()
     solver = solver if hasattr(solver, "solve") else _solver_of(solver)
     (row,) = solver.solve([question], max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
-    text = str(row["completion"]).strip()
-    if not text:
+    if not (text := str(row["completion"]).strip()):
         raise EngineError(
             f"the model wrote nothing for {question[:80]!r}; raise max_new_tokens ({max_new_tokens}) or try another seed"
         )
