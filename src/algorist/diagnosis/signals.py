@@ -138,7 +138,7 @@ def make_batch(records: Sequence[Mapping[str, Any]]) -> Batch:
 
 
 def missing_tags(reasons: Mapping[str, int], tags: Mapping[str, str]) -> dict[str, int]:
-    """Return how many completions have an answer block that cannot be read for want of a tag, by that tag.
+    """Count the completions whose answer block cannot be read for want of a tag, by that tag.
 
     Args:
         reasons: Grading reason → completions.
