@@ -208,7 +208,7 @@ def test_a_tool_that_fails_always_ends_the_run(tmp_path: Path) -> None:
         ("environment=missing.py:Class", "no file at"),
         ("environment=own.py:Nothing", r"own\.py:Nothing has no start and no reply.*Its methods: begin"),
         ("environment=own.py:Starts", r"own\.py:Starts has no reply; expected a class with start"),
-        ("environment=own.py:Agian", "has no function 'Agian'.*Did you mean 'Again'"),
+        ("environment=own.py:Agan", "has no function 'Agan'.*Did you mean 'Again'"),
         ("environment=own.py:lookup", "own.py:lookup has no start and no reply"),
     ],
 )

@@ -118,6 +118,8 @@ TOGETHER = {
     ("hub", "model_folder"): "it is what is uploaded",
     ("full_python", "toolbox"): "it is one of the tools",
     ("tools", "toolbox"): "what may be called",
+    ("tools", "environments"): "who answers",
+    ("environments", "toolbox"): "what an answer is",
     ("served_teacher", "teacher"): "it is a teacher, elsewhere",
 }
 """Extensions that import another one."""

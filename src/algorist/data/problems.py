@@ -76,7 +76,7 @@ def fitting_problems(
     if section.max_prompt_percentile is None and section.max_prompt_tokens is None:
         return problems
     return load_problems(
-        section, prompt_tokens=lambda p: len(encode_prompt(prompt_format, tokenizer, p.question))
+        section, prompt_tokens=lambda p: len(encode_prompt(prompt_format.of(p), tokenizer, p.question))
     )
 
 
@@ -86,7 +86,7 @@ def prompts_beyond(
     """Return the problems whose prompts have more tokens, with their number; a question of fewer bytes is not encoded."""
 
     def length(problem: Problem) -> int:
-        return len(encode_prompt(prompt_format, tokenizer, problem.question))
+        return len(encode_prompt(prompt_format.of(problem), tokenizer, problem.question))
 
     around = length(problems[0]) if problems else 0
     long = [p for p in problems if len(p.question.encode()) + around > tokens]
@@ -120,7 +120,7 @@ def trained_otherwise(tokenizer: Any, form: PromptFormat, problems: Sequence[Pro
     differ, problems = [], problems[:200]
     for problem in problems:
         text = str(problem.extra.get("prompt", ""))
-        prompt = render_prompt(form, tokenizer, problem.question)
+        prompt = render_prompt(form.of(problem), tokenizer, problem.question)
         trained, sampled = (tokenizer(one)["input_ids"] for one in (text, prompt))
         if trained != sampled:
             differ.append((trained, sampled))
@@ -145,7 +145,7 @@ def longest_sequence(
     """Return the most tokens of a prompt with its completion in a run, or None when ``sft.max_length`` sets no bound."""
 
     def prompt(section: DatasetSection, asking: list[Problem]) -> int:
-        sizes = (len(encode_prompt(prompt_format, tokenizer, p.question)) for p in asking)
+        sizes = (len(encode_prompt(prompt_format.of(p), tokenizer, p.question)) for p in asking)
         return min(max(sizes, default=0), section.max_prompt_tokens or 1 << 62)
 
     completion, lengths = recipe.grpo.max_completion_tokens, [0]

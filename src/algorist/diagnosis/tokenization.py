@@ -33,7 +33,7 @@ def tokenization_facts(
         demonstrations: What SFT trains on with prompts of the format.
     """
     tokenizer: Any = policy.tokenizer
-    texts = [render_prompt(form, tokenizer, p.question) for p in problems[:LOOKED_AT]]
+    texts = [render_prompt(form.of(p), tokenizer, p.question) for p in problems[:LOOKED_AT]]
     rows = [list(tokenizer(text)["input_ids"]) for text in texts]
     start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
     twice = start is not None and any(row[:2] == [start, start] for row in rows)

@@ -60,6 +60,9 @@ class TurnSource(Protocol):
     def recorded(self) -> dict[str, Any]:
         """Return its settings as plain data."""
 
+    def asked(self, prompt_format: PromptFormat, problem: Problem) -> PromptFormat:
+        """Return the prompt format as it asks a problem: what an environment says first."""
+
     def instructed(self, prompt_format: PromptFormat) -> PromptFormat:
         """Return a prompt format with it, and with the instructions that the model needs for it."""
 
@@ -159,6 +162,10 @@ class PromptFormat:
         if self.system_role == "user":
             return [{"role": "user", "content": f"{self.system_prompt}\n\n{content}"}]
         return [{"role": "system", "content": self.system_prompt}, last]
+
+    def of(self, problem: Problem) -> PromptFormat:
+        """Return the format as it asks a problem; only ``turns`` may ask one in another way."""
+        return self.turns.asked(self, problem) if self.turns else self
 
     def prefill(self) -> str:
         """Return the text that the prompt appends after the assistant header (chat formats only)."""

@@ -52,7 +52,7 @@ def collect(
         EngineError: The engine returned another number of groups or completions than it was asked for.
         RewardError: A reward cannot be used any more.
     """
-    prompts = [render_prompt(prompt_format, tokenizer, problem.question) for problem in problems]
+    prompts = [render_prompt(prompt_format.of(p), tokenizer, p.question) for p in problems]
     prompt_ids = [list(tokenizer(prompt)["input_ids"]) for prompt in prompts]
     sizes = [group_size] * len(problems) if isinstance(group_size, int) else list(group_size)
     began = time.perf_counter()

@@ -124,7 +124,7 @@ def demonstrations(
     result = []
     for p in with_solutions(list(problems)):
         completion = prompt_format.demonstrate(p.solution, p.extra.get("demonstrated_answer", p.answer))
-        prompt = render_prompt(prompt_format, tokenizer, p.question)
+        prompt = render_prompt(prompt_format.of(p), tokenizer, p.question)
         result.append(Demonstration(prompt, completion, _replies(completion, prompt_format)))
     return result
 

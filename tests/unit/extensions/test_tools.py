@@ -18,8 +18,8 @@ from algorist.data.arithmetic import equations
 from algorist.data.story_problems import story_problems
 from algorist.errors import ConfigError, TrainingError
 from algorist.extensions.toolbox.base import Limits
-from algorist.extensions.toolbox.calculator import Calculator, NotArithmetic, as_text, value_of
-from algorist.extensions.tools.formats import CallFormat, last_sum
+from algorist.extensions.toolbox.calculator import Calculator, NotArithmetic, as_text, last_sum, value_of
+from algorist.extensions.tools.formats import CallFormat
 from algorist.extensions.tools.section import ToolsSection
 from algorist.extensions.tools.source import Tools
 from algorist.extensions.tools.watch import FailingBatches, turn_metrics, without_void

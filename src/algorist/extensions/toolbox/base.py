@@ -63,3 +63,20 @@ def tool(name: str) -> Callable[[Callable[[Limits], Any]], Callable[[Limits], An
 def clipped(text: str, most: int) -> str:
     """Return text of at most ``most`` characters, with an ellipsis where it was cut."""
     return text if len(text) <= most else text[:most] + "…"
+
+
+def schema_of(tool: str, description: str) -> dict[str, Any]:
+    """Return a tool in the form that chat templates take as ``tools``."""
+    argument = "code" if tool != "calculator" else "expression"
+    return {
+        "type": "function",
+        "function": {
+            "name": tool,
+            "description": description,
+            "parameters": {
+                "type": "object",
+                "properties": {argument: {"type": "string"}},
+                "required": [argument],
+            },
+        },
+    }

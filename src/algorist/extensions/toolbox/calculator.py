@@ -130,3 +130,22 @@ class Calculator:
             return Output(as_text(value_of(request)))
         except NotArithmetic as error:
             return Output(f"Error: {error}", "NotArithmetic")
+
+
+_TAIL = re.compile(r"[-+*/%^()×÷·−\d.,\s]+\Z")
+
+
+def last_sum(text: str) -> str | None:
+    """Return the longest sum that ends a text, with at least one operation between numbers."""
+    match = _TAIL.search(text[-120:])
+    tail = match.group(0).rpartition("\n")[2] if match else ""
+    for start in re.finditer(r"(?<![\d.,])[-(\d.]", tail):
+        expression = tail[start.start() :].strip()
+        if not re.search(r"[\d)]\s*[-+*/%^×÷·−]", expression):
+            continue
+        try:
+            value_of(expression)
+        except NotArithmetic:
+            continue
+        return expression
+    return None

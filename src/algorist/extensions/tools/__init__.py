@@ -28,7 +28,8 @@ class ToolUse(Extension):
         self.failing = FailingBatches()
 
     def check(self, plan: Any) -> Iterable[str]:
-        self.source.check()
+        problems, rewards = plan.problems, [reward.name for reward in plan.recipe.rewards]
+        self.source.check([*problems.train, *problems.held_out], rewards)
         return ()
 
     def preview(self, look: Any) -> Mapping[str, Any] | None:

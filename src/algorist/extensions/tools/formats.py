@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from algorist.extensions.toolbox.calculator import NotArithmetic, as_text, value_of
+from algorist.extensions.toolbox.calculator import NotArithmetic, as_text, last_sum, value_of
 
 FormatName = Literal["tags", "equals", "chat"]
-_TAIL = re.compile(r"[-+*/%^()×÷·−\d.,\s]+\Z")
 _NUMBER = r"-?\d[\d,]*(?:\.\d+)?"
 _EXPRESSION = r"[-(]?[\d.(][-+*/×÷^()\d., ]*"
 _SUM = re.compile(rf"(?<![\d.,])({_EXPRESSION})=[ ]?({_NUMBER})")
@@ -29,12 +28,14 @@ class Call:
 class CallFormat:
     """A way of writing calls: ``tags``, ``equals`` or ``chat`` (see docs/tools.md).
 
-    ``tools`` are the names of the tools that may be called; ``inline`` those whose output stays on the line.
+    ``tools`` are the names of the tools that may be called; ``inline`` those whose output stays on the line; ``methods`` those of an
+    environment, whose request is the JSON of all their arguments.
     """
 
     name: FormatName
     tools: tuple[str, ...]
     inline: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -72,12 +73,14 @@ class CallFormat:
     def _of_json(self, text: str) -> Call:
         """Return the call of a template's object, ``parameters`` in Llama's, or of a list of one, as SmolLM2 writes it."""
         try:
-            asked = json.loads(text)
-            (asked,) = asked if isinstance(asked, list) else [asked]
-            arguments = asked["arguments"] if "arguments" in asked else asked["parameters"]
+            call = json.loads(text)
+            (call,) = call if isinstance(call, list) else [call]
+            arguments = call["arguments"] if "arguments" in call else call["parameters"]
             arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+            if call["name"] in self.methods:
+                return Call(str(call["name"]), json.dumps(arguments))
             request = next(iter(arguments.values())) if isinstance(arguments, dict) else arguments
-            return Call(str(asked["name"]), str(request))
+            return Call(str(call["name"]), str(request))
         except (ValueError, KeyError, TypeError, RecursionError, StopIteration):
             return Call("", text)
 
@@ -148,36 +151,3 @@ class CallFormat:
             if expression and as_text(value_of(expression)) == match.group(1).strip():
                 spans.append(match.span(1))
         return spans
-
-
-def last_sum(text: str) -> str | None:
-    """Return the longest sum that ends a text, with at least one operation between numbers."""
-    match = _TAIL.search(text[-120:])
-    tail = match.group(0).rpartition("\n")[2] if match else ""
-    for start in re.finditer(r"(?<![\d.,])[-(\d.]", tail):
-        expression = tail[start.start() :].strip()
-        if not re.search(r"[\d)]\s*[-+*/%^×÷·−]", expression):
-            continue
-        try:
-            value_of(expression)
-        except NotArithmetic:
-            continue
-        return expression
-    return None
-
-
-def schema_of(tool: str, description: str) -> dict[str, Any]:
-    """Return a tool in the form that chat templates take as ``tools``."""
-    argument = "code" if tool != "calculator" else "expression"
-    return {
-        "type": "function",
-        "function": {
-            "name": tool,
-            "description": description,
-            "parameters": {
-                "type": "object",
-                "properties": {argument: {"type": "string"}},
-                "required": [argument],
-            },
-        },
-    }

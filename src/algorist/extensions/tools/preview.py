@@ -7,7 +7,7 @@ from typing import Any
 
 from algorist.extensions.tools.section import ToolsSection
 from algorist.extensions.tools.source import Tools
-from algorist.types import ENVIRONMENT
+from algorist.extensions.tools.watch import OF_ENVIRONMENT
 
 READ = 200
 """Demonstrations that are read."""
@@ -25,7 +25,7 @@ def preview(recipe: Any, source: Tools, look: Any) -> dict[str, Any]:
     """
     grpo, section = recipe.grpo, source.section or ToolsSection()
     rollouts = [rollout for group in look.groups for rollout in group.rollouts]
-    turns = [turn for rollout in rollouts for turn in rollout.turns if turn.source != ENVIRONMENT]
+    turns = [turn for rollout in rollouts for turn in rollout.turns if turn.source not in OF_ENVIRONMENT]
     calls = len(turns) / len(rollouts)
     tokens = sum(rollout.sampled_mask.count(False) for rollout in rollouts) / len(rollouts)
     seconds = sum(turn.seconds for turn in turns) / max(1, len(turns))

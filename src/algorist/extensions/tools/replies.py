@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
+from algorist.extensions.environments.user import Environments
 from algorist.extensions.toolbox.base import Output, Tool
-from algorist.extensions.toolbox.user import UserEnvironment
 from algorist.extensions.tools.formats import Call, CallFormat
 from algorist.extensions.tools.section import ToolsSection
 from algorist.prompts.base import PromptFormat
@@ -31,6 +31,7 @@ class _Row:
     sessions: dict[str, Any] = field(default_factory=dict)
     calls: int = 0
     open: Callable[[], str] | None = None
+    ended: bool = False
 
 
 class Replies:
@@ -44,7 +45,7 @@ class Replies:
         tools: Mapping[str, Tool],
         calls: CallFormat,
         section: ToolsSection,
-        environment: UserEnvironment | None,
+        environment: Environments | None,
         problems: Sequence[Problem],
         tokenizer: Any,
         form: PromptFormat,
@@ -52,24 +53,22 @@ class Replies:
     ) -> None:
         self.problems, self.tokenizer, self.form = problems, tokenizer, form
         self.tools, self.calls, self.section, self.environment = tools, calls, section, environment
-        self.stop_strings = self.calls.stop_strings if self.tools else ()
+        self.stop_strings = self.calls.stop_strings if calls.tools else ()
         self.closing = (*form.tags.all(), *stops, *tokenizer.all_special_tokens)
         self._rows: list[_Row] = []
 
     def begin(self, rows: int) -> None:
         self._rows = [_Row() for _ in range(rows)]
         if self.environment is not None:
-            self.environment.begin()
-            for row in range(rows):
-                self.environment.start(row, self.problems[row])
+            self.environment.begin(self.problems[:rows])
 
     def reply(self, row: int, token_ids: list[int], ended: bool) -> Iterator[int] | None:
         state = self._rows[row]
         text = str(self.tokenizer.decode(token_ids, skip_special_tokens=True))
         call = self.calls.find(text, ended)
-        if call is not None and (call.tool in self.tools or not ended):
+        if call is not None and (call.tool in self.calls.tools or not ended):
             state.text += text
-            state.open = self._started(state, call)
+            state.open = self._started(row, state, call)
             in_chat = self.calls.name == "chat"
             return self._tokens(
                 state, *(self._message("tool", ended) if in_chat else self.calls.around(call.tool, text))
@@ -77,13 +76,23 @@ class Replies:
         if not ended:
             return iter(())
         state.text += text
-        return self._environment(row, state)
+        reply = self._environment(row, state)
+        if reply is None:
+            self._end(row, state)
+        return reply
 
     def turns_of(self, row: int) -> tuple[Turn, ...]:
         state = self._rows[row]
         if state.open is not None:
             state.open()  # the length limit came before the output
+        self._end(row, state)
         return tuple(state.turns)
+
+    def _end(self, row: int, state: _Row) -> None:
+        """End a row's environment, which may pay for it."""
+        if self.environment is not None and not state.ended:
+            state.ended = True
+            state.turns += self.environment.end(row)
 
     def _ids(self, text: str, plain: bool = False) -> list[int]:
         """Return the tokens of a text; ``plain``: special tokens in it are none."""
@@ -110,21 +119,23 @@ class Replies:
 
     # ---- tools ---------------------------------------------------------------------------------------------------------
 
-    def _started(self, state: _Row, call: Call) -> Callable[[], str]:
+    def _started(self, row: int, state: _Row, call: Call) -> Callable[[], str]:
         """Start a call; return what waits for it, records it and returns its output."""
         state.calls += 1
         name = call.tool
+        methods = self.environment.methods(row) if self.environment is not None else {}
         tool = self.tools.get(name)
-        if tool is None:
+        run = tool.call if tool else methods.get(name)
+        if run is None:
             job: Output | Future[Output] = Output(
-                f"Error: no such tool; there is {', '.join(self.tools)}", "NoSuchTool"
+                f"Error: no such tool; there is {', '.join([*self.tools, *methods])}", "NoSuchTool"
             )
         elif state.calls > self.section.calls:
             job = Output(f"Error: all {self.section.calls} calls are used up", REFUSED)
-        elif tool.inline:
-            job = _timed(tool, call.request, state.sessions.get(name))
+        elif tool is None or tool.inline:
+            job = _timed(run, call.request, state.sessions.get(name))
         else:
-            job = _threads(os.getpid()).submit(_timed, tool, call.request, state.sessions.get(name))
+            job = _threads(os.getpid()).submit(_timed, run, call.request, state.sessions.get(name))
 
         def finish() -> str:
             found = job if isinstance(job, Output) else job.result()
@@ -164,10 +175,10 @@ class Replies:
         return iter([*self._ids(before), *self._ids(found.text, plain=True), *self._ids(after)])
 
 
-def _timed(tool: Tool, request: str, session: Any) -> Output:
+def _timed(call: Callable[..., Output], *request: Any) -> Output:
     began = time.perf_counter()
-    found = tool.call(request, session)
-    return replace(found, seconds=time.perf_counter() - began)
+    output = call(*request)
+    return replace(output, seconds=time.perf_counter() - began)
 
 
 @lru_cache(maxsize=2)

@@ -60,6 +60,6 @@ class ToolKeys(Section):
 
     tools: ToolsSection | None = None
     """Tools that the policy may call while it writes."""
-    environment: OwnCode | None = None
-    """Who answers a completion that has ended, so that it continues: ``file.py:Class`` with ``start(problem)`` and
-    ``reply(rollout) -> str | None``."""
+    environment: OwnCode | dict[str, OwnCode] | None = None
+    """``file.py:Class`` with ``start(problem)`` and ``reply(rollout) -> str | None``, or TRL's; or such classes by the column
+    ``environment``."""

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib.resources import files
 from typing import Any
 
 from pydantic import ValidationError
 
 from algorist.errors import ConfigError
+from algorist.extensions.environments.user import Environments
 from algorist.extensions.toolbox import make_tools
-from algorist.extensions.toolbox.base import TOOLS, Limits, Tool
-from algorist.extensions.toolbox.user import UserEnvironment
-from algorist.extensions.tools.formats import CallFormat, schema_of
+from algorist.extensions.toolbox.base import TOOLS, Limits, Tool, schema_of
+from algorist.extensions.tools.formats import CallFormat
 from algorist.extensions.tools.replies import Replies
 from algorist.extensions.tools.section import ToolsSection
 from algorist.prompts.base import TURN_SOURCES, PromptFormat, TurnSources
@@ -25,7 +26,7 @@ class Tools:
     """The tools of a recipe, and its environment."""
 
     section: ToolsSection | None
-    environment: str | None = None
+    environment: str | Mapping[str, str] | None = None
     foreign: str = ""
     """Code that the settings beside a model name, which is not run."""
 
@@ -43,22 +44,29 @@ class Tools:
     def calls(self) -> CallFormat:
         """How calls are written."""
         inline = tuple(name for name, tool in self.tools.items() if tool.inline)
-        return CallFormat(self.section.format if self.section else "tags", tuple(self.tools), inline)
+        name = self.section.format if self.section else None
+        methods = self.environments.methods_beside(self.tools, name) if self.environments else ()
+        return CallFormat(name or ("chat" if methods else "tags"), (*self.tools, *methods), inline, methods)
+
+    @cached_property
+    def environments(self) -> Environments | None:
+        """The environments, which are other people's code."""
+        return Environments(self.environment) if self.environment and not self.foreign else None
 
     @property
     def markers(self) -> tuple[str, ...]:
-        return self.calls.markers if self.section else ()
+        return self.calls.markers if self.calls.tools else ()
 
-    def check(self) -> None:
-        """Try each tool once, and import the environment.
+    def check(self, problems: Sequence[Problem] = (), rewards: Sequence[str] = ("environment",)) -> None:
+        """Try each tool once, and the environments with the problems and the names of the rewards of a run.
 
         Raises:
             AlgoristError: One of them cannot run.
         """
         for tool in self.tools.values():
             tool.check()
-        if self.environment is not None:
-            UserEnvironment(self.environment).check()
+        if self.environments is not None:
+            self.environments.check(problems, rewards)
 
     def open(
         self, problems: Sequence[Problem], tokenizer: Any, prompt_format: PromptFormat, stops: Sequence[str]
@@ -68,11 +76,14 @@ class Tools:
                 f"the model was trained with {self.foreign}, code that its settings may not start; name it yourself in a recipe, or "
                 "ask without it: --no-tools"
             )
-        environment = UserEnvironment(self.environment) if self.environment else None
-        section = self.section or ToolsSection()
+        # TRL limits neither the calls of an environment's tools nor what they return.
+        section = self.section or ToolsSection(calls=10**6, output_tokens=10**6)
         return Replies(
-            self.tools, self.calls, section, environment, problems, tokenizer, prompt_format, stops
+            self.tools, self.calls, section, self.environments, problems, tokenizer, prompt_format, stops
         )
+
+    def asked(self, prompt_format: PromptFormat, problem: Problem) -> PromptFormat:
+        return self.environments.asked(prompt_format, problem) if self.environments else prompt_format
 
     def worked(self, solution: str) -> str:
         if self.section is None or not self.section.demonstrations:
@@ -95,9 +106,13 @@ class Tools:
         # A model that was trained with them knows them from its own system prompt.
         lines = [line for line in self.instructions() if line not in prompt_format.system_prompt]
         system = "\n".join(filter(None, [prompt_format.system_prompt, *lines]))
-        switches = dict(prompt_format.template_kwargs)
+        switches, described = dict(prompt_format.template_kwargs), []
         if self.section is not None and self.section.format == "chat" and self.section.instructions:
-            switches["tools"] = [schema_of(name, tool.description) for name, tool in self.tools.items()]
+            described = [schema_of(name, tool.description) for name, tool in self.tools.items()]
+        if self.calls.methods and self.environments is not None:
+            described += self.environments.one.about()["tools"] if self.environments.one else []
+        if described:
+            switches["tools"] = described
         return replace(prompt_format, turns=self, system_prompt=system, template_kwargs=switches)
 
     def unanswered(self) -> str:
@@ -138,9 +153,10 @@ def of_settings(settings: Mapping[str, Any], trusted: bool) -> Tools:
     except ValidationError as error:
         first = error.errors()[0]
         raise ConfigError(f"tools.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-    environment = settings.get("environment")
-    code = [name for name in (section.use if section else []) if name not in TOOLS and not trusted]
-    code += [environment] if environment and not trusted else []
+    environment = settings.get("environment") or {}
+    classes = [environment] if isinstance(environment, str) else environment.values()
+    use = (*(section.use if section else ()), *classes)
+    code = [name for name in use if name not in TOOLS and not trusted]
     return Tools(section, environment, foreign=", ".join(code))
 
 

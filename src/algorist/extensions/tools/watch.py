@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from algorist.errors import TrainingError
+from algorist.extensions.environments.reward import REWARD
 from algorist.extensions.tools.replies import REFUSED
 from algorist.types import ENVIRONMENT, Group, Rollout, Turn
+
+OF_ENVIRONMENT = (ENVIRONMENT, REWARD)
 
 
 def turn_metrics(groups: Sequence[Group]) -> dict[str, float]:
@@ -15,11 +18,12 @@ def turn_metrics(groups: Sequence[Group]) -> dict[str, float]:
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     calls = _calls(groups)
     ran = [turn for turn in calls if turn.error != REFUSED]
-    replies = [turn for r in rollouts for turn in r.turns if turn.source == ENVIRONMENT]
+    replies = [turn for r in rollouts for turn in r.turns if turn.source in OF_ENVIRONMENT]
     count = max(1, len(rollouts))
     metrics = {
         "tools/calls_per_rollout": len(calls) / count,
-        "tools/called_share": sum(any(t.source != ENVIRONMENT for t in r.turns) for r in rollouts) / count,
+        "tools/called_share": sum(any(t.source not in OF_ENVIRONMENT for t in r.turns) for r in rollouts)
+        / count,
         "tools/void_share": sum(map(is_void, rollouts)) / count,
         "tools/unsampled_share": sum(r.sampled_mask.count(False) for r in rollouts)
         / max(1, sum(len(r.completion_ids) for r in rollouts)),
@@ -31,14 +35,15 @@ def turn_metrics(groups: Sequence[Group]) -> dict[str, float]:
         metrics["tools/timeout_share"] = sum(turn.error == "TimeoutError" for turn in ran) / len(ran)
         metrics["tools/call_s"] = sum(turn.seconds for turn in ran) / len(ran)
     if replies:
-        metrics["tools/environment_replies_per_rollout"] = len(replies) / count
+        answers = [turn for turn in replies if turn.source == ENVIRONMENT]
+        metrics["tools/environment_replies_per_rollout"] = len(answers) / count
         metrics["tools/environment_failed_share"] = sum(bool(t.error) for t in replies) / len(replies)
     return metrics
 
 
 def is_void(rollout: Rollout) -> bool:
     """Whether a rollout ended without a call and without an answer: nothing was asked, nothing was said."""
-    return not rollout.turns and rollout.parsed.answer is None
+    return all(turn.source == REWARD for turn in rollout.turns) and rollout.parsed.answer is None
 
 
 def without_void(groups: Sequence[Group]) -> list[Group]:
@@ -79,4 +84,4 @@ class FailingBatches:
 
 
 def _calls(groups: Sequence[Group]) -> list[Turn]:
-    return [t for g in groups for r in g.rollouts for t in r.turns if t.source != ENVIRONMENT]
+    return [t for g in groups for r in g.rollouts for t in r.turns if t.source not in OF_ENVIRONMENT]
