@@ -81,7 +81,7 @@ def test_trls_class_is_run_as_trl_runs_it() -> None:
             numbers = [
                 draw.choice([int(problem.answer), draw.randint(1, 100)]) for _ in range(draw.randint(0, 3))
             ]
-            wrong = draw.choice(["", call("guess", nmber=3)])
+            wrong = draw.choice(["", call("guess", numbers=3)])
             texts.append("".join([*(call("guess", number=n) for n in numbers), wrong, "<answer>1</answer>"]))
     groups = groups_of(form, problems, *texts, size=10)
     tokenizer, written = tokenizer_with(form), iter(texts)
@@ -184,8 +184,8 @@ def test_a_column_chooses_among_classes(forms: Path) -> None:
     assert [turn.error for turn in guess.rollouts[0].turns] == ["", "NoSuchTool", ""]
     assert guess.rollouts[0].reward == 1.0 and board.rollouts[0].reward is None
     assert "tool" not in quiet.prompt.partition("<|im_start|>user")[0]
-    with pytest.raises(ConfigError, match=r"problem x has 'gess' in its column environment.*'guess'"):
-        groups_of(form, [Problem("x", "q", "42", extra={"environment": "gess"})], text)
+    with pytest.raises(ConfigError, match=r"problem x has 'gues_' in its column environment.*'guess'"):
+        groups_of(form, [Problem("x", "q", "42", extra={"environment": "gues_"})], text)
 
 
 @pytest.mark.parametrize(
