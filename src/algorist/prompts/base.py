@@ -60,7 +60,7 @@ class TurnSource(Protocol):
     def recorded(self) -> dict[str, Any]:
         """Return its settings as plain data."""
 
-    def asked(self, prompt_format: PromptFormat, problem: Problem) -> PromptFormat:
+    def for_problem(self, prompt_format: PromptFormat, problem: Problem) -> PromptFormat:
         """Return the prompt format as it asks a problem: what an environment says first."""
 
     def instructed(self, prompt_format: PromptFormat) -> PromptFormat:
@@ -165,7 +165,7 @@ class PromptFormat:
 
     def of(self, problem: Problem) -> PromptFormat:
         """Return the format as it asks a problem; only ``turns`` may ask one in another way."""
-        return self.turns.asked(self, problem) if self.turns else self
+        return self.turns.for_problem(self, problem) if self.turns else self
 
     def prefill(self) -> str:
         """Return the text that the prompt appends after the assistant header (chat formats only)."""

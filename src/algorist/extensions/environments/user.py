@@ -167,7 +167,7 @@ class Environments:
             self._shown[problem.id] = answer.get("value")
         return self._shown[problem.id] or ""
 
-    def asked(self, prompt_format: PromptFormat, problem: Problem) -> PromptFormat:
+    def for_problem(self, prompt_format: PromptFormat, problem: Problem) -> PromptFormat:
         """Return a prompt format as it asks a problem, with what ``reset`` says and the tools that only some problems have."""
         text, switches = self.observation(problem), dict(prompt_format.template_kwargs)
         if self.one is None and (tools := self.of(problem).about()["tools"]):

@@ -82,8 +82,8 @@ class Tools:
             self.tools, self.calls, section, self.environments, problems, tokenizer, prompt_format, stops
         )
 
-    def asked(self, prompt_format: PromptFormat, problem: Problem) -> PromptFormat:
-        return self.environments.asked(prompt_format, problem) if self.environments else prompt_format
+    def for_problem(self, prompt_format: PromptFormat, problem: Problem) -> PromptFormat:
+        return self.environments.for_problem(prompt_format, problem) if self.environments else prompt_format
 
     def worked(self, solution: str) -> str:
         if self.section is None or not self.section.demonstrations:
