@@ -209,7 +209,7 @@ def test_a_tool_that_fails_always_ends_the_run(tmp_path: Path) -> None:
         ("environment=own.py:Nothing", r"own\.py:Nothing has no start and no reply.*Its methods: begin"),
         ("environment=own.py:Starts", r"own\.py:Starts has no reply; expected a class with start"),
         ("environment=own.py:Agan", "has no function 'Agan'.*Did you mean 'Again'"),
-        ("environment=own.py:lookup", "own.py:lookup has no start and no reply"),
+        ("environment=own.py:lookup", "own.py:lookup cannot be made: .*request"),
     ],
 )
 def test_what_cannot_reply_is_refused_before_the_run(

@@ -208,7 +208,7 @@ class _Held:
 
 
 def _describe(entry: Any) -> dict[str, Any]:
-    """Say which form an environment has, its tools as chat templates take them, and whether it pays; or why it is none."""
+    """Describe an environment: its form, its tools as chat templates take them, whether it pays; or the reason why it is none."""
     kind = entry if inspect.isclass(entry) else type(entry())
     members = [name for name, _ in inspect.getmembers(kind, inspect.isfunction) if name[0] != "_"]
     if {"start", "reply"} <= {*members}:

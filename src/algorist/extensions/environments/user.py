@@ -158,7 +158,7 @@ class Environments:
                     self._shown[problem.id] = answer.get("value")
 
     def observation(self, problem: Problem) -> str:
-        """Return what ``reset`` returns for a problem, which is the end of its prompt; empty where it returns nothing or fails."""
+        """Return the text of ``reset`` for a problem, which is the end of its prompt; empty where it returns nothing or fails."""
         if problem.id not in self._shown:
             made = self.of(problem)
             answer = made.ask("observe", **self._order(problem)) if made.about()["form"] == "trl" else {}
@@ -208,7 +208,7 @@ class Environments:
         return {name: partial(self.call, row, name) for name in names}
 
     def call(self, row: int, method: str, arguments: str, session: Any = None) -> Output:
-        """Return what a method returns, as text; of an error what TRL says of it."""
+        """Return the text of a method's result; of an error the text that TRL makes of it."""
         output = self._ask(row, method, "call", method=method, arguments=arguments)
         return Output(str({"error": output.text}), output.error) if output.error else output
 

@@ -42,7 +42,7 @@ class Tools:
 
     @property
     def calls(self) -> CallFormat:
-        """How calls are written."""
+        """The form of calls, and who answers them."""
         inline = tuple(name for name, tool in self.tools.items() if tool.inline)
         name = self.section.format if self.section else None
         methods = self.environments.methods_beside(self.tools, name) if self.environments else ()
@@ -153,8 +153,8 @@ def of_settings(settings: Mapping[str, Any], trusted: bool) -> Tools:
     except ValidationError as error:
         first = error.errors()[0]
         raise ConfigError(f"tools.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-    environment = settings.get("environment") or {}
-    classes = [environment] if isinstance(environment, str) else environment.values()
+    environment = settings.get("environment")
+    classes = [environment] if isinstance(environment, str) else (environment or {}).values()
     use = (*(section.use if section else ()), *classes)
     code = [name for name in use if name not in TOOLS and not trusted]
     return Tools(section, environment, foreign=", ".join(code))
