@@ -5,11 +5,8 @@ The runs are real: one short SFT of a tiny model on sums, then GRPO runs of a fe
 
 from __future__ import annotations
 
-import contextlib
 import json
-import random
 import shutil
-from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -23,109 +20,15 @@ from algorist.data.problems import Problems
 from algorist.diagnosis.diagnose import diagnose
 from algorist.diagnosis.rules import all_rules
 from algorist.diagnosis.settings import Settings
-from algorist.errors import AlgoristError, ConfigError, DataError
+from algorist.errors import ConfigError, DataError
 from algorist.report.build import build_report
 from algorist.runs.asking import recipe_format
 from algorist.runs.draft import Draft, check_names
 from algorist.runs.pass_rates import with_pass_rates
-from algorist.runs.pipeline import run_recipe
 from algorist.runs.rate import rate
+from tests.runs.sums import SMALL, Runs, sums
 
 pytestmark = pytest.mark.slow
-
-SMALL = [
-    "model.tiny={vocab_size: 300, hidden_size: 48, layers: 2, heads: 4, kv_heads: 2}",
-    "eval.enabled=false",
-]
-STEPS = 12
-
-
-def sums(path: Path, count: int, *, seed: int, careless: float = 0.0, shift: int = 0) -> Path:
-    """Write sums as JSONL; a careless solution is off by one, ``shift`` makes every gold answer wrong."""
-    rng, rows = random.Random(seed), []
-    for _ in range(count):
-        a, b = rng.randint(1, 6), rng.randint(1, 6)
-        slip = rng.choice((-1, 1)) if rng.random() < careless else 0
-        rows.append(
-            {
-                "question": f"{a} + {b} = ?",
-                "answer": str(a + b + shift),
-                "solution": f"{a} + {b} = {a + b + slip}",
-            }
-        )
-    path.write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
-    return path
-
-
-class Runs:
-    """Trains the runs of this file, each once."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.train = sums(folder / "train.jsonl", 400, seed=1)
-        self.done: dict[str, Path] = {}
-        self._run(
-            "start",
-            f"data.train={{name: local, path: {self.train}}}",
-            f"data.sft={{name: local, path: {sums(folder / 'sft.jsonl', 2000, seed=2, careless=0.5)}}}",
-            "grpo.enabled=false",
-            "sft.max_steps=300",
-            "sft.save_steps=200",
-        )
-        self.model = folder / "start" / "sft" / "final"
-        self.hard = folder / "hard.jsonl"
-        parts = [
-            sums(folder / "reachable.jsonl", 60, seed=4),
-            sums(folder / "never.jsonl", 40, seed=5, shift=100),
-        ]
-        self.hard.write_text("".join(part.read_text(encoding="utf-8") for part in parts), encoding="utf-8")
-
-    @cached_property
-    def careful(self) -> Path:
-        """A model that was taught without slips."""
-        self._run(
-            "careful",
-            f"data.train={{name: local, path: {self.train}}}",
-            f"data.sft={{name: local, path: {sums(self.folder / 'careful.jsonl', 2000, seed=2)}}}",
-            "grpo.enabled=false",
-            "sft.max_steps=400",
-            "sft.save_steps=200",
-        )
-        return self.folder / "careful" / "sft" / "final"
-
-    def __call__(
-        self, name: str, *overrides: str, model: Path | None = None, data: Path | None = None
-    ) -> Path:
-        """Return the folder of a GRPO run with these overrides, trained at the first call."""
-        if name not in self.done:
-            self.done[name] = self._run(
-                name,
-                f"data.train={{name: local, path: {data or self.train}}}",
-                f"model.name={model or self.model}",
-                "sft.enabled=false",
-                f"grpo.max_steps={STEPS}",
-                "grpo.batch_size=64",
-                "grpo.max_completion_tokens=32",
-                "grpo.learning_rate=1e-3",
-                "grpo.save_steps=4",
-                *overrides,
-            )
-        return self.done[name]
-
-    def _run(self, name: str, *overrides: str) -> Path:
-        recipe = load_recipe(
-            "quickstart", [*SMALL, f"output_dir={self.folder}", f"run_name={name}", *overrides]
-        ).recipe
-        with contextlib.suppress(AlgoristError):  # a run that ends with an error is diagnosed all the same
-            run_recipe(recipe)
-        return self.folder / name
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """The trainer of runs, with a model that knows the format and about half of the sums."""
-    return Runs(tmp_path_factory.mktemp("diagnosis"))
-
 
 REWARDS = """
 def long(completions, **_):
@@ -439,12 +342,12 @@ def test_rated_problems_are_filtered_and_a_killed_rating_continues(runs: Runs, t
         Problems.load(recipe(tmp_path, *named, "data.train.pass_rate=[0.9,0.95]"))
 
 
-OF_PREFLIGHT = "unit/diagnosis/test_rules.py"
+OTHER_FILES = ("unit/diagnosis/test_rules.py", "unit/diagnosis/test_signals.py", "runs/test_causes.py")
 
 
 def test_every_rule_has_a_test() -> None:
     here = Path(__file__).read_text(encoding="utf-8")
-    here += (Path(__file__).parents[1] / OF_PREFLIGHT).read_text(encoding="utf-8")
+    here += "".join((Path(__file__).parents[1] / name).read_text(encoding="utf-8") for name in OTHER_FILES)
     assert [name for name in all_rules() if f'"{name}"' not in here] == []
 
 

@@ -24,10 +24,14 @@ class Diagnosis(Result):
     """What is wrong with a run."""
 
     run: Annotated[str, "its folder"]
-    healthy: Annotated[bool | None, "true: no finding; null: too little to judge"]
+    healthy: Annotated[bool | None, "true: no finding; null: too little to judge, or not explained"]
     looked_at: Annotated[dict[str, int], "grpo_steps, rollouts, metric_lines"]
     missing_tags: Annotated[dict[str, int], "tag → completions"]
-    findings: Annotated[list[Any], "name, stage, severity (1–3), explanation, evidence, samples, change"]
+    moved: Annotated[list[str], "a line for each cause that moved the weights"]
+    findings: Annotated[
+        list[Any], "name, stage, severity (1–3), explanation, evidence, samples, change, helped"
+    ]
+    not_explained: Annotated[str, "accuracy that did not rise, without a finding"]
     why_too_little: str
     gained: str
     shown: Any
@@ -37,7 +41,14 @@ class Diagnosis(Result):
 
         seen = self.looked_at
         looked = f"{seen['rollouts']} rollouts of {seen['grpo_steps']} GRPO steps, {seen['metric_lines']} metric lines"
-        if self.healthy is None:
+        if self.moved:
+            yield Line("what moved the weights, median over the steps:", "bold")
+            yield from (f"  {line}" for line in self.moved)
+        if self.not_explained:
+            yield Line(f"{self.run}: not explained", "bold yellow")
+            yield f"{self.not_explained}; none of {len(all_rules())} rules says why. Looked at {looked}."
+            yield f"Look at wrong completions: algorist inspect {self.run} --wrong"
+        elif self.healthy is None:
             yield (
                 f"{self.run}: too little to judge yet: {self.why_too_little} (looked at {looked}); look again after a few steps"
             )
@@ -68,7 +79,7 @@ def diagnose(run: Path) -> Diagnosis:
 
     Example: algorist diagnose runs/quickstart · Next: change the lines it prints and run again
     """
-    from algorist.diagnosis.diagnose import find_causes, too_little
+    from algorist.diagnosis.diagnose import find_causes, moved, not_explained, too_little
     from algorist.diagnosis.signals import read_signals
     from algorist.report.results import gained
     from algorist.store.run_folder import RunFolder
@@ -77,10 +88,19 @@ def diagnose(run: Path) -> Diagnosis:
     signals = read_signals(run)
     findings = find_causes(signals)
     why = "" if findings else too_little(signals)
-    healthy = None if why else not findings
-    dicts = [finding.as_dict() for finding in findings]
+    open_question = "" if findings or why else not_explained(signals)
+    healthy = None if why or open_question else not findings
     return Diagnosis(
-        str(run), healthy, _counts(signals), _missing(signals), dicts, why, gained(run), findings
+        str(run),
+        healthy,
+        _counts(signals),
+        _missing(signals),
+        moved(signals),
+        [finding.as_dict() for finding in findings],
+        open_question,
+        why,
+        gained(run),
+        findings,
     )
 
 
@@ -98,6 +118,8 @@ def view_of(finding: Finding, number: str = "") -> View:
         yield "   change, as words after algorist run RECIPE:"
     for line, now in zip(finding.change, finding.before, strict=True):
         yield Line(f"     {shlex.quote(line)}{f'  # is {now}' if now else ''}", "cyan", whole=True)
+    if finding.change and finding.helped:
+        yield f"   it helped if {finding.helped}"
 
 
 def _counts(signals: Signals) -> dict[str, int]:

@@ -10,15 +10,29 @@ from pathlib import Path
 from typing import Any
 
 from algorist.config.schema import Recipe
-from algorist.diagnosis.rule import Facts, Finding, Rule, Share, apply
+from algorist.diagnosis.course import rises
+from algorist.diagnosis.rule import FACTS, Facts, Finding, Rule, Share, apply
 from algorist.diagnosis.rules import MOVING_STEPS, all_rules
 from algorist.diagnosis.settings import Settings
-from algorist.diagnosis.signals import MIN_GROUPS, MIN_STEPS, Signals, make_batch, read_signals, recent
+from algorist.diagnosis.signals import (
+    MIN_GROUPS,
+    MIN_STEPS,
+    Signals,
+    ends,
+    make_batch,
+    pooled,
+    read_signals,
+    recent,
+)
 from algorist.diagnosis.weights import MOVED_SHARE
 from algorist.store.safe_text import one_line
 from algorist.store.stages import STAGES
 
-__all__ = ["diagnose", "find_causes", "of_evaluation", "too_little"]
+__all__ = ["diagnose", "find_causes", "moved", "not_explained", "of_evaluation", "too_little"]
+
+
+GOOD = 0.9
+"""Accuracy above which a run need not rise further."""
 
 
 def diagnose(run_folder: str | Path) -> list[Finding]:
@@ -37,6 +51,23 @@ def find_causes(signals: Signals) -> list[Finding]:
     """Return the findings of signals, without those that follow from another one."""
     views = [Facts(signals.settings, signals=signals, stage=stage) for stage in STAGES]
     return apply(list(all_rules().values()), *views)
+
+
+def moved(signals: Signals) -> list[str]:
+    """Return what moved the weights of the last stage that has begun, a line each; empty where nothing measured it."""
+    stage = next((stage for stage in reversed(STAGES) if signals.lines.get(stage)), "")
+    facts = Facts(signals.settings, signals=signals, stage=stage)
+    return [facts.shown(name) for name in FACTS if FACTS.get(name).first and facts.get(name) is not None]
+
+
+def not_explained(signals: Signals) -> str:
+    """Return how the accuracy went where it did not rise, or an empty string; of a run without findings nothing explains that."""
+    facts = Facts(signals.settings, signals=signals)
+    if facts.get("accuracy_rise") is None or rises(facts):
+        return ""
+    last = pooled(ends(signals.batches)[1], lambda b: b.accuracy).mean
+    graded = any(reason not in ("None", "") for batch in signals.batches for reason in batch.reasons)
+    return f"the accuracy did not rise: {facts['accuracy_course']}" if graded and last < GOOD else ""
 
 
 def too_little(signals: Signals) -> str:
@@ -128,9 +159,8 @@ class LiveDiagnosis:
             log.exception("the diagnosis failed at step %d; training continues", step)
 
     def _look(self) -> None:
-        rules = all_rules()
         for finding in find_causes(self.signals):
-            if finding.name not in self.said and rules[finding.name].room != "start":  # said at the start
+            if finding.name not in self.said:
                 self.said.add(finding.name)
                 self.say(
                     one_line(f"warning: {finding.one_line()} · more: algorist diagnose {self.run_folder}")
@@ -140,7 +170,7 @@ class LiveDiagnosis:
 # ---- docs/troubleshooting.md, written from the rules
 
 ROOMS = {
-    "start": "What shows before training\n\n`preflight` finds these; faults of the tokenizer in up to 200 prompts.",
+    "start": "What shows before training\n\n`preflight` finds these.",
     "rollouts": "What shows in the rollouts\n\nShares are those of the recent window.",
     "training": "What shows in the training",
     "": "What extensions look at",
@@ -163,8 +193,7 @@ def troubleshooting_page() -> str:
 
 def _section(rule: Rule) -> str:
     text = rule.text.removeprefix("**Means**: ")
-    example = ", ".join(f"`{line}`" for line in rule.example)
-    paragraphs = [*f"Severity {rule.severity}. {text}".split("\n\n"), *([example] if example else [])]
+    paragraphs = f"[{rule.severity}] {text}".split("\n\n")
     return f"### {rule.name}\n\n" + "\n".join(
         textwrap.fill(paragraph, WIDTH, initial_indent="- ", subsequent_indent="  ", break_long_words=False,
                       break_on_hyphens=False)

@@ -31,6 +31,8 @@ from algorist.types import Problem
 
 ENOUGH = 64
 """Completions that say enough in a single step; in two steps a quarter of them does."""
+REWARD_RISES = 4.0
+"""Standard errors from which on a reward rises: less may be chance, and hides no fall of the accuracy."""
 ENOUGH_ENDED = 12
 """Completions that must have ended without the limit before missing tags are the model's and not the limit's doing."""
 
@@ -336,7 +338,7 @@ def reward_rises(f: Facts) -> bool:
     at = int(drop["index"])
     parts = f.signals.batches[:at], f.signals.batches[at:]
     before, after = (pooled(part, lambda b: b.reward) for part in parts)
-    return z_score(before, after, least_variance=1e-6) > 0
+    return z_score(before, after, least_variance=1e-6) > REWARD_RISES
 
 
 @fact("entropy in nats per token: {}")

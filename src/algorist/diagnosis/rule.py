@@ -53,16 +53,18 @@ class Fact:
 
     shows: str
     of: Callable[[Facts], Any] | None = None
+    first: bool = False
+    """``diagnose`` shows it before its findings: what moved the weights."""
 
 
 FACTS: Registry[Fact] = Registry("fact")
 
 
-def fact(shows: str, name: str = "") -> Callable[[F], F]:
+def fact(shows: str, name: str = "", *, first: bool = False) -> Callable[[F], F]:
     """Register a function of ``Facts`` as the fact of its name; ``shows`` is a text with ``{}`` for the value and names of other facts."""
 
     def register(of: F) -> F:
-        FACTS.register(name or of.__name__)(Fact(shows, of))
+        FACTS.register(name or of.__name__)(Fact(shows, of, first))
         return of
 
     return register
@@ -163,6 +165,9 @@ class Facts:
         )
 
 
+HELPED = "the accuracy of the first 20 steps rises, and diagnose no longer names this"
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """One fault and how it is recognised.
@@ -179,7 +184,8 @@ class Rule:
         stages: The stages that are looked at, in this order; the first that shows it counts.
         every_stage: Each stage that shows it counts.
         text: Markdown of its section in the page: what it means, how it is recognised, what to do.
-        example: Lines of the recipe for the page.
+        helped: What a run with the change shows where it helped, with facts in braces.
+        last_resort: It is said only where no rule of severity 1 or 2 is.
         room: Its chapter of the page: start, rollouts, training; none for rules of extensions and users.
     """
 
@@ -194,7 +200,8 @@ class Rule:
     stages: tuple[str, ...] = ("grpo",)
     every_stage: bool = False
     text: str = ""
-    example: tuple[str, ...] = ()
+    helped: str = HELPED
+    last_resort: bool = False
     room: str = ""
 
     def look(self, facts: Facts) -> Finding | None:
@@ -220,6 +227,7 @@ class Rule:
             *facts.settings.changed(self.changes(facts)),
             facts.stage,
             {name: facts[name] for name in shown},
+            facts.fill(self.helped),
         )
 
     def changes(self, facts: Facts) -> dict[str, Any]:
@@ -258,9 +266,9 @@ def make_rule(
     }
     text = text or inspect.cleandoc(when.__doc__ or "")
     text = re.sub(r"\{([A-Z_]+)(?::(\w+|\.\w+))?\}", lambda m: _constant(named[m[1]], m[2]), text)
-    for key in ("facts", "explains", "samples", "stages", "example"):
+    for key in ("facts", "explains", "samples", "stages"):
         if isinstance(parts.get(key), str):
-            parts[key] = tuple(parts[key].split("; " if key == "example" else None))
+            parts[key] = tuple(parts[key].split())
     return Rule(name=name or when.__name__, severity=severity, when=when, text=text, **parts)
 
 
@@ -293,7 +301,7 @@ def _compared(text: str, thresholds: Mapping[str, Any]) -> Callable[[Facts], boo
 
 
 def rule(severity: Literal[1, 2, 3], **parts: Any) -> Callable[[F], F]:
-    """Register the decorated ``when`` as a rule; tuples of names may be written as one text with blanks, ``example`` with ``; ``."""
+    """Register the decorated ``when`` as a rule; tuples of names may be written as one text with blanks."""
 
     def register(when: F) -> F:
         RULES.register(when.__name__)(make_rule(when, severity, **parts))
@@ -317,6 +325,8 @@ def apply(rules: Sequence[Rule], *views: Facts) -> list[Finding]:
     while news := {name for hit in news for name in explains[hit] if name in hits} - follow:
         follow |= news
     left = hits.keys() - follow
+    harm = {f.name for name in left for f in hits[name] if f.severity < 3}
+    left -= {each.name for each in rules if each.last_resort and harm - {each.name}}
     findings = (finding for name in left for finding in hits[name])
     return sorted(findings, key=lambda finding: (finding.severity, finding.name, finding.stage))
 
@@ -345,9 +355,10 @@ class Finding:
     before: tuple[str, ...] = ()
     stage: str = "grpo"
     facts: Mapping[str, Any] = field(default_factory=dict)
+    helped: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return a JSON-ready dictionary: name, stage, severity, explanation, evidence (fact, value, text), samples, change."""
+        """Return a JSON-ready dictionary: name, stage, severity, explanation, evidence (fact, value, text), samples, change, helped."""
         evidence = [
             {"fact": name, "value": value, "text": text}
             for (name, value), text in zip(self.facts.items(), self.evidence, strict=True)
@@ -360,6 +371,7 @@ class Finding:
             "evidence": evidence,
             "samples": list(self.samples),
             "change": list(self.change),
+            "helped": self.helped if self.change else "",
         }
 
     def one_line(self) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from algorist.config import schema  # noqa: F401 (with it the extensions are registered)
 from algorist.declared import registered
-from algorist.diagnosis import facts  # noqa: F401 (it registers them)
+from algorist.diagnosis.course import rises
 from algorist.diagnosis.rule import FACTS, RULES, Changes, Fact, Facts, Rule, rules_of
 from algorist.diagnosis.weights import HALF_MOVED, MOVED_SHARE
 
@@ -80,6 +80,16 @@ KL_LARGE = 0.5
 GAP_LARGE = 0.1
 """Mean |sampler − trainer log-prob| in nats: tokens are off by 10 % on average. float32 gives 1e-6, bfloat16 engines
 0.01 to 0.03."""
+LONG_STEP = 0.3
+"""Length of a step, of the weights' length, that no policy bears: what it knew is a third of what it then is."""
+ALIGNED = 0.2
+"""Agreement of advantages with correctness below which it is not the size of the steps that costs the accuracy."""
+MISJUDGED, ENOUGH_SAME = 0.9, 8
+"""Share of answers with the gold answer's number that a matcher calls wrong; and how many of these say it."""
+STOPPED = 0.5
+"""Share of completions that a stop string cuts before an answer."""
+FALLEN = -4.0
+"""Standard errors from the first to the last window from which on an accuracy has fallen."""
 HOT = 1.5
 """Sampling temperature above which text falls apart before anything else is wrong with it."""
 LOSS_TIMES, LOSS_NATS = 1.5, 0.5
@@ -240,11 +250,23 @@ def few_useful_groups(f: Facts) -> bool:
 
 
 def no_signal(f: Facts) -> bool:
-    return f["groups"] and (not f["differing_groups"])
+    return f["groups"] and (not f["differing_groups"]) and not f["unpaid"]
+
+
+def all_right(f: Facts) -> bool:
+    return f["all_right"] >= NEARLY_ALL and not f["unpaid"]
+
+
+def all_wrong(f: Facts) -> bool:
+    return f["all_wrong"] >= NEARLY_ALL and not f["unpaid"]
 
 
 def flat_reward(f: Facts) -> bool:
-    return f["same_reward"] >= NEARLY_ALL and f["all_right"] + f["all_wrong"] <= FLAT_BY_GRADE
+    return (
+        not f["unpaid"]
+        and f["same_reward"] >= NEARLY_ALL
+        and f["all_right"] + f["all_wrong"] <= FLAT_BY_GRADE
+    )
 
 
 def identical_completions(f: Facts) -> bool:
@@ -286,7 +308,24 @@ def learning_rate_too_large(f: Facts) -> bool:
     entropy = f.get("entropy") or {"first": 0.0, "last": 0.0}
     noise = entropy["last"] > max(ENTROPY_TIMES * entropy["first"], entropy["first"] + ENTROPY_NATS)
     fell = _broke(f.get("accuracy_drop"), LEAST_DROP) or _broke(f.get("readable_drop"), LEAST_UNREADABLE)
-    return (fell or noise) and (not f["reward_rises"])
+    if f.get("longest_step", 0.0) >= LONG_STEP and not rises(f):
+        return True
+    misled = not f["taught"] and f.get("aligned", 1.0) < ALIGNED
+    return (fell or noise) and (not f["reward_rises"]) and not misled
+
+
+def accuracy_falls(f: Facts) -> bool:
+    drop = f.get("accuracy_drop") or {"z": 0.0, "before": 0.0, "after": 0.0}
+    broke = drop["z"] <= -SURE and drop["before"] - drop["after"] >= LEAST_DROP
+    return broke or (f.get("accuracy_rise", 0.0) <= FALLEN and f["accuracy_gain"] <= -LEAST_DROP)
+
+
+def stop_string_cuts(f: Facts) -> bool:
+    return f["stopped"] >= STOPPED
+
+
+def matcher_refuses(f: Facts) -> bool:
+    return f["misjudged"] >= MISJUDGED and f["same_number"] >= ENOUGH_SAME
 
 
 def entropy_collapse(f: Facts) -> bool:
@@ -340,6 +379,9 @@ SAYS: dict[str, Callable[[Facts], str]] = {
 CHANGE: dict[str, Changes | Callable[[Facts], Changes]] = {
     "does_not_fit": lambda f: f["memory_change"],
     "takes_too_long": lambda f: f["evening"],
+    "stop_string_cuts": lambda f: (
+        {key: [] for key in ("grpo.stop_strings", "eval.stop_strings") if f.settings.get(key)}
+    ),
     "prompts_too_long": {"data.train.max_prompt_tokens": lambda f: max(1, f["context"] - f["limit"])},
     "template_opens_a_tag": lambda f: (
         {"prompt.format": "think_answer"}

@@ -32,6 +32,7 @@ END_OF_TURN = re.compile(
     r"<\|(?:im_end|im_start|eot_id|eom_id|end_of_text|endoftext|end|user|assistant|return)\|>"
     r"|<(?:end|start)_of_turn>|</s>|\[/?INST\]|<｜(?:end▁of▁sentence|User|Assistant)｜>"
 )
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 SAMPLES_KEPT = 3
 ROWS_AT_ONCE = 20_000
 _COLUMNS = (
@@ -92,6 +93,9 @@ class Batch:
     unreadable: int
     finished_unreadable: int
     end_of_turn: int
+    stopped: int
+    same_number: int
+    same_number_wrong: int
     reasons: Counter[str]
     accuracy: Moments
     reward: Moments
@@ -99,11 +103,12 @@ class Batch:
     tokens: Moments
 
 
-def make_batch(records: Sequence[Mapping[str, Any]]) -> Batch:
+def make_batch(records: Sequence[Mapping[str, Any]], stops: Sequence[str] = ()) -> Batch:
     """Count the rollouts of one generation batch.
 
     Args:
         records: Rows with the columns of ``store.write.SCHEMA``, graded; a group is one (group, problem_id).
+        stops: The stop strings that ended completions.
     """
     groups: dict[tuple[Any, Any], list[Mapping[str, Any]]] = {}
     for row in records:
@@ -112,6 +117,7 @@ def make_batch(records: Sequence[Mapping[str, Any]]) -> Batch:
     full = [row for row in records if not row.get("truncated")]
     sets = [g for g in groups.values() if len(g) > 1]
     right = [(sum(bool(r.get("correct")) for r in g), len(g)) for g in sets]
+    same = [row for row in records if same_number(row.get("extracted"), row.get("gold"))]
 
     def means(value: Callable[[Mapping[str, Any]], float]) -> Moments:
         return Moments.of(sum(map(value, g)) / len(g) for g in groups.values())
@@ -129,6 +135,12 @@ def make_batch(records: Sequence[Mapping[str, Any]]) -> Batch:
         unreadable=sum(r.get("reason") in UNREADABLE for r in records),
         finished_unreadable=sum(r.get("reason") in UNREADABLE for r in full),
         end_of_turn=sum(_shows_end(r) for r in records),
+        stopped=sum(
+            r.get("reason") in UNREADABLE and str(r.get("completion") or "").endswith(tuple(stops))
+            for r in full
+        ),
+        same_number=len(same),
+        same_number_wrong=sum(not row.get("correct") for row in same),
         reasons=Counter(str(r.get("reason")) for r in records),
         accuracy=means(lambda r: bool(r.get("correct"))),
         reward=means(_reward),
@@ -151,6 +163,12 @@ def missing_tags(reasons: Mapping[str, int], tags: Mapping[str, str]) -> dict[st
         for reason in MISSING_TAG.values()
         if (n := reasons.get(reason, 0))
     }
+
+
+def same_number(answer: Any, gold: Any) -> bool:
+    """Return whether an answer holds exactly one number and it is the one of the gold answer, whatever is written around it."""
+    one, other = (NUMBER.findall(str(text or "")[:200].replace(",", "")) for text in (answer, gold))
+    return len(one) == len(other) == 1 and float(one[0]) == float(other[0])
 
 
 def _reward(row: Mapping[str, Any]) -> float:
@@ -189,7 +207,7 @@ class Signals:
         """Take the graded rollouts of one generation batch."""
         if not records:
             return
-        self.batches.append(make_batch(records))
+        self.batches.append(make_batch(records, stop_strings(self.settings)))
         best = max((r for r in records if not r.get("correct")), key=_reward, default=None)
         for row in records:
             kinds = {
@@ -223,6 +241,12 @@ class Signals:
     def series(self, name: str, stage: str = "grpo") -> list[tuple[int, float]]:
         """Return (step, value) of a metric where it was logged and finite."""
         return [(row["step"], row[name]) for row in self.lines.get(stage, ()) if row.get(name) is not None]
+
+
+def stop_strings(settings: Settings) -> tuple[str, ...]:
+    """Return the stop strings of a recipe's rollouts."""
+    strings = settings.get("grpo.stop_strings", settings.get("eval.stop_strings"))
+    return tuple(map(str, strings)) if isinstance(strings, (list, tuple)) else ()
 
 
 def _shown(row: Mapping[str, Any], width: int = 240) -> str:
@@ -296,12 +320,12 @@ LONGEST_FIRST = 20
 
 
 def recent(batches: Sequence[Batch]) -> list[Batch]:
-    """Return the last quarter of the batches, grown to ``MIN_STEPS`` and ``MIN_GROUPS``; empty when there are fewer."""
+    """Return the last quarter of the batches, grown to ``MIN_STEPS`` and ``MIN_GROUPS``, those of one counted; empty when there are fewer."""
     count = max(MIN_STEPS, len(batches) // QUARTER)
-    while count < len(batches) and sum(b.groups for b in batches[-count:]) < MIN_GROUPS:
+    while count < len(batches) and sum(b.accuracy.n for b in batches[-count:]) < MIN_GROUPS:
         count += 1
     window = list(batches[-count:])
-    return window if len(window) >= MIN_STEPS and sum(b.groups for b in window) >= MIN_GROUPS else []
+    return window if len(window) >= MIN_STEPS and sum(b.accuracy.n for b in window) >= MIN_GROUPS else []
 
 
 def ends(values: Sequence[T]) -> tuple[list[T], list[T]]:

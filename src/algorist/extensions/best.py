@@ -122,7 +122,6 @@ ENDED_EARLY = make_rule(
         "grpo.eval_every": lambda f: int(f.number("grpo.eval_every", 10)),
         "grpo.stop.patience": lambda f: 2 * int(f.number("grpo.stop.patience", 20)),
     },
-    example="grpo.learning_rate=1.0e-6; grpo.eval_every=10; grpo.stop={patience: 40}",
 )
 
 

@@ -34,6 +34,7 @@ class LiveWarnings(Extension):
             return None
         if event.kind == "loaded":
             lines = [line for line in start_warnings(self.run) if line not in self.run.reported]
+            self.watch.said |= {line.removeprefix("warning: ").partition(":")[0] for line in lines}
             for line in lines:
                 self.run.display.say(line)
             self.run.reported.update(lines)
@@ -47,6 +48,7 @@ class LiveWarnings(Extension):
 def start_warnings(run: Any) -> Iterator[str]:
     """Yield a line for each rule that model, tokenizer and problems of a run break together."""
     from algorist.data.problems import prompts_beyond
+    from algorist.diagnosis.course import odd_text
     from algorist.diagnosis.rule import Facts, apply
     from algorist.diagnosis.rules import all_rules
     from algorist.diagnosis.settings import Settings
@@ -56,7 +58,7 @@ def start_warnings(run: Any) -> Iterator[str]:
 
     plan, recipe, policy, train, sft = run.plan, run.recipe, run.policy, run.train, run.sft
     context = context_of(policy.model)
-    facts: dict[str, Any] = {"context": context, "looked_at": len(train)}
+    facts: dict[str, Any] = {"context": context, "looked_at": len(train), "odd_questions": odd_text(train)}
     room = context - recipe.grpo.max_completion_tokens if context else 0
     if plan.trains("grpo") and room > 0:
         facts["do_not_fit"] = len(prompts_beyond(room, train, plan.form, policy.tokenizer))

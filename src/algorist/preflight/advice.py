@@ -30,7 +30,7 @@ SHARES = {
 """Fact of completions → what ``Sampler.facts`` calls it."""
 OF_GROUPS = {"identical": "identical_groups", "pass_rate": "pass_rate"}
 AFTER_SFT = (
-    "truncated", "truncated_so_far", "finished_unreadable", "broken_characters", "useful_here", "all_right", "all_wrong", "unreadable",
+    "truncated", "truncated_so_far", "finished_unreadable", "stopped", "broken_characters", "useful_here", "all_right", "all_wrong", "unreadable",
 )  # fmt: skip
 """Facts that say nothing while SFT is still to come: before it a model from scratch or a base model knows no format."""
 
@@ -67,7 +67,7 @@ def _facts(recipe: Recipe, look: Preflight) -> dict[str, Any]:
     prompts, golds, sampled = look.prompts, look.golds, look.sampling
     facts = {**look.tokenization, "do_not_fit": prompts.get("do_not_fit"), "context": prompts.get("context")}
     facts |= {"looked_at": prompts.get("looked_at"), "golds_unread": 1 - golds.get("readable_share", 1.0)}
-    facts["leaked"] = look.leaked
+    facts |= {"leaked": look.leaked, "odd_questions": prompts.get("odd_questions")}
     if look.times:
         large = look.speed["token"] + look.speed["head"] > LARGE
         facts |= long_facts(recipe, look.times, laptop=large and not on_gpu(pick_device(recipe.device)))
@@ -90,6 +90,8 @@ def _sampled_facts(recipe: Recipe, sampled: dict[str, Any]) -> dict[str, Any]:
     }
     if count >= ENOUGH_ENDED:
         facts |= {name: Share(sampled[key]) for name, key in SHARES.items()}
+        facts |= {"stopped": Share(sampled["stopped"]), "same_number": sampled["same_number"]}
+        facts["misjudged"] = Share(sampled["same_number_wrong"] / max(1, sampled["same_number"]))
     if count >= ENOUGH:
         facts["unreadable"] = Share(sampled["unreadable"] / count)
     if sampled["ended"] >= ENOUGH_ENDED:

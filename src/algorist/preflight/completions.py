@@ -10,7 +10,7 @@ from functools import partial
 from statistics import mean
 from typing import Any
 
-from algorist.diagnosis.signals import END_OF_TURN, UNREADABLE
+from algorist.diagnosis.signals import END_OF_TURN, UNREADABLE, make_batch
 from algorist.errors import RewardError
 from algorist.evaluation.estimators import share_interval
 from algorist.models.load import Policy
@@ -19,6 +19,7 @@ from algorist.rewards import RewardSet
 from algorist.rollouts.collect import collect
 from algorist.rollouts.engines import ENGINES, make_engine
 from algorist.runs.plan import Plan
+from algorist.store.write import rows_of
 from algorist.training.grpo_setup import sampling_params
 from algorist.types import Group, Problem, Rollout
 
@@ -75,6 +76,8 @@ class Sampler:
             }
             for r in groups[0].rollouts[:SHOWN]
         ]
+        rows = [row for index, group in enumerate(groups) for row in rows_of(group, index=index)]
+        counts = make_batch(rows, self._params.stop_strings)
         rates, interval = fit_pass_rates(right, samples), share_interval([k / samples for k in right])
         return {
             "problems": len(groups),
@@ -90,6 +93,9 @@ class Sampler:
                 for g in sorted({section.group_size, *GROUP_SIZES})
             },
             "truncated": sum(r.truncated for r in flat) / len(flat),
+            "stopped": counts.stopped / len(flat),
+            "same_number": counts.same_number,
+            "same_number_wrong": counts.same_number_wrong,
             "reasons": dict(Counter(r.grade.reason for r in flat if r.grade).most_common()),
             "tokens_mean": sum(tokens) / len(tokens),
             "tokens": tokens,

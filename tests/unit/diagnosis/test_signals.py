@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
+from algorist.diagnosis.course import odd_text
+from algorist.diagnosis.diagnose import find_causes, not_explained
 from algorist.diagnosis.rule import Facts
 from algorist.diagnosis.rules import all_rules
-from algorist.diagnosis.signals import Signals
+from algorist.diagnosis.signals import Signals, same_number
+from algorist.types import Problem
 
 
 def test_a_reward_without_any_value_does_not_stop_the_diagnosis() -> None:
@@ -28,3 +33,54 @@ def test_a_reward_without_any_value_does_not_stop_the_diagnosis() -> None:
     assert finding is not None
     assert "single rewards, first and last step: own 0 → 11" in finding.evidence
     assert len(finding.samples) == 3 and "[read nothing, gold None, different, reward" in finding.samples[0]
+
+
+def course(accuracy: list[int], *, size: int = 4, metrics: dict[str, float] | None = None) -> Signals:
+    """Make up a run with so many right completions of four in each of 16 groups of a step, whose reward hardly changes."""
+    signals = Signals()
+    for step, right in enumerate(accuracy):
+        rows = [
+            {
+                "step": step, "group": group, "problem_id": f"p{group}", "completion": f"text {row}", "completion_tokens": 4,
+                "reward": 0.1 * row + 0.2 * ((group * 7 + step * 3) % 5) + 0.002 * step, "correct": (group + row) % 4 < right, "reason": "different",
+            }
+            for group in range(16 * 4 // size)
+            for row in range(size)
+        ]  # fmt: skip
+        signals.add_rollouts(rows)
+        signals.add_metrics("grpo", step, metrics or {})
+    return signals
+
+
+@pytest.mark.parametrize("size", [4, 1])
+def test_a_fall_of_the_accuracy_is_a_finding_whatever_the_reward_does(size: int) -> None:
+    """The reward rises a little; advantages that do not agree with correctness leave the learning rate out of it."""
+    falling = course([2] * 10 + [0] * 10, size=size, metrics={"ledger/correct/advantage": 0.05})
+    assert [finding.name for finding in find_causes(falling)] == ["accuracy_falls"]
+    unknown = course([2] * 10 + [0] * 10, size=size)
+    assert [finding.name for finding in find_causes(unknown)] == ["learning_rate_too_large"]
+
+
+def test_a_run_that_stands_still_is_not_explained() -> None:
+    assert not_explained(course([2] * 12)) == "the accuracy did not rise: 0.50 → 0.50 (+0.0 SE)"
+    assert not_explained(course([1] * 6 + [3] * 6)) == ""
+    assert not_explained(course([4] * 12)) == "", "nothing is left to learn"
+    assert find_causes(course([2] * 12)) == []
+
+
+def test_the_number_of_the_gold_answer_is_seen_in_whatever_is_around_it() -> None:
+    assert same_number("12", "12 km") and same_number("1,200 apples", "1200") and same_number("3.50", "3.5")
+    assert not same_number("12 of 13", "12") and not same_number(None, "12") and not same_number("x", "x")
+
+
+def test_questions_of_another_column_are_seen() -> None:
+    rows = [{"asked": f"{n} + 1 = ?", "topic": "sums", "code": f"q{n}"} for n in range(40)]
+
+    def problems(column: str) -> list[Problem]:
+        return [Problem(str(n), row[column], str(n + 1), extra=row) for n, row in enumerate(rows)]
+
+    assert odd_text(problems("asked")) is None
+    assert "40 of 40 problems" in (odd_text(problems("topic")) or "")
+    assert "the column asked asks" in (odd_text(problems("code")) or "")
+    answers = [Problem(str(n), str(n), str(n)) for n in range(9)]
+    assert "the questions are the gold answers" in (odd_text(answers) or "")

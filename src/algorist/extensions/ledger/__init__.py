@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from algorist.extensions.ledger.rules import RULES
 from algorist.training.extension import Control, Event, Extension, Policy, Sampled, Sampler, extension
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class BeforeOthers(_Always):
 @extension
 class Ledger(_Always):
     name, order = "ledger", 100
-    charts = (CHART, STEP_CHART, TOKEN_CHART)
+    charts, rules = (CHART, STEP_CHART, TOKEN_CHART), RULES
     sampled: Sampled | None = None
     watch: StepWatch | None = None
 

@@ -18,14 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from algorist.diagnosis.signals import UNREADABLE
 from algorist.types import Group, Rollout
 
 LEAST = 1e-12
 """Sums below it are 0 but for rounding."""
 FOLLOWS = 0.05
 """Agreement of advantages and rewards below which these did not make them, so that shares say nothing."""
-UNREAD = ("no_answer", "unparseable_answer", "ambiguous")
-"""Reasons of grades whose completion has no answer that can be read."""
 
 
 def centred(values_PG: Tensor, known_PG: Tensor) -> Tensor:
@@ -104,7 +103,7 @@ def token_sums(
 
 _KINDS = {
     "truncated": lambda r: r.truncated,
-    "unread": lambda r: r.grade is not None and r.grade.reason in UNREAD,
+    "unread": lambda r: r.grade is not None and r.grade.reason in UNREADABLE,
 }
 
 

@@ -17,8 +17,10 @@ have collapsed."""
 
 
 def teacher_knows_nothing(f: Facts) -> bool:
-    first, last = _ends(f, "teacher/log_prob")
-    return last < LEAST_LOG_PROB and last < first + RISEN
+    last = _ends(f, "teacher/log_prob")[1]
+    # The first step has seen no update: what is low later may be the training's doing.
+    start = f.signals.series("teacher/log_prob")[0][1]
+    return max(start, last) < LEAST_LOG_PROB and last < start + RISEN
 
 
 def teacher_kl_rises(f: Facts) -> bool:

@@ -76,6 +76,5 @@ RULES = (
         says="The model does not call its tools.",
         change={"sft.enabled": True},
         samples="any",
-        example="sft.enabled=true",
     ),
 )

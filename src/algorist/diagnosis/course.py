@@ -1,0 +1,165 @@
+"""Facts of the course of a run: whether the accuracy rises or falls, what else moves it, and what its data and answers show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from algorist.declared import registered
+from algorist.diagnosis.facts import share, window
+from algorist.diagnosis.rule import Facts, Share, Unknown, fact
+from algorist.diagnosis.signals import ends, middle, pooled, stop_strings, z_score
+from algorist.store.read import query
+from algorist.store.safe_text import one_line
+from algorist.types import Problem
+
+RISEN = 2.0
+"""Standard errors from the first to the last window from which on an accuracy has risen."""
+MOST_OF_THEM = 0.5
+"""Share of problems whose question shows that it comes from another column."""
+
+SEVERAL = 3
+"""Gold answers of one question that are no slip of the data."""
+
+
+@fact("accuracy in the first and the last window: {accuracy_course}")
+def accuracy_rise(f: Facts) -> float:
+    """Return the difference in standard errors."""
+    first, last = ends(f.signals.batches)
+    if not first:
+        raise Unknown("windows")
+    return z_score(*(pooled(part, lambda b: b.accuracy) for part in (first, last)), least_variance=0.01)
+
+
+@fact("{}")
+def accuracy_course(f: Facts) -> str:
+    first, last = ends(f.signals.batches)
+    before, after = (pooled(part, lambda b: b.accuracy).mean for part in (first, last))
+    return f"{before:.2f} → {after:.2f} ({f['accuracy_rise']:+.1f} SE)"
+
+
+def rises(f: Facts) -> bool:
+    """Return whether the accuracy clearly rises; no where that is not known."""
+    return bool(f.get("accuracy_rise", 0.0) >= RISEN)
+
+
+@fact("a teacher or another signal beside the rewards: {}")
+def taught(f: Facts) -> bool:
+    """Whether an extension has a signal of its own."""
+    return any(
+        f.settings.get(f"{section}.{key}" if section else key)
+        for cls in registered()
+        if getattr(cls, "teaches", False)
+        for section, keys in cls.keys.items()
+        for key in keys.model_fields
+    )
+
+
+@fact("no reward has a weight: {}")
+def unpaid(f: Facts) -> bool:
+    """Whether the rewards are measured only, because something else teaches."""
+    rewards = f.settings.get("rewards") or []
+    weights = [1.0 if isinstance(r, str) else float(r.get("weight", 1.0)) for r in rewards]
+    return bool(f["taught"] and weights and not any(weights))
+
+
+@fact("longest step: {:.2g} of the weights' length")
+def longest_step(f: Facts) -> float | None:
+    return max((v for _, v in f.signals.series("ledger/step/length", f.stage)), default=None)
+
+
+@fact("advantage and correctness agree by {:+.2f}, median over the run")
+def aligned(f: Facts) -> float | None:
+    """How advantages agree with correctness over the run."""
+    return middle(series) if (series := f.signals.series("ledger/correct/advantage")) else None
+
+
+@fact("{} of the completions end with one of the stop strings {stop_strings} and have no answer ({where})")
+def stopped(f: Facts) -> Share:
+    return share(window(f), "stopped", "rollouts")
+
+
+@fact("{}", "stop_strings")
+def _stop_strings(f: Facts) -> str | None:
+    return ", ".join(map(repr, stop_strings(f.settings))) or None
+
+
+@fact("{} of the answers with the number of the gold answer are called wrong ({same_number} of {where})")
+def misjudged(f: Facts) -> Share:
+    return share(window(f), "same_number_wrong", "same_number")
+
+
+@fact("{} completions have the number of the gold answer")
+def same_number(f: Facts) -> int:
+    return sum(b.same_number for b in window(f))
+
+
+@fact("matcher {}")
+def matcher(f: Facts) -> str:
+    return str(f.settings.get("matcher", "symbolic"))
+
+
+@fact("{}")
+def odd_questions(f: Facts) -> str | None:
+    """Of a run, its rollouts, and its training data where that is a local file; whoever has the problems says it with ``odd_text``."""
+    run = f.signals.run
+    if run is None:
+        return None
+    rows = query(
+        run, "SELECT DISTINCT problem_id, question, gold FROM rollouts WHERE stage = 'grpo' LIMIT 2000"
+    )
+    problems = [
+        Problem(str(row["problem_id"]), str(row["question"]), str(row["gold"]))
+        for row in rows
+        if row["question"]
+    ]
+    return odd_text(problems) or odd_text(_local_problems(f, run))
+
+
+def _local_problems(f: Facts, run: Path) -> list[Problem]:
+    """Return the training problems of a run where they are a local file that can still be read."""
+    from algorist.config.load import load_recipe
+    from algorist.data.problems import Problems
+    from algorist.errors import AlgoristError
+
+    path = f.settings.get("data.train.path")
+    if not path or not Path(str(path)).is_file():
+        return []
+    try:
+        return list(Problems.load(load_recipe(str(run / "config.yaml"), ["sft.enabled=false"]).recipe).train)
+    except (AlgoristError, OSError, ValueError):
+        return []
+
+
+def odd_text(problems: Sequence[Problem]) -> str | None:
+    """Return by what the questions of problems show that they come from another column; None where nothing does."""
+    if len(problems) < 4:
+        return None
+    golds: dict[str, set[str]] = {}
+    for problem in problems:
+        golds.setdefault(problem.question.strip(), set()).add(problem.answer.strip())
+    several = {question for question, answers in golds.items() if len(answers) >= SEVERAL}
+    clash = sum(problem.question.strip() in several for problem in problems)
+    if clash >= MOST_OF_THEM * len(problems):
+        one = max(several, key=lambda question: len(golds[question]))
+        return (
+            f"{clash} of {len(problems)} problems have a question with several other answers: "
+            f"{one_line(one, 60)} has {len(golds[one])} gold answers"
+        )
+    if _share(p.question.strip() == p.answer.strip() for p in problems) >= MOST_OF_THEM:
+        return f"the questions are the gold answers, such as {one_line(problems[0].question, 60)}"
+    asks = _share("?" in p.question for p in problems)
+    for name in {name for p in problems[:200] for name, text in p.extra.items() if isinstance(text, str)}:
+        texts = [str(p.extra.get(name) or "") for p in problems]
+        if asks < 1 - MOST_OF_THEM and _share("?" in text for text in texts) >= max(MOST_OF_THEM, 2 * asks):
+            return (
+                f"the column {name} asks ({one_line(texts[0], 60)}), the questions do not "
+                f"({one_line(problems[0].question, 60)})"
+            )
+    return None
+
+
+def _share(values: Iterable[Any]) -> float:
+    flags = [bool(value) for value in values]
+    return sum(flags) / max(1, len(flags))

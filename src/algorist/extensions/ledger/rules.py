@@ -1,0 +1,210 @@
+"""What the ledger says of a run, and the rules that read it; where there is no run yet, the recipe alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from algorist.diagnosis.course import rises
+from algorist.diagnosis.rule import Changes, Facts, Share, Unknown, fact, rules_of
+from algorist.diagnosis.signals import middle
+
+PREFIX = "ledger/"
+GRADES = ("correct", "correctness_numeric", "correctness_exact", "correctness")
+"""Rewards that pay right answers."""
+DROWNED = 0.1
+"""Weight of such a reward, of the largest other one, below which the other decides. And its share of the advantages."""
+ALIGNED, TURNED = 0.15, -0.2
+"""Agreement of advantages with correctness below which right answers are not what is learned, and below which wrong ones are."""
+DECAYS = 0.01
+"""Share of the weights that the decay takes in one step: in 70 steps half of them."""
+CUT_AWAY, LEAST_NORM = 1e-3, 1e-5
+"""Factor by which a gradient is cut, and a limit of its norm, from which on Adam's steps shrink too."""
+MUCH_BONUS, MUCH_BETA = 0.1, 1.0
+"""Weights of entropy and of KL, in units of advantage per nat, that outweigh rewards; usual are 0.001 and 0.02."""
+RULING = 0.5
+"""Share of the gradient of a term beside the rewards' that rules the update."""
+
+
+def medians(f: Facts, prefix: str) -> dict[str, float]:
+    """Return the median over the logged steps of the metrics that begin so, by the rest of their names (Unknown: none)."""
+    lines = f.signals.lines.get(f.stage, ())
+    names = {name for line in lines for name in line if name.startswith(PREFIX + prefix)}
+    values = {name: middle(f.signals.series(name, f.stage)) for name in sorted(names)}
+    known = {name.removeprefix(PREFIX + prefix): v for name, v in values.items() if v == v}
+    if not known:
+        raise Unknown(prefix)
+    return known
+
+
+@fact("rewards: {}", "moved_by_rewards", first=True)
+def moved_by_rewards(f: Facts) -> str | None:
+    shares, agree = f.get("reward_shares", {}), f.get("agreements", {})
+    if not (shares or agree or f.signals.series("ledger/added")):
+        return None
+    parts = [f"{name} {Share(v)}" for name, v in sorted(shares.items(), key=lambda item: -abs(item[1]))]
+    text = f"{', '.join(parts)} of the advantages" if parts else "no reward made the advantages"
+    if "advantage" in agree:
+        text += f"; advantage with correctness {agree['advantage']:+.2f}"
+    if "reward" in agree:
+        text += f", reward {agree['reward']:+.2f}"
+    if added := f.get("ledger/added"):
+        text += f"; {Share(added)} of their size from extensions"
+    return text
+
+
+@fact("gradient: {}", "moved_by_terms", first=True)
+def moved_by_terms(f: Facts) -> str | None:
+    terms = f["term_shares"]
+    return ", ".join(f"{name} {Share(v)}" for name, v in sorted(terms.items(), key=lambda i: -abs(i[1])))
+
+
+@fact("a step: {}", "moved_by_steps", first=True)
+def moved_by_steps(f: Facts) -> str | None:
+    step = medians(f, "step/")
+    causes = [f"{name} {step[name]:.1e}" for name in ("gradient", "decay") if step.get(name)] or ["nothing"]
+    text = f"{step['length']:.1e} of the weights' length: {', '.join(causes)}"
+    if step.get("clipped", 1.0) < 1:
+        text += f"; max_grad_norm leaves {step['clipped']:.2g} of the gradient"
+    return text + f"; the schedule {Share(step['schedule'])} of the peak rate" * ("schedule" in step)
+
+
+@fact("tokens: {}", "moved_on_tokens", first=True)
+def moved_on_tokens(f: Facts) -> str | None:
+    names = {"truncated": "on truncated completions", "unread": "on unread ones", "before_reply": "before a reply",
+             "first": "on first tokens", "last": "on last"}  # fmt: skip
+    shares = medians(f, "tokens/")
+    return ", ".join(f"{Share(shares[key])} {text}" for key, text in names.items() if key in shares)
+
+
+@fact("shares of the advantages: {}")
+def reward_shares(f: Facts) -> dict[str, float]:
+    return medians(f, "reward/")
+
+
+@fact("agreement with correctness: {}")
+def agreements(f: Facts) -> dict[str, float]:
+    return medians(f, "correct/")
+
+
+@fact("shares of the gradient: {}")
+def term_shares(f: Facts) -> dict[str, float]:
+    return medians(f, "gradient/share/")
+
+
+def _weights(f: Facts) -> dict[str, float]:
+    """Return the weights of the recipe's rewards by name."""
+    rewards = f.settings.get("rewards") or []
+    named = [{"name": r} if isinstance(r, str) else dict(r) for r in rewards]
+    return {str(r.get("name")).rpartition(":")[2]: float(r.get("weight", 1.0)) for r in named}
+
+
+@fact("weights of the rewards: {}")
+def reward_weights(f: Facts) -> dict[str, float] | None:
+    return _weights(f) or None
+
+
+@fact("{}")
+def grading_reward(f: Facts) -> str | None:
+    """The reward that pays right answers."""
+    return next((name for name in _weights(f) if name in GRADES), None)
+
+
+@fact("{}")
+def larger_reward(f: Facts) -> str | None:
+    """What outweighs it: by the ledger, else by the recipe."""
+    shares = f.get("reward_shares") or f["reward_weights"]
+    others = {name: abs(v) for name, v in shares.items() if name != f["grading_reward"]}
+    return max(others, key=others.__getitem__) if others else None
+
+
+def negative_weight(f: Facts) -> bool:
+    return f["reward_weights"][f["grading_reward"]] < 0
+
+
+def correct_is_drowned(f: Facts) -> bool:
+    name, weights = f["grading_reward"], f["reward_weights"]
+    if weights[name] <= 0 or not f["larger_reward"]:
+        return False
+    agrees, shares = f.get("aligned"), f.get("reward_shares")
+    if agrees is None or not shares:
+        return weights[name] < DROWNED * max(abs(v) for other, v in weights.items() if other != name)
+    return abs(agrees) < ALIGNED and shares.get(name, 0.0) < DROWNED and not rises(f)
+
+
+def advantage_turned(f: Facts) -> bool:
+    agree = medians(f, "correct/")
+    return agree.get("advantage", 0.0) <= TURNED and agree.get("reward", 0.0) >= -TURNED
+
+
+def decay_too_strong(f: Facts) -> bool:
+    takes = f.get("taken_by_decay") or f.number("{stage}.weight_decay", 0.0) * f.number(
+        "{stage}.learning_rate", 0.0
+    )
+    return takes >= DECAYS
+
+
+@fact("the decay takes up to {} of the weights in a step")
+def taken_by_decay(f: Facts) -> Share | None:
+    series = f.signals.series("ledger/step/decay", f.stage)
+    return Share(max(v for _, v in series)) if series else None
+
+
+@fact("weight decay {:g}")
+def weight_decay(f: Facts) -> float:
+    return f.number("{stage}.weight_decay", 0.0)
+
+
+@fact("limit of the gradient norm {:g}")
+def max_grad_norm(f: Facts) -> float:
+    return f.number("{stage}.max_grad_norm", 1.0)
+
+
+def gradient_cut_away(f: Facts) -> bool:
+    if f.number("{stage}.max_grad_norm", 1.0) <= LEAST_NORM:
+        return True
+    return medians(f, "step/").get("clipped", 1.0) <= CUT_AWAY and f.stage == "grpo" and not rises(f)
+
+
+@fact("max_grad_norm leaves {:.1e} of the gradient")
+def left_by_norm(f: Facts) -> float | None:
+    return medians(f, "step/").get("clipped")
+
+
+def entropy_bonus_too_large(f: Facts) -> bool:
+    return _rules(f, "entropy", f.number("grpo.entropy_bonus", 0.0), MUCH_BONUS)
+
+
+def penalty_too_large(f: Facts) -> bool:
+    return _rules(f, "reference", f.number("grpo.beta", 0.0), MUCH_BETA)
+
+
+def _rules(f: Facts, term: str, weight: float, much: float) -> bool:
+    """Return whether a term rules the gradient while the accuracy does not rise; without the ledger, whether its weight is too large."""
+    share = f.get("term_shares", {}).get(term)
+    if share is None:
+        return weight >= much
+    return abs(share) >= RULING and not rises(f) and weight > 0
+
+
+CHANGE: dict[str, Changes] = {
+    "negative_weight": {"rewards": lambda f: _with(f, abs)},
+    "correct_is_drowned": {"rewards": lambda f: _with(f, lambda _: 1.0, others=0.1)},
+}
+
+
+def _with(f: Facts, change: Any, others: float | None = None) -> list[dict[str, Any]]:
+    """Return the recipe's rewards with another weight of the one that pays right answers, and smaller ones of the others."""
+    rows = []
+    for row in f.settings.get("rewards") or []:
+        row = {"name": row} if isinstance(row, str) else dict(row)
+        weight = float(row.get("weight", 1.0))
+        if str(row.get("name")).rpartition(":")[2] == f["grading_reward"]:
+            row["weight"] = change(weight)
+        elif others is not None and abs(weight) > others:
+            row["weight"] = others if weight > 0 else -others
+        rows.append(row)
+    return rows
+
+
+RULES = tuple(rules_of(Path(__file__).with_suffix(".yaml"), globals()))

@@ -1,0 +1,130 @@
+"""The thirteen faults that an independent check planted without knowledge of the rules: each is named by its cause.
+
+Small real runs; the cause comes first, whatever symptoms there are.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from algorist.config import load_recipe
+from algorist.diagnosis.diagnose import diagnose
+from tests.conftest import Verb
+from tests.runs.sums import Runs
+
+pytestmark = pytest.mark.slow
+
+OWN = """
+import torch
+from algorist_grader import MATCHERS
+from algorist_grader.matchers import Matcher
+
+
+def flipped(rewards_PG):
+    return -(rewards_PG - rewards_PG.mean(1, keepdim=True)) / (rewards_PG.std(1, keepdim=True) + 1e-4)
+
+
+def noise(completions, **_):
+    return torch.rand(len(completions), generator=torch.Generator().manual_seed(sum(map(len, completions)))).tolist()
+
+
+def with_unit(answer, gold, limits):
+    same = answer.strip() == gold.strip() + " apples"
+    return same, "equal_string" if same else "different"
+
+
+if "with_unit" not in MATCHERS:
+    MATCHERS.register("with_unit")(Matcher("with_unit", "the number and its unit", with_unit))
+"""
+FAULTS: dict[str, tuple[str, ...]] = {
+    "negative_weight": ("rewards=[{name: correct, weight: -1}]",),
+    "stop_string_cuts": ("grpo.stop_strings=['=']",),
+    "questions_elsewhere": ("data.train={name: local, path: TOPICS, columns: {question: topic}}",),
+    "matcher_refuses": ("plugins=[OWN]", "matcher=with_unit"),
+    "advantage_turned": ("grpo.advantage=OWN:flipped",),
+    "entropy_bonus_too_large": ("grpo.entropy_bonus=1",),
+    "decay_too_strong": ("grpo.weight_decay=300",),
+    "gradient_cut_away": ("grpo.max_grad_norm=1e-12",),
+    "learning_rate_too_large": (
+        "grpo.teacher={model: MODEL}", "rewards=[{name: correct, weight: 0}]", "grpo.group_size=1",
+        "grpo.learning_rate=0.5", "grpo.max_steps=12",
+    ),
+    "correct_is_drowned": ("rewards=[{name: correct, weight: 0.05}, {name: 'OWN:noise', weight: 5}]",),
+    "penalty_too_large": ("grpo.beta=100",),
+    "warm_up_too_long": ("grpo.warmup_steps=100000",),
+}  # fmt: skip
+"""The rule that names the cause → what is planted."""
+
+
+@pytest.fixture(scope="module")
+def places(runs: Runs) -> dict[str, Path]:
+    own, topics = runs.folder / "own_parts.py", runs.folder / "topics.jsonl"
+    own.write_text(OWN, encoding="utf-8")
+    rows = [json.loads(line) | {"topic": "addition"} for line in runs.train.read_text().splitlines()]
+    topics.write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
+    return {"OWN": own, "TOPICS": topics, "MODEL": runs.model}
+
+
+def planted(name: str, places: dict[str, Path]) -> list[str]:
+    """Return the overrides of a fault, with the places of its files."""
+    changes = list(FAULTS[name])
+    for word, place in places.items():
+        changes = [change.replace(word, str(place)) for change in changes]
+    return changes
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_named_by_its_cause(name: str, runs: Runs, places: dict[str, Path]) -> None:
+    run = runs(f"planted_{name}", "grpo.max_steps=8", *planted(name, places))
+    first, *others = diagnose(run)
+    assert first.name == name and not others, [finding.name for finding in (first, *others)]
+    assert "{" not in first.sentence
+    load_recipe(str(run / "config.yaml"), first.change)
+
+
+def test_the_command_says_what_moved_the_weights_and_what_would_show_help(
+    runs: Runs, places: dict[str, Path], verb: Verb
+) -> None:
+    run = runs("planted_advantage_turned", "grpo.max_steps=8", *planted("advantage_turned", places))
+    lines = verb("diagnose", str(run))[1].splitlines()
+    assert lines[0] == "what moved the weights, median over the steps:"
+    assert any("advantage with correctness -" in line for line in lines[:5])
+    assert any(
+        line.strip().startswith("it helped if the advantage agrees with correctness") for line in lines
+    )
+
+
+def test_a_run_that_stands_still_is_not_called_free_of_faults(runs: Runs, verb: Verb) -> None:
+    run = runs("still", "grpo.learning_rate=1e-6", "grpo.max_steps=12")
+    assert diagnose(run) == []
+    code, output, _ = verb("diagnose", str(run))
+    assert code == 0 and "no known fault" not in output
+    assert "not explained" in output and "the accuracy did not rise: 0." in output
+
+
+@pytest.mark.parametrize("size", [8, 1])
+def test_a_teacher_alone_is_no_fault(size: int, runs: Runs, verb: Verb) -> None:
+    """Equal rewards are no symptom where the teacher is what teaches; groups of one count as something to judge."""
+    run = runs(
+        f"teacher_{size}", f"grpo.teacher={{model: {runs.careful}}}", "rewards=[{name: correct, weight: 0}]",
+        f"grpo.group_size={size}", "grpo.max_steps=24",
+    )  # fmt: skip
+    assert [finding.name for finding in diagnose(run)] == []
+    assert "too little to judge" not in verb("diagnose", str(run))[1]
+    log = (run / "training.log").read_text(encoding="utf-8")
+    assert "no_signal" not in log and "flat_reward" not in log
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    {
+        "lora": ("model.lora={rank: 8, alpha: 16}", "grpo.learning_rate=3e-3"),
+        "cispo": ("grpo.loss=cispo", "grpo.num_iterations=2", "grpo.beta=0.02", "grpo.learning_rate=3e-4"),
+        "small_terms": ("grpo.beta=0.02", "grpo.entropy_bonus=0.002", "grpo.learning_rate=3e-4"),
+    }.items(),
+)
+def test_healthy_variants_are_left_in_peace(name: str, changes: tuple[str, ...], runs: Runs) -> None:
+    assert [finding.name for finding in diagnose(runs(f"variant_{name}", *changes))] == []
