@@ -1,4 +1,4 @@
-"""Facts of the course of a run: whether the accuracy rises or falls, what else moves it, and what its data and answers show."""
+"""Facts of the course of a run: rise and fall of its accuracy, its data, stop strings and matcher."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def rises(f: Facts) -> bool:
 
 @fact("a teacher or another signal beside the rewards: {}")
 def taught(f: Facts) -> bool:
-    """Whether an extension has a signal of its own."""
+    """See whether an extension has a signal of its own."""
     return any(
         f.settings.get(f"{section}.{key}" if section else key)
         for cls in registered()
@@ -58,7 +58,7 @@ def taught(f: Facts) -> bool:
 
 @fact("no reward has a weight: {}")
 def unpaid(f: Facts) -> bool:
-    """Whether the rewards are measured only, because something else teaches."""
+    """See whether the rewards are measured only, because something else teaches."""
     rewards = f.settings.get("rewards") or []
     weights = [1.0 if isinstance(r, str) else float(r.get("weight", 1.0)) for r in rewards]
     return bool(f["taught"] and weights and not any(weights))
@@ -71,7 +71,6 @@ def longest_step(f: Facts) -> float | None:
 
 @fact("advantage and correctness agree by {:+.2f}, median over the run")
 def aligned(f: Facts) -> float | None:
-    """How advantages agree with correctness over the run."""
     return middle(series) if (series := f.signals.series("ledger/correct/advantage")) else None
 
 
@@ -133,7 +132,7 @@ def _local_problems(f: Facts, run: Path) -> list[Problem]:
 
 
 def odd_text(problems: Sequence[Problem]) -> str | None:
-    """Return by what the questions of problems show that they come from another column; None where nothing does."""
+    """Return the sign that questions of problems come from another column; None where there is none."""
     if len(problems) < 4:
         return None
     golds: dict[str, set[str]] = {}

@@ -54,14 +54,14 @@ def find_causes(signals: Signals) -> list[Finding]:
 
 
 def moved(signals: Signals) -> list[str]:
-    """Return what moved the weights of the last stage that has begun, a line each; empty where nothing measured it."""
+    """Return a line for each cause that moved the weights of the last stage; empty where nothing measured them."""
     stage = next((stage for stage in reversed(STAGES) if signals.lines.get(stage)), "")
     facts = Facts(signals.settings, signals=signals, stage=stage)
     return [facts.shown(name) for name in FACTS if FACTS.get(name).first and facts.get(name) is not None]
 
 
 def not_explained(signals: Signals) -> str:
-    """Return how the accuracy went where it did not rise, or an empty string; of a run without findings nothing explains that."""
+    """Return a sentence on an accuracy that did not rise, or an empty string."""
     facts = Facts(signals.settings, signals=signals)
     if facts.get("accuracy_rise") is None or rises(facts):
         return ""

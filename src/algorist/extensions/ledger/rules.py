@@ -1,4 +1,4 @@
-"""What the ledger says of a run, and the rules that read it; where there is no run yet, the recipe alone."""
+"""Facts of the ledger, and the rules that read it; where there is no run yet, the recipe alone."""
 
 from __future__ import annotations
 
@@ -106,13 +106,13 @@ def reward_weights(f: Facts) -> dict[str, float] | None:
 
 @fact("{}")
 def grading_reward(f: Facts) -> str | None:
-    """The reward that pays right answers."""
+    """Name the reward that pays right answers."""
     return next((name for name in _weights(f) if name in GRADES), None)
 
 
 @fact("{}")
 def larger_reward(f: Facts) -> str | None:
-    """What outweighs it: by the ledger, else by the recipe."""
+    """Name the reward that outweighs it: by the ledger, else by the recipe."""
     shares = f.get("reward_shares") or f["reward_weights"]
     others = {name: abs(v) for name, v in shares.items() if name != f["grading_reward"]}
     return max(others, key=others.__getitem__) if others else None

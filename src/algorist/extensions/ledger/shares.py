@@ -1,4 +1,4 @@
-"""Where the advantages of a rollout batch come from, and on which tokens they lie: sums that add up over processes.
+"""Shares of rewards and of tokens in the advantages of a rollout batch, as sums that add up over processes.
 
 With A_i the mean advantage of completion i over the tokens that count, R_i its reward, r_ik the value of reward k and w_k its weight, and
 x̃ a number minus its mean over the group:

@@ -1,4 +1,4 @@
-"""What an optimizer step changes, by cause, on a fixed sample of the trained weights.
+"""Changes of the weights in an optimizer step by cause, on a fixed sample of those that are trained.
 
 With w the sampled weights before a step, w' after it, η its learning rate, λ the decoupled weight decay, g the gradient before and ĝ after
 ``max_grad_norm``:

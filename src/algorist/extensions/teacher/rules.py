@@ -17,9 +17,8 @@ have collapsed."""
 
 
 def teacher_knows_nothing(f: Facts) -> bool:
-    last = _ends(f, "teacher/log_prob")[1]
     # The first step has seen no update: what is low later may be the training's doing.
-    start = f.signals.series("teacher/log_prob")[0][1]
+    last, start = _ends(f, "teacher/log_prob")[1], f.signals.series("teacher/log_prob")[0][1]
     return max(start, last) < LEAST_LOG_PROB and last < start + RISEN
 
 
