@@ -16,7 +16,7 @@ help:
 	@echo "make quickstart   install, then train a tiny model from scratch and show what GRPO gained"
 	@echo "make install      only install, in .venv"
 	@echo "make flash        install, then flash-attn for CUDA (a wheel, else built from source; may take an hour)"
-	@echo "make test         install, then run the quick tests: no real processes, no pretend GPU"
+	@echo "make test         install, then run the quick tests: no runs, no real processes, no pretend GPU"
 	@echo "make test-all     install, then run all tests that need no GPU, vLLM or network"
 	@echo "make coverage     the tests, then which lines no test ran (one file: make coverage TESTS=tests/unit/data/test_load.py)"
 	@echo "make test-vllm    an environment of its own with vLLM for CPU (4 GB), then the tests that need it"

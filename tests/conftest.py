@@ -36,8 +36,8 @@ if (
 
 from tests import warm  # noqa: E402 (it looks at the variables)
 
-SLOW = {"slow", "cuda"}
-"""Folders of whole jobs in real processes and of the pretend GPU, which takes a minute."""
+SLOW = {"slow", "cuda", "runs"}
+"""Folders of whole jobs in real processes, of the pretend GPU, which takes a minute, and of whole runs and commands in this process."""
 _frozen_at = {"modules": 0}
 
 

@@ -31,6 +31,7 @@ from tests.tiny import QUESTIONS, TOKENIZER
 
 CPU, TINY = torch.device("cpu"), {"hidden_size": 32, "layers": 2, "heads": 2, "kv_heads": 1}
 ROTATION = "apply_rotary_pos_emb"
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True)
