@@ -65,7 +65,8 @@ def deepspeed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert done.returncode == 0, done.stderr
     # On a CPU it would compile its own reductions where it lies, which takes two processors two minutes; gloo has them.
     comm, build = path / "deepspeed/comm/torch.py", "def build_shm_op():\n"
-    assert build in (text := comm.read_text())
+    text = comm.read_text()
+    assert build in text
     comm.write_text(text.replace(build, f"{build}    return None\n"))
     return path
 
