@@ -17,6 +17,16 @@ F = TypeVar("F")
 _BY_USER: ContextVar[bool] = ContextVar("by_user", default=False)
 
 
+_ADDED: dict[str, list[str]] = {}
+"""Kind → modules that ``add_module`` added."""
+
+
+def add_module(module: str, *kinds: str) -> None:
+    """Add a module that registers entries of these kinds, to be imported when one of them is looked up."""
+    for kind in kinds:
+        _ADDED.setdefault(kind, []).append(module)
+
+
 @contextmanager
 def by_user() -> Iterator[None]:
     """Register the entries inside as a user's, which may be registered again: a file that was edited, or a run's copy of it."""
@@ -64,6 +74,11 @@ class Registry(Generic[T]):
         finally:
             _BY_USER.reset(token)
 
+    def _look_up(self) -> None:
+        """Import what registers members, and what ``add_module`` added, which may need the room of the registry to be complete."""
+        self._members += _ADDED.pop(self.kind, [])
+        self._open()
+
     def get(self, name: str) -> T:
         """Return the entry called ``name``.
 
@@ -75,11 +90,11 @@ class Registry(Generic[T]):
 
     def names(self) -> list[str]:
         """Return all names, sorted."""
-        self._open()
+        self._look_up()
         return sorted(self._entries)
 
     def __contains__(self, name: object) -> bool:
-        self._open()
+        self._look_up()
         return name in self._entries
 
     def __iter__(self) -> Iterator[str]:

@@ -5,4 +5,6 @@ How they take part in a completion is the extension ``tools``.
 
 from __future__ import annotations
 
-from algorist.extensions.environments import reward  # noqa: F401  (it registers itself)
+from algorist_grader.registry import add_module
+
+add_module(f"{__name__}.reward", "reward")
