@@ -11,9 +11,12 @@ import numpy
 import pytest
 import torch
 
+from algorist.config.schema import Recipe
 from algorist.extensions import ledger
+from algorist.extensions.ledger.gradient import CORRECT, numbers_of
 from algorist.extensions.ledger.shares import mean_advantages, reward_sums, token_sums
 from algorist.extensions.ledger.weights import Sample, length
+from algorist.extensions.reference import KLPenalty
 from algorist.objectives.advantages import advantage_named
 from algorist.runs.pipeline import run_recipe
 from algorist.training.extension import Event, Extensions
@@ -197,7 +200,9 @@ def test_a_sample_of_large_weights_estimates_their_length() -> None:
 
 def test_the_ledger_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same weights to the bit and the same other metrics, with and without it, where a penalty and a bonus are minimised too."""
-    changes = ("grpo.beta=0.05", "grpo.entropy_bonus=0.01", "grpo.num_iterations=2", "sft.max_steps=2")
+    changes = (
+        "grpo.beta=0.05", "grpo.entropy_bonus=0.01", "grpo.num_iterations=2", "sft.max_steps=2", "grpo.ledger_every=1",
+    )  # fmt: skip
     rows = {}
     for name in ("with", "without"):
         if name == "without":
@@ -213,3 +218,40 @@ def test_the_ledger_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             {k: v for k, v in line.items() if not k.startswith(("time", "hardware/", "ledger/", "rollout/"))} for line in lines
         ]  # fmt: skip
     assert rows["with"] == rows["without"]
+
+
+def test_terms_of_the_gradient_add_up_to_what_training_computes(tmp_path: Path) -> None:
+    """An entropy bonus and a penalty of known weight: doubled weights double their part, and all parts are the step's gradient."""
+    shares = {}
+    for name, beta, bonus in (("once", 0.5, 0.1), ("twice", 1.0, 0.1)):
+        recipe = Recipe.model_validate({"grpo": {"beta": beta, "entropy_bonus": bonus, "ledger_every": 1}})
+        parts = [ledger.BeforeOthers(recipe), KLPenalty(recipe), ledger.Ledger(recipe)]
+        trainer = make_trainer(
+            tmp_path / name, extensions=Extensions(parts), max_steps=2, beta=beta, entropy_bonus=bonus, num_iterations=2,
+        )  # fmt: skip
+        trainer.extensions.seen(Event("stage", "grpo", trainer=trainer))
+        trainer.train()
+        lines = [line for line in trainer.state.log_history if "ledger/gradient/share/rewards" in line]
+        shares[name] = lines
+        for line in lines:
+            own = {k.rpartition("/")[2]: v for k, v in line.items() if k.startswith("ledger/gradient/share/")}
+            assert set(own) == {"rewards", "reference", "entropy"} and sum(own.values()) == pytest.approx(1)
+    first, doubled = (shares[name][0] for name in ("once", "twice"))
+    for term in ("rewards", "entropy"):  # the first step has the same policy
+        assert doubled[f"ledger/gradient/norm/{term}"] == pytest.approx(first[f"ledger/gradient/norm/{term}"])
+    second, doubled = (shares[name][-1] for name in ("once", "twice"))
+    assert second["ledger/gradient/norm/reference"] > 0 < doubled["ledger/gradient/norm/reference"]
+
+
+def test_shares_and_cosine_of_planted_gradients() -> None:
+    rewards, kl = torch.tensor([3.0, 0.0, 0.0]).double(), torch.tensor([1.0, 1.0, 0.0]).double()
+    values = numbers_of(
+        {"rewards": rewards, "reference": kl, CORRECT: torch.tensor([0.0, 2.0, 0.0]).double()}
+    )
+    assert values["share/rewards"] == pytest.approx(12 / 17) and values["share/reference"] == pytest.approx(
+        5 / 17
+    )
+    assert values["cosine"] == pytest.approx(1 / math.sqrt(17)) and values["norm/reference"] == pytest.approx(
+        math.sqrt(2)
+    )
+    assert numbers_of({"rewards": rewards}) == {}

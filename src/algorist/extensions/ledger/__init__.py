@@ -6,9 +6,13 @@ advantages lie. Of the weights: the length of a step by cause. It reads and chan
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from pydantic import Field
+
+from algorist.config.section import Section
 from algorist.extensions.ledger.rules import RULES
 from algorist.training.extension import Control, Event, Extension, Policy, Sampled, Sampler, extension
 
@@ -16,6 +20,7 @@ if TYPE_CHECKING:
     from algorist.extensions.ledger.weights import StepWatch
     from algorist.training.batch import Batch
 
+log = logging.getLogger("algorist.extensions.ledger")
 BY_REWARD = "ledger/by_reward"
 """The advantages (B, T) as rewards made them, in ``Batch.extra`` until the last extension has seen the batch."""
 SFT_EVERY = 4
@@ -32,6 +37,12 @@ STEP_CHART = (
     ("ledger/step/length", "ledger/step/gradient", "ledger/step/decay"),
     ("ledger/step/",),
 )
+TERM_CHART = (
+    "Ledger: gradient",
+    "Share of each term in the gradient of a step, and its cosine with the gradient of correctness alone.",
+    ("ledger/gradient/share/*", "ledger/gradient/cosine"),
+    ("ledger/gradient/",),
+)
 TOKEN_CHART = (
     "Ledger: tokens",
     "Share of the advantages on some tokens, of the peak rate, and of the gradient that max_grad_norm leaves.",
@@ -39,6 +50,11 @@ TOKEN_CHART = (
     ("ledger/",),
     True,
 )
+
+
+class _Keys(Section):
+    ledger_every: int = Field(20, ge=0)
+    """Steps between two gradients that are told apart by term; 0 for none."""
 
 
 class _Always(Extension):
@@ -61,19 +77,45 @@ class BeforeOthers(_Always):
 
 @extension
 class Ledger(_Always):
-    name, order = "ledger", 100
-    charts, rules = (CHART, STEP_CHART, TOKEN_CHART), RULES
+    name, keys, order = "ledger", {"grpo": _Keys}, 100
+    charts, rules = (CHART, TERM_CHART, STEP_CHART, TOKEN_CHART), RULES
     sampled: Sampled | None = None
+    silent = False
     watch: StepWatch | None = None
 
     def problems(self, sampled: Sampled, sampler: Sampler) -> None:
         self.sampled = sampled
 
     def batch(self, batch: Batch, policy: Policy) -> Batch:
+        from algorist.extensions.ledger.gradient import CORRECT
+
         extra = dict(batch.extra)
         by_reward, sampled, self.sampled = extra.pop(BY_REWARD, None), self.sampled, None
-        policy.note(_entries(batch, sampled, by_reward, policy))
+        metrics, right = _entries(batch, sampled, by_reward, policy)
+        policy.note(metrics)
+        if self.recipe is not None and not self.recipe.grpo.ledger_every:
+            return replace(batch, extra=extra)
+        if by_reward is not None and not by_reward.equal(batch.advantages):
+            extra[BY_REWARD] = by_reward
+        if right is not None and sum(map(bool, policy.objective.reward_weights.values())) > 1:
+            extra[CORRECT] = right.to(batch.mask.device)[:, None].expand(batch.mask.shape)
         return replace(batch, extra=extra)
+
+    def update(self, batch: Batch, policy: Policy) -> Batch:
+        trainer = self.watch.trainer if self.watch is not None else None
+        every = self.recipe.grpo.ledger_every if self.recipe is not None else 0
+        if trainer is None or not every or trainer.state.global_step % every != min(1, every - 1):
+            return batch
+        from algorist.extensions.ledger.gradient import measured, why_not
+
+        if reason := why_not(trainer):
+            if not self.silent:
+                log.info("the gradient is not told apart by term: %s", reason)
+            self.silent = True
+            return batch
+        values = measured(batch, trainer)
+        trainer.averages.add({f"ledger/gradient/{name}": value for name, value in values.items()})
+        return batch
 
     def seen(self, event: Event) -> Control | None:
         if event.kind == "stage" and event.trainer is not None:
@@ -89,8 +131,13 @@ class Ledger(_Always):
 
 
 def _entries(batch: Batch, sampled: Sampled | None, by_reward: Any, policy: Policy) -> Any:
-    """Return the entries of a rollout batch as metrics that add up over processes."""
-    from algorist.extensions.ledger.shares import mean_advantages, reward_sums, token_sums
+    """Return the entries of a rollout batch as metrics that add up over processes, and the centred correctness (B,) or None."""
+    from algorist.extensions.ledger.shares import (
+        centred_correctness,
+        mean_advantages,
+        reward_sums,
+        token_sums,
+    )
     from algorist.training.metrics import Metrics
 
     metrics = Metrics()
@@ -103,7 +150,7 @@ def _entries(batch: Batch, sampled: Sampled | None, by_reward: Any, policy: Poli
     size = len(groups[0].rollouts) if groups else 1
     first = policy.rank * len(batch)
     if first % size or len(batch) % size or first + len(batch) > size * len(groups):
-        return metrics  # groups that lie on two processes
+        return metrics, None  # groups that lie on two processes
     groups = groups[first // size : (first + len(batch)) // size]
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     for name, (part, whole) in token_sums(rollouts, advantages, mask).items():
@@ -114,4 +161,4 @@ def _entries(batch: Batch, sampled: Sampled | None, by_reward: Any, policy: Poli
         metrics.add_sum(f"ledger/reward/{name}", part, whole)
     for name, value in agree.items():
         metrics.add_sum(f"ledger/correct/{name}", value * len(rollouts), len(rollouts))
-    return metrics
+    return metrics, centred_correctness(groups)

@@ -79,7 +79,7 @@ def moved_on_tokens(f: Facts) -> str | None:
 
 @fact("shares of the advantages: {}")
 def reward_shares(f: Facts) -> dict[str, float]:
-    return medians(f, "reward/")
+    return {name: Share(value) for name, value in medians(f, "reward/").items()}
 
 
 @fact("agreement with correctness: {}")
@@ -89,7 +89,7 @@ def agreements(f: Facts) -> dict[str, float]:
 
 @fact("shares of the gradient: {}")
 def term_shares(f: Facts) -> dict[str, float]:
-    return medians(f, "gradient/share/")
+    return {name: Share(value) for name, value in medians(f, "gradient/share/").items()}
 
 
 def _weights(f: Facts) -> dict[str, float]:

@@ -77,6 +77,13 @@ def reward_sums(
     return shares, {name: value for name, value in agree.items() if value is not None}
 
 
+def centred_correctness(groups: Sequence[Group]) -> Tensor:
+    """Return (B,): 1 or 0 for right and wrong, minus the mean of the group; 0 where there is no verdict."""
+    known = torch.tensor([[r.grade is not None for r in group.rollouts] for group in groups])
+    right = torch.tensor([[bool(r.grade and r.grade.correct) for r in group.rollouts] for group in groups])
+    return centred(right, known).flatten().float()
+
+
 def mean_advantages(advantages_BT: Tensor, mask_BT: Tensor) -> Tensor:
     """Return the mean advantage (B,) of each completion over its tokens that count; NaN where none does."""
     inside = advantages_BT.double().masked_fill(~mask_BT, 0.0)
