@@ -113,6 +113,7 @@ SHOWN_BY = {
         "unit/training/test_objective.py::test_the_entropy_control_follows_the_target",
     ),
     "grpo.drop_equal_groups": "unit/training/test_objective.py::test_groups_that_teach_nothing_can_be_left_out_of_the_mean",
+    "grpo.ledger_every": "unit/extensions/test_ledger.py::test_terms_of_the_gradient_add_up_to_what_training_computes",
     "grpo.pools.hopeless": "unit/extensions/test_refill.py::test_problems_that_no_completion_solves_rest",
     "grpo.pools.solved": "unit/extensions/test_refill.py::test_rests_double_and_end",
     "grpo.processes": "unit/config/test_schema.py::test_the_recipe_counts_its_processes",
