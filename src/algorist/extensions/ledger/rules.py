@@ -180,11 +180,9 @@ def penalty_too_large(f: Facts) -> bool:
 
 
 def _rules(f: Facts, term: str, weight: float, much: float) -> bool:
-    """Return whether a term rules the gradient while the accuracy does not rise; without the ledger, whether its weight is too large."""
-    share = f.get("term_shares", {}).get(term)
-    if share is None:
-        return weight >= much
-    return abs(share) >= RULING and not rises(f) and weight > 0
+    """Return whether a term rules the gradient, or has a weight that does, while the accuracy does not rise."""
+    share = abs(f.get("term_shares", {}).get(term, 0.0))
+    return weight > 0 and (share >= RULING or weight >= much) and not rises(f)
 
 
 CHANGE: dict[str, Changes] = {
