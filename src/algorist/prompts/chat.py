@@ -86,7 +86,7 @@ def _check_switches(prompt_format: PromptFormat, tokenizer: Any) -> None:
     words = _names_in(own_template(tokenizer) or "")
     if "tools" in prompt_format.template_kwargs and "tools" not in words:
         raise ConfigError(
-            "tools.format=chat, and an environment's tools, need a chat template that writes tools, which the model's does not; take "
+            "tools.format=chat needs a chat template that writes tools, which the model's does not, and so do an environment's tools; take "
             "tools.format=tags, or equals for a calculator, or a model whose template does"
         )
     unread = sorted(set(prompt_format.template_kwargs) - words)

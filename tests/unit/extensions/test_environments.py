@@ -27,7 +27,7 @@ from algorist.types import Group, Problem, Rollout
 from algorist_grader.user_code import import_file
 from tests.unit.extensions.test_tools import CHATML, Script, tokenizer_with
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "trl_environment.py"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "environments.py"
 
 
 def form_of(environment: str | dict[str, str], **tools: Any) -> PromptFormat:
@@ -219,7 +219,7 @@ def test_tools_and_methods_together(forms: Path) -> None:
     assert [turn.reply for turn in row.turns] == ["42", "right", "1.0"]
     with pytest.raises(ConfigError, match=r"tools.format is tags.*take tools.format=chat"):
         form_of(target, use=["calculator"])
-    with pytest.raises(ConfigError, match="need a chat template that writes tools"):
+    with pytest.raises(ConfigError, match="needs a chat template that writes tools"):
         tokenizer = tokenizer_with(form_of(target))
         render_prompt(form_of(target), tokenizer, "q")
 
