@@ -255,3 +255,27 @@ def test_shares_and_cosine_of_planted_gradients() -> None:
         math.sqrt(2)
     )
     assert numbers_of({"rewards": rewards}) == {}
+
+
+def test_a_gradient_that_cannot_be_told_apart_ends_no_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Full(KLPenalty):
+        """Runs out of memory in the ledger's pass, which comes before the update's."""
+
+        calls = 0
+
+        def loss(self, part: Any) -> None:
+            self.calls += 1
+            if self.calls == 2:  # the first step is not measured
+                raise MemoryError("no room")
+            super().loss(part)
+
+    Full.__module__ = "algorist.extensions.reference"
+    recipe = Recipe.model_validate({"grpo": {"beta": 0.5, "entropy_bonus": 0.1, "ledger_every": 2}})
+    parts = [ledger.BeforeOthers(recipe), Full(recipe), ledger.Ledger(recipe)]
+    trainer = make_trainer(tmp_path, extensions=Extensions(parts), beta=0.5, entropy_bonus=0.1)
+    trainer.extensions.seen(Event("stage", "grpo", trainer=trainer))
+    trainer.train()
+    assert trainer.state.global_step == 3
+    assert "the gradient is not told apart by term: MemoryError: no room" in caplog.text

@@ -108,13 +108,18 @@ class Ledger(_Always):
             return batch
         from algorist.extensions.ledger.gradient import measured, why_not
 
-        if reason := why_not(trainer):
-            if not self.silent:
-                log.info("the gradient is not told apart by term: %s", reason)
+        reason = why_not(trainer)
+        if not reason and not self.silent:
+            try:
+                values = measured(batch, trainer)
+                trainer.averages.add({f"ledger/gradient/{name}": value for name, value in values.items()})
+            except (
+                Exception
+            ) as error:  # memory that the update itself would have found: a quantity ends no training
+                reason = f"{type(error).__name__}: {str(error)[:200]}"
+        if reason and not self.silent:
+            log.warning("the gradient is not told apart by term: %s", reason)
             self.silent = True
-            return batch
-        values = measured(batch, trainer)
-        trainer.averages.add({f"ledger/gradient/{name}": value for name, value in values.items()})
         return batch
 
     def seen(self, event: Event) -> Control | None:
