@@ -95,3 +95,22 @@ def test_planted_defects_are_named(tmp_path: Path) -> None:
         if not (rules(result) | rules(result, "note")) & expected:
             missed.append((name, after, rules(result), rules(result, "note")))
     assert len(DEFECTS) >= 20 and len(missed) <= 2, missed
+
+
+def test_preflight_audits_rewards_of_the_users_own(verb: Any, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "def short(rollout, problem):\n    return 1 - len(rollout.text) / 1000\n\n"
+        "def near(rollout, problem):\n    try:\n        return float(abs(float(rollout.parsed.answer) - float(problem.answer)) <= 1)\n"
+        "    except (AttributeError, TypeError, ValueError):\n        return 0.0\n"
+    )
+    rewards = "rewards=[correct, {name: 'own.py:short', weight: 0.1}, {name: 'own.py:near', weight: 0.1}]"
+    words = ("preflight", "smoke-cpu", "--minutes", "0", "--no-trial", rewards)
+    code, out, err = verb(*words, "--json")
+    assert code == 0, err
+    audit = json.loads(out)["audit"]
+    assert audit["short"] == [] and "correct" not in audit
+    assert any(fault.startswith("an answer that is nearly the gold answer") for fault in audit["near"])
+    _, out, _ = verb(*words)
+    assert "reward short" in out and "algorist rewards audit" in out
+    _, out, _ = verb(*words[:-1])
+    assert "rewards audit" not in out

@@ -48,6 +48,7 @@ class Preflighted(Result):
     memory_limit: Annotated[int, "bytes of the device"]
     planned: Annotated[dict[str, Any], "stage → what to change where it cannot fit; it is not tried"]
     tokenization: Annotated[dict[str, Any], "what the tokenizer does to prompt and tags"]
+    audit: Annotated[dict[str, Any], "own reward → faults"]
     extensions: Annotated[dict[str, Any], "name → rows of the table, advice, numbers"]
     advice: Annotated[list[dict[str, Any]], "findings, as those of `algorist diagnose --json`"]
     result: Any
@@ -205,6 +206,12 @@ def _counts(seen: Preflight) -> dict[str, str]:
         f"median {p['p50']}, 90 % ≤ {p['p90']}, longest {p['p100']} tokens; context {p['context']}"
     )
     rows["gold answers"] = f"{seen.golds['readable_share']:.1%} readable"
+    for name, faults in seen.audit.items():
+        rows[f"reward {name}"] = (
+            "; ".join(faults) or "no fault in what it pays for right and wrong completions"
+        )
+    if any(seen.audit.values()):
+        rows["all it pays"] = "algorist rewards audit file.py:function"
     return rows
 
 

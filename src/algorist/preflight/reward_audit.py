@@ -19,6 +19,7 @@ from algorist.errors import RewardError
 from algorist.evaluation.estimators import Interval, wilson
 from algorist.prompts import PromptFormat
 from algorist.rewards import Reward, RewardSet
+from algorist.rewards.user import UserFunction
 from algorist.types import Group, Problem, Rollout
 from algorist_grader import grade, grade_completion, hash_answer, last_boxed
 
@@ -44,6 +45,8 @@ MEANING = {
 """Description of each kind of probe."""
 FEW, MANY = 0.02, 0.2
 """Shares of problems: above ``FEW`` a wrong answer that is paid is a fault, above ``MANY`` a right one that is not."""
+OWN_PROBLEMS = 8
+"""Problems on which preflight tries a user's rewards, with about 30 completions each."""
 SLOW_S = 0.1
 """Seconds for one completion; a step of 64 completions would wait for 6 s."""
 _SHORT = "We work it out step by step."
@@ -149,6 +152,29 @@ def audit_rewards(
     if len(rewards) > 1 and pays["total"]:
         findings += judge("total", pays["total"], golds)
     return Audit(len(problems), pays, sorted(findings, key=lambda f: f.level))
+
+
+def audit_own(
+    rewards: RewardSet, problems: Sequence[Problem], form: PromptFormat, *, matcher: str
+) -> dict[str, list[str]]:
+    """Audit the rewards that a user wrote, on ``OWN_PROBLEMS`` problems.
+
+    Returns:
+        Name of a reward → its faults in words, with the share of problems.
+    """
+    own = RewardSet(r for r in rewards if isinstance(r.function, UserFunction) and r.weight)
+    if not len(own) or not problems:
+        return {}
+    some = problems[:: max(1, len(problems) // OWN_PROBLEMS)][:OWN_PROBLEMS]
+    faults = [f for f in audit_rewards(own, some, form, matcher=matcher).findings if f.level == "fault"]
+    return {
+        name: [
+            f.text + (f" ({f.share.value:.0%} of problems)" if f.share else "")
+            for f in faults
+            if f.reward == name or f.name == "ends"
+        ]
+        for name in own.names
+    }
 
 
 def probes_of(problem: Problem, form: PromptFormat, matcher: str) -> Iterator[tuple[str, Rollout]]:

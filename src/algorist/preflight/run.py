@@ -30,6 +30,7 @@ from algorist.preflight.advice import advise
 from algorist.preflight.completions import Look, Sampler
 from algorist.preflight.memory import plan_step
 from algorist.preflight.memory_advice import ROOM, Plan, measured_steps, memory_steps, plan_from_config
+from algorist.preflight.reward_audit import audit_own
 from algorist.preflight.time import (
     LOOKED_AT,
     Sizes,
@@ -80,6 +81,8 @@ class Preflight:
     planned: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """Changes for a stage that cannot fit whatever the batch; it is not tried."""
     tokenization: dict[str, Any] = field(default_factory=dict)
+    audit: dict[str, list[str]] = field(default_factory=dict)
+    """Name of a reward of the user's own → its faults."""
     extensions: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Results of extensions, by name: ``rows`` of the table, ``advice``, and numbers of their own."""
     advice: list[Finding] = field(default_factory=list)
@@ -220,6 +223,8 @@ class _Inspection:
             result.batch.pop("sft", None)
         result.prompts = prompt_lengths(recipe, data.train, self.policy, form)
         result.golds = gold_coverage(data.train)
+        if recipe.grpo.enabled:
+            result.audit = audit_own(self.plan.rewards, data.train, form, matcher=recipe.matcher)
         result.leaked = leaked_text([*data.train, *data.sft], data.held_out)
         result.prompts["odd_questions"] = odd_text(data.train)
         demos = data.sft if self.sft else ()
