@@ -107,9 +107,11 @@ def read_params(values: Mapping[str, Any], model: type[M], where: str) -> M:
         wrong = error.errors()[0]
         key = str(wrong["loc"][0])
         valid, usual = get_args(model.model_fields[key].annotation), model.model_fields[key].default
-        hint = nearest(values[key], valid) if isinstance(usual, str) else ""
+        hint = nearest(values.get(key), valid) if isinstance(usual, str) else ""
         hint = hint or (f", such as {usual!r}" if usual is not None else "")
-        raise DataError(f"{where}: data.….params.{key} is {values[key]!r}. {wrong['msg']}{hint}") from None
+        raise DataError(
+            f"{where}: data.….params.{key} is {values.get(key)!r}. {wrong['msg']}{hint}"
+        ) from None
 
 
 def draw_distinct(

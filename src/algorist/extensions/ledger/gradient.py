@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from algorist.models.precision import on_gpu
 from algorist.models.sharding import is_sharded
 from algorist.objectives import token_losses
 from algorist.training.batch import Batch
@@ -58,7 +59,8 @@ def measured(batch: Batch, trainer: Any) -> dict[str, float]:
         return {}
     weights = trainer.weights_of(batch)[parts[0]]
     piece = batch.take(parts[0])
-    with torch.random.fork_rng(), torch.enable_grad():
+    device = parameters[0].device
+    with torch.random.fork_rng(devices=[device] if on_gpu(device) else []), torch.enable_grad():
         terms, correct = _terms(piece, trainer, weights[:, : piece.width])
         if len(terms) < 2 and correct is None:
             return {}
