@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from algorist.data import overlap
 from algorist.diagnosis.rule import Facts, Share, Unknown, fact
 from algorist.diagnosis.signals import (
     MIN_STEPS,
@@ -204,6 +203,8 @@ def leaked(f: Facts) -> str | None:
 
 def leaked_text(training: Sequence[Problem], held_out: Sequence[Problem]) -> str | None:
     """Return how many held-out problems are also trained on, with one of them; None where there is none."""
+    from algorist.data import overlap  # which reads the schema, to which extensions add keys and rules
+
     shared = overlap(training, held_out)
     return _leaked(len(shared), len(held_out), shared[0].question) if shared else None
 
