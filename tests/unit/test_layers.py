@@ -179,6 +179,26 @@ def test_loggers_are_named_for_their_module(modules: list[Module]) -> None:
     assert not misnamed, "\n".join(misnamed)
 
 
+@pytest.mark.slow
+def test_each_room_can_be_imported_first() -> None:
+    """In a process of its own: a circle of imports shows in whatever verb meets it first (`data check` did)."""
+    rooms = sorted({path.parent.relative_to(SOURCE.parent) for path in SOURCE.rglob("__init__.py")})
+    names = [".".join(room.parts) for room in rooms]
+    assert "algorist.data" in names and len(names) > 15
+    code = (
+        "import os, sys, torch, transformers\n"
+        "for name in sys.argv[1:]:\n"
+        "    child = os.fork()\n"
+        "    if not child:\n"
+        "        __import__(name)\n"
+        "        os._exit(0)\n"
+        "    if os.waitpid(child, 0)[1]:\n"
+        "        sys.exit(f'{name} cannot be imported first')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *names], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+
+
 def test_help_needs_no_torch() -> None:
     code = (
         "import sys; sys.argv = ['algorist', '--help']\n"
