@@ -105,13 +105,12 @@ def read_params(values: Mapping[str, Any], model: type[M], where: str) -> M:
         return model.model_validate(values)
     except ValidationError as error:
         wrong = error.errors()[0]
-        key = str(wrong["loc"][0])
-        valid, usual = get_args(model.model_fields[key].annotation), model.model_fields[key].default
-        hint = nearest(values.get(key), valid) if isinstance(usual, str) else ""
-        hint = hint or (f", such as {usual!r}" if usual is not None else "")
-        raise DataError(
-            f"{where}: data.….params.{key} is {values.get(key)!r}. {wrong['msg']}{hint}"
-        ) from None
+        key: Any = wrong["loc"][0]
+        info, value = model.model_fields[key], values.get(key)
+        valid, usual = get_args(info.annotation), info.default
+        hint = nearest(value, valid) if isinstance(usual, str) else ""
+        hint = hint or ("" if usual is None or info.is_required() else f", such as {usual!r}")
+        raise DataError(f"{where}: data.….params.{key} is {value!r}. {wrong['msg']}{hint}") from None
 
 
 def draw_distinct(
