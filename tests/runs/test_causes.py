@@ -91,7 +91,7 @@ def test_the_command_says_what_moved_the_weights_and_what_would_show_help(
     run = runs("planted_advantage_turned", "grpo.max_steps=8", *planted("advantage_turned", places))
     lines = verb("diagnose", str(run))[1].splitlines()
     assert lines[0] == "what moved the weights, median over the steps:"
-    assert any("advantage with correctness -" in line for line in lines[:5])
+    assert any("agreement with correctness: advantage -" in line for line in lines[:5])
     assert any(
         line.strip().startswith("it helped if the advantage agrees with correctness") for line in lines
     )

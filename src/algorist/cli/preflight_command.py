@@ -49,7 +49,7 @@ class Preflighted(Result):
     planned: Annotated[dict[str, Any], "stage → what to change where it cannot fit; it is not tried"]
     tokenization: Annotated[dict[str, Any], "what the tokenizer does to prompt and tags"]
     audit: Annotated[dict[str, Any], "own reward → faults"]
-    extensions: Annotated[dict[str, Any], "name → rows of the table, advice, numbers"]
+    extensions: Annotated[dict[str, Any], "name → rows, advice, numbers"]
     advice: Annotated[list[dict[str, Any]], "findings, as those of `algorist diagnose --json`"]
     result: Any
     shown: Mapping[str, str]

@@ -108,7 +108,7 @@ def read_params(values: Mapping[str, Any], model: type[M], where: str) -> M:
         key: Any = wrong["loc"][0]
         info, value = model.model_fields[key], values.get(key)
         valid, usual = get_args(info.annotation), info.default
-        hint = nearest(value, valid) if isinstance(usual, str) else ""
+        hint = nearest(str(value), valid) if isinstance(usual, str) else ""
         hint = hint or ("" if usual is None or info.is_required() else f", such as {usual!r}")
         raise DataError(f"{where}: data.….params.{key} is {value!r}. {wrong['msg']}{hint}") from None
 

@@ -402,12 +402,12 @@ def hacked(f: Facts) -> dict[str, Any]:
         spread = 1e-4 * max(abs(rewards[0].mean), abs(rewards[1].mean), 1e-3) ** 2
         seen.append(
             {
-                "steps": f"{span(earlier)} → {span(last)}",
+                "from": f"{span(earlier)} → {span(last)}",
                 "reward": _arrow(rewards),
                 "accuracy": _arrow(right),
-                "lost": right[0].mean - right[1].mean,
-                "reward_z": z_score(*rewards, least_variance=spread),
-                "accuracy_z": z_score(*right, least_variance=0.01),
+                "lost": round(right[0].mean - right[1].mean, 3),
+                "reward_z": round(z_score(*rewards, least_variance=spread), 2),
+                "accuracy_z": round(z_score(*right, least_variance=0.01), 2),
             }
         )
     return min(seen, key=lambda s: s["accuracy_z"] - s["reward_z"])

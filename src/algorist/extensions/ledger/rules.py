@@ -44,10 +44,8 @@ def moved_by_rewards(f: Facts) -> str | None:
         return None
     parts = [f"{name} {Share(v)}" for name, v in sorted(shares.items(), key=lambda item: -abs(item[1]))]
     text = f"{', '.join(parts)} of the advantages" if parts else "no reward made the advantages"
-    if "advantage" in agree:
-        text += f"; advantage with correctness {agree['advantage']:+.2f}"
-    if "reward" in agree:
-        text += f", reward {agree['reward']:+.2f}"
+    if agree:
+        text += "; agreement with correctness: " + ", ".join(f"{name} {v:+.2f}" for name, v in agree.items())
     if added := f.get("ledger/added"):
         text += f"; {Share(added)} of their size from extensions"
     return text
