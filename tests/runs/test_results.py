@@ -68,7 +68,10 @@ def test_diagnose_says_what_a_run_without_a_fault_gained(tmp_path: Path) -> None
     (tmp_path / "result.json").write_text('{"difference": {"greedy_accuracy": "x"}}')
     assert gained(tmp_path) == ""
     seen = {"grpo_steps": 40, "rollouts": 5120, "metric_lines": 304}
-    head, rules, last = Diagnosis("runs/r", True, seen, {}, [], "", gain, []).view(80)
+    head, rules, last = Diagnosis(
+        run="runs/r", healthy=True, looked_at=seen, missing_tags={}, moved=[], findings=[], not_explained="", why_too_little="",
+        gained=gain, shown=[],
+    ).view(80)  # fmt: skip
     assert (
         getattr(head, "text", "") == "runs/r: no known fault"
         and "algorist recipes rules" in str(rules)
