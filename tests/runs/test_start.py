@@ -176,7 +176,9 @@ def test_the_saved_configuration_is_that_of_the_weights(model: Path, call: Cli) 
 
 
 def test_an_answer_that_is_cut_is_shown_whole_with_the_way_out(model: Path, call: Cli) -> None:
-    shown = call("solve", "What is 1 + 1?", "--model", str(model), "--max-new-tokens", "400").stdout
+    words = ("solve", "What is 1 + 1?", "--model", str(model), "--max-new-tokens", "400")
+    assert "cut off at the limit: --max-new-tokens N" in call(*words).stdout
+    shown = call(*words, "--format", "reasoning_answer").stdout
     completion = shown.partition("answer: none (cut off at the limit: --max-new-tokens N), in: ")[2]
     assert len(completion) > 200, shown
 
