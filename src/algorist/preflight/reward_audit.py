@@ -7,6 +7,7 @@ are decided by algorist's grader. A reward is then judged by what it pays: ``jud
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -162,11 +163,23 @@ def audit_own(
     Returns:
         Name of a reward → its faults in words, with the share of problems.
     """
-    own = RewardSet(r for r in rewards if isinstance(r.function, UserFunction) and r.weight)
+    own = RewardSet(
+        replace(r, failures=0, first_failure="")
+        for r in rewards
+        if isinstance(r.function, UserFunction) and r.weight
+    )
     if not len(own) or not problems:
         return {}
     some = problems[:: max(1, len(problems) // OWN_PROBLEMS)][:OWN_PROBLEMS]
-    faults = [f for f in audit_rewards(own, some, form, matcher=matcher).findings if f.level == "fault"]
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # failures are findings, and said again where they are met
+    try:
+        found = audit_rewards(own, some, form, matcher=matcher).findings
+    finally:
+        logging.disable(before)
+        for reward in own:
+            reward.function.ended_in_a_row = 0  # type: ignore[attr-defined]
+    faults = [finding for finding in found if finding.level == "fault"]
     return {
         name: [
             f.text + (f" ({f.share.value:.0%} of problems)" if f.share else "")

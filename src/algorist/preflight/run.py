@@ -169,6 +169,8 @@ def _inspect(
         if look.read():
             look.figures()
             show(result)
+            if recipe.grpo.enabled:
+                result.audit = audit_own(plan.rewards, data.train, plan.form, matcher=recipe.matcher)
             look.sample(problems, samples, ends, trial=trial)
             if trial:
                 look.try_stages(ends)
@@ -223,8 +225,6 @@ class _Inspection:
             result.batch.pop("sft", None)
         result.prompts = prompt_lengths(recipe, data.train, self.policy, form)
         result.golds = gold_coverage(data.train)
-        if recipe.grpo.enabled:
-            result.audit = audit_own(self.plan.rewards, data.train, form, matcher=recipe.matcher)
         result.leaked = leaked_text([*data.train, *data.sft], data.held_out)
         result.prompts["odd_questions"] = odd_text(data.train)
         demos = data.sft if self.sft else ()

@@ -41,6 +41,8 @@ from algorist_grader.system import waited
 
 SHORT_S, LONG_S = 0.3, 2.0
 """Shorter measurements are repeated, without what is made once; a forward and backward grows until it takes about ``LONG_S``."""
+LEAST_S = 1e-6
+"""What any work takes: on a busy machine the time waited for may round to more than the time that passed."""
 FEW, SHORT, LONG = 4, 4, 256
 """Rows of a small batch; tokens of a short prompt and at most of a long one."""
 COMPLETION = 64
@@ -178,7 +180,7 @@ def _seconds(work: Callable[[], Any], device: torch.device) -> float:
         work()
         if on_gpu(device):
             torch.cuda.synchronize()
-        best = min(best, free_clock() - began)
+        best = min(best, max(LEAST_S, free_clock() - began))
         if best > SHORT_S:
             break
     return best
