@@ -119,14 +119,14 @@ def odd_questions(f: Facts) -> str | None:
 def _local_problems(f: Facts, run: Path) -> list[Problem]:
     """Return the training problems of a run where they are a local file that can still be read."""
     from algorist.config.load import load_recipe
-    from algorist.data.problems import Problems
+    from algorist.data.load import load_problems
     from algorist.errors import AlgoristError
 
     path = f.settings.get("data.train.path")
     if not path or not Path(str(path)).is_file():
         return []
     try:
-        return list(Problems.load(load_recipe(str(run / "config.yaml"), ["sft.enabled=false"]).recipe).train)
+        return list(load_problems(load_recipe(str(run / "config.yaml"), []).recipe.data.train))
     except (AlgoristError, OSError, ValueError):
         return []
 

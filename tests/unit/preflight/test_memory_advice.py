@@ -145,14 +145,16 @@ COLUMNS = [
     ["model.lora.rank=16"],
     ["model.lora.rank=16", "grpo.gradient_checkpointing=true"],
 ]
-SAID = {"0.5B": "12–15", "3B": "38–42", "7B": "60–70"}
+PLANNED = {
+    "0.5B": ["13.5", "9.0", "4.4", "1.5"],
+    "3B": ["70.0", "52.1", "17.2", "7.5"],
+    "7B": ["157.5", "126.5", "30.2", "17.2"],
+}
+"""GB on a GPU; the original says 12 to 15, 38 to 42, 60 to 70."""
 
 
 @pytest.mark.parametrize("size", SHAPES)
-def test_the_table_in_the_docs_is_our_plan_beside_the_originals_figures(size: str) -> None:
-    page = (Path(__file__).resolve().parents[3] / "docs/troubleshooting.md").read_text(encoding="utf-8")
-    (row,) = [line for line in page.splitlines() if line.startswith(f"| {size} | ")]
-    _, said, *ours = [cell.strip() for cell in row.strip("|").split("|")]
+def test_the_plan_of_the_originals_job_by_size(size: str) -> None:
     plans = [
         plan_from_config(
             load_recipe("r1-zero-numina", changes).recipe,
@@ -163,8 +165,7 @@ def test_the_table_in_the_docs_is_our_plan_beside_the_originals_figures(size: st
         )
         for changes in COLUMNS
     ]
-    assert said == SAID[size]
-    assert ours == [f"{replace(plan, allocator=0).peak / GB:.1f}" for plan in plans]  # as on a GPU
+    assert PLANNED[size] == [f"{replace(plan, allocator=0).peak / GB:.1f}" for plan in plans]
 
 
 @pytest.mark.parametrize("stage", ["sft", "grpo"])
