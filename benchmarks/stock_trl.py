@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 os.environ.setdefault(
@@ -49,6 +50,7 @@ class StockGRPOTrainer(ExactCheckpoints, GRPOTrainer):
         super().__init__(*args, **kwargs)
         self.faults = FiniteSteps(dict, self._note)
         self.add_callback(self.faults)
+        self.averages = SimpleNamespace(add=self._note)  # where extensions put their quantities
 
     def _note(self, values: dict[str, float]) -> None:
         for name, value in values.items():

@@ -82,7 +82,6 @@ def audit(
 
     Example: algorist rewards audit my_rewards.py:correct --data my.csv · Next: algorist run RECIPE 'rewards=[…]'
     """  # fmt: skip
-    from algorist.cli.session import without_warnings
     from algorist.config import load_recipe
     from algorist.data.load import load_problems
     from algorist.preflight.reward_audit import audit_rewards
@@ -99,11 +98,8 @@ def audit(
     )
     rewards = build_rewards(own or resolved.rewards, form, matcher=resolved.matcher)
     rows = load_problems(resolved.data.train)
-    with without_warnings():  # failures are findings
-        made = audit_rewards(
-            rewards, rows[:: max(len(rows) // problems, 1)][:problems], form, matcher=resolved.matcher
-        )
-    return _audited(made)
+    some = rows[:: max(len(rows) // problems, 1)][:problems]
+    return _audited(audit_rewards(rewards, some, form, matcher=resolved.matcher))
 
 
 def _audited(made: Audit) -> Audited:

@@ -44,6 +44,8 @@ class Diagnosis(Result):
         if self.moved:
             yield Line("what moved the weights, median over the steps:", "bold")
             yield from (f"  {line}" for line in self.moved)
+        for tag, count in self.missing_tags.items():
+            yield f"{tag} is missing in {count} of {seen['rollouts']} rollouts; the answer in them is not read"
         if self.not_explained:
             yield Line(f"{self.run}: not explained", "bold yellow")
             yield f"{self.not_explained}; none of {len(all_rules())} rules says why. Looked at {looked}."
@@ -63,8 +65,6 @@ class Diagnosis(Result):
             for number, finding in enumerate(self.shown, start=1):
                 yield from view_of(finding, f"{number}. ")
             yield f"\nEach cause is explained in docs/troubleshooting.md. The rollouts: algorist inspect {self.run}"
-        for tag, count in self.missing_tags.items():
-            yield f"{tag} is missing in {count} of {seen['rollouts']} rollouts; the answer in them is not read"
 
     def code(self) -> int:
         return 1 if self.findings else 0

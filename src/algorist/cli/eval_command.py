@@ -339,7 +339,9 @@ def _lines(done: Evaluated, entry: dict[str, Any], parts: Parts) -> list[str]:
         )
         lines.append(f"  {' · '.join(texts)}")
     lines += [
-        f"  {key.replace('_', ' '):<26} {interval.text(key)}" for key, interval in artifact.metrics.items()
+        f"  {key.replace('_', ' '):<26} {interval.text(key)}"
+        for key, interval in artifact.metrics.items()
+        if len(lines) < 2 or key not in SIDE_BY_SIDE
     ]
     lines += [
         f"  {f'without {tag}':<26} {count} of {len(artifact.samples)} completions: their answer is not read"

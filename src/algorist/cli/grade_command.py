@@ -13,9 +13,9 @@ import typer
 
 from algorist.cli.arguments import Overrides, read_pairs
 from algorist.cli.audit_command import audit
-from algorist.cli.session import without_warnings
 from algorist.cli.terminal import Line, Result, Rows, View, say, table, verb
 from algorist.errors import ConfigError
+from algorist.store.run_log import without_warnings
 
 app = typer.Typer(add_completion=False)
 regrade_app = typer.Typer(add_completion=False)

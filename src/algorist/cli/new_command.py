@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from algorist.cli.session import without_warnings
 from algorist.cli.terminal import Line, Result, View, ask, console, say, table, verb
 from algorist.errors import DataError, nearest
+from algorist.store.run_log import without_warnings
 from algorist.store.safe_text import one_line
 
 if TYPE_CHECKING:

@@ -211,7 +211,7 @@ def _counts(seen: Preflight) -> dict[str, str]:
             "; ".join(faults) or "no fault in what it pays for right and wrong completions"
         )
     if any(seen.audit.values()):
-        rows["all it pays"] = "algorist rewards audit file.py:function"
+        rows["in full"] = "algorist rewards audit file.py:function"
     return rows
 
 

@@ -14,8 +14,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -102,17 +101,6 @@ def _unfreeze() -> None:
     """Let the last collection see everything where Triton needs it: its binding prints what was not collected, page by page."""
     if "triton" in sys.modules:
         gc.unfreeze()
-
-
-@contextmanager
-def without_warnings() -> Iterator[None]:
-    """Log no warnings meanwhile: what they would say is shown otherwise."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(before)
 
 
 class Stopped(Exception):

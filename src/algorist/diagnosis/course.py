@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from statistics import fmean
 
 from algorist.declared import registered
 from algorist.diagnosis.facts import share, window
@@ -59,8 +59,7 @@ def taught(f: Facts) -> bool:
 @fact("no reward has a weight: {}")
 def unpaid(f: Facts) -> bool:
     """See whether the rewards are measured only, because something else teaches."""
-    rewards = f.settings.get("rewards") or []
-    weights = [1.0 if isinstance(r, str) else float(r.get("weight", 1.0)) for r in rewards]
+    weights = [float(reward.get("weight", 1.0)) for reward in f.settings.rewards()]
     return bool(f["taught"] and weights and not any(weights))
 
 
@@ -146,12 +145,12 @@ def odd_text(problems: Sequence[Problem]) -> str | None:
             f"{clash} of {len(problems)} problems have a question with several other answers: "
             f"{one_line(one, 60)} has {len(golds[one])} gold answers"
         )
-    if _share(p.question.strip() == p.answer.strip() for p in problems) >= MOST_OF_THEM:
+    if _mean(p.question.strip() == p.answer.strip() for p in problems) >= MOST_OF_THEM:
         return f"the questions are the gold answers, such as {one_line(problems[0].question, 60)}"
-    asks = _share("?" in p.question for p in problems)
+    asks = _mean("?" in p.question for p in problems)
     for name in {name for p in problems[:200] for name, text in p.extra.items() if isinstance(text, str)}:
         texts = [str(p.extra.get(name) or "") for p in problems]
-        if asks < 1 - MOST_OF_THEM and _share("?" in text for text in texts) >= max(MOST_OF_THEM, 2 * asks):
+        if asks < 1 - MOST_OF_THEM and _mean("?" in text for text in texts) >= max(MOST_OF_THEM, 2 * asks):
             return (
                 f"the column {name} asks ({one_line(texts[0], 60)}), the questions do not "
                 f"({one_line(problems[0].question, 60)})"
@@ -159,6 +158,5 @@ def odd_text(problems: Sequence[Problem]) -> str | None:
     return None
 
 
-def _share(values: Iterable[Any]) -> float:
-    flags = [bool(value) for value in values]
-    return sum(flags) / max(1, len(flags))
+def _mean(values: Iterable[bool]) -> float:
+    return fmean([*values] or [0.0])

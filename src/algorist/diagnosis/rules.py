@@ -151,7 +151,7 @@ def cooler_or(f: Facts, otherwise: dict[str, Any]) -> dict[str, Any]:
 
 def rewards_with(f: Facts, name: str, weight: float) -> list[dict[str, Any]]:
     """Return the recipe's rewards, with one more or with another weight for it."""
-    now = [{"name": r} if isinstance(r, str) else dict(r) for r in f.settings.get("rewards") or [CORRECT]]
+    now = f.settings.rewards() or [CORRECT]
     return [*(r for r in now if r.get("name") != name), {"name": name, "weight": weight}]
 
 

@@ -28,6 +28,10 @@ class Settings:
         except (TypeError, ValueError):
             return default
 
+    def rewards(self) -> list[dict[str, Any]]:
+        """Return the rewards, each with its name."""
+        return [{"name": r} if isinstance(r, str) else dict(r) for r in self.get("rewards") or []]
+
     def changed(self, values: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return lines ``key=value`` without what is so already, and the value in force of each as text ("": none)."""
         # here, because extensions are read with the schema and bring rules

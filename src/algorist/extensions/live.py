@@ -5,13 +5,13 @@ The rules are those of preflight and diagnose; each cause is said once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from algorist.training.extension import Control, Event, Extension, extension
 
 if TYPE_CHECKING:
     from algorist.diagnosis.diagnose import LiveDiagnosis
+    from algorist.diagnosis.rule import Finding
 
 
 @extension
@@ -33,11 +33,13 @@ class LiveWarnings(Extension):
         if self.watch is None:
             return None
         if event.kind == "loaded":
-            lines = [line for line in start_warnings(self.run) if line not in self.run.reported]
-            self.watch.said |= {line.removeprefix("warning: ").partition(":")[0] for line in lines}
-            for line in lines:
-                self.run.display.say(line)
-            self.run.reported.update(lines)
+            for finding in start_findings(self.run):
+                self.watch.said.add(finding.name)
+                change = f" · change: {' '.join(finding.change)}" if finding.change else ""
+                line = f"warning: {finding.one_line()}{change}"
+                if line not in self.run.reported:
+                    self.run.display.say(line)
+                    self.run.reported.add(line)
         if event.kind == "rollouts":
             self.watch.on_rollouts(event.rows)
         if event.kind == "metrics":
@@ -45,8 +47,8 @@ class LiveWarnings(Extension):
         return None
 
 
-def start_warnings(run: Any) -> Iterator[str]:
-    """Yield a line for each rule that model, tokenizer and problems of a run break together."""
+def start_findings(run: Any) -> list[Finding]:
+    """Apply the rules that need no step to the model, tokenizer and problems of a run."""
     from algorist.data.problems import prompts_beyond
     from algorist.diagnosis.course import odd_text
     from algorist.diagnosis.rule import Facts, apply
@@ -68,6 +70,4 @@ def start_warnings(run: Any) -> Iterator[str]:
     steps = {"sft": sft_steps(recipe.sft, len(sft)), "grpo": grpo_steps(recipe.grpo, len(train))}
     settings = Settings(recipe.model_dump())
     views = [Facts(settings, {**facts, "steps": steps[s]}, stage=s) for s in steps if plan.trains(s)]
-    for finding in apply(rules, *views):
-        change = f" · change: {' '.join(finding.change)}" if finding.change else ""
-        yield f"warning: {finding.one_line()}{change}"
+    return apply(rules, *views)

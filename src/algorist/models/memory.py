@@ -13,8 +13,8 @@ from algorist_grader.system import c_function
 
 MARGIN = 0.95
 """Share of a machine's free memory that a training process may take: the rest is for other processes that grow."""
-MUCH = 2 << 30
-"""Bytes of a process from which on its holes are given back once a step, which takes 2 % of one (half a billion weights)."""
+LARGE, LITTLE = 2 << 30, 0.5
+"""Bytes of a process, and free memory as a share of them, from which and below which its heap is trimmed before an update."""
 
 
 def memory_now() -> int:
@@ -29,9 +29,13 @@ def memory_now() -> int:
     return system.own_memory()
 
 
-def give_back_much(device: torch.device) -> None:
-    """Give back what was freed on the CPU where this process holds much: between blocks of ever other sizes, holes add up step by step."""
-    if not on_gpu(device) and system.own_memory() > MUCH:
+def trim_heap(device: torch.device) -> None:
+    """Return freed blocks to the system where a large process on the CPU leaves it little: blocks of ever other sizes leave holes that add up.
+
+    The pages are faulted in again by the next step, which takes time, so they stay with the process where memory is plenty.
+    """
+    own = 0 if on_gpu(device) else system.own_memory()
+    if own > LARGE and system.available_memory() < LITTLE * own:
         _trim()
 
 

@@ -7,7 +7,6 @@ are decided by algorist's grader. A reward is then judged by what it pays: ``jud
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from algorist.evaluation.estimators import Interval, wilson
 from algorist.prompts import PromptFormat
 from algorist.rewards import Reward, RewardSet
 from algorist.rewards.user import UserFunction
+from algorist.store.run_log import without_warnings
 from algorist.types import Group, Problem, Rollout
 from algorist_grader import grade, grade_completion, hash_answer, last_boxed
 
@@ -109,6 +109,7 @@ class Audit:
     findings: list[Finding]
 
 
+@without_warnings()  # failures are findings
 def audit_rewards(
     rewards: RewardSet, problems: Sequence[Problem], form: PromptFormat, *, matcher: str = "symbolic"
 ) -> Audit:
@@ -171,15 +172,7 @@ def audit_own(
     if not len(own) or not problems:
         return {}
     some = problems[:: max(1, len(problems) // OWN_PROBLEMS)][:OWN_PROBLEMS]
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # failures are findings, and said again where they are met
-    try:
-        found = audit_rewards(own, some, form, matcher=matcher).findings
-    finally:
-        logging.disable(before)
-        for reward in own:
-            reward.function.ended_in_a_row = 0  # type: ignore[attr-defined]
-    faults = [finding for finding in found if finding.level == "fault"]
+    faults = [f for f in audit_rewards(own, some, form, matcher=matcher).findings if f.level == "fault"]
     return {
         name: [
             f.text + (f" ({f.share.value:.0%} of problems)" if f.share else "")

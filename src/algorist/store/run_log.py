@@ -258,6 +258,17 @@ def kept_records() -> Iterator[list[logging.LogRecord]]:
         logging.getLogger("algorist").removeHandler(handler)
 
 
+@contextmanager
+def without_warnings() -> Iterator[None]:
+    """Log no warnings meanwhile: their content is shown otherwise."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
 class _NoRepeats(logging.Filter):
     """Leave out a line that a module logs and also says."""
 

@@ -72,19 +72,9 @@ class Event:
     """
 
     kind: Literal[
-        "loaded",
-        "stage",
-        "sampled",
-        "gradient",
-        "step",
-        "rollouts",
-        "metrics",
-        "evaluation",
-        "evaluation_line",
-        "checkpoint",
-        "stage_end",
+        "loaded", "stage", "sampled", "gradient", "step", "rollouts", "metrics", "evaluation", "evaluation_line", "checkpoint", "stage_end",
         "end",
-    ]
+    ]  # fmt: skip
     stage: str = ""
     step: int | None = 0
     values: Mapping[str, float] = field(default_factory=dict)

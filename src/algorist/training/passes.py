@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from algorist.models.memory import give_back_much
+from algorist.models.memory import trim_heap
 from algorist.training.batch import Batch
 from algorist.training.distributed import SharedPasses, average_gradients, passes_of_all, reminder
 from algorist.training.faults import until_it_fits
@@ -104,7 +104,7 @@ class Passes:
 
     def run(self, batch: Batch, rows: Sequence[int], one_pass: Callable[[list[int], bool], None]) -> None:
         """Do ``one_pass`` (rows, idle) for each part of a step."""
-        give_back_much(batch.mask.device)
+        trim_heap(batch.mask.device)
         for part, idle in self.parts(batch, rows):
             if self.shared is None:
                 one_pass(part, idle)

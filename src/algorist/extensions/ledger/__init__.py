@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from algorist.config.section import Section
+from algorist.errors import is_out_of_memory
 from algorist.extensions.ledger.rules import RULES
 from algorist.training.extension import Control, Event, Extension, Policy, Sampled, Sampler, extension
 
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("algorist.extensions.ledger")
 BY_REWARD = "ledger/by_reward"
-"""The advantages (B, T) as rewards made them, in ``Batch.extra`` until the last extension has seen the batch."""
+"""The advantages (B, T) as rewards made them, in ``Batch.extra``; after the last extension only where one has changed them."""
+CORRECT = "ledger/correct"
+"""Advantages (B, T) of correctness alone, in ``Batch.extra``, where several rewards have weights."""
 SFT_EVERY = 4
 """Steps of SFT of which one is measured: they are much shorter than those of GRPO."""
 CHART = (
@@ -87,8 +90,6 @@ class Ledger(_Always):
         self.sampled = sampled
 
     def batch(self, batch: Batch, policy: Policy) -> Batch:
-        from algorist.extensions.ledger.gradient import CORRECT
-
         extra = dict(batch.extra)
         by_reward, sampled, self.sampled = extra.pop(BY_REWARD, None), self.sampled, None
         metrics, right = _entries(batch, sampled, by_reward, policy)
@@ -113,10 +114,10 @@ class Ledger(_Always):
             try:
                 values = measured(batch, trainer)
                 trainer.averages.add({f"ledger/gradient/{name}": value for name, value in values.items()})
-            except (
-                Exception
-            ) as error:  # memory that the update itself would have found: a quantity ends no training
-                reason = f"{type(error).__name__}: {str(error)[:200]}"
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                reason = "no memory is left for it"
         if reason and not self.silent:
             log.warning("the gradient is not told apart by term: %s", reason)
             self.silent = True

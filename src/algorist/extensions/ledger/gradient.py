@@ -3,6 +3,7 @@
 Of the completions of one prompt, up to ``TOKENS`` tokens, with g_j the gradient of term j of the loss alone and g = Σ_j g_j:
 
     share of term j    g_j·g / g·g      adds up to 1
+    norm of term j     ‖g_j‖
     cosine             of g with the gradient of the advantages of ``correct`` alone
 
 Terms are ``rewards`` (the advantages as rewards made them), ``added`` (what extensions changed of these), ``entropy`` and each extension
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from algorist.extensions.ledger import BY_REWARD, CORRECT
 from algorist.models.precision import on_gpu
 from algorist.models.sharding import is_sharded
 from algorist.objectives import token_losses
@@ -25,10 +27,6 @@ from algorist.training.extension import Extension
 from algorist.training.metrics import Metrics
 from algorist.training.objective import LossInputs, of_heads
 
-BY_REWARD = "ledger/by_reward"
-"""The advantages (B, T) as rewards made them, in ``Batch.extra``, where extensions changed them."""
-CORRECT = "ledger/correct"
-"""Advantages (B, T) of correctness alone, in ``Batch.extra``, where several rewards have weights."""
 TOKENS = 256
 """Tokens of the part: a step of a small model has some thousands."""
 WEIGHTS = 1 << 21
@@ -37,12 +35,12 @@ WEIGHTS = 1 << 21
 
 def last_weights(model: Any, most: int = WEIGHTS) -> list[Any]:
     """Return the trained parameters from the last on, up to so many elements; one that is larger alone is left out."""
-    chosen, left = [], most
+    last, left = [], most
     for parameter in reversed([p for p in model.parameters() if p.requires_grad]):
         if parameter.numel() <= left:
-            chosen.append(parameter)
+            last.append(parameter)
             left -= parameter.numel()
-    return chosen
+    return last
 
 
 def measured(batch: Batch, trainer: Any) -> dict[str, float]:
@@ -70,7 +68,7 @@ def measured(batch: Batch, trainer: Any) -> dict[str, float]:
 
 
 def numbers_of(gradients: dict[str, Tensor]) -> dict[str, float]:
-    """Return ``share/NAME`` of each term and ``cosine`` of the whole with ``correct``, of flat gradients in float64."""
+    """Return ``share/NAME`` and ``norm/NAME`` of each term, and ``cosine`` of the whole with ``correct``, of flat gradients in float64."""
     correct = gradients.pop(CORRECT, None)
     whole = torch.stack([*gradients.values()]).sum(0)
     size, values = float(whole @ whole), {}

@@ -60,8 +60,10 @@ def moved_by_terms(f: Facts) -> str | None:
 @fact("a step: {}", "moved_by_steps", first=True)
 def moved_by_steps(f: Facts) -> str | None:
     step = medians(f, "step/")
-    causes = [f"{name} {step[name]:.1e}" for name in ("gradient", "decay") if step.get(name)] or ["nothing"]
-    text = f"{step['length']:.1e} of the weights' length: {', '.join(causes)}"
+    causes = [f"{name} {step[name]:.1e}" for name in ("gradient", "decay") if step.get(name)]
+    text = (
+        f"{step['length']:.1e} of the weights' length: {', '.join(causes)}" if causes else "no weight moves"
+    )
     if step.get("clipped", 1.0) < 1:
         text += f"; max_grad_norm leaves {step['clipped']:.2g} of the gradient"
     return text + f"; the schedule {Share(step['schedule'])} of the peak rate" * ("schedule" in step)
@@ -92,9 +94,7 @@ def term_shares(f: Facts) -> dict[str, float]:
 
 def _weights(f: Facts) -> dict[str, float]:
     """Return the weights of the recipe's rewards by name."""
-    rewards = f.settings.get("rewards") or []
-    named = [{"name": r} if isinstance(r, str) else dict(r) for r in rewards]
-    return {str(r.get("name")).rpartition(":")[2]: float(r.get("weight", 1.0)) for r in named}
+    return {str(r["name"]).rpartition(":")[2]: float(r.get("weight", 1.0)) for r in f.settings.rewards()}
 
 
 @fact("weights of the rewards: {}")
@@ -191,15 +191,13 @@ CHANGE: dict[str, Changes] = {
 
 def _with(f: Facts, change: Any, others: float | None = None) -> list[dict[str, Any]]:
     """Return the recipe's rewards with another weight of the one that pays right answers, and smaller ones of the others."""
-    rows = []
-    for row in f.settings.get("rewards") or []:
-        row = {"name": row} if isinstance(row, str) else dict(row)
+    rows = f.settings.rewards()
+    for row in rows:
         weight = float(row.get("weight", 1.0))
         if str(row.get("name")).rpartition(":")[2] == f["grading_reward"]:
             row["weight"] = change(weight)
         elif others is not None and abs(weight) > others:
             row["weight"] = others if weight > 0 else -others
-        rows.append(row)
     return rows
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
+import shutil
 import subprocess
-import sys
 import time
 import venv
 from collections.abc import Callable, Mapping
@@ -24,6 +25,7 @@ from algorist.types import Problem, Rollout
 from algorist_grader import checker
 from algorist_grader.child_process import Child
 
+log = logging.getLogger("algorist.extensions.verifiers.taskset")
 LOAD_S, SCORE_S = 300.0, 30.0
 """Most seconds until a taskset is loaded, and of one score."""
 MEMORY_MB = 4096
@@ -65,16 +67,9 @@ def verifiers(source: Source) -> list[Problem]:
         answer, decides = row["answer"] or NO_ANSWER, "" if row["answer"] else "verifiers"
         made.append(
             Problem(
-                f"{row['key'][:12]}-{place}",
-                question,
-                answer,
-                row["answer"],
-                params.taskset,
-                "",
-                extra,
-                decides,
+                f"{row['key'][:12]}-{place}", question, answer, row["answer"], params.taskset, extra=extra, checker=decides
             )
-        )
+        )  # fmt: skip
     return made
 
 
@@ -140,13 +135,17 @@ def _python(params: Params) -> str:
             "data.….params.install=true; or name yours, with verifiers 0.4 and the taskset: data.….params.python=FILE"
         )
     began = time.monotonic()
-    sys.stderr.write(f"making {home}, a Python with {INSTALLED}: about 700 MB, a minute or more …\n")
-    venv.create(home, with_pip=True)
-    done = subprocess.run([path, "-m", "pip", "install", "-q", INSTALLED], capture_output=True, text=True)
-    if done.returncode:
-        raise DataError(f"verifiers cannot be installed into {home}: {done.stderr.strip()[-500:]}")
+    log.warning("making %s, a Python with %s: about 700 MB, a minute or more …", home, INSTALLED)
+    try:
+        venv.create(home, with_pip=True)
+        done = subprocess.run([path, "-m", "pip", "install", "-q", INSTALLED], capture_output=True, text=True)
+        if done.returncode:
+            raise DataError(f"verifiers cannot be installed into {home}: {done.stderr.strip()[-500:]}")
+    except BaseException:  # half a Python would be taken for a whole one the next time
+        shutil.rmtree(home, ignore_errors=True)
+        raise
     size = sum(file.stat().st_size for file in home.rglob("*") if file.is_file()) / 1e6
-    sys.stderr.write(f"made {home}: {size:.0f} MB in {time.monotonic() - began:.0f} s\n")
+    log.warning("made %s: %.0f MB in %.0f s", home, size, time.monotonic() - began)
     return str(path)
 
 
