@@ -136,6 +136,27 @@ def test_what_pays_must_be_named_and_what_the_template_cannot_say_is_refused(tmp
         run_recipe(smoke_recipe(tmp_path, *own), display=Quiet())
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            "environment=null",
+            r"names environment.*the recipe has no environment; write environment: mine\.py",
+        ),
+        ("environment={mine}:Hostile", "names environment.*its environment has no get_reward"),
+        (
+            "rewards=[verifiers]",
+            r"names verifiers.*data\.train has none; write data\.train: \{name: verifiers",
+        ),
+    ],
+)
+def test_a_reward_that_nothing_could_pay_is_refused(change: str, message: str, tmp_path: Path) -> None:
+    change = change.replace("{mine}", str(tmp_path / "mine.py"))
+    own = settings(tmp_path, "Hostile", "rewards=[environment]", "sft.enabled=false", change)
+    with pytest.raises(ConfigError, match=message):
+        run_recipe(smoke_recipe(tmp_path, *own), display=Quiet())
+
+
 def test_a_mapping_of_classes_is_copied_into_the_run(tmp_path: Path) -> None:
     from algorist.config.own_files import inputs_of, own_files
 

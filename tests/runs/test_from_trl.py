@@ -119,3 +119,71 @@ def test_what_only_a_run_knows_is_left_to_the_reader(call: Cli, tmp_path: Path) 
     ):
         assert text in left, left
     assert load_recipe(str(tmp_path / "odd.yaml"), []).recipe.grpo.group_size == 4
+
+
+ENVIRONMENT = '''
+import random
+from textarena import Wordle
+from trl import GRPOConfig, GRPOTrainer
+
+MOST = 6
+
+class Base:
+    def get_reward(self) -> float:
+        return self.paid
+
+class Guess(Base):
+    """A number is guessed."""
+
+    def reset(self, answer, **row):
+        self.number, self.paid = int(answer), 0.0
+        return f" Between 1 and {MOST}."
+
+    def guess(self, number: int) -> str:
+        """
+        Guess the number.
+
+        Args:
+            number: A number.
+        """
+        self.paid = float(number == self.number)
+        return "right" if self.paid else "wrong"
+
+def length(completions, **_):
+    return [0.0 for _ in completions]
+
+args = GRPOConfig(max_steps=1)
+trainer = GRPOTrainer(model="tiny", args=args, FACTORY)
+'''
+
+
+@pytest.mark.parametrize(
+    ("factory", "environment", "rewards"),
+    [
+        ("environment_factory=Guess", "Guess", ["environment"]),
+        ("reward_funcs=[length], environment_factory=lambda: Guess()", "Guess", ["length", "environment"]),
+        ("environment_factory={'a': Guess, 'b': Wordle}", {"a": "Guess"}, ["environment"]),
+        ("reward_funcs=length, environment_factory=lambda: Guess(3)", None, ["length"]),
+    ],
+)
+def test_an_environment_of_the_script_is_taken_over(
+    factory: str, environment: Any, rewards: list[str], call: Cli, tmp_path: Path
+) -> None:
+    (tmp_path / "game.py").write_text(ENVIRONMENT.replace("FACTORY", factory))
+    done = call("from-trl", "game.py", "--json")
+    assert done.returncode == 0, done.stderr
+    recipe, left = load_recipe("game.yaml", []).recipe, "\n".join(json.loads(done.stdout)["left"])
+    name = "game_environments.py:"
+    expected = {k: name + v for k, v in environment.items()} if isinstance(environment, dict) else environment and name + environment  # fmt: skip
+    made = recipe.environment
+    assert ({k: Path(v).name for k, v in made.items()} if isinstance(made, dict) else made and Path(made).name) == expected  # fmt: skip
+    assert [reward.name.rpartition(":")[2] for reward in recipe.rewards] == rewards
+    why = "no class of this script without arguments: set environment: file.py:Class"
+    assert (why in left) == ("Wordle" in factory or "(3)" in factory)
+    if environment == "Guess":
+        (tmp_path / "rows.jsonl").write_text('{"question": "Guess", "answer": "3"}\n' * 2)
+        assert "class Base" in (tmp_path / name[:-1]).read_text() and "textarena" not in (tmp_path / name[:-1]).read_text()  # fmt: skip
+        from algorist.extensions.environments.user import EnvironmentClass
+
+        about = EnvironmentClass(recipe.environment).about()
+        assert about["pays"] and [tool["function"]["name"] for tool in about["tools"]] == ["guess"]

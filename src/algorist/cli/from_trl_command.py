@@ -18,7 +18,7 @@ app = typer.Typer(add_completion=False)
 class Carried(Result):
     """Files written, and settings not carried over."""
 
-    files: Annotated[list[str], "recipe, rewards"]
+    files: Annotated[list[str], "recipe, rewards, environments"]
     settings: Annotated[dict[str, Any], "key → value"]
     by_default: Annotated[list[str], "of TRL"]
     left: Annotated[list[str], "not carried over"]
@@ -43,16 +43,23 @@ def from_trl(
 
     Args:
         script: A training script for TRL or Unsloth.
-        to: The recipe; SCRIPT.yaml when left out. Its reward functions go beside it.
+        to: The recipe; SCRIPT.yaml when left out. Its reward functions and environments go beside it.
 
     Example: algorist from-trl train.py
     """
-    from algorist.cli.trl_script import read_script, rewards_file, rewards_source
+    from algorist.cli.trl_script import environments_file, read_script, rewards_file, source_of
 
     parsed = read_script(script)
     recipe = to or Path(f"{script.stem}.yaml")
-    code = rewards_source(parsed) if parsed.rewards else ""
-    texts = {recipe: _recipe(parsed)} | ({recipe.with_name(rewards_file(script)): code} if code else {})
+    texts = {
+        recipe.with_name(file): source_of(parsed, title, members, file)
+        for title, members, file in (
+            ("Reward functions", parsed.rewards, rewards_file(script)),
+            ("Environments", parsed.environments, environments_file(script)),
+        )
+        if members
+    }
+    texts = {recipe: _recipe(parsed)} | texts
     if taken := [str(file) for file in texts if file.exists()]:
         raise ConfigError(
             f"{', '.join(taken)}: already there, and nothing was written. Take another name: --to FILE.yaml"

@@ -69,6 +69,8 @@ class Script:
     """Keys whose values are TRL's defaults."""
     rewards: list[str] = field(default_factory=list)
     """Functions of the script that are rewards."""
+    environments: list[str] = field(default_factory=list)
+    """Classes of the script that are environments."""
     left: list[str] = field(default_factory=list)
     """Code that could not be carried over: line, source, reason."""
 
@@ -154,6 +156,7 @@ def read_script(path: Path) -> Script:
         _stage(script, stage)
     if "grpo" in stages:
         _rewards(script)
+        _environment(script)
     _keep_what_fits(script)
     return script
 
@@ -362,8 +365,54 @@ def _rewards(script: Script) -> None:
             script.leave(node, "no function of this script: name it as file.py:function in rewards")
     if rewards:
         script.settings["rewards"] = rewards
-    else:
+    elif not words(trainers, "environment_factory"):
         script.left.append("no reward function is read: set rewards")
+    for node in words(trainers, "tools"):
+        script.leave(node, "a tool here takes and returns a text: name yours in tools (docs/tools.md)")
+
+
+def words(calls: Iterable[ast.Call], name: str) -> list[ast.expr]:
+    """Return the values of a keyword in calls."""
+    return [word.value for call in calls for word in call.keywords if word.arg == name]
+
+
+def _environment(script: Script) -> None:
+    """Take the environment class, or the classes by name; with ``get_reward`` it is a reward, too."""
+    assigned = script.assigned()
+    classes = {node.name: node for node in script.tree.body if isinstance(node, ast.ClassDef)}
+
+    def target(node: ast.expr) -> str | None:
+        node = assigned.get(node.id, node) if isinstance(node, ast.Name) else node
+        if isinstance(node, ast.Lambda) and isinstance(node.body, ast.Call):  # lambda: Class()
+            call = node.body
+            node = node if call.args or call.keywords else call.func
+        if not isinstance(node, ast.Name) or node.id not in classes:
+            script.leave(node, "no class of this script without arguments: set environment: file.py:Class")
+            return None
+        script.environments.append(node.id)
+        return f"{environments_file(script.path)}:{node.id}"
+
+    for node in words(script.calls("GRPOTrainer"), "environment_factory"):
+        node = assigned.get(node.id, node) if isinstance(node, ast.Name) else node
+        if isinstance(node, ast.Dict):
+            names = [getattr(key, "value", None) for key in node.keys]
+            targets: Any = {str(n): t for n, v in zip(names, node.values, strict=True) if (t := target(v))}
+        else:
+            targets = target(node)
+        if targets:
+            script.settings["environment"] = targets
+    if _pays(classes, script.environments):
+        script.settings.setdefault("rewards", []).append({"name": "environment", "weight": 1.0})
+
+
+def _pays(classes: Mapping[str, ast.ClassDef], names: Iterable[str]) -> bool:
+    """Tell whether one of the classes, or of those of the script that it inherits from, has ``get_reward``."""
+    return any(
+        any(getattr(member, "name", "") == "get_reward" for member in classes[name].body)
+        or _pays(classes, [base.id for base in classes[name].bases if isinstance(base, ast.Name)])
+        for name in names
+        if name in classes
+    )
 
 
 def rewards_file(path: Path) -> str:
@@ -371,14 +420,19 @@ def rewards_file(path: Path) -> str:
     return f"{path.stem}_rewards.py"
 
 
-def rewards_source(script: Script) -> str:
-    """Return the reward functions with what they use: imports, constants, other functions and classes of the script."""
+def environments_file(path: Path) -> str:
+    """Return the name of the file that takes a script's environments."""
+    return f"{path.stem}_environments.py"
+
+
+def source_of(script: Script, title: str, members: Iterable[str], file: str) -> str:
+    """Return members of the script with what they use: imports, constants, other functions and classes."""
     text = script.path.read_text(encoding="utf-8")
     defined: dict[str, ast.stmt] = {}
     for node in script.tree.body:
         defined |= dict.fromkeys(_names(node), node)
     needed: dict[int, ast.stmt] = {}
-    names, seen = list(script.rewards), set(dir(builtins))
+    names, seen = list(members), set(dir(builtins))
     while names:
         name = names.pop()
         if name in seen or name not in defined:
@@ -390,13 +444,13 @@ def rewards_source(script: Script) -> str:
         if isinstance(node, ast.Assign) and any(
             called(n) not in ("", "compile") for n in ast.walk(node) if isinstance(n, ast.Call)
         ):
-            script.leave(node, f"runs whenever {rewards_file(script.path)} is imported, once a process")
+            script.leave(node, f"runs whenever {file} is imported, once a process")
     parts = [ast.get_source_segment(text, node, padded=True) or "" for _, node in sorted(needed.items())]
     decorated = [  # ``get_source_segment`` leaves decorators out
         "".join(f"@{ast.unparse(d)}\n" for d in getattr(node, "decorator_list", ()))
         for _, node in sorted(needed.items())
     ]
-    head = f'"""Reward functions of {script.path.name}, taken over by algorist from-trl."""\n\n'
+    head = f'"""{title} of {script.path.name}, taken over by algorist from-trl."""\n\n'
     return head + "\n\n".join(map("".join, zip(decorated, parts, strict=True))) + "\n"
 
 

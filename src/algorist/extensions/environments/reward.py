@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
+from typing import Any
 
+from algorist.errors import ConfigError
 from algorist.rewards.base import reward
-from algorist.types import Rollout
+from algorist.types import Problem, Rollout
 
 REWARD = "get_reward"
 """Source of the turn that holds it."""
@@ -19,3 +22,19 @@ def environment(rollout: Rollout) -> float | None:
     if turn is not None and turn.error:
         raise RuntimeError(f"get_reward: {turn.reply}")
     return None if turn is None else json.loads(turn.reply)
+
+
+def _probe(problems: Sequence[Problem], form: Any, *settings: Any) -> None:
+    """Refuse the reward where nothing would ever be paid (ConfigError)."""
+    environments = getattr(form.turns, "environments", None)
+    if environments is None or not environments.pays:
+        lacking = (
+            "the recipe has no environment" if environments is None else "its environment has no get_reward"
+        )
+        raise ConfigError(
+            f"rewards names environment, which pays what get_reward of the environment returns, but {lacking}; write environment: "
+            "mine.py:Class (docs/tools.md says what it needs), or leave the reward out"
+        )
+
+
+environment.probe = _probe  # type: ignore[attr-defined]

@@ -133,6 +133,11 @@ class Environments:
         )
         return self.classes[name]
 
+    @property
+    def pays(self) -> bool:
+        """Whether one of them has ``get_reward``."""
+        return any(made.about()["pays"] for made in self.classes.values())
+
     def check(self, problems: Sequence[Problem], rewards: Sequence[str]) -> None:
         """Try them before a run.
 
@@ -140,8 +145,7 @@ class Environments:
             ConfigError: One is no environment, a problem names none, or what they pay is no reward of the recipe.
         """
         _NAMED.clear()
-        pays = any(made.about()["pays"] for made in self.classes.values())
-        if pays and "environment" not in rewards:
+        if self.pays and "environment" not in rewards:
             raise ConfigError(
                 "the environment has get_reward, which rewards does not name; write rewards: [environment], beside others that you want, "
                 "or {name: environment, weight: 0} to leave it out of the sum"

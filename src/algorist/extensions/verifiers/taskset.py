@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import time
 import venv
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from algorist.data.base import Source, dataset, read_params
-from algorist.errors import DataError
+from algorist.errors import ConfigError, DataError
 from algorist.rewards.base import reward
 from algorist.store.redact import secret_variables
 from algorist.types import Problem, Rollout
@@ -47,7 +47,7 @@ class Params(BaseModel):
     python: str = ""
     """The Python that has verifiers; left out: the one that ``install`` makes."""
     install: bool = False
-    """Make that Python (about 700 MB)."""
+    """Make that Python (about 500 MB)."""
 
 
 @dataset("verifiers")
@@ -77,6 +77,18 @@ def verifiers(source: Source) -> list[Problem]:
 def paid(rollout: Rollout, problem: Problem) -> float | None:
     """The sum of the rewards of the problem's verifiers task; nothing for other problems."""
     return _score(problem.extra["verifiers"], rollout.text) if "verifiers" in problem.extra else None
+
+
+def _probe(problems: Sequence[Problem], *settings: Any) -> None:
+    """Refuse the reward where no problem is a task (ConfigError)."""
+    if problems and not any("verifiers" in problem.extra for problem in problems):
+        raise ConfigError(
+            "rewards names verifiers, which pays what a task of verifiers does, but data.train has none; write data.train: {name: "
+            "verifiers, params: {taskset: NAME}} (docs/tools.md), or leave the reward out"
+        )
+
+
+paid.probe = _probe  # type: ignore[attr-defined]
 
 
 @checker("verifiers")
@@ -131,11 +143,11 @@ def _python(params: Params) -> str:
         return str(path)
     if params.python or not params.install:
         raise DataError(
-            f"verifiers runs in a Python of its own, and {path} does not exist. Make one (about 700 MB, a minute or more): "
+            f"verifiers runs in a Python of its own, and {path} does not exist. Make one (about 500 MB, a minute or more): "
             "data.….params.install=true; or name yours, with verifiers 0.4 and the taskset: data.….params.python=FILE"
         )
     began = time.monotonic()
-    log.warning("making %s, a Python with %s: about 700 MB, a minute or more …", home, INSTALLED)
+    log.warning("making %s, a Python with %s: about 500 MB, a minute or more …", home, INSTALLED)
     try:
         venv.create(home, with_pip=True)
         done = subprocess.run([path, "-m", "pip", "install", "-q", INSTALLED], capture_output=True, text=True)
