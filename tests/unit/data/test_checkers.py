@@ -15,7 +15,6 @@ from algorist.config.load import load_recipe
 from algorist.config.own_files import inputs_of
 from algorist.config.schema import DatasetSection, EvalSection
 from algorist.data import load_problems
-from algorist.data.countdown import value_of
 from algorist.errors import DataError, MissingExtraError
 from algorist.evaluation.regrade import differences
 from algorist.evaluation.run import EvaluationSetting, evaluate
@@ -27,6 +26,7 @@ from algorist.runs.begin import hold_folder
 from algorist.store.write import RolloutWriter, rows_of
 from algorist.types import Problem
 from algorist_grader import grade
+from algorist_grader.countdown import value_of
 from tests.conftest import Verb
 from tests.tiny import TOKENIZER
 

@@ -30,7 +30,9 @@ WORKER_S = 5.0
 """Least limit of an answer in a worker process (s): the first one may import what it needs."""
 
 
-CHECKERS: Registry[Check | str] = Registry("checker")
+CHECKERS: Registry[Check | str] = Registry(
+    "checker", ["algorist_grader.countdown", "algorist_grader.reasoning_gym"]
+)
 """A function of this process, or the ``module:function`` or ``file.py:function`` that a worker process calls."""
 _reported: set[str] = set()
 

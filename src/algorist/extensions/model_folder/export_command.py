@@ -1,4 +1,4 @@
-"""Write a model for others: merged, a card, GGUF files, upload."""
+"""Write a model for others: merged, a card, GGUF files, upload; or an environment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from algorist.cli.arguments import find_model
+from algorist.cli.arguments import find_model, read_recipe
 from algorist.cli.session import import_quietly
 from algorist.cli.terminal import Result, TerminalDisplay, View, note, verb
 from algorist.config.load import load_run_recipe
@@ -49,25 +49,30 @@ def export(
     gguf: Annotated[list[str] | None, typer.Option(metavar="TYPE…")] = None,
     verify: bool = False,
     data: str | None = None,
-    limit: Annotated[int, typer.Option(min=1)] = 200,
+    limit: Annotated[int | None, typer.Option(min=1)] = None,
+    environment: bool = False,
 ) -> Exported:
     """Write a model with its card into a folder, merged if wanted; upload it, or write GGUF files, if wanted.
 
     Args:
-        words: Run, stage folder, checkpoint, model folder or hub name. After --gguf: more types.
+        words: Run, stage folder, checkpoint, model folder or hub name. After --gguf: more types. With --environment: a recipe or a run,
+            and overrides.
         to: A new folder for the model and its card.
         merge: Merge an adapter into its base model.
         push_to_hub: Upload it as well.
         private: Of a new repository; default: private.
         gguf: Write GGUF files for llama.cpp and Ollama: Q8_0 Q4_K_M …
         verify: Evaluate each GGUF file through llama.cpp and print what it loses.
-        data: Problems of --verify; the run's held-out set when left out.
-        limit: Most problems of --verify.
+        data: Problems of --verify, the run's held-out set when left out; of --environment, data.train when left out.
+        limit: Most problems; 200 of --verify when left out.
+        environment: Write problems with prompt and checker instead: a verifiers taskset and TRL's environment class.
 
     Example: algorist export runs/quickstart --to my-model · Next: algorist solve 'Sam has 17 coins. Sam loses 2. Sam
     gives 2 to Lea. How many coins does Sam have now?' --model my-model
     """
 
+    if environment:
+        return _environment(words[0], words[1:], to, data, limit)
     model, types = words[0], [*(gguf or []), *words[1:]]
     if gguf is None and (types or verify):
         raise ConfigError(
@@ -78,7 +83,7 @@ def export(
     if gguf is not None:
         if push_to_hub is not None:
             raise ConfigError("--gguf and --push-to-hub are two exports; give one command for each")
-        return _gguf(model, types, to, verify=verify, data=data, limit=limit)
+        return _gguf(model, types, to, verify=verify, data=data, limit=limit or 200)
     if to is None and push_to_hub is None:
         raise ConfigError("nowhere to export to; give --to FOLDER, --push-to-hub OWNER/NAME or both")
     check_known(dtype, _DTYPES, f"--dtype {dtype} is unknown", "Expected one of {}")
@@ -116,6 +121,31 @@ def export(
             uploaded = upload(place, target, name=str(push_to_hub), message=message, say=note)
             lines.append(f"uploaded to {uploaded}")
     return Exported(None if to is None else str(to), list(names), uploaded, warning or None, [], lines)
+
+
+def _environment(
+    name: str, overrides: list[str], to: Path | None, data: str | None, limit: int | None
+) -> Exported:
+    """Write the problems of a recipe as environments for others."""
+    from algorist.data import load_problems
+    from algorist.evaluation.benchmark_option import read_benchmarks
+    from algorist.extensions.environments.export import write_environment
+    from algorist.runs.asking import recipe_format
+
+    if to is None:
+        raise ConfigError("nowhere to export to; give --to FOLDER, whose name is the package's")
+    run = Path(name) if (Path(name) / "config.yaml").is_file() else None
+    if run and overrides:
+        raise ConfigError(f"{name} is a run, whose settings are fixed; leave out {' '.join(overrides)}")
+    recipe = load_run_recipe(run, runs="all") if run else read_recipe(name, overrides)
+    section = read_benchmarks([data], split="train")[0].section if data else recipe.data.train
+    problems = load_problems(section)[:limit]
+    files = write_environment(to, problems, recipe_format(recipe), recipe.matcher)
+    lines = [
+        f"wrote {to}: {len(problems)} problems; {', '.join(files)}",
+        f"Next: {to}/README.md says how others take it",
+    ]
+    return Exported(str(to), files, None, None, [], lines)
 
 
 def _gguf(
