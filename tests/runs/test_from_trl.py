@@ -11,6 +11,7 @@ import pytest
 
 from algorist.cli.trl_script import DEFAULTS
 from algorist.config import load_recipe
+from algorist_grader.user_code import import_file
 from tests.conftest import Cli
 
 SCRIPTS = Path(__file__).parents[1] / "data" / "trl"
@@ -149,8 +150,15 @@ class Guess(Base):
         self.paid = float(number == self.number)
         return "right" if self.paid else "wrong"
 
+class Silent:
+    def reset(self, **row):
+        self.paid = 0.5
+
 def length(completions, **_):
     return [0.0 for _ in completions]
+
+def hit(environments, **_):
+    return [game.paid for game in environments]
 
 args = GRPOConfig(max_steps=1)
 trainer = GRPOTrainer(model="tiny", args=args, FACTORY)
@@ -164,6 +172,8 @@ trainer = GRPOTrainer(model="tiny", args=args, FACTORY)
         ("reward_funcs=[length], environment_factory=lambda: Guess()", "Guess", ["length", "environment"]),
         ("environment_factory={'a': Guess, 'b': Wordle}", {"a": "Guess"}, ["environment"]),
         ("reward_funcs=length, environment_factory=lambda: Guess(3)", None, ["length"]),
+        ("reward_funcs=[hit, length], environment_factory=Guess", "Guess", ["length", "environment"]),
+        ("reward_funcs=[hit], environment_factory=Silent", "Silent", ["environment"]),
     ],
 )
 def test_an_environment_of_the_script_is_taken_over(
@@ -180,6 +190,11 @@ def test_an_environment_of_the_script_is_taken_over(
     assert [reward.name.rpartition(":")[2] for reward in recipe.rewards] == rewards
     why = "no class of this script without arguments: set environment: file.py:Class"
     assert (why in left) == ("Wordle" in factory or "(3)" in factory)
+    assert ("hit: pays what an environment knows" in left) == ("hit" in factory and "Guess" in factory)
+    if environment == "Silent":
+        made = import_file(tmp_path / name[:-1]).Silent()
+        made.reset()
+        assert made.get_reward() == 0.5
     if environment == "Guess":
         (tmp_path / "rows.jsonl").write_text('{"question": "Guess", "answer": "3"}\n' * 2)
         assert "class Base" in (tmp_path / name[:-1]).read_text() and "textarena" not in (tmp_path / name[:-1]).read_text()  # fmt: skip

@@ -114,6 +114,7 @@ def test_the_seam_has_few_hooks_and_each_is_called_and_explained() -> None:
 TOGETHER = {
     ("model_folder", "hub"): "export uploads it",
     ("model_folder", "gguf"): "export writes it for llama.cpp",
+    ("model_folder", "environments"): "export writes it for other trainers",
     ("iterate", "model_folder"): "a round's model is exported as one that is given away",
     ("hub", "model_folder"): "it is what is uploaded",
     ("full_python", "toolbox"): "it is one of the tools",

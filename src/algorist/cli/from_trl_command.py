@@ -18,7 +18,7 @@ app = typer.Typer(add_completion=False)
 class Carried(Result):
     """Files written, and settings not carried over."""
 
-    files: Annotated[list[str], "recipe, rewards, environments"]
+    files: Annotated[list[str], "recipe, code"]
     settings: Annotated[dict[str, Any], "key → value"]
     by_default: Annotated[list[str], "of TRL"]
     left: Annotated[list[str], "not carried over"]
@@ -43,23 +43,16 @@ def from_trl(
 
     Args:
         script: A training script for TRL or Unsloth.
-        to: The recipe; SCRIPT.yaml when left out. Its reward functions and environments go beside it.
+        to: The recipe; SCRIPT.yaml when left out. The script's code that it needs goes beside it.
 
     Example: algorist from-trl train.py
     """
-    from algorist.cli.trl_script import environments_file, read_script, rewards_file, source_of
+    from algorist.cli.trl_script import code_beside, read_script
 
     parsed = read_script(script)
     recipe = to or Path(f"{script.stem}.yaml")
-    texts = {
-        recipe.with_name(file): source_of(parsed, title, members, file)
-        for title, members, file in (
-            ("Reward functions", parsed.rewards, rewards_file(script)),
-            ("Environments", parsed.environments, environments_file(script)),
-        )
-        if members
-    }
-    texts = {recipe: _recipe(parsed)} | texts
+    texts = {recipe: _recipe(parsed)}
+    texts |= {recipe.with_name(file): code for file, code in code_beside(parsed).items()}
     if taken := [str(file) for file in texts if file.exists()]:
         raise ConfigError(
             f"{', '.join(taken)}: already there, and nothing was written. Take another name: --to FILE.yaml"

@@ -71,6 +71,8 @@ class Script:
     """Functions of the script that are rewards."""
     environments: list[str] = field(default_factory=list)
     """Classes of the script that are environments."""
+    paying: dict[str, float] = field(default_factory=dict)
+    """Functions that pay what environments know → weight."""
     left: list[str] = field(default_factory=list)
     """Code that could not be carried over: line, source, reason."""
 
@@ -352,11 +354,13 @@ def _rewards(script: Script) -> None:
                     weights = list(script.value(word.value) or ())
                 except (TypeError, ValueError):
                     script.leave(word, "known only when the script runs: set the rewards' weights")
-    local = {node.name for node in script.tree.body if isinstance(node, ast.FunctionDef)}
+    local = {node.name: node.args for node in script.tree.body if isinstance(node, ast.FunctionDef)}
     file, rewards = rewards_file(script.path), []
     for place, node in enumerate(entries):
         name, weight = called(node), weights[place] if place < len(weights) else 1.0
-        if isinstance(node, ast.Name) and name in local:
+        if isinstance(node, ast.Name) and name in local and _required(local[name]) == ["environments"]:
+            script.paying[name] = weight
+        elif isinstance(node, ast.Name) and name in local:
             script.rewards.append(name)
             rewards.append({"name": f"{file}:{name}", "weight": weight})
         elif isinstance(node, ast.Name) and name in REWARDS:
@@ -369,6 +373,11 @@ def _rewards(script: Script) -> None:
         script.left.append("no reward function is read: set rewards")
     for node in words(trainers, "tools"):
         script.leave(node, "a tool here takes and returns a text: name yours in tools (docs/tools.md)")
+
+
+def _required(arguments: ast.arguments) -> list[str]:
+    """Return the arguments that have no default."""
+    return [argument.arg for argument in arguments.args[: len(arguments.args) - len(arguments.defaults)]]
 
 
 def words(calls: Iterable[ast.Call], name: str) -> list[ast.expr]:
@@ -401,7 +410,11 @@ def _environment(script: Script) -> None:
             targets = target(node)
         if targets:
             script.settings["environment"] = targets
-    if _pays(classes, script.environments):
+    if script.paying and (_pays(classes, script.environments) or not script.environments):
+        why = "pays what an environment knows: let get_reward of its class return that"
+        script.left += [f"reward function {name}: {why}" for name in script.paying]
+        script.paying.clear()
+    if script.paying or _pays(classes, script.environments):
         script.settings.setdefault("rewards", []).append({"name": "environment", "weight": 1.0})
 
 
@@ -423,6 +436,25 @@ def rewards_file(path: Path) -> str:
 def environments_file(path: Path) -> str:
     """Return the name of the file that takes a script's environments."""
     return f"{path.stem}_environments.py"
+
+
+def code_beside(script: Script) -> dict[str, str]:
+    """Return the files of code that belong to the recipe: name → text."""
+    files = {}
+    if script.rewards:
+        file = rewards_file(script.path)
+        files[file] = source_of(script, "Reward functions", script.rewards, file)
+    if script.environments:
+        file = environments_file(script.path)
+        text = source_of(script, "Environments", [*script.environments, *script.paying], file)
+        if script.paying:
+            sums = " + ".join(
+                f"{w:g} * ({name}(environments=[self])[0] or 0)" for name, w in script.paying.items()
+            )
+            text += f"\n\ndef get_reward(self):\n    return {sums}\n\n\n"
+            text += "".join(f"{name}.get_reward = get_reward\n" for name in script.environments)
+        files[file] = text
+    return files
 
 
 def source_of(script: Script, title: str, members: Iterable[str], file: str) -> str:

@@ -1,4 +1,4 @@
-"""Write a model for others: merged, a card, GGUF files, upload; or an environment."""
+"""Write a model (merged, GGUF, upload) or an environment for others."""
 
 from __future__ import annotations
 
