@@ -234,7 +234,7 @@ class Sampled(Result):
     repeated: Annotated[int, "left out: repeated texts"]
     unreadable: Annotated[int, "left out: do not follow the prompt format"]
     written: Annotated[int, "demonstrations written"]
-    provenance: Annotated[str, "a file beside it that says where it comes from"]
+    provenance: Annotated[str, "a file that says where it comes from"]
     recipe: str
 
     def view(self, width: int) -> View:

@@ -100,7 +100,7 @@ def _graded_row(row: dict[str, Any]) -> dict[str, Any]:
 class GradedAgain(Result):
     """Changes from grading a store again."""
 
-    rollouts: Annotated[int, "rollouts graded again"]
+    rollouts: Annotated[int, "graded again"]
     matcher: Annotated[str, "how answers were compared"]
     changed: Annotated[int, "rollouts whose verdict or reward changes"]
     verdicts_changed: Annotated[int, "verdicts that change"]

@@ -36,8 +36,8 @@ class Written(Result):
     left_out: Annotated[int, "rows without a question or an answer"]
     unreadable: Annotated[int, "answers that cannot be graded"]
     decimal: Annotated[str, "decimal sign of the answers"]
-    model: Annotated[str, "the model of the recipe"]
-    memory_gb: Annotated[float, "memory that the recipe is written for"]
+    model: Annotated[str, "of the recipe"]
+    memory_gb: Annotated[float, "memory of the recipe"]
     gpu: Annotated[bool, "whether it is a GPU's"]
     next: Annotated[list[str], "commands"]
     data: Any

@@ -33,21 +33,17 @@ class Preflighted(Result):
     model: Annotated[str | None, "what was sampled from"]
     batch: Annotated[dict[str, Any], "sft, grpo: steps, what a step takes, passes"]
     prompts: Annotated[dict[str, Any], "lengths in tokens, and the context"]
-    golds: Annotated[dict[str, Any], "whether the grader can read the gold answers"]
-    leaked: Annotated[str | None, "how many held-out problems are also trained on"]
+    golds: Annotated[dict[str, Any], "readable gold answers"]
+    leaked: Annotated[str | None, "held-out problems also trained on"]
     sampling: Annotated[dict[str, Any], "pass rate, useful groups, lengths, tags, rewards, completions"]
-    sft: Annotated[
-        dict[str, Any] | None, "steps, seconds of a step and in all, memory; tried: measured in real steps"
-    ]
+    sft: Annotated[dict[str, Any] | None, "steps, seconds, memory; tried: measured"]
     grpo: Annotated[dict[str, Any] | None, "the same"]
-    evaluations: Annotated[dict[str, Any] | None, "how many, problems, completions of each, seconds in all"]
-    speed: Annotated[
-        dict[str, float], "seconds that this machine needs: of a prompt token, a decode step, a row in it, …"
-    ]
+    evaluations: Annotated[dict[str, Any] | None, "number, problems, completions, seconds"]
+    speed: Annotated[dict[str, float], "seconds of each kind of work"]
     stopped: Annotated[bool, "Ctrl-C ended it"]
     memory_limit: Annotated[int, "bytes of the device"]
-    planned: Annotated[dict[str, Any], "stage → what to change where it cannot fit; it is not tried"]
-    tokenization: Annotated[dict[str, Any], "what the tokenizer does to prompt and tags"]
+    planned: Annotated[dict[str, Any], "stage → changes where it cannot fit"]
+    tokenization: Annotated[dict[str, Any], "of prompt and tags"]
     audit: Annotated[dict[str, Any], "own reward → faults"]
     extensions: Annotated[dict[str, Any], "name → rows, advice, numbers"]
     advice: Annotated[list[dict[str, Any]], "findings, as those of `algorist diagnose --json`"]

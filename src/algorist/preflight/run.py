@@ -152,7 +152,7 @@ def _inspect(
     trial: bool,
     show: Callable[[Preflight], None],
 ) -> Preflight:
-    recipe, data, form = plan.recipe, plan.problems, plan.form
+    recipe, data = plan.recipe, plan.problems
     result = Preflight(memory_limit=memory_limit(), model=str(model) if model is not None else None)
     if model is None:
         result.planned, can_load = _plan_unloaded(recipe, plan.device, result.memory_limit)
@@ -160,7 +160,7 @@ def _inspect(
             result.batch = batch_arithmetic(recipe, len(data.train), len(data.sft))
             result.advice = advise(recipe, result)
             return result
-    policy = _policy(recipe, data, form, plan.device, model)
+    policy = start_policy(plan, model)
     plan = plan.opened(policy.tokenizer)
     data.train = fitting_problems(recipe.data.train, data.train, plan.form, policy.tokenizer)
     look = _Inspection(plan, policy, result, display, sft=recipe.sft.enabled and model is None)
@@ -411,16 +411,15 @@ def _plan_unloaded(recipe: Recipe, device: Any, limit: int) -> tuple[dict[str, l
     return planned, can_load
 
 
-def _policy(
-    recipe: Recipe, data: Problems, form: PromptFormat, device: Any, model: Path | str | None
-) -> Policy:
+def start_policy(plan: RunPlan, model: Path | str | None) -> Policy:
     """Return the model that is looked at: ``model``, or what the run would start from."""
+    recipe, data, device = plan.recipe, plan.problems, plan.device
     if isinstance(model, Path):
         return load_policy(model, device=device, trainable=True, like=recipe.model)
     other = {"name": model, "revision": recipe.model.revision if model == recipe.model.name else None}
     section = recipe.model if model is None else recipe.model.model_copy(update=other)
-    texts = tokenizer_texts([*data.sft[:4000], *data.train[:4000]], form)
-    return make_policy(section, device=device, seed=recipe.seed, texts=texts, tags=form.markers)
+    texts = tokenizer_texts([*data.sft[:4000], *data.train[:4000]], plan.form)
+    return make_policy(section, device=device, seed=recipe.seed, texts=texts, tags=plan.form.markers)
 
 
 def prompt_lengths(

@@ -65,7 +65,7 @@ def try_stage(stage: str, plan: Plan, policy: Policy, *, steps: int, until: floa
             "device": plan.device,
             "callbacks": [clock],
         }
-        make = _sft_trainer if stage == "sft" else _grpo_trainer
+        make = _sft_trainer if stage == "sft" else grpo_trainer
         trainer = make(plan, short, common)
         reset_peak()
         trainer.train()
@@ -80,7 +80,8 @@ def _sft_trainer(plan: Plan, short: dict[str, Any], common: dict[str, Any]) -> A
     return make_sft_trainer(demos=demos, section=section.model_copy(update=short), **common)
 
 
-def _grpo_trainer(plan: Plan, short: dict[str, Any], common: dict[str, Any]) -> Any:
+def grpo_trainer(plan: Plan, short: dict[str, Any], common: dict[str, Any]) -> Any:
+    """Return the trainer of a trial of GRPO: ``short`` changes settings of the stage, ``common`` are the trainer's own."""
     from algorist.training.grpo_setup import make_grpo_trainer
 
     section = plan.recipe.grpo

@@ -149,7 +149,9 @@ def test_a_swapped_teacher_leaves_nothing_beside_the_student(tmp_path: Path) -> 
     size = sum(p.numel() * p.element_size() for p in teacher.model.parameters())
     ids = torch.tensor([[3, 4, 5]])
     with torch.no_grad():
-        with teacher.awake():  # what a first forward takes for good, and freed blocks that it fills, are not the copies
+        with (
+            teacher.awake()
+        ):  # what a first forward takes for good, and freed blocks that it fills, are not the copies
             teacher.model(ids)
         at_rest, before = teacher.model(ids).logits, memory_now()
         with teacher.awake():

@@ -1,0 +1,133 @@
+"""A forecast in words: what to expect of a run, until when, whether to train it, and what else to do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from algorist.extensions.forecast.fit import Fitted, Gain, Row, features, pass_rates
+
+TRAIN, SFT, TEACHER, DO_NOT = "train", "SFT first", "a teacher pays more", "do not train this"
+WORTH = 0.01
+"""Gain below which hours are not worth it."""
+RISK = 0.3
+"""Probability of a loss from which a run is warned of."""
+FAR = 5.0
+"""Nats by which a completion's log-prob falls in the trial of a rate that is too large."""
+STILL = 0.01
+"""Nats below which a trial has not moved the policy."""
+FOLLOWS = 0.2
+"""Correlation below which advantages do not follow correctness."""
+RARELY = 0.3
+"""pass@k below which most problems offer nothing to reinforce."""
+UNREAD = 0.5
+"""Share of unreadable answers from which the form comes first."""
+LONG = 1e6
+"""Work of a run without end."""
+MOST_OF_IT = 0.9
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Errors of a forecast on sealed runs, after a fit to the others.
+
+    Attributes:
+        fitted, sealed: Numbers of runs.
+        covered: Share of the sealed whose gain lies in the interval.
+        off: Median absolute error, in shares.
+        width: Median width of the interval.
+        lost, warned: Sealed runs that lost beyond chance, and how many of these were warned of.
+        healthy, alarms: Sealed runs that gained beyond chance, and how many of these were warned of.
+    """
+
+    fitted: int
+    sealed: int
+    covered: float
+    off: float
+    width: float
+    lost: int
+    warned: int
+    healthy: int
+    alarms: int
+
+
+def errors_of(rows: Sequence[Row]) -> Errors:
+    """Fit to the runs that are not sealed, and forecast those that are."""
+    model, sealed = Fitted([row for row in rows if not row["sealed"]]), [row for row in rows if row["sealed"]]
+    gains = [model.forecast(row) for row in sealed]
+    warned = [verdict(row, gain)[0] in (SFT, DO_NOT) for row, gain in zip(sealed, gains, strict=True)]
+    lost = [row["gain"][2] < 0 for row in sealed]
+    healthy = [row["gain"][1] > 0 for row in sealed]
+    return Errors(
+        fitted=len(rows) - len(sealed),
+        sealed=len(sealed),
+        covered=float(np.mean([g.low <= r["gain"][0] <= g.high for r, g in zip(sealed, gains, strict=True)])),
+        off=median(abs(g.value - r["gain"][0]) for r, g in zip(sealed, gains, strict=True)),
+        width=median(g.high - g.low for g in gains),
+        lost=sum(lost),
+        warned=sum(w for w, which in zip(warned, lost, strict=True) if which),
+        healthy=sum(healthy),
+        alarms=sum(w for w, which in zip(warned, healthy, strict=True) if which),
+    )
+
+
+def verdict(row: Row, gain: Gain) -> tuple[str, str]:
+    """Return what to do, and why."""
+    any_of_k = pass_rates(row)[1]
+    k, follows = row["samples"], row["teacher"] or row["agree"] >= FOLLOWS
+    points = f"{100 * gain.value:+.1f} points are expected, a loss has a probability of {gain.loss:.0%}"
+    if row["drift"] > FAR:
+        return (
+            DO_NOT,
+            f"{row['tried']} steps make a completion {row['drift']:.1f} nats less likely: the rate is too large",
+        )
+    if row["unread"] > UNREAD and any_of_k < RARELY:
+        return SFT, f"{row['unread']:.0%} of the completions have no answer that can be read"
+    if not follows and any_of_k >= RARELY:
+        return (
+            DO_NOT,
+            f"advantages hardly follow correctness (correlation {row['agree']:.2f}): the rewards pay for something else",
+        )
+    if gain.value >= WORTH and gain.loss <= RISK:
+        if any_of_k < RARELY and not row["teacher"]:
+            return TEACHER, f"only {any_of_k:.0%} of the problems are right in one of {k} samples; {points}"
+        return TRAIN, points
+    if any_of_k < RARELY:
+        return SFT, f"only {any_of_k:.0%} of the problems are right in one of {k} samples; {points}"
+    if abs(row["drift"]) < STILL:
+        return (
+            DO_NOT,
+            f"{row['tried']} steps hardly move the policy ({row['drift']:.4f} nats a completion): the rate is too small",
+        )
+    return DO_NOT, points
+
+
+def plateau(model: Fitted, row: Row) -> Gain:
+    """Return the gain of a run that is continued without end."""
+    return model.forecast(row, work=LONG)
+
+
+def steps_to_most(row: Row) -> int:
+    """Return the step at which nine tenths of the run's own trend are reached, at an even rate."""
+    whole = features(row)[0]
+    steps = int(row["steps"])
+    for step in range(1, steps):
+        if abs(features(row, work=row["work"] * step / steps)[0]) >= MOST_OF_IT * abs(whole):
+            return step
+    return steps
+
+
+def nearest(rows: Sequence[Row], row: Row, count: int = 3) -> list[Mapping[str, Any]]:
+    """Return the finished runs whose numbers before were most like these."""
+
+    def place(one: Row) -> np.ndarray[Any, Any]:
+        return np.array([*pass_rates(one), *features(one), math.log10(one["parameters"]) / 3])
+
+    here = place(row)
+    size = np.std([place(one) for one in rows], axis=0) + 1e-9
+    return sorted(rows, key=lambda one: float(np.sum(((place(one) - here) / size) ** 2)))[:count]
