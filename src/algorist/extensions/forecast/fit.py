@@ -51,7 +51,7 @@ def features(row: Row, work: float | None = None) -> Floats:
 
 
 def without_trial(row: Row, work: float | None = None) -> Floats:
-    """Return what lies between pass@1 and pass@k, times the agreement of advantage and correctness: known before a step is tried (1,)."""
+    """Return the gap between pass@1 and pass@k, times the agreement of advantage and correctness: known before a step is tried (1,)."""
     once, any_of_k = pass_rates(row)
     return np.array([row["agree"] * row["useful"] * (any_of_k - once)])
 

@@ -77,7 +77,7 @@ def errors_of(rows: Sequence[Row]) -> Errors:
 
 
 def verdict(row: Row, gain: Gain) -> tuple[str, str]:
-    """Return what to do, and why."""
+    """Return the advice in words, and its reason."""
     any_of_k = pass_rates(row)[1]
     k, follows = row["samples"], row["teacher"] or row["agree"] >= FOLLOWS
     points = f"{100 * gain.value:+.1f} points are expected, a loss has a probability of {gain.loss:.0%}"
