@@ -50,7 +50,19 @@ class Odds(vf.Taskset):
 class Boxes(vf.Taskset):
     def load(self): return [Boxed(vf.TaskData(prompt="?"), None)]
 
-__all__ = ["NAME"]
+class Game(vf.Env):
+    async def run(self, task, agents): ...
+
+class Searched(vf.Task):
+    toolsets = classmethod(lambda cls, config: [Game()])
+
+class Searches(vf.Taskset):
+    def load(self): return [Searched(vf.TaskData(prompt="?"), None)]
+
+class Silents(vf.Taskset):
+    def load(self): return [Odd(vf.TaskData(prompt=""), None)]
+
+__all__ = [NAME]
 """
 
 
@@ -59,8 +71,10 @@ def folder(tmp_path: Path) -> Path:
     """A folder with the stand-in and tasksets for it."""
     shutil.copytree(STANDIN, tmp_path / "sets")
     shutil.copy(EXAMPLES / "verifiers_taskset.py", tmp_path / "sets")
-    for name in ("Odds", "Boxes"):
-        (tmp_path / "sets" / f"{name.lower()}.py").write_text(ODD.replace("NAME", name))
+    for name in ("Odds", "Boxes", "Searches", "Silents", "Odds, Game"):
+        file = name.lower().replace(", ", "_")
+        names = ", ".join(f'"{each}"' for each in name.split(", "))
+        (tmp_path / "sets" / f"{file}.py").write_text(ODD.replace("NAME", names))
     return tmp_path / "sets"
 
 
@@ -115,6 +129,9 @@ def test_what_a_taskset_does_ends_nothing_here(folder: Path, monkeypatch: pytest
     ("name", "params", "message"),
     [
         ("boxes", {}, "pays what only its own server can: tested asks for a runtime"),
+        ("odds_game", {}, "pays what only its own server can: Game asks for turns of its own"),
+        ("silents", {}, "SingleAgentEnv asks for turns of its own"),
+        ("searches", {}, "Game asks for tool servers"),
         ("nothing", {}, "No module named 'nothing'"),
         ("odds", {"python": "/nowhere/python"}, r"/nowhere/python does not exist.*install=true"),
         ("odds", {"config": {"sze": 1}}, "unexpected keyword argument 'sze'"),

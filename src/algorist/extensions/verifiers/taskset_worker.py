@@ -31,19 +31,26 @@ class Taskset:
         made = vf.load_taskset(vf.taskset_config_type(name)(id=name, **config))
         self.tasks = list(itertools.islice(made, count))
         for task in self.tasks[:1]:
-            if lacking := self._needs(task):
+            if lacking := self._needs(task, made, vf.environment_class(name)):
                 raise ValueError(f"{name} pays what only its own server can: {lacking}")
 
-    @staticmethod
-    def _needs(task: Any) -> str:
-        """Name what a finished text cannot be scored without; empty for nothing."""
+    def _needs(self, task: Any, made: Any, environment: type) -> str:
+        """Name what one finished text cannot be scored without; empty for nothing."""
         hooks = {
             function.__name__: inspect.signature(function).parameters.get("runtime")
             for function in task.hooks("reward")
         }
         runtime = [name for name, asks in hooks.items() if asks and asks.default is inspect.Parameter.empty]
         judges = [judge.reward_name for judge in task.plugged_judges()]
+        turns = [environment.__name__] * (
+            environment is not self.vf.SingleAgentEnv or not task.data.prompt_text
+        )
+        servers = [*made.toolsets(made.config), *task.toolsets(task.config)]
+        images = not isinstance(task.data.prompt, str) and "image_url" in repr(task.data.prompt)
         needs = {
+            "turns of its own": turns,
+            "tool servers": [type(server).__name__ for server in servers],
+            "images": [type(task).__name__] * images,
             "a runtime": runtime,
             "a judge": judges,
             "a container": [type(task).__name__] * task.NEEDS_CONTAINER,

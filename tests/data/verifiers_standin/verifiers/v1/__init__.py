@@ -48,7 +48,23 @@ def load_taskset(config: TasksetConfig) -> Any:
     return getattr(module, module.__all__[0])(config)
 
 
+class Env(Generic):
+    pass
+
+
+class SingleAgentEnv(Env):
+    pass
+
+
+def environment_class(name: str) -> type:
+    module = importlib.import_module(name)
+    classes = [getattr(module, exported) for exported in module.__all__]
+    return next((entry for entry in classes if issubclass(entry, Env)), SingleAgentEnv)
+
+
 class Taskset(Generic):
+    toolsets = classmethod(lambda cls, config: [])
+
     def __init__(self, config: TasksetConfig) -> None:
         self.config = config
 
@@ -84,9 +100,10 @@ def reward(weight: float = 1.0) -> Any:
 
 class Task(Generic):
     NEEDS_CONTAINER = False
+    toolsets = classmethod(lambda cls, config: [])
 
     def __init__(self, data: TaskData, config: Any = None) -> None:
-        self.data, self.key = data, f"{abs(hash(data.prompt)):064x}"
+        self.data, self.config, self.key = data, config, f"{abs(hash(data.prompt)):064x}"
 
     def plugged_judges(self) -> list[Any]:
         return []
