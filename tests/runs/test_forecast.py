@@ -76,7 +76,7 @@ def row(chance: np.random.Generator) -> dict[str, Any]:
     shift = float(chance.uniform(-0.5, 1) * spread / 5)
     gain = 4 * shift + float(chance.normal(0, 0.1 * np.sqrt(spread)))
     return {
-        "right": right.tolist(), "right_after": right.tolist(), "samples": 8, "shift": shift, "work": 5.0, "drift": 0.3,
+        "right": right.tolist(), "right_after": right.tolist(), "samples": 8, "shift": shift, "work": 5.0, "drift": 0.3, "tokens": 20,
         "agree": 0.9, "useful": 0.8, "gain": [gain, gain, gain],
     }  # fmt: skip
 

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from algorist.evaluation.estimators import pass_at_k
+from algorist.evaluation.estimators import pass_at_k, share_interval
 
 COVERAGE = 0.9
 RIDGE = 1.0
 """Penalty of the weight of a feature in units of its size, as one more run that says it is 0."""
-FLOOR = 0.02
+FLOOR = 0.1
 """Spread of a gain where nothing can be learned: what an evaluation's own error leaves."""
-MOVES, RUINS = 3.0, 100.0
-"""Nats by which a completion's log-prob falls over a run that makes use of what it can learn, and over one that ruins the policy."""
+MOVES, RUINS = 0.1, 3.0
+"""Nats by which the log-prob of a sampled token falls over a run that makes use of what it can learn, and over one that ruins the policy."""
 Row = Mapping[str, Any]
 Floats = NDArray[np.float64]
 
@@ -45,7 +45,7 @@ def features(row: Row, work: float | None = None) -> Floats:
     work = work or row["work"]
     trend = saturating(row["shift"] * work, any_of_k - once, once)
     tried = float(np.mean(row["right_after"])) / row["samples"] - once
-    path = max(0.0, row["drift"]) * work
+    path = max(0.0, row["drift"]) / row["tokens"] * work
     spread = without_trial(row)[0] * -math.expm1(-path / MOVES)
     return np.array([trend, tried, spread, once * math.expm1(-path / RUINS)])
 
@@ -110,13 +110,15 @@ class Fitted:
 
     def forecast(self, row: Row, work: float | None = None) -> Gain:
         """Return the gain to expect of a run; ``work`` in place of the row's for a longer one."""
-        once = pass_rates(row)[0]
         x, spread = self._features(row, work), scale(row)
         centres = self._without @ x
-        draws = np.sort(centres + spread * self._residuals)
+        draws = centres + spread * self._residuals
         wide = np.abs(self._residuals) * spread
         rank = math.ceil(COVERAGE * (len(wide) + 1)) - 1
         high = np.sort(centres + wide)[min(rank, len(wide) - 1)]
         low = np.sort(centres - wide)[max(0, len(wide) - 1 - rank)]
-        value, low, high = (float(np.clip(share, -once, 1 - once)) for share in (self.weights @ x, low, high))
+        start = share_interval([count / row["samples"] for count in row["right"]])
+        value, low, high = (
+            float(np.clip(share, -start.high, 1 - start.low)) for share in (self.weights @ x, low, high)
+        )
         return Gain(value, low, high, loss=float(np.mean(draws < 0)))

@@ -172,7 +172,7 @@ def _rows(f: Forecast) -> Iterator[tuple[str, str]]:
     yield (
         "trial",
         f"{m['tried']} of {m['steps']} steps: {m['useful']:.0%} of the groups useful; correlation of advantage and correctness "
-        f"{m['agree']:.2f}; pass@1 {_points(m['shift'])} points by importance weights; drift {m['drift']:.2f} nats a completion",
+        f"{m['agree']:.2f}; pass@1 {_points(m['shift'])} points by importance weights; drift {m['drift'] / m['tokens']:.3f} nats a token",
     )
     low, high = _points(f.gain["low"]), _points(f.gain["high"])
     yield (

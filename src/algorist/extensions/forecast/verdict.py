@@ -13,18 +13,14 @@ import numpy as np
 from algorist.extensions.forecast.fit import Fitted, Gain, Row, features, pass_rates
 
 TRAIN, SFT, TEACHER, DO_NOT = "train", "SFT first", "a teacher pays more", "do not train this"
-WORTH = 0.01
-"""Gain below which hours are not worth it."""
-RISK = 0.3
-"""Probability of a loss from which a run is warned of."""
-FAR = 5.0
-"""Nats by which a completion's log-prob falls in the trial of a rate that is too large."""
-STILL = 0.01
+FAR = 0.12
+"""Nats by which a sampled token's log-prob falls in the trial of a rate that is too large."""
+STILL = 0.0003
 """Nats below which a trial has not moved the policy."""
 FOLLOWS = 0.2
 """Correlation below which advantages do not follow correctness."""
-RARELY = 0.3
-"""pass@k below which most problems offer nothing to reinforce."""
+NEVER, RARELY = 0.1, 0.3
+"""pass@k below which there is nothing to reinforce, and below which most problems offer nothing."""
 UNREAD = 0.5
 """Share of unreadable answers from which the form comes first."""
 LONG = 1e6
@@ -81,30 +77,30 @@ def verdict(row: Row, gain: Gain) -> tuple[str, str]:
     any_of_k = pass_rates(row)[1]
     k, follows = row["samples"], row["teacher"] or row["agree"] >= FOLLOWS
     points = f"{100 * gain.value:+.1f} points are expected, a loss has a probability of {gain.loss:.0%}"
-    if row["drift"] > FAR:
+    drift = row["drift"] / row["tokens"]
+    rarely = f"only {any_of_k:.0%} of the problems are right in one of {k} samples; {points}"
+    if drift > FAR:
         return (
             DO_NOT,
-            f"{row['tried']} steps make a completion {row['drift']:.1f} nats less likely: the rate is too large",
+            f"{row['tried']} steps make a sampled token {drift:.2f} nats less likely: the rate is too large",
         )
     if row["unread"] > UNREAD and any_of_k < RARELY:
         return SFT, f"{row['unread']:.0%} of the completions have no answer that can be read"
-    if not follows and any_of_k >= RARELY:
+    if not follows and any_of_k >= NEVER:
         return (
             DO_NOT,
             f"advantages hardly follow correctness (correlation {row['agree']:.2f}): the rewards pay for something else",
         )
-    if gain.value >= WORTH and gain.loss <= RISK:
-        if any_of_k < RARELY and not row["teacher"]:
-            return TEACHER, f"only {any_of_k:.0%} of the problems are right in one of {k} samples; {points}"
-        return TRAIN, points
-    if any_of_k < RARELY:
-        return SFT, f"only {any_of_k:.0%} of the problems are right in one of {k} samples; {points}"
-    if abs(row["drift"]) < STILL:
+    if any_of_k < (NEVER if gain.value > 0 else RARELY):
+        return SFT, rarely
+    if abs(drift) < STILL:
         return (
             DO_NOT,
-            f"{row['tried']} steps hardly move the policy ({row['drift']:.4f} nats a completion): the rate is too small",
+            f"{row['tried']} steps hardly move the policy ({drift:.5f} nats a token): the rate is too small",
         )
-    return DO_NOT, points
+    if gain.value <= 0:
+        return DO_NOT, points
+    return (TEACHER, rarely) if any_of_k < RARELY and not row["teacher"] else (TRAIN, points)
 
 
 def plateau(model: Fitted, row: Row) -> Gain:
