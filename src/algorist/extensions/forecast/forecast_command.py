@@ -62,6 +62,7 @@ def forecast(
     problems: Annotated[int, typer.Option(min=4)] = 48,
     samples: Annotated[int, typer.Option(min=2)] = 8,
     minutes: Annotated[float, typer.Option(min=0.1)] = 4.0,
+    table: Path | None = None,
     add: Path | None = None,
     as_json: bool = False,
 ) -> Forecast:
@@ -73,6 +74,7 @@ def forecast(
         problems: Held-out problems to sample, at most.
         samples: Completions of each.
         minutes: How long sampling and trial may take once the model is loaded, about.
+        table: Further finished runs to learn from: rows that --add wrote.
         add: Append the run, which is finished, with its gain as a row to this table (JSONL).
 
     Example: algorist forecast quickstart --model runs/quickstart/sft/final · Next: algorist run RECIPE, or the line that it names
@@ -110,7 +112,8 @@ def forecast(
         with add.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
     sft = loaded.sft.enabled and start is None
-    return _forecast(before.as_dict(), read_table(), happened, sft=sft)
+    rows = read_table() + (read_table(table) if table else [])
+    return _forecast(before.as_dict(), rows, happened, sft=sft)
 
 
 def _what(name: str, overrides: list[str] | None, model: str | None) -> tuple[Recipe, Path | str | None]:
@@ -127,7 +130,7 @@ def _forecast(
     row: dict[str, Any], table: list[dict[str, Any]], happened: list[float] | None, *, sft: bool
 ) -> Forecast:
     from algorist.extensions.forecast.fit import Fitted
-    from algorist.extensions.forecast.verdict import SFT, errors_of, nearest, plateau, steps_to_most, verdict
+    from algorist.extensions.forecast.verdict import LONG, SFT, errors_of, nearest, steps_to_most, verdict
 
     fitted = Fitted(table)
     gain = fitted.forecast(row)
@@ -138,13 +141,13 @@ def _forecast(
     if row["parameters"] > FAR_FROM * max(one["parameters"] for one in table):
         remarks.append(
             f"no finished run of the table has a model of this size ({row['parameters'] / 1e6:.0f} M parameters): interval and errors "
-            "are those of smaller ones; your own finished runs: algorist forecast RUN --add FILE"
+            "are those of smaller ones; your own runs teach it: algorist forecast RUN --add FILE, then --table FILE"
         )
     like = [{key: one[key] for key in ("name", "start", "gain")} for one in nearest(table, row)]
     return Forecast(
         word,
         why,
-        {**asdict(gain), "plateau": plateau(fitted, row).value},
+        {**asdict(gain), "plateau": fitted.forecast(row, LONG).value},
         {"seconds": row["steps"] * row["seconds_per_step"], "most_after": steps_to_most(row)},
         row,
         asdict(errors_of(table)),

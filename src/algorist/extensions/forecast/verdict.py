@@ -13,8 +13,10 @@ import numpy as np
 from algorist.extensions.forecast.fit import Fitted, Gain, Row, features, pass_rates
 
 TRAIN, SFT, TEACHER, DO_NOT = "train", "SFT first", "a teacher pays more", "do not train this"
-FAR = 0.12
-"""Nats by which a sampled token's log-prob falls in the trial of a rate that is too large."""
+WORTH = 0.01
+"""Gain below which hours are not worth it."""
+FAR, RUIN = 0.12, 0.5
+"""Nats by which a sampled token's log-prob falls in the trial of a rate that is too large where no gain is expected, and of any."""
 STILL = 0.0003
 """Nats below which a trial has not moved the policy."""
 FOLLOWS = 0.2
@@ -79,7 +81,7 @@ def verdict(row: Row, gain: Gain) -> tuple[str, str]:
     points = f"{100 * gain.value:+.1f} points are expected, a loss has a probability of {gain.loss:.0%}"
     drift = row["drift"] / row["tokens"]
     rarely = f"only {any_of_k:.0%} of the problems are right in one of {k} samples; {points}"
-    if drift > FAR:
+    if drift > (FAR if gain.value < WORTH else RUIN):
         return (
             DO_NOT,
             f"{row['tried']} steps make a sampled token {drift:.2f} nats less likely: the rate is too large",
@@ -91,21 +93,16 @@ def verdict(row: Row, gain: Gain) -> tuple[str, str]:
             DO_NOT,
             f"advantages hardly follow correctness (correlation {row['agree']:.2f}): the rewards pay for something else",
         )
-    if any_of_k < (NEVER if gain.value > 0 else RARELY):
+    if any_of_k < (NEVER if gain.value >= WORTH else RARELY):
         return SFT, rarely
     if abs(drift) < STILL:
         return (
             DO_NOT,
             f"{row['tried']} steps hardly move the policy ({drift:.5f} nats a token): the rate is too small",
         )
-    if gain.value <= 0:
+    if gain.value < WORTH:
         return DO_NOT, points
     return (TEACHER, rarely) if any_of_k < RARELY and not row["teacher"] else (TRAIN, points)
-
-
-def plateau(model: Fitted, row: Row) -> Gain:
-    """Return the gain of a run that is continued without end."""
-    return model.forecast(row, work=LONG)
 
 
 def steps_to_most(row: Row) -> int:
