@@ -15,6 +15,7 @@ import argparse
 import gc
 import json
 import random
+import re
 import shutil
 import sys
 import time
@@ -167,6 +168,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--runs", type=int, default=80)
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--match", default="", help="a regular expression: only runs whose name it is in")
     parser.add_argument("--minutes", type=float, default=60)
     options = parser.parse_args()
     folder, ends = options.out.resolve(), time.monotonic() + 60 * options.minutes
@@ -178,7 +180,7 @@ def main() -> None:
     sums(folder / "test.jsonl", 160, 3, test=True)
     for number in range(options.first, options.first + options.runs):
         name, task, recipe, lines = draw(number, folder)
-        if name in done or time.monotonic() > ends:
+        if name in done or not re.search(options.match, name) or time.monotonic() > ends:
             continue
         starts(folder, task)
         began = time.monotonic()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from algorist.evaluation.estimators import pass_at_k, share_interval
 
-COVERAGE = 0.9
+COVERAGE, A_POINT = 0.9, 0.01
 RIDGE = 1.0
 """Penalty of the weight of a feature in units of its size, as one more run that says it is 0."""
 FLOOR = 0.1
@@ -64,7 +64,7 @@ def scale(row: Row) -> float:
 
 @dataclass(frozen=True)
 class Gain:
-    """A forecast gain, in shares: the expected one, its 90 % interval, and the probability that the run loses."""
+    """A forecast gain, in shares: the expected one, its 90 % interval, and the probability that the run loses a point or more."""
 
     value: float
     low: float
@@ -98,8 +98,7 @@ class Fitted:
         """
         x, y = self._x[of] / self._spread[of, None], self._y[of] / self._spread[of]
         size = np.sqrt(np.mean(x**2, axis=0)) + 1e-9
-        weights, z = np.zeros(x.shape[1]), x / size
-        used = np.ones(x.shape[1], dtype=bool)
+        weights, used, z = np.zeros(x.shape[1]), np.ones(x.shape[1], dtype=bool), x / size
         while used.any():
             part = z[:, used]
             weights[used] = np.linalg.solve(part.T @ part + RIDGE * np.eye(part.shape[1]), part.T @ y)
@@ -121,4 +120,4 @@ class Fitted:
         value, low, high = (
             float(np.clip(share, -start.high, 1 - start.low)) for share in (self.weights @ x, low, high)
         )
-        return Gain(value, low, high, loss=float(np.mean(draws < 0)))
+        return Gain(value, low, high, loss=float(np.mean(draws < -A_POINT)))

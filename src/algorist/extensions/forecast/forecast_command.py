@@ -180,7 +180,7 @@ def _rows(f: Forecast) -> Iterator[tuple[str, str]]:
     low, high = _points(f.gain["low"]), _points(f.gain["high"])
     yield (
         "expected gain",
-        f"{_points(f.gain['value'])} points [{low}, {high}] of pass@1 in {m['steps']} steps (90 %); a loss: {f.gain['loss']:.0%}",
+        f"{_points(f.gain['value'])} points [{low}, {high}] of pass@1 in {m['steps']} steps (90 %); losing a point: {f.gain['loss']:.0%}",
     )
     yield "plateau", f"about {_points(f.gain['plateau'])} points"
     yield (

@@ -78,7 +78,7 @@ def verdict(row: Row, gain: Gain) -> tuple[str, str]:
     """Return the advice in words, and its reason."""
     any_of_k = pass_rates(row)[1]
     k, follows = row["samples"], row["teacher"] or row["agree"] >= FOLLOWS
-    points = f"{100 * gain.value:+.1f} points are expected, a loss has a probability of {gain.loss:.0%}"
+    points = f"{100 * gain.value:+.1f} points are expected, the probability of losing one is {gain.loss:.0%}"
     drift = row["drift"] / row["tokens"]
     rarely = f"only {any_of_k:.0%} of the problems are right in one of {k} samples; {points}"
     if drift > (FAR if gain.value < WORTH else RUIN):
