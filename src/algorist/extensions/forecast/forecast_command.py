@@ -196,7 +196,7 @@ def _rows(f: Forecast) -> Iterator[tuple[str, str]]:
         yield "" if place else "similar runs", text
     yield (
         "errors",
-        f"fitted to {errors['fitted']} runs, on {errors['sealed']} sealed ones: {errors['covered']:.0%} of the intervals held, "
+        f"fitted to {errors['fitted']} runs, on {errors['sealed']} sealed: {errors['covered']:.0%} of the intervals held, "
         f"off by {100 * errors['off']:.1f} points (median); warned of {errors['warned']} of {errors['lost']} that lost, "
         f"of {errors['alarms']} of {errors['healthy']} that gained",
     )

@@ -164,10 +164,9 @@ def _measure(
     held_out = fitting_problems(recipe.data.eval, data.held_out, plan.form, policy.tokenizer)[:problems]
     groups = _groups(Sampler(plan, policy), held_out, samples, 15 * minutes, say)
     before = _log_probs(plan, policy, groups)
-    say("training a few steps …")
+    say("training a few steps, then sampling the same problems again …")
     trial, steps, work = _try(plan, policy, time.monotonic() + 30 * minutes)
     moved = [after - first for after, first in zip(_log_probs(plan, policy, groups), before, strict=True)]
-    say("sampling the same problems again …")
     again = Sampler(plan, policy).draw([group.problem for group in groups], samples)
     flat = [rollout for group in groups for rollout in group.rollouts]
     right = [right_of(group) for group in groups]

@@ -78,27 +78,28 @@ def verdict(row: Row, gain: Gain) -> tuple[str, str]:
     """Return the advice in words, and its reason."""
     any_of_k = pass_rates(row)[1]
     k, follows = row["samples"], row["teacher"] or row["agree"] >= FOLLOWS
-    points = f"{100 * gain.value:+.1f} points are expected, the probability of losing one is {gain.loss:.0%}"
+    both = ", and the interval leaves gain and loss open" if gain.low < 0 < gain.high else ""
+    points = f"{100 * gain.value:+.1f} points are expected{both}"
     drift = row["drift"] / row["tokens"]
     rarely = f"only {any_of_k:.0%} of the problems are right in one of {k} samples; {points}"
     if drift > (FAR if gain.value < WORTH else RUIN):
         return (
             DO_NOT,
-            f"{row['tried']} steps make a sampled token {drift:.2f} nats less likely: the rate is too large",
+            f"{row['tried']} steps make a sampled token {drift:.2f} nats less likely: the rate is too large, try a fifth of it",
         )
     if row["unread"] > UNREAD and any_of_k < RARELY:
         return SFT, f"{row['unread']:.0%} of the completions have no answer that can be read"
     if not follows and any_of_k >= NEVER:
         return (
             DO_NOT,
-            f"advantages hardly follow correctness (correlation {row['agree']:.2f}): the rewards pay for something else",
+            f"advantages hardly follow correctness (correlation {row['agree']:.2f}): the rewards pay for something else: algorist rewards audit",
         )
     if any_of_k < (NEVER if gain.value >= WORTH else RARELY):
         return SFT, rarely
     if abs(drift) < STILL:
         return (
             DO_NOT,
-            f"{row['tried']} steps hardly move the policy ({drift:.5f} nats a token): the rate is too small",
+            f"{row['tried']} steps hardly move the policy ({drift:.5f} nats a token): the rate is too small, try ten times as much",
         )
     if gain.value < WORTH:
         return DO_NOT, points
