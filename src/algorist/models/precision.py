@@ -145,7 +145,7 @@ def mixed_precision(model: Any, device: torch.device) -> dict[str, bool]:
             "model.dtype=bfloat16"
         )
     # Bare bfloat16 needs no autocast: its products are bfloat16 anyway.
-    mixed = torch.float32 in trained and (on_gpu(device) or compute_dtype(model) != weight_dtype(model))
+    mixed = torch.float32 in trained  # an adapter's factors too, whose inputs would be copied to float32
     return {"bf16": mixed and compute == torch.bfloat16, "fp16": mixed and compute == torch.float16}
 
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from algorist.models.products import row_bucket, times_transposed, weight_gradient
 from algorist.training.head_tiles import TiledHead
 
-CHUNK_ELEMENTS = 8_000_000
-"""Logits of one chunk (32 MB in float32): large enough for the matrix product, small against the weights."""
+CHUNK_ELEMENTS = 32_000_000
+"""Logits of one chunk (64 MB in bfloat16): 208 rows of 152k words are multiplied 1.5 times as fast as 52 on an Intel Xeon with AMX."""
 CACHE_BYTES = 160_000_000
 """Probabilities kept for the backward pass; above it they are recomputed (one more product with the weights), and as many slopes
 are multiplied at once: each product is added to the gradient of the whole vocabulary."""
