@@ -19,7 +19,13 @@ from algorist.errors import ConfigError, EngineError
 from algorist.extensions.reference import Reference
 from algorist.extensions.vllm.engine import named_weights
 from algorist.models.load import load_policy, make_policy
-from algorist.models.precision import compute_dtype, mixed_precision, pick_precision, round_stochastically
+from algorist.models.precision import (
+    autocast_of,
+    compute_dtype,
+    mixed_precision,
+    pick_precision,
+    round_stochastically,
+)
 from algorist.rollouts import SamplingParams, make_engine
 from algorist.training.batch import Batch
 from algorist.training.log_probs import packed_log_probs
@@ -218,6 +224,18 @@ def test_types_on_a_gpu(
     trained = {str(p.dtype) for p in model.parameters() if p.requires_grad}
     assert trained == ({"torch.float32"} if "lora" in settings else {f"torch.{master}"})
     assert (bare_optimizer(model, GRPOSection()) is None) == (trained == {"torch.float32"})
+
+
+def test_an_adapter_on_a_bfloat16_base_copies_no_input_to_float32() -> None:
+    """Half a billion weights took 6.6 GB and 33 s for eight rows on an Intel Xeon with AMX, 4.9 GB and 26 s without the copies."""
+    settings = section(dtype="bfloat16", lora={"rank": 2})
+    model = make_policy(settings, device=CPU, seed=0, texts=TEXTS).model
+    width = model.config.intermediate_size
+    kept: list[torch.Tensor] = []
+    rows = Batch([[3, 4]], [[5, 6, 7]], [0], torch.zeros(1), torch.ones(1, 3, dtype=torch.bool))
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t), t)[1], lambda t: t):
+        packed_log_probs(model, rows, autocast=lambda: autocast_of(model, CPU))
+    assert {t.dtype for t in kept if t.shape[-1:] == (width,)} == {torch.bfloat16}
 
 
 @pytest.mark.parametrize("name", ["dtype", "compute_dtype"])
